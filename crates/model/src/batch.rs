@@ -1,0 +1,189 @@
+//! What goes into one model step and what comes out of it.
+//!
+//! A step is one flat, variable-length batch: all query tokens of all rows stand one after another, so a prefill chunk
+//! and decode rows share a step without padding. Nothing here knows about tch.
+
+use crate::sampler::SampleParams;
+use std::fmt;
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Row {
+    /// Small stable index of the sequence; it is the same in every step of the sequence's stay in the engine.
+    pub slot: u32,
+    /// Index of this row's first query token in [`StepBatch::tokens`].
+    pub query_start: u32,
+    /// Number of query tokens, at least 1. Rows cover `tokens` without gap or overlap, in order.
+    pub query_len: u32,
+    /// Sequence length in tokens after this step; the row's queries are the last `query_len` of them.
+    pub context_len: u32,
+    /// Tokens at positions below this are the client's prompt, the rest were generated (and may be fed again after a
+    /// preemption or a resume).
+    pub prompt_len: u32,
+    /// Index in [`StepBatch::blocks`] of this row's first block.
+    pub blocks_start: u32,
+    /// Number of blocks; they cover at least `context_len` tokens.
+    pub blocks_len: u32,
+    /// How to sample the next token, or `None` for a prefill chunk that is not the last.
+    pub sample: Option<SampleParams>,
+}
+
+impl Row {
+    /// The row's query tokens as a range over [`StepBatch::tokens`] and [`StepBatch::positions`].
+    pub fn query_range(&self) -> std::ops::Range<usize> {
+        self.query_start as usize..self.query_start as usize + self.query_len as usize
+    }
+
+    /// The row's block table as a range over [`StepBatch::blocks`].
+    pub fn block_range(&self) -> std::ops::Range<usize> {
+        self.blocks_start as usize..self.blocks_start as usize + self.blocks_len as usize
+    }
+
+    /// Whether this row computes prompt positions or recomputes dropped ones, as opposed to one decode token.
+    pub fn is_prefill(&self) -> bool {
+        self.query_len > 1 || self.context_len <= self.prompt_len
+    }
+}
+
+/// One step's input, borrowed from the engine's reused buffers.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBatch<'a> {
+    /// Query token ids of all rows, \[tokens\].
+    pub tokens: &'a [u32],
+    /// Position of each query token in its sequence, \[tokens\]: `context_len - query_len + i` for a row's i-th token.
+    pub positions: &'a [u32],
+    /// The rows, in the order of their tokens.
+    pub rows: &'a [Row],
+    /// Block tables of all rows; a row names its range.
+    pub blocks: &'a [u32],
+}
+
+/// The limits a batch is checked against.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    /// Longest sequence in tokens.
+    pub max_context: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// Block ids are below this.
+    pub block_count: u32,
+}
+
+impl StepBatch<'_> {
+    /// Checks every index in the batch against the limits. O(tokens + blocks), no allocation.
+    ///
+    /// # Errors
+    /// [`StepError::BadBatch`] names the first row at fault (or row 0 when the batch as a whole is malformed).
+    pub fn check(&self, limits: &BatchLimits) -> Result<(), StepError> {
+        let bad = |row: usize, reason: &'static str| Err(StepError::BadBatch { row, reason });
+        if self.positions.len() != self.tokens.len() {
+            return bad(0, "tokens and positions differ in length");
+        }
+        let mut next = 0usize;
+        for (index, row) in self.rows.iter().enumerate() {
+            if row.query_len == 0 {
+                return bad(index, "a row without query tokens");
+            }
+            if row.query_start as usize != next {
+                return bad(index, "rows do not cover the tokens in order");
+            }
+            next += row.query_len as usize;
+            if next > self.tokens.len() {
+                return bad(index, "query range past the end of the tokens");
+            }
+            if row.context_len < row.query_len {
+                return bad(index, "context shorter than the query");
+            }
+            if row.context_len > limits.max_context {
+                return bad(index, "context longer than the model allows");
+            }
+            let Some(blocks) = self.blocks.get(row.block_range()) else {
+                return bad(index, "block range past the end of the block tables");
+            };
+            if (blocks.len() as u64) * u64::from(limits.block_size) < u64::from(row.context_len) {
+                return bad(index, "block table does not cover the context");
+            }
+            if blocks.iter().any(|&block| block >= limits.block_count) {
+                return bad(index, "block id out of range");
+            }
+            let first = row.context_len - row.query_len;
+            let range = row.query_range();
+            if self.positions[range.clone()].iter().zip(first..).any(|(&have, want)| have != want) {
+                return bad(index, "positions do not end at the context length");
+            }
+            if self.tokens[range].iter().any(|&token| token >= limits.vocab_size) {
+                return bad(index, "token id out of the vocabulary");
+            }
+        }
+        if next != self.tokens.len() {
+            return bad(self.rows.len(), "tokens after the last row");
+        }
+        Ok(())
+    }
+}
+
+/// What one row of a step came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOutcome {
+    /// The sampled token.
+    Token(u32),
+    /// The row did not ask for a sample.
+    None,
+    /// The row's logits hold a NaN or an infinity; other rows are unaffected.
+    NonFinite,
+}
+
+/// A step's result, reused from step to step.
+#[derive(Debug, Default, Clone)]
+pub struct StepOutput {
+    /// One outcome per row, in row order.
+    pub rows: Vec<RowOutcome>,
+}
+
+impl StepOutput {
+    /// An output with room for `row_count` rows.
+    pub fn with_capacity(row_count: usize) -> Self {
+        Self { rows: Vec::with_capacity(row_count) }
+    }
+
+    /// The token sampled for `row`, if there is one.
+    pub fn token(&self, row: usize) -> Option<u32> {
+        match self.rows.get(row) {
+            Some(RowOutcome::Token(token)) => Some(*token),
+            Some(RowOutcome::None | RowOutcome::NonFinite) | None => None,
+        }
+    }
+}
+
+/// Why a step as a whole did not happen. The KV entries of the step's query tokens are then undefined; everything
+/// before them is intact, so the rows can be computed again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StepError {
+    /// The batch contradicts itself or the model's limits: a bug in the caller.
+    BadBatch {
+        /// Index of the row at fault.
+        row: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The tensor library or a kernel reported an error.
+    Backend {
+        /// The operation that failed.
+        operation: &'static str,
+        /// Its message.
+        message: String,
+    },
+}
+
+impl fmt::Display for StepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadBatch { row, reason } => write!(f, "malformed batch at row {row}: {reason}"),
+            Self::Backend { operation, message } => write!(f, "{operation} failed: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for StepError {}

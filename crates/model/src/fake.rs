@@ -1,0 +1,211 @@
+//! The deterministic fake model: the next token is a hash of the prompt and the token's index.
+//!
+//! It runs the whole system without libtorch and with a step time of one's choice. It keeps a real paged cache (one
+//! rolling hash per cached position), reads the prompt's hash back through the block table, and never sees the prompt in
+//! any other way. So a wrong block table, a reused block or a wrong prefix hit shows as wrong tokens, and a resumed,
+//! re-batched or prefix-cached request gives the same tokens as an undisturbed one.
+
+use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
+use crate::{Model, ModelInfo, WarmUp};
+use std::time::{Duration, Instant};
+
+/// The last stretch of a programmed step time is spun, because a sleep overshoots.
+const SPIN_US: u64 = 50;
+
+/// Programmed step time; zero means as fast as the code runs.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct FakeTiming {
+    /// Time of every step, microseconds.
+    pub step_us: f64,
+    /// Added for each query token of a prefill row, microseconds.
+    pub prefill_us_per_token: f64,
+}
+
+/// Shape of a fake model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FakeShape {
+    /// Number of token ids, at least 2.
+    pub vocab_size: u32,
+    /// Longest sequence in tokens.
+    pub max_context: u32,
+    /// End-of-sequence id; the fake never samples it.
+    pub eos: Option<u32>,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// KV blocks in the pool.
+    pub block_count: u32,
+}
+
+/// SplitMix64's finaliser: a good 64-bit mix.
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Hash of the empty sequence.
+const HASH_SEED: u64 = 0x0050_696e_696f_6e00;
+
+fn extend(hash: u64, token: u32) -> u64 {
+    mix(hash ^ u64::from(token).wrapping_mul(0xd6e8_feb8_6659_fd93))
+}
+
+fn token_of(prompt_hash: u64, index: u64, vocab: u32, eos: Option<u32>) -> u32 {
+    let draw = mix(prompt_hash ^ mix(index));
+    let scale = |choices: u32| ((u128::from(draw) * u128::from(choices)) >> 64) as u32;
+    match eos {
+        Some(eos) if eos < vocab && vocab > 1 => {
+            let token = scale(vocab - 1);
+            token + u32::from(token >= eos)
+        }
+        Some(_) | None => scale(vocab.max(1)),
+    }
+}
+
+/// The token that the fake model gives as the `index`-th generated token of a prompt: the oracle of serving tests.
+/// The result is below `vocab` and never `eos`. O(prompt).
+pub fn fake_token(prompt_ids: &[u32], index: u64, vocab: u32, eos: Option<u32>) -> u32 {
+    let prompt_hash = prompt_ids.iter().fold(HASH_SEED, |hash, &token| extend(hash, token));
+    token_of(prompt_hash, index, vocab, eos)
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct FakeModel {
+    info: ModelInfo,
+    timing: FakeTiming,
+    /// Rolling hash of the sequence up to and including each cached position, `[blocks, block_size]`.
+    cache: Vec<u64>,
+}
+
+impl FakeModel {
+    /// A fake model of this shape; the cache takes 8 bytes per token.
+    ///
+    /// # Panics
+    /// If the vocabulary has fewer than 2 ids or a size is zero: both come from checked configuration.
+    pub fn new(shape: FakeShape, timing: FakeTiming) -> Self {
+        assert!(
+            shape.vocab_size >= 2,
+            "a fake vocabulary needs two ids so that one is not the end of sequence"
+        );
+        assert!(shape.block_size > 0 && shape.block_count > 0, "the KV pool is not empty");
+        let tokens = shape.block_size as usize * shape.block_count as usize;
+        Self {
+            info: ModelInfo {
+                family: "fake",
+                dtype: "none",
+                max_context: shape.max_context,
+                vocab_size: shape.vocab_size,
+                eos: shape.eos,
+                block_size: shape.block_size,
+                block_count: shape.block_count,
+                kv_block_bytes: u64::from(shape.block_size) * 8,
+                weight_bytes: 0,
+            },
+            timing,
+            cache: vec![0; tokens],
+        }
+    }
+
+    fn limits(&self) -> BatchLimits {
+        self.info.batch_limits()
+    }
+
+    fn cache_index(&self, batch_blocks: &[u32], position: u32) -> usize {
+        let block = batch_blocks[(position / self.info.block_size) as usize];
+        block as usize * self.info.block_size as usize + (position % self.info.block_size) as usize
+    }
+
+    fn feed(&mut self, batch: &StepBatch<'_>) {
+        for row in batch.rows {
+            let blocks = &batch.blocks[row.block_range()];
+            let first = row.context_len - row.query_len;
+            let mut hash = match first.checked_sub(1) {
+                Some(last) => self.cache[self.cache_index(blocks, last)],
+                None => HASH_SEED,
+            };
+            for (&token, position) in batch.tokens[row.query_range()].iter().zip(first..) {
+                hash = extend(hash, token);
+                let index = self.cache_index(blocks, position);
+                self.cache[index] = hash;
+            }
+        }
+    }
+
+    fn next_token(&self, batch: &StepBatch<'_>, row: usize) -> u32 {
+        let row = &batch.rows[row];
+        let blocks = &batch.blocks[row.block_range()];
+        // A prompt of length 0, or one not fully fed yet, has no defined next token; both read as the fed prefix.
+        let prompt_len = row.prompt_len.min(row.context_len);
+        let prompt_hash = match prompt_len.checked_sub(1) {
+            Some(last) => self.cache[self.cache_index(blocks, last)],
+            None => HASH_SEED,
+        };
+        let index = u64::from(row.context_len - prompt_len);
+        token_of(prompt_hash, index, self.info.vocab_size, self.info.eos)
+    }
+
+    fn wait(&self, started: Instant, batch: &StepBatch<'_>) {
+        let prefill: u64 =
+            batch.rows.iter().filter(|row| row.is_prefill()).map(|row| u64::from(row.query_len)).sum();
+        let micros = self.timing.step_us + self.timing.prefill_us_per_token * prefill as f64;
+        // A time that is negative or not a number reads as none.
+        if micros > 0.0 {
+            sleep_until(started + Duration::from_nanos((micros * 1e3) as u64));
+        }
+    }
+}
+
+/// Sleeps, then spins the last [`SPIN_US`].
+fn sleep_until(deadline: Instant) {
+    let spin = Duration::from_micros(SPIN_US);
+    if let Some(sleep) =
+        deadline.checked_duration_since(Instant::now()).and_then(|left| left.checked_sub(spin))
+    {
+        std::thread::sleep(sleep);
+    }
+    while Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
+}
+
+impl Model for FakeModel {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
+        let started = Instant::now();
+        batch.check(&self.limits())?;
+        self.feed(batch);
+        out.rows.clear();
+        for (index, row) in batch.rows.iter().enumerate() {
+            out.rows.push(match row.sample {
+                Some(_) => RowOutcome::Token(self.next_token(batch, index)),
+                None => RowOutcome::None,
+            });
+        }
+        self.wait(started, batch);
+        Ok(())
+    }
+
+    /// One-hot rows: 1 at the token that `step` would give, 0 elsewhere.
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        batch.check(&self.limits())?;
+        self.feed(batch);
+        out.clear();
+        for (index, row) in batch.rows.iter().enumerate() {
+            if row.sample.is_some() {
+                let start = out.len();
+                out.resize(start + self.info.vocab_size as usize, 0.0);
+                out[start + self.next_token(batch, index) as usize] = 1.0;
+            }
+        }
+        Ok(())
+    }
+
+    fn warm_up(&mut self, _shapes: &WarmUp) -> Result<(), StepError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Models over Hugging Face folders, the sampler, and the deterministic fake.
+//!
+//! Start at [`Model`] (one step over a flat batch), [`load`] and [`StepBatch`]. [`FakeModel`] and the sampler need no
+//! libtorch; with the default feature `torch` off nothing here links it. This crate does not schedule, does not own
+//! requests and does not know the other processes.
+
+mod batch;
+mod config_json;
+mod fake;
+mod load;
+mod sampler;
+
+pub use batch::{BatchLimits, Row, RowOutcome, StepBatch, StepError, StepOutput};
+pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
+pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
+pub use pinion_ops::{AttentionKernel, LinearKind};
+pub use sampler::{SampleParams, Sampler};
+
+/// What the engine needs to know about a loaded model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// `"gpt2"` or `"fake"`.
+    pub family: &'static str,
+    /// Activation, weight and KV dtype: `"f32"`, `"bf16"`, or `"none"` for the fake.
+    pub dtype: &'static str,
+    /// Longest sequence in tokens, prompt and output together.
+    pub max_context: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// End-of-sequence id, if the model's config names one.
+    pub eos: Option<u32>,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// KV blocks in the pool; block ids are below this.
+    pub block_count: u32,
+    /// Bytes of one KV block over all layers.
+    pub kv_block_bytes: u64,
+    /// Bytes of the weights in memory.
+    pub weight_bytes: u64,
+}
+
+impl ModelInfo {
+    /// The limits that a batch for this model must keep.
+    pub fn batch_limits(&self) -> BatchLimits {
+        BatchLimits {
+            max_context: self.max_context,
+            vocab_size: self.vocab_size,
+            block_size: self.block_size,
+            block_count: self.block_count,
+        }
+    }
+}
+
+/// The largest shapes that the engine will send, for [`Model::warm_up`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WarmUp {
+    /// Most rows in a step.
+    pub max_rows: u32,
+    /// Most query tokens in a step.
+    pub max_tokens: u32,
+}
+
+/// One loaded model with its KV pool. A model is driven by one thread; it may use threads of its own inside a step.
+pub trait Model: Send {
+    /// Facts about the model, fixed at load.
+    fn info(&self) -> &ModelInfo;
+
+    /// Runs one step: writes the KV of every query token, attends, and samples for the rows that ask. `out.rows` gets
+    /// one outcome per row. A row's result does not depend on the other rows.
+    ///
+    /// # Errors
+    /// See [`StepError`]; a row with non-finite logits is an outcome, not an error.
+    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError>;
+
+    /// Like [`Model::step`] but instead of sampling writes the logits of the rows that have `sample`, one after another:
+    /// \[sampling rows, vocab_size\]. For tests and tools.
+    ///
+    /// # Errors
+    /// See [`StepError`].
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError>;
+
+    /// Runs representative shapes so that the first request meets warm caches and allocators. Overwrites KV blocks, so
+    /// it is called before any request is admitted.
+    ///
+    /// # Errors
+    /// See [`StepError`].
+    fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError>;
+}

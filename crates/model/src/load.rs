@@ -1,0 +1,188 @@
+//! From a folder and options to a [`Model`].
+
+use crate::config_json::ConfigJson;
+use crate::fake::{FakeModel, FakeShape, FakeTiming};
+use crate::{AttentionKernel, LinearKind, Model};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What computes the tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// The model in the folder, on libtorch (CPU).
+    #[default]
+    Torch,
+    /// The deterministic fake; takes vocabulary, context length and end-of-sequence id from the folder's config.json.
+    Fake,
+}
+
+/// Which dtype to compute in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DtypeChoice {
+    /// bf16 where the CPU has instructions for it, else f32. Never f16: on CPU it is many times slower than either.
+    #[default]
+    Auto,
+    /// IEEE single precision.
+    F32,
+    /// bfloat16; refused at load on a CPU without the instructions.
+    Bf16,
+}
+
+/// Size of the KV pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvSize {
+    /// A number of blocks.
+    Blocks(u32),
+    /// As many whole blocks as fit in this many bytes.
+    Bytes(u64),
+}
+
+/// Everything that [`load`] can be told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelOptions {
+    /// What computes the tokens.
+    pub backend: Backend,
+    /// Compute and KV dtype.
+    pub dtype: DtypeChoice,
+    /// Threads inside one step, at least 1.
+    pub threads: u32,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// Size of the KV pool.
+    pub kv: KvSize,
+    /// Plain or oneDNN-prepacked linears.
+    pub linear: LinearKind,
+    /// Vector kernels or their plain Rust twins.
+    pub attention: AttentionKernel,
+    /// Step time of the fake backend.
+    pub fake: FakeTiming,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            backend: Backend::Torch,
+            dtype: DtypeChoice::Auto,
+            threads: 1,
+            block_size: 16,
+            kv: KvSize::Blocks(1024),
+            linear: LinearKind::Packed,
+            attention: AttentionKernel::Vector,
+            fake: FakeTiming::default(),
+        }
+    }
+}
+
+/// Why a model could not be loaded. Each names the file at fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LoadError {
+    /// config.json is missing, malformed or describes something unsupported.
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The weight file is missing, truncated or malformed.
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// One tensor is missing or has a wrong shape or dtype.
+    Tensor {
+        /// The weight file.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The options ask for something that this build or machine cannot do.
+    Options {
+        /// What cannot be done, and what to ask for instead.
+        reason: String,
+    },
+    /// The tensor library or the system refused (memory, most often).
+    Backend {
+        /// What was being done.
+        operation: &'static str,
+        /// The message.
+        message: String,
+    },
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config { path, reason } | Self::Weights { path, reason } => {
+                write!(f, "{}: {reason}", path.display())
+            }
+            Self::Tensor { path, tensor, reason } => {
+                write!(f, "{}: tensor {tensor}: {reason}", path.display())
+            }
+            Self::Options { reason } => f.write_str(reason),
+            Self::Backend { operation, message } => write!(f, "{operation} failed: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+impl KvSize {
+    /// The number of blocks of `block_bytes` each.
+    pub(crate) fn block_count(self, block_bytes: u64) -> Result<u32, LoadError> {
+        let blocks = match self {
+            Self::Blocks(blocks) => u64::from(blocks),
+            Self::Bytes(bytes) => bytes / block_bytes.max(1),
+        };
+        match u32::try_from(blocks) {
+            Ok(blocks) if (1..=i32::MAX as u32).contains(&blocks) => Ok(blocks),
+            Ok(_) | Err(_) => Err(LoadError::Options {
+                reason: format!(
+                    "the KV pool would have {blocks} blocks of {block_bytes} bytes; expected 1 to 2^31 - 1"
+                ),
+            }),
+        }
+    }
+}
+
+/// Loads the model in `folder` (config.json, model.safetensors) and allocates and prefaults its KV pool.
+///
+/// # Errors
+/// See [`LoadError`]. Files are never trusted: damaged ones are errors, not panics.
+pub fn load(folder: &Path, options: &ModelOptions) -> Result<Box<dyn Model>, LoadError> {
+    if options.block_size == 0 || options.block_size > 1024 {
+        let reason = format!("block size {} is not in 1..=1024", options.block_size);
+        return Err(LoadError::Options { reason });
+    }
+    if options.threads == 0 {
+        return Err(LoadError::Options { reason: "the model needs at least 1 thread".into() });
+    }
+    let config = ConfigJson::read(folder)?;
+    match options.backend {
+        Backend::Fake => {
+            let Some(max_context) = config.max_context() else {
+                let path = folder.join("config.json");
+                return Err(LoadError::Config {
+                    path,
+                    reason: "no n_positions or max_position_embeddings".into(),
+                });
+            };
+            let shape = FakeShape {
+                vocab_size: config.vocab_size,
+                max_context,
+                eos: config.eos(),
+                block_size: options.block_size,
+                block_count: options.kv.block_count(u64::from(options.block_size) * 8)?,
+            };
+            Ok(Box::new(FakeModel::new(shape, options.fake)))
+        }
+        Backend::Torch => load_torch(folder, &config, options),
+    }
+}
+
+fn load_torch(_: &Path, _: &ConfigJson, _: &ModelOptions) -> Result<Box<dyn Model>, LoadError> {
+    Err(LoadError::Options { reason: "this build has no torch backend; use the fake one".into() })
+}

@@ -1,0 +1,228 @@
+//! From one row of logits to one token: greedy, temperature, top-k, top-p.
+//!
+//! The random draw depends on (seed, position) only, and every order used has one winner (higher logit first, then lower
+//! id), so a row draws the same token whichever batch it is in and however often it is computed again. All arithmetic is
+//! plain IEEE `f32`/`f64` in a fixed order: the same logits give the same token on every machine.
+
+use crate::batch::RowOutcome;
+
+/// How to sample one token. Mirrors the order of Hugging Face's `LogitsProcessorList` in `generation/utils.py`:
+/// temperature, then top-k, then top-p over what top-k left.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SampleParams {
+    /// Divides the logits; 0 (or anything not above 0) means greedy.
+    pub temperature: f32,
+    /// Keep the `top_k` likeliest tokens; 0 is off.
+    pub top_k: u32,
+    /// Keep the smallest likeliest set whose mass reaches this; 1 or more is off. The likeliest token is always kept.
+    pub top_p: f32,
+    /// The request's seed.
+    pub seed: u64,
+    /// Index of the token to generate within the request's output, from 0; not its position in the context.
+    pub position: u64,
+}
+
+impl SampleParams {
+    /// The likeliest token, ties to the lowest id.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, position: 0 };
+
+    fn is_greedy(&self) -> bool {
+        !(self.temperature > 0.0) || self.top_k == 1 || self.top_p <= 0.0
+    }
+}
+
+/// Weights below these shares of the largest are left out of the first candidate lists; 0 takes every token.
+const CANDIDATE_FLOORS: [f32; 3] = [1e-3, 1e-6, 0.0];
+
+/// Reused buffers of the sampler; one per model. No allocation once it has seen a vocabulary.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// exp((logit - max) / temperature) of each id.
+    weights: Vec<f32>,
+    /// Candidates as sortable keys, see [`key_of`].
+    keys: Vec<u64>,
+}
+
+impl Sampler {
+    /// A sampler with room for `vocab_size` logits.
+    pub fn new(vocab_size: usize) -> Self {
+        Self { weights: Vec::with_capacity(vocab_size), keys: Vec::with_capacity(vocab_size) }
+    }
+
+    /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or if
+    /// there are none. O(vocab); sorts only the candidates that top-k and top-p can reach.
+    pub fn sample(&mut self, logits: &[f32], params: &SampleParams) -> RowOutcome {
+        let Some(max) = finite_max(logits) else { return RowOutcome::NonFinite };
+        if params.is_greedy() {
+            let first = logits.iter().position(|&logit| logit == max);
+            return RowOutcome::Token(first.expect("the maximum is one of the logits") as u32);
+        }
+        self.weights.clear();
+        let inverse = 1.0 / params.temperature;
+        // exp of something below the smallest temperature's reach is 0 or 1, never a NaN: (l - max) <= 0 and the clamp in
+        // `exp_nonpositive` swallows -inf; 0 * inf is the one NaN and reads as the maximum's weight.
+        self.weights.extend(logits.iter().map(|&logit| exp_nonpositive(scaled(logit - max, inverse))));
+        let total = ordered_sum(&self.weights);
+        let draw = uniform(params.seed, params.position);
+
+        let top_k = match params.top_k as usize {
+            0 => logits.len(),
+            k => k.min(logits.len()),
+        };
+        if top_k == logits.len() && !(params.top_p < 1.0) {
+            return RowOutcome::Token(walk_all(&self.weights, draw * total));
+        }
+        self.collect_candidates(logits, top_k, f64::from(params.top_p), total);
+        RowOutcome::Token(self.walk_candidates(top_k, logits.len(), f64::from(params.top_p), total, draw))
+    }
+
+    /// Fills `keys` with the likeliest tokens, sorted, enough of them for `top_k` and `top_p`.
+    fn collect_candidates(&mut self, logits: &[f32], top_k: usize, top_p: f64, total: f64) {
+        let k_is_on = top_k < logits.len();
+        for floor in CANDIDATE_FLOORS {
+            self.keys.clear();
+            let mut mass = 0.0f64;
+            for (id, (&weight, &logit)) in self.weights.iter().zip(logits).enumerate() {
+                if weight >= floor {
+                    mass += f64::from(weight);
+                    self.keys.push(key_of(logit, id as u32));
+                }
+            }
+            // The margin keeps rounding from ending the list one token short of the nucleus.
+            let enough = if k_is_on { self.keys.len() >= top_k } else { mass > top_p * total * (1.0 + 1e-9) };
+            if enough {
+                break;
+            }
+        }
+        if k_is_on && self.keys.len() > top_k {
+            self.keys.select_nth_unstable(top_k - 1);
+            self.keys.truncate(top_k);
+        }
+        self.keys.sort_unstable();
+    }
+
+    fn walk_candidates(&self, top_k: usize, vocab: usize, top_p: f64, total: f64, draw: f64) -> u32 {
+        let weight_of = |key: u64| f64::from(self.weights[id_of(key) as usize]);
+        // Top-p acts on the distribution that top-k left.
+        let base: f64 = if top_k < vocab { self.keys.iter().map(|&key| weight_of(key)).sum() } else { total };
+        let mut kept = self.keys.len();
+        let mut mass = 0.0f64;
+        for (index, &key) in self.keys.iter().enumerate() {
+            mass += weight_of(key);
+            if top_p < 1.0 && mass >= top_p * base {
+                kept = index + 1;
+                break;
+            }
+        }
+        let target = draw * mass;
+        let mut passed = 0.0f64;
+        for &key in &self.keys[..kept] {
+            passed += weight_of(key);
+            if passed > target {
+                return id_of(key);
+            }
+        }
+        id_of(self.keys[kept - 1])
+    }
+}
+
+/// `difference` (at most 0) over the temperature, with 0 for 0 / 0.
+fn scaled(difference: f32, inverse: f32) -> f32 {
+    if difference == 0.0 { 0.0 } else { difference * inverse }
+}
+
+/// Walks the cumulative weights in id order up to `target`.
+fn walk_all(weights: &[f32], target: f64) -> u32 {
+    let mut passed = 0.0f64;
+    let mut last = 0;
+    for (id, &weight) in weights.iter().enumerate() {
+        if weight > 0.0 {
+            passed += f64::from(weight);
+            last = id;
+            if passed > target {
+                break;
+            }
+        }
+    }
+    last as u32
+}
+
+/// A key whose ascending order is: higher logit first, then lower id.
+fn key_of(logit: f32, id: u32) -> u64 {
+    // +0.0 folds the two zeros into one, so that they tie.
+    let bits = (logit + 0.0).to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
+    (u64::from(!ascending) << 32) | u64::from(id)
+}
+
+fn id_of(key: u64) -> u32 {
+    key as u32
+}
+
+/// The largest logit, or `None` if any is a NaN or an infinity or there are none. Written in lanes so that it vectorises.
+fn finite_max(logits: &[f32]) -> Option<f32> {
+    const LANES: usize = 16;
+    let mut max = [f32::NEG_INFINITY; LANES];
+    // x * 0 is 0 for a finite x and NaN for the others.
+    let mut poison = [0.0f32; LANES];
+    let chunks = logits.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    let mut visit = |lane: usize, logit: f32| {
+        max[lane] = if logit > max[lane] { logit } else { max[lane] };
+        poison[lane] += logit * 0.0;
+    };
+    for chunk in chunks {
+        for (lane, &logit) in chunk.iter().enumerate() {
+            visit(lane, logit);
+        }
+    }
+    for (lane, &logit) in rest.iter().enumerate() {
+        visit(lane, logit);
+    }
+    let finite = !logits.is_empty() && poison.iter().all(|&value| value == 0.0);
+    finite.then(|| max.into_iter().fold(f32::NEG_INFINITY, f32::max))
+}
+
+/// Sum in eight interleaved lanes: a fixed order, and quick.
+fn ordered_sum(values: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 8];
+    let chunks = values.chunks_exact(8);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(value);
+        }
+    }
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane += f64::from(value);
+    }
+    lanes.iter().sum()
+}
+
+/// exp(x) for x <= 0, relative error below 1e-6, exactly 1 at 0 and 0 below -87. Branch-free, so that it vectorises, and
+/// the same on every machine, which the platform's `expf` is not.
+fn exp_nonpositive(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
+    let clamped = if x > -87.0 { x } else { -87.0 };
+    let power = clamped * std::f32::consts::LOG2_E;
+    let shifted = power + ROUND;
+    let whole = shifted - ROUND;
+    // Taylor of 2^f = e^(f ln 2) on |f| <= 1/2.
+    let f = (power - whole) * std::f32::consts::LN_2;
+    let series =
+        1.0 + f * (1.0 + f * (0.5 + f * (1.0 / 6.0 + f * (1.0 / 24.0 + f * (1.0 / 120.0 + f / 720.0)))));
+    let scale = f32::from_bits(((shifted.to_bits() as i32 - ROUND.to_bits() as i32 + 127) as u32) << 23);
+    if x > -87.0 { series * scale } else { 0.0 }
+}
+
+/// The draw of a token: uniform in \[0, 1), a hash of (seed, position) and nothing else.
+pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
+    let mix = |mut x: u64| {
+        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    let bits = mix(mix(seed) ^ position.wrapping_mul(0xd6e8_feb8_6659_fd93));
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
