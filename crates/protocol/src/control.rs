@@ -1,0 +1,113 @@
+//! What the launcher and a role say to each other. Typed messages go over `ipc-channel`; descriptors go over
+//! a socket pair that the role finds as its standard input. Both are encoded with bincode.
+//!
+//! A role learns that something waits by one load: [`crate::status::Gauge::ControlSequence`] on its own
+//! status page counts what the launcher has sent.
+
+use crate::ids::Peer;
+use crate::status::Phase;
+use serde::{Deserialize, Serialize};
+
+/// One datagram on the descriptor socket. The descriptors that travel with it stand in the comment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Attach {
+    /// Who the role is; [config memfd]. Always first.
+    Hello {
+        /// The receiver.
+        me: Peer,
+        /// Epoch of this process: 1 at the first start, one more at each restart.
+        epoch: u32,
+        /// Must equal the role's own [`crate::layout_hash`].
+        layout_hash: u64,
+        /// Name of the one-shot `ipc-channel` server to connect to.
+        control_name: String,
+        /// The launcher's process id; a role whose parent is another exits.
+        launcher_pid: u32,
+    },
+    /// The role's own doorbell; [eventfd].
+    Doorbell,
+    /// The status page of `of`: writable for the role itself, and for frontends every other page to read;
+    /// [memfd].
+    Status {
+        /// Whose page.
+        of: Peer,
+    },
+    /// The slot table of a frontend; [memfd].
+    Slots {
+        /// Index of the frontend.
+        frontend: u16,
+        /// Epoch of that frontend's process.
+        epoch: u32,
+    },
+    /// A ring to read from; [ring memfd].
+    Inbox {
+        /// The writer.
+        from: Peer,
+        /// Epoch of the ring.
+        epoch: u32,
+    },
+    /// A ring to write to; [ring memfd, the reader's doorbell eventfd].
+    Outbox {
+        /// The reader.
+        to: Peer,
+        /// Epoch of the ring.
+        epoch: u32,
+    },
+    /// The listening socket, for frontends; [TCP socket].
+    Listener,
+    /// The set is complete; no descriptor.
+    Done,
+}
+
+/// Launcher → role.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToRole {
+    /// Finish what is in flight, take nothing new, then stop by yourself.
+    Drain {
+        /// CLOCK_MONOTONIC ns after which the launcher kills.
+        deadline_ns: u64,
+    },
+    /// Stop now.
+    Stop,
+    /// All roles are ready: the frontend may accept.
+    Open,
+    /// A peer died. New rings follow on the descriptor socket when its successor starts.
+    PeerLost {
+        /// Who.
+        peer: Peer,
+    },
+    /// The successor of a dead peer is ready.
+    PeerReady {
+        /// Who.
+        peer: Peer,
+    },
+}
+
+/// Role → launcher.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FromRole {
+    /// First message: who speaks.
+    Hello {
+        /// The sender.
+        me: Peer,
+        /// Its process id.
+        pid: u32,
+    },
+    /// The role can serve. `summary` is one line for the operator (model, dtype, blocks, cores).
+    Ready {
+        /// One line for the operator.
+        summary: String,
+    },
+    /// The role cannot start or go on; the launcher prints the reason and uses the exit code.
+    Failed {
+        /// What and why, in one line.
+        reason: String,
+        /// Exit code for the launcher (see docs/OPERATIONS.md).
+        exit_code: i32,
+    },
+    /// The role changed phase.
+    Phase {
+        /// To what.
+        phase: Phase,
+    },
+}

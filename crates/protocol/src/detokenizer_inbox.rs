@@ -1,0 +1,159 @@
+//! What a detokenizer receives: the opening of each stream from its frontend, and one record per step from
+//! the engine. The frontend publishes [`Open`] before it submits the request, so a detokenizer that drains
+//! its frontends before its engines always knows a stream before its first token.
+
+use crate::ids::RequestId;
+use crate::limits::{STEP_EVENTS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use crate::wire::{Cursor, Malformed, put, put_ids};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Record kinds of this inbox.
+pub mod kind {
+    /// [`super::Open`], from a frontend.
+    pub const OPEN: u16 = 1;
+    /// [`super::StepHeader`] and its [`super::TokenEvent`]s, from an engine.
+    pub const STEP: u16 = 2;
+}
+
+/// A stream begins.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Open {
+    /// Whose it is.
+    pub id: RequestId,
+    /// Strings that end the text; neither they nor what follows is sent.
+    pub stop: Vec<String>,
+    /// Ids generated before a restart; they seed the decode state and send no text.
+    pub resume: Vec<u32>,
+}
+
+impl Default for RequestId {
+    fn default() -> Self {
+        RequestId { frontend: 0, slot: 0, generation: 0 }
+    }
+}
+
+impl Open {
+    /// Replaces `out` by the record's payload; its kind is [`kind::OPEN`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        put(out, &self.id);
+        put_ids(out, &[self.stop.len() as u32, self.resume.len() as u32]);
+        for stop in &self.stop {
+            put_ids(out, &[stop.len() as u32]);
+            out.extend_from_slice(stop.as_bytes());
+        }
+        put_ids(out, &self.resume);
+    }
+
+    /// Checks and copies a record. Errors: too many or too long stop strings, lengths that do not add up.
+    pub fn decode(payload: &[u8]) -> Result<Open, Malformed> {
+        let mut cursor = Cursor(payload);
+        let id = cursor.take("open header")?;
+        let [stop_count, resume_len]: [u32; 2] = cursor.take("open header")?;
+        if stop_count as usize > STOP_STRINGS_MAX {
+            return Err(Malformed("stop string count"));
+        }
+        let mut stop = Vec::with_capacity(stop_count as usize);
+        for _ in 0..stop_count {
+            let len: u32 = cursor.take("stop string length")?;
+            if len == 0 || len as usize > STOP_STRING_BYTES_MAX {
+                return Err(Malformed("stop string length"));
+            }
+            stop.push(cursor.text(len as usize, "stop string")?.to_owned());
+        }
+        let resume = cursor.ids(resume_len as usize, "resume ids")?;
+        cursor.end("open tail")?;
+        Ok(Open { id, stop, resume })
+    }
+}
+
+/// Head of a step record: when it happened and how many events follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StepHeader {
+    /// Number of the engine's step.
+    pub step: u64,
+    /// CLOCK_MONOTONIC ns of the publish.
+    pub time_ns: u64,
+    /// [`TokenEvent`]s that follow.
+    pub event_count: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// The event carries a token.
+pub const EVENT_TOKEN: u32 = 1;
+/// No further event comes for this request; the detokenizer flushes its tail.
+pub const EVENT_LAST: u32 = 2;
+/// The token is the end-of-sequence token: it ends the text and shows nothing.
+pub const EVENT_EOS: u32 = 4;
+
+/// What one sequence got in one step: 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct TokenEvent {
+    /// Whose it is.
+    pub id: RequestId,
+    /// The token, if [`EVENT_TOKEN`] is set.
+    pub token: u32,
+    /// 0-based number of the token among the generated ones.
+    pub sequence: u32,
+    /// `EVENT_*` bits.
+    pub flags: u32,
+    /// Index of the step's logprob record; reserved until logprobs exist.
+    pub logprob_index: u32,
+}
+
+const _: () = assert!(size_of::<TokenEvent>() == 24 && size_of::<StepHeader>() == 24);
+
+/// Replaces `out` by a step record's payload; its kind is [`kind::STEP`]. No allocation once `out` has grown
+/// to its largest step.
+pub fn encode_step(out: &mut Vec<u8>, step: u64, time_ns: u64, events: &[TokenEvent]) {
+    out.clear();
+    put(out, &StepHeader { step, time_ns, event_count: events.len() as u32, reserved: 0 });
+    out.extend_from_slice(events.as_bytes());
+}
+
+/// Checks a step record and returns its head and its events one by one.
+pub fn decode_step(payload: &[u8]) -> Result<(StepHeader, impl Iterator<Item = TokenEvent> + '_), Malformed> {
+    let mut cursor = Cursor(payload);
+    let header: StepHeader = cursor.take("step header")?;
+    let count = header.event_count as usize;
+    if count > STEP_EVENTS_MAX || cursor.0.len() != count * size_of::<TokenEvent>() {
+        return Err(Malformed("step length"));
+    }
+    let events = cursor.0.chunks_exact(size_of::<TokenEvent>());
+    Ok((header, events.filter_map(|bytes| TokenEvent::read_from_bytes(bytes).ok())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_round_trips() {
+        let event = TokenEvent {
+            id: RequestId { frontend: 1, slot: 2, generation: 3 },
+            token: 4,
+            sequence: 5,
+            flags: EVENT_TOKEN | EVENT_LAST,
+            logprob_index: 0,
+        };
+        let mut bytes = Vec::new();
+        encode_step(&mut bytes, 6, 7, &[event; 3]);
+        let (header, events) = decode_step(&bytes).unwrap();
+        assert_eq!((header.step, header.time_ns), (6, 7));
+        assert_eq!(events.collect::<Vec<_>>(), vec![event; 3]);
+        assert!(decode_step(&bytes[..bytes.len() - 1]).is_err());
+    }
+
+    #[test]
+    fn an_opening_round_trips_and_refuses_an_empty_stop_string() {
+        let open = Open { stop: vec!["\n\n".into(), "終".into()], resume: vec![1], ..Open::default() };
+        let mut bytes = Vec::new();
+        open.encode(&mut bytes);
+        assert_eq!(Open::decode(&bytes), Ok(open));
+        Open { stop: vec![String::new()], ..Open::default() }.encode(&mut bytes);
+        assert!(Open::decode(&bytes).is_err());
+    }
+}

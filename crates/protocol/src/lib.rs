@@ -1,0 +1,28 @@
+//! The vocabulary every role shares: identities, limits, wire records and errors.
+//!
+//! It does no I/O, knows no shared memory and no sibling crate. Records are grouped by their
+//! *receiver*, one file per inbox ([`tokenizer_inbox`], [`engine_inbox`], [`detokenizer_inbox`],
+//! [`frontend_inbox`]); [`control`] is what the launcher and a role say to each other.
+//! Start reading at [`ids`], then the inbox of the role you care about.
+//!
+//! Wire structs are `repr(C)`, little-endian (the only byte order libtorch serves on), and are read by
+//! copy-then-check: a record comes out of a ring as owned bytes, `decode` checks every field, and only
+//! the checked value is used.
+
+pub mod control;
+pub mod detokenizer_inbox;
+pub mod engine_inbox;
+pub mod fault;
+pub mod frontend_inbox;
+pub mod ids;
+pub mod limits;
+pub mod names;
+pub mod sampling;
+pub mod status;
+pub mod tokenizer_inbox;
+mod wire;
+
+pub use fault::{Blame, Fault, FaultCode};
+pub use ids::{Peer, RequestId, Role};
+pub use sampling::Sampling;
+pub use wire::{Malformed, layout_hash};

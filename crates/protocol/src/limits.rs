@@ -1,0 +1,31 @@
+//! Every fixed limit, with its unit. What an operator may change lives in the config; what must hold for
+//! the records to make sense lives here.
+
+/// Processes of one role, at most.
+pub const PEERS_PER_ROLE_MAX: u16 = 16;
+/// Request slots of one frontend, at most (a slot index is 16 bits wide).
+pub const SLOTS_MAX: u32 = 32_768;
+/// Stages of the timeline kept in a slot.
+pub const STAGE_COUNT: usize = 16;
+/// Counters kept in a slot.
+pub const COUNTER_COUNT: usize = 8;
+/// Gauges on a status page.
+pub const GAUGE_COUNT: usize = 64;
+/// Stop strings of one request.
+pub const STOP_STRINGS_MAX: usize = 16;
+/// Bytes of one stop string.
+pub const STOP_STRING_BYTES_MAX: usize = 256;
+/// Sequences one engine step can carry.
+pub const STEP_EVENTS_MAX: usize = 1024;
+/// Largest vocabulary accepted from a model folder.
+pub const VOCAB_MAX: u32 = 1 << 20;
+/// Largest context accepted from a model folder, in tokens.
+pub const CONTEXT_MAX: u32 = 1 << 20;
+/// Temperatures above this only waste randomness.
+pub const TEMPERATURE_MAX: f32 = 100.0;
+/// Bytes of one chat template render or detail text in a rejection.
+pub const DETAIL_BYTES_MAX: usize = 512;
+/// Chat messages in one request.
+pub const MESSAGES_MAX: usize = 4096;
+/// Nesting of a JSON body.
+pub const JSON_DEPTH_MAX: usize = 32;

@@ -1,0 +1,85 @@
+//! Gauges on a role's status page: one shared page per process, written by that process, read by the
+//! launcher (heartbeat) and the frontends (metrics). The launcher's own page carries ring depths.
+
+/// A word on the status page of a spawned role. Words not listed for a role stay 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Gauge {
+    /// CLOCK_MONOTONIC ns of the role's last turn of its loop.
+    HeartbeatNs = 0,
+    /// [`Phase`] as a number.
+    Phase = 1,
+    /// Written by the *launcher*: number of control messages sent to the role so far.
+    ControlSequence = 2,
+    /// Records dropped because their generation or epoch was stale.
+    StaleRecords = 3,
+    /// Records that failed their check.
+    MalformedRecords = 4,
+    /// Times the role slept on its doorbell.
+    Sleeps = 5,
+    /// Engine: steps run.
+    Steps = 8,
+    /// Engine: KV blocks held by requests.
+    KvBlocksUsed = 9,
+    /// Engine: KV blocks in the pool.
+    KvBlocksTotal = 10,
+    /// Engine: requests in the running set.
+    RequestsRunning = 11,
+    /// Engine: requests admitted and not yet running.
+    RequestsWaiting = 12,
+    /// Engine: prompt tokens computed.
+    PromptTokens = 13,
+    /// Engine: tokens generated.
+    GeneratedTokens = 14,
+    /// Engine: requests finished, any reason.
+    RequestsFinished = 15,
+    /// Engine: preemptions.
+    Preemptions = 16,
+    /// Engine: age in ns of the oldest waiting request at the last step.
+    OldestWaitingNs = 17,
+    /// Engine: time of the last step in ns.
+    LastStepNs = 18,
+    /// Tokenizer: requests encoded.
+    Encoded = 24,
+    /// Detokenizer: text deltas sent.
+    Deltas = 32,
+    /// Detokenizer: decode states held.
+    DecodeStates = 33,
+}
+
+/// Life of a role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[repr(u64)]
+pub enum Phase {
+    /// Attaching and building.
+    Starting = 0,
+    /// In its loop.
+    Ready = 1,
+    /// Finishing what it has.
+    Draining = 2,
+    /// Out of its loop.
+    Stopped = 3,
+    /// Dead; the launcher is replacing it. Written by the launcher.
+    Restarting = 4,
+}
+
+impl Phase {
+    /// The phase with this number.
+    pub fn from_word(word: u64) -> Option<Phase> {
+        [Phase::Starting, Phase::Ready, Phase::Draining, Phase::Stopped, Phase::Restarting].get(word as usize).copied()
+    }
+}
+
+/// A word on the *launcher's* page, which every frontend may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum LauncherGauge {
+    /// CLOCK_MONOTONIC ns of the launcher's last turn.
+    HeartbeatNs = 0,
+    /// Restarts of any role since the start.
+    Restarts = 1,
+}
+
+/// First word of the ring depths on the launcher's page. Edge `i` of the topology's edge list has its used
+/// bytes at `EDGE_WORDS + 2 * i` and its capacity in bytes at `EDGE_WORDS + 2 * i + 1`.
+pub const EDGE_WORDS: usize = 64;

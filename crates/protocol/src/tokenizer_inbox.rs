@@ -1,0 +1,196 @@
+//! What a tokenizer receives, all of it from frontends.
+
+use crate::ids::RequestId;
+use crate::limits::DETAIL_BYTES_MAX;
+use crate::sampling::{Sampling, SamplingRecord};
+use crate::wire::{Cursor, Malformed, put, put_ids};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Record kinds of this inbox.
+pub mod kind {
+    /// [`super::Submit`].
+    pub const SUBMIT: u16 = 1;
+    /// [`super::Encode`].
+    pub const ENCODE: u16 = 2;
+    /// [`super::Decode`].
+    pub const DECODE: u16 = 3;
+}
+
+/// A prompt in the form the client gave it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Plain text, to be encoded.
+    Text(String),
+    /// A JSON array of `{role, content}` objects, already checked in shape; to be rendered and encoded.
+    Messages(String),
+    /// Token ids, already checked against the vocabulary; only their number is left to check.
+    Ids(Vec<u32>),
+}
+
+/// A generation request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Submit {
+    /// Whose it is.
+    pub id: RequestId,
+    /// How to draw.
+    pub sampling: Sampling,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Tokens already generated before a restart, to be continued from; normally empty.
+    pub resume: Vec<u32>,
+}
+
+/// `/tokenize`: encode and send the ids back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Encode {
+    /// Whose it is.
+    pub id: RequestId,
+    /// Text or messages.
+    pub prompt: Prompt,
+}
+
+/// `/detokenize`: decode and send the text back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decode {
+    /// Whose it is.
+    pub id: RequestId,
+    /// Ids, already checked against the vocabulary.
+    pub ids: Vec<u32>,
+}
+
+/// Everything that can arrive here.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenizerRecord {
+    /// A generation request.
+    Submit(Submit),
+    /// Encode only.
+    Encode(Encode),
+    /// Decode only.
+    Decode(Decode),
+}
+
+const FORM_TEXT: u32 = 0;
+const FORM_MESSAGES: u32 = 1;
+const FORM_IDS: u32 = 2;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    id: RequestId,
+    sampling: SamplingRecord,
+    form: u32,
+    /// Bytes for text and messages, ids for ids.
+    prompt_len: u32,
+    resume_len: u32,
+    reserved: u32,
+}
+
+fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: Sampling, prompt: &Prompt, resume: &[u32]) {
+    let (form, prompt_len) = match prompt {
+        Prompt::Text(text) => (FORM_TEXT, text.len()),
+        Prompt::Messages(json) => (FORM_MESSAGES, json.len()),
+        Prompt::Ids(ids) => (FORM_IDS, ids.len()),
+    };
+    let header = Header {
+        id,
+        sampling: sampling.into(),
+        form,
+        prompt_len: prompt_len as u32,
+        resume_len: resume.len() as u32,
+        reserved: 0,
+    };
+    put(out, &header);
+    match prompt {
+        Prompt::Text(text) | Prompt::Messages(text) => out.extend_from_slice(text.as_bytes()),
+        Prompt::Ids(ids) => put_ids(out, ids),
+    }
+    put_ids(out, resume);
+}
+
+impl Submit {
+    /// Replaces `out` by the record's payload; its kind is [`kind::SUBMIT`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        put_request(out, self.id, self.sampling, &self.prompt, &self.resume);
+    }
+}
+
+impl Encode {
+    /// Replaces `out` by the record's payload; its kind is [`kind::ENCODE`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        put_request(out, self.id, Sampling::default(), &self.prompt, &[]);
+    }
+}
+
+impl Decode {
+    /// Replaces `out` by the record's payload; its kind is [`kind::DECODE`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        put(out, &self.id);
+        put_ids(out, &self.ids);
+    }
+}
+
+impl TokenizerRecord {
+    /// Checks and copies a record. Errors: an unknown kind, a length that does not add up, text that is not
+    /// UTF-8, sampling out of range.
+    pub fn decode(record_kind: u16, payload: &[u8]) -> Result<TokenizerRecord, Malformed> {
+        let mut cursor = Cursor(payload);
+        match record_kind {
+            kind::SUBMIT | kind::ENCODE => {
+                let header: Header = cursor.take("submit header")?;
+                let len = header.prompt_len as usize;
+                let prompt = match header.form {
+                    FORM_TEXT => Prompt::Text(cursor.text(len, "prompt text")?.to_owned()),
+                    FORM_MESSAGES => Prompt::Messages(cursor.text(len, "messages")?.to_owned()),
+                    FORM_IDS => Prompt::Ids(cursor.ids(len, "prompt ids")?),
+                    _ => return Err(Malformed("prompt form")),
+                };
+                let resume = cursor.ids(header.resume_len as usize, "resume ids")?;
+                cursor.end("submit tail")?;
+                if record_kind == kind::ENCODE {
+                    return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt }));
+                }
+                let sampling = header.sampling.try_into()?;
+                Ok(TokenizerRecord::Submit(Submit { id: header.id, sampling, prompt, resume }))
+            }
+            kind::DECODE => {
+                let id: RequestId = cursor.take("decode header")?;
+                let count = cursor.0.len() / 4;
+                let ids = cursor.ids(count, "ids to decode")?;
+                cursor.end("decode tail")?;
+                Ok(TokenizerRecord::Decode(Decode { id, ids }))
+            }
+            _ => Err(Malformed("tokenizer record kind")),
+        }
+    }
+}
+
+/// Cuts a message to the limit of a rejection's detail, at a character boundary.
+pub fn cut_detail(text: &str) -> &str {
+    let mut end = text.len().min(DETAIL_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_round_trips_and_every_truncation_is_refused() {
+        let id = RequestId { frontend: 0, slot: 7, generation: 3 };
+        for prompt in [Prompt::Text("héllo".into()), Prompt::Messages("[]".into()), Prompt::Ids(vec![1, 2, 3])] {
+            let submit = Submit { id, sampling: Sampling::default(), prompt, resume: vec![9, 8] };
+            let mut bytes = Vec::new();
+            submit.encode(&mut bytes);
+            assert_eq!(TokenizerRecord::decode(kind::SUBMIT, &bytes), Ok(TokenizerRecord::Submit(submit)));
+            for cut in 0..bytes.len() {
+                assert!(TokenizerRecord::decode(kind::SUBMIT, &bytes[..cut]).is_err(), "cut at {cut}");
+            }
+        }
+    }
+}

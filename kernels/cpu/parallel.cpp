@@ -1,0 +1,47 @@
+// Splits the kernels' work items over OpenMP threads. With libtorch this links to the libgomp that libtorch loads, so both
+// use one pool; compiled without OpenMP the pragmas vanish and the calling thread does all of it.
+#include "../include/pinion_attention.h"
+
+namespace {
+
+// Below this much work (items * context, roughly) waking a second thread costs more than it saves.
+constexpr uint64_t kSerialWork = 4096;
+
+uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+}  // namespace
+
+extern "C" void pinion_paged_attention_parallel(const PinionAttention* args, int32_t level, int32_t threads) {
+    const uint64_t items = pinion_paged_attention_work(&args->batch);
+    uint64_t context = 0;
+    for (uint32_t s = 0; s < args->batch.seqs; ++s) context = most(context, args->batch.context_len[s]);
+    if (threads <= 1 || items * context < kSerialWork) {
+        pinion_paged_attention(args, level, 0, items);
+        return;
+    }
+    // Items differ in cost (causal tiles, ragged contexts): threads take small chunks as they come free.
+    const uint64_t chunk = most(1, items / (static_cast<uint64_t>(threads) * 8));
+    const int64_t chunks = static_cast<int64_t>((items + chunk - 1) / chunk);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t c = 0; c < chunks; ++c) {
+        const uint64_t begin = static_cast<uint64_t>(c) * chunk;
+        const uint64_t end = begin + chunk < items ? begin + chunk : items;
+        pinion_paged_attention(args, level, begin, end);
+    }
+}
+
+extern "C" void pinion_kv_append_parallel(const PinionAppend* args, int32_t threads) {
+    const uint64_t tokens = args->batch.query_start[args->batch.seqs];
+    if (threads <= 1 || tokens < 64) {
+        pinion_kv_append(args, 0, tokens);
+        return;
+    }
+    const int64_t chunk = 16;
+    const int64_t chunks = (static_cast<int64_t>(tokens) + chunk - 1) / chunk;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t c = 0; c < chunks; ++c) {
+        const uint64_t begin = static_cast<uint64_t>(c * chunk);
+        const uint64_t end = begin + chunk < tokens ? begin + chunk : tokens;
+        pinion_kv_append(args, begin, end);
+    }
+}

@@ -1,0 +1,85 @@
+// Contract of Pinion's CPU attention kernels. Plain C: raw pointers, no torch, no allocation, no threads.
+//
+// KV cache of one layer: [blocks, heads, 2, block_size, head_dim], contiguous, K at index 0 and V at index 1 of axis 2.
+// One (block, head) is one contiguous run of K rows followed by V rows, which is what a decode step streams.
+//
+// Batch: `tokens` query tokens of `seqs` sequences one after another (variable length, no padding).
+//   query_start  [seqs + 1]  first query token of each sequence; query_start[seqs] == tokens
+//   context_len  [seqs]      sequence length including its query tokens; queries are the last ones; attention is causal
+//   table_start  [seqs]      index in `blocks` of the sequence's block table
+//   blocks       [..]        block ids; entry table_start[s] + p / block_size holds position p of sequence s
+// The caller guarantees that every id and range is inside its array (the Rust wrapper checks it on each call).
+//
+// dtype: PINION_F32 or PINION_BF16, the same for activations and cache. Sums are fp32 in either case. At the
+// avx512_bf16 level with bf16, the softmax weights of prefill tiles are rounded to bf16 before they meet V.
+// head_dim: 1..=512; multiples of 8 are quick; above 256 the scalar code runs. Alignment: that of the element type;
+// 64-byte aligned rows are quickest. Strides are in elements.
+//
+// Work items: an append item is one query token (all heads). An attention item is one (sequence, query tile, head), with
+// tiles of PINION_QUERY_TILE tokens and the head index running fastest. A call does the items [work_begin, work_end);
+// items write disjoint memory, so any split over threads gives bit-identical results.
+//
+// Bytes moved: append reads and writes 2 * heads * head_dim elements a token. Attention reads, for each item,
+// 2 * context * head_dim elements of the cache (context as far as the tile sees), q once, and writes out once.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PINION_F32 = 0, PINION_BF16 = 1 };
+enum { PINION_LEVEL_SCALAR = 0, PINION_LEVEL_AVX2 = 1, PINION_LEVEL_AVX512 = 2, PINION_LEVEL_AVX512_BF16 = 3 };
+enum { PINION_QUERY_TILE = 32, PINION_MAX_HEAD_DIM = 512 };
+
+typedef struct PinionBatch {
+    const uint32_t* query_start;
+    const uint32_t* context_len;
+    const uint32_t* table_start;
+    const uint32_t* blocks;
+    uint32_t seqs;
+    uint32_t heads;
+    uint32_t head_dim;
+    uint32_t block_size;
+    int32_t dtype;
+} PinionBatch;
+
+// q [tokens, heads, head_dim] with q_stride elements between tokens; out likewise; cache as above.
+typedef struct PinionAttention {
+    PinionBatch batch;
+    const void* q;
+    const void* cache;
+    void* out;
+    uint64_t q_stride;
+    uint64_t out_stride;
+    float scale;
+} PinionAttention;
+
+// k, v [tokens, heads, head_dim] with kv_stride elements between tokens; written to the cache bit for bit.
+typedef struct PinionAppend {
+    PinionBatch batch;
+    const void* k;
+    const void* v;
+    void* cache;
+    uint64_t kv_stride;
+} PinionAppend;
+
+// The best level that this CPU and operating system run; decided once.
+int32_t pinion_best_level(void);
+
+// Number of attention items in the batch.
+uint64_t pinion_paged_attention_work(const PinionBatch* batch);
+
+// Does the attention items [work_begin, work_end). `level` must be at most pinion_best_level().
+void pinion_paged_attention(const PinionAttention* args, int32_t level, uint64_t work_begin, uint64_t work_end);
+
+// Appends the tokens [work_begin, work_end).
+void pinion_kv_append(const PinionAppend* args, uint64_t work_begin, uint64_t work_end);
+
+// The two above over all items, on `threads` threads (kernels/cpu/parallel.cpp).
+void pinion_paged_attention_parallel(const PinionAttention* args, int32_t level, int32_t threads);
+void pinion_kv_append_parallel(const PinionAppend* args, int32_t threads);
+
+#ifdef __cplusplus
+}
+#endif
