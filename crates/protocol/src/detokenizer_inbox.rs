@@ -26,12 +26,6 @@ pub struct Open {
     pub resume: Vec<u32>,
 }
 
-impl Default for RequestId {
-    fn default() -> Self {
-        RequestId { frontend: 0, slot: 0, generation: 0 }
-    }
-}
-
 impl Open {
     /// Replaces `out` by the record's payload; its kind is [`kind::OPEN`].
     pub fn encode(&self, out: &mut Vec<u8>) {
