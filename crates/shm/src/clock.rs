@@ -1,0 +1,9 @@
+//! The one clock of the timeline: CLOCK_MONOTONIC, the same in every process of the machine.
+
+use nix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds since an arbitrary fixed point. Never 0, which means "not reached" in a slot.
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("CLOCK_MONOTONIC exists on Linux");
+    (now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64).max(1)
+}

@@ -1,0 +1,104 @@
+//! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`.
+//!
+//! One message is one packet, never split and never joined. Nothing here blocks: wait with
+//! [`crate::doorbell::wait`]. This is the control path; token traffic goes through rings.
+
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recv as socket_recv,
+    recvmsg, sendmsg, socketpair,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
+pub const FDS_MAX: usize = 253;
+
+/// Bytes that one message can carry; below the default socket buffer of 208 KiB.
+pub const MESSAGE_BYTES_MAX: usize = 128 * 1024;
+
+/// A message that arrived.
+#[derive(Debug)]
+pub struct Received {
+    /// Its bytes, at least one.
+    pub bytes: Vec<u8>,
+    /// Its descriptors, in the order sent; they close on exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A connected pair, non-blocking and closed on exec.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?)
+}
+
+/// Sends one message. Errors: `WouldBlock` when the socket is full, `BrokenPipe` or `ConnectionReset` when
+/// the peer is gone, `InvalidInput` for an empty message or one over the limits.
+pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if bytes.is_empty() || bytes.len() > MESSAGE_BYTES_MAX || fds.len() > FDS_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "control message is empty or over its limits",
+        ));
+    }
+    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let sent = sendmsg::<()>(sock.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?;
+    if sent != bytes.len() {
+        return Err(io::Error::new(io::ErrorKind::WriteZero, "a packet was sent in part"));
+    }
+    Ok(())
+}
+
+/// Takes one message; `None` when there is none yet. Errors: `UnexpectedEof` when the peer is gone and all
+/// it had sent was taken, `InvalidData` for a message over the limits.
+pub fn recv(sock: BorrowedFd<'_>) -> io::Result<Option<Received>> {
+    let Some(len) = next_len(sock)? else { return Ok(None) };
+    if len == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer closed the control socket"));
+    }
+    let mut bytes = vec![0_u8; len.min(MESSAGE_BYTES_MAX)];
+    let mut control = cmsg_space!([RawFd; FDS_MAX]);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let message = match recvmsg::<()>(sock.as_raw_fd(), &mut parts, Some(&mut control), flags) {
+        Ok(message) => message,
+        Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let truncated = message.flags.contains(MsgFlags::MSG_TRUNC);
+    let taken = message.bytes;
+    let mut fds = Vec::new();
+    // The buffer holds the kernel's maximum, so ENOBUFS here means that this process is out of descriptors.
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = control {
+            // SAFETY: the kernel made these descriptors for this very message; nobody else owns them, and
+            // each is wrapped once because the message is read once.
+            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    if truncated {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "control message over its limit"));
+    }
+    bytes.truncate(taken);
+    Ok(Some(Received { bytes, fds }))
+}
+
+/// Length of the next packet without taking it; 0 at the end, `None` when there is none yet.
+fn next_len(sock: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+    // A peer that died with unread mail leaves one ECONNRESET *in front of* what it had sent, and reporting
+    // it clears it. Its last words matter (why it failed), so ask once more.
+    for _ in 0..2 {
+        match socket_recv(sock.as_raw_fd(), &mut [], flags) {
+            Ok(len) => return Ok(Some(len)),
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            Err(Errno::ECONNRESET) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Some(0))
+}
