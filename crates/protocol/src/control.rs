@@ -71,11 +71,14 @@ pub enum ToRole {
     Stop,
     /// All roles are ready: the frontend may accept.
     Open,
-    /// A peer died. New rings follow on the descriptor socket when its successor starts.
+    /// A peer died. New rings follow when its successor starts.
     PeerLost {
         /// Who.
         peer: Peer,
     },
+    /// A set of new descriptors, ended by [`Attach::Done`], lies ready on the descriptor socket. It was sent
+    /// there before this message, so taking it here keeps the two channels in one order.
+    Attached,
     /// The successor of a dead peer is ready.
     PeerReady {
         /// Who.

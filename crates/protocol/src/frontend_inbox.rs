@@ -301,7 +301,8 @@ mod tests {
             FinishReason::Cancelled,
             FinishReason::Failed(FaultCode::NonFinite),
         ] {
-            let finished = Finished { id: ID, reason, prompt_tokens: 1, cached_tokens: 0, generated_tokens: 9 };
+            let finished =
+                Finished { id: ID, reason, prompt_tokens: 1, cached_tokens: 0, generated_tokens: 9 };
             finished.encode(&mut bytes);
             assert_eq!(Finished::decode(&bytes), Ok(finished));
         }

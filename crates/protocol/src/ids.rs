@@ -59,7 +59,19 @@ impl std::fmt::Display for Peer {
 /// A request *is* this triple. It is made by the frontend that owns the slot; the client's own ids are
 /// never keys. A record whose generation differs from the slot's is late and is dropped.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 #[repr(C)]
 pub struct RequestId {

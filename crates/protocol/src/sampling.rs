@@ -24,7 +24,14 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Sampling { temperature: 1.0, top_p: 1.0, top_k: None, seed: 0, max_tokens: Some(16), ignore_eos: false }
+        Sampling {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: None,
+            seed: 0,
+            max_tokens: Some(16),
+            ignore_eos: false,
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub enum Gauge {
     MalformedRecords = 4,
     /// Times the role slept on its doorbell.
     Sleeps = 5,
+    /// Control messages the role has taken; the launcher never has more than a few outstanding.
+    ControlSeen = 6,
     /// Engine: steps run.
     Steps = 8,
     /// Engine: KV blocks held by requests.
@@ -66,7 +68,9 @@ pub enum Phase {
 impl Phase {
     /// The phase with this number.
     pub fn from_word(word: u64) -> Option<Phase> {
-        [Phase::Starting, Phase::Ready, Phase::Draining, Phase::Stopped, Phase::Restarting].get(word as usize).copied()
+        [Phase::Starting, Phase::Ready, Phase::Draining, Phase::Stopped, Phase::Restarting]
+            .get(word as usize)
+            .copied()
     }
 }
 

@@ -183,7 +183,9 @@ mod tests {
     #[test]
     fn every_form_round_trips_and_every_truncation_is_refused() {
         let id = RequestId { frontend: 0, slot: 7, generation: 3 };
-        for prompt in [Prompt::Text("héllo".into()), Prompt::Messages("[]".into()), Prompt::Ids(vec![1, 2, 3])] {
+        for prompt in
+            [Prompt::Text("héllo".into()), Prompt::Messages("[]".into()), Prompt::Ids(vec![1, 2, 3])]
+        {
             let submit = Submit { id, sampling: Sampling::default(), prompt, resume: vec![9, 8] };
             let mut bytes = Vec::new();
             submit.encode(&mut bytes);

@@ -1,1 +1,17 @@
-//! worker
+//! What every role process does before and around its loop: attach to what the launcher made, pin itself,
+//! say that it is ready, hear about peers that die and come back, sleep and wake.
+//!
+//! It knows nothing of HTTP, tokens or models. Start at [`Session`]; a role's main is
+//! `Session::attach → build → ready → loop → stop`. The launcher's half of the control channel is
+//! [`control::LauncherEnd`], beside the role's half, so that both can be read together.
+
+pub mod control;
+mod links;
+mod pin;
+mod session;
+mod start_error;
+pub mod telemetry;
+
+pub use links::{Inbox, Links, Outbox, Overflow};
+pub use session::{ControlEvent, Session};
+pub use start_error::StartError;

@@ -1,0 +1,232 @@
+//! One role process as the launcher sees it: spawned, starting, ready, dead.
+
+use crate::restart::RestartPolicy;
+use crate::wiring::Wiring;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pinion_config::Process;
+use pinion_protocol::control::{FromRole, ToRole};
+use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::{Peer, Role};
+use pinion_shm::{fdpass, pidfd};
+use pinion_worker::control::{LauncherEnd, Rendezvous};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+/// Control messages a role may leave untaken before the launcher stops sending to it: far below the number
+/// at which a send would block.
+const UNTAKEN_MAX: u64 = 64;
+
+/// Something to say to a process that has not connected yet.
+enum Owed {
+    Message(ToRole),
+    /// Ends of the edges shared with this peer.
+    Edges(Peer),
+}
+
+/// A living process.
+struct Running {
+    child: Child,
+    pidfd: OwnedFd,
+    socket: OwnedFd,
+    rendezvous: Option<Rendezvous>,
+    control: Option<LauncherEnd>,
+    owed: Vec<Owed>,
+}
+
+/// What happened to a member since it was last looked at.
+#[derive(Debug)]
+pub enum Happening {
+    /// It can serve.
+    Ready {
+        /// One line for the operator.
+        summary: String,
+    },
+    /// It says why it cannot.
+    Failed {
+        /// Why.
+        reason: String,
+        /// Exit code for the launcher.
+        exit_code: i32,
+    },
+    /// Its process ended.
+    Ended(ExitStatus),
+}
+
+/// One role and, if it lives, its process.
+pub struct Member {
+    /// Who.
+    pub peer: Peer,
+    /// Its deaths.
+    pub policy: RestartPolicy,
+    /// When to start it again, if it is down and shall come back.
+    pub restart_at_ns: Option<u64>,
+    /// Whether it has said that it can serve.
+    pub ready: bool,
+    /// When a start counts as failed.
+    pub start_deadline_ns: u64,
+    process: Process,
+    epoch: u32,
+    running: Option<Running>,
+}
+
+impl Member {
+    /// A role that has not been started.
+    pub fn new(process: Process) -> Member {
+        Member {
+            peer: process.peer,
+            policy: RestartPolicy::default(),
+            restart_at_ns: None,
+            ready: false,
+            start_deadline_ns: 0,
+            process,
+            epoch: 0,
+            running: None,
+        }
+    }
+
+    /// Starts the process and sends it its descriptors. The binary stands beside the launcher's own.
+    pub fn spawn(&mut self, wiring: &Wiring, folder: &Path) -> io::Result<()> {
+        self.epoch += 1;
+        self.ready = false;
+        self.restart_at_ns = None;
+        let page = wiring.page(self.peer);
+        page.set(Gauge::Phase as usize, Phase::Starting as u64);
+        let rendezvous = Rendezvous::new()?;
+        let (ours, theirs) = fdpass::pair()?;
+        let child = self.command(folder).stdin(Stdio::from(theirs)).spawn().map_err(|error| {
+            let binary = folder.join(binary_name(self.peer.role));
+            io::Error::new(error.kind(), format!("cannot start {}: {error}", binary.display()))
+        })?;
+        let pidfd = pidfd::open(child.id())?;
+        let name = rendezvous.name().to_owned();
+        self.running =
+            Some(Running { child, pidfd, socket: ours, rendezvous: Some(rendezvous), control: None, owed: Vec::new() });
+        let socket = self.running.as_ref().map(|r| r.socket.as_fd()).expect("set on the line above");
+        wiring.attach(self.peer, self.epoch, &name, socket)
+    }
+
+    fn command(&self, folder: &Path) -> Command {
+        let name = binary_name(self.peer.role);
+        let threads = self.process.threads.to_string();
+        let mut command = Command::new(folder.join(&name));
+        command
+            .arg0(format!("{name}-{}", self.peer.index))
+            // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
+            .process_group(0)
+            .stdout(Stdio::null())
+            // Thread pools are sized by the plan, never by what a library finds.
+            .env("OMP_NUM_THREADS", &threads)
+            .env("MKL_NUM_THREADS", &threads);
+        if self.process.spin_us == 0 {
+            // On shared cores a spinning pool thread only delays the thread it waits for.
+            command.env("GOMP_SPINCOUNT", "0");
+        }
+        command
+    }
+
+    /// The process id, while it lives.
+    pub fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(|r| r.child.id())
+    }
+
+    /// Whether a process exists.
+    pub fn lives(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// The descriptors whose readiness means that [`Member::poll`] has something to tell.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.running.iter().flat_map(|r| {
+            let starting = r.rendezvous.is_some().then(|| r.socket.as_fd());
+            std::iter::once(r.pidfd.as_fd()).chain(starting)
+        })
+    }
+
+    /// What happened since the last call, one thing at a time; never blocks.
+    pub fn poll(&mut self, wiring: &Wiring) -> io::Result<Option<Happening>> {
+        self.connect(wiring)?;
+        let Some(running) = &mut self.running else { return Ok(None) };
+        while let Some(message) = running.control.as_ref().and_then(LauncherEnd::next) {
+            match message {
+                FromRole::Ready { summary } => {
+                    self.ready = true;
+                    return Ok(Some(Happening::Ready { summary }));
+                }
+                FromRole::Failed { reason, exit_code } => {
+                    return Ok(Some(Happening::Failed { reason, exit_code }));
+                }
+                FromRole::Hello { .. } | FromRole::Phase { .. } => {}
+            }
+        }
+        let Some(status) = running.child.try_wait()? else { return Ok(None) };
+        self.running = None;
+        self.ready = false;
+        Ok(Some(Happening::Ended(status)))
+    }
+
+    /// Takes the control connection once the role has said that it has made it, and says what was owed.
+    fn connect(&mut self, wiring: &Wiring) -> io::Result<()> {
+        let Some(running) = self.running.as_mut().filter(|r| r.control.is_none()) else { return Ok(()) };
+        let Ok(Some(_)) = fdpass::recv(running.socket.as_fd()) else { return Ok(()) };
+        let Some(rendezvous) = running.rendezvous.take() else { return Ok(()) };
+        running.control = Some(rendezvous.accept()?);
+        for owed in std::mem::take(&mut running.owed) {
+            match owed {
+                Owed::Message(message) => self.tell(wiring, &message),
+                Owed::Edges(peer) => self.reattach(wiring, peer)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a control message: at once, or as soon as the role has connected. A role that has stopped
+    /// taking them is not sent more.
+    pub fn tell(&mut self, wiring: &Wiring, message: &ToRole) {
+        let Some(running) = &mut self.running else { return };
+        let Some(control) = &running.control else {
+            running.owed.push(Owed::Message(message.clone()));
+            return;
+        };
+        let page = wiring.page(self.peer);
+        let sent = page.get(Gauge::ControlSequence as usize);
+        if sent.saturating_sub(page.get(Gauge::ControlSeen as usize)) > UNTAKEN_MAX {
+            tracing::warn!(peer = %self.peer, "role takes no control messages; not sending {message:?}");
+            return;
+        }
+        if let Err(error) = control.send(message) {
+            tracing::warn!(peer = %self.peer, %error, "cannot send a control message");
+            return;
+        }
+        page.set(Gauge::ControlSequence as usize, sent + 1);
+        wiring.ring_doorbell(self.peer);
+    }
+
+    /// Hands over new ends of the edges shared with `renewed`.
+    pub fn reattach(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        if running.control.is_none() {
+            running.owed.push(Owed::Edges(renewed));
+            return Ok(());
+        }
+        wiring.reattach(self.peer, renewed, running.socket.as_fd())?;
+        self.tell(wiring, &ToRole::Attached);
+        Ok(())
+    }
+
+    /// Ends the process now.
+    pub fn kill(&self) {
+        if let Some(pid) = self.pid()
+            && let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL)
+        {
+            tracing::warn!(peer = %self.peer, %error, "cannot kill");
+        }
+    }
+}
+
+fn binary_name(role: Role) -> String {
+    format!("pinion-{}", role.name())
+}

@@ -1,0 +1,401 @@
+//! The life of a service in one loop: start every role, open the port when all are ready, watch, restart,
+//! drain, end. One thread; every wait has a deadline.
+
+use crate::member::{Happening, Member};
+use crate::restart::Verdict;
+use crate::signals::Signals;
+use crate::wiring::Wiring;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, getsockname, listen, setsockopt, socket,
+    sockopt,
+};
+use pinion_config::{Config, ExitCode, Topology};
+use pinion_protocol::control::ToRole;
+use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::{Peer, Role};
+use pinion_shm::{clock, doorbell};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The loop's longest sleep: how old the ring depths that frontends report can get.
+const TICK: Duration = Duration::from_millis(50);
+/// How long roles have to leave after everything is done, before they are killed.
+const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
+/// Connections the kernel queues for the frontends.
+const LISTEN_BACKLOG: i32 = 1024;
+const MS_NS: u64 = 1_000_000;
+
+/// Why the service ends, and with which exit code.
+#[derive(Debug)]
+pub struct Ending {
+    /// One line for the operator; empty after a clean stop.
+    pub reason: String,
+    /// The launcher's exit code.
+    pub code: ExitCode,
+}
+
+impl Ending {
+    fn new(code: ExitCode, reason: impl Into<String>) -> Ending {
+        Ending { reason: reason.into(), code }
+    }
+
+    fn system(what: &str, error: impl std::fmt::Display) -> Ending {
+        Ending::new(ExitCode::System, format!("{what}: {error}"))
+    }
+}
+
+enum Stage {
+    Starting,
+    Serving,
+    /// Frontends finish what is in flight.
+    Draining {
+        deadline_ns: u64,
+    },
+    /// No request is left; the roles leave.
+    Stopping {
+        deadline_ns: u64,
+    },
+}
+
+struct Service {
+    config: Config,
+    folder: PathBuf,
+    address: SocketAddr,
+    wiring: Wiring,
+    members: Vec<Member>,
+    stage: Stage,
+    restarts: u64,
+    cut_short: bool,
+}
+
+/// Runs the service to its end. Returns when no role process is left.
+pub fn serve(config: Config) -> Ending {
+    let signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return Ending::system("cannot take signals", error),
+    };
+    let mut service = match Service::start(config) {
+        Ok(service) => service,
+        Err(ending) => return ending,
+    };
+    let ending = loop {
+        match service.turn(&signals) {
+            Ok(None) => {}
+            Ok(Some(ending)) | Err(ending) => break ending,
+        }
+    };
+    service.kill_all();
+    ending
+}
+
+impl Service {
+    fn start(config: Config) -> Result<Service, Ending> {
+        let topology = Topology::new(&config);
+        let (listener, address) = bind_port(&config)?;
+        let wiring =
+            Wiring::new(&config, &topology, listener).map_err(|e| Ending::system("cannot make shared memory", e))?;
+        let folder = std::env::current_exe()
+            .ok()
+            .and_then(|exe| exe.parent().map(PathBuf::from))
+            .ok_or_else(|| Ending::system("cannot find the role binaries", "own path unknown"))?;
+        eprintln!("{}", config.cpu_plan);
+        tracing::info!(
+            rings = topology.edges.len(),
+            shared_mib = wiring.shared_bytes() >> 20,
+            "starting {} processes",
+            topology.processes.len()
+        );
+        let members = topology.processes.into_iter().map(Member::new).collect();
+        let mut service = Service {
+            config,
+            folder,
+            address,
+            wiring,
+            members,
+            stage: Stage::Starting,
+            restarts: 0,
+            cut_short: false,
+        };
+        for index in 0..service.members.len() {
+            if let Err(ending) = service.spawn(index) {
+                service.kill_all();
+                return Err(ending);
+            }
+        }
+        Ok(service)
+    }
+
+    fn spawn(&mut self, index: usize) -> Result<(), Ending> {
+        let member = &mut self.members[index];
+        let started = member.spawn(&self.wiring, &self.folder);
+        started.map_err(|error| Ending::new(ExitCode::RoleFailed, error.to_string()))?;
+        member.start_deadline_ns = clock::now_ns() + self.config.start_timeout_ms * MS_NS;
+        tracing::info!(peer = %member.peer, pid = member.pid(), "started");
+        Ok(())
+    }
+
+    /// One turn of the loop: wait, take signals, look at every role, move on.
+    fn turn(&mut self, signals: &Signals) -> Result<Option<Ending>, Ending> {
+        let mut fds = vec![signals.fd()];
+        fds.extend(self.members.iter().flat_map(Member::fds));
+        doorbell::wait(&fds, TICK).map_err(|e| Ending::system("cannot wait", e))?;
+        for _ in 0..signals.taken() {
+            if let Some(ending) = self.signalled() {
+                return Ok(Some(ending));
+            }
+        }
+        for index in 0..self.members.len() {
+            while let Some(happening) =
+                self.members[index].poll(&self.wiring).map_err(|e| Ending::system("cannot watch a role", e))?
+            {
+                self.happened(index, happening)?;
+            }
+        }
+        self.wiring.update_board(self.restarts);
+        self.advance()
+    }
+
+    /// The first signal drains, the second ends at once.
+    fn signalled(&mut self) -> Option<Ending> {
+        let deadline_ns = clock::now_ns() + self.config.drain_timeout_ms * MS_NS;
+        match self.stage {
+            Stage::Starting => Some(Ending::new(ExitCode::Ok, "stopped before it was ready")),
+            Stage::Serving => {
+                tracing::info!(timeout_ms = self.config.drain_timeout_ms, "draining; a second signal stops at once");
+                self.stage = Stage::Draining { deadline_ns };
+                self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
+                None
+            }
+            Stage::Draining { .. } | Stage::Stopping { .. } => {
+                Some(Ending::new(ExitCode::StoppedAtOnce, "stopped at once by a second signal"))
+            }
+        }
+    }
+
+    fn happened(&mut self, index: usize, happening: Happening) -> Result<(), Ending> {
+        let peer = self.members[index].peer;
+        match happening {
+            Happening::Ready { summary } => {
+                tracing::info!(%peer, "ready: {summary}");
+                if !matches!(self.stage, Stage::Starting) {
+                    self.tell_others(peer, &ToRole::PeerReady { peer });
+                    if peer.role == Role::Frontend {
+                        self.members[index].tell(&self.wiring, &ToRole::Open);
+                    }
+                }
+                Ok(())
+            }
+            Happening::Failed { reason, exit_code } => {
+                tracing::error!(%peer, "{reason}");
+                if matches!(self.stage, Stage::Starting) {
+                    let code = ExitCode::from_role(exit_code);
+                    return Err(Ending::new(code, format!("{peer}: {reason}")));
+                }
+                Ok(())
+            }
+            Happening::Ended(status) => self.ended(index, status),
+        }
+    }
+
+    fn ended(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
+        let peer = self.members[index].peer;
+        match self.stage {
+            Stage::Starting => Err(Ending::new(ExitCode::RoleFailed, start_failure(peer, status))),
+            Stage::Draining { .. } | Stage::Stopping { .. } => {
+                if !status.success() {
+                    tracing::warn!(%peer, %status, "ended while stopping");
+                    self.cut_short = true;
+                }
+                Ok(())
+            }
+            Stage::Serving => self.bury(index, status),
+        }
+    }
+
+    /// A role died under traffic: tell the others at once, and plan its successor.
+    fn bury(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
+        let now_ns = clock::now_ns();
+        let peer = self.members[index].peer;
+        let backoff_ns = self.config.restart_backoff_ms * MS_NS;
+        let page = self.wiring.page(peer);
+        page.set(Gauge::Phase as usize, Phase::Restarting as u64);
+        for gauge in [Gauge::KvBlocksUsed, Gauge::RequestsRunning, Gauge::RequestsWaiting, Gauge::DecodeStates] {
+            page.set(gauge as usize, 0);
+        }
+        self.tell_others(peer, &ToRole::PeerLost { peer });
+        match self.members[index].policy.died(now_ns, backoff_ns, self.config.restart_limit) {
+            Verdict::RestartAt { ns } => {
+                let in_ms = (ns - now_ns) / MS_NS;
+                tracing::warn!(%peer, %status, in_ms, "role died; restarting it");
+                self.members[index].restart_at_ns = Some(ns);
+                Ok(())
+            }
+            Verdict::GiveUp { deaths } => Err(Ending::new(
+                ExitCode::RestartLimit,
+                format!("{peer} died {deaths} times within a minute ({status}); giving up"),
+            )),
+        }
+    }
+
+    /// Moves the service on: restarts that are due, starts that took too long, the next stage.
+    fn advance(&mut self) -> Result<Option<Ending>, Ending> {
+        let now_ns = clock::now_ns();
+        match self.stage {
+            Stage::Starting => {
+                self.check_start_deadlines(now_ns)?;
+                if self.members.iter().all(|member| member.ready) {
+                    self.open()?;
+                }
+            }
+            Stage::Serving => {
+                self.check_start_deadlines(now_ns)?;
+                self.restart_due(now_ns)?;
+            }
+            Stage::Draining { deadline_ns } => {
+                let frontend_left = |member: &Member| member.peer.role == Role::Frontend && member.lives();
+                if !self.members.iter().any(frontend_left) || now_ns > deadline_ns {
+                    self.cut_short |= now_ns > deadline_ns;
+                    self.stage = Stage::Stopping { deadline_ns: now_ns + STOP_TIMEOUT_NS };
+                    for member in &mut self.members {
+                        member.tell(&self.wiring, &ToRole::Stop);
+                    }
+                }
+            }
+            Stage::Stopping { deadline_ns } => {
+                if !self.members.iter().any(Member::lives) {
+                    return Ok(Some(self.stopped()));
+                }
+                if now_ns > deadline_ns {
+                    self.cut_short = true;
+                    return Ok(Some(self.stopped()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn stopped(&self) -> Ending {
+        if self.cut_short {
+            return Ending::new(ExitCode::DrainCut, "the drain deadline passed; what was in flight was cut short");
+        }
+        tracing::info!("stopped");
+        Ending::new(ExitCode::Ok, "")
+    }
+
+    fn check_start_deadlines(&self, now_ns: u64) -> Result<(), Ending> {
+        let late = |member: &&Member| member.lives() && !member.ready && now_ns > member.start_deadline_ns;
+        match self.members.iter().find(late) {
+            Some(member) => Err(Ending::new(
+                ExitCode::RoleFailed,
+                format!("{} was not ready within {} ms (--start-timeout)", member.peer, self.config.start_timeout_ms),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn restart_due(&mut self, now_ns: u64) -> Result<(), Ending> {
+        for index in 0..self.members.len() {
+            if self.members[index].restart_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
+                continue;
+            }
+            let peer = self.members[index].peer;
+            self.wiring.renew(peer).map_err(|e| Ending::system("cannot renew shared memory", e))?;
+            self.restarts += 1;
+            for other in self.members.iter_mut().filter(|member| member.peer != peer) {
+                if let Err(error) = other.reattach(&self.wiring, peer) {
+                    tracing::error!(peer = %other.peer, %error, "cannot hand over new links; killing it");
+                    other.kill();
+                }
+            }
+            self.spawn(index)?;
+        }
+        Ok(())
+    }
+
+    /// Every role is ready: listen, and let the frontends accept.
+    fn open(&mut self) -> Result<(), Ending> {
+        let backlog = Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN);
+        listen(&self.wiring.listener(), backlog)
+            .map_err(|e| Ending::new(ExitCode::Port, format!("cannot listen on {}: {e}", self.address)))?;
+        self.stage = Stage::Serving;
+        self.tell_role(Role::Frontend, &ToRole::Open);
+        for member in &self.members {
+            tracing::info!(peer = %member.peer, pid = member.pid(), "serving");
+        }
+        eprintln!("pinion is ready: http://{} serves {}", self.address, self.config.served_model_name);
+        Ok(())
+    }
+
+    fn tell_role(&mut self, role: Role, message: &ToRole) {
+        for member in self.members.iter_mut().filter(|member| member.peer.role == role) {
+            member.tell(&self.wiring, message);
+        }
+    }
+
+    fn tell_others(&mut self, peer: Peer, message: &ToRole) {
+        for member in self.members.iter_mut().filter(|member| member.peer != peer) {
+            member.tell(&self.wiring, message);
+        }
+    }
+
+    /// Kills what is left and reaps it, within a bound.
+    fn kill_all(&mut self) {
+        let deadline_ns = clock::now_ns() + STOP_TIMEOUT_NS;
+        self.members.iter().for_each(Member::kill);
+        while self.members.iter().any(Member::lives) && clock::now_ns() < deadline_ns {
+            let fds: Vec<_> = self.members.iter().flat_map(Member::fds).collect();
+            if let Err(error) = doorbell::wait(&fds, TICK) {
+                tracing::warn!(%error, "cannot wait for killed roles");
+            }
+            for member in &mut self.members {
+                while let Ok(Some(_)) = member.poll(&self.wiring) {}
+            }
+        }
+    }
+}
+
+/// Binds, so that a taken port is known before anything is loaded, but does not listen: until every role is
+/// ready a client is refused, not kept waiting.
+fn bind_port(config: &Config) -> Result<(OwnedFd, SocketAddr), Ending> {
+    let wanted = SocketAddr::new(config.host, config.port);
+    let fail = |error: nix::Error| {
+        let hint = if error == nix::Error::EADDRINUSE { " (--port chooses another)" } else { "" };
+        Ending::new(ExitCode::Port, format!("cannot bind {wanted}: {}{hint}", error.desc()))
+    };
+    let family = if wanted.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(family, SockType::Stream, flags, None).map_err(fail)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(fail)?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrStorage::from(wanted)).map_err(fail)?;
+    let bound: SockaddrStorage = getsockname(std::os::fd::AsRawFd::as_raw_fd(&fd)).map_err(fail)?;
+    let port = bound
+        .as_sockaddr_in()
+        .map(|a| a.port())
+        .or_else(|| bound.as_sockaddr_in6().map(|a| a.port()))
+        .unwrap_or(config.port);
+    Ok((fd, SocketAddr::new(config.host, port)))
+}
+
+/// A process that ended before it could say why.
+fn start_failure(peer: Peer, status: std::process::ExitStatus) -> String {
+    match (peer.role, status.code()) {
+        (Role::Engine, Some(127)) => format!(
+            "{peer} could not be loaded: libtorch is missing or not the expected one; \
+             `deploy/launch.sh --setup-only` puts it in place"
+        ),
+        _ => format!("{peer} ended before it was ready ({status}); its last lines are above"),
+    }
+}
+
+/// Prints an ending the way the command line shows it, on standard error.
+pub fn report(ending: &Ending) -> io::Result<()> {
+    use std::io::Write;
+    if ending.reason.is_empty() {
+        return Ok(());
+    }
+    let word = if ending.code == ExitCode::Ok { "pinion" } else { "pinion: error" };
+    writeln!(io::stderr().lock(), "{word}: {}", ending.reason)
+}

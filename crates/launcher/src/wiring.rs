@@ -1,0 +1,186 @@
+//! Everything the roles share: rings, slot tables, status pages, doorbells, the config and the listening
+//! socket. Made here before any role starts, handed out as descriptors, renewed when a role dies.
+//!
+//! Nothing has a name in the file system and everything is close-on-exec: a role gets exactly the
+//! descriptors it is sent.
+
+use pinion_config::{Config, Edge, Topology};
+use pinion_protocol::control::Attach;
+use pinion_protocol::status::{EDGE_WORDS, LauncherGauge};
+use pinion_protocol::{Peer, Role, layout_hash};
+use pinion_shm::doorbell::Doorbell;
+use pinion_shm::page::Page;
+use pinion_shm::region::{Region, RegionKind, sealed_blob};
+use pinion_shm::slots::SlotTable;
+use pinion_shm::{clock, fdpass, ring};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The one launcher.
+const LAUNCHER: Peer = Peer { role: Role::Launcher, index: 0 };
+
+struct Ring {
+    edge: Edge,
+    epoch: u32,
+    region: Region,
+}
+
+/// All shared objects of one running service.
+pub struct Wiring {
+    rings: Vec<Ring>,
+    slots: Vec<(u32, SlotTable)>,
+    slot_count: usize,
+    pages: BTreeMap<Peer, Page>,
+    doorbells: BTreeMap<Peer, Doorbell>,
+    board: Page,
+    config: OwnedFd,
+    listener: OwnedFd,
+}
+
+impl Wiring {
+    /// Creates everything the topology names. Errors: out of memory or descriptors.
+    pub fn new(config: &Config, topology: &Topology, listener: OwnedFd) -> io::Result<Wiring> {
+        let hash = layout_hash();
+        let bytes = bincode::serialize(config).map_err(io::Error::other)?;
+        let slot_count = config.max_inflight as usize;
+        let mut wiring = Wiring {
+            rings: Vec::new(),
+            slots: Vec::new(),
+            slot_count,
+            pages: BTreeMap::new(),
+            doorbells: BTreeMap::new(),
+            board: Page::create(hash, 1, EDGE_WORDS + 2 * topology.edges.len())?,
+            config: sealed_blob("pinion-config", &bytes)?,
+            listener,
+        };
+        for edge in &topology.edges {
+            let region = make_ring(edge, 1)?;
+            wiring.rings.push(Ring { edge: edge.clone(), epoch: 1, region });
+        }
+        for _ in 0..config.frontends {
+            wiring.slots.push((1, SlotTable::create(hash, 1, slot_count)?));
+        }
+        for process in &topology.processes {
+            wiring.pages.insert(process.peer, Page::create(hash, 1, pinion_protocol::limits::GAUGE_COUNT)?);
+            wiring.doorbells.insert(process.peer, Doorbell::create()?);
+        }
+        Ok(wiring)
+    }
+
+    /// The status page of a role.
+    pub fn page(&self, peer: Peer) -> &Page {
+        self.pages.get(&peer).expect("every process of the topology has a page")
+    }
+
+    /// Wakes a role.
+    pub fn ring_doorbell(&self, peer: Peer) {
+        if let Some(doorbell) = self.doorbells.get(&peer) {
+            doorbell.ring();
+        }
+    }
+
+    /// Fresh rings (epoch + 1) for every edge of a dead role, and a fresh slot table if it was a frontend:
+    /// nothing that a dead process may have half-written is ever used again.
+    pub fn renew(&mut self, peer: Peer) -> io::Result<()> {
+        for ring in self.rings.iter_mut().filter(|ring| ring.edge.from == peer || ring.edge.to == peer) {
+            ring.epoch += 1;
+            ring.region = make_ring(&ring.edge, ring.epoch)?;
+        }
+        if peer.role == Role::Frontend
+            && let Some((epoch, table)) = self.slots.get_mut(usize::from(peer.index))
+        {
+            *epoch += 1;
+            *table = SlotTable::create(layout_hash(), *epoch, self.slot_count)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a new process everything it may have, in the order that it expects.
+    pub fn attach(&self, me: Peer, epoch: u32, control_name: &str, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let hello = Attach::Hello {
+            me,
+            epoch,
+            layout_hash: layout_hash(),
+            control_name: control_name.to_owned(),
+            launcher_pid: std::process::id(),
+        };
+        send(socket, &hello, &[self.config.as_fd()])?;
+        send(socket, &Attach::Status { of: me }, &[self.page(me).fd()])?;
+        if let Some(doorbell) = self.doorbells.get(&me) {
+            send(socket, &Attach::Doorbell, &[doorbell.fd()])?;
+        }
+        for (index, (epoch, table)) in self.slots.iter().enumerate() {
+            send(socket, &Attach::Slots { frontend: index as u16, epoch: *epoch }, &[table.fd()])?;
+        }
+        for ring in &self.rings {
+            self.send_ring(ring, me, socket)?;
+        }
+        if me.role == Role::Frontend {
+            for (peer, page) in self.pages.iter().filter(|(peer, _)| **peer != me) {
+                send(socket, &Attach::Status { of: *peer }, &[page.fd()])?;
+            }
+            send(socket, &Attach::Status { of: LAUNCHER }, &[self.board.fd()])?;
+            send(socket, &Attach::Listener, &[self.listener.as_fd()])?;
+        }
+        send(socket, &Attach::Done, &[])
+    }
+
+    /// Sends a living role its ends of the edges that `renewed` shares with it.
+    pub fn reattach(&self, me: Peer, renewed: Peer, socket: BorrowedFd<'_>) -> io::Result<()> {
+        if renewed.role == Role::Frontend
+            && let Some((epoch, table)) = self.slots.get(usize::from(renewed.index))
+        {
+            send(socket, &Attach::Slots { frontend: renewed.index, epoch: *epoch }, &[table.fd()])?;
+        }
+        let shared = |ring: &&Ring| ring.edge.from == renewed || ring.edge.to == renewed;
+        for ring in self.rings.iter().filter(shared) {
+            self.send_ring(ring, me, socket)?;
+        }
+        send(socket, &Attach::Done, &[])
+    }
+
+    fn send_ring(&self, ring: &Ring, me: Peer, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let Ring { edge, epoch, region } = ring;
+        if edge.to == me {
+            send(socket, &Attach::Inbox { from: edge.from, epoch: *epoch }, &[region.fd()])?;
+        }
+        if edge.from == me {
+            let doorbell = self.doorbells.get(&edge.to).expect("every reader has a doorbell");
+            send(socket, &Attach::Outbox { to: edge.to, epoch: *epoch }, &[region.fd(), doorbell.fd()])?;
+        }
+        Ok(())
+    }
+
+    /// Writes heartbeat, restarts and the depth of every ring to the page that frontends read.
+    pub fn update_board(&self, restarts: u64) {
+        self.board.set(LauncherGauge::HeartbeatNs as usize, clock::now_ns());
+        self.board.set(LauncherGauge::Restarts as usize, restarts);
+        for (i, ring) in self.rings.iter().enumerate() {
+            let (used_bytes, capacity_bytes) = ring::depth(&ring.region);
+            self.board.set(EDGE_WORDS + 2 * i, used_bytes as u64);
+            self.board.set(EDGE_WORDS + 2 * i + 1, capacity_bytes as u64);
+        }
+    }
+
+    /// Bytes of shared memory held by rings and slot tables.
+    pub fn shared_bytes(&self) -> usize {
+        let rings: usize = self.rings.iter().map(|ring| ring.edge.capacity_bytes).sum();
+        rings + self.slots.len() * self.slot_count * 256
+    }
+
+    /// The bound socket.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+fn make_ring(edge: &Edge, epoch: u32) -> io::Result<Region> {
+    let name = format!("pinion-{}-{}", edge.from, edge.to);
+    Region::create(&name, RegionKind::Ring, layout_hash(), epoch, ring::region_words(edge.capacity_bytes))
+}
+
+fn send(socket: BorrowedFd<'_>, message: &Attach, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = bincode::serialize(message).map_err(io::Error::other)?;
+    fdpass::send(socket, &bytes, fds)
+}

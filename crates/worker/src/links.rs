@@ -1,0 +1,169 @@
+//! A role's ends of the data edges: inboxes to read, outboxes to write, slot tables to look requests up in.
+
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Peer, RequestId};
+use pinion_shm::page::Page;
+use pinion_shm::region::Region;
+use pinion_shm::ring::{PushError, Reader, Record, Writer};
+use pinion_shm::slots::{Slot, SlotTable};
+use std::collections::VecDeque;
+use std::net::TcpListener;
+
+/// Bytes of backlog an [`Outbox`] keeps beyond its full ring before it reports [`Overflow`].
+pub const BACKLOG_BYTES_MAX: usize = 8 << 20;
+
+/// A ring to read from.
+pub struct Inbox {
+    /// The writer.
+    pub from: Peer,
+    reader: Reader<Region>,
+    status: Page,
+    dead: bool,
+}
+
+impl Inbox {
+    pub(crate) fn new(from: Peer, reader: Reader<Region>, status: Page) -> Inbox {
+        Inbox { from, reader, status, dead: false }
+    }
+
+    /// The next record, copied out of the ring. A ring whose content does not check is logged, counted, and
+    /// stays silent until the launcher replaces it.
+    pub fn next(&mut self) -> Option<Record<'_>> {
+        if self.dead {
+            return None;
+        }
+        match self.reader.next() {
+            Ok(record) => record,
+            Err(fault) => {
+                self.dead = true;
+                self.status.add(Gauge::MalformedRecords as usize, 1);
+                tracing::error!(from = %self.from, ?fault, "ring is corrupt; ignoring it until it is replaced");
+                None
+            }
+        }
+    }
+
+    /// Bytes waiting.
+    pub fn used_bytes(&self) -> usize {
+        self.reader.used_bytes()
+    }
+
+    pub(crate) fn arm(&self) -> bool {
+        self.dead || self.reader.arm()
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.reader.disarm();
+    }
+
+    pub(crate) fn has_data(&self) -> bool {
+        !self.dead && self.reader.used_bytes() > 0
+    }
+}
+
+/// The backlog of an outbox is over its bound: the reader has stopped reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow;
+
+/// A ring to write to, with a bounded backlog so that a full ring never makes the writer wait.
+pub struct Outbox {
+    /// The reader.
+    pub to: Peer,
+    writer: Writer<Region>,
+    backlog: VecDeque<(u16, Vec<u8>)>,
+    backlog_bytes: usize,
+}
+
+impl Outbox {
+    pub(crate) fn new(to: Peer, writer: Writer<Region>) -> Outbox {
+        Outbox { to, writer, backlog: VecDeque::new(), backlog_bytes: 0 }
+    }
+
+    /// Stages one record, in order: in the ring, or behind what the ring could not take. Allocates only in
+    /// the latter case. Nothing is visible to the reader before [`Outbox::publish`].
+    pub fn send(&mut self, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        if self.backlog.is_empty() {
+            match self.writer.push(kind, payload) {
+                Ok(()) => return Ok(()),
+                Err(PushError::Full) => {}
+                Err(PushError::TooLarge) => {
+                    tracing::error!(to = %self.to, kind, bytes = payload.len(), "record over the ring's limit");
+                    return Err(Overflow);
+                }
+            }
+        }
+        if self.backlog_bytes + payload.len() > BACKLOG_BYTES_MAX {
+            return Err(Overflow);
+        }
+        self.backlog_bytes += payload.len();
+        self.backlog.push_back((kind, payload.to_vec()));
+        Ok(())
+    }
+
+    /// Makes everything staged visible, moves backlog into the ring as far as it fits, and wakes a sleeping
+    /// reader: at most one syscall.
+    pub fn publish(&mut self) {
+        while let Some((kind, payload)) = self.backlog.front() {
+            if self.writer.push(*kind, payload).is_err() {
+                break;
+            }
+            self.backlog_bytes -= payload.len();
+            self.backlog.pop_front();
+        }
+        self.writer.publish();
+    }
+
+    /// Bytes that wait outside the ring.
+    pub fn backlog_bytes(&self) -> usize {
+        self.backlog_bytes
+    }
+}
+
+/// All of a role's edges.
+pub struct Links {
+    /// Rings to read, in topology order.
+    pub inboxes: Vec<Inbox>,
+    /// Rings to write, in topology order.
+    pub outboxes: Vec<Outbox>,
+    /// The bound listening socket, for frontends. It listens only after `ControlEvent::Open`.
+    pub listener: Option<TcpListener>,
+    /// For frontends: the status pages of every other process, the launcher's included.
+    pub pages: Vec<(Peer, Page)>,
+    pub(crate) slots: Vec<SlotTable>,
+}
+
+impl Links {
+    pub(crate) fn empty() -> Links {
+        Links { inboxes: Vec::new(), outboxes: Vec::new(), listener: None, pages: Vec::new(), slots: Vec::new() }
+    }
+
+    /// The outbox to `to`, if the topology has that edge.
+    pub fn outbox(&mut self, to: Peer) -> Option<&mut Outbox> {
+        self.outboxes.iter_mut().find(|outbox| outbox.to == to)
+    }
+
+    /// Publishes every outbox.
+    pub fn publish(&mut self) {
+        for outbox in &mut self.outboxes {
+            outbox.publish();
+        }
+    }
+
+    /// The slot that `id` names; `None` if there is no such frontend or slot. The generation is not checked.
+    pub fn slot(&self, id: RequestId) -> Option<Slot<'_>> {
+        self.slots.get(usize::from(id.frontend))?.slot(usize::from(id.slot))
+    }
+
+    /// Whether `id` is still the request that its slot holds.
+    pub fn is_current(&self, id: RequestId) -> bool {
+        self.slot(id).is_some_and(|slot| {
+            let state = slot.state();
+            state.live && state.generation == id.generation
+        })
+    }
+
+    /// The slot table of frontend `index`.
+    pub fn slot_table(&self, index: u16) -> Option<&SlotTable> {
+        self.slots.get(usize::from(index))
+    }
+}

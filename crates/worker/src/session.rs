@@ -1,0 +1,433 @@
+//! One role process's side of the launcher's arrangement.
+
+use crate::control::RoleEnd;
+use crate::links::{Inbox, Links, Outbox};
+use crate::start_error::StartError;
+use crate::{pin, telemetry};
+use pinion_config::{Config, Topology};
+use pinion_protocol::control::{Attach, FromRole, ToRole};
+use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::{Peer, Role, layout_hash};
+use pinion_shm::doorbell::{self, Doorbell};
+use pinion_shm::page::Page;
+use pinion_shm::region::{Region, RegionKind};
+use pinion_shm::ring::{Reader, Writer};
+use pinion_shm::slots::SlotTable;
+use pinion_shm::{clock, fdpass, region};
+use std::collections::VecDeque;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a role waits for the first descriptors before it gives up.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest any sleep lasts, so that a heartbeat is never older than this in an idle role.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+/// Something the launcher said. Links are already replaced when the role sees the event.
+pub enum ControlEvent {
+    /// Finish what is in flight, take nothing new; the launcher kills at the deadline.
+    Drain {
+        /// CLOCK_MONOTONIC ns.
+        deadline_ns: u64,
+    },
+    /// Leave the loop now.
+    Stop,
+    /// Every role is ready; the listening socket listens.
+    Open,
+    /// A peer died.
+    PeerLost(Peer),
+    /// The successor of a dead peer is ready.
+    PeerReady(Peer),
+    /// A ring to read from was replaced; the old one may still hold records.
+    InboxReplaced {
+        /// Its writer.
+        from: Peer,
+        /// The old end.
+        old: Inbox,
+    },
+    /// A ring to write to was replaced; what the old one held is lost with its reader.
+    OutboxReplaced {
+        /// Its reader.
+        to: Peer,
+    },
+    /// A frontend has a fresh slot table: every request of its predecessor is gone.
+    SlotsReplaced {
+        /// Its index.
+        frontend: u16,
+    },
+}
+
+/// A role process that is attached.
+pub struct Session {
+    /// Who this process is.
+    pub me: Peer,
+    /// 1 at the first start, one more at each restart.
+    pub epoch: u32,
+    /// The resolved config.
+    pub config: Config,
+    /// The processes and rings that follow from it.
+    pub topology: Topology,
+    /// Own status page, indexed by [`Gauge`].
+    pub status: Page,
+    /// The data edges.
+    pub links: Links,
+    doorbell: Doorbell,
+    control: RoleEnd,
+    control_seen: u64,
+    events: VecDeque<ControlEvent>,
+    spin_ns: u64,
+}
+
+impl Session {
+    /// Attaches this process to its launcher: dies with it, takes the descriptors from standard input, pins
+    /// itself, installs logging and connects the control channel. Must be called first, on the main thread.
+    pub fn attach(role: Role) -> Result<Session, StartError> {
+        nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
+            .map_err(|e| StartError::attach("parent-death signal", e))?;
+        let stdin = std::io::stdin();
+        let set = receive_set(stdin.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
+            .map_err(|error| error.unwrap_or(StartError::ByHand(role)))?;
+        let mut builder = Builder::default();
+        for (message, fds) in set {
+            builder.take(message, fds)?;
+        }
+        let session = builder.finish(role)?;
+        fdpass::send(stdin.as_fd(), &[1], &[]).map_err(|e| StartError::attach("control", e))?;
+        Ok(session)
+    }
+
+    /// Tells the launcher that this role can serve. `summary` is one line for the operator.
+    pub fn ready(&mut self, summary: &str) {
+        self.set_phase(Phase::Ready);
+        self.control.send(&FromRole::Ready { summary: summary.to_owned() });
+    }
+
+    /// Tells the launcher why this role cannot serve, and gives the process's exit code.
+    pub fn fail(self, reason: &str, exit_code: i32) -> ExitCode {
+        self.control.send(&FromRole::Failed { reason: reason.to_owned(), exit_code });
+        ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
+    }
+
+    /// Marks the role as draining, for health.
+    pub fn draining(&self) {
+        self.set_phase(Phase::Draining);
+    }
+
+    /// Marks the role as stopped; the process's exit code is success.
+    pub fn stop(self) -> ExitCode {
+        self.set_phase(Phase::Stopped);
+        ExitCode::SUCCESS
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        self.beat();
+        self.status.set(Gauge::Phase as usize, phase as u64);
+        self.control.send(&FromRole::Phase { phase });
+    }
+
+    /// Stores the heartbeat: one clock read, one store.
+    pub fn beat(&self) {
+        self.status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
+    }
+
+    /// The next thing the launcher said. One load when it said nothing.
+    pub fn control(&mut self) -> Option<ControlEvent> {
+        let sent = self.status.get(Gauge::ControlSequence as usize);
+        if sent != self.control_seen {
+            self.control_seen = sent;
+            self.take_control();
+            self.status.set(Gauge::ControlSeen as usize, sent);
+        }
+        self.events.pop_front()
+    }
+
+    fn take_control(&mut self) {
+        loop {
+            match self.control.next() {
+                Ok(Some(message)) => self.take_message(message),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::error!(%error, "control channel is broken");
+                    self.events.push_back(ControlEvent::Stop);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_message(&mut self, message: ToRole) {
+        let event = match message {
+            ToRole::Drain { deadline_ns } => ControlEvent::Drain { deadline_ns },
+            ToRole::Stop => ControlEvent::Stop,
+            ToRole::Open => ControlEvent::Open,
+            ToRole::PeerLost { peer } => ControlEvent::PeerLost(peer),
+            ToRole::PeerReady { peer } => ControlEvent::PeerReady(peer),
+            ToRole::Attached => {
+                if let Err(error) = self.take_attachments() {
+                    tracing::error!(%error, "cannot take new links");
+                    self.events.push_back(ControlEvent::Stop);
+                }
+                return;
+            }
+        };
+        self.events.push_back(event);
+    }
+
+    /// Takes one set of replacement links. The launcher put it on the socket before it said so.
+    fn take_attachments(&mut self) -> Result<(), StartError> {
+        let stdin = std::io::stdin();
+        let set = receive_set(stdin.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
+            .map_err(|error| error.unwrap_or(StartError::Orphan))?;
+        for (message, mut fds) in set {
+            match message {
+                Attach::Inbox { from, epoch } => {
+                    let inbox = open_inbox(from, epoch, &mut fds, &self.status)?;
+                    if let Some(place) = self.links.inboxes.iter_mut().find(|inbox| inbox.from == from) {
+                        let old = std::mem::replace(place, inbox);
+                        self.events.push_back(ControlEvent::InboxReplaced { from, old });
+                    }
+                }
+                Attach::Outbox { to, epoch } => {
+                    let outbox = open_outbox(to, epoch, &mut fds)?;
+                    if let Some(place) = self.links.outbox(to) {
+                        *place = outbox;
+                        self.events.push_back(ControlEvent::OutboxReplaced { to });
+                    }
+                }
+                Attach::Slots { frontend, epoch } => {
+                    let table = open_slots(epoch, &mut fds)?;
+                    if let Some(place) = self.links.slots.get_mut(usize::from(frontend)) {
+                        *place = table;
+                        self.events.push_back(ControlEvent::SlotsReplaced { frontend });
+                    }
+                }
+                Attach::Hello { .. }
+                | Attach::Doorbell
+                | Attach::Status { .. }
+                | Attach::Listener
+                | Attach::Done => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a record or a control message is there, the doorbell rings, or `timeout` (at most 100 ms)
+    /// has passed. Returns at once if something is there. Spins first only if the plan says so.
+    pub fn wait(&mut self, timeout: Duration) {
+        self.beat();
+        if self.spin() || !self.arm() {
+            return;
+        }
+        self.status.add(Gauge::Sleeps as usize, 1);
+        let ready = doorbell::wait(&[self.doorbell.fd()], timeout.min(SLEEP_MAX));
+        if let Err(error) = ready {
+            tracing::error!(%error, "cannot wait on the doorbell");
+        }
+        self.disarm();
+        self.drain_doorbell();
+        self.beat();
+    }
+
+    fn spin(&self) -> bool {
+        if self.spin_ns == 0 {
+            return false;
+        }
+        let end = clock::now_ns() + self.spin_ns;
+        while clock::now_ns() < end {
+            if self.has_input() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    fn has_input(&self) -> bool {
+        self.status.get(Gauge::ControlSequence as usize) != self.control_seen
+            || !self.events.is_empty()
+            || self.links.inboxes.iter().any(Inbox::has_data)
+    }
+
+    /// The eventfd that peers ring.
+    pub fn doorbell_fd(&self) -> BorrowedFd<'_> {
+        self.doorbell.fd()
+    }
+
+    /// Says to every writer that this role sleeps. `false` if there is input already: then nothing is armed.
+    pub fn arm(&mut self) -> bool {
+        let armed = self.links.inboxes.iter().all(Inbox::arm);
+        if armed && !self.has_input() {
+            return true;
+        }
+        self.disarm();
+        false
+    }
+
+    /// Takes back what [`Session::arm`] said.
+    pub fn disarm(&mut self) {
+        self.links.inboxes.iter().for_each(Inbox::disarm);
+    }
+
+    /// Empties the doorbell.
+    pub fn drain_doorbell(&self) {
+        self.doorbell.drain();
+    }
+}
+
+type AttachSet = Vec<(Attach, Vec<OwnedFd>)>;
+
+/// Receives datagrams until [`Attach::Done`]. `Err(None)` means that the descriptor is no launcher's socket.
+fn receive_set(socket: BorrowedFd<'_>, deadline_ns: u64) -> Result<AttachSet, Option<StartError>> {
+    let mut set = Vec::new();
+    loop {
+        match fdpass::recv(socket) {
+            Ok(Some(received)) => {
+                let message: Attach =
+                    bincode::deserialize(&received.bytes).map_err(|e| StartError::attach("message", e))?;
+                if message == Attach::Done {
+                    return Ok(set);
+                }
+                set.push((message, received.fds));
+            }
+            Ok(None) => {
+                let left_ns = deadline_ns.saturating_sub(clock::now_ns());
+                if left_ns == 0 {
+                    return Err(Some(StartError::attach("descriptors", "nothing came in time")));
+                }
+                doorbell::wait(&[socket], Duration::from_nanos(left_ns))
+                    .map_err(|e| StartError::attach("descriptors", e))?;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                return Err(Some(StartError::Orphan));
+            }
+            Err(_) => return Err(None),
+        }
+    }
+}
+
+fn take_fd(fds: &mut Vec<OwnedFd>, what: &'static str) -> Result<OwnedFd, StartError> {
+    if fds.is_empty() { Err(StartError::attach(what, "its descriptor is missing")) } else { Ok(fds.remove(0)) }
+}
+
+fn open_ring(epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
+    let fd = take_fd(fds, "ring")?;
+    Region::attach(fd, RegionKind::Ring, layout_hash(), Some(epoch)).map_err(|e| StartError::attach("ring", e))
+}
+
+fn open_inbox(from: Peer, epoch: u32, fds: &mut Vec<OwnedFd>, status: &Page) -> Result<Inbox, StartError> {
+    Ok(Inbox::new(from, Reader::new(open_ring(epoch, fds)?, epoch), status.clone()))
+}
+
+fn open_outbox(to: Peer, epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Outbox, StartError> {
+    let ring = open_ring(epoch, fds)?;
+    let doorbell = Doorbell::from_fd(take_fd(fds, "doorbell")?);
+    Ok(Outbox::new(to, Writer::new(ring, epoch, doorbell)))
+}
+
+fn open_slots(epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<SlotTable, StartError> {
+    let fd = take_fd(fds, "slot table")?;
+    SlotTable::attach(fd, layout_hash(), Some(epoch)).map_err(|e| StartError::attach("slot table", e))
+}
+
+/// Collects the first set of descriptors.
+#[derive(Default)]
+struct Builder {
+    hello: Option<(Peer, u32, String)>,
+    config: Option<Config>,
+    doorbell: Option<Doorbell>,
+    status: Option<Page>,
+    links: Option<Links>,
+}
+
+impl Builder {
+    fn take(&mut self, message: Attach, mut fds: Vec<OwnedFd>) -> Result<(), StartError> {
+        match message {
+            Attach::Hello { me, epoch, layout_hash: theirs, control_name, launcher_pid } => {
+                let ours = layout_hash();
+                if theirs != ours {
+                    return Err(StartError::Layout { theirs, ours });
+                }
+                if nix::unistd::getppid().as_raw() as u32 != launcher_pid {
+                    return Err(StartError::Orphan);
+                }
+                let bytes = region::read_blob(take_fd(&mut fds, "config")?)
+                    .map_err(|e| StartError::attach("config", e))?;
+                self.config =
+                    Some(bincode::deserialize(&bytes).map_err(|e| StartError::attach("config", e))?);
+                self.hello = Some((me, epoch, control_name));
+                self.links = Some(Links::empty());
+            }
+            Attach::Doorbell => self.doorbell = Some(Doorbell::from_fd(take_fd(&mut fds, "doorbell")?)),
+            Attach::Status { of } => {
+                let page = Page::attach(take_fd(&mut fds, "status page")?, layout_hash())
+                    .map_err(|e| StartError::attach("status page", e))?;
+                if self.hello.as_ref().is_some_and(|(me, ..)| *me == of) {
+                    self.status = Some(page);
+                } else {
+                    self.links()?.pages.push((of, page));
+                }
+            }
+            Attach::Slots { frontend: _, epoch } => {
+                let table = open_slots(epoch, &mut fds)?;
+                self.links()?.slots.push(table);
+            }
+            Attach::Inbox { from, epoch } => {
+                let status = self.status.clone().ok_or_else(|| StartError::attach("inbox", "before status"))?;
+                let inbox = open_inbox(from, epoch, &mut fds, &status)?;
+                self.links()?.inboxes.push(inbox);
+            }
+            Attach::Outbox { to, epoch } => {
+                let outbox = open_outbox(to, epoch, &mut fds)?;
+                self.links()?.outboxes.push(outbox);
+            }
+            Attach::Listener => {
+                let fd = take_fd(&mut fds, "listener")?;
+                self.links()?.listener = Some(TcpListener::from(fd));
+            }
+            Attach::Done => {}
+        }
+        Ok(())
+    }
+
+    fn links(&mut self) -> Result<&mut Links, StartError> {
+        self.links.as_mut().ok_or_else(|| StartError::attach("links", "before hello"))
+    }
+
+    fn finish(self, role: Role) -> Result<Session, StartError> {
+        let missing = |what| move || StartError::attach(what, "missing from the launcher's set");
+        let (me, epoch, control_name) = self.hello.ok_or_else(missing("hello"))?;
+        if me.role != role {
+            return Err(StartError::attach("hello", format!("meant for {me}")));
+        }
+        let config = self.config.ok_or_else(missing("config"))?;
+        let status = self.status.ok_or_else(missing("status page"))?;
+        telemetry::install(&config.log_filter, config.log_json);
+        let topology = Topology::new(&config);
+        let process = topology.process(me).ok_or_else(missing("process in topology"))?;
+        let spin_ns = u64::from(process.spin_us) * 1_000;
+        if config.pin
+            && let Err(reason) = pin::pin_to(&process.cpus)
+        {
+            tracing::warn!(%me, reason, "not pinned");
+        }
+        // The count is read before connecting: the launcher sends nothing to us before that.
+        let control_seen = status.get(Gauge::ControlSequence as usize);
+        let control = RoleEnd::connect(&control_name).map_err(|e| StartError::attach("control", e))?;
+        control.send(&FromRole::Hello { me, pid: std::process::id() });
+        Ok(Session {
+            me,
+            epoch,
+            topology,
+            status,
+            links: self.links.ok_or_else(missing("links"))?,
+            doorbell: self.doorbell.ok_or_else(missing("doorbell"))?,
+            control,
+            control_seen,
+            events: VecDeque::new(),
+            spin_ns,
+            config,
+        })
+    }
+}

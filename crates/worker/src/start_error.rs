@@ -1,0 +1,49 @@
+//! Why a role could not attach.
+
+use pinion_protocol::Role;
+
+/// A role's start failed before it could speak to the launcher. Printed on standard error.
+#[derive(Debug)]
+pub enum StartError {
+    /// Standard input is not the launcher's descriptor socket.
+    ByHand(Role),
+    /// The launcher is gone, or is not the parent.
+    Orphan,
+    /// The launcher's build differs from ours.
+    Layout {
+        /// The launcher's hash.
+        theirs: u64,
+        /// Our hash.
+        ours: u64,
+    },
+    /// A descriptor or message did not arrive in time or did not check.
+    Attach {
+        /// What was being attached.
+        what: &'static str,
+        /// The reason.
+        reason: String,
+    },
+}
+
+impl StartError {
+    pub(crate) fn attach(what: &'static str, reason: impl std::fmt::Display) -> StartError {
+        StartError::Attach { what, reason: reason.to_string() }
+    }
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StartError::ByHand(role) => {
+                write!(f, "pinion-{} is started by `pinion serve`, not by hand", role.name())
+            }
+            StartError::Orphan => f.write_str("the launcher that started this process is gone"),
+            StartError::Layout { theirs, ours } => {
+                write!(f, "launcher and role come from different builds (layout {theirs:016x}, here {ours:016x})")
+            }
+            StartError::Attach { what, reason } => write!(f, "cannot attach {what}: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Puts libtorch in place: a cache folder outside the repository and the link .libtorch inside it.
+# Idempotent; says what it found. Sourced by launch.sh and test.sh, or run by itself.
+#
+#   PINION_CACHE   where downloads are kept   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
+#   PINION_PYTHON  the Python whose pip is used (default: python3)
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pinion}
+PYTHON=${PINION_PYTHON:-python3}
+
+# tch 0.24.0 compiles against exactly this libtorch; the wheel carries no build-version file, so the
+# version is checked here.
+TORCH_VERSION=2.11.0
+SLIM_WHEELS=(torch==$TORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
+             nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
+FULL_WHEELS=(torch==$TORCH_VERSION nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
+
+say() { printf '[setup] %s\n' "$*" >&2; }
+die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
+
+need() { # need COMMAND WHAT-FOR
+    command -v "$1" >/dev/null 2>&1 || die "$1 is missing: it is needed for $2"
+}
+
+has_nvidia_driver() { [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]; }
+
+libtorch_version() { # libtorch_version TORCH_FOLDER
+    sed -n "s/^__version__ = '\([^'+]*\).*/\1/p" "$1/version.py" 2>/dev/null
+}
+
+libtorch_is_good() { # libtorch_is_good FOLDER
+    [ "$(libtorch_version "$1/torch")" = "$TORCH_VERSION" ] && [ -e "$1/torch/lib/libtorch_cpu.so" ]
+}
+
+setup_libtorch() {
+    local kind=slim
+    has_nvidia_driver && kind=full
+    local folder=$CACHE/libtorch-$TORCH_VERSION-$kind
+    if libtorch_is_good "$folder"; then
+        say "libtorch $TORCH_VERSION ($kind) found in $folder"
+    else
+        need "$PYTHON" "downloading libtorch"
+        "$PYTHON" -m pip --version >/dev/null 2>&1 || die "$PYTHON has no pip, which downloads libtorch"
+        rm -rf "$folder"
+        mkdir -p "$CACHE"
+        # Several clones may set up at once: each downloads into its own folder and the first one wins.
+        local part
+        part=$(mktemp -d "$CACHE/libtorch.XXXXXX")
+        if [ "$kind" = full ]; then
+            say "NVIDIA driver found: downloading libtorch $TORCH_VERSION with its CUDA libraries (2.6 GB)"
+            pip_install "$part" "${FULL_WHEELS[@]}"
+        else
+            say "no NVIDIA driver: downloading libtorch $TORCH_VERSION, CPU use only (550 MB, about a minute)"
+            pip_install "$part" --no-deps "${SLIM_WHEELS[@]}"
+        fi
+        libtorch_is_good "$part" || die "what was downloaded is not libtorch $TORCH_VERSION (got '$(libtorch_version "$part/torch")')"
+        mv -T "$part" "$folder" 2>/dev/null || rm -rf "$part"
+        say "libtorch $TORCH_VERSION ($kind) is in $folder"
+    fi
+    ln -sfn "$folder/torch" "$ROOT/.libtorch"
+}
+
+pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
+    local folder=$1
+    shift
+    local beat=
+    if [ ! -t 2 ]; then
+        # No progress bar without a terminal: show that it moves.
+        (while sleep 10; do say "downloading ... $(du -sh "$folder" 2>/dev/null | cut -f1)"; done) &
+        beat=$!
+    fi
+    local status=0
+    "$PYTHON" -m pip install --disable-pip-version-check --no-warn-script-location --root-user-action=ignore \
+        --quiet --progress-bar on --target "$folder" "$@" >&2 || status=$?
+    [ -z "$beat" ] || { kill "$beat" 2>/dev/null; wait "$beat" 2>/dev/null || true; }
+    [ "$status" = 0 ] || die "pip could not install $*"
+}
+
+setup() {
+    need cargo "building (https://rustup.rs)"
+    need g++ "building the libtorch binding and the CPU kernels"
+    say "$(rustc --version), $(g++ --version | head -n 1)"
+    # A shell's own LIBTORCH would win over the link and bring in another version.
+    if [ -n "${LIBTORCH:-}" ]; then
+        say "LIBTORCH=$LIBTORCH is set in the environment; using .libtorch instead"
+        unset LIBTORCH
+    fi
+    setup_libtorch
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    setup
+fi

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# The other command: sets up what launch.sh sets up, then checks everything that can be checked here.
+# Every step prints its name and time; the first that fails ends the run. About 20 minutes from nothing on
+# two cores, most of it the first build.
+#
+#   deploy/test.sh            everything
+#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients no_torch
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+# Tests share the cores with what they start: no thread pool may size itself.
+export OMP_NUM_THREADS=1
+
+step_fmt() { cargo fmt --all --check; }
+
+step_clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings; }
+
+step_tidy() { cargo run --quiet --locked --package xtask -- tidy; }
+
+# The ring and its wake-up under every interleaving; then the same without each fence, which must fail.
+step_loom() {
+    local base="--cfg loom"
+    loom_run "$base" || return 1
+    local end
+    for end in writer reader; do
+        if loom_run "$base --cfg pinion_drop_${end}_fence" >"$LOGS/loom-$end.log" 2>&1; then
+            say "the loom checks pass without the $end's fence: they do not check it"
+            return 1
+        fi
+        grep -qE 'test result: FAILED|panicked' "$LOGS/loom-$end.log" || {
+            say "the build without the $end's fence failed for another reason:"
+            tail -n 20 "$LOGS/loom-$end.log"
+            return 1
+        }
+        say "without the $end's fence the loom checks fail, as they must"
+    done
+}
+
+loom_run() { # loom_run RUSTFLAGS
+    RUSTFLAGS=$1 cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
+}
+
+# Unit, property and parity tests of every crate but the one that starts processes.
+step_unit() { cargo test --locked --workspace --exclude pinion-testkit; }
+
+# The fake backend must build and pass with no libtorch at all.
+step_no_torch() {
+    cargo test --locked --no-default-features --package pinion-ops --package pinion-model --package pinion-engine \
+        --target-dir "$TARGET/no-torch"
+}
+
+# The real processes, from outside.
+step_processes() {
+    cargo build --locked --workspace --bins
+    cargo test --locked --package pinion-testkit
+}
+
+# The official OpenAI clients, unchanged, against the demo model.
+step_clients() {
+    local log=$LOGS/clients-server.log
+    cargo build --locked --workspace --bins
+    "$TARGET/debug/pinion" serve --port 0 --model "$ROOT/deploy/demo-model" 2>"$log" &
+    local server=$! url= status=0
+    for _ in $(seq 300); do
+        url=$(sed -n 's/^pinion is ready: \(http[^ ]*\).*/\1/p' "$log")
+        [ -z "$url" ] || break
+        kill -0 "$server" 2>/dev/null || break
+        sleep 0.1
+    done
+    if [ -z "$url" ]; then
+        tail -n 20 "$log"
+        return 1
+    fi
+    CACHE=$CACHE PYTHON=$PYTHON BASE_URL=$url/v1 "$ROOT/crates/testkit/clients/run.sh" || status=$?
+    kill "$server"
+    wait "$server" || status=$?
+    return "$status"
+}
+
+STEPS=(fmt tidy loom clippy unit processes clients no_torch)
+
+setup
+cd "$ROOT"
+TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
+LOGS=$TARGET/test-logs
+mkdir -p "$LOGS"
+[ $# -gt 0 ] && STEPS=("$@")
+passed=0
+for step in "${STEPS[@]}"; do
+    say "== $step"
+    start=$SECONDS
+    if ! "step_$step"; then
+        say "== $step failed after $((SECONDS - start)) s"
+        printf '%d passed, 1 failed\n' "$passed"
+        exit 1
+    fi
+    passed=$((passed + 1))
+    say "== $step passed in $((SECONDS - start)) s"
+done
+printf '%d passed, 0 failed\n' "$passed"
