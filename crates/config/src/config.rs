@@ -1,0 +1,163 @@
+//! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
+
+use crate::cpu_plan::CpuPlan;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// Who computes the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backend {
+    /// A real model on libtorch.
+    Torch,
+    /// Deterministic tokens from a hash, with a programmable step time and no libtorch.
+    Fake,
+}
+
+/// Type of weights, activations and KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dtype {
+    /// 32-bit floating point.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Dtype::Fp32 => 4,
+            Dtype::Bf16 => 2,
+        }
+    }
+}
+
+/// How the model's linear layers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinearKind {
+    /// Weights reordered for the CPU's matrix units once at load.
+    Packed,
+    /// Weights as they stand in the file.
+    Plain,
+}
+
+/// Which attention kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttentionKind {
+    /// The vectorised one.
+    Vector,
+    /// Its plain twin, for comparison.
+    Twin,
+}
+
+/// What the model folder says about the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelFacts {
+    /// Longest sequence in tokens, prompt and output together.
+    pub max_context: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// End-of-sequence id, if the folder names one.
+    pub eos: Option<u32>,
+    /// Transformer layers.
+    pub layers: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Width of one head.
+    pub head_dim: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// The tokenizer's config holds a chat template.
+    pub has_chat_template: bool,
+}
+
+impl ModelFacts {
+    /// Bytes of keys and values of one token over all layers.
+    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
+        2 * u64::from(self.layers) * u64::from(self.heads) * u64::from(self.head_dim) * dtype.bytes()
+    }
+}
+
+/// Everything an operator decided, or left to us and we decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// Port to listen on; 0 lets the kernel choose.
+    pub port: u16,
+    /// The Hugging Face folder.
+    pub model_dir: PathBuf,
+    /// The name that clients use for the model.
+    pub served_model_name: String,
+    /// What the folder says.
+    pub model: ModelFacts,
+    /// Who computes.
+    pub backend: Backend,
+    /// In what type. The fake backend takes no notice.
+    pub dtype: Dtype,
+    /// Longest sequence served, prompt and output together; at most the model's own.
+    pub max_model_len: u32,
+    /// Sequences in one step.
+    pub max_num_seqs: u32,
+    /// Query tokens in one step, prompt chunks and decodes together; at least `max_num_seqs`.
+    pub max_num_batched_tokens: u32,
+    /// Tokens in one KV block.
+    pub block_size: u32,
+    /// KV blocks in the pool; at least one sequence of `max_model_len` fits.
+    pub kv_blocks: u32,
+    /// Records that the engine takes from its inboxes between two steps.
+    pub command_budget: u32,
+    /// Threads of the model's kernels.
+    pub engine_threads: u32,
+    /// How linear layers run.
+    pub linear: LinearKind,
+    /// How attention runs.
+    pub attention: AttentionKind,
+    /// Fake backend: time of one step, in µs.
+    pub fake_step_us: u64,
+    /// Fake backend: time added per prompt token in a step, in µs.
+    pub fake_prefill_us_per_token: u64,
+    /// Frontend processes.
+    pub frontends: u16,
+    /// Tokenizer processes.
+    pub tokenizers: u16,
+    /// Engine processes; 1.
+    pub engines: u16,
+    /// Detokenizer processes.
+    pub detokenizers: u16,
+    /// Request slots of one frontend.
+    pub max_inflight: u32,
+    /// Bytes of a request's body.
+    pub body_bytes_max: usize,
+    /// Bytes waiting for one slow reader before its request is cancelled.
+    pub stream_buffer_bytes_max: usize,
+    /// A write to a client that makes no progress for so long ends the connection, in ms.
+    pub write_timeout_ms: u64,
+    /// A request's head must be complete in this time, in ms.
+    pub header_timeout_ms: u64,
+    /// A connection without a request is closed after this time, in ms.
+    pub idle_timeout_ms: u64,
+    /// A request's body must be complete in this time, in ms.
+    pub body_timeout_ms: u64,
+    /// Write stream chunks from a prepared prefix instead of a JSON serialiser.
+    pub fast_sse: bool,
+    /// Source of the seeds of requests that name none.
+    pub seed: u64,
+    /// All roles must be ready in this time, in ms.
+    pub start_timeout_ms: u64,
+    /// Open requests may finish for so long after the first signal, in ms.
+    pub drain_timeout_ms: u64,
+    /// Wait before the first restart of a role; it doubles with each further one, in ms.
+    pub restart_backoff_ms: u64,
+    /// Restarts of one role within a minute before the service gives up.
+    pub restart_limit: u32,
+    /// What is logged, in tracing's filter syntax.
+    pub log_filter: String,
+    /// Log lines are JSON.
+    pub log_json: bool,
+    /// Which role runs where.
+    pub cpu_plan: CpuPlan,
+    /// Roles are pinned to the plan's CPUs.
+    pub pin: bool,
+}
