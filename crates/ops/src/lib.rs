@@ -1,9 +1,26 @@
 //! Our CPU kernels, their plain Rust twins, the libtorch shim, and the safe wrappers over them.
 //!
-//! Start at [`attention`] (paged attention and KV append). This crate knows tensors and pointers, not models.
+//! Start at [`attention`] (paged attention and KV append over a [`KvPool`]); [`twin`] says the same in plain Rust. With
+//! feature `torch` (the default), `tensor` runs the kernels on tch tensors and `linear` holds prepacked weights. This
+//! crate knows tensors and pointers, not models.
 
 // This crate is one of the two that may hold unsafe code: it calls the C++ kernels and maps files.
 #![allow(unsafe_code)]
+
+pub mod attention;
+mod cpu;
+mod ffi;
+mod kv_pool;
+#[cfg(feature = "torch")]
+pub mod linear;
+mod mapped_file;
+#[cfg(feature = "torch")]
+pub mod tensor;
+pub mod twin;
+
+pub use cpu::{KernelLevel, supports_bf16};
+pub use kv_pool::{Dtype, Element, KvPool, KvShape};
+pub use mapped_file::MappedFile;
 
 /// Which implementation of paged attention and KV append runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

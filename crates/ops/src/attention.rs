@@ -1,0 +1,272 @@
+//! Paged attention and KV append: the safe side of kernels/include/pinion_attention.h.
+//!
+//! [`Batch::check`] turns untrusted indices into a [`CheckedBatch`] once a step; the layers then run on that.
+
+use crate::cpu::KernelLevel;
+use crate::ffi;
+use crate::kv_pool::{Element, KvPool, KvShape};
+use std::ffi::c_void;
+use std::fmt;
+
+/// Largest head_dim that the kernels take.
+pub const MAX_HEAD_DIM: usize = 512;
+
+/// A malformed batch or operand: a bug in the caller, found before any memory is touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OperandError(pub &'static str);
+
+impl fmt::Display for OperandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for OperandError {}
+
+/// A variable-length batch of sequences over a paged cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// \[seqs + 1\] first query token of each sequence; the last entry is the number of tokens.
+    pub query_start: &'a [u32],
+    /// \[seqs\] length of each sequence in tokens, its query tokens included; they are the last ones.
+    pub context_len: &'a [u32],
+    /// \[seqs\] index in `blocks` of each sequence's block table.
+    pub table_start: &'a [u32],
+    /// Block tables of all sequences.
+    pub blocks: &'a [u32],
+}
+
+/// A batch whose every index was checked against a pool's shape.
+#[derive(Debug, Clone, Copy)]
+pub struct CheckedBatch<'a> {
+    batch: Batch<'a>,
+    shape: KvShape,
+}
+
+impl<'a> Batch<'a> {
+    /// Checks every range and block id. O(seqs + blocks), no allocation.
+    ///
+    /// # Errors
+    /// [`OperandError`] says what is wrong.
+    pub fn check(self, shape: &KvShape) -> Result<CheckedBatch<'a>, OperandError> {
+        let seqs = self.context_len.len();
+        if self.query_start.len() != seqs + 1 || self.table_start.len() != seqs {
+            return Err(OperandError("the batch's arrays differ in length"));
+        }
+        if self.query_start[0] != 0 {
+            return Err(OperandError("the first query token is not token 0"));
+        }
+        for seq in 0..seqs {
+            let Some(queries) = self.query_start[seq + 1].checked_sub(self.query_start[seq]) else {
+                return Err(OperandError("query ranges overlap"));
+            };
+            let context = self.context_len[seq];
+            if context < queries {
+                return Err(OperandError("a context is shorter than its query"));
+            }
+            let first = self.table_start[seq] as usize;
+            let count = (context as usize).div_ceil(shape.block_size);
+            match self.blocks.get(first..first + count) {
+                Some(table) if table.iter().all(|&block| (block as usize) < shape.blocks) => {}
+                Some(_) => return Err(OperandError("a block id is out of range")),
+                None => return Err(OperandError("a block table does not cover its context")),
+            }
+        }
+        Ok(CheckedBatch { batch: self, shape: *shape })
+    }
+}
+
+impl<'a> CheckedBatch<'a> {
+    /// Query tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.batch.query_start[self.batch.context_len.len()] as usize
+    }
+
+    /// The arrays that were checked.
+    pub fn arrays(&self) -> &Batch<'a> {
+        &self.batch
+    }
+
+    /// The pool shape they were checked against.
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    fn ffi(&self, dtype: i32) -> ffi::PinionBatch {
+        ffi::PinionBatch {
+            query_start: self.batch.query_start.as_ptr(),
+            context_len: self.batch.context_len.as_ptr(),
+            table_start: self.batch.table_start.as_ptr(),
+            blocks: self.batch.blocks.as_ptr(),
+            seqs: self.batch.context_len.len() as u32,
+            heads: self.shape.heads as u32,
+            head_dim: self.shape.head_dim as u32,
+            block_size: self.shape.block_size as u32,
+            dtype,
+        }
+    }
+
+    /// Elements that a `[tokens, heads, head_dim]` operand with this token stride must have.
+    fn span(&self, stride: usize) -> usize {
+        match self.tokens().checked_sub(1) {
+            Some(last) => last * stride + self.shape.heads * self.shape.head_dim,
+            None => 0,
+        }
+    }
+}
+
+/// A read-only `[tokens, heads, head_dim]` operand.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a, T> {
+    /// The elements; the first is token 0's first.
+    pub data: &'a [T],
+    /// Elements between tokens, at least heads * head_dim.
+    pub stride: usize,
+}
+
+/// How to run the vector kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// Instruction-set level; one above what the machine has is lowered to it.
+    pub level: KernelLevel,
+    /// Threads, at least 1. Without feature `torch` the calling thread does it all.
+    pub threads: u32,
+}
+
+impl Launch {
+    fn level_code(self) -> i32 {
+        self.level.min(KernelLevel::best()).code()
+    }
+
+    fn thread_count(self) -> i32 {
+        i32::try_from(self.threads.clamp(1, 1024)).expect("1024 fits")
+    }
+}
+
+/// Operands as the kernels take them. Whoever makes one vouches for the pointers' spans.
+pub(crate) struct RawRows {
+    pub(crate) data: *const c_void,
+    pub(crate) elements: usize,
+    pub(crate) stride: usize,
+}
+
+impl<T: Element> Rows<'_, T> {
+    fn raw(&self) -> RawRows {
+        RawRows { data: self.data.as_ptr().cast(), elements: self.data.len(), stride: self.stride }
+    }
+}
+
+fn check_operand(batch: &CheckedBatch<'_>, pool: &KvPool, layer: usize, operands: &[&RawRows]) -> Result<(), OperandError> {
+    if batch.shape != *pool.shape() {
+        return Err(OperandError("the batch was checked against another pool"));
+    }
+    if layer >= batch.shape.layers {
+        return Err(OperandError("no such layer"));
+    }
+    for rows in operands {
+        if rows.stride < batch.shape.heads * batch.shape.head_dim {
+            return Err(OperandError("a token stride is shorter than a token"));
+        }
+        if rows.elements < batch.span(rows.stride) {
+            return Err(OperandError("an operand is shorter than the batch"));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the new tokens' K and V (`[tokens, heads, head_dim]`) into one layer of the pool.
+///
+/// # Errors
+/// [`OperandError`] when operand, batch and pool do not fit together.
+pub fn kv_append<T: Element>(
+    pool: &mut KvPool,
+    layer: usize,
+    batch: &CheckedBatch<'_>,
+    k: Rows<'_, T>,
+    v: Rows<'_, T>,
+    launch: Launch,
+) -> Result<(), OperandError> {
+    if T::DTYPE != pool.dtype() {
+        return Err(OperandError("operand and pool differ in dtype"));
+    }
+    // SAFETY: the pointers come from live slices of the pool's dtype with the lengths given.
+    unsafe { kv_append_raw(pool, layer, batch, &k.raw(), &v.raw(), launch) }
+}
+
+/// # Safety
+/// `k.data` and `v.data` point to `elements` readable elements of the pool's dtype, outside the pool, and nobody writes
+/// to them during the call.
+pub(crate) unsafe fn kv_append_raw(
+    pool: &mut KvPool,
+    layer: usize,
+    batch: &CheckedBatch<'_>,
+    k: &RawRows,
+    v: &RawRows,
+    launch: Launch,
+) -> Result<(), OperandError> {
+    check_operand(batch, pool, layer, &[k, v])?;
+    if k.stride != v.stride {
+        return Err(OperandError("K and V differ in stride"));
+    }
+    let args = ffi::PinionAppend {
+        batch: batch.ffi(pool.dtype().code()),
+        k: k.data,
+        v: v.data,
+        cache: pool.layer_ptr(layer),
+        kv_stride: k.stride as u64,
+    };
+    // SAFETY: `check_operand` and `Batch::check` established every range of the kernel's contract; `pool` is borrowed
+    // mutably, so the cache has no other reader or writer.
+    unsafe { ffi::pinion_kv_append_parallel(&args, launch.thread_count()) };
+    Ok(())
+}
+
+/// Causal attention of the batch's query tokens over one layer of the pool. `q` and `out` are
+/// `[tokens, heads, head_dim]`, `out` with `out_stride` elements between tokens; scores are multiplied with `scale`.
+///
+/// # Errors
+/// [`OperandError`] when operand, batch and pool do not fit together.
+#[allow(clippy::too_many_arguments, reason = "the operands of one kernel; a struct would only rename them")]
+pub fn paged_attention<T: Element>(
+    pool: &mut KvPool,
+    layer: usize,
+    batch: &CheckedBatch<'_>,
+    q: Rows<'_, T>,
+    out: &mut [T],
+    out_stride: usize,
+    scale: f32,
+    launch: Launch,
+) -> Result<(), OperandError> {
+    if T::DTYPE != pool.dtype() {
+        return Err(OperandError("operand and pool differ in dtype"));
+    }
+    let to = RawRows { data: out.as_mut_ptr().cast_const().cast(), elements: out.len(), stride: out_stride };
+    // SAFETY: the pointers come from live slices of the pool's dtype with the lengths given, `out` from a mutable one.
+    unsafe { paged_attention_raw(pool, layer, batch, &q.raw(), &to, scale, launch) }
+}
+
+/// # Safety
+/// As [`kv_append_raw`] for `q`; `out.data` points to `elements` writable elements that nothing else uses during the call.
+pub(crate) unsafe fn paged_attention_raw(
+    pool: &mut KvPool,
+    layer: usize,
+    batch: &CheckedBatch<'_>,
+    q: &RawRows,
+    out: &RawRows,
+    scale: f32,
+    launch: Launch,
+) -> Result<(), OperandError> {
+    check_operand(batch, pool, layer, &[q, out])?;
+    let args = ffi::PinionAttention {
+        batch: batch.ffi(pool.dtype().code()),
+        q: q.data,
+        cache: pool.layer_ptr(layer),
+        out: out.data.cast_mut(),
+        q_stride: q.stride as u64,
+        out_stride: out.stride as u64,
+        scale,
+    };
+    // SAFETY: as in `kv_append_raw`; the level is at most the machine's best.
+    unsafe { ffi::pinion_paged_attention_parallel(&args, launch.level_code(), launch.thread_count()) };
+    Ok(())
+}

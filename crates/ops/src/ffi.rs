@@ -1,0 +1,69 @@
+//! The C side of the kernels; mirrors kernels/include/*.h.
+
+use std::ffi::c_void;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PinionBatch {
+    pub(crate) query_start: *const u32,
+    pub(crate) context_len: *const u32,
+    pub(crate) table_start: *const u32,
+    pub(crate) blocks: *const u32,
+    pub(crate) seqs: u32,
+    pub(crate) heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) block_size: u32,
+    pub(crate) dtype: i32,
+}
+
+#[repr(C)]
+pub(crate) struct PinionAttention {
+    pub(crate) batch: PinionBatch,
+    pub(crate) q: *const c_void,
+    pub(crate) cache: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) q_stride: u64,
+    pub(crate) out_stride: u64,
+    pub(crate) scale: f32,
+}
+
+#[repr(C)]
+pub(crate) struct PinionAppend {
+    pub(crate) batch: PinionBatch,
+    pub(crate) k: *const c_void,
+    pub(crate) v: *const c_void,
+    pub(crate) cache: *mut c_void,
+    pub(crate) kv_stride: u64,
+}
+
+#[cfg(feature = "torch")]
+#[repr(C)]
+pub(crate) struct PinionLinear {
+    pub(crate) x: *const c_void,
+    pub(crate) weight: *const c_void,
+    pub(crate) bias: *const c_void,
+    pub(crate) other: *const c_void,
+    pub(crate) activation: i32,
+}
+
+unsafe extern "C" {
+    pub(crate) fn pinion_best_level() -> i32;
+    pub(crate) fn pinion_paged_attention_parallel(args: *const PinionAttention, level: i32, threads: i32);
+    pub(crate) fn pinion_kv_append_parallel(args: *const PinionAppend, threads: i32);
+}
+
+#[cfg(feature = "torch")]
+unsafe extern "C" {
+    pub(crate) fn pinion_linear_pack(
+        weight: *const c_void,
+        packed: *mut *mut c_void,
+        error: *mut std::ffi::c_char,
+        error_len: u64,
+    ) -> i32;
+    pub(crate) fn pinion_linear_run(
+        args: *const PinionLinear,
+        y: *mut *mut c_void,
+        error: *mut std::ffi::c_char,
+        error_len: u64,
+    ) -> i32;
+}

@@ -1,0 +1,170 @@
+//! The memory of the paged KV cache.
+
+use half::bf16;
+use std::ffi::c_void;
+
+/// Element type of activations and KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// `"f32"` or `"bf16"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// A Rust type that is one of the [`Dtype`]s: plain old data, every bit pattern valid.
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + 'static {
+    /// The dtype of this type.
+    const DTYPE: Dtype;
+    /// The exact value.
+    fn to_f32(self) -> f32;
+    /// Rounds to nearest even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}
+
+/// Shape of a KV pool. One layer is `[blocks, heads, 2, block_size, head_dim]`, K before V on axis 2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers of the model.
+    pub layers: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// KV heads.
+    pub heads: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Dimensions of one head, 1..=512.
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    /// Elements of one layer, or `None` when the number does not fit.
+    pub fn layer_elements(&self) -> Option<usize> {
+        [self.heads, 2, self.block_size, self.head_dim].into_iter().try_fold(self.blocks, usize::checked_mul)
+    }
+
+    /// Bytes of one block over all layers.
+    pub fn block_bytes(&self, dtype: Dtype) -> u64 {
+        (self.layers * self.heads * 2 * self.block_size * self.head_dim * dtype.size()) as u64
+    }
+}
+
+/// The paged KV cache of all layers: one zeroed, page-aligned, prefaulted allocation.
+#[derive(Debug)]
+pub struct KvPool {
+    memory: memmap2::MmapMut,
+    shape: KvShape,
+    dtype: Dtype,
+}
+
+impl KvPool {
+    /// Allocates and prefaults the pool, on huge pages where the system grants them.
+    ///
+    /// # Errors
+    /// An empty or oversized shape, or the system's error when there is not enough memory.
+    pub fn new(shape: KvShape, dtype: Dtype) -> std::io::Result<Self> {
+        let invalid = |reason| std::io::Error::new(std::io::ErrorKind::InvalidInput, reason);
+        if shape.head_dim > crate::attention::MAX_HEAD_DIM {
+            return Err(invalid("head_dim is above 512"));
+        }
+        let bytes = shape
+            .layer_elements()
+            .and_then(|elements| elements.checked_mul(shape.layers))
+            .and_then(|elements| elements.checked_mul(dtype.size()))
+            .filter(|&bytes| bytes > 0 && isize::try_from(bytes).is_ok())
+            .ok_or_else(|| invalid("the KV pool's shape is empty or too large"))?;
+        let mut memory = memmap2::MmapOptions::new().len(bytes).map_anon()?;
+        #[cfg(target_os = "linux")]
+        // Huge pages spare TLB misses; a system without them just says no.
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        // One write a page faults the pool in now instead of under traffic.
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+        Ok(Self { memory, shape, dtype })
+    }
+
+    /// The pool's shape.
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// The pool's dtype.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn layer_bytes(&self) -> usize {
+        self.memory.len() / self.shape.layers
+    }
+
+    /// Start of one layer.
+    pub(crate) fn layer_ptr(&mut self, layer: usize) -> *mut c_void {
+        let bytes = self.layer_bytes();
+        self.memory[layer * bytes..(layer + 1) * bytes].as_mut_ptr().cast()
+    }
+
+    /// One layer's elements, `[blocks, heads, 2, block_size, head_dim]`.
+    ///
+    /// # Panics
+    /// If `T` is not the pool's dtype or there is no such layer.
+    pub fn layer_mut<T: Element>(&mut self, layer: usize) -> &mut [T] {
+        assert!(T::DTYPE == self.dtype, "the pool holds {}", self.dtype.name());
+        let bytes = self.layer_bytes();
+        let layer = &mut self.memory[layer * bytes..(layer + 1) * bytes];
+        // SAFETY: T is f32 or bf16, for which every bit pattern is valid; `align_to_mut` itself keeps to the alignment,
+        // and the slice borrows `self` mutably.
+        let (head, elements, tail) = unsafe { layer.align_to_mut::<T>() };
+        assert!(head.is_empty() && tail.is_empty(), "a layer starts on an element boundary and holds whole elements");
+        elements
+    }
+}

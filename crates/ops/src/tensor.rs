@@ -1,0 +1,155 @@
+//! Between tch tensors, bytes and the kernels; and libtorch's threads.
+
+use crate::attention::{CheckedBatch, Launch, OperandError, RawRows, Rows, kv_append_raw, paged_attention_raw};
+use crate::kv_pool::{Dtype, Element, KvPool};
+use crate::{AttentionKernel, twin};
+use half::bf16;
+use std::fmt;
+use tch::{Device, Kind, Tensor};
+
+/// An error of the tensor library, or of an operand on its way to a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorError {
+    /// What was being done.
+    pub operation: &'static str,
+    /// The message.
+    pub message: String,
+}
+
+impl fmt::Display for TensorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: {}", self.operation, self.message)
+    }
+}
+
+impl std::error::Error for TensorError {}
+
+impl From<tch::TchError> for TensorError {
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        // The rest of the text is a C++ stack trace.
+        let message = text.lines().next().unwrap_or_default().to_owned();
+        Self { operation: "tensor operation", message }
+    }
+}
+
+impl From<OperandError> for TensorError {
+    fn from(error: OperandError) -> Self {
+        Self { operation: "attention", message: error.to_string() }
+    }
+}
+
+/// Sets libtorch's thread counts: `threads` inside an operation, one between operations. Call once, before the first
+/// operation; counts are given, never inherited from the environment.
+pub fn set_threads(threads: u32) {
+    tch::set_num_threads(i32::try_from(threads.max(1)).unwrap_or(i32::MAX));
+    // libtorch refuses a second setting of this pool, and tch panics on that, so it is set once per process.
+    static INTEROP: std::sync::Once = std::sync::Once::new();
+    INTEROP.call_once(|| tch::set_num_interop_threads(1));
+}
+
+/// tch's name of a dtype.
+pub fn kind_of(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::Float,
+        Dtype::Bf16 => Kind::BFloat16,
+    }
+}
+
+/// A new CPU tensor of this shape and kind from little-endian bytes. Copies once.
+///
+/// # Errors
+/// When the length of `bytes` is not that of the shape, or the tensor library refuses.
+pub fn tensor_from_bytes(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor, TensorError> {
+    let elements = shape.iter().try_fold(1usize, |n, &axis| n.checked_mul(usize::try_from(axis).ok()?));
+    let wanted = elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes()));
+    if wanted != Some(bytes.len()) {
+        let message = format!("{} bytes do not make a {shape:?} of {kind:?}", bytes.len());
+        return Err(TensorError { operation: "tensor from bytes", message });
+    }
+    Ok(Tensor::f_from_data_size(bytes, shape, kind)?)
+}
+
+/// Checks that `tensor` is `[tokens, width]` on the CPU, contiguous, of the pool's dtype; gives the rows from `column` on.
+fn rows_of(tensor: &Tensor, dtype: Dtype, column: usize) -> Result<RawRows, TensorError> {
+    let size = tensor.size();
+    let fits = size.len() == 2 && tensor.is_contiguous() && tensor.device() == Device::Cpu;
+    if !fits || tensor.kind() != kind_of(dtype) || size[1] < column as i64 {
+        let message = format!("operand {size:?} of {:?} is not a contiguous [tokens, width]", tensor.kind());
+        return Err(TensorError { operation: "attention", message });
+    }
+    let (tokens, width) = (size[0] as usize, size[1] as usize);
+    let elements = (tokens * width).saturating_sub(column);
+    // SAFETY: the storage holds tokens * width elements from data_ptr on, and column is at most width; with no tokens
+    // the pointer is not moved.
+    let data = unsafe { tensor.data_ptr().byte_add(if tokens == 0 { 0 } else { column * dtype.size() }) };
+    Ok(RawRows { data: data.cast_const().cast(), elements, stride: width })
+}
+
+/// Which attention to run, and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionPlan {
+    /// Vector kernels or twins.
+    pub kernel: AttentionKernel,
+    /// Level and threads of the vector kernels.
+    pub launch: Launch,
+    /// Factor on the scores, usually 1 / sqrt(head_dim).
+    pub scale: f32,
+}
+
+/// Appends K and V of one layer's `qkv` \[tokens, 3 * heads * head_dim\] (Q, K, V side by side, as GPT-2's `c_attn` gives
+/// them) to the pool and attends into `out` \[tokens, heads * head_dim\].
+///
+/// # Errors
+/// When operand, batch and pool do not fit together.
+pub fn attend_qkv(
+    pool: &mut KvPool,
+    layer: usize,
+    batch: &CheckedBatch<'_>,
+    qkv: &Tensor,
+    out: &mut Tensor,
+    plan: AttentionPlan,
+) -> Result<(), TensorError> {
+    let (width, dtype) = (batch.shape().heads * batch.shape().head_dim, pool.dtype());
+    let (q, k, v) = (rows_of(qkv, dtype, 0)?, rows_of(qkv, dtype, width)?, rows_of(qkv, dtype, 2 * width)?);
+    let to = rows_of(out, dtype, 0)?;
+    match (plan.kernel, dtype) {
+        (AttentionKernel::Vector, _) => {
+            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of the pool's dtype, which are not in the
+            // pool's memory; this thread drives the model alone, so nothing else touches them; `out` is a mutable borrow
+            // of a tensor that is not `qkv`'s storage (it has its own, made by the caller as a fresh tensor).
+            unsafe {
+                kv_append_raw(pool, layer, batch, &k, &v, plan.launch)?;
+                paged_attention_raw(pool, layer, batch, &q, &to, plan.scale, plan.launch)?;
+            }
+            Ok(())
+        }
+        (AttentionKernel::Twin, Dtype::F32) => attend_twin::<f32>(pool, layer, batch, qkv, out, plan.scale),
+        (AttentionKernel::Twin, Dtype::Bf16) => attend_twin::<bf16>(pool, layer, batch, qkv, out, plan.scale),
+    }
+}
+
+/// The twins on copies of the operands.
+fn attend_twin<T: Element + tch::kind::Element>(
+    pool: &mut KvPool,
+    layer: usize,
+    batch: &CheckedBatch<'_>,
+    qkv: &Tensor,
+    out: &mut Tensor,
+    scale: f32,
+) -> Result<(), TensorError> {
+    let width = batch.shape().heads * batch.shape().head_dim;
+    let (tokens, stride) = (batch.tokens(), 3 * width);
+    if qkv.size() != [tokens as i64, stride as i64] || layer >= batch.shape().layers || batch.shape() != pool.shape() {
+        return Err(OperandError("the operand does not fit the batch and the pool").into());
+    }
+    let mut all = vec![T::default(); tokens * stride];
+    qkv.f_copy_data(&mut all, tokens * stride)?;
+    let rows = |part: usize| Rows { data: &all[part * width..], stride };
+    let cache = pool.layer_mut::<T>(layer);
+    twin::kv_append(cache, batch, rows(1), rows(2));
+    let mut result = vec![T::default(); tokens * width];
+    twin::paged_attention(cache, batch, rows(0), &mut result, width, scale);
+    out.f_copy_(&Tensor::f_from_slice(&result)?.f_view([tokens as i64, width as i64])?)?;
+    Ok(())
+}

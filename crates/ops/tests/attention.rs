@@ -1,0 +1,304 @@
+//! The C++ kernels against their plain Rust twins, at every level this machine has, over a sweep of shapes.
+//!
+//! Tolerances: fp32 2e-5 of the largest |V| (sums in another order); bf16 2^-7 of it, two roundings of a bf16 result (its
+//! unit is 2^-8), and for prefill at the avx512_bf16 level softmax weights rounded to bf16 on top.
+
+use half::bf16;
+use pinion_ops::attention::{self, Batch, Launch, Rows};
+use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
+
+/// SplitMix64: the seed of each case is printed when it fails.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// In [-1, 1).
+    fn value(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    seed: u64,
+    heads: usize,
+    head_dim: usize,
+    block_size: usize,
+    /// Upper bounds of the random lengths.
+    max_query: usize,
+    max_past: usize,
+    seqs: usize,
+    threads: u32,
+}
+
+/// Sequences with scattered, disjoint block tables.
+struct Arrays {
+    query_start: Vec<u32>,
+    context_len: Vec<u32>,
+    table_start: Vec<u32>,
+    blocks: Vec<u32>,
+    block_count: usize,
+}
+
+fn arrays(case: &Case, random: &mut Random) -> Arrays {
+    let mut out = Arrays {
+        query_start: vec![0],
+        context_len: Vec::new(),
+        table_start: Vec::new(),
+        blocks: Vec::new(),
+        block_count: 0,
+    };
+    for seq in 0..case.seqs {
+        // Decode and prefill rows mixed; the first sequence has the longest query.
+        let query = match random.below(3) {
+            0 if seq > 0 => 1,
+            _ if seq == 0 => case.max_query,
+            _ => 1 + random.below(case.max_query),
+        };
+        let context = query + random.below(case.max_past + 1);
+        out.query_start.push(out.query_start[seq] + query as u32);
+        out.context_len.push(context as u32);
+        out.table_start.push(out.blocks.len() as u32);
+        // One block more than needed, as the engine may have allocated ahead.
+        for _ in 0..context.div_ceil(case.block_size) + 1 {
+            out.blocks.push(out.blocks.len() as u32);
+        }
+    }
+    out.block_count = out.blocks.len() + 3;
+    for i in (1..out.blocks.len()).rev() {
+        out.blocks.swap(i, random.below(i + 1));
+    }
+    out
+}
+
+fn fill<T: Element>(random: &mut Random, len: usize) -> Vec<T> {
+    (0..len).map(|_| T::from_f32(random.value())).collect()
+}
+
+/// Runs one case at every level and compares with the twin.
+fn check<T: Element>(case: Case) {
+    let mut random = Random(case.seed);
+    let arrays = arrays(&case, &mut random);
+    let (heads, dim) = (case.heads, case.head_dim);
+    let shape = KvShape {
+        layers: 2,
+        blocks: arrays.block_count,
+        heads,
+        block_size: case.block_size,
+        head_dim: dim,
+    };
+    let batch = Batch {
+        query_start: &arrays.query_start,
+        context_len: &arrays.context_len,
+        table_start: &arrays.table_start,
+        blocks: &arrays.blocks,
+    };
+    let batch = batch.check(&shape).expect("a well-formed batch");
+    let tokens = batch.tokens();
+    let width = heads * dim;
+    // Q, K and V side by side, as the fused projection gives them.
+    let stride = 3 * width;
+    let qkv: Vec<T> = fill(&mut random, tokens * stride);
+    let rows = |part: usize| Rows { data: &qkv[part * width..], stride };
+    let scale = 1.0 / (dim as f32).sqrt() * 2.0;
+
+    let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
+    let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
+    pool.layer_mut::<T>(1).copy_from_slice(&past);
+    let mut expected_cache = past;
+    twin::kv_append(&mut expected_cache, &batch, rows(1), rows(2));
+    let launch = Launch { level: KernelLevel::best(), threads: case.threads };
+    attention::kv_append(&mut pool, 1, &batch, rows(1), rows(2), launch).unwrap();
+    let bits = |values: &[T]| values.iter().map(|v| v.to_f32().to_bits()).collect::<Vec<_>>();
+    assert!(bits(pool.layer_mut::<T>(1)) == bits(&expected_cache), "append differs: {case:?}");
+    assert!(pool.layer_mut::<T>(0).iter().all(|v| v.to_f32() == 0.0), "another layer was written: {case:?}");
+
+    let mut expected = vec![T::default(); tokens * width];
+    twin::paged_attention(&expected_cache, &batch, rows(0), &mut expected, width, scale);
+    let tolerance = match T::DTYPE {
+        Dtype::F32 => 2e-5,
+        Dtype::Bf16 => 1.0 / 128.0,
+    };
+    for level in KernelLevel::available() {
+        // A sentinel after the end shows writes past it.
+        let mut out = vec![T::from_f32(7.0); tokens * width + 64];
+        let launch = Launch { level, threads: case.threads };
+        attention::paged_attention(&mut pool, 1, &batch, rows(0), &mut out, width, scale, launch).unwrap();
+        assert!(out[tokens * width..].iter().all(|v| v.to_f32() == 7.0), "{level:?} wrote past the end: {case:?}");
+        for (index, (have, want)) in out.iter().zip(&expected).enumerate() {
+            let difference = (have.to_f32() - want.to_f32()).abs();
+            assert!(
+                difference <= tolerance,
+                "{level:?}: element {index} (token {}) is {have:?}, expected {want:?}: {case:?}",
+                index / width
+            );
+        }
+    }
+}
+
+fn check_both(case: Case) {
+    check::<f32>(case);
+    check::<bf16>(case);
+}
+
+#[test]
+fn head_dims_and_block_sizes() {
+    let mut seed = 1;
+    for head_dim in [1, 2, 3, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 72, 80, 96, 100, 112, 120, 128] {
+        for block_size in [1, 4, 8, 16, 32] {
+            seed += 1;
+            check_both(Case { seed, heads: 2, head_dim, block_size, max_query: 37, max_past: 70, seqs: 3, threads: 1 });
+        }
+    }
+}
+
+#[test]
+fn large_heads() {
+    for (seed, head_dim) in [(100, 192), (101, 250), (102, 256), (103, 257), (104, 320), (105, 512)] {
+        check_both(Case { seed, heads: 1, head_dim, block_size: 16, max_query: 9, max_past: 40, seqs: 2, threads: 1 });
+    }
+}
+
+#[test]
+fn query_lengths_around_the_tile() {
+    for (seed, max_query) in [1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 130].into_iter().enumerate() {
+        for max_past in [0, 1, 63, 64, 200] {
+            let seed = 1000 + seed as u64;
+            check_both(Case { seed, heads: 3, head_dim: 64, block_size: 16, max_query, max_past, seqs: 2, threads: 1 });
+        }
+    }
+}
+
+#[test]
+fn decode_batches_on_threads() {
+    for seed in 2000..2008 {
+        check_both(Case { seed, heads: 12, head_dim: 64, block_size: 16, max_query: 1, max_past: 400, seqs: 9, threads: 2 });
+        check_both(Case { seed, heads: 4, head_dim: 32, block_size: 8, max_query: 90, max_past: 90, seqs: 6, threads: 3 });
+    }
+}
+
+#[test]
+fn random_shapes() {
+    let mut random = Random(0x5eed);
+    for seed in 3000..3060 {
+        let case = Case {
+            seed,
+            heads: 1 + random.below(5),
+            head_dim: 1 + random.below(130),
+            block_size: 1 + random.below(40),
+            max_query: 1 + random.below(80),
+            max_past: random.below(200),
+            seqs: 1 + random.below(6),
+            threads: 1 + random.below(2) as u32,
+        };
+        check_both(case);
+    }
+}
+
+/// The split over threads must not show in the result: a row may not depend on what it is batched with.
+#[test]
+fn batch_mates_and_threads_do_not_change_a_bit() {
+    let shape = KvShape { layers: 1, blocks: 64, heads: 4, block_size: 16, head_dim: 64 };
+    let mut random = Random(77);
+    let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
+    let past: Vec<f32> = fill(&mut random, shape.layer_elements().unwrap());
+    pool.layer_mut::<f32>(0).copy_from_slice(&past);
+    let blocks: Vec<u32> = (0..64).collect();
+    let (query_start, context_len, table_start) = ([0u32, 1, 41, 42], [100u32, 90, 200], [0u32, 7, 14]);
+    let all = Batch { query_start: &query_start, context_len: &context_len, table_start: &table_start, blocks: &blocks };
+    let q: Vec<f32> = fill(&mut random, 42 * 256);
+    let mut run = |batch: Batch<'_>, q: &[f32], threads: u32| {
+        let batch = batch.check(&shape).unwrap();
+        let mut out = vec![0f32; batch.tokens() * 256];
+        let launch = Launch { level: KernelLevel::best(), threads };
+        let q = Rows { data: q, stride: 256 };
+        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, 256, 0.125, launch).unwrap();
+        out
+    };
+    let together = run(all, &q, 1);
+    assert_eq!(together, run(all, &q, 4));
+    for seq in 0..3 {
+        let (first, end) = (query_start[seq] as usize, query_start[seq + 1] as usize);
+        let alone = Batch {
+            query_start: &[0, (end - first) as u32],
+            context_len: &context_len[seq..=seq],
+            table_start: &table_start[seq..=seq],
+            blocks: &blocks,
+        };
+        assert_eq!(together[first * 256..end * 256], run(alone, &q[first * 256..end * 256], 1));
+    }
+}
+
+#[test]
+fn a_nan_stays_in_its_row() {
+    let shape = KvShape { layers: 1, blocks: 8, heads: 1, block_size: 16, head_dim: 20 };
+    for level in KernelLevel::available() {
+        for queries in [1u32, 5] {
+            let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
+            pool.layer_mut::<f32>(0).fill(0.5);
+            // Block 2 belongs to the second sequence.
+            pool.layer_mut::<f32>(0)[2 * 2 * 16 * 20 + 3] = f32::NAN;
+            let (starts, contexts, tables) = ([0, queries, 2 * queries], [20, 20], [0, 2]);
+            let batch = Batch {
+                query_start: &starts,
+                context_len: &contexts,
+                table_start: &tables,
+                blocks: &[0, 1, 2, 3],
+            };
+            let batch = batch.check(&shape).unwrap();
+            let q = vec![0.25f32; batch.tokens() * 20];
+            let mut out = vec![0f32; batch.tokens() * 20];
+            let launch = Launch { level, threads: 1 };
+            attention::paged_attention(&mut pool, 0, &batch, Rows { data: &q, stride: 20 }, &mut out, 20, 1.0, launch)
+                .unwrap();
+            let (clean, hit) = out.split_at(queries as usize * 20);
+            assert!(clean.iter().all(|v| (v - 0.5).abs() < 1e-6), "{level:?}: {clean:?}");
+            assert!(hit.iter().all(|v| v.is_nan()), "{level:?}: {hit:?}");
+        }
+    }
+}
+
+#[test]
+fn malformed_batches_are_errors() {
+    let shape = KvShape { layers: 1, blocks: 4, heads: 1, block_size: 4, head_dim: 8 };
+    let check = |query_start: &[u32], context_len: &[u32], table_start: &[u32], blocks: &[u32]| {
+        Batch { query_start, context_len, table_start, blocks }.check(&shape).map(|_| ())
+    };
+    assert_eq!(check(&[0, 1], &[5], &[0], &[0, 3]), Ok(()));
+    for (query_start, context_len, table_start, blocks) in [
+        (&[0, 1][..], &[5][..], &[0][..], &[0, 4][..]),
+        (&[0, 1], &[9], &[0], &[0, 1]),
+        (&[0, 1], &[5], &[1], &[0, 1]),
+        (&[0, 6], &[5], &[0], &[0, 1]),
+        (&[1, 2], &[5], &[0], &[0, 1]),
+        (&[0], &[5], &[0], &[0, 1]),
+        (&[0, 2, 1], &[5, 5], &[0, 0], &[0, 1]),
+    ] {
+        assert!(check(query_start, context_len, table_start, blocks).is_err());
+    }
+    let batch = Batch { query_start: &[0, 2], context_len: &[5], table_start: &[0], blocks: &[0, 3] };
+    let batch = batch.check(&shape).unwrap();
+    let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
+    let launch = Launch { level: KernelLevel::best(), threads: 1 };
+    let (short, enough) = (vec![0f32; 15], vec![0f32; 16]);
+    let rows = |data| Rows { data, stride: 8 };
+    assert!(attention::kv_append(&mut pool, 0, &batch, rows(&short), rows(&enough), launch).is_err());
+    assert!(attention::kv_append(&mut pool, 1, &batch, rows(&enough), rows(&enough), launch).is_err());
+    assert!(attention::kv_append(&mut pool, 0, &batch, rows(&enough), rows(&enough), launch).is_ok());
+    let wide = vec![bf16::ZERO; 16];
+    let wide = Rows { data: &wide[..], stride: 8 };
+    assert!(attention::kv_append(&mut pool, 0, &batch, wide, wide, launch).is_err());
+    let mut out = vec![0f32; 15];
+    assert!(attention::paged_attention(&mut pool, 0, &batch, rows(&enough), &mut out, 8, 1.0, launch).is_err());
+}

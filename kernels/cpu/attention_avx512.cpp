@@ -1,0 +1,11 @@
+// Paged attention on AVX-512 (F, BW, VL). bf16 is widened to fp32 on load.
+#include "attention_tile.h"
+#include "isa_avx512.h"
+
+extern "C" void pinion_paged_attention_avx512(const PinionAttention* args, uint64_t begin, uint64_t end) {
+    if (args->batch.dtype == PINION_BF16) {
+        attend_items<PlainLane<Avx512, Bf16>>(*args, begin, end);
+    } else {
+        attend_items<PlainLane<Avx512, float>>(*args, begin, end);
+    }
+}

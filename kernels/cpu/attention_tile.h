@@ -1,0 +1,333 @@
+// Paged attention over vectors, written once for every instruction set. Contract: kernels/include/pinion_attention.h.
+//
+// `Lane` says what a 32-bit lane holds and how two lanes multiply: one fp32 value (PlainLane, below), or a pair of bf16
+// values (PairLane in attention_avx512_bf16.cpp). Its `Isa` has the vector operations.
+//
+// One query token: K rows are read in place, a chunk of keys at a time (attend_row).
+// More: keys are packed into L1 once per tile of queries, transposed so that a vector holds the same dimension of
+// neighbouring keys; scores then need no horizontal sum (attend_tile). Both are online softmax in one pass.
+#pragma once
+#include "attention_internal.h"
+
+namespace {
+
+constexpr uint32_t kKeys = 64;      // keys in a chunk or tile
+constexpr uint32_t kMaxDim = 256;   // head_dim of the vector code
+constexpr float kLowest = -3.0e38f;
+
+alignas(64) const uint8_t kZeroRow[kMaxDim * 4] = {};
+
+inline uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
+
+// Lanes of one fp32 value, whatever the stored type.
+template <class I, class Stored>
+struct PlainLane {
+    using Isa = I;
+    using T = Stored;
+    using V = typename I::V;
+    static constexpr uint32_t kPerLane = 1;
+    static V load(const T* row) { return I::load(row); }
+    static V load_part(const T* row, uint32_t n) { return I::load_part(row, n); }
+    static V mac(V a, V b, V sum) { return I::fma(a, b, sum); }
+    static void pack_weights(float*) {}
+    // Lane i holds element i of the row (kPerLane rows interleaved).
+    static V load_values(const T* const* rows, uint64_t offset, uint32_t n) {
+        return n >= I::kLanes ? I::load(rows[0] + offset) : I::load_part(rows[0] + offset, n);
+    }
+};
+
+// Copies one row of head_dim elements into lanes, zero-padded to whole vectors.
+template <class L>
+inline void pack_row(const typename L::T* row, uint32_t dim, float* lanes) {
+    using I = typename L::Isa;
+    constexpr uint32_t step = I::kLanes * L::kPerLane;
+    uint32_t d = 0;
+    for (; d + step <= dim; d += step) I::store(lanes + d / L::kPerLane, L::load(row + d));
+    if (d < dim) I::store(lanes + d / L::kPerLane, L::load_part(row + d, dim - d));
+}
+
+// Turns kKeys scores into weights: max, exp and sum, given the row's running maximum. Scores past `valid` count as masked.
+// Returns the factor that earlier sums must be multiplied with.
+template <class I>
+inline float soften(float* scores, uint32_t valid, float scale, float* max, float* mass) {
+    using V = typename I::V;
+    for (uint32_t k = valid; k < round_up(valid, I::kLanes); ++k) scores[k] = kLowest;
+    V top = I::set1(kLowest);
+    const V factor = I::set1(scale);
+    for (uint32_t k = 0; k < valid; k += I::kLanes) {
+        const V scaled = I::mul(I::load(scores + k), factor);
+        I::store(scores + k, scaled);
+        top = I::max(top, scaled);
+    }
+    // Padding was scaled as well; it stays far below any score, and is zeroed below.
+    float new_max = I::reduce_max(top);
+    if (*max > new_max) new_max = *max;
+    const V shift = I::set1(new_max);
+    V total = I::zero();
+    for (uint32_t k = 0; k < valid; k += I::kLanes) {
+        V weight = I::exp(I::sub(I::load(scores + k), shift));
+        if (k + I::kLanes > valid) weight = I::keep_first(weight, valid - k);
+        I::store(scores + k, weight);
+        total = I::add(total, weight);
+    }
+    for (uint32_t k = round_up(valid, I::kLanes); k < kKeys; k += I::kLanes) I::store(scores + k, I::zero());
+    float keep = 1;
+    if (new_max != *max) {
+        keep = I::first(I::exp(I::set1(*max - new_max)));
+        *max = new_max;
+    }
+    *mass = *mass * keep + I::reduce_add(total);
+    return keep;
+}
+
+// out[0..dim] = sum / mass.
+template <class I, class T>
+inline void store_result(const float* sum, float mass, uint32_t dim, T* out) {
+    const typename I::V inverse = I::set1(1.0f / mass);
+    uint32_t d = 0;
+    for (; d + I::kLanes <= dim; d += I::kLanes) I::store(out + d, I::mul(I::load(sum + d), inverse));
+    if (d < dim) I::store_part(out + d, I::mul(I::load(sum + d), inverse), dim - d);
+}
+
+// sum[d .. d + N * kLanes] = keep * sum + weights . V, for one query; `part` elements of the last vector exist.
+template <class I, int N, class T>
+inline void add_values(const T* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, float keep,
+                       uint32_t d, float* sum) {
+    typename I::V acc[N];
+    for (int n = 0; n < N; ++n) acc[n] = I::mul(I::load(sum + d + n * I::kLanes), I::set1(keep));
+    for (uint32_t k = 0; k < keys; ++k) {
+        const typename I::V weight = I::set1(weights[k]);
+        const T* row = k_rows[k] + v_offset + d;
+        for (int n = 0; n < N; ++n) acc[n] = I::fma(weight, I::load(row + n * I::kLanes), acc[n]);
+    }
+    for (int n = 0; n < N; ++n) I::store(sum + d + n * I::kLanes, acc[n]);
+}
+
+// The last, partial vector of the head.
+template <class I, class T>
+inline void add_values_part(const T* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, float keep,
+                            uint32_t d, uint32_t part, float* sum) {
+    typename I::V acc = I::mul(I::load(sum + d), I::set1(keep));
+    for (uint32_t k = 0; k < keys; ++k) {
+        acc = I::fma(I::set1(weights[k]), I::load_part(k_rows[k] + v_offset + d, part), acc);
+    }
+    I::store(sum + d, acc);
+}
+
+// One query token of one head, K and V read in place.
+template <class L>
+void attend_row(const PinionAttention& a, const Item& item) {
+    using I = typename L::Isa;
+    using T = typename L::T;
+    using V = typename I::V;
+    constexpr uint32_t step = I::kLanes * L::kPerLane;
+    const PinionBatch& b = a.batch;
+    const uint32_t dim = b.head_dim;
+    const uint64_t v_offset = static_cast<uint64_t>(b.block_size) * dim;
+    alignas(64) float q[kMaxDim];
+    alignas(64) float sum[kMaxDim] = {};
+    alignas(64) float scores[kKeys];
+    const T* k_rows[kKeys];
+    pack_row<L>(static_cast<const T*>(a.q) + item.first_token * a.q_stride + static_cast<uint64_t>(item.head) * dim, dim, q);
+
+    float max = kLowest, mass = 0;
+    const uint32_t context = item.first_position + 1;
+    for (uint32_t first = 0; first < context; first += kKeys) {
+        const uint32_t keys = smaller(kKeys, context - first);
+        collect_rows(a, item.seq, item.head, first, keys, k_rows);
+        for (uint32_t k = 0; k < keys; ++k) {
+            const T* row = k_rows[k];
+            // V of this key is wanted right after the scores; ask for it while they are computed.
+            for (uint32_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(row + v_offset + d);
+            V acc = I::zero();
+            uint32_t d = 0;
+            for (; d + step <= dim; d += step) acc = L::mac(I::load(q + d / L::kPerLane), L::load(row + d), acc);
+            if (d < dim) acc = L::mac(I::load(q + d / L::kPerLane), L::load_part(row + d, dim - d), acc);
+            scores[k] = I::reduce_add(acc);
+        }
+        const float keep = soften<I>(scores, keys, a.scale, &max, &mass);
+        uint32_t d = 0;
+        for (; d + 4 * I::kLanes <= dim; d += 4 * I::kLanes) add_values<I, 4>(k_rows, v_offset, keys, scores, keep, d, sum);
+        for (; d + I::kLanes <= dim; d += I::kLanes) add_values<I, 1>(k_rows, v_offset, keys, scores, keep, d, sum);
+        if (d < dim) add_values_part<I>(k_rows, v_offset, keys, scores, keep, d, dim - d, sum);
+    }
+    T* out = static_cast<T*>(a.out) + item.first_token * a.out_stride + static_cast<uint64_t>(item.head) * dim;
+    store_result<I>(sum, mass, dim, out);
+}
+
+// Working set of a tile, on the stack.
+template <class L>
+struct Tile {
+    alignas(64) float q[PINION_QUERY_TILE * kMaxDim];    // lanes, [queries, q_step]
+    alignas(64) float k[kMaxDim * kKeys];                // lanes, [dims, keys]
+    alignas(64) float v[kKeys * kMaxDim];                // lanes, [keys / kPerLane, v_step]
+    alignas(64) float scores[PINION_QUERY_TILE * kKeys]; // [queries, keys]
+    alignas(64) float sum[PINION_QUERY_TILE * kMaxDim];  // [queries, v_step]
+    float max[PINION_QUERY_TILE];
+    float mass[PINION_QUERY_TILE];
+    float keep[PINION_QUERY_TILE];
+    uint32_t dims;    // lanes of a query or key row
+    uint32_t q_step;  // the same in whole vectors
+    uint32_t v_step;  // head_dim in whole vectors
+};
+
+// Fills t.k and t.v with kKeys rows; rows past `keys` are zero.
+template <class L>
+inline void pack_keys(const typename L::T** k_rows, uint32_t keys, uint64_t v_offset, uint32_t dim, Tile<L>& t) {
+    using I = typename L::Isa;
+    using T = typename L::T;
+    using V = typename I::V;
+    constexpr uint32_t lanes = I::kLanes;
+    constexpr uint32_t step = lanes * L::kPerLane;
+    const T* zero = reinterpret_cast<const T*>(kZeroRow);
+    const T* v_rows[kKeys];
+    for (uint32_t k = 0; k < kKeys; ++k) v_rows[k] = k < keys ? k_rows[k] + v_offset : zero;
+    for (uint32_t k = keys; k < kKeys; ++k) k_rows[k] = zero;
+
+    for (uint32_t group = 0; group < round_up(keys, 2 * lanes); group += lanes) {
+        for (uint32_t d = 0; d < dim; d += step) {
+            V rows[lanes];
+            for (uint32_t i = 0; i < lanes; ++i) {
+                const T* row = k_rows[group + i] + d;
+                rows[i] = d + step <= dim ? L::load(row) : L::load_part(row, dim - d);
+            }
+            I::transpose(rows);
+            for (uint32_t i = 0; i < lanes; ++i) I::store(t.k + (d / L::kPerLane + i) * kKeys + group, rows[i]);
+        }
+    }
+    for (uint32_t k = 0; k < keys; k += L::kPerLane) {
+        for (uint32_t d = 0; d < dim; d += lanes) {
+            I::store(t.v + k / L::kPerLane * t.v_step + d, L::load_values(v_rows + k, d, dim - d));
+        }
+    }
+}
+
+// Scores of kTileQueries queries against the first `keys` keys.
+template <class L>
+inline void score_queries(Tile<L>& t, uint32_t query, uint32_t keys) {
+    using I = typename L::Isa;
+    using V = typename I::V;
+    constexpr int N = I::kTileQueries;
+    const float* q = t.q + query * t.q_step;
+    for (uint32_t k = 0; k < keys; k += 2 * I::kLanes) {
+        V acc[N][2];
+        for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = I::zero();
+        for (uint32_t d = 0; d < t.dims; ++d) {
+            const V key0 = I::load(t.k + d * kKeys + k);
+            const V key1 = I::load(t.k + d * kKeys + k + I::kLanes);
+            for (int n = 0; n < N; ++n) {
+                const V value = I::set1(q[n * t.q_step + d]);
+                acc[n][0] = L::mac(value, key0, acc[n][0]);
+                acc[n][1] = L::mac(value, key1, acc[n][1]);
+            }
+        }
+        for (int n = 0; n < N; ++n) {
+            I::store(t.scores + (query + n) * kKeys + k, acc[n][0]);
+            I::store(t.scores + (query + n) * kKeys + k + I::kLanes, acc[n][1]);
+        }
+    }
+}
+
+// sum = keep * sum + weights . V for four queries and W vectors of the head from lane d on.
+template <class L, int W>
+inline void weigh_values(Tile<L>& t, uint32_t query, uint32_t key_lanes, uint32_t d) {
+    using I = typename L::Isa;
+    using V = typename I::V;
+    V acc[4][W];
+    for (int n = 0; n < 4; ++n) {
+        const V keep = I::set1(t.keep[query + n]);
+        for (int w = 0; w < W; ++w) acc[n][w] = I::mul(I::load(t.sum + (query + n) * t.v_step + d + w * I::kLanes), keep);
+    }
+    for (uint32_t k = 0; k < key_lanes; ++k) {
+        V value[W];
+        for (int w = 0; w < W; ++w) value[w] = I::load(t.v + k * t.v_step + d + w * I::kLanes);
+        for (int n = 0; n < 4; ++n) {
+            const V weight = I::set1(t.scores[(query + n) * kKeys + k]);
+            for (int w = 0; w < W; ++w) acc[n][w] = L::mac(weight, value[w], acc[n][w]);
+        }
+    }
+    for (int n = 0; n < 4; ++n) {
+        for (int w = 0; w < W; ++w) I::store(t.sum + (query + n) * t.v_step + d + w * I::kLanes, acc[n][w]);
+    }
+}
+
+// All queries of the tile against one tile of keys, positions [first, first + keys).
+template <class L>
+inline void attend_keys(Tile<L>& t, const Item& item, uint32_t first, uint32_t keys, float scale) {
+    using I = typename L::Isa;
+    constexpr uint32_t block = I::kTileQueries;
+    static_assert(block % 4 == 0 && PINION_QUERY_TILE % block == 0, "query blocks tile the tile");
+    for (uint32_t query = 0; query < item.queries; query += block) {
+        // Causality: the block's last query sees this many of the tile's keys.
+        const uint32_t last = item.first_position + smaller(query + block, item.queries) - 1;
+        const uint32_t seen = last < first ? 0 : smaller(keys, last - first + 1);
+        if (seen == 0) continue;
+        score_queries(t, query, seen);
+        for (uint32_t n = query; n < query + block; ++n) {
+            const uint32_t position = item.first_position + n;
+            const uint32_t valid = n >= item.queries || position < first ? 0 : smaller(keys, position - first + 1);
+            float* row = t.scores + n * kKeys;
+            t.keep[n] = valid == 0 ? 1 : soften<I>(row, valid, scale, &t.max[n], &t.mass[n]);
+            if (valid == 0) memset(row, 0, kKeys * sizeof(float));
+            L::pack_weights(row);
+        }
+        const uint32_t key_lanes = (seen + L::kPerLane - 1) / L::kPerLane;
+        for (uint32_t four = query; four < query + block; four += 4) {
+            constexpr int wide = I::kTileVectors;
+            uint32_t d = 0;
+            for (; d + wide * I::kLanes <= t.v_step; d += wide * I::kLanes) weigh_values<L, wide>(t, four, key_lanes, d);
+            for (; d < t.v_step; d += I::kLanes) weigh_values<L, 1>(t, four, key_lanes, d);
+        }
+    }
+}
+
+// A tile of query tokens of one head.
+template <class L>
+__attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item& item) {
+    using I = typename L::Isa;
+    using T = typename L::T;
+    const PinionBatch& b = a.batch;
+    const uint32_t dim = b.head_dim;
+    const uint64_t head = static_cast<uint64_t>(item.head) * dim;
+    Tile<L> t;
+    t.dims = (dim + L::kPerLane - 1) / L::kPerLane;
+    t.q_step = round_up(t.dims, I::kLanes);
+    t.v_step = round_up(dim, I::kLanes);
+    const uint32_t queries = round_up(item.queries, I::kTileQueries);
+    memset(t.sum, 0, queries * t.v_step * sizeof(float));
+    for (uint32_t n = 0; n < queries; ++n) {
+        t.max[n] = kLowest;
+        t.mass[n] = 0;
+        float* lanes = t.q + n * t.q_step;
+        if (n < item.queries) {
+            pack_row<L>(static_cast<const T*>(a.q) + (item.first_token + n) * a.q_stride + head, dim, lanes);
+        } else {
+            memset(lanes, 0, t.q_step * sizeof(float));
+        }
+    }
+    const uint32_t context = item.first_position + item.queries;
+    const T* k_rows[kKeys];
+    for (uint32_t first = 0; first < context; first += kKeys) {
+        const uint32_t keys = smaller(kKeys, context - first);
+        collect_rows(a, item.seq, item.head, first, keys, k_rows);
+        pack_keys<L>(k_rows, keys, static_cast<uint64_t>(b.block_size) * dim, dim, t);
+        attend_keys<L>(t, item, first, keys, a.scale);
+    }
+    for (uint32_t n = 0; n < item.queries; ++n) {
+        T* out = static_cast<T*>(a.out) + (item.first_token + n) * a.out_stride + head;
+        store_result<I>(t.sum + n * t.v_step, t.mass[n], dim, out);
+    }
+}
+
+template <class L>
+inline void attend_items(const PinionAttention& a, uint64_t begin, uint64_t end) {
+    for_each_item(a.batch, begin, end, [&](const Item& item) {
+        if (item.queries == 1) {
+            attend_row<L>(a, item);
+        } else {
+            attend_tile<L>(a, item);
+        }
+    });
+}
+
+}  // namespace
