@@ -1,0 +1,284 @@
+//! A model folder's tokenizer: load, encode, decode.
+
+use crate::byte_table::{ByteTable, shown_token};
+use crate::stream::TextStream;
+use pinion_protocol::limits::VOCAB_MAX;
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+
+/// Largest tokenizer.json read, in bytes; the largest in use today are near 40 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of input text that a normalizer may fold into one byte of a token (canonical composition folds at
+/// most three).
+const NORMALIZER_SHRINK_MAX: usize = 4;
+
+/// A loaded tokenizer.
+pub struct TextCodec {
+    tokenizer: Tokenizer,
+    table: Option<ByteTable>,
+    vocab_size: u32,
+    eos_id: Option<u32>,
+    bytes_per_token_max: usize,
+}
+
+/// Why a folder's tokenizer can't be used. Names the file.
+#[derive(Debug)]
+pub enum LoadError {
+    /// The file is not there.
+    Missing(PathBuf),
+    /// The file can't be read.
+    Unreadable(PathBuf, std::io::Error),
+    /// The file ends in the middle of its JSON.
+    Truncated(PathBuf),
+    /// The file is not JSON; says where.
+    NotJson(PathBuf, String),
+    /// The file is JSON but not a tokenizer, or one that can't be served; says what is wrong.
+    Wrong(PathBuf, String),
+}
+
+impl std::fmt::Display for LoadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LoadError::Missing(path) => write!(f, "{}: no such file", path.display()),
+            LoadError::Unreadable(path, error) => write!(f, "{}: cannot read: {error}", path.display()),
+            LoadError::Truncated(path) => write!(f, "{}: truncated: the JSON ends early", path.display()),
+            LoadError::NotJson(path, reason) => write!(f, "{}: not JSON: {reason}", path.display()),
+            LoadError::Wrong(path, reason) => {
+                write!(f, "{}: not a usable tokenizer: {reason}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+/// Why a text was not encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EncodeError {
+    /// No sequence of the allowed number of tokens can spell this many bytes.
+    TooLong {
+        /// Length of the text.
+        bytes: usize,
+        /// Longest text that was worth encoding.
+        bytes_max: usize,
+    },
+    /// The tokenizer library failed on this text; says how.
+    Failed(String),
+}
+
+impl std::fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            EncodeError::TooLong { bytes, bytes_max } => {
+                write!(f, "the text has {bytes} bytes, but at most {bytes_max} can fit the context")
+            }
+            EncodeError::Failed(reason) => write!(f, "the text cannot be encoded: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for EncodeError {}
+
+impl TextCodec {
+    /// Loads `tokenizer.json` from a model folder; the end-of-sequence token comes from
+    /// `tokenizer_config.json` if that is there.
+    pub fn load(folder: &Path) -> Result<TextCodec, LoadError> {
+        let path = folder.join("tokenizer.json");
+        let bytes = read_bounded(&path)?;
+        let mut codec = TextCodec::parse(&bytes, &path)?;
+        if let Some(id) = configured_eos(folder).and_then(|token| codec.tokenizer.token_to_id(&token)) {
+            codec.eos_id = Some(id);
+        }
+        Ok(codec)
+    }
+
+    /// The tokenizer in `bytes`; `path` is only named in errors.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<TextCodec, LoadError> {
+        // The tokenizer library panics on some syntax errors, so JSON is checked before it sees the bytes.
+        serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|error| match error.classify() {
+            serde_json::error::Category::Eof => LoadError::Truncated(path.to_owned()),
+            _ => LoadError::NotJson(path.to_owned(), error.to_string()),
+        })?;
+        let wrong = |reason: String| LoadError::Wrong(path.to_owned(), reason);
+        let mut tokenizer = guarded(|| Tokenizer::from_bytes(bytes)).map_err(wrong)?;
+        // Limits are ours to check; a stored truncation or padding would silently change prompts.
+        tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        tokenizer.with_padding(None);
+        let vocab_size = match tokenizer.get_vocab(true).into_values().max() {
+            None => return Err(wrong("the vocabulary is empty".to_owned())),
+            Some(id) if id >= VOCAB_MAX => {
+                return Err(wrong(format!("token id {id} is over the limit of {VOCAB_MAX}")));
+            }
+            Some(id) => id + 1,
+        };
+        let table = guarded(|| Ok(ByteTable::build(&tokenizer, vocab_size))).map_err(wrong)?;
+        let added = tokenizer.get_added_vocabulary().get_vocab().keys().map(String::len).max().unwrap_or(0);
+        let longest = match &table {
+            Some(table) => table.longest(),
+            None => (0..vocab_size)
+                .filter_map(|id| shown_token(&tokenizer, id))
+                .map(|t| t.len())
+                .max()
+                .unwrap_or(0),
+        };
+        let shrink = if tokenizer.get_normalizer().is_some() { NORMALIZER_SHRINK_MAX } else { 1 };
+        let eos_id = tokenizer.token_to_id("<|endoftext|>");
+        let bytes_per_token_max = longest.max(added).max(1) * shrink;
+        Ok(TextCodec { tokenizer, table, vocab_size, eos_id, bytes_per_token_max })
+    }
+
+    /// Ids are below this. A model may have more rows than its tokenizer has tokens.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// The end-of-sequence token, where the folder names one or the vocabulary has GPT-2's.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos_id
+    }
+
+    /// No token spells more bytes of text than this.
+    pub fn bytes_per_token_max(&self) -> usize {
+        self.bytes_per_token_max
+    }
+
+    /// The text's ids, without added special tokens. Special tokens *written in* the text are recognised.
+    /// A text that can't fit `tokens_max` tokens is refused before any work is done on it; a text that is
+    /// encoded may still have more.
+    pub fn encode(&self, text: &str, tokens_max: usize) -> Result<Vec<u32>, EncodeError> {
+        let bytes_max = tokens_max.saturating_mul(self.bytes_per_token_max);
+        if text.len() > bytes_max {
+            return Err(EncodeError::TooLong { bytes: text.len(), bytes_max });
+        }
+        let encoding = guarded(|| self.tokenizer.encode_fast(text, false)).map_err(EncodeError::Failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of all ids at once; special tokens and ids outside the vocabulary show nothing.
+    pub fn decode_all(&self, ids: &[u32]) -> String {
+        let mut text = String::new();
+        if self.table.is_some() {
+            let mut stream = TextStream::new(self);
+            for &id in ids {
+                stream.push(self, id, &mut text);
+            }
+            stream.finish(self, &mut text);
+        } else {
+            self.decode_whole(ids, &mut text);
+        }
+        text
+    }
+
+    pub(crate) fn table(&self) -> Option<&ByteTable> {
+        self.table.as_ref()
+    }
+
+    /// Whether the token shows text at all. Only for tokenizers without a byte table.
+    pub(crate) fn shows(&self, id: u32) -> bool {
+        shown_token(&self.tokenizer, id).is_some()
+    }
+
+    /// Replaces `out` by the library's decode. Ids on which the library fails give no text.
+    pub(crate) fn decode_whole(&self, ids: &[u32], out: &mut String) {
+        out.clear();
+        // Some decoders of the library panic when no token is left after skipping the special ones.
+        if ids.iter().any(|&id| self.shows(id)) {
+            out.push_str(&guarded(|| self.tokenizer.decode(ids, true)).unwrap_or_default());
+        }
+    }
+}
+
+/// Runs library code for which a malformed file or an odd text may be a panic: one request's text must
+/// not end the process.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the tokenizer library panicked".to_owned()),
+    }
+}
+
+fn read_bounded(path: &Path) -> Result<Vec<u8>, LoadError> {
+    let unreadable = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
+        _ => LoadError::Unreadable(path.to_owned(), error),
+    };
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(LoadError::Wrong(path.to_owned(), format!("larger than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// `eos_token` of tokenizer_config.json: a string, or an object with its `content`.
+fn configured_eos(folder: &Path) -> Option<String> {
+    let bytes = read_bounded(&folder.join("tokenizer_config.json")).ok()?;
+    let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    let token = config.get("eos_token")?;
+    Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::byte_tokenizer_json;
+
+    #[test]
+    fn a_bad_file_is_named_with_its_reason() {
+        let path = Path::new("folder/tokenizer.json");
+        let whole = byte_tokenizer_json();
+        let cases: [(&[u8], &str); 8] = [
+            (&whole.as_bytes()[..whole.len() / 2], "truncated"),
+            (b"", "truncated"),
+            (b"\x89PNG", "not JSON"),
+            (b"{\"a\": 1} x", "not JSON"),
+            (b"[]", "not a usable tokenizer"),
+            (b"{\"version\": \"1.0\"}", "not a usable tokenizer"),
+            (b"{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}", "the vocabulary is empty"),
+            (
+                b"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 4000000000}, \"merges\": []}}",
+                "over the limit",
+            ),
+        ];
+        for (bytes, expected) in cases {
+            let message = TextCodec::parse(bytes, path).err().expect(expected).to_string();
+            assert!(
+                message.starts_with("folder/tokenizer.json: ") && message.contains(expected),
+                "{message}"
+            );
+        }
+        let missing = TextCodec::load(Path::new("/no/such/folder")).err().expect("missing").to_string();
+        assert_eq!(missing, "/no/such/folder/tokenizer.json: no such file");
+    }
+
+    #[test]
+    fn no_mutation_of_the_file_panics() {
+        let whole = byte_tokenizer_json().into_bytes();
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        for _ in 0..300 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let mut bytes = whole.clone();
+            bytes[(state >> 33) as usize % whole.len()] = (state >> 24) as u8;
+            if let Ok(codec) = TextCodec::parse(&bytes, Path::new("t")) {
+                let _ = codec.encode("héllo", 64).map(|ids| codec.decode_all(&ids));
+            }
+        }
+    }
+
+    #[test]
+    fn encode_is_bounded_and_adds_nothing() {
+        let codec = TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("t")).unwrap();
+        assert_eq!((codec.vocab_size(), codec.eos_id()), (257, Some(256)));
+        assert_eq!(codec.encode("hé", 8), Ok(vec![b'h'.into(), 0xC3, 0xA9]));
+        assert_eq!(codec.encode("", 8), Ok(vec![]));
+        assert_eq!(codec.encode("a<|endoftext|>", 8), Ok(vec![b'a'.into(), 256]));
+        let long = "x".repeat(8 * codec.bytes_per_token_max() + 1);
+        let refused = EncodeError::TooLong { bytes: long.len(), bytes_max: long.len() - 1 };
+        assert_eq!(codec.encode(&long, 8), Err(refused));
+        assert_eq!(codec.decode_all(&[b'a'.into(), 256, 0xC3, 999, 0xA9, 0xE4]), "aé\u{FFFD}");
+    }
+}
