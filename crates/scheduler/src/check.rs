@@ -1,0 +1,33 @@
+//! The invariants between the scheduler's tables, in one place.
+
+use crate::Scheduler;
+
+impl Scheduler {
+    /// Checks every invariant between the tables. Runs after each commit in debug builds. O(requests + blocks).
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn check(&mut self) {
+        let live = || self.sequences.iter().flatten();
+        let by_order = self.running.iter().chain(&self.waiting).map(|&key| self.sequence(key));
+        assert!(
+            by_order.clone().is_sorted_by_key(|s| s.ordinal),
+            "running, then waiting, in order of arrival"
+        );
+        assert!(by_order.clone().all(|s| s.len() < s.length_max), "who is at the end has left");
+        assert_eq!(by_order.count(), live().count(), "every request runs or waits");
+        assert_eq!(self.by_id.len(), live().count(), "every request can be found by its id");
+        assert_eq!(self.free_keys.len() + self.by_id.len(), self.sequences.len(), "no key is lost");
+        let lanes = self.limits.running_max() as usize;
+        assert_eq!(self.free_lanes.len() + self.running.len(), lanes, "no lane is lost");
+        for sequence in self.running.iter().map(|&key| self.sequence(key)) {
+            assert!(sequence.lane.is_some() && sequence.pending() > 0, "a running request has work");
+            let covered = sequence.blocks.len() as u32 * self.limits.block_size;
+            assert!(covered >= sequence.computed, "what is computed lies in blocks");
+        }
+        for sequence in self.waiting.iter().map(|&key| self.sequence(key)) {
+            assert!(sequence.lane.is_none() && sequence.blocks.is_empty(), "who waits holds nothing");
+        }
+        self.pool.check(self.sequences.iter().flatten().map(|s| s.blocks.as_slice()));
+    }
+}

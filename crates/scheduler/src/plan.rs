@@ -1,0 +1,94 @@
+//! The values that go between the scheduler and the one who runs the model.
+
+use pinion_protocol::frontend_inbox::Finished;
+use pinion_protocol::{FaultCode, RequestId, Sampling};
+
+/// What the next step computes. Rows that decode one token stand first, then prefill chunks, each group oldest
+/// first; the rows together never hold more tokens than the budget.
+#[derive(Debug, Clone, Default)]
+pub struct StepPlan {
+    /// Number of the step, from 1. An empty plan has the number of the last step that was not empty.
+    pub step: u64,
+    /// One row for each sequence that takes part.
+    pub rows: Vec<PlanRow>,
+    /// Tokens of all rows.
+    pub token_count: u32,
+    /// Requests that gave their blocks back while this step was planned.
+    pub preempted_count: u32,
+    /// Time since the oldest waiting request arrived, in ns; 0 if none waits.
+    pub oldest_waiting_ns: u64,
+}
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanRow {
+    /// Whose it is.
+    pub id: RequestId,
+    /// Index of the sequence in the scheduler's table.
+    pub(crate) key: u32,
+    /// The sequence's place in the order of arrival; it tells a later holder of the same key apart.
+    pub(crate) ordinal: u64,
+    /// Index below `max_num_seqs` that the sequence keeps while it runs.
+    pub lane: u32,
+    /// Position of the first token to compute.
+    pub start: u32,
+    /// Tokens to compute, at least 1.
+    pub len: u32,
+    /// Index among the generated tokens of the one to sample after this row; `None` for a prefill chunk that is not
+    /// the last.
+    pub draw: Option<u32>,
+    /// Whether the request takes part in a step for the first time.
+    pub first: bool,
+}
+
+/// What the model needs to know about a row beside the row itself, borrowed from the scheduler.
+#[derive(Debug, Clone, Copy)]
+pub struct RowView<'a> {
+    /// Ids of the tokens to compute.
+    pub tokens: &'a [u32],
+    /// The sequence's block table; it covers the sequence up to the end of the row.
+    pub blocks: &'a [u32],
+    /// How to draw.
+    pub sampling: &'a Sampling,
+    /// Length of the client's prompt.
+    pub prompt_tokens: u32,
+}
+
+/// What a row of the plan came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowResult {
+    /// The sampled token.
+    Token(u32),
+    /// Computed, and nothing to sample.
+    Computed,
+    /// The row failed; it ends its own request and no other.
+    Failed(FaultCode),
+}
+
+/// A token that a commit has made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// Whose it is.
+    pub id: RequestId,
+    /// The token.
+    pub token: u32,
+    /// Index among the generated tokens, from 0.
+    pub sequence: u32,
+    /// The first one that this engine generated for the request.
+    pub first: bool,
+    /// The last one: the request has ended with it.
+    pub last: bool,
+    /// It is the end-of-sequence token and ended the request.
+    pub eos: bool,
+}
+
+/// A request that has left the scheduler; its blocks are free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// What the frontend is told.
+    pub finished: Finished,
+    /// Times the request gave its blocks back and was computed again.
+    pub preemptions: u32,
+    /// Whether an [`Event`] with `last` has said so already.
+    pub announced: bool,
+}

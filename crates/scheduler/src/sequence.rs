@@ -1,0 +1,72 @@
+//! One request inside the scheduler.
+
+use pinion_protocol::frontend_inbox::{FinishReason, Finished};
+use pinion_protocol::{RequestId, Sampling};
+
+/// A request's tokens and the blocks that hold their KV. `ids` and `blocks` have their final capacity from admission
+/// on, so that growing them never allocates.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequence {
+    pub(crate) id: RequestId,
+    pub(crate) sampling: Sampling,
+    /// The prompt, then the generated tokens.
+    pub(crate) ids: Vec<u32>,
+    pub(crate) prompt_tokens: u32,
+    /// Generated tokens that the request brought along.
+    pub(crate) resumed_tokens: u32,
+    /// Length of `ids` at which the request ends.
+    pub(crate) length_max: u32,
+    /// The first `computed` tokens have their KV in `blocks`.
+    pub(crate) computed: u32,
+    pub(crate) blocks: Vec<u32>,
+    /// Index in the running set's batch slots; `None` while waiting.
+    pub(crate) lane: Option<u32>,
+    /// Position in the order of arrival.
+    pub(crate) ordinal: u64,
+    pub(crate) arrived_ns: u64,
+    pub(crate) scheduled_before: bool,
+    pub(crate) preemptions: u32,
+}
+
+impl Sequence {
+    /// Length in tokens.
+    pub(crate) fn len(&self) -> u32 {
+        self.ids.len() as u32
+    }
+
+    /// Tokens whose KV is missing: 1 when decoding, more during prefill.
+    pub(crate) fn pending(&self) -> u32 {
+        self.len() - self.computed
+    }
+
+    /// Whether all but the last token are computed: one token more and the next can be drawn.
+    pub(crate) fn decodes(&self) -> bool {
+        self.computed > 0 && self.pending() == 1
+    }
+
+    pub(crate) fn generated(&self) -> u32 {
+        self.len() - self.prompt_tokens
+    }
+
+    /// Why the request ends here, if it does.
+    pub(crate) fn end(&self, eos: Option<u32>) -> Option<FinishReason> {
+        let stops = !self.sampling.ignore_eos && self.generated() > 0 && eos.is_some();
+        if stops && self.ids.last().copied() == eos {
+            Some(FinishReason::Stop)
+        } else if self.len() >= self.length_max {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn finished(&self, reason: FinishReason) -> Finished {
+        Finished {
+            id: self.id,
+            reason,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: 0,
+            generated_tokens: self.generated(),
+        }
+    }
+}
