@@ -60,7 +60,10 @@ fn kernel_objects(folder: &Path, files: &[&str], flags: &[&str]) -> Vec<PathBuf>
 fn libtorch_folder(root: &Path) -> PathBuf {
     let folder = std::env::var_os("LIBTORCH").map_or_else(|| root.join(".libtorch"), PathBuf::from);
     if !folder.join("include/ATen").is_dir() || !folder.join("lib").is_dir() {
-        eprintln!("libtorch is not at {}: run deploy/setup.sh first (or build with --no-default-features).", folder.display());
+        eprintln!(
+            "libtorch is not at {}: run deploy/setup.sh first (or build with --no-default-features).",
+            folder.display()
+        );
         std::process::exit(1);
     }
     folder

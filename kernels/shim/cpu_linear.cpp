@@ -55,7 +55,7 @@ const at::Tensor& tensor(const void* p) { return *static_cast<const at::Tensor*>
 extern "C" int32_t pinion_linear_pack(const void* weight, void** packed, char* error, uint64_t error_len) {
     return guarded(error, error_len, [&] {
         static const auto op = find<PackOp>("mkldnn::_reorder_linear_weight", "");
-        *packed = new at::Tensor(op.call(tensor(weight).to_mkldnn(), std::nullopt));
+        *packed = new at::Tensor(op.call(tensor(weight), std::nullopt));
     });
 }
 

@@ -7,8 +7,16 @@
 mod batch;
 mod config_json;
 mod fake;
+#[cfg(feature = "torch")]
+mod gpt2;
+#[cfg(feature = "torch")]
+mod gpt2_weights;
 mod load;
 mod sampler;
+#[cfg(feature = "torch")]
+mod warm_up;
+#[cfg(feature = "torch")]
+mod weights;
 
 pub use batch::{BatchLimits, Row, RowOutcome, StepBatch, StepError, StepOutput};
 pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
@@ -66,7 +74,8 @@ pub trait Model: Send {
     fn info(&self) -> &ModelInfo;
 
     /// Runs one step: writes the KV of every query token, attends, and samples for the rows that ask. `out.rows` gets
-    /// one outcome per row. A row's result does not depend on the other rows.
+    /// one outcome per row. A row's result does not depend on the other rows, but for the last bits: a matrix product may
+    /// sum in another order when the batch has another size.
     ///
     /// # Errors
     /// See [`StepError`]; a row with non-finite logits is an outcome, not an error.

@@ -183,6 +183,16 @@ pub fn load(folder: &Path, options: &ModelOptions) -> Result<Box<dyn Model>, Loa
     }
 }
 
+#[cfg(not(feature = "torch"))]
 fn load_torch(_: &Path, _: &ConfigJson, _: &ModelOptions) -> Result<Box<dyn Model>, LoadError> {
     Err(LoadError::Options { reason: "this build has no torch backend; use the fake one".into() })
+}
+
+#[cfg(feature = "torch")]
+fn load_torch(
+    folder: &Path,
+    config: &ConfigJson,
+    options: &ModelOptions,
+) -> Result<Box<dyn Model>, LoadError> {
+    Ok(Box::new(crate::gpt2::Gpt2::load(folder, config, options)?))
 }

@@ -156,7 +156,12 @@ impl<T: Element> Rows<'_, T> {
     }
 }
 
-fn check_operand(batch: &CheckedBatch<'_>, pool: &KvPool, layer: usize, operands: &[&RawRows]) -> Result<(), OperandError> {
+fn check_operand(
+    batch: &CheckedBatch<'_>,
+    pool: &KvPool,
+    layer: usize,
+    operands: &[&RawRows],
+) -> Result<(), OperandError> {
     if batch.shape != *pool.shape() {
         return Err(OperandError("the batch was checked against another pool"));
     }

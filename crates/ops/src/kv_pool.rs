@@ -164,7 +164,10 @@ impl KvPool {
         // SAFETY: T is f32 or bf16, for which every bit pattern is valid; `align_to_mut` itself keeps to the alignment,
         // and the slice borrows `self` mutably.
         let (head, elements, tail) = unsafe { layer.align_to_mut::<T>() };
-        assert!(head.is_empty() && tail.is_empty(), "a layer starts on an element boundary and holds whole elements");
+        assert!(
+            head.is_empty() && tail.is_empty(),
+            "a layer starts on an element boundary and holds whole elements"
+        );
         elements
     }
 }

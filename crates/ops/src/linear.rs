@@ -126,7 +126,8 @@ impl Linear {
     fn run_packed(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
         // oneDNN would read past a wrong shape's end on some paths; libtorch checks it only in debug builds.
         let size = x.size();
-        if size.len() != 2 || size[1] != self.in_features || !matches!(x.kind(), Kind::Float | Kind::BFloat16) {
+        if size.len() != 2 || size[1] != self.in_features || !matches!(x.kind(), Kind::Float | Kind::BFloat16)
+        {
             let message = format!("expected [rows, {}] of f32 or bf16, got {size:?}", self.in_features);
             return Err(TensorError { operation: "linear", message });
         }

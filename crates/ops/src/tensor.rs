@@ -1,6 +1,8 @@
 //! Between tch tensors, bytes and the kernels; and libtorch's threads.
 
-use crate::attention::{CheckedBatch, Launch, OperandError, RawRows, Rows, kv_append_raw, paged_attention_raw};
+use crate::attention::{
+    CheckedBatch, Launch, OperandError, RawRows, Rows, kv_append_raw, paged_attention_raw,
+};
 use crate::kv_pool::{Dtype, Element, KvPool};
 use crate::{AttentionKernel, twin};
 use half::bf16;
@@ -140,7 +142,10 @@ fn attend_twin<T: Element + tch::kind::Element>(
 ) -> Result<(), TensorError> {
     let width = batch.shape().heads * batch.shape().head_dim;
     let (tokens, stride) = (batch.tokens(), 3 * width);
-    if qkv.size() != [tokens as i64, stride as i64] || layer >= batch.shape().layers || batch.shape() != pool.shape() {
+    if qkv.size() != [tokens as i64, stride as i64]
+        || layer >= batch.shape().layers
+        || batch.shape() != pool.shape()
+    {
         return Err(OperandError("the operand does not fit the batch and the pool").into());
     }
     let mut all = vec![T::default(); tokens * stride];

@@ -91,13 +91,8 @@ fn check<T: Element>(case: Case) {
     let mut random = Random(case.seed);
     let arrays = arrays(&case, &mut random);
     let (heads, dim) = (case.heads, case.head_dim);
-    let shape = KvShape {
-        layers: 2,
-        blocks: arrays.block_count,
-        heads,
-        block_size: case.block_size,
-        head_dim: dim,
-    };
+    let shape =
+        KvShape { layers: 2, blocks: arrays.block_count, heads, block_size: case.block_size, head_dim: dim };
     let batch = Batch {
         query_start: &arrays.query_start,
         context_len: &arrays.context_len,
@@ -135,7 +130,10 @@ fn check<T: Element>(case: Case) {
         let mut out = vec![T::from_f32(7.0); tokens * width + 64];
         let launch = Launch { level, threads: case.threads };
         attention::paged_attention(&mut pool, 1, &batch, rows(0), &mut out, width, scale, launch).unwrap();
-        assert!(out[tokens * width..].iter().all(|v| v.to_f32() == 7.0), "{level:?} wrote past the end: {case:?}");
+        assert!(
+            out[tokens * width..].iter().all(|v| v.to_f32() == 7.0),
+            "{level:?} wrote past the end: {case:?}"
+        );
         for (index, (have, want)) in out.iter().zip(&expected).enumerate() {
             let difference = (have.to_f32() - want.to_f32()).abs();
             assert!(
@@ -155,10 +153,21 @@ fn check_both(case: Case) {
 #[test]
 fn head_dims_and_block_sizes() {
     let mut seed = 1;
-    for head_dim in [1, 2, 3, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 72, 80, 96, 100, 112, 120, 128] {
+    for head_dim in
+        [1, 2, 3, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 40, 48, 64, 72, 80, 96, 100, 112, 120, 128]
+    {
         for block_size in [1, 4, 8, 16, 32] {
             seed += 1;
-            check_both(Case { seed, heads: 2, head_dim, block_size, max_query: 37, max_past: 70, seqs: 3, threads: 1 });
+            check_both(Case {
+                seed,
+                heads: 2,
+                head_dim,
+                block_size,
+                max_query: 37,
+                max_past: 70,
+                seqs: 3,
+                threads: 1,
+            });
         }
     }
 }
@@ -166,7 +175,16 @@ fn head_dims_and_block_sizes() {
 #[test]
 fn large_heads() {
     for (seed, head_dim) in [(100, 192), (101, 250), (102, 256), (103, 257), (104, 320), (105, 512)] {
-        check_both(Case { seed, heads: 1, head_dim, block_size: 16, max_query: 9, max_past: 40, seqs: 2, threads: 1 });
+        check_both(Case {
+            seed,
+            heads: 1,
+            head_dim,
+            block_size: 16,
+            max_query: 9,
+            max_past: 40,
+            seqs: 2,
+            threads: 1,
+        });
     }
 }
 
@@ -175,7 +193,16 @@ fn query_lengths_around_the_tile() {
     for (seed, max_query) in [1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 130].into_iter().enumerate() {
         for max_past in [0, 1, 63, 64, 200] {
             let seed = 1000 + seed as u64;
-            check_both(Case { seed, heads: 3, head_dim: 64, block_size: 16, max_query, max_past, seqs: 2, threads: 1 });
+            check_both(Case {
+                seed,
+                heads: 3,
+                head_dim: 64,
+                block_size: 16,
+                max_query,
+                max_past,
+                seqs: 2,
+                threads: 1,
+            });
         }
     }
 }
@@ -183,8 +210,26 @@ fn query_lengths_around_the_tile() {
 #[test]
 fn decode_batches_on_threads() {
     for seed in 2000..2008 {
-        check_both(Case { seed, heads: 12, head_dim: 64, block_size: 16, max_query: 1, max_past: 400, seqs: 9, threads: 2 });
-        check_both(Case { seed, heads: 4, head_dim: 32, block_size: 8, max_query: 90, max_past: 90, seqs: 6, threads: 3 });
+        check_both(Case {
+            seed,
+            heads: 12,
+            head_dim: 64,
+            block_size: 16,
+            max_query: 1,
+            max_past: 400,
+            seqs: 9,
+            threads: 2,
+        });
+        check_both(Case {
+            seed,
+            heads: 4,
+            head_dim: 32,
+            block_size: 8,
+            max_query: 90,
+            max_past: 90,
+            seqs: 6,
+            threads: 3,
+        });
     }
 }
 
@@ -216,7 +261,12 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
     pool.layer_mut::<f32>(0).copy_from_slice(&past);
     let blocks: Vec<u32> = (0..64).collect();
     let (query_start, context_len, table_start) = ([0u32, 1, 41, 42], [100u32, 90, 200], [0u32, 7, 14]);
-    let all = Batch { query_start: &query_start, context_len: &context_len, table_start: &table_start, blocks: &blocks };
+    let all = Batch {
+        query_start: &query_start,
+        context_len: &context_len,
+        table_start: &table_start,
+        blocks: &blocks,
+    };
     let q: Vec<f32> = fill(&mut random, 42 * 256);
     let mut run = |batch: Batch<'_>, q: &[f32], threads: u32| {
         let batch = batch.check(&shape).unwrap();
@@ -260,8 +310,17 @@ fn a_nan_stays_in_its_row() {
             let q = vec![0.25f32; batch.tokens() * 20];
             let mut out = vec![0f32; batch.tokens() * 20];
             let launch = Launch { level, threads: 1 };
-            attention::paged_attention(&mut pool, 0, &batch, Rows { data: &q, stride: 20 }, &mut out, 20, 1.0, launch)
-                .unwrap();
+            attention::paged_attention(
+                &mut pool,
+                0,
+                &batch,
+                Rows { data: &q, stride: 20 },
+                &mut out,
+                20,
+                1.0,
+                launch,
+            )
+            .unwrap();
             let (clean, hit) = out.split_at(queries as usize * 20);
             assert!(clean.iter().all(|v| (v - 0.5).abs() < 1e-6), "{level:?}: {clean:?}");
             assert!(hit.iter().all(|v| v.is_nan()), "{level:?}: {hit:?}");
@@ -300,5 +359,7 @@ fn malformed_batches_are_errors() {
     let wide = Rows { data: &wide[..], stride: 8 };
     assert!(attention::kv_append(&mut pool, 0, &batch, wide, wide, launch).is_err());
     let mut out = vec![0f32; 15];
-    assert!(attention::paged_attention(&mut pool, 0, &batch, rows(&enough), &mut out, 8, 1.0, launch).is_err());
+    assert!(
+        attention::paged_attention(&mut pool, 0, &batch, rows(&enough), &mut out, 8, 1.0, launch).is_err()
+    );
 }

@@ -1,0 +1,190 @@
+//! GPT-2's shape and weights, from a Hugging Face folder.
+
+use crate::config_json::ConfigJson;
+use crate::load::{LoadError, ModelOptions};
+use crate::weights::{WeightFile, Weights};
+use pinion_ops::Dtype;
+use pinion_ops::attention::MAX_HEAD_DIM;
+use pinion_ops::linear::{Activation, Linear};
+use pinion_ops::tensor::{TensorError, kind_of};
+use std::path::Path;
+use tch::{Kind, Tensor};
+
+/// Sizes of a GPT-2, checked. Mirrors `GPT2Config` in transformers' models/gpt2/configuration_gpt2.py.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Gpt2Shape {
+    pub(crate) hidden: u32,
+    pub(crate) heads: u32,
+    pub(crate) layers: u32,
+    pub(crate) inner: u32,
+    pub(crate) positions: u32,
+    pub(crate) vocab: u32,
+    pub(crate) epsilon: f64,
+    pub(crate) activation: Activation,
+    tied: bool,
+    scaled: bool,
+    scaled_by_layer: bool,
+}
+
+impl Gpt2Shape {
+    pub(crate) fn of(config: &ConfigJson, folder: &Path) -> Result<Self, LoadError> {
+        let fail = |reason: String| LoadError::Config { path: folder.join("config.json"), reason };
+        if let Some(model_type) = config.model_type.as_deref().filter(|&model_type| model_type != "gpt2") {
+            return Err(fail(format!("model_type is {model_type:?}; the torch backend knows \"gpt2\"")));
+        }
+        let size = |name: &str, value: Option<u32>| match value {
+            Some(value) if (1..=1 << 20).contains(&value) => Ok(value),
+            Some(value) => Err(fail(format!("{name} is {value}, expected 1 to 2^20"))),
+            None => Err(fail(format!("{name} is missing"))),
+        };
+        let hidden = size("n_embd", config.n_embd)?;
+        let heads = size("n_head", config.n_head)?;
+        if hidden % heads != 0 || (hidden / heads) as usize > MAX_HEAD_DIM {
+            return Err(fail(format!(
+                "n_embd {hidden} does not split into n_head {heads} heads of at most {MAX_HEAD_DIM}"
+            )));
+        }
+        let activation = match config.activation_function.as_deref() {
+            // `ACT2FN` in transformers' activations.py; gelu_fast is the same function, written otherwise.
+            None | Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
+            Some("gelu") => Activation::GeluErf,
+            Some(other) => return Err(fail(format!("activation_function {other:?} is not supported"))),
+        };
+        Ok(Self {
+            hidden,
+            heads,
+            layers: size("n_layer", config.n_layer)?,
+            inner: size("n_inner", config.n_inner.or(Some(4 * hidden)))?,
+            positions: size("n_positions", config.max_context())?,
+            vocab: config.vocab_size,
+            epsilon: config.layer_norm_epsilon.unwrap_or(1e-5),
+            activation,
+            tied: config.tie_word_embeddings.unwrap_or(true),
+            scaled: config.scale_attn_weights.unwrap_or(true),
+            scaled_by_layer: config.scale_attn_by_inverse_layer_idx.unwrap_or(false),
+        })
+    }
+
+    pub(crate) fn head_dim(&self) -> u32 {
+        self.hidden / self.heads
+    }
+
+    /// Factor on the scores of a layer. Mirrors `GPT2Attention.__init__` and `eager_attention_forward`.
+    pub(crate) fn score_scale(&self, layer: u32) -> f32 {
+        let by_dim = if self.scaled { 1.0 / (self.head_dim() as f32).sqrt() } else { 1.0 };
+        if self.scaled_by_layer { by_dim / (layer + 1) as f32 } else { by_dim }
+    }
+}
+
+/// Scale and shift of a layer norm, \[hidden\] each.
+#[derive(Debug)]
+pub(crate) struct Norm {
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Tensor,
+}
+
+/// One transformer block.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) norm_attention: Norm,
+    /// \[hidden\] to Q, K, V side by side \[3 * hidden\].
+    pub(crate) qkv: Linear,
+    pub(crate) attention_out: Linear,
+    pub(crate) norm_mlp: Norm,
+    /// With the activation.
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+}
+
+/// All weights, in the compute dtype.
+#[derive(Debug)]
+pub(crate) struct Gpt2Weights {
+    /// \[vocab, hidden\].
+    pub(crate) token_embedding: Tensor,
+    /// \[positions, hidden\].
+    pub(crate) position_embedding: Tensor,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) norm_final: Norm,
+    /// \[hidden\] to \[vocab\], no bias.
+    pub(crate) head: Linear,
+    /// Bytes held, the head counted on its own even when tied: it is packed apart from the embedding.
+    pub(crate) bytes: u64,
+}
+
+/// Reads one model's tensors and counts their bytes.
+struct Reader<'a> {
+    weights: Weights<'a>,
+    kind: Kind,
+    options: &'a ModelOptions,
+    bytes: u64,
+}
+
+fn backend(error: TensorError) -> LoadError {
+    LoadError::Backend { operation: error.operation, message: error.message }
+}
+
+impl Reader<'_> {
+    fn tensor(&mut self, name: &str, shape: &[u32]) -> Result<Tensor, LoadError> {
+        let tensor = self.weights.take(name, shape, self.kind)?;
+        self.bytes += (tensor.numel() * self.kind.elt_size_in_bytes()) as u64;
+        Ok(tensor)
+    }
+
+    fn norm(&mut self, name: &str, hidden: u32) -> Result<Norm, LoadError> {
+        let weight = self.tensor(&format!("{name}.weight"), &[hidden])?;
+        Ok(Norm { weight, bias: self.tensor(&format!("{name}.bias"), &[hidden])? })
+    }
+
+    /// A `Conv1D` (transformers' pytorch_utils.py): its weight is \[in, out\], so it is turned once, here.
+    fn conv1d(&mut self, name: &str, axes: [u32; 2], activation: Activation) -> Result<Linear, LoadError> {
+        let weight = self.tensor(&format!("{name}.weight"), &axes)?;
+        let bias = self.tensor(&format!("{name}.bias"), &[axes[1]])?;
+        // [in, out] -> [out, in]
+        let weight = weight.f_transpose(0, 1).map_err(|error| backend(error.into()))?;
+        Linear::new(&weight, Some(&bias), activation, self.options.linear).map_err(backend)
+    }
+
+    fn block(&mut self, layer: u32, shape: &Gpt2Shape) -> Result<Block, LoadError> {
+        let (hidden, inner) = (shape.hidden, shape.inner);
+        let name = |part: &str| format!("h.{layer}.{part}");
+        Ok(Block {
+            norm_attention: self.norm(&name("ln_1"), hidden)?,
+            qkv: self.conv1d(&name("attn.c_attn"), [hidden, 3 * hidden], Activation::None)?,
+            attention_out: self.conv1d(&name("attn.c_proj"), [hidden, hidden], Activation::None)?,
+            norm_mlp: self.norm(&name("ln_2"), hidden)?,
+            up: self.conv1d(&name("mlp.c_fc"), [hidden, inner], shape.activation)?,
+            down: self.conv1d(&name("mlp.c_proj"), [inner, hidden], Activation::None)?,
+        })
+    }
+}
+
+impl Gpt2Weights {
+    /// Reads, converts and packs everything; the file is unmapped when this returns.
+    pub(crate) fn read(
+        folder: &Path,
+        shape: &Gpt2Shape,
+        dtype: Dtype,
+        options: &ModelOptions,
+    ) -> Result<Self, LoadError> {
+        let file = WeightFile::open(folder)?;
+        let weights = file.parse("transformer.")?;
+        let mut reader = Reader { weights, kind: kind_of(dtype), options, bytes: 0 };
+        let token_embedding = reader.tensor("wte.weight", &[shape.vocab, shape.hidden])?;
+        let position_embedding = reader.tensor("wpe.weight", &[shape.positions, shape.hidden])?;
+        let mut blocks = Vec::new();
+        for layer in 0..shape.layers {
+            blocks.push(reader.block(layer, shape)?);
+        }
+        let norm_final = reader.norm("ln_f", shape.hidden)?;
+        let head = if shape.tied {
+            reader.bytes += (token_embedding.numel() * reader.kind.elt_size_in_bytes()) as u64;
+            Linear::new(&token_embedding, None, Activation::None, options.linear)
+        } else {
+            let weight = reader.tensor("lm_head.weight", &[shape.vocab, shape.hidden])?;
+            Linear::new(&weight, None, Activation::None, options.linear)
+        };
+        let head = head.map_err(backend)?;
+        let bytes = reader.bytes;
+        Ok(Self { token_embedding, position_embedding, blocks, norm_final, head, bytes })
+    }
+}

@@ -1,0 +1,60 @@
+//! Representative steps before the first request: they fill oneDNN's primitive cache, the allocator's free lists and the
+//! sampler's buffers.
+
+use crate::{Model, Row, SampleParams, StepBatch, StepError, StepOutput, WarmUp};
+
+/// Decode batches are warmed at these sizes and at the largest.
+const ROW_COUNTS: [u32; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64];
+
+/// Steps at each shape: oneDNN builds a primitive in the first and reuses it in the second.
+const REPEATS: u32 = 2;
+
+/// A batch of `row_count` rows that share the pool's blocks: only shapes matter here, not values.
+fn step(
+    model: &mut dyn Model,
+    row_count: u32,
+    query_len: u32,
+    out: &mut StepOutput,
+) -> Result<(), StepError> {
+    let info = model.info().clone();
+    let row_blocks = query_len.div_ceil(info.block_size);
+    if row_count == 0 || query_len == 0 || query_len > info.max_context || row_blocks > info.block_count {
+        return Ok(());
+    }
+    let blocks: Vec<u32> = (0..row_blocks).collect();
+    let token_count = row_count * query_len;
+    let tokens = vec![0u32; token_count as usize];
+    let positions: Vec<u32> = (0..token_count).map(|token| token % query_len).collect();
+    let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, seed: 0, position: 0 };
+    let rows: Vec<Row> = (0..row_count)
+        .map(|index| Row {
+            slot: index,
+            query_start: index * query_len,
+            query_len,
+            context_len: query_len,
+            prompt_len: query_len,
+            blocks_start: 0,
+            blocks_len: row_blocks,
+            sample: Some(sample),
+        })
+        .collect();
+    let batch = StepBatch { tokens: &tokens, positions: &positions, rows: &rows, blocks: &blocks };
+    for _ in 0..REPEATS {
+        model.step(&batch, out)?;
+    }
+    Ok(())
+}
+
+/// Decode shapes up to `max_rows`, then prefill shapes up to `max_tokens`.
+pub(crate) fn run_warm_up(model: &mut dyn Model, shapes: &WarmUp) -> Result<(), StepError> {
+    let mut out = StepOutput::with_capacity(shapes.max_rows as usize);
+    let rows = ROW_COUNTS.into_iter().filter(|&count| count < shapes.max_rows).chain([shapes.max_rows]);
+    for row_count in rows {
+        step(model, row_count, 1, &mut out)?;
+    }
+    let max_tokens = shapes.max_tokens.min(model.info().max_context);
+    for query_len in [16, 64, 128, 256].into_iter().filter(|&len| len < max_tokens).chain([max_tokens]) {
+        step(model, 1, query_len, &mut out)?;
+    }
+    Ok(())
+}
