@@ -1,1 +1,48 @@
-fn main() {}
+//! Chores of the project that are not part of the server. Start at [`tidy`], which tests the tree itself.
+//!
+//! Run as `cargo xtask <chore>`; the list is in [`USAGE`].
+
+mod docs;
+mod make_model;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask <chore>
+
+  tidy                     test the tree: sizes, banned words, dependency direction, dead files, stale documents
+  docs                     write docs/CONFIGURATION.md from the configuration crate
+  make-model gpt2 [--out DIR] [--seed N] [--dtype f32|bf16]
+                           write a Hugging Face folder of GPT-2's shape: random weights, the real tokenizer
+                           (default target/models/gpt2-124m, seed 0, f32)";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let root = repository_root();
+    let outcome = match args.as_slice() {
+        ["tidy"] => tidy::run(&root),
+        ["docs"] => docs::write(&root),
+        ["make-model", rest @ ..] => make_model::run(&root, rest),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => Err(USAGE.to_owned()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository that this binary was built from: xtask always runs through cargo, inside its own checkout.
+fn repository_root() -> PathBuf {
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_dir.ancestors().nth(2).unwrap_or(manifest_dir).to_path_buf()
+}
