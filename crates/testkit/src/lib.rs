@@ -1,1 +1,34 @@
-//! testkit
+//! Starts the real processes and looks at them from outside, as a client and an operator would.
+//!
+//! The kit: [`Server`] runs `target/<profile>/pinion serve` and owns what it leaves behind, [`Connection`] and
+//! [`Events`] speak HTTP/1.1 and server-sent events over plain sockets (well or badly, as a test wants),
+//! [`Oracle`] knows the text that the fake model must give, [`Metrics`] reads `/metrics`. The tests in `tests/`
+//! have one theme per file. Nothing here knows how the service works inside, and nothing of the service
+//! depends on this crate.
+//!
+//! Every wait has a deadline, [`PATIENCE`] unless a test says otherwise. Deadlines are only there so that a
+//! hang is a failure: nothing asserts how fast anything is.
+
+mod answer;
+mod events;
+mod folder;
+mod http;
+mod metrics;
+mod oracle;
+mod process;
+mod random;
+mod server;
+mod wait;
+
+pub use answer::{Answer, Api, End, Usage};
+pub use events::{Event, Events};
+pub use folder::{Folder, demo_model, fake_model, fixture_model};
+pub use http::{Connection, Framing, Head, Response};
+pub use metrics::Metrics;
+pub use oracle::Oracle;
+pub use process::{Process, cpus_allowed, descriptor_count, is_alive, kill};
+pub use random::Random;
+pub use server::{Ended, Server, run_to_end};
+pub use wait::{PATIENCE, wait_until};
+
+pub use nix::sys::signal::Signal;

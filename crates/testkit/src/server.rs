@@ -1,0 +1,346 @@
+//! A running service: spawned as an operator would, watched through /proc, and never left behind.
+
+use crate::answer::{Answer, Api};
+use crate::folder::{Folder, fake_model};
+use crate::http::{Connection, Response};
+use crate::metrics::Metrics;
+use crate::oracle::Oracle;
+use crate::process::{self, Process, kill};
+use crate::wait::{PATIENCE, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Context of the fake model folder, in tokens.
+const FAKE_CONTEXT: u32 = 512;
+/// Lines of the service's log shown when a test fails.
+const LOG_LINES_SHOWN: usize = 60;
+/// How long killed processes may take to be gone.
+const REAP_TIME: Duration = Duration::from_secs(10);
+
+/// What a stream of the process has written so far.
+#[derive(Clone, Debug, Default)]
+struct Log(Arc<Mutex<(String, bool)>>);
+
+impl Log {
+    /// Collects in a thread until the last writer has closed.
+    fn of(stream: impl Read + Send + 'static) -> Log {
+        let log = Log::default();
+        let writer = log.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stream).split(b'\n') {
+                let Ok(line) = line else { break };
+                let mut inner = writer.0.lock().unwrap_or_else(PoisonError::into_inner);
+                inner.0.push_str(&String::from_utf8_lossy(&line));
+                inner.0.push('\n');
+            }
+            writer.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        });
+        log
+    }
+
+    fn text(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+}
+
+/// The launcher's binary of the profile that this test was built with.
+fn binary() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let folder = test.parent().and_then(Path::parent).expect("tests are built into target/<profile>/deps");
+    let path = folder.join("pinion");
+    assert!(path.is_file(), "{} is missing: run `cargo build --workspace` first", path.display());
+    path
+}
+
+/// A command with a clean environment and an own TMPDIR.
+fn command(arguments: &[&str], scratch: &Folder) -> Command {
+    let mut command = Command::new(binary());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PINION_") {
+            command.env_remove(name);
+        }
+    }
+    command.env_remove("RUST_LOG").env("TMPDIR", scratch.path());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn mark_of(scratch: &Folder) -> String {
+    format!("TMPDIR={}", scratch.text())
+}
+
+/// How a run of `pinion` ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit code; `None` after a signal.
+    pub code: Option<i32>,
+    /// All of stdout.
+    pub stdout: String,
+    /// All of stderr.
+    pub stderr: String,
+    /// Processes that outlived it.
+    pub left: Vec<Process>,
+    /// Files that it left in its TMPDIR.
+    pub files: Vec<String>,
+}
+
+/// Runs `pinion` with these arguments and variables to its end.
+///
+/// # Panics
+/// If it has not ended after `limit`; it is killed then.
+pub fn run_to_end(arguments: &[&str], variables: &[(&str, &str)], limit: Duration) -> Ended {
+    let scratch = Folder::new();
+    let mut child =
+        command(arguments, &scratch).envs(variables.iter().copied()).spawn().expect("pinion can be started");
+    let stdout = Log::of(child.stdout.take().expect("stdout is piped"));
+    let stderr = Log::of(child.stderr.take().expect("stderr is piped"));
+    let status = wait_for_exit(&mut child, limit).unwrap_or_else(|| {
+        kill(child.id(), Signal::SIGKILL);
+        panic!("`pinion {}` still runs after {limit:?}\n{}", arguments.join(" "), stderr.text())
+    });
+    let left = process::marked(&mark_of(&scratch));
+    left.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
+    wait_until("the output is complete", REAP_TIME, || (stdout.is_complete() && stderr.is_complete()).then_some(()));
+    let (stdout, stderr, files) = (stdout.text(), stderr.text(), scratch.entries());
+    Ended { code: status.code(), stdout, stderr, left, files }
+}
+
+fn wait_for_exit(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let deadline = std::time::Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().expect("an own child can be waited for") {
+            return Some(status);
+        }
+        if std::time::Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A service. Dropping it kills it and checks that no process is left.
+pub struct Server {
+    child: Child,
+    log: Log,
+    scratch: Folder,
+    model_folder: PathBuf,
+    /// Kept until the service is gone.
+    _own_model: Option<Folder>,
+    ready: Option<(SocketAddr, String)>,
+}
+
+impl Server {
+    /// Starts `pinion serve --port 0 --model FOLDER` with more flags, and waits until it is ready.
+    pub fn start(model_folder: &Path, flags: &[&str]) -> Server {
+        let mut server = Server::launch(model_folder, flags);
+        server.wait_ready();
+        server
+    }
+
+    /// The fake backend over a folder that the kit makes (one token per byte, context 512).
+    pub fn fake(flags: &[&str]) -> Server {
+        let folder = fake_model(FAKE_CONTEXT);
+        let flags = [&["--backend", "fake"], flags].concat();
+        let mut server = Server::launch(folder.path(), &flags);
+        server._own_model = Some(folder);
+        server.wait_ready();
+        server
+    }
+
+    /// Starts without waiting. A `--port` among the flags wins over the kernel's choice.
+    pub fn launch(model_folder: &Path, flags: &[&str]) -> Server {
+        let scratch = Folder::new();
+        let model = model_folder.to_str().expect("model folders have UTF-8 names");
+        let mut arguments = vec!["serve", "--model", model];
+        if !flags.contains(&"--port") {
+            arguments.extend(["--port", "0"]);
+        }
+        arguments.extend(flags);
+        let mut child = command(&arguments, &scratch).spawn().expect("pinion can be started");
+        let log = Log::of(child.stderr.take().expect("stderr is piped"));
+        drop(Log::of(child.stdout.take().expect("stdout is piped")));
+        Server { child, log, scratch, model_folder: model_folder.to_owned(), _own_model: None, ready: None }
+    }
+
+    /// Waits for the line that says that it is ready.
+    pub fn wait_ready(&mut self) {
+        let found = wait_until("the service is ready or gone", PATIENCE, || {
+            let text = self.log.text();
+            let line = text.lines().find_map(|line| line.strip_prefix("pinion is ready: http://"));
+            let parsed = line.and_then(|line| {
+                let (address, model) = line.split_once(" serves ")?;
+                Some((address.parse().ok()?, model.to_owned()))
+            });
+            let gone = self.child.try_wait().expect("an own child can be waited for");
+            parsed.map(Ok).or(gone.map(Err))
+        });
+        match found {
+            Ok(ready) => self.ready = Some(ready),
+            Err(status) => panic!("the service ended before it was ready ({status}):\n{}", self.log.text()),
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.ready.as_ref().expect("the service is ready").0
+    }
+
+    /// The name under which it serves its model.
+    pub fn model(&self) -> &str {
+        &self.ready.as_ref().expect("the service is ready").1
+    }
+
+    /// Knows what the fake backend must answer here.
+    pub fn oracle(&self) -> Oracle {
+        Oracle::of(&self.model_folder)
+    }
+
+    /// The launcher's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The living role processes, by name.
+    pub fn roles(&self) -> Vec<Process> {
+        process::children(self.pid())
+    }
+
+    /// The role process of this name, such as `engine-0`; `None` while it is down.
+    pub fn role(&self, name: &str) -> Option<Process> {
+        self.roles().into_iter().find(|process| process.name == format!("pinion-{name}"))
+    }
+
+    /// All that it and its roles have written to stderr.
+    pub fn stderr_text(&self) -> String {
+        self.log.text()
+    }
+
+    /// Signals the launcher.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal);
+    }
+
+    /// Waits for the launcher's end.
+    pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
+        wait_for_exit(&mut self.child, limit).unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"))
+    }
+
+    /// Every process that belongs to this service, whoever its parent is now.
+    pub fn processes(&self) -> Vec<Process> {
+        process::marked(&mark_of(&self.scratch))
+    }
+
+    /// Names of what lies in its TMPDIR.
+    pub fn temporary_files(&self) -> Vec<String> {
+        self.scratch.entries()
+    }
+
+    /// Opens a connection.
+    pub fn connect(&self) -> Connection {
+        Connection::open(self.address()).expect("the service accepts connections")
+    }
+
+    /// Sends one request on a new connection.
+    pub fn request(&self, method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> io::Result<Response> {
+        let mut connection = Connection::open(self.address())?;
+        connection.request(method, path, fields, body)?;
+        connection.response()
+    }
+
+    /// `GET path`.
+    pub fn get(&self, path: &str) -> Response {
+        self.request("GET", path, &[], b"").unwrap_or_else(|error| panic!("GET {path}: {error}"))
+    }
+
+    /// `POST path` with a JSON body.
+    pub fn post(&self, path: &str, body: &Value) -> Response {
+        let bytes = body.to_string();
+        self.request("POST", path, &[], bytes.as_bytes()).unwrap_or_else(|error| panic!("POST {path}: {error}"))
+    }
+
+    /// Asks for text, streamed if the body says `"stream": true`.
+    pub fn ask(&self, api: Api, body: &Value) -> Answer {
+        let mut connection = self.connect();
+        connection.request("POST", api.path(), &[], body.to_string().as_bytes()).expect("a request can be written");
+        Answer::read(api, body["stream"] == true, connection)
+    }
+
+    /// Scrapes `/metrics`.
+    pub fn metrics(&self) -> Metrics {
+        let response = self.get("/metrics");
+        assert_eq!(response.status(), 200);
+        Metrics::parse(&response.text()).expect("/metrics is in Prometheus' format")
+    }
+
+    /// Sum of a metric over its labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metrics().total(name).unwrap_or_else(|| panic!("/metrics has no {name}"))
+    }
+
+    /// Waits until no request holds a slot or a KV block.
+    pub fn wait_idle(&self) {
+        let names = ["pinion_request_slots_used", "pinion_kv_blocks_used", "pinion_requests_running"];
+        let mut last = Vec::new();
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while std::time::Instant::now() < deadline {
+            let metrics = self.metrics();
+            last = names.map(|name| (name, metrics.total(name).unwrap_or_else(|| panic!("no {name}")))).to_vec();
+            if last.iter().all(|(_, value)| *value == 0.0) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("still in use after {PATIENCE:?}: {last:?}");
+    }
+
+    /// Asks for the oracle's text and checks it: the service serves.
+    pub fn check_serves(&self, prompt: &str) {
+        let oracle = self.oracle();
+        let body = serde_json::json!({"model": self.model(), "prompt": prompt, "max_tokens": 8});
+        let answer = self.ask(Api::Completions, &body);
+        assert_eq!((answer.status, &answer.end), (200, &crate::End::Complete), "{answer:?}");
+        assert_eq!(answer.text, oracle.text(&oracle.encode(prompt), 8));
+    }
+
+    /// Ends it as an operator would, and checks that it ends well: exit code 0, no process, no file.
+    pub fn stop(mut self) {
+        self.signal(Signal::SIGTERM);
+        let status = self.wait_exit(PATIENCE);
+        assert_eq!(status.code(), Some(0), "after SIGTERM with nothing in flight");
+        assert_eq!(self.processes(), [], "processes left after a clean stop");
+        assert_eq!(self.temporary_files(), [""; 0], "files left after a clean stop");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        kill(self.child.id(), Signal::SIGKILL);
+        let reaped = wait_for_exit(&mut self.child, REAP_TIME).is_some();
+        let deadline = std::time::Instant::now() + REAP_TIME;
+        let mut left = self.processes();
+        while !left.is_empty() && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+            left = self.processes();
+        }
+        left.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
+        if std::thread::panicking() {
+            let text = self.log.text();
+            let lines: Vec<&str> = text.lines().collect();
+            eprintln!("--- end of the service's log");
+            lines.iter().skip(lines.len().saturating_sub(LOG_LINES_SHOWN)).for_each(|line| eprintln!("{line}"));
+            eprintln!("---");
+        } else {
+            assert!(reaped && left.is_empty(), "processes left after SIGKILL of the launcher: {left:?}");
+        }
+    }
+}
