@@ -1,16 +1,16 @@
 //! `pinion`: the command line. Parses once, then runs the command; everything of substance is elsewhere.
 
-use pinion_config::{Command, ExitCode, Machine};
+use pinion_config::{Command, Exit, Machine};
 use pinion_launcher::serve;
 use pinion_worker::telemetry;
 
 fn main() -> std::process::ExitCode {
-    let machine = Machine::read();
-    let command = match pinion_config::parse(std::env::args_os().skip(1), std::env::vars(), &machine) {
+    let machine = Machine::detect();
+    let command = match pinion_config::parse(std::env::args_os().skip(1), std::env::vars_os(), &machine) {
         Ok(command) => command,
         Err(faults) => {
             eprintln!("{faults}");
-            return ExitCode::Usage.into();
+            return faults.exit().into();
         }
     };
     match command {
@@ -22,9 +22,9 @@ fn main() -> std::process::ExitCode {
             let code = ending.code;
             return match serve::report(&ending) {
                 Ok(()) => code.into(),
-                Err(_) => ExitCode::System.into(),
+                Err(_) => Exit::System.into(),
             };
         }
     }
-    ExitCode::Ok.into()
+    Exit::Ok.into()
 }

@@ -103,8 +103,14 @@ impl Member {
         })?;
         let pidfd = pidfd::open(child.id())?;
         let name = rendezvous.name().to_owned();
-        self.running =
-            Some(Running { child, pidfd, socket: ours, rendezvous: Some(rendezvous), control: None, owed: Vec::new() });
+        self.running = Some(Running {
+            child,
+            pidfd,
+            socket: ours,
+            rendezvous: Some(rendezvous),
+            control: None,
+            owed: Vec::new(),
+        });
         let socket = self.running.as_ref().map(|r| r.socket.as_fd()).expect("set on the line above");
         wiring.attach(self.peer, self.epoch, &name, socket)
     }

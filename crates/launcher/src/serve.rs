@@ -6,17 +6,17 @@ use crate::restart::Verdict;
 use crate::signals::Signals;
 use crate::wiring::Wiring;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, getsockname, listen, setsockopt, socket,
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt,
 };
-use pinion_config::{Config, ExitCode, Topology};
+use pinion_config::{Config, Exit, Topology};
 use pinion_protocol::control::ToRole;
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{clock, doorbell};
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,16 +34,16 @@ pub struct Ending {
     /// One line for the operator; empty after a clean stop.
     pub reason: String,
     /// The launcher's exit code.
-    pub code: ExitCode,
+    pub code: Exit,
 }
 
 impl Ending {
-    fn new(code: ExitCode, reason: impl Into<String>) -> Ending {
+    fn new(code: Exit, reason: impl Into<String>) -> Ending {
         Ending { reason: reason.into(), code }
     }
 
     fn system(what: &str, error: impl std::fmt::Display) -> Ending {
-        Ending::new(ExitCode::System, format!("{what}: {error}"))
+        Ending::new(Exit::System, format!("{what}: {error}"))
     }
 }
 
@@ -95,8 +95,8 @@ impl Service {
     fn start(config: Config) -> Result<Service, Ending> {
         let topology = Topology::new(&config);
         let (listener, address) = bind_port(&config)?;
-        let wiring =
-            Wiring::new(&config, &topology, listener).map_err(|e| Ending::system("cannot make shared memory", e))?;
+        let wiring = Wiring::new(&config, &topology, listener)
+            .map_err(|e| Ending::system("cannot make shared memory", e))?;
         let folder = std::env::current_exe()
             .ok()
             .and_then(|exe| exe.parent().map(PathBuf::from))
@@ -131,7 +131,7 @@ impl Service {
     fn spawn(&mut self, index: usize) -> Result<(), Ending> {
         let member = &mut self.members[index];
         let started = member.spawn(&self.wiring, &self.folder);
-        started.map_err(|error| Ending::new(ExitCode::RoleFailed, error.to_string()))?;
+        started.map_err(|error| Ending::new(Exit::Start, error.to_string()))?;
         member.start_deadline_ns = clock::now_ns() + self.config.start_timeout_ms * MS_NS;
         tracing::info!(peer = %member.peer, pid = member.pid(), "started");
         Ok(())
@@ -148,8 +148,9 @@ impl Service {
             }
         }
         for index in 0..self.members.len() {
-            while let Some(happening) =
-                self.members[index].poll(&self.wiring).map_err(|e| Ending::system("cannot watch a role", e))?
+            while let Some(happening) = self.members[index]
+                .poll(&self.wiring)
+                .map_err(|e| Ending::system("cannot watch a role", e))?
             {
                 self.happened(index, happening)?;
             }
@@ -162,15 +163,18 @@ impl Service {
     fn signalled(&mut self) -> Option<Ending> {
         let deadline_ns = clock::now_ns() + self.config.drain_timeout_ms * MS_NS;
         match self.stage {
-            Stage::Starting => Some(Ending::new(ExitCode::Ok, "stopped before it was ready")),
+            Stage::Starting => Some(Ending::new(Exit::Ok, "stopped before it was ready")),
             Stage::Serving => {
-                tracing::info!(timeout_ms = self.config.drain_timeout_ms, "draining; a second signal stops at once");
+                tracing::info!(
+                    timeout_ms = self.config.drain_timeout_ms,
+                    "draining; a second signal stops at once"
+                );
                 self.stage = Stage::Draining { deadline_ns };
                 self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
                 None
             }
             Stage::Draining { .. } | Stage::Stopping { .. } => {
-                Some(Ending::new(ExitCode::StoppedAtOnce, "stopped at once by a second signal"))
+                Some(Ending::new(Exit::DrainCut, "stopped at once by a second signal"))
             }
         }
     }
@@ -191,7 +195,7 @@ impl Service {
             Happening::Failed { reason, exit_code } => {
                 tracing::error!(%peer, "{reason}");
                 if matches!(self.stage, Stage::Starting) {
-                    let code = ExitCode::from_role(exit_code);
+                    let code = role_exit(exit_code);
                     return Err(Ending::new(code, format!("{peer}: {reason}")));
                 }
                 Ok(())
@@ -203,7 +207,7 @@ impl Service {
     fn ended(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
         let peer = self.members[index].peer;
         match self.stage {
-            Stage::Starting => Err(Ending::new(ExitCode::RoleFailed, start_failure(peer, status))),
+            Stage::Starting => Err(Ending::new(Exit::Start, start_failure(peer, status))),
             Stage::Draining { .. } | Stage::Stopping { .. } => {
                 if !status.success() {
                     tracing::warn!(%peer, %status, "ended while stopping");
@@ -222,7 +226,9 @@ impl Service {
         let backoff_ns = self.config.restart_backoff_ms * MS_NS;
         let page = self.wiring.page(peer);
         page.set(Gauge::Phase as usize, Phase::Restarting as u64);
-        for gauge in [Gauge::KvBlocksUsed, Gauge::RequestsRunning, Gauge::RequestsWaiting, Gauge::DecodeStates] {
+        for gauge in
+            [Gauge::KvBlocksUsed, Gauge::RequestsRunning, Gauge::RequestsWaiting, Gauge::DecodeStates]
+        {
             page.set(gauge as usize, 0);
         }
         self.tell_others(peer, &ToRole::PeerLost { peer });
@@ -234,7 +240,7 @@ impl Service {
                 Ok(())
             }
             Verdict::GiveUp { deaths } => Err(Ending::new(
-                ExitCode::RestartLimit,
+                Exit::RestartLimit,
                 format!("{peer} died {deaths} times within a minute ({status}); giving up"),
             )),
         }
@@ -279,18 +285,24 @@ impl Service {
 
     fn stopped(&self) -> Ending {
         if self.cut_short {
-            return Ending::new(ExitCode::DrainCut, "the drain deadline passed; what was in flight was cut short");
+            return Ending::new(
+                Exit::DrainCut,
+                "the drain deadline passed; what was in flight was cut short",
+            );
         }
         tracing::info!("stopped");
-        Ending::new(ExitCode::Ok, "")
+        Ending::new(Exit::Ok, "")
     }
 
     fn check_start_deadlines(&self, now_ns: u64) -> Result<(), Ending> {
         let late = |member: &&Member| member.lives() && !member.ready && now_ns > member.start_deadline_ns;
         match self.members.iter().find(late) {
             Some(member) => Err(Ending::new(
-                ExitCode::RoleFailed,
-                format!("{} was not ready within {} ms (--start-timeout)", member.peer, self.config.start_timeout_ms),
+                Exit::Start,
+                format!(
+                    "{} was not ready within {} ms (--start-timeout)",
+                    member.peer, self.config.start_timeout_ms
+                ),
             )),
             None => Ok(()),
         }
@@ -319,7 +331,7 @@ impl Service {
     fn open(&mut self) -> Result<(), Ending> {
         let backlog = Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN);
         listen(&self.wiring.listener(), backlog)
-            .map_err(|e| Ending::new(ExitCode::Port, format!("cannot listen on {}: {e}", self.address)))?;
+            .map_err(|e| Ending::new(Exit::Port, format!("cannot listen on {}: {e}", self.address)))?;
         self.stage = Stage::Serving;
         self.tell_role(Role::Frontend, &ToRole::Open);
         for member in &self.members {
@@ -363,20 +375,25 @@ fn bind_port(config: &Config) -> Result<(OwnedFd, SocketAddr), Ending> {
     let wanted = SocketAddr::new(config.host, config.port);
     let fail = |error: nix::Error| {
         let hint = if error == nix::Error::EADDRINUSE { " (--port chooses another)" } else { "" };
-        Ending::new(ExitCode::Port, format!("cannot bind {wanted}: {}{hint}", error.desc()))
+        Ending::new(Exit::Port, format!("cannot bind {wanted}: {}{hint}", error.desc()))
     };
     let family = if wanted.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(family, SockType::Stream, flags, None).map_err(fail)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(fail)?;
-    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrStorage::from(wanted)).map_err(fail)?;
-    let bound: SockaddrStorage = getsockname(std::os::fd::AsRawFd::as_raw_fd(&fd)).map_err(fail)?;
-    let port = bound
-        .as_sockaddr_in()
-        .map(|a| a.port())
-        .or_else(|| bound.as_sockaddr_in6().map(|a| a.port()))
-        .unwrap_or(config.port);
-    Ok((fd, SocketAddr::new(config.host, port)))
+    match wanted {
+        SocketAddr::V4(v4) => bind(fd.as_raw_fd(), &SockaddrIn::from(v4)),
+        SocketAddr::V6(v6) => bind(fd.as_raw_fd(), &SockaddrIn6::from(v6)),
+    }
+    .map_err(fail)?;
+    let bound = TcpListener::from(fd);
+    let address = bound.local_addr().map_err(|e| Ending::system("cannot read the bound address", e))?;
+    Ok((bound.into(), address))
+}
+
+/// The exit code for a role's own reason not to start.
+fn role_exit(exit_code: i32) -> Exit {
+    Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == exit_code).unwrap_or(Exit::Start)
 }
 
 /// A process that ended before it could say why.
@@ -396,6 +413,6 @@ pub fn report(ending: &Ending) -> io::Result<()> {
     if ending.reason.is_empty() {
         return Ok(());
     }
-    let word = if ending.code == ExitCode::Ok { "pinion" } else { "pinion: error" };
+    let word = if ending.code == Exit::Ok { "pinion" } else { "pinion: error" };
     writeln!(io::stderr().lock(), "{word}: {}", ending.reason)
 }

@@ -56,7 +56,7 @@ impl Wiring {
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;
-            wiring.rings.push(Ring { edge: edge.clone(), epoch: 1, region });
+            wiring.rings.push(Ring { edge: *edge, epoch: 1, region });
         }
         for _ in 0..config.frontends {
             wiring.slots.push((1, SlotTable::create(hash, 1, slot_count)?));

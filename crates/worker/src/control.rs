@@ -5,9 +5,7 @@
 //! what a role has not yet taken, and a role looks only when the count on its status page has changed.
 
 use ipc_channel::TryRecvError;
-use ipc_channel::ipc::{
-    IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcSender, bytes_channel,
-};
+use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcSender, bytes_channel};
 use pinion_protocol::control::{FromRole, ToRole};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

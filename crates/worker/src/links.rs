@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::net::TcpListener;
 
 /// Bytes of backlog an [`Outbox`] keeps beyond its full ring before it reports [`Overflow`].
-pub const BACKLOG_BYTES_MAX: usize = 8 << 20;
+pub(crate) const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
 /// A ring to read from.
 pub struct Inbox {
@@ -28,6 +28,8 @@ impl Inbox {
 
     /// The next record, copied out of the ring. A ring whose content does not check is logged, counted, and
     /// stays silent until the launcher replaces it.
+    // It lends from the ring's scratch buffer, which an `Iterator` cannot.
+    #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Record<'_>> {
         if self.dead {
             return None;
@@ -134,7 +136,13 @@ pub struct Links {
 
 impl Links {
     pub(crate) fn empty() -> Links {
-        Links { inboxes: Vec::new(), outboxes: Vec::new(), listener: None, pages: Vec::new(), slots: Vec::new() }
+        Links {
+            inboxes: Vec::new(),
+            outboxes: Vec::new(),
+            listener: None,
+            pages: Vec::new(),
+            slots: Vec::new(),
+        }
     }
 
     /// The outbox to `to`, if the topology has that edge.

@@ -308,22 +308,29 @@ fn receive_set(socket: BorrowedFd<'_>, deadline_ns: u64) -> Result<AttachSet, Op
 }
 
 fn take_fd(fds: &mut Vec<OwnedFd>, what: &'static str) -> Result<OwnedFd, StartError> {
-    if fds.is_empty() { Err(StartError::attach(what, "its descriptor is missing")) } else { Ok(fds.remove(0)) }
+    if fds.is_empty() {
+        Err(StartError::attach(what, "its descriptor is missing"))
+    } else {
+        Ok(fds.remove(0))
+    }
 }
 
 fn open_ring(epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
     let fd = take_fd(fds, "ring")?;
-    Region::attach(fd, RegionKind::Ring, layout_hash(), Some(epoch)).map_err(|e| StartError::attach("ring", e))
+    Region::attach(fd, RegionKind::Ring, layout_hash(), Some(epoch))
+        .map_err(|e| StartError::attach("ring", e))
 }
 
 fn open_inbox(from: Peer, epoch: u32, fds: &mut Vec<OwnedFd>, status: &Page) -> Result<Inbox, StartError> {
-    Ok(Inbox::new(from, Reader::new(open_ring(epoch, fds)?, epoch), status.clone()))
+    let reader = Reader::new(open_ring(epoch, fds)?, epoch).map_err(|e| StartError::attach("ring", e))?;
+    Ok(Inbox::new(from, reader, status.clone()))
 }
 
 fn open_outbox(to: Peer, epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Outbox, StartError> {
     let ring = open_ring(epoch, fds)?;
     let doorbell = Doorbell::from_fd(take_fd(fds, "doorbell")?);
-    Ok(Outbox::new(to, Writer::new(ring, epoch, doorbell)))
+    let writer = Writer::new(ring, epoch, doorbell).map_err(|e| StartError::attach("ring", e))?;
+    Ok(Outbox::new(to, writer))
 }
 
 fn open_slots(epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<SlotTable, StartError> {
@@ -361,7 +368,7 @@ impl Builder {
             }
             Attach::Doorbell => self.doorbell = Some(Doorbell::from_fd(take_fd(&mut fds, "doorbell")?)),
             Attach::Status { of } => {
-                let page = Page::attach(take_fd(&mut fds, "status page")?, layout_hash())
+                let page = Page::attach(take_fd(&mut fds, "status page")?, layout_hash(), None)
                     .map_err(|e| StartError::attach("status page", e))?;
                 if self.hello.as_ref().is_some_and(|(me, ..)| *me == of) {
                     self.status = Some(page);
@@ -374,7 +381,8 @@ impl Builder {
                 self.links()?.slots.push(table);
             }
             Attach::Inbox { from, epoch } => {
-                let status = self.status.clone().ok_or_else(|| StartError::attach("inbox", "before status"))?;
+                let status =
+                    self.status.clone().ok_or_else(|| StartError::attach("inbox", "before status"))?;
                 let inbox = open_inbox(from, epoch, &mut fds, &status)?;
                 self.links()?.inboxes.push(inbox);
             }

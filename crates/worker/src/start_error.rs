@@ -39,7 +39,10 @@ impl std::fmt::Display for StartError {
             }
             StartError::Orphan => f.write_str("the launcher that started this process is gone"),
             StartError::Layout { theirs, ours } => {
-                write!(f, "launcher and role come from different builds (layout {theirs:016x}, here {ours:016x})")
+                write!(
+                    f,
+                    "launcher and role come from different builds (layout {theirs:016x}, here {ours:016x})"
+                )
             }
             StartError::Attach { what, reason } => write!(f, "cannot attach {what}: {reason}"),
         }
