@@ -169,12 +169,11 @@ impl Scheduler {
             self.place(self.running[next], &mut prefill_budget);
             next += 1;
         }
-        // Who was just preempted stands at the queue's head and would take back what it gave.
-        if self.plan.preempted_count == 0 {
-            while prefill_budget > 0 && self.start_next() {
-                let youngest = *self.running.last().expect("a request has just started");
-                self.place(youngest, &mut prefill_budget);
-            }
+        // Who was just preempted stands at the queue's head and does not fit: it needs all that it gave, and somebody
+        // has taken some of that.
+        while prefill_budget > 0 && self.start_next() {
+            let youngest = *self.running.last().expect("a request has just started");
+            self.place(youngest, &mut prefill_budget);
         }
 
         self.plan.rows.extend_from_slice(&self.prefill_rows);
