@@ -1,16 +1,27 @@
 //! Flags, environment and file become one [`Config`], then a [`Topology`].
 //!
 //! This crate decides; it starts nothing. It is the only one that reads flags and environment. Every option is
-//! described once, in `options`; start there, then `resolve`. What it returns has no "auto" left inside:
-//! the roles receive it as it is.
+//! described once, in `options`; start there. Then the way of a value is `command_line` → `sources` →
+//! `resolve` → [`Config`], and from there [`Topology::new`]. What comes out has no "auto" left inside: the roles
+//! receive it as it is.
 
+mod command_line;
 mod config;
 mod cpu_plan;
 mod cpu_set;
+pub mod docs;
 mod exit;
 mod fault;
+mod help;
 mod machine;
+mod model_folder;
+mod options;
+mod resolve;
+mod show;
+mod sources;
+mod table;
 mod topology;
+mod value;
 
 pub use config::{AttentionKind, Backend, Config, Dtype, LinearKind, ModelFacts};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
@@ -18,6 +29,9 @@ pub use exit::Exit;
 pub use fault::{ConfigFault, Faults, Origin};
 pub use machine::{Cpu, Machine};
 pub use topology::{Edge, Process, Topology};
+
+use command_line::Request;
+use std::ffi::OsString;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,12 +46,35 @@ pub enum Command {
     ShowConfig(String),
 }
 
-/// Reads the command line (without the program's name) and the environment.
+/// [`parse`] of this process's own arguments and environment on this computer.
+pub fn from_process() -> Result<Command, Faults> {
+    parse(std::env::args_os().skip(1), std::env::vars_os(), &Machine::detect())
+}
+
+/// Reads the command line (without the program's name) and the environment. Errors: everything that is wrong,
+/// at once.
 pub fn parse(
-    args: impl IntoIterator<Item = std::ffi::OsString>,
-    env: impl IntoIterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
+    args: impl IntoIterator<Item = OsString>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
     machine: &Machine,
 ) -> Result<Command, Faults> {
-    let _ = (args.into_iter(), env.into_iter(), machine);
-    fault::Collector::default().into_result().map(|()| Command::Version)
+    let mut faults = fault::Collector::default();
+    let (request, typed) = command_line::split(args, &mut faults);
+    match request {
+        Request::Version => return Ok(Command::Version),
+        Request::Help(topic) => return Ok(Command::Help(help::text(topic.as_deref()))),
+        Request::Serve | Request::ShowConfig => {}
+    }
+    let settings = sources::settle(typed, env, &mut faults);
+    if request == Request::ShowConfig && !settings.is_set("model") {
+        faults.into_result()?;
+        return Ok(Command::ShowConfig(show::text(&settings, None)));
+    }
+    let config = resolve::resolve(&settings, machine, &mut faults);
+    faults.into_result()?;
+    let config = config.expect("a config without a fault is complete");
+    Ok(match request {
+        Request::ShowConfig => Command::ShowConfig(show::text(&settings, Some(&config))),
+        _ => Command::Serve(Box::new(config)),
+    })
 }

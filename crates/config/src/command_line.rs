@@ -1,0 +1,117 @@
+//! Splits the command line into a command and flags. It knows words and dashes, not the meaning of a value.
+
+use crate::fault::{Collector, Origin};
+use crate::options::find;
+use crate::sources::{Typed, hint};
+use crate::table::Kind;
+use std::ffi::OsString;
+
+/// What is asked for, before any value is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Serve,
+    ShowConfig,
+    Version,
+    /// The topic, if one was named.
+    Help(Option<String>),
+}
+
+const COMMANDS: &str = "serve, config show, help, version";
+
+/// Reads the arguments. Help and version win over everything else, faults included.
+pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Collector) -> (Request, Typed) {
+    let line = Origin::CommandLine;
+    let mut words = Vec::new();
+    for arg in args {
+        match arg.into_string() {
+            Ok(word) => words.push(word),
+            Err(raw) => faults.add(&line, format!("`{}` is not valid UTF-8", raw.to_string_lossy())),
+        }
+    }
+    if let Some(request) = asks_for_text(&words) {
+        faults.0.clear();
+        return (request, Vec::new());
+    }
+    let (request, rest) = match words.first().map(String::as_str) {
+        Some("serve") => (Request::Serve, &words[1..]),
+        Some("config") => {
+            if words.get(1).is_none_or(|word| word != "show") {
+                faults.add(&line, "`config` is followed by `show`");
+            }
+            (Request::ShowConfig, words.get(2..).unwrap_or(&[]))
+        }
+        Some(flag) if flag.starts_with('-') => {
+            faults.add(&line, format!("a command comes first: {COMMANDS}"));
+            (Request::Serve, &words[..])
+        }
+        Some(other) => {
+            faults.add(&line, format!("`{other}` is no command; there are {COMMANDS}"));
+            (Request::Serve, &words[1..])
+        }
+        None => (Request::Help(None), &words[..]),
+    };
+    let typed = read_flags(rest, faults);
+    (request, typed)
+}
+
+fn asks_for_text(words: &[String]) -> Option<Request> {
+    match words.first().map(String::as_str) {
+        Some("help") => return Some(Request::Help(words.get(1).cloned())),
+        Some("version") => return Some(Request::Version),
+        _ => {}
+    }
+    words.iter().take_while(|word| *word != "--").find_map(|word| match word.as_str() {
+        "-h" | "--help" => Some(Request::Help(None)),
+        "-V" | "--version" => Some(Request::Version),
+        other => other.strip_prefix("--help=").map(|topic| Request::Help(Some(topic.to_owned()))),
+    })
+}
+
+fn read_flags(words: &[String], faults: &mut Collector) -> Typed {
+    let mut typed: Typed = Vec::new();
+    let mut words = words.iter().peekable();
+    let mut folder: Option<&String> = None;
+    while let Some(word) = words.next() {
+        let Some(body) = word.strip_prefix("--").filter(|body| !body.is_empty()) else {
+            if word.starts_with('-') {
+                faults.add(&Origin::Flag(word.clone()), "no such flag; every flag begins with two dashes");
+            } else if let Some(first) = folder.replace(word) {
+                faults.add(&Origin::CommandLine, format!("two model folders: `{first}` and `{word}`"));
+            }
+            continue;
+        };
+        let (name, inline) = match body.split_once('=') {
+            Some((name, value)) => (name.replace('_', "-"), Some(value.to_owned())),
+            None => (body.replace('_', "-"), None),
+        };
+        let flag = Origin::Flag(format!("--{name}"));
+        let negated = name.strip_prefix("no-").and_then(find).filter(|o| matches!(o.kind, Kind::Switch));
+        match (find(&name), negated, inline) {
+            (Some(option), _, Some(value)) => typed.push((option, value, format!("--{name}"))),
+            (Some(option), _, None) if matches!(option.kind, Kind::Switch) => {
+                typed.push((option, "true".to_owned(), format!("--{name}")));
+            }
+            (Some(option), _, None) => match words.next_if(|next| !next.starts_with("--")) {
+                Some(value) => typed.push((option, value.clone(), format!("--{name}"))),
+                None => faults.add(&flag, format!("needs a value: {}", option.usage())),
+            },
+            (None, Some(option), None) => typed.push((option, "false".to_owned(), format!("--{name}"))),
+            (None, Some(_), Some(_)) => faults.add(&flag, "takes no value"),
+            (None, None, inline) => {
+                faults.add(&flag, format!("no such flag{}", hint(&name, |o| o.flag())));
+                // what follows an unknown flag is most likely its value, not a model folder
+                if inline.is_none() {
+                    words.next_if(|next| !next.starts_with('-'));
+                }
+            }
+        }
+    }
+    if let Some(folder) = folder {
+        let model = find("model").expect("the table has a model");
+        if let Some((_, other, flag)) = typed.iter().find(|(option, ..)| option.name == model.name) {
+            faults.add(&Origin::Flag(flag.clone()), format!("two model folders: `{folder}` and `{other}`"));
+        }
+        typed.insert(0, (model, folder.clone(), "the model folder".to_owned()));
+    }
+    typed
+}

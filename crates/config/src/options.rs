@@ -1,0 +1,172 @@
+//! Every option, described once. `--help`, docs/CONFIGURATION.md, the environment names, the keys of the
+//! config file and the checks of single values all come from [`OPTIONS`].
+//!
+//! The parser over this table is our own: a derive library stops at the first fault, knows nothing of the
+//! environment's and the file's faults, and would make a second place where options are described.
+
+use crate::table::{Group, Kind, Opt, Preset, choice};
+use Group::*;
+use Kind::*;
+use Preset::*;
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
+const SECOND: u64 = 1000;
+const HOUR: u64 = 3600 * SECOND;
+const PEERS_MAX: u64 = pinion_protocol::limits::PEERS_PER_ROLE_MAX as u64;
+
+/// Why 16-bit floats are refused, wherever they are asked for.
+const FP16_REASON: &str =
+    "fp16 is not served: CPUs compute it up to 33 times slower than bf16; use bf16, fp32 or auto";
+
+/// The table, in the order of the documentation.
+#[rustfmt::skip]
+pub(crate) const OPTIONS: &[Opt] = &[
+    Opt { name: "model", group: Model, kind: Folder, preset: Required,
+        help: "Hugging Face folder to serve: config.json, tokenizer.json and (torch) model.safetensors. \
+               `pinion serve DIR` is short for it." },
+    Opt { name: "served-model-name", group: Model, kind: Text, preset: WorkedOut("the folder's name"),
+        help: "Name that clients put into the `model` field." },
+    Opt { name: "backend", group: Model, preset: Is("torch"),
+        kind: Choice { accepted: &[choice("torch", &[]), choice("fake", &[])], refused: &[] },
+        help: "Who computes: `torch`, or `fake`, which makes deterministic tokens from a hash without libtorch and \
+               without weights." },
+    Opt { name: "dtype", group: Model, preset: Is("auto"),
+        kind: Choice {
+            accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"])],
+            refused: &[(&["fp16", "float16", "half"], FP16_REASON)] },
+        help: "Type of weights, activations and KV. `auto` is bf16 if the CPU has avx512_bf16 or amx_bf16, else \
+               fp32. The fake backend takes no notice." },
+    Opt { name: "device", group: Model, preset: Is("cpu"),
+        kind: Choice { accepted: &[choice("cpu", &["auto"])],
+                       refused: &[(&["cuda", "gpu"], "this build serves on the CPU only; use cpu")] },
+        help: "Where the model runs." },
+    Opt { name: "max-model-len", group: Model, kind: Number { min: 1, max: pinion_protocol::limits::CONTEXT_MAX as u64 },
+        preset: WorkedOut("the model's context"),
+        help: "Longest sequence in tokens, prompt and output together; at most the model's context." },
+    Opt { name: "seed", group: Model, kind: Number { min: 0, max: u64::MAX }, preset: Is("0"),
+        help: "Source of the seeds of requests that name none." },
+
+    Opt { name: "host", group: Http, kind: Address, preset: Is("127.0.0.1"),
+        help: "Address to listen on; 0.0.0.0 or :: for all." },
+    Opt { name: "port", group: Http, kind: Number { min: 0, max: 65535 }, preset: Is("8000"),
+        help: "Port to listen on; 0 lets the kernel choose." },
+    Opt { name: "max-inflight", group: Http, kind: Number { min: 1, max: pinion_protocol::limits::SLOTS_MAX as u64 },
+        preset: Is("256"),
+        help: "Requests that one frontend may have open; the next one gets 429 with Retry-After." },
+    Opt { name: "body-bytes-max", group: Http, kind: Bytes { min: 4 * KIB, max: 16 * MIB },
+        preset: WorkedOut("64 bytes per token of max-model-len, between 512 KiB and 4 MiB"),
+        help: "Largest request body; a larger one gets 413." },
+    Opt { name: "stream-buffer-bytes-max", group: Http, kind: Bytes { min: 4 * KIB, max: 64 * MIB }, preset: Is("256KiB"),
+        help: "Bytes that may wait for one slow reader; past it the request is cancelled." },
+    Opt { name: "header-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("10s"),
+        help: "A request's head must be complete in this time." },
+    Opt { name: "body-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("30s"),
+        help: "A request's body must be complete in this time." },
+    Opt { name: "write-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("30s"),
+        help: "A write to a client that makes no progress for so long ends the connection." },
+    Opt { name: "idle-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: 24 * HOUR }, preset: Is("75s"),
+        help: "A connection without a request is closed after this time." },
+    Opt { name: "fast-sse", group: Http, kind: Switch, preset: Is("true"),
+        help: "Write stream chunks from a prefix prepared once per request; off, every chunk goes through the JSON \
+               serialiser. The bytes are the same." },
+
+    Opt { name: "max-num-seqs", group: Engine,
+        kind: Number { min: 1, max: pinion_protocol::limits::STEP_EVENTS_MAX as u64 }, preset: Is("64"),
+        help: "Sequences in one step." },
+    Opt { name: "max-num-batched-tokens", group: Engine, kind: Number { min: 1, max: 1 << 20 }, preset: Is("2048"),
+        help: "Tokens computed in one step, prompt chunks and decodes together; at least max-num-seqs." },
+    Opt { name: "block-size", group: Engine, kind: Number { min: 1, max: 256 }, preset: Is("16"),
+        help: "Tokens in one KV block." },
+    Opt { name: "kv-cache-tokens", group: Engine, kind: Number { min: 1, max: 1 << 32 },
+        preset: WorkedOut("max-num-seqs sequences of min(max-model-len, 1024) tokens, and at least one of \
+                           max-model-len, within kv-cache-memory-share"),
+        help: "Size of the KV cache in tokens. Give this or kv-cache-bytes." },
+    Opt { name: "kv-cache-bytes", group: Engine, kind: Bytes { min: 1, max: 64 * 1024 * GIB },
+        preset: WorkedOut("follows from kv-cache-tokens"),
+        help: "Size of the KV cache in bytes. Give this or kv-cache-tokens." },
+    Opt { name: "kv-cache-memory-share", group: Engine, kind: Share, preset: Is("0.25"),
+        help: "Share of the memory (the machine's, or the cgroup's limit) that a KV cache without a given size may \
+               take." },
+    Opt { name: "command-budget", group: Engine, kind: Number { min: 1, max: 65536 }, preset: Is("64"),
+        help: "Requests that the engine takes in between two steps." },
+    Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
+        preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
+        help: "Threads of the model's kernels." },
+    Opt { name: "linear", group: Engine, preset: Is("packed"),
+        kind: Choice { accepted: &[choice("packed", &[]), choice("plain", &[])], refused: &[] },
+        help: "Linear layers: `packed` reorders the weights once at load, `plain` uses them as they stand in the file." },
+    Opt { name: "attention", group: Engine, preset: Is("vector"),
+        kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
+        help: "Attention kernel: `vector`, or its plain `twin` for comparison." },
+    Opt { name: "fake-step-us", group: Engine, kind: Number { min: 0, max: 60_000_000 }, preset: Is("0"),
+        help: "Fake backend: time of one step, in µs." },
+    Opt { name: "fake-prefill-us-per-token", group: Engine, kind: Number { min: 0, max: 1_000_000 }, preset: Is("0"),
+        help: "Fake backend: time added to a step per prompt token, in µs." },
+
+    Opt { name: "frontends", group: Processes, kind: Number { min: 1, max: PEERS_MAX }, preset: Is("1"),
+        help: "Frontend processes." },
+    Opt { name: "tokenizers", group: Processes, kind: Number { min: 1, max: PEERS_MAX }, preset: Is("1"),
+        help: "Tokenizer processes." },
+    Opt { name: "detokenizers", group: Processes, kind: Number { min: 1, max: PEERS_MAX }, preset: Is("1"),
+        help: "Detokenizer processes." },
+    Opt { name: "pin", group: Processes, kind: Switch,
+        preset: WorkedOut("on, unless a cgroup quota grants less time than the allowed CPUs have: then other \
+                           containers run on the same cores"),
+        help: "Pin every process to the CPUs of the plan. Off, nobody owns a core and nobody spins." },
+    Opt { name: "cpus-frontend", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
+        help: "CPUs of the frontends, like 2-3,8. Whole cores; no CPU in two roles' sets." },
+    Opt { name: "cpus-tokenizer", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
+        help: "CPUs of the tokenizers." },
+    Opt { name: "cpus-engine", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
+        help: "CPUs of the engine." },
+    Opt { name: "cpus-detokenizer", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
+        help: "CPUs of the detokenizers." },
+    Opt { name: "spin-us", group: Processes, kind: Number { min: 0, max: 10_000 }, preset: Is("20"),
+        help: "How long a role that owns its cores looks for work before it sleeps, in µs. A role that shares a core \
+               never spins." },
+
+    Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
+        help: "All roles must be ready in this time." },
+    Opt { name: "drain-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("30s"),
+        help: "Open requests may finish for so long after the first SIGTERM or Ctrl-C; the second stops at once." },
+    Opt { name: "restart-backoff", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("50ms"),
+        help: "Wait before the first restart of a role that died; it doubles with each further one." },
+    Opt { name: "restart-limit", group: Lifecycle, kind: Number { min: 0, max: 100_000 }, preset: Is("10"),
+        help: "Restarts of one role within a minute before the service gives up." },
+    Opt { name: "log", group: Lifecycle, kind: Text, preset: Is("info"),
+        help: "What is logged: a level, or a filter like `info,pinion_engine=debug`." },
+    Opt { name: "log-format", group: Lifecycle, preset: Is("text"),
+        kind: Choice { accepted: &[choice("text", &[]), choice("json", &[])], refused: &[] },
+        help: "Form of log lines." },
+    Opt { name: "config", group: Lifecycle, kind: File, preset: Absent,
+        help: "TOML file with options as top-level keys, named like the flags without the dashes in front." },
+];
+
+/// Names that people bring from other servers, and what they are called here; an empty name means that we have
+/// nothing like it, and the text says why.
+pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
+    ("gpu-memory-utilization", "kv-cache-memory-share", ""),
+    ("shutdown-timeout", "drain-timeout", ""),
+    ("log-level", "log", ""),
+    ("threads", "engine-threads", ""),
+    ("ctx-size", "max-model-len", ""),
+    ("max-total-tokens", "max-model-len", ""),
+    ("context-length", "max-model-len", ""),
+    ("max-batch-size", "max-num-seqs", ""),
+    ("max-running-requests", "max-num-seqs", ""),
+    ("max-batch-prefill-tokens", "max-num-batched-tokens", ""),
+    ("max-concurrent-requests", "max-inflight", ""),
+    ("model-path", "model", ""),
+    ("tensor-parallel-size", "", "one engine on one device is served"),
+    ("api-key", "", "there is no authentication; listen on loopback or put a proxy in front"),
+];
+
+/// `PINION_*` variables that belong to the scripts in deploy/ and are no option of the service.
+pub(crate) const SCRIPT_VARIABLES: &[&str] = &["PINION_CACHE", "PINION_PYTHON"];
+
+/// The option of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Opt> {
+    OPTIONS.iter().find(|option| option.name == name)
+}

@@ -1,0 +1,320 @@
+//! From settled values to a [`Config`]: works out what nobody said and checks what must hold between options.
+
+use crate::config::{AttentionKind, Backend, Config, Dtype, LinearKind, ModelFacts};
+use crate::cpu_plan::{self, CpuPlan, PlanRequest};
+use crate::fault::{Collector, Faults, Origin};
+use crate::machine::Machine;
+use crate::model_folder;
+use crate::sources::Settings;
+use crate::value::{Value, human_bytes};
+use pinion_protocol::Role;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Tokens per sequence for which a KV cache without a given size has room.
+const KV_TOKENS_PER_SEQUENCE: u32 = 1024;
+/// Body bytes per token of context, unless told: many times the four or so bytes of an ordinary token.
+const BODY_BYTES_PER_TOKEN: usize = 64;
+const BODY_BYTES_LOW: usize = 512 << 10;
+const BODY_BYTES_HIGH: usize = 4 << 20;
+/// Longest served model name in bytes.
+const MODEL_NAME_BYTES_MAX: usize = 256;
+
+/// Reads the model folder and makes the config, or notes every fault.
+pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Option<Config> {
+    let backend = backend(settings);
+    let Some(dir) = settings.text("model").map(PathBuf::from) else {
+        faults.add(&Origin::Flag("--model".into()), "is required: the folder of the model to serve");
+        plan_cpus(settings, machine, backend, faults);
+        check_batch(settings, faults);
+        return None;
+    };
+    let facts = model_folder::read(&dir, backend, faults);
+    from_facts(settings, machine, &dir, facts, faults)
+}
+
+/// The part after the folder was read. Without facts only what does not need them is checked.
+pub(crate) fn from_facts(
+    settings: &Settings,
+    machine: &Machine,
+    dir: &Path,
+    facts: Option<ModelFacts>,
+    faults: &mut Collector,
+) -> Option<Config> {
+    let backend = backend(settings);
+    let plan = plan_cpus(settings, machine, backend, faults);
+    check_batch(settings, faults);
+    let dtype = dtype(settings, machine, backend, faults);
+    let name = model_name(settings, dir, faults);
+    let model = facts?;
+    let max_model_len = max_model_len(settings, &model, faults);
+    let kv_blocks = KvCache { settings, machine, backend, max_model_len }.blocks(&model, dtype, faults);
+    let (cpu_plan, pin) = plan?;
+    let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
+    let engine_threads =
+        cpu_plan.placements.iter().find(|p| p.peer.role == Role::Engine).map_or(1, |p| p.threads);
+    let host = match settings.get("host")?.value {
+        Value::Address(address) => address,
+        _ => return None,
+    };
+    let model_dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
+    if model_dir.to_str().is_none() {
+        faults.add(&Origin::Model(model_dir.display().to_string()), "the path is not valid UTF-8");
+    }
+    let take = Take(settings);
+    Some(Config {
+        host,
+        port: take.narrow("port"),
+        model_dir,
+        served_model_name: name,
+        model,
+        backend,
+        dtype,
+        max_model_len,
+        max_num_seqs: take.word("max-num-seqs"),
+        max_num_batched_tokens: take.word("max-num-batched-tokens"),
+        block_size: take.word("block-size"),
+        kv_blocks,
+        command_budget: take.word("command-budget"),
+        engine_threads,
+        linear: if take.is("linear", "plain") { LinearKind::Plain } else { LinearKind::Packed },
+        attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
+        fake_step_us: take.number("fake-step-us"),
+        fake_prefill_us_per_token: take.number("fake-prefill-us-per-token"),
+        frontends: take.narrow("frontends"),
+        tokenizers: take.narrow("tokenizers"),
+        engines: 1,
+        detokenizers: take.narrow("detokenizers"),
+        max_inflight: take.word("max-inflight"),
+        body_bytes_max: settings.number("body-bytes-max").map_or(body_default, |n| n as usize),
+        stream_buffer_bytes_max: take.number("stream-buffer-bytes-max") as usize,
+        write_timeout_ms: take.number("write-timeout"),
+        header_timeout_ms: take.number("header-timeout"),
+        idle_timeout_ms: take.number("idle-timeout"),
+        body_timeout_ms: take.number("body-timeout"),
+        fast_sse: settings.switch("fast-sse").unwrap_or(true),
+        seed: take.number("seed"),
+        start_timeout_ms: take.number("start-timeout"),
+        drain_timeout_ms: take.number("drain-timeout"),
+        restart_backoff_ms: take.number("restart-backoff"),
+        restart_limit: take.word("restart-limit"),
+        log_filter: settings.text("log").unwrap_or("info").to_owned(),
+        log_json: take.is("log-format", "json"),
+        cpu_plan,
+        pin,
+    })
+}
+
+impl Config {
+    /// The defaults of every option around a model that need not be on disk: for tests and tools.
+    pub fn with_defaults(
+        dir: &Path,
+        model: ModelFacts,
+        backend: Backend,
+        machine: &Machine,
+    ) -> Result<Config, Faults> {
+        let mut settings = Settings::defaults();
+        let word = if backend == Backend::Fake { "fake" } else { "torch" };
+        settings.set("backend", Value::Word(word), Origin::Default);
+        let mut faults = Collector::default();
+        let config = from_facts(&settings, machine, dir, Some(model), &mut faults);
+        faults.into_result()?;
+        Ok(config.expect("a config without a fault is complete"))
+    }
+}
+
+/// Reads options that always have a value: their default is a text in the table, and their range there fits
+/// the type.
+struct Take<'a>(&'a Settings);
+
+impl Take<'_> {
+    fn number(&self, name: &str) -> u64 {
+        self.0.number(name).expect("an option with a fixed default has a value")
+    }
+
+    fn word(&self, name: &str) -> u32 {
+        u32::try_from(self.number(name)).expect("the option's range fits 32 bits")
+    }
+
+    fn narrow(&self, name: &str) -> u16 {
+        u16::try_from(self.number(name)).expect("the option's range fits 16 bits")
+    }
+
+    fn is(&self, name: &str, word: &str) -> bool {
+        self.0.text(name) == Some(word)
+    }
+}
+
+fn backend(settings: &Settings) -> Backend {
+    if settings.text("backend") == Some("fake") { Backend::Fake } else { Backend::Torch }
+}
+
+fn check_batch(settings: &Settings, faults: &mut Collector) {
+    let (tokens, seqs) = (settings.number("max-num-batched-tokens"), settings.number("max-num-seqs"));
+    if let (Some(tokens), Some(seqs)) = (tokens, seqs)
+        && tokens < seqs
+    {
+        let named = ["max-num-batched-tokens", "max-num-seqs"].into_iter().find(|name| settings.is_set(name));
+        let reason = format!(
+            "a step of {tokens} tokens (max-num-batched-tokens) cannot hold one of each of {seqs} sequences (max-num-seqs)"
+        );
+        faults.add(&settings.origin(named.unwrap_or("max-num-seqs")), reason);
+    }
+}
+
+fn dtype(settings: &Settings, machine: &Machine, backend: Backend, faults: &mut Collector) -> Dtype {
+    match settings.text("dtype") {
+        Some("fp32") => Dtype::Fp32,
+        Some("bf16") => {
+            if !machine.has_bf16 && backend == Backend::Torch {
+                let reason = "this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto";
+                faults.add(&settings.origin("dtype"), reason);
+            }
+            Dtype::Bf16
+        }
+        _ if machine.has_bf16 => Dtype::Bf16,
+        _ => Dtype::Fp32,
+    }
+}
+
+fn model_name(settings: &Settings, dir: &Path, faults: &mut Collector) -> String {
+    let name = match settings.text("served-model-name") {
+        Some(name) => name.to_owned(),
+        None => {
+            // a link's own name, not its target's; `.` and `..` have none until they are resolved
+            let named = dir.file_name().map(|n| n.to_string_lossy().into_owned());
+            let resolved = || dir.canonicalize().ok()?.file_name().map(|n| n.to_string_lossy().into_owned());
+            named.or_else(resolved).unwrap_or_else(|| "model".to_owned())
+        }
+    };
+    if name.len() > MODEL_NAME_BYTES_MAX {
+        faults.add(
+            &settings.origin("served-model-name"),
+            format!("is longer than {MODEL_NAME_BYTES_MAX} bytes"),
+        );
+    }
+    name
+}
+
+fn max_model_len(settings: &Settings, model: &ModelFacts, faults: &mut Collector) -> u32 {
+    let own = model.max_context;
+    match settings.number("max-model-len").and_then(|n| u32::try_from(n).ok()) {
+        Some(asked) if asked > own => {
+            faults.add(
+                &settings.origin("max-model-len"),
+                format!("{asked} is more than the model's context of {own}"),
+            );
+            own
+        }
+        Some(asked) => asked,
+        None => own,
+    }
+}
+
+/// What the size of the KV cache follows from.
+struct KvCache<'a> {
+    settings: &'a Settings,
+    machine: &'a Machine,
+    backend: Backend,
+    max_model_len: u32,
+}
+
+impl KvCache<'_> {
+    fn blocks(&self, model: &ModelFacts, dtype: Dtype, faults: &mut Collector) -> u32 {
+        let settings = self.settings;
+        let block_tokens = settings.number("block-size").unwrap_or(16);
+        let block_bytes = block_tokens * model.kv_bytes_per_token(dtype);
+        let one_sequence = u64::from(self.max_model_len).div_ceil(block_tokens);
+        // the fake backend keeps no keys and values, so no memory limits it
+        let memory = self.machine.memory_bytes.filter(|_| self.backend == Backend::Torch);
+        let by_tokens = settings.number("kv-cache-tokens").map(|n| n.div_ceil(block_tokens));
+        let by_bytes = settings.number("kv-cache-bytes").map(|n| n / block_bytes);
+        if by_tokens.is_some() && by_bytes.is_some() {
+            let reason = format!("{} is also given; give one of the two", settings.origin("kv-cache-tokens"));
+            faults.add(&settings.origin("kv-cache-bytes"), reason);
+        }
+        let option = if by_bytes.is_some() { "kv-cache-bytes" } else { "kv-cache-tokens" };
+        let (blocks, origin, room) = match by_bytes.or(by_tokens) {
+            Some(blocks) => (blocks, settings.origin(option), memory),
+            None => {
+                let per_sequence = self.max_model_len.min(KV_TOKENS_PER_SEQUENCE);
+                let seqs = settings.number("max-num-seqs").unwrap_or(1);
+                let wanted = (seqs * u64::from(per_sequence).div_ceil(block_tokens)).max(one_sequence);
+                let share = match settings.get("kv-cache-memory-share").map(|s| &s.value) {
+                    Some(Value::Share(share)) => *share,
+                    _ => 1.0,
+                };
+                let room = memory.map(|bytes| (bytes as f64 * share) as u64);
+                let blocks = room.map_or(wanted, |room| wanted.min(room / block_bytes));
+                (blocks, settings.origin("kv-cache-memory-share"), room)
+            }
+        };
+        let bytes = blocks.saturating_mul(block_bytes);
+        if blocks < one_sequence {
+            let reason = format!(
+                "{} tokens of KV cache cannot hold one sequence of {} tokens (max-model-len), which takes {}",
+                blocks * block_tokens,
+                self.max_model_len,
+                human_bytes(one_sequence * block_bytes),
+            );
+            faults.add(&origin, reason);
+        } else if room.is_some_and(|room| bytes > room) {
+            let room = human_bytes(room.unwrap_or(0));
+            faults.add(
+                &origin,
+                format!("a KV cache of {} is more than the memory, {room}", human_bytes(bytes)),
+            );
+        }
+        u32::try_from(blocks).unwrap_or_else(|_| {
+            faults.add(&origin, format!("{blocks} blocks are more than a 32-bit index counts"));
+            u32::MAX
+        })
+    }
+}
+
+/// The plan, and whether roles are pinned to it.
+fn plan_cpus(
+    settings: &Settings,
+    machine: &Machine,
+    backend: Backend,
+    faults: &mut Collector,
+) -> Option<(CpuPlan, bool)> {
+    let set_options = [
+        (Role::Frontend, "cpus-frontend"),
+        (Role::Tokenizer, "cpus-tokenizer"),
+        (Role::Engine, "cpus-engine"),
+        (Role::Detokenizer, "cpus-detokenizer"),
+    ];
+    let mut sets = BTreeMap::new();
+    for (role, option) in set_options {
+        if let Some(Value::Cpus(set)) = settings.get(option).map(|s| &s.value) {
+            sets.insert(role, set.clone());
+        }
+    }
+    let count = |option: &str| settings.number(option).and_then(|n| u16::try_from(n).ok()).unwrap_or(1);
+    let counts = BTreeMap::from([
+        (Role::Frontend, count("frontends")),
+        (Role::Tokenizer, count("tokenizers")),
+        (Role::Engine, 1),
+        (Role::Detokenizer, count("detokenizers")),
+    ]);
+    let shared_machine = machine.quota_cpus.is_some_and(|quota| quota < machine.cpus.len());
+    let pin = settings.switch("pin").unwrap_or(!shared_machine || !sets.is_empty());
+    let narrow = |option: &str| settings.number(option).and_then(|n| u32::try_from(n).ok());
+    let engine_threads = narrow("engine-threads").or((backend == Backend::Fake).then_some(1));
+    let request = PlanRequest { counts, sets, engine_threads, spin_us: narrow("spin-us").unwrap_or(0), pin };
+    match cpu_plan::plan(machine, &request) {
+        Ok(plan) => Some((plan, pin)),
+        Err(plan_faults) => {
+            for fault in plan_faults {
+                let option = if fault.threads {
+                    "engine-threads".to_owned()
+                } else {
+                    format!("cpus-{}", fault.role.name())
+                };
+                faults.add(&settings.origin(&option), fault.reason);
+            }
+            None
+        }
+    }
+}

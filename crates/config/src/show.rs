@@ -1,0 +1,68 @@
+//! `pinion config show`: every value and where it comes from.
+
+use crate::config::{Backend, Config, Dtype};
+use crate::cpu_set::show_cpu_set;
+use crate::fault::Origin;
+use crate::options::OPTIONS;
+use crate::sources::Settings;
+use crate::table::{Kind, Opt};
+use crate::topology::Topology;
+use crate::value::human_bytes;
+use pinion_protocol::Role;
+use std::fmt::Write;
+
+/// The listing. Without a config (no model named) what follows from a model is told as a rule.
+pub(crate) fn text(settings: &Settings, config: Option<&Config>) -> String {
+    let mut out = String::new();
+    let width = OPTIONS.iter().map(|option| option.name.len()).max().unwrap_or(0);
+    for option in OPTIONS {
+        let (value, origin) = line(option, settings, config);
+        let _ = writeln!(out, "{:<width$}  {value}  ({origin})", option.name);
+    }
+    if let Some(config) = config {
+        let shared = human_bytes(Topology::new(config).shared_bytes() as u64);
+        let _ = write!(out, "\n{}\n\nrings: {shared} of shared memory\n", config.cpu_plan);
+    }
+    out
+}
+
+fn line(option: &Opt, settings: &Settings, config: Option<&Config>) -> (String, String) {
+    let resolved = config.and_then(|config| worked_out(option, config));
+    match (settings.get(option.name), resolved) {
+        (Some(setting), Some(resolved)) if setting.origin == Origin::Default => {
+            (resolved, "default".to_owned())
+        }
+        (Some(setting), _) => (setting.value.show(&option.kind), setting.origin.to_string()),
+        (None, Some(resolved)) => (resolved, "worked out".to_owned()),
+        (None, None) => ("-".to_owned(), option.preset_text().to_owned()),
+    }
+}
+
+/// What an option that nobody set came to.
+fn worked_out(option: &Opt, config: &Config) -> Option<String> {
+    let cpus = |role: Role| {
+        let placed = config.cpu_plan.placements.iter().filter(|p| p.peer.role == role);
+        show_cpu_set(placed.flat_map(|p| p.cpus.iter().copied()))
+    };
+    let tokens = u64::from(config.kv_blocks) * u64::from(config.block_size);
+    Some(match option.name {
+        "served-model-name" => config.served_model_name.clone(),
+        "max-model-len" => config.max_model_len.to_string(),
+        "body-bytes-max" => crate::value::Value::Number(config.body_bytes_max as u64)
+            .show(&Kind::Bytes { min: 0, max: u64::MAX }),
+        "kv-cache-tokens" => tokens.to_string(),
+        "kv-cache-bytes" => human_bytes(tokens * config.model.kv_bytes_per_token(config.dtype)),
+        "engine-threads" => config.engine_threads.to_string(),
+        "pin" => config.pin.to_string(),
+        "cpus-frontend" => cpus(Role::Frontend),
+        "cpus-tokenizer" => cpus(Role::Tokenizer),
+        "cpus-engine" => cpus(Role::Engine),
+        "cpus-detokenizer" => cpus(Role::Detokenizer),
+        "dtype" => match (config.backend, config.dtype) {
+            (Backend::Fake, _) => "auto".to_owned(),
+            (Backend::Torch, Dtype::Fp32) => "fp32".to_owned(),
+            (Backend::Torch, Dtype::Bf16) => "bf16".to_owned(),
+        },
+        _ => return None,
+    })
+}
