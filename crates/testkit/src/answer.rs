@@ -43,7 +43,11 @@ impl Usage {
         let usage =
             Usage { prompt_tokens: count("prompt_tokens")?, completion_tokens: count("completion_tokens")? };
         let total = count("total_tokens");
-        assert_eq!(total, Some(usage.prompt_tokens + usage.completion_tokens), "total_tokens is the sum: {value}");
+        assert_eq!(
+            total,
+            Some(usage.prompt_tokens + usage.completion_tokens),
+            "total_tokens is the sum: {value}"
+        );
         Some(usage)
     }
 }
@@ -161,7 +165,8 @@ impl Answer {
             self.end = End::Complete;
             return;
         }
-        let chunk: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("not JSON ({error}): {data}"));
+        let chunk: Value =
+            serde_json::from_str(data).unwrap_or_else(|error| panic!("not JSON ({error}): {data}"));
         if chunk.get("error").is_some() {
             self.end = End::Error(error_code(&chunk));
             return;
@@ -175,7 +180,9 @@ impl Answer {
         let choice = &chunk["choices"][0];
         let text = match api {
             Api::Chat => choice["delta"].get("content").and_then(Value::as_str).unwrap_or_default(),
-            Api::Completions | Api::Generate => choice["text"].as_str().expect("a completion chunk has a text"),
+            Api::Completions | Api::Generate => {
+                choice["text"].as_str().expect("a completion chunk has a text")
+            }
         };
         if !text.is_empty() {
             assert!(self.finish_reason.is_none(), "text after the finish reason: {data}");

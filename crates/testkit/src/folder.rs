@@ -75,7 +75,8 @@ pub fn fixture_model() -> Folder {
     let source = crates_folder().join("model/tests/fixtures/tiny-a");
     let folder = Folder::new();
     for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(source.join(name), folder.path().join(name)).expect("the parity fixtures are committed");
+        std::fs::copy(source.join(name), folder.path().join(name))
+            .expect("the parity fixtures are committed");
     }
     folder.write("tokenizer.json", pinion_text::byte_tokenizer_json());
     folder

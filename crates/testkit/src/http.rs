@@ -111,7 +111,13 @@ impl Connection {
     }
 
     /// Writes a request with a `Content-Length` and the given fields.
-    pub fn request(&mut self, method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> io::Result<()> {
+    pub fn request(
+        &mut self,
+        method: &str,
+        path: &str,
+        fields: &[(&str, &str)],
+        body: &[u8],
+    ) -> io::Result<()> {
         self.write(&request_bytes(method, path, fields, body))
     }
 
@@ -149,7 +155,9 @@ impl Connection {
     fn line(&mut self) -> io::Result<String> {
         let mut seen = 0;
         loop {
-            if let Some(at) = self.buffer[seen..].windows(2).position(|two| two == b"\r\n").map(|at| at + seen) {
+            if let Some(at) =
+                self.buffer[seen..].windows(2).position(|two| two == b"\r\n").map(|at| at + seen)
+            {
                 let line: Vec<u8> = self.buffer.drain(..at + 2).take(at).collect();
                 return String::from_utf8(line).map_err(|_| io::Error::from(ErrorKind::InvalidData));
             }
@@ -163,7 +171,8 @@ impl Connection {
 
     /// Reads the next response's head.
     pub fn head(&mut self) -> io::Result<Head> {
-        let malformed = |line: &str| io::Error::new(ErrorKind::InvalidData, format!("not a response head: {line:?}"));
+        let malformed =
+            |line: &str| io::Error::new(ErrorKind::InvalidData, format!("not a response head: {line:?}"));
         let first = self.line()?;
         let status = first
             .strip_prefix("HTTP/1.1 ")
@@ -199,8 +208,9 @@ impl Connection {
             }
             Framing::Chunked => {
                 let line = self.line()?;
-                let length = usize::from_str_radix(&line, 16)
-                    .map_err(|_| io::Error::new(ErrorKind::InvalidData, format!("not a chunk length: {line:?}")))?;
+                let length = usize::from_str_radix(&line, 16).map_err(|_| {
+                    io::Error::new(ErrorKind::InvalidData, format!("not a chunk length: {line:?}"))
+                })?;
                 self.fill_to(length + 2)?;
                 out.extend(self.buffer.drain(..length));
                 if self.line()?.is_empty() {

@@ -52,8 +52,10 @@ impl Metrics {
 
     /// Sum over all label sets of one name; `None` if the scrape has no such name.
     pub fn total(&self, name: &str) -> Option<f64> {
-        let of_name = |series: &str| series == name || series.strip_prefix(name).is_some_and(|r| r.starts_with('{'));
-        let mut values = self.samples.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| *value).peekable();
+        let of_name =
+            |series: &str| series == name || series.strip_prefix(name).is_some_and(|r| r.starts_with('{'));
+        let mut values =
+            self.samples.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| *value).peekable();
         values.peek()?;
         Some(values.sum())
     }
@@ -67,8 +69,17 @@ mod tests {
     fn reads_what_prometheus_reads_and_refuses_the_rest() {
         let good = "# HELP a An a.\n# TYPE a gauge\na{x=\"1\"} 2\na{x=\"2\"} 3.5\n# TYPE b counter\nb 7\n";
         let metrics = Metrics::parse(good).expect("well-formed");
-        assert_eq!((metrics.total("a"), metrics.total("b"), metrics.total("c")), (Some(5.5), Some(7.0), None));
-        for bad in ["a 1\n", "# TYPE a gauge\na\n", "# TYPE a gauge\na x\n", "# TYPE a gauge\na 1\na 1\n", "# TYPE a gauge\na 1"] {
+        assert_eq!(
+            (metrics.total("a"), metrics.total("b"), metrics.total("c")),
+            (Some(5.5), Some(7.0), None)
+        );
+        for bad in [
+            "a 1\n",
+            "# TYPE a gauge\na\n",
+            "# TYPE a gauge\na x\n",
+            "# TYPE a gauge\na 1\na 1\n",
+            "# TYPE a gauge\na 1",
+        ] {
             assert!(Metrics::parse(bad).is_err(), "{bad:?}");
         }
     }

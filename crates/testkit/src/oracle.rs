@@ -15,7 +15,8 @@ impl Oracle {
     /// Over the tokenizer.json and config.json of a folder.
     pub fn of(folder: &Path) -> Oracle {
         let codec = TextCodec::load(folder).expect("the kit's tokenizer loads");
-        let text = std::fs::read_to_string(folder.join("config.json")).expect("the kit's config.json is there");
+        let text =
+            std::fs::read_to_string(folder.join("config.json")).expect("the kit's config.json is there");
         let config: serde_json::Value = serde_json::from_str(&text).expect("the kit's config.json is JSON");
         let number = |name: &str| config[name].as_u64().and_then(|n| u32::try_from(n).ok());
         let vocab_size = number("vocab_size").expect("the kit's config.json has a vocab_size");

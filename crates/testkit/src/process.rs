@@ -35,7 +35,9 @@ pub fn is_alive(pid: u32) -> bool {
 /// Living children, by name.
 pub(crate) fn children(parent: u32) -> Vec<Process> {
     let mut found: Vec<Process> = pids()
-        .filter(|&pid| state_and_parent(pid).is_some_and(|(state, of)| of == parent && !matches!(state, 'Z' | 'X')))
+        .filter(|&pid| {
+            state_and_parent(pid).is_some_and(|(state, of)| of == parent && !matches!(state, 'Z' | 'X'))
+        })
         .filter_map(|pid| {
             let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
             let first = command.split(|&b| b == 0).next()?;

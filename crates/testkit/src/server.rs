@@ -110,7 +110,9 @@ pub fn run_to_end(arguments: &[&str], variables: &[(&str, &str)], limit: Duratio
     });
     let left = process::marked(&mark_of(&scratch));
     left.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
-    wait_until("the output is complete", REAP_TIME, || (stdout.is_complete() && stderr.is_complete()).then_some(()));
+    wait_until("the output is complete", REAP_TIME, || {
+        (stdout.is_complete() && stderr.is_complete()).then_some(())
+    });
     let (stdout, stderr, files) = (stdout.text(), stderr.text(), scratch.entries());
     Ended { code: status.code(), stdout, stderr, left, files }
 }
@@ -232,7 +234,8 @@ impl Server {
 
     /// Waits for the launcher's end.
     pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
-        wait_for_exit(&mut self.child, limit).unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"))
+        wait_for_exit(&mut self.child, limit)
+            .unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"))
     }
 
     /// Every process that belongs to this service, whoever its parent is now.
@@ -251,7 +254,13 @@ impl Server {
     }
 
     /// Sends one request on a new connection.
-    pub fn request(&self, method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> io::Result<Response> {
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        fields: &[(&str, &str)],
+        body: &[u8],
+    ) -> io::Result<Response> {
         let mut connection = Connection::open(self.address())?;
         connection.request(method, path, fields, body)?;
         connection.response()
@@ -265,13 +274,16 @@ impl Server {
     /// `POST path` with a JSON body.
     pub fn post(&self, path: &str, body: &Value) -> Response {
         let bytes = body.to_string();
-        self.request("POST", path, &[], bytes.as_bytes()).unwrap_or_else(|error| panic!("POST {path}: {error}"))
+        self.request("POST", path, &[], bytes.as_bytes())
+            .unwrap_or_else(|error| panic!("POST {path}: {error}"))
     }
 
     /// Asks for text, streamed if the body says `"stream": true`.
     pub fn ask(&self, api: Api, body: &Value) -> Answer {
         let mut connection = self.connect();
-        connection.request("POST", api.path(), &[], body.to_string().as_bytes()).expect("a request can be written");
+        connection
+            .request("POST", api.path(), &[], body.to_string().as_bytes())
+            .expect("a request can be written");
         Answer::read(api, body["stream"] == true, connection)
     }
 
@@ -289,12 +301,13 @@ impl Server {
 
     /// Waits until no request holds a slot or a KV block.
     pub fn wait_idle(&self) {
-        let names = ["pinion_request_slots_used", "pinion_kv_blocks_used", "pinion_requests_running"];
+        let names = ["pinion_request_slots_used", "pinion_kv_blocks_used"];
         let mut last = Vec::new();
         let deadline = std::time::Instant::now() + PATIENCE;
         while std::time::Instant::now() < deadline {
             let metrics = self.metrics();
-            last = names.map(|name| (name, metrics.total(name).unwrap_or_else(|| panic!("no {name}")))).to_vec();
+            last =
+                names.map(|name| (name, metrics.total(name).unwrap_or_else(|| panic!("no {name}")))).to_vec();
             if last.iter().all(|(_, value)| *value == 0.0) {
                 return;
             }
@@ -337,7 +350,10 @@ impl Drop for Server {
             let text = self.log.text();
             let lines: Vec<&str> = text.lines().collect();
             eprintln!("--- end of the service's log");
-            lines.iter().skip(lines.len().saturating_sub(LOG_LINES_SHOWN)).for_each(|line| eprintln!("{line}"));
+            lines
+                .iter()
+                .skip(lines.len().saturating_sub(LOG_LINES_SHOWN))
+                .for_each(|line| eprintln!("{line}"));
             eprintln!("---");
         } else {
             assert!(reaped && left.is_empty(), "processes left after SIGKILL of the launcher: {left:?}");
