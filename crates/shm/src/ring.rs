@@ -5,8 +5,8 @@
 //! [`Writer::push`] and [`Reader::next`]; sleeping is [`Reader::arm`] against [`Writer::publish`].
 //!
 //! Payload words of the region: `head` at 16, `tail` at 32, `reader_asleep` at 48, so that each stands
-//! alone on a 128-byte line, and the data from 64. Head and tail count words since the ring was made and
-//! never wrap. A record is two header words (length, kind and epoch; sequence) and the payload, rounded up to
+//! alone on a 128-byte line, and the data from 64. Each has one writer, so there is no read-modify-write.
+//! Head and tail count words since the ring was made and never wrap. A record is two header words (length, kind and epoch; sequence) and the payload, rounded up to
 //! words; a copy may run over the end of the data and go on at its start, so there is no padding.
 //!
 //! Sync points, by name:
@@ -29,6 +29,8 @@ const TAIL: usize = 32;
 const READER_ASLEEP: usize = 48;
 const DATA: usize = 64;
 const RECORD_HEADER_WORDS: usize = 2;
+/// Value of `reader_asleep` while the reader is awake; otherwise it is the reader's position + 1.
+const AWAKE: u64 = 0;
 
 /// Smallest data part of a ring.
 pub const CAPACITY_BYTES_MIN: usize = 64;
@@ -161,6 +163,8 @@ pub struct Writer<W, D = crate::doorbell::Doorbell> {
     /// A tail seen earlier: at least this much has been read.
     tail_seen: u64,
     sequence: u64,
+    /// The sleep that was ended last, as `reader_asleep` named it.
+    woken: u64,
 }
 
 impl<W: Words, D: Wake> Writer<W, D> {
@@ -173,7 +177,17 @@ impl<W: Words, D: Wake> Writer<W, D> {
             return Err(RingFault { what: "writer of a used ring", position: head });
         }
         let epoch = epoch as u16;
-        Ok(Writer { words, doorbell, epoch, capacity, staged: 0, published: 0, tail_seen: 0, sequence: 0 })
+        Ok(Writer {
+            words,
+            doorbell,
+            epoch,
+            capacity,
+            staged: 0,
+            published: 0,
+            tail_seen: 0,
+            sequence: 0,
+            woken: AWAKE,
+        })
     }
 
     /// Copies a record behind the ones pushed before; nobody sees it until [`Writer::publish`]. `kind` must
@@ -214,9 +228,12 @@ impl<W: Words, D: Wake> Writer<W, D> {
         self.published = self.staged;
         // Sync point `ring-sleep`, the writer's half.
         writer_fence();
-        let asleep = self.words.at(READER_ASLEEP);
-        // The swap makes it one wake-up per sleep, however often we publish before the reader is up.
-        if asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0 {
+        let asleep = self.words.at(READER_ASLEEP).load(Ordering::Relaxed);
+        // The reader says where it fell asleep. At the very head it misses nothing. Further back it needs one
+        // wake-up, however often we publish before it is up: it will find the head moved and sleep elsewhere.
+        let misses_something = asleep != AWAKE && asleep <= self.published;
+        if misses_something && asleep != self.woken {
+            self.woken = asleep;
             self.doorbell.wake();
         }
     }
@@ -357,13 +374,13 @@ impl<W: Words> Reader<W> {
     }
 
     /// Says that the reader is about to sleep. `false`: there is data, do not sleep (and the flag is down).
-    /// `true`: every later publish rings the doorbell; sleep, and [`Reader::disarm`] afterwards. A faulted
+    /// `true`: the next publish rings the doorbell; sleep, and [`Reader::disarm`] afterwards. A faulted
     /// ring has nothing more to give, so it never keeps anybody awake.
     pub fn arm(&self) -> bool {
         if self.fault.is_some() {
             return true;
         }
-        self.words.at(READER_ASLEEP).store(1, Ordering::Relaxed);
+        self.words.at(READER_ASLEEP).store(self.position + 1, Ordering::Relaxed);
         // Sync point `ring-sleep`, the reader's half.
         reader_fence();
         // Sync point `ring-publish`, the reading end.
@@ -376,7 +393,7 @@ impl<W: Words> Reader<W> {
 
     /// Says that the reader is awake and needs no wake-up.
     pub fn disarm(&self) {
-        self.words.at(READER_ASLEEP).store(0, Ordering::Relaxed);
+        self.words.at(READER_ASLEEP).store(AWAKE, Ordering::Relaxed);
     }
 
     /// Whether [`Reader::next`] would give nothing now; a faulted ring is empty.
