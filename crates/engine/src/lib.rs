@@ -1,1 +1,20 @@
-//! engine
+//! The engine role: takes admitted requests from tokenizers, runs the model step by step, and publishes tokens to
+//! detokenizers and ends to frontends.
+//!
+//! Start at [`Engine::turn`], the loop on one screen. What to compute is decided by `pinion_scheduler`, how by
+//! `pinion_model`; this crate moves records between them and the rings. It does not tokenize, knows no HTTP, and in
+//! the steady state neither allocates, locks, logs nor blocks per token. [`Ports`] is the seam at which a test drives
+//! the same loop without processes.
+
+mod admission;
+mod batch;
+mod engine;
+mod options;
+mod ports;
+mod publish;
+mod role;
+
+pub use engine::{Broken, Engine, Sizes, Turn};
+pub use options::{build, model_options};
+pub use ports::Ports;
+pub use role::run;

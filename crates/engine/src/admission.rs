@@ -1,0 +1,115 @@
+//! From an admit record to the scheduler's queue: everything is checked again, and what cannot run is told so.
+
+use crate::engine::Engine;
+use crate::ports::Ports;
+use pinion_protocol::engine_inbox::Admit;
+use pinion_protocol::frontend_inbox::{self, Reject};
+use pinion_protocol::names::Stage;
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role};
+use pinion_scheduler::{Refusal, Request};
+use zerocopy::FromBytes;
+
+/// A record as it came out of a ring: the request, or whose it would have been and what is wrong with it.
+type Decoded = Result<Admit, (Option<RequestId>, Malformed)>;
+
+fn decode(kind: u16, payload: &[u8]) -> Decoded {
+    Admit::decode(kind, payload).map_err(|malformed| {
+        let id = RequestId::read_from_prefix(payload).ok().map(|(id, _)| id);
+        (id, malformed)
+    })
+}
+
+impl Engine {
+    /// Takes records from the inboxes in turn, at most the command budget. Gives how many there were.
+    pub(crate) fn drain(&mut self, ports: &mut impl Ports) -> u32 {
+        let mut taken = 0;
+        while taken < self.sizes.command_budget {
+            let Some(decoded) = self.next_decoded(ports) else { break };
+            self.take(decoded, ports);
+            taken += 1;
+        }
+        taken
+    }
+
+    fn next_decoded(&mut self, ports: &mut impl Ports) -> Option<Decoded> {
+        let inbox_count = ports.inbox_count();
+        for _ in 0..inbox_count {
+            self.next_inbox = (self.next_inbox + 1) % inbox_count;
+            if let Some(record) = ports.next_record(self.next_inbox) {
+                return Some(decode(record.kind, record.payload));
+            }
+        }
+        None
+    }
+
+    /// Takes one record of a ring that has been replaced.
+    pub fn take_record(&mut self, kind: u16, payload: &[u8], ports: &mut impl Ports) {
+        self.take(decode(kind, payload), ports);
+    }
+
+    fn take(&mut self, decoded: Decoded, ports: &mut impl Ports) {
+        match decoded {
+            Ok(admit) => self.admit(admit, ports),
+            Err((id, malformed)) => {
+                ports.add_one(Gauge::MalformedRecords);
+                tracing::error!(%malformed, ?id, "a tokenizer sent what is no request");
+                if let Some(id) = id.filter(|&id| is_current(id, ports)) {
+                    self.reject(id, Fault::new(FaultCode::Internal, malformed.to_string()), ports);
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, admit: Admit, ports: &mut impl Ports) {
+        let id = admit.id;
+        if !is_current(id, ports) {
+            ports.add_one(Gauge::StaleRecords);
+            return;
+        }
+        let now_ns = ports.now_ns();
+        ports.stamp(id, Stage::EngineReceived, now_ns);
+        if let Some(fault) = self.objection(&admit) {
+            self.reject(id, fault, ports);
+            return;
+        }
+        let Admit { id, sampling, ids, prompt_tokens } = admit;
+        match self.scheduler.admit(Request { id, sampling, ids, prompt_tokens }, now_ns) {
+            Ok(()) => {}
+            Err(Refusal::Fault(fault)) => self.reject(id, fault, ports),
+            Err(Refusal::Duplicate) => {
+                ports.add_one(Gauge::MalformedRecords);
+                tracing::error!(%id, "admitted twice; the first one goes on");
+            }
+        }
+    }
+
+    /// What the scheduler cannot know: the vocabulary, and who takes the tokens.
+    fn objection(&self, admit: &Admit) -> Option<Fault> {
+        let vocab_size = self.model.info().vocab_size;
+        if let Some(token) = admit.ids.iter().find(|&&token| token >= vocab_size) {
+            let message = format!("token id {token} is not below the vocabulary size {vocab_size}");
+            return Some(Fault::field("prompt", message));
+        }
+        let stuck = self.streams.is_stuck(admit.id);
+        stuck.then(|| Fault::new(FaultCode::Unavailable, "the detokenizer does not keep up"))
+    }
+
+    fn reject(&mut self, id: RequestId, fault: Fault, ports: &mut impl Ports) {
+        Reject { id, fault }.encode(&mut self.encoded);
+        self.tell_frontend(id.frontend, frontend_inbox::kind::REJECT, ports);
+    }
+
+    /// Sends the record in `encoded`. A frontend has at most one end per slot outstanding, far less than its ring and
+    /// backlog hold: one that overflows is not reading at all, and nobody is left to hear of its requests.
+    pub(crate) fn tell_frontend(&mut self, frontend: u16, kind: u16, ports: &mut impl Ports) {
+        if ports.send(Peer::new(Role::Frontend, frontend), kind, &self.encoded).is_err() {
+            tracing::error!(frontend, "the frontend does not read; its requests are dropped");
+            self.discard_where(|id| id.frontend == frontend);
+        }
+    }
+}
+
+fn is_current(id: RequestId, ports: &impl Ports) -> bool {
+    ports.slot(id).is_some_and(|state| state.live && state.generation == id.generation)
+}

@@ -1,0 +1,82 @@
+//! From the resolved config to a loaded model and an engine around it.
+
+use crate::engine::{Engine, Sizes};
+use pinion_config::{AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
+use pinion_model::{
+    AttentionKernel, DtypeChoice, FakeTiming, KvSize, LoadError, ModelInfo, ModelOptions, WarmUp, load,
+};
+use pinion_scheduler::Limits;
+
+/// What the model is told.
+pub fn model_options(config: &Config) -> ModelOptions {
+    ModelOptions {
+        backend: match config.backend {
+            Backend::Torch => pinion_model::Backend::Torch,
+            Backend::Fake => pinion_model::Backend::Fake,
+        },
+        dtype: match config.dtype {
+            Dtype::Fp32 => DtypeChoice::F32,
+            Dtype::Bf16 => DtypeChoice::Bf16,
+        },
+        threads: config.engine_threads,
+        block_size: config.block_size,
+        kv: KvSize::Blocks(config.kv_blocks),
+        linear: match config.linear {
+            LinearKind::Packed => pinion_model::LinearKind::Packed,
+            LinearKind::Plain => pinion_model::LinearKind::Plain,
+        },
+        attention: match config.attention {
+            AttentionKind::Vector => AttentionKernel::Vector,
+            AttentionKind::Twin => AttentionKernel::Twin,
+        },
+        fake: FakeTiming {
+            step_us: config.fake_step_us as f64,
+            prefill_us_per_token: config.fake_prefill_us_per_token as f64,
+        },
+    }
+}
+
+/// Sizes for a loaded model. The end-of-sequence id is the config's, which all roles share.
+fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
+    Sizes {
+        limits: Limits {
+            max_num_seqs: config.max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            max_requests: u32::from(config.frontends) * config.max_inflight,
+            max_model_len: config.max_model_len.min(info.max_context),
+            block_size: info.block_size,
+            block_count: info.block_count,
+            eos: config.model.eos,
+        },
+        command_budget: config.command_budget,
+        detokenizer_count: config.detokenizers,
+    }
+}
+
+/// Loads and warms the model. Gives the engine and one line about it for the operator.
+///
+/// # Errors
+/// The reason, and the code that the service should exit with.
+pub fn build(config: &Config) -> Result<(Engine, String), (String, Exit)> {
+    let mut model = load(&config.model_dir, &model_options(config)).map_err(|error| {
+        let exit = match error {
+            LoadError::Options { .. } => Exit::Usage,
+            LoadError::Backend { .. } => Exit::System,
+            LoadError::Config { .. } | LoadError::Weights { .. } | LoadError::Tensor { .. } => Exit::Model,
+        };
+        (error.to_string(), exit)
+    })?;
+    let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
+    model.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
+    let info = model.info().clone();
+    let summary = format!(
+        "{} {}, {} KV blocks of {} tokens ({} MiB), {} thread(s)",
+        info.family,
+        info.dtype,
+        info.block_count,
+        info.block_size,
+        (u64::from(info.block_count) * info.kv_block_bytes) >> 20,
+        config.engine_threads,
+    );
+    Ok((Engine::new(model, sizes(config, &info)), summary))
+}

@@ -1,0 +1,83 @@
+//! What the loop needs from the world: inboxes, outboxes, request slots, gauges, the time.
+
+use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Peer, RequestId};
+use pinion_shm::clock;
+use pinion_shm::ring::Record;
+use pinion_shm::slots::SlotState;
+use pinion_worker::{Overflow, Session};
+
+/// The loop's edges. [`Session`] has them in production; a test has its own.
+pub trait Ports {
+    /// CLOCK_MONOTONIC ns.
+    fn now_ns(&self) -> u64;
+    /// How many inboxes there are.
+    fn inbox_count(&self) -> usize;
+    /// The next record of one inbox.
+    fn next_record(&mut self, inbox: usize) -> Option<Record<'_>>;
+    /// What the request's slot says; `None` if there is no such slot. One load.
+    fn slot(&self, id: RequestId) -> Option<SlotState>;
+    /// Writes a stamp of the request's timeline.
+    fn stamp(&self, id: RequestId, stage: Stage, ns: u64);
+    /// Writes a counter of the request.
+    fn count(&self, id: RequestId, counter: Counter, value: u64);
+    /// Stages a record. Never blocks.
+    ///
+    /// # Errors
+    /// [`Overflow`]: the reader has not read for so long that the backlog is over its bound.
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow>;
+    /// Makes everything staged visible.
+    fn publish(&mut self);
+    /// Replaces a gauge of the engine's status page.
+    fn set_gauge(&self, gauge: Gauge, value: u64);
+    /// Adds one to a gauge of the engine's status page.
+    fn add_one(&self, gauge: Gauge);
+}
+
+impl Ports for Session {
+    fn now_ns(&self) -> u64 {
+        clock::now_ns()
+    }
+
+    fn inbox_count(&self) -> usize {
+        self.links.inboxes.len()
+    }
+
+    fn next_record(&mut self, inbox: usize) -> Option<Record<'_>> {
+        self.links.inboxes.get_mut(inbox)?.next()
+    }
+
+    fn slot(&self, id: RequestId) -> Option<SlotState> {
+        self.links.slot(id).map(|slot| slot.state())
+    }
+
+    fn stamp(&self, id: RequestId, stage: Stage, ns: u64) {
+        if let Some(slot) = self.links.slot(id) {
+            slot.stamp(stage as usize, ns);
+        }
+    }
+
+    fn count(&self, id: RequestId, counter: Counter, value: u64) {
+        if let Some(slot) = self.links.slot(id) {
+            slot.set_counter(counter as usize, value);
+        }
+    }
+
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        let outbox = self.links.outbox(to).expect("the topology joins the engine to every consumer");
+        outbox.send(kind, payload)
+    }
+
+    fn publish(&mut self) {
+        self.links.publish();
+    }
+
+    fn set_gauge(&self, gauge: Gauge, value: u64) {
+        self.status.set(gauge as usize, value);
+    }
+
+    fn add_one(&self, gauge: Gauge) {
+        self.status.add(gauge as usize, 1);
+    }
+}

@@ -1,0 +1,117 @@
+//! What leaves the engine: one step record per detokenizer, one finished record per ended request.
+//!
+//! A consumer that stops reading never makes the engine wait. Past the outbox's bounded backlog a detokenizer counts
+//! as stuck: its requests end, it gets no new ones, and the few events that are still owed to it (the tokens of one
+//! step and one last event for each of its requests) wait here until its outbox takes them.
+
+use crate::ports::Ports;
+use pinion_protocol::detokenizer_inbox::{self, EVENT_EOS, EVENT_LAST, EVENT_TOKEN, TokenEvent, encode_step};
+use pinion_protocol::limits::STEP_EVENTS_MAX;
+use pinion_protocol::{Peer, RequestId, Role};
+use pinion_scheduler::Event;
+use pinion_worker::Overflow;
+
+/// Events on their way to one detokenizer.
+#[derive(Debug)]
+struct Stream {
+    events: Vec<TokenEvent>,
+    stuck: bool,
+}
+
+/// Events on their way to all detokenizers.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    streams: Vec<Stream>,
+    encoded: Vec<u8>,
+    /// Events that one record may hold; the rings are sized by it.
+    record_events_max: usize,
+}
+
+impl Streams {
+    pub(crate) fn new(detokenizer_count: u16, row_count_max: usize) -> Streams {
+        let record_events_max = row_count_max.min(STEP_EVENTS_MAX);
+        let stream = || Stream { events: Vec::with_capacity(record_events_max), stuck: false };
+        let record_bytes =
+            size_of::<detokenizer_inbox::StepHeader>() + record_events_max * size_of::<TokenEvent>();
+        Streams {
+            streams: (0..detokenizer_count.max(1)).map(|_| stream()).collect(),
+            encoded: Vec::with_capacity(record_bytes),
+            record_events_max,
+        }
+    }
+
+    /// The detokenizer of a request.
+    pub(crate) fn of(&self, id: RequestId) -> u16 {
+        id.detokenizer(self.streams.len() as u16)
+    }
+
+    fn stream(&mut self, id: RequestId) -> &mut Stream {
+        let index = usize::from(self.of(id));
+        &mut self.streams[index]
+    }
+
+    /// A token, and whether the request ends with it.
+    pub(crate) fn token(&mut self, event: &Event) {
+        let last = if event.last { EVENT_LAST } else { 0 };
+        let eos = if event.eos { EVENT_EOS } else { 0 };
+        self.stream(event.id).events.push(TokenEvent {
+            id: event.id,
+            token: event.token,
+            sequence: event.sequence,
+            flags: EVENT_TOKEN | last | eos,
+            logprob_index: 0,
+        });
+    }
+
+    /// The end of a request that did not end with a token.
+    pub(crate) fn last(&mut self, id: RequestId, generated_tokens: u32) {
+        let event =
+            TokenEvent { id, token: 0, sequence: generated_tokens, flags: EVENT_LAST, logprob_index: 0 };
+        self.stream(id).events.push(event);
+    }
+
+    /// Sends what waits, one record per detokenizer as a rule. Calls `overflowed` for each detokenizer that is found
+    /// stuck and was not before.
+    pub(crate) fn flush(
+        &mut self,
+        ports: &mut impl Ports,
+        step: u64,
+        now_ns: u64,
+        mut overflowed: impl FnMut(u16),
+    ) {
+        for (index, stream) in self.streams.iter_mut().enumerate() {
+            let to = Peer::new(Role::Detokenizer, index as u16);
+            let mut sent = 0;
+            let mut answer = Ok(());
+            while sent < stream.events.len() && answer.is_ok() {
+                let end = stream.events.len().min(sent + self.record_events_max);
+                encode_step(&mut self.encoded, step, now_ns, &stream.events[sent..end]);
+                answer = ports.send(to, detokenizer_inbox::kind::STEP, &self.encoded);
+                sent = if answer.is_ok() { end } else { sent };
+            }
+            stream.events.drain(..sent);
+            let was_stuck = std::mem::replace(&mut stream.stuck, answer == Err(Overflow));
+            if stream.stuck && !was_stuck {
+                overflowed(index as u16);
+            }
+        }
+    }
+
+    /// Whether the request's detokenizer takes no more.
+    pub(crate) fn is_stuck(&self, id: RequestId) -> bool {
+        self.streams[usize::from(self.of(id))].stuck
+    }
+
+    /// Whether events wait for a stuck detokenizer.
+    pub(crate) fn owes(&self) -> bool {
+        self.streams.iter().any(|stream| !stream.events.is_empty())
+    }
+
+    /// The detokenizer is another process now and is owed nothing.
+    pub(crate) fn forget(&mut self, detokenizer: u16) {
+        if let Some(stream) = self.streams.get_mut(usize::from(detokenizer)) {
+            stream.events.clear();
+            stream.stuck = false;
+        }
+    }
+}

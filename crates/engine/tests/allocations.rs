@@ -1,0 +1,68 @@
+//! The steady state of the loop allocates nothing: not per token, not per step, not per look at an inbox.
+
+mod rig;
+
+use pinion_engine::{Engine, Sizes, Turn};
+use pinion_protocol::Sampling;
+use pinion_protocol::status::Gauge;
+use pinion_scheduler::Limits;
+use rig::{DETOKENIZERS, EOS, FRONTENDS, Random, Rig, SLOTS};
+
+const SEQUENCES: u16 = 32;
+const WARM_UP_STEPS: u32 = 50;
+const STEPS: u32 = 1000;
+
+/// An engine in which 32 sequences decode, past their prefill.
+fn decoding() -> (Engine, Rig) {
+    let limits = Limits {
+        max_num_seqs: u32::from(SEQUENCES),
+        max_num_batched_tokens: 256,
+        max_requests: u32::from(SLOTS) * u32::from(FRONTENDS),
+        max_model_len: 2048,
+        block_size: 16,
+        block_count: 4096,
+        eos: Some(EOS),
+    };
+    let sizes = Sizes { limits, command_budget: 64, detokenizer_count: DETOKENIZERS };
+    let (mut engine, mut rig, mut random) = (rig::engine(sizes), Rig::new(), Random(1));
+    for n in 0..SEQUENCES {
+        let id = rig.open(n % FRONTENDS, n / FRONTENDS);
+        let prompt = random.prompt(20);
+        let sampling = Sampling { max_tokens: Some(1900), ..Sampling::default() };
+        rig.admit(id, &prompt, prompt.len(), sampling);
+    }
+    for _ in 0..WARM_UP_STEPS {
+        assert_eq!(engine.turn(&mut rig), Ok(Turn::Worked));
+        rig.read();
+    }
+    (engine, rig)
+}
+
+#[test]
+fn a_thousand_steps_of_32_sequences_allocate_nothing() {
+    let (mut engine, mut rig) = decoding();
+    let (before, mut allocations) = (rig.gauge(Gauge::GeneratedTokens), 0);
+    for _ in 0..STEPS {
+        let counted = allocation_counter::measure(|| {
+            assert_eq!(engine.turn(&mut rig), Ok(Turn::Worked));
+        });
+        allocations += counted.count_total;
+        rig.read();
+    }
+    let tokens = rig.gauge(Gauge::GeneratedTokens) - before;
+    assert_eq!(tokens, u64::from(STEPS) * u64::from(SEQUENCES), "every sequence gets a token in every step");
+    println!("{allocations} allocations for {tokens} tokens in {STEPS} steps");
+    assert_eq!(allocations, 0);
+}
+
+/// The counter counts: admitting a request does allocate.
+#[test]
+fn admission_is_seen_by_the_counter() {
+    let (mut engine, mut rig) = decoding();
+    let id = rig.open(0, SLOTS - 1);
+    rig.admit(id, &[1, 2, 3], 3, Sampling::default());
+    let counted = allocation_counter::measure(|| {
+        engine.turn(&mut rig).expect("the fake model does not fail");
+    });
+    assert!(counted.count_total > 0);
+}

@@ -1,0 +1,293 @@
+//! Everything around the engine's loop in one thread: real rings over heap memory, real slot tables, and readers that
+//! hold every record against what may follow it.
+
+#![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
+
+use pinion_engine::{Engine, Ports, Sizes};
+use pinion_model::{FakeModel, FakeShape, FakeTiming, Model};
+use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, decode_step};
+use pinion_protocol::engine_inbox::{self, Admit};
+use pinion_protocol::frontend_inbox::{self, Finished, Reject};
+use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Peer, RequestId, Role, Sampling};
+use pinion_scheduler::Limits;
+use pinion_shm::page::Page;
+use pinion_shm::ring::{Reader, Record, Wake, Writer, region_words};
+use pinion_shm::slots::{SlotState, SlotTable};
+use pinion_shm::words::HeapWords;
+use pinion_worker::Overflow;
+use std::collections::{HashMap, HashSet};
+
+pub const FRONTENDS: u16 = 2;
+pub const DETOKENIZERS: u16 = 2;
+pub const TOKENIZERS: u16 = 2;
+pub const SLOTS: u16 = 32;
+pub const VOCABULARY: u32 = 1000;
+pub const EOS: u32 = 7;
+const RING_BYTES: usize = 1 << 20;
+
+/// Nobody sleeps in one thread.
+pub struct NoBell;
+
+impl Wake for NoBell {
+    fn wake(&self) {}
+}
+
+pub struct Edge {
+    writer: Writer<HeapWords, NoBell>,
+    reader: Reader<HeapWords>,
+}
+
+impl Edge {
+    fn new() -> Edge {
+        let words = HeapWords::new(region_words(RING_BYTES));
+        let writer = Writer::new(words.clone(), 1, NoBell).expect("the words are new");
+        Edge { writer, reader: Reader::new(words, 1).expect("the words are a ring") }
+    }
+}
+
+/// What came of one request, as its detokenizer and its frontend saw it.
+#[derive(Debug, Default, Clone)]
+pub struct Story {
+    pub tokens: Vec<u32>,
+    pub first_sequence: Option<u32>,
+    pub last_events: u32,
+    pub eos: bool,
+    pub finished: Vec<Finished>,
+    pub rejected: Vec<Reject>,
+}
+
+pub struct Rig {
+    admits: Vec<Edge>,
+    to_detokenizer: Vec<Edge>,
+    to_frontend: Vec<Edge>,
+    pub tables: Vec<SlotTable>,
+    pub page: Page,
+    /// Consumers that do not read.
+    pub stuck: HashSet<Peer>,
+    pub stories: HashMap<RequestId, Story>,
+    pub records_sent: u64,
+    now_ns: std::cell::Cell<u64>,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        let edges = |count: u16| (0..count).map(|_| Edge::new()).collect();
+        let table = |_| SlotTable::create(1, 1, usize::from(SLOTS)).expect("memory for a table");
+        Rig {
+            admits: edges(TOKENIZERS),
+            to_detokenizer: edges(DETOKENIZERS),
+            to_frontend: edges(FRONTENDS),
+            tables: (0..FRONTENDS).map(table).collect(),
+            page: Page::create(1, 1, 64).expect("memory for a page"),
+            stuck: HashSet::new(),
+            stories: HashMap::new(),
+            records_sent: 0,
+            now_ns: std::cell::Cell::new(1),
+        }
+    }
+
+    /// Opens a slot as its frontend does.
+    pub fn open(&self, frontend: u16, slot: u16) -> RequestId {
+        let generation = self.tables[usize::from(frontend)].slot(usize::from(slot)).expect("a slot").open();
+        RequestId { frontend, slot, generation }
+    }
+
+    pub fn close(&self, id: RequestId) {
+        let table = &self.tables[usize::from(id.frontend)];
+        table.slot(usize::from(id.slot)).expect("a slot").close(id.generation);
+    }
+
+    pub fn cancel(&self, id: RequestId) -> bool {
+        self.tables[usize::from(id.frontend)]
+            .slot(usize::from(id.slot))
+            .expect("a slot")
+            .cancel(id.generation)
+    }
+
+    pub fn stop(&self, id: RequestId) -> bool {
+        self.tables[usize::from(id.frontend)].slot(usize::from(id.slot)).expect("a slot").stop(id.generation)
+    }
+
+    pub fn stamped(&self, id: RequestId, stage: Stage) -> u64 {
+        self.tables[usize::from(id.frontend)]
+            .slot(usize::from(id.slot))
+            .expect("a slot")
+            .stamped(stage as usize)
+    }
+
+    /// A raw record from one of the tokenizers.
+    pub fn post(&mut self, tokenizer: u16, kind: u16, payload: &[u8]) {
+        let edge = &mut self.admits[usize::from(tokenizer % TOKENIZERS)];
+        edge.writer.push(kind, payload).expect("the ring is large");
+        edge.writer.publish();
+    }
+
+    pub fn admit(&mut self, id: RequestId, ids: &[u32], prompt_tokens: usize, sampling: Sampling) {
+        let mut bytes = Vec::new();
+        let prompt_tokens = prompt_tokens as u32;
+        Admit { id, sampling, ids: ids.to_vec(), prompt_tokens }.encode(&mut bytes);
+        self.post(id.slot, engine_inbox::kind::ADMIT, &bytes);
+    }
+
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.page.get(gauge as usize)
+    }
+
+    /// Reads everything that was published, and checks each record against what came before it.
+    pub fn read(&mut self) {
+        for (index, edge) in self.to_detokenizer.iter_mut().enumerate() {
+            while let Some(record) = edge.reader.next().expect("the ring is sound") {
+                for event in decode_step(record.payload).expect("a step").1 {
+                    assert_eq!(usize::from(event.id.detokenizer(DETOKENIZERS)), index, "sent to another");
+                    let story = self.stories.entry(event.id).or_default();
+                    assert_eq!(story.last_events, 0, "{}: an event after the last", event.id);
+                    if event.flags & EVENT_TOKEN != 0 {
+                        let first = *story.first_sequence.get_or_insert(event.sequence);
+                        assert_eq!(event.sequence, first + story.tokens.len() as u32, "{}", event.id);
+                        story.tokens.push(event.token);
+                    }
+                    story.last_events += u32::from(event.flags & EVENT_LAST != 0);
+                    story.eos |= event.flags & EVENT_EOS != 0;
+                }
+            }
+        }
+        for (index, edge) in self.to_frontend.iter_mut().enumerate() {
+            while let Some(record) = edge.reader.next().expect("the ring is sound") {
+                let id = match record.kind {
+                    frontend_inbox::kind::FINISHED => {
+                        let finished = Finished::decode(record.payload).expect("a finished record");
+                        self.stories.entry(finished.id).or_default().finished.push(finished);
+                        finished.id
+                    }
+                    frontend_inbox::kind::REJECT => {
+                        let reject = Reject::decode(record.payload).expect("a rejection");
+                        let id = reject.id;
+                        self.stories.entry(id).or_default().rejected.push(reject);
+                        id
+                    }
+                    other => panic!("record kind {other} is nothing that an engine sends"),
+                };
+                assert_eq!(usize::from(id.frontend), index, "sent to another");
+                let story = &self.stories[&id];
+                assert_eq!(story.finished.len() + story.rejected.len(), 1, "{id}: ended twice");
+            }
+        }
+    }
+
+    /// The story of a request that has ended by a finished record, checked for being whole.
+    pub fn ended(&self, id: RequestId) -> (Story, Finished) {
+        let story = self.stories.get(&id).cloned().unwrap_or_default();
+        let [finished] = story.finished[..] else { panic!("{id} has not ended: {story:?}") };
+        assert_eq!(story.last_events, 1, "{id}: the detokenizer hears of the end once");
+        let resumed = story.first_sequence.unwrap_or(finished.generated_tokens);
+        assert_eq!(resumed as usize + story.tokens.len(), finished.generated_tokens as usize, "{id}");
+        (story, finished)
+    }
+}
+
+impl Ports for Rig {
+    fn now_ns(&self) -> u64 {
+        self.now_ns.set(self.now_ns.get() + 1000);
+        self.now_ns.get()
+    }
+
+    fn inbox_count(&self) -> usize {
+        self.admits.len()
+    }
+
+    fn next_record(&mut self, inbox: usize) -> Option<Record<'_>> {
+        self.admits[inbox].reader.next().expect("the ring is sound")
+    }
+
+    fn slot(&self, id: RequestId) -> Option<SlotState> {
+        Some(self.tables.get(usize::from(id.frontend))?.slot(usize::from(id.slot))?.state())
+    }
+
+    fn stamp(&self, id: RequestId, stage: Stage, ns: u64) {
+        let slot = self.tables[usize::from(id.frontend)].slot(usize::from(id.slot));
+        slot.expect("a slot").stamp(stage as usize, ns);
+    }
+
+    fn count(&self, id: RequestId, counter: Counter, value: u64) {
+        let slot = self.tables[usize::from(id.frontend)].slot(usize::from(id.slot));
+        slot.expect("a slot").set_counter(counter as usize, value);
+    }
+
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        if self.stuck.contains(&to) {
+            return Err(Overflow);
+        }
+        let edges = match to.role {
+            Role::Detokenizer => &mut self.to_detokenizer,
+            Role::Frontend => &mut self.to_frontend,
+            other => panic!("an engine sends nothing to a {}", other.name()),
+        };
+        self.records_sent += 1;
+        edges[usize::from(to.index)].writer.push(kind, payload).map_err(|_| Overflow)
+    }
+
+    fn publish(&mut self) {
+        for edge in self.to_detokenizer.iter_mut().chain(&mut self.to_frontend) {
+            edge.writer.publish();
+        }
+    }
+
+    fn set_gauge(&self, gauge: Gauge, value: u64) {
+        self.page.set(gauge as usize, value);
+    }
+
+    fn add_one(&self, gauge: Gauge) {
+        self.page.add(gauge as usize, 1);
+    }
+}
+
+/// Sizes that make preemption, chunks and queueing common.
+pub fn small() -> Sizes {
+    Sizes {
+        limits: Limits {
+            max_num_seqs: 8,
+            max_num_batched_tokens: 24,
+            max_requests: u32::from(SLOTS) * u32::from(FRONTENDS),
+            max_model_len: 128,
+            block_size: 4,
+            block_count: 60,
+            eos: Some(EOS),
+        },
+        command_budget: 5,
+        detokenizer_count: DETOKENIZERS,
+    }
+}
+
+pub fn fake(limits: &Limits) -> Box<dyn Model> {
+    let shape = FakeShape {
+        vocab_size: VOCABULARY,
+        max_context: limits.max_model_len,
+        eos: limits.eos,
+        block_size: limits.block_size,
+        block_count: limits.block_count,
+    };
+    Box::new(FakeModel::new(shape, FakeTiming::default()))
+}
+
+pub fn engine(sizes: Sizes) -> Engine {
+    Engine::new(fake(&sizes.limits), sizes)
+}
+
+/// SplitMix64, so that a seed printed by a failing test replays it.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % u64::from(bound)) as u32
+    }
+
+    pub fn prompt(&mut self, len: u32) -> Vec<u32> {
+        (0..len).map(|_| self.below(VOCABULARY)).collect()
+    }
+}

@@ -1,0 +1,308 @@
+//! The loop against its whole surroundings: every request gets its own tokens and one end, whatever happens around it.
+
+mod rig;
+
+use pinion_engine::{Broken, Engine, Sizes, Turn};
+use pinion_model::{Model, ModelInfo, RowOutcome, StepBatch, StepError, StepOutput, WarmUp, fake_token};
+use pinion_protocol::frontend_inbox::FinishReason;
+use pinion_protocol::names::Stage;
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{FaultCode, Peer, RequestId, Role, Sampling};
+use rig::{DETOKENIZERS, EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const TURNS_MAX: u32 = 100_000;
+
+fn asks(max_tokens: u32) -> Sampling {
+    Sampling { max_tokens: Some(max_tokens), ..Sampling::default() }
+}
+
+fn oracle(prompt: &[u32], from: u32, to: u32) -> Vec<u32> {
+    (from..to).map(|index| fake_token(prompt, u64::from(index), VOCABULARY, Some(EOS))).collect()
+}
+
+/// Turns until nothing is left, and checks that nothing is.
+fn settle(engine: &mut Engine, rig: &mut Rig) {
+    for _ in 0..TURNS_MAX {
+        let turn = engine.turn(rig).expect("the model works");
+        rig.read();
+        if turn == Turn::Idle {
+            assert!(engine.is_empty(), "idle with requests");
+            for gauge in [Gauge::KvBlocksUsed, Gauge::RequestsRunning, Gauge::RequestsWaiting] {
+                assert_eq!(rig.gauge(gauge), 0, "{gauge:?}");
+            }
+            return;
+        }
+    }
+    panic!("still busy after {TURNS_MAX} turns");
+}
+
+#[test]
+fn sixty_four_requests_get_the_oracles_tokens() {
+    let (mut engine, mut rig, mut random) = (rig::engine(small()), Rig::new(), Random(11));
+    let mut expected = HashMap::new();
+    for n in 0..FRONTENDS * SLOTS {
+        let id = rig.open(n % FRONTENDS, n / FRONTENDS);
+        let (prompt_len, max_tokens) = (1 + random.below(50), 1 + random.below(40));
+        let prompt = random.prompt(prompt_len);
+        let resumed = random.below(max_tokens);
+        let mut ids = prompt.clone();
+        ids.extend(oracle(&prompt, 0, resumed));
+        rig.admit(id, &ids, prompt.len(), asks(max_tokens));
+        expected.insert(id, oracle(&prompt, resumed, max_tokens));
+        engine.turn(&mut rig).expect("the fake model works");
+    }
+    settle(&mut engine, &mut rig);
+    for (id, tokens) in &expected {
+        let (story, finished) = rig.ended(*id);
+        assert_eq!((&story.tokens, finished.reason), (tokens, FinishReason::Length), "{id}");
+        let stages = [Stage::EngineReceived, Stage::FirstScheduled, Stage::FirstToken, Stage::LastToken];
+        let stamps = stages.map(|stage| rig.stamped(*id, stage));
+        assert!(stamps[0] > 0 && stamps.is_sorted(), "{id}: {stamps:?}");
+    }
+    assert!(
+        rig.gauge(Gauge::Preemptions) > 0,
+        "the pool is too small for the sizes of this test to be any good"
+    );
+    assert_eq!(rig.gauge(Gauge::RequestsFinished), expected.len() as u64);
+}
+
+/// Cancels, stop strings and closed slots at every phase, over and over on the same slots.
+#[test]
+fn leaving_at_any_moment_leaves_nothing_behind() {
+    for seed in 0..40 {
+        let (mut engine, mut rig, mut random) = (rig::engine(small()), Rig::new(), Random(seed));
+        let mut open: Vec<(RequestId, Vec<u32>, u32)> = Vec::new();
+        let mut closed = Vec::new();
+        let mut free: Vec<(u16, u16)> = (0..SLOTS).flat_map(|s| [(0, s), (1, s)]).collect();
+        for _ in 0..400 {
+            if !free.is_empty() && random.below(2) == 0 {
+                let (frontend, slot) = free.swap_remove(random.below(free.len() as u32) as usize);
+                let id = rig.open(frontend, slot);
+                let (len, max_tokens) = (1 + random.below(60), 1 + random.below(60));
+                let prompt = random.prompt(len);
+                rig.admit(id, &prompt, prompt.len(), asks(max_tokens));
+                open.push((id, prompt, max_tokens));
+            }
+            if !open.is_empty() {
+                let (id, ..) = open[random.below(open.len() as u32) as usize];
+                match random.below(12) {
+                    0 => _ = rig.cancel(id),
+                    1 => _ = rig.stop(id),
+                    2 => {
+                        // Its frontend was told of a death elsewhere; late events of the old generation may come.
+                        rig.close(id);
+                        open.retain(|(other, ..)| *other != id);
+                        closed.push(id);
+                        free.push((id.frontend, id.slot));
+                    }
+                    _ => {}
+                }
+            }
+            engine.turn(&mut rig).expect("the fake model works");
+            rig.read();
+            for (id, ..) in
+                open.extract_if(.., |(id, ..)| rig.stories.get(id).is_some_and(|s| !s.finished.is_empty()))
+            {
+                rig.close(id);
+                free.push((id.frontend, id.slot));
+                check_story(&rig, id, seed);
+            }
+        }
+        settle(&mut engine, &mut rig);
+        for (id, prompt, max_tokens) in open {
+            let (story, finished) = rig.ended(id);
+            assert_eq!(story.tokens, oracle(&prompt, 0, finished.generated_tokens), "seed {seed}, {id}");
+            assert!(finished.generated_tokens <= max_tokens);
+        }
+        for id in closed {
+            let story = rig.stories.get(&id).cloned().unwrap_or_default();
+            assert!(story.last_events <= 1 && story.finished.len() <= 1, "seed {seed}, {id}");
+        }
+    }
+}
+
+fn check_story(rig: &Rig, id: RequestId, seed: u64) {
+    let (story, finished) = rig.ended(id);
+    assert!(!story.eos && story.rejected.is_empty(), "seed {seed}, {id}: {story:?}");
+    assert!(!matches!(finished.reason, FinishReason::Failed(_)), "seed {seed}, {id}: {:?}", finished.reason);
+}
+
+#[test]
+fn what_cannot_run_is_rejected_and_the_rest_goes_on() {
+    let (mut engine, mut rig) = (rig::engine(small()), Rig::new());
+    let fine = rig.open(0, 0);
+    rig.admit(fine, &[1, 2], 2, asks(5));
+    let foreign = rig.open(0, 1);
+    rig.admit(foreign, &[1, VOCABULARY], 2, asks(5));
+    let long = rig.open(1, 2);
+    rig.admit(long, &[1; 100], 100, asks(29));
+    let torn = rig.open(1, 3);
+    let bytes: Vec<u8> = [torn.frontend.to_le_bytes(), torn.slot.to_le_bytes()].concat();
+    let bytes = [bytes, torn.generation.to_le_bytes().to_vec(), vec![0; 3]].concat();
+    rig.post(0, 1, &bytes);
+    rig.post(1, 77, &[]);
+    let stale = rig.open(0, 4);
+    rig.admit(stale, &[1, 2], 2, asks(5));
+    rig.close(stale);
+    rig.admit(RequestId { frontend: 9, slot: 0, generation: 1 }, &[1], 1, asks(5));
+    rig.admit(fine, &[3, 4], 2, asks(5));
+
+    settle(&mut engine, &mut rig);
+    for (id, code) in [
+        (foreign, FaultCode::InvalidValue),
+        (long, FaultCode::ContextLengthExceeded),
+        (torn, FaultCode::Internal),
+    ] {
+        assert_eq!(rig.stories[&id].rejected[0].fault.code, code, "{id}");
+    }
+    assert_eq!(rig.ended(fine).0.tokens, oracle(&[1, 2], 0, 5));
+    assert!(!rig.stories.contains_key(&stale));
+    assert_eq!((rig.gauge(Gauge::StaleRecords), rig.gauge(Gauge::MalformedRecords)), (2, 3));
+}
+
+#[test]
+fn a_detokenizer_that_does_not_read_costs_only_its_own_requests() {
+    let (mut engine, mut rig) = (rig::engine(small()), Rig::new());
+    let ids: Vec<_> = (0..12).map(|slot| rig.open(slot % FRONTENDS, slot)).collect();
+    for id in &ids {
+        rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(30));
+    }
+    for _ in 0..6 {
+        engine.turn(&mut rig).expect("the fake model works");
+    }
+    let stuck = Peer::new(Role::Detokenizer, 1);
+    rig.stuck.insert(stuck);
+    engine.turn(&mut rig).expect("the fake model works");
+    let late = rig.open(0, 13);
+    rig.admit(late, &[1], 1, asks(3));
+    while engine.turn(&mut rig) == Ok(Turn::Worked) {}
+    assert!(engine.owes());
+    rig.stuck.clear();
+    settle(&mut engine, &mut rig);
+    assert!(!engine.owes());
+
+    assert_eq!(rig.stories[&late].rejected[0].fault.code, FaultCode::Unavailable);
+    for id in ids {
+        let (story, finished) = rig.ended(id);
+        let prompt = [u32::from(id.slot) + 1, 5];
+        assert_eq!(story.tokens, oracle(&prompt, 0, finished.generated_tokens), "{id}: late, but whole");
+        let theirs = id.detokenizer(DETOKENIZERS) == stuck.index;
+        let reason = if theirs { FinishReason::Failed(FaultCode::Unavailable) } else { FinishReason::Length };
+        assert_eq!(finished.reason, reason, "{id}");
+    }
+}
+
+#[test]
+fn a_lost_peer_takes_its_requests_along_in_silence() {
+    let (mut engine, mut rig) = (rig::engine(small()), Rig::new());
+    let ids: Vec<_> = (0..16).map(|slot| rig.open(slot / 8, slot)).collect();
+    for id in &ids {
+        rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(30));
+    }
+    for _ in 0..8 {
+        engine.turn(&mut rig).expect("the fake model works");
+    }
+    engine.discard_where(|id| id.frontend == 0);
+    engine.lose_detokenizer(0);
+    settle(&mut engine, &mut rig);
+    for id in ids {
+        let survives = id.frontend == 1 && id.detokenizer(DETOKENIZERS) == 1;
+        let story = rig.stories.get(&id).cloned().unwrap_or_default();
+        assert_eq!((story.finished.len(), story.last_events), (survives.into(), survives.into()), "{id}");
+    }
+}
+
+/// A fake whose next steps can be made to fail, and whose lane 1 can be made to give no number.
+struct Flaky {
+    inner: Box<dyn Model>,
+    failures: Arc<AtomicU32>,
+    poison: Arc<AtomicU32>,
+}
+
+impl Model for Flaky {
+    fn info(&self) -> &ModelInfo {
+        self.inner.info()
+    }
+
+    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
+        if self.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+            return Err(StepError::Backend { operation: "test", message: "as asked".into() });
+        }
+        self.inner.step(batch, out)?;
+        let poisoned = self.poison.swap(u32::MAX, Ordering::Relaxed);
+        for (row, outcome) in batch.rows.iter().zip(&mut out.rows) {
+            if row.slot == poisoned {
+                *outcome = RowOutcome::NonFinite;
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        self.inner.logits(batch, out)
+    }
+
+    fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
+        self.inner.warm_up(shapes)
+    }
+}
+
+fn flaky(sizes: Sizes) -> (Engine, Arc<AtomicU32>, Arc<AtomicU32>) {
+    let (failures, poison) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(u32::MAX)));
+    let inner = rig::fake(&sizes.limits);
+    let model = Flaky { inner, failures: failures.clone(), poison: poison.clone() };
+    (Engine::new(Box::new(model), sizes), failures, poison)
+}
+
+#[test]
+fn a_failed_step_fails_its_requests_and_a_failed_row_its_own() {
+    let (mut engine, failures, poison) = flaky(small());
+    let mut rig = Rig::new();
+    let ids: Vec<_> = (0..12).map(|slot| rig.open(0, slot)).collect();
+    for id in &ids {
+        rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(9));
+    }
+    for _ in 0..3 {
+        engine.turn(&mut rig).expect("the fake model works");
+    }
+    poison.store(1, Ordering::Relaxed);
+    engine.turn(&mut rig).expect("one row is no step");
+    failures.store(1, Ordering::Relaxed);
+    engine.turn(&mut rig).expect("one failure is not many");
+    settle(&mut engine, &mut rig);
+    let mut counts = HashMap::new();
+    for id in ids {
+        let (story, finished) = rig.ended(id);
+        assert_eq!(story.tokens, oracle(&[u32::from(id.slot) + 1, 5], 0, finished.generated_tokens));
+        *counts.entry(format!("{:?}", finished.reason)).or_insert(0) += 1;
+    }
+    assert_eq!(counts["Failed(NonFinite)"], 1, "{counts:?}");
+    assert!(counts["Failed(Internal)"] >= 7 && counts["Length"] >= 1, "{counts:?}");
+}
+
+#[test]
+fn a_model_that_only_fails_ends_the_engine_with_a_reason() {
+    let (mut engine, failures, _) = flaky(small());
+    let mut rig = Rig::new();
+    failures.store(u32::MAX, Ordering::Relaxed);
+    let mut broken: Option<Broken> = None;
+    let mut ids = Vec::new();
+    for slot in 0..SLOTS {
+        let id = rig.open(0, slot);
+        rig.admit(id, &[1, 2], 2, asks(5));
+        ids.push(id);
+        if let Err(error) = engine.turn(&mut rig) {
+            broken = Some(error);
+            break;
+        }
+    }
+    rig.read();
+    let reason = broken.expect("it fails for good").reason;
+    assert!(reason.contains("as asked") && ids.len() == 8, "{reason} after {}", ids.len());
+    for id in ids {
+        assert_eq!(rig.ended(id).1.reason, FinishReason::Failed(FaultCode::Internal));
+    }
+}
