@@ -10,6 +10,7 @@
 //! hang is a failure: nothing asserts how fast anything is.
 
 mod answer;
+mod bystander;
 mod events;
 mod folder;
 mod http;
@@ -21,6 +22,7 @@ mod server;
 mod wait;
 
 pub use answer::{Answer, Api, End, Usage};
+pub use bystander::{beside_a_stream, check_refusal};
 pub use events::{Event, Events};
 pub use folder::{Folder, demo_model, fake_model, fixture_model};
 pub use http::{Connection, Framing, Head, Response};
@@ -28,7 +30,7 @@ pub use metrics::Metrics;
 pub use oracle::Oracle;
 pub use process::{Process, cpus_allowed, descriptor_count, is_alive, kill};
 pub use random::Random;
-pub use server::{Ended, Server, run_to_end};
+pub use server::{Ended, Server, launcher_binary, run_binary_to_end, run_to_end};
 pub use wait::{PATIENCE, wait_until};
 
 pub use nix::sys::signal::Signal;

@@ -53,8 +53,11 @@ impl Log {
     }
 }
 
-/// The launcher's binary of the profile that this test was built with.
-fn binary() -> PathBuf {
+/// The launcher's binary of the profile that this test was built with; the roles' stand beside it.
+///
+/// # Panics
+/// If it has not been built.
+pub fn launcher_binary() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
     let folder = test.parent().and_then(Path::parent).expect("tests are built into target/<profile>/deps");
     let path = folder.join("pinion");
@@ -63,8 +66,8 @@ fn binary() -> PathBuf {
 }
 
 /// A command with a clean environment and an own TMPDIR.
-fn command(arguments: &[&str], scratch: &Folder) -> Command {
-    let mut command = Command::new(binary());
+fn command(binary: &Path, arguments: &[&str], scratch: &Folder) -> Command {
+    let mut command = Command::new(binary);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PINION_") {
             command.env_remove(name);
@@ -99,9 +102,22 @@ pub struct Ended {
 /// # Panics
 /// If it has not ended after `limit`; it is killed then.
 pub fn run_to_end(arguments: &[&str], variables: &[(&str, &str)], limit: Duration) -> Ended {
+    run_binary_to_end(&launcher_binary(), arguments, variables, limit)
+}
+
+/// The same with a launcher at another place.
+///
+/// # Panics
+/// As [`run_to_end`].
+pub fn run_binary_to_end(
+    binary: &Path,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    limit: Duration,
+) -> Ended {
     let scratch = Folder::new();
-    let mut child =
-        command(arguments, &scratch).envs(variables.iter().copied()).spawn().expect("pinion can be started");
+    let mut command = command(binary, arguments, &scratch);
+    let mut child = command.envs(variables.iter().copied()).spawn().expect("pinion can be started");
     let stdout = Log::of(child.stdout.take().expect("stdout is piped"));
     let stderr = Log::of(child.stderr.take().expect("stderr is piped"));
     let status = wait_for_exit(&mut child, limit).unwrap_or_else(|| {
@@ -168,7 +184,8 @@ impl Server {
             arguments.extend(["--port", "0"]);
         }
         arguments.extend(flags);
-        let mut child = command(&arguments, &scratch).spawn().expect("pinion can be started");
+        let mut child =
+            command(&launcher_binary(), &arguments, &scratch).spawn().expect("pinion can be started");
         let log = Log::of(child.stderr.take().expect("stderr is piped"));
         drop(Log::of(child.stdout.take().expect("stdout is piped")));
         Server { child, log, scratch, model_folder: model_folder.to_owned(), _own_model: None, ready: None }

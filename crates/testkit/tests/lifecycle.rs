@@ -1,0 +1,218 @@
+//! Start, drain and end: what an operator and a process manager see.
+
+use pinion_testkit::{Answer, Api, Connection, End, PATIENCE, Server, Signal};
+use pinion_testkit::{cpus_allowed, descriptor_count, fake_model, is_alive, kill, run_to_end, wait_until};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+/// Exit codes as docs/OPERATIONS.md has them.
+const EXIT_PORT: i32 = 4;
+const EXIT_DRAIN_CUT: i32 = 7;
+
+/// A port that nobody listens on.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    listener.local_addr().expect("a bound socket has an address").port()
+}
+
+/// Process name to CPUs, from the table printed at start.
+fn printed_plan(log: &str) -> BTreeMap<String, String> {
+    let table = log.lines().skip_while(|line| !line.starts_with("process ")).skip(1);
+    let rows = table.map_while(|line| {
+        let mut words = line.split_whitespace();
+        let (name, cpus) = (words.next()?, words.next()?);
+        name.contains('-').then(|| (name.to_owned(), cpus.to_owned()))
+    });
+    rows.collect()
+}
+
+/// The roles are separate processes, each on the CPUs of the plan.
+fn check_affinity(flags: &[&str], expected: &[(&str, &str)]) {
+    let server = Server::fake(flags);
+    let plan = printed_plan(&server.stderr_text());
+    let roles = server.roles();
+    let names: Vec<&str> = roles.iter().map(|role| role.name.as_str()).collect();
+    let wanted = ["pinion-detokenizer-0", "pinion-engine-0", "pinion-frontend-0", "pinion-tokenizer-0"];
+    assert_eq!(names, wanted, "{flags:?}");
+    for role in &roles {
+        let name = role.name.trim_start_matches("pinion-");
+        assert_eq!(plan.get(name), cpus_allowed(role.pid).as_ref(), "{flags:?}: {name}\n{plan:?}");
+    }
+    for (name, cpus) in expected {
+        assert_eq!(plan.get(*name).map(String::as_str), Some(*cpus), "{flags:?}");
+    }
+    server.check_serves("pinned");
+    server.stop();
+}
+
+/// One CPU of each physical core that this process may use; whole cores as lists.
+fn cores() -> Vec<String> {
+    let own = cpus_allowed(std::process::id()).expect("an own status");
+    let all: Vec<usize> = own
+        .split(',')
+        .flat_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.parse::<usize>().expect("a CPU list has numbers");
+            number(first)..=number(last)
+        })
+        .collect();
+    let mut cores: Vec<String> = Vec::new();
+    for cpu in all {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let siblings = std::fs::read_to_string(path).map_or(cpu.to_string(), |text| text.trim().to_owned());
+        if !cores.contains(&siblings) {
+            cores.push(siblings);
+        }
+    }
+    cores
+}
+
+#[test]
+fn every_role_runs_where_the_plan_says() {
+    check_affinity(&["--pin"], &[]);
+    check_affinity(&["--no-pin"], &[]);
+    let cores = cores();
+    if let [first, .., last] = cores.as_slice() {
+        let flags = ["--cpus-engine", last, "--cpus-frontend", first];
+        check_affinity(&flags, &[("engine-0", last.as_str()), ("frontend-0", first.as_str())]);
+    } else {
+        println!("one core only: explicit sets are not checked");
+    }
+}
+
+#[test]
+fn nobody_is_let_in_before_the_service_can_answer() {
+    let folder = fake_model(512);
+    let port = free_port().to_string();
+    let address: SocketAddr = format!("127.0.0.1:{port}").parse().expect("an address");
+    let mut server = Server::launch(folder.path(), &["--backend", "fake", "--port", &port]);
+    let mut refused = 0;
+    let health = wait_until("a connection is accepted", PATIENCE, || match Connection::open(address) {
+        Ok(mut connection) => {
+            connection.request("GET", "/ready", &[], b"").expect("an accepted connection takes a request");
+            Some(connection.response().expect("an accepted connection is answered").status())
+        }
+        Err(_) => {
+            refused += 1;
+            None
+        }
+    });
+    assert_eq!(health, 200, "the first that is let in finds the service ready");
+    assert!(refused > 0, "the first attempt was made before the service had started");
+    server.wait_ready();
+    server.check_serves("let in");
+    server.stop();
+}
+
+/// Begins a stream and waits until it has begun.
+fn begin(server: &Server, prompt: &str, tokens: usize) -> Connection {
+    let mut connection = server.connect();
+    let body = json!({"prompt": prompt, "max_tokens": tokens, "stream": true}).to_string();
+    connection.request("POST", "/v1/completions", &[], body.as_bytes()).expect("a request can be written");
+    wait_until("the request is in the service", PATIENCE, || {
+        (server.metric("pinion_request_slots_used") >= 1.0).then_some(())
+    });
+    connection
+}
+
+#[test]
+fn the_first_signal_lets_streams_finish() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut server = Server::fake(&["--fake-step-us", "5000"]);
+        let oracle = server.oracle();
+        let stream = begin(&server, "let me finish", 200);
+        server.signal(signal);
+        let answer = Answer::read(Api::Completions, true, stream);
+        assert_eq!(answer.end, End::Complete, "{signal}: {answer:?}");
+        assert_eq!(answer.text, oracle.text(&oracle.encode("let me finish"), 200), "{signal}");
+        assert_eq!(server.wait_exit(PATIENCE).code(), Some(0), "{signal}");
+        assert_eq!(server.processes(), [], "{signal}");
+        assert_eq!(server.temporary_files(), [""; 0], "{signal}");
+    }
+}
+
+#[test]
+fn the_second_signal_and_the_drain_deadline_cut() {
+    for (name, flags, signals) in
+        [("second signal", ["--drain-timeout", "60s"], 2), ("deadline", ["--drain-timeout", "500ms"], 1)]
+    {
+        // A step takes so long that the stream cannot be complete.
+        let mut server = Server::fake(&[&flags[..], &["--fake-step-us", "250000"]].concat());
+        let stream = begin(&server, "cut me", 500);
+        for _ in 0..signals {
+            server.signal(Signal::SIGTERM);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let answer = Answer::read(Api::Completions, true, stream);
+        assert_ne!(answer.end, End::Complete, "{name}");
+        assert_eq!(server.wait_exit(PATIENCE).code(), Some(EXIT_DRAIN_CUT), "{name}");
+        assert_eq!(server.processes(), [], "{name}");
+    }
+}
+
+#[test]
+fn a_killed_launcher_leaves_nobody() {
+    let mut server = Server::fake(&["--fake-step-us", "1000"]);
+    let roles = server.roles();
+    let stream = begin(&server, "orphans", 400);
+    server.signal(Signal::SIGKILL);
+    server.wait_exit(PATIENCE);
+    wait_until("every role is gone", Duration::from_secs(5), || {
+        roles.iter().all(|role| !is_alive(role.pid)).then_some(())
+    });
+    assert_eq!(server.processes(), []);
+    assert_ne!(Answer::read(Api::Completions, true, stream).end, End::Complete);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let port = listener.local_addr().expect("a bound socket has an address").port().to_string();
+    let folder = fake_model(512);
+    let ended =
+        run_to_end(&["serve", "--backend", "fake", "--model", folder.text(), "--port", &port], &[], PATIENCE);
+    assert_eq!(ended.code, Some(EXIT_PORT), "{ended:?}");
+    assert!(ended.stderr.contains(&port), "{ended:?}");
+    assert_eq!((ended.left, ended.files), (vec![], vec![]));
+}
+
+#[test]
+fn restarts_leave_no_descriptor_and_no_file_behind() {
+    let flags = ["--restart-backoff", "10ms", "--restart-limit", "100"];
+    let server = Server::fake(&flags);
+    let restart = |name: &str| {
+        let old = server.role(name).unwrap_or_else(|| panic!("{name} runs"));
+        kill(old.pid, Signal::SIGKILL);
+        wait_until(&format!("{name} is back"), PATIENCE, || {
+            server.role(name).filter(|role| role.pid != old.pid)?;
+            (server.request("GET", "/ready", &[], b"").ok()?.status() == 200).then_some(())
+        });
+        wait_until("it serves", PATIENCE, || {
+            let body = json!({"prompt": "back", "max_tokens": 2}).to_string();
+            let response = server.request("POST", "/v1/completions", &[], body.as_bytes()).ok()?;
+            (response.status() == 200).then_some(())
+        });
+    };
+    let roles = ["engine-0", "detokenizer-0", "tokenizer-0", "frontend-0"];
+    roles.iter().for_each(|name| restart(name));
+    server.wait_idle();
+    let count = || -> Vec<usize> {
+        std::iter::once(server.pid())
+            .chain(server.roles().iter().map(|role| role.pid))
+            .map(descriptor_count)
+            .collect()
+    };
+    let before = count();
+    for name in roles.iter().chain(&roles).chain(&["engine-0", "engine-0"]) {
+        restart(name);
+    }
+    server.wait_idle();
+    // Connections of this test that the frontend is about to close may still count.
+    wait_until(&format!("descriptors are back at {before:?}"), PATIENCE, || {
+        count().iter().zip(&before).all(|(now, before)| *now <= before + 2).then_some(())
+    });
+    server.check_serves("after all that");
+    server.stop();
+}
