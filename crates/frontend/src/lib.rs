@@ -1,1 +1,102 @@
-//! frontend
+//! The frontend role: HTTP in, text out.
+//!
+//! One thread, no locks: connections and the [`reactor`] are tasks of one tokio runtime. A body passes
+//! [`admission`] (the only gate), takes a slot in the [`ledger`], and goes to a tokenizer as a record; deltas
+//! come back from a detokenizer and end up in the [`request`]'s buffer, which the response [`body`] hands to
+//! hyper. The frontend owns the truth of each request, the ids received so far included; it never tokenizes
+//! and never blocks. Start reading at [`routes`], then [`ledger`] and [`request`].
+
+pub mod admission;
+pub mod app;
+pub mod body;
+pub mod errors;
+mod exposition;
+mod generate;
+pub mod health;
+mod info;
+pub mod json;
+pub mod ledger;
+pub mod limits;
+pub mod metrics;
+pub mod openai;
+mod prompts;
+pub mod reactor;
+pub mod request;
+pub mod routes;
+pub mod server;
+pub mod sse;
+pub mod timed_stream;
+
+use admission::Limits;
+use app::{App, Numbers, Settings};
+use health::Health;
+use ledger::{Ledger, Setup};
+use metrics::Metrics;
+use pinion_protocol::{Peer, Role};
+use pinion_worker::Session;
+use reactor::{Reactor, SessionOutlet};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Builds what connections share from an attached session.
+pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
+    let outlet = Rc::new(RefCell::new(SessionOutlet(session.clone())));
+    let session = session.borrow();
+    let config = &session.config;
+    let index = session.me.index;
+    let Some(table) = session.links.slot_table(index) else {
+        return Err("the launcher gave no slot table".to_owned());
+    };
+    let metrics = Rc::new(Metrics::default());
+    let setup = Setup {
+        frontend: index,
+        table: table.clone(),
+        status: session.status.clone(),
+        tokenizers: config.tokenizers,
+        detokenizers: config.detokenizers,
+        max_model_len: config.max_model_len,
+        buffer_bytes_max: config.stream_buffer_bytes_max,
+    };
+    let mut pages = session.links.pages.clone();
+    pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
+    let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
+    Ok(Rc::new(App {
+        ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet, metrics.clone()))),
+        metrics,
+        limits: Limits {
+            model: config.served_model_name.clone(),
+            vocab_size: config.model.vocab_size,
+            max_model_len: config.max_model_len,
+        },
+        settings: Settings::new(config),
+        health: Health { pages },
+        topology: session.topology.clone(),
+        numbers: Numbers::new(seed),
+        started_unix_s: app::unix_s(),
+    }))
+}
+
+/// One line for the operator.
+pub fn summary(session: &Session) -> String {
+    let config = &session.config;
+    format!(
+        "model {}, {} request slots, bodies up to {} KiB",
+        config.served_model_name,
+        config.max_inflight,
+        config.body_bytes_max >> 10
+    )
+}
+
+/// Serves until the launcher says stop. The error is one line for the operator.
+pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start the runtime: {error}"))?;
+    let tasks = tokio::task::LocalSet::new();
+    tasks.block_on(&runtime, async {
+        let reactor = Reactor::new(session.clone(), app)
+            .map_err(|error| format!("cannot watch the doorbell: {error}"))?;
+        reactor.run().await
+    })
+}

@@ -1,0 +1,106 @@
+//! What every handler of this process shares.
+
+use crate::admission::Limits;
+use crate::health::Health;
+use crate::ledger::Ledger;
+use crate::metrics::Metrics;
+use pinion_config::{Config, Topology};
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The parts of the config that handlers and connections need.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bytes of a body.
+    pub body_bytes_max: usize,
+    /// A body is complete in this time.
+    pub body_timeout: Duration,
+    /// A head is complete in this time.
+    pub header_timeout: Duration,
+    /// A connection without a request is closed after this time.
+    pub idle_timeout: Duration,
+    /// A write that makes no progress for this time ends the connection.
+    pub write_timeout: Duration,
+    /// Write chunks from a prepared prefix.
+    pub fast_sse: bool,
+}
+
+impl Settings {
+    /// From the config.
+    pub fn new(config: &Config) -> Settings {
+        Settings {
+            body_bytes_max: config.body_bytes_max,
+            body_timeout: Duration::from_millis(config.body_timeout_ms),
+            header_timeout: Duration::from_millis(config.header_timeout_ms),
+            idle_timeout: Duration::from_millis(config.idle_timeout_ms),
+            write_timeout: Duration::from_millis(config.write_timeout_ms),
+            fast_sse: config.fast_sse,
+        }
+    }
+}
+
+/// Shared by all connections.
+pub struct App {
+    /// Accepted requests.
+    pub ledger: Rc<RefCell<Ledger>>,
+    /// What this process counts.
+    pub metrics: Rc<Metrics>,
+    /// What admission measures against.
+    pub limits: Limits,
+    /// Timeouts and sizes.
+    pub settings: Settings,
+    /// What the other processes say about themselves.
+    pub health: Health,
+    /// The processes and rings, for labels.
+    pub topology: Topology,
+    /// Ids and seeds.
+    pub numbers: Numbers,
+    /// Unix seconds of the start, for `created` of the model list.
+    pub started_unix_s: u64,
+}
+
+/// Source of ids that nobody can guess, and of seeds that follow from the configured one.
+pub struct Numbers {
+    secret: RandomState,
+    seed: u64,
+    count: Cell<u64>,
+}
+
+impl Numbers {
+    /// `seed` differs between frontends and restarts.
+    pub fn new(seed: u64) -> Numbers {
+        Numbers { secret: RandomState::new(), seed, count: Cell::new(0) }
+    }
+
+    fn next(&self) -> u64 {
+        self.count.set(self.count.get() + 1);
+        self.count.get()
+    }
+
+    /// 32 hexadecimal digits.
+    pub fn id(&self) -> String {
+        let count = self.next();
+        let half = |part: u8| {
+            let mut hasher = self.secret.build_hasher();
+            hasher.write_u64(count);
+            hasher.write_u8(part);
+            hasher.finish()
+        };
+        format!("{:016x}{:016x}", half(0), half(1))
+    }
+
+    /// The seed of a request that names none: splitmix64 of the configured seed and a counter.
+    pub fn fresh_seed(&self) -> u64 {
+        let mut z = self.seed.wrapping_add(self.next().wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Unix seconds, for `created`.
+pub fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

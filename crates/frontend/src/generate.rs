@@ -1,0 +1,211 @@
+//! The routes that need the other roles: generation, `/tokenize`, `/detokenize`.
+//!
+//! A streaming answer begins when its first bytes are there, so that whatever fails before them still gets its
+//! own status, and the head leaves together with the first chunk.
+
+use crate::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
+use crate::app::{App, unix_s};
+use crate::body::{AnswerBody, Stream};
+use crate::errors::Refusal;
+use crate::ledger::{Job, Origin, Ticket};
+use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX};
+use crate::openai::{Ending, Head, Shape, Usage, answer_json};
+use crate::request::{Form, Outcome};
+use crate::routes::{Arrival, Route, whole};
+use crate::sse;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use pinion_protocol::{Fault, FaultCode};
+use serde_json::json as value;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// First capacity of a body buffer; a longer body grows it.
+const BODY_BUFFER_BYTES: usize = 64 << 10;
+
+/// `POST /v1/completions`, `/v1/chat/completions` and `/generate`.
+pub(crate) async fn serve(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let api = match arrival.route {
+        Route::Completions => Api::Completions,
+        Route::Chat => Api::Chat,
+        _ => Api::Generate,
+    };
+    let body = read_body(app, request.into_body()).await?;
+    let admitted = admit(api, &body, &app.limits, app.numbers.fresh_seed())?;
+    drop(body);
+    let Admitted { stream, include_usage, sampling, prompt, stop } = admitted;
+    let head = head(app, api, include_usage);
+    let form = match (&head, stream) {
+        (Some(head), true) => Form::Events(sse::Writer::new(head.clone(), app.settings.fast_sse)),
+        (None, true) => Form::PlainStream,
+        (_, false) => Form::Whole,
+    };
+    let ticket = Ticket::begin(&app.ledger, origin(arrival), Job::Generate { sampling, prompt, stop }, form)?;
+    if stream { stream_answer(ticket, head.is_some()).await } else { whole_answer(ticket, head).await }
+}
+
+fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
+    let (shape, prefix) = match api {
+        Api::Completions => (Shape::Completions, "cmpl-"),
+        Api::Chat => (Shape::Chat, "chatcmpl-"),
+        Api::Generate => return None,
+    };
+    let id = format!("{prefix}{}", app.numbers.id());
+    Some(Head { shape, id, created: unix_s(), model: app.limits.model.clone(), include_usage })
+}
+
+fn origin(arrival: Arrival) -> Origin {
+    Origin { route: arrival.route, label: arrival.label, received_ns: arrival.received_ns }
+}
+
+/// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error.
+async fn stream_answer(ticket: Ticket, events: bool) -> Result<Response<AnswerBody>, Refusal> {
+    poll_fn(|context| {
+        let mut request = ticket.request.borrow_mut();
+        if request.has_output() || request.outcome().is_some() {
+            return Poll::Ready(());
+        }
+        request.wake_later(context);
+        Poll::Pending
+    })
+    .await;
+    if let Some(Outcome::Failed(fault)) = ticket.request.borrow().outcome() {
+        return Err(fault.clone().into());
+    }
+    let content_type = if events { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
+    let mut response = whole(StatusCode::OK, content_type, AnswerBody::Stream(Stream::new(ticket)));
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// Waits for the outcome.
+async fn outcome(ticket: &Ticket) -> Result<Outcome, Fault> {
+    poll_fn(|context| {
+        let mut request = ticket.request.borrow_mut();
+        match request.outcome() {
+            Some(Outcome::Failed(fault)) => Poll::Ready(Err(fault.clone())),
+            Some(outcome) => Poll::Ready(Ok(outcome.clone())),
+            None => {
+                request.wake_later(context);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+async fn whole_answer(ticket: Ticket, head: Option<Head>) -> Result<Response<AnswerBody>, Refusal> {
+    let Outcome::Text(ending, usage) = outcome(&ticket).await? else { return Err(unexpected()) };
+    let bytes = ticket.request.borrow_mut().take_output();
+    let text = std::str::from_utf8(&bytes).map_err(|_| unexpected())?;
+    let body = match head {
+        Some(head) => answer_json(&head, text, ending, usage),
+        None => generate_json(text, ending, usage),
+    };
+    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), Some(ticket))))
+}
+
+fn generate_json(text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
+    let usage = crate::openai::UsageBody::from(usage);
+    value!({"text": text, "finish_reason": ending.name(), "usage": usage}).to_string().into_bytes()
+}
+
+fn unexpected() -> Refusal {
+    Fault::new(FaultCode::Internal, "a role answered with something else than was asked for").into()
+}
+
+/// `POST /tokenize`.
+pub(crate) async fn tokenize(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let prompt = admit_tokenize(&body, &app.limits)?;
+    let ticket = Ticket::begin(&app.ledger, origin(arrival), Job::Encode(prompt), Form::Whole)?;
+    let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+    let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
+    Ok(answered(ticket, answer.to_string()))
+}
+
+/// `POST /detokenize`.
+pub(crate) async fn detokenize(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let ids = admit_detokenize(&body, &app.limits)?;
+    let ticket = Ticket::begin(&app.ledger, origin(arrival), Job::Decode(ids), Form::Whole)?;
+    let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
+    Ok(answered(ticket, value!({"prompt": text}).to_string()))
+}
+
+fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
+    whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), Some(ticket)))
+}
+
+/// Reads a body up to its limit, in its time. A declared length over the limit is refused unread.
+async fn read_body(app: &App, mut body: Incoming) -> Result<Vec<u8>, Refusal> {
+    let limit = app.settings.body_bytes_max;
+    let too_large = || {
+        let message = format!("the body is larger than {limit} bytes");
+        Refusal::from(Fault::new(FaultCode::BodyTooLarge, message))
+    };
+    let declared = body.size_hint().lower();
+    if declared > limit as u64 {
+        discard(body);
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity((declared as usize).min(BODY_BUFFER_BYTES));
+    let collect = async {
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(|_| Refusal::BodyBroken)?.into_data() else { continue };
+            if bytes.len() + data.len() > limit {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(app.settings.body_timeout, collect).await {
+        Ok(Ok(())) => Ok(bytes),
+        Ok(Err(refusal)) => {
+            if matches!(refusal, Refusal::Fault(_)) {
+                discard(body);
+            }
+            Err(refusal)
+        }
+        Err(_) => {
+            app.metrics.timeouts.add(1);
+            Err(Refusal::BodyTimeout)
+        }
+    }
+}
+
+/// Throws the rest of a body away for a bounded time, so that the client reads our answer before the
+/// connection closes.
+fn discard(mut body: Incoming) {
+    tokio::task::spawn_local(async move {
+        let drain = async {
+            let mut seen = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                seen += frame.data_ref().map_or(0, Bytes::len);
+                if seen > DISCARD_BYTES_MAX {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(DISCARD_TIME_MAX, drain).await;
+    });
+}

@@ -1,0 +1,93 @@
+//! Whether the service serves, from what every role's status page says. No token is generated for it.
+//!
+//! A role is well if its phase is right and its heartbeat is young. *Health* is about roles that are there and
+//! move; *readiness* is about taking new requests.
+
+use crate::limits::HEARTBEAT_AGE_MAX;
+use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::{Peer, Role};
+use pinion_shm::page::Page;
+
+/// The status pages of the other processes.
+pub struct Health {
+    /// Every other process, the launcher included.
+    pub pages: Vec<(Peer, Page)>,
+}
+
+impl Health {
+    /// A word of a page; 0 where there is none.
+    pub fn word(page: &Page, index: usize) -> u64 {
+        if index < page.len() { page.get(index) } else { 0 }
+    }
+
+    /// Age of a page's heartbeat in nanoseconds.
+    pub fn heartbeat_age_ns(page: &Page, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(Health::word(page, Gauge::HeartbeatNs as usize))
+    }
+
+    /// The phase that a role's page shows.
+    pub fn phase(page: &Page) -> Option<Phase> {
+        Phase::from_word(Health::word(page, Gauge::Phase as usize))
+    }
+
+    /// The roles that requests need, each with its page. Other frontends do not count.
+    fn needed(&self) -> impl Iterator<Item = &(Peer, Page)> {
+        self.pages.iter().filter(|(peer, _)| !matches!(peer.role, Role::Launcher | Role::Frontend))
+    }
+
+    /// What is wrong with the roles, one line each; empty is healthy.
+    pub fn problems(&self, down: &[Peer], now_ns: u64) -> Vec<String> {
+        let mut problems: Vec<String> = down.iter().map(|peer| format!("{peer} is down")).collect();
+        for (peer, page) in self.needed().filter(|(peer, _)| !down.contains(peer)) {
+            match Health::phase(page) {
+                Some(Phase::Ready | Phase::Draining) => {}
+                Some(phase) => problems.push(format!("{peer} is {}", format!("{phase:?}").to_lowercase())),
+                None => problems.push(format!("{peer} is in an unknown phase")),
+            }
+            let age_ns = Health::heartbeat_age_ns(page, now_ns);
+            if u128::from(age_ns) > HEARTBEAT_AGE_MAX.as_nanos() {
+                problems.push(format!("{peer} has not moved for {:.1} s", age_ns as f64 / 1e9));
+            }
+        }
+        problems
+    }
+
+    /// Whether every role takes new work.
+    pub fn all_ready(&self) -> bool {
+        self.needed().all(|(_, page)| Health::phase(page) == Some(Phase::Ready))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinion_protocol::limits::GAUGE_COUNT;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn page(phase: Phase, heartbeat_ns: u64) -> Page {
+        let page = Page::create(1, 1, GAUGE_COUNT).unwrap();
+        page.set(Gauge::Phase as usize, phase as u64);
+        page.set(Gauge::HeartbeatNs as usize, heartbeat_ns);
+        page
+    }
+
+    #[test]
+    fn a_dead_a_stuck_and_a_restarting_role_are_told_and_a_busy_one_is_not() {
+        let now = 100 * SECOND;
+        let engine = Peer::new(Role::Engine, 0);
+        let table = [
+            (Phase::Ready, now - SECOND, vec![], 0, true),
+            (Phase::Ready, now - 9 * SECOND, vec![], 0, true),
+            (Phase::Ready, now - 11 * SECOND, vec![], 1, true),
+            (Phase::Restarting, now, vec![], 1, false),
+            (Phase::Draining, now, vec![], 0, false),
+            (Phase::Ready, now, vec![engine], 1, true),
+        ];
+        for (phase, heartbeat, down, problems, ready) in table {
+            let health = Health { pages: vec![(engine, page(phase, heartbeat))] };
+            assert_eq!(health.problems(&down, now).len(), problems, "{phase:?} {heartbeat} {down:?}");
+            assert_eq!(health.all_ready(), ready, "{phase:?}");
+        }
+    }
+}

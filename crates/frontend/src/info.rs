@@ -1,0 +1,80 @@
+//! Routes that say something about the service: models, health, metrics, version.
+
+use crate::admission::check_model_name;
+use crate::app::App;
+use crate::body::AnswerBody;
+use crate::errors::Refusal;
+use crate::exposition;
+use crate::limits::RETRY_AFTER_S;
+use crate::routes::{json, whole};
+use hyper::header::{HeaderValue, RETRY_AFTER};
+use hyper::{Response, StatusCode};
+use pinion_shm::clock;
+use serde_json::{Value, json as value};
+
+fn model_card(app: &App) -> Value {
+    value!({
+        "id": app.limits.model,
+        "object": "model",
+        "created": app.started_unix_s,
+        "owned_by": "pinion",
+        "max_model_len": app.limits.max_model_len,
+    })
+}
+
+/// `GET /v1/models`.
+pub(crate) fn models(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, value!({"object": "list", "data": [model_card(app)]}).to_string())
+}
+
+/// `GET /v1/models/{id}`. Slashes in a name may come plain or as `%2F`.
+pub(crate) fn model(app: &App, name: &str) -> Result<Response<AnswerBody>, Refusal> {
+    let name = name.replace("%2F", "/").replace("%2f", "/");
+    check_model_name(&name, &app.limits)?;
+    Ok(json(StatusCode::OK, model_card(app).to_string()))
+}
+
+fn state(ok: bool, body: &Value) -> Response<AnswerBody> {
+    if ok {
+        return json(StatusCode::OK, body.to_string());
+    }
+    let mut response = json(StatusCode::SERVICE_UNAVAILABLE, body.to_string());
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+    response
+}
+
+/// `GET /health`: do all roles live and move?
+pub(crate) fn health(app: &App) -> Response<AnswerBody> {
+    let problems = app.health.problems(app.ledger.borrow().down(), clock::now_ns());
+    let status = if problems.is_empty() { "ok" } else { "unhealthy" };
+    state(problems.is_empty(), &value!({"status": status, "problems": problems}))
+}
+
+/// `GET /ready`: does the service take new requests?
+pub(crate) fn ready(app: &App) -> Response<AnswerBody> {
+    let ledger = app.ledger.borrow();
+    let ready = !ledger.draining() && ledger.down().is_empty() && app.health.all_ready();
+    let status = match (ready, ledger.draining()) {
+        (true, _) => "ready",
+        (false, true) => "draining",
+        (false, false) => "not ready",
+    };
+    state(ready, &value!({"status": status}))
+}
+
+/// `GET /live`: this process answers.
+pub(crate) fn live() -> Response<AnswerBody> {
+    json(StatusCode::OK, r#"{"status":"live"}"#)
+}
+
+/// `GET /metrics`.
+pub(crate) fn metrics(app: &App) -> Response<AnswerBody> {
+    let page = exposition::render(app, clock::now_ns());
+    whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), None))
+}
+
+/// `GET /version`.
+pub(crate) fn version(app: &App) -> Response<AnswerBody> {
+    let body = value!({"name": "pinion", "version": env!("CARGO_PKG_VERSION"), "model": app.limits.model});
+    json(StatusCode::OK, body.to_string())
+}

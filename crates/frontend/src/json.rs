@@ -1,0 +1,202 @@
+//! A JSON body as a bag of optional fields whose readers check type and range and name the field at fault.
+//!
+//! It knows no API: which fields exist, and what they mean, is in [`crate::admission`]. `null` is the same as
+//! absent everywhere, as OpenAI's clients send it.
+
+use crate::limits::QUOTED_BYTES_MAX;
+use pinion_protocol::Fault;
+use pinion_protocol::FaultCode;
+use pinion_protocol::limits::JSON_DEPTH_MAX;
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+/// The members of a JSON object that have not been read yet.
+pub struct Fields(Map<String, Value>);
+
+/// Refuses nesting over [`JSON_DEPTH_MAX`] by looking at brackets outside strings, before anything recurses.
+fn check_depth(body: &[u8]) -> Result<(), Fault> {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for &byte in body {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > JSON_DEPTH_MAX {
+                    let message = format!("the JSON body is nested deeper than {JSON_DEPTH_MAX} levels");
+                    return Err(Fault::new(FaultCode::InvalidValue, message));
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A value as it may stand in an error message: short.
+pub fn quoted(value: &Value) -> String {
+    let text = match value {
+        Value::Array(_) => return "an array".to_owned(),
+        Value::Object(_) => return "an object".to_owned(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
+    };
+    if text.len() <= QUOTED_BYTES_MAX {
+        return text;
+    }
+    let end = (0..=QUOTED_BYTES_MAX).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}...", text.get(..end).unwrap_or_default())
+}
+
+/// The fault of a field that is not of the wanted type.
+pub fn wrong_type(name: &str, wanted: &str, got: &Value) -> Fault {
+    Fault::field(name, format!("{name} must be {wanted}, got {}", quoted(got)))
+}
+
+impl Fields {
+    /// Parses a body. Errors: nesting, syntax, not an object.
+    pub fn parse(body: &[u8]) -> Result<Fields, Fault> {
+        check_depth(body)?;
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(map)) => Ok(Fields(map)),
+            Ok(other) => {
+                let message = format!("the body must be a JSON object, got {}", quoted(&other));
+                Err(Fault::new(FaultCode::InvalidValue, message))
+            }
+            Err(error) => {
+                Err(Fault::new(FaultCode::InvalidValue, format!("the body is not valid JSON: {error}")))
+            }
+        }
+    }
+
+    /// Takes a field out; `null` is absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A boolean.
+    pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, Fault> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(name, "a boolean", &other)),
+        }
+    }
+
+    /// A string.
+    pub fn string(&mut self, name: &str) -> Result<Option<String>, Fault> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(name, "a string", &other)),
+        }
+    }
+
+    /// A whole number in `range`.
+    pub fn integer(&mut self, name: &str, range: RangeInclusive<i128>) -> Result<Option<i128>, Fault> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match as_integer(&value) {
+            Some(whole) if range.contains(&whole) => Ok(Some(whole)),
+            _ => {
+                let wanted = format!("an integer from {} to {}", range.start(), range.end());
+                Err(wrong_type(name, &wanted, &value))
+            }
+        }
+    }
+
+    /// A finite number for which `accepts` holds; `wanted` says in words what that is.
+    pub fn number(
+        &mut self,
+        name: &str,
+        wanted: &str,
+        accepts: fn(f64) -> bool,
+    ) -> Result<Option<f64>, Fault> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64().filter(|number| number.is_finite() && accepts(*number)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(wrong_type(name, wanted, &value)),
+        }
+    }
+
+    /// An object.
+    pub fn object(&mut self, name: &str) -> Result<Option<Fields>, Fault> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Fields(map))),
+            Some(other) => Err(wrong_type(name, "an object", &other)),
+        }
+    }
+}
+
+/// A JSON number that was written as a whole number.
+pub fn as_integer(value: &Value) -> Option<i128> {
+    value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_counts_brackets_but_not_those_in_strings() {
+        let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        assert!(Fields::parse(nested(JSON_DEPTH_MAX).as_bytes()).is_ok());
+        assert!(Fields::parse(nested(JSON_DEPTH_MAX + 1).as_bytes()).is_err());
+        let in_string = format!("{{\"a\":\"\\\"{}\"}}", "[{".repeat(100));
+        assert!(Fields::parse(in_string.as_bytes()).is_ok());
+        let hostile = "[".repeat(1 << 20);
+        assert!(Fields::parse(hostile.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn bodies_that_are_not_json_objects_are_refused() {
+        for body in [
+            "",
+            " ",
+            "[]",
+            "null",
+            "3",
+            "\"x\"",
+            "{",
+            "{\"a\":1e999}",
+            "{\"a\":NaN}",
+            "\u{feff}{}",
+            "{\"a\":\"\\ud800\"}",
+        ] {
+            assert!(Fields::parse(body.as_bytes()).is_err(), "{body:?}");
+        }
+        assert!(Fields::parse(b"{\"a\":\"\xff\"}").is_err());
+        assert!(
+            Fields::parse(b"{\"a\":1,\"a\":2}").is_ok(),
+            "duplicate keys are legal JSON; the last one counts"
+        );
+    }
+
+    #[test]
+    fn numbers_are_typed_and_ranged() {
+        let get =
+            |text: &str| Fields::parse(format!("{{\"n\":{text}}}").as_bytes()).unwrap().integer("n", 1..=9);
+        assert_eq!(get("null"), Ok(None));
+        assert_eq!(get("9"), Ok(Some(9)));
+        for bad in
+            ["0", "10", "-1", "1.0", "1.5", "1e2", "\"1\"", "true", "[]", "{}", "99999999999999999999999"]
+        {
+            let fault = get(bad).unwrap_err();
+            assert_eq!(fault.param.as_deref(), Some("n"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_long_value_is_cut_at_a_character() {
+        let text = quoted(&Value::String("é".repeat(400)));
+        assert!(text.len() < QUOTED_BYTES_MAX + 4 && text.ends_with("..."), "{text}");
+    }
+}

@@ -1,0 +1,531 @@
+//! All accepted requests of this frontend, by slot: gives slots out, sends requests on, hands records to the
+//! request they belong to, and takes slots back.
+//!
+//! A slot is taken at [`Ledger::begin`] and given back when both sides are done: no role will say more about
+//! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`] is dropped).
+//! Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
+//! Single-threaded; it knows no socket, and rings only through [`Outlet`].
+
+use crate::limits::LAST_TEXT_GRACE;
+use crate::metrics::{EndReason, Metrics};
+use crate::request::{Facts, Form, Next, Outcome, Request};
+use crate::routes::Route;
+use pinion_protocol::detokenizer_inbox::{self, Open};
+use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
+use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::status::Gauge;
+use pinion_protocol::tokenizer_inbox::{self, Decode, Encode, Prompt, Submit};
+use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role, Sampling};
+use pinion_shm::clock;
+use pinion_shm::page::Page;
+use pinion_shm::slots::{Slot, SlotTable};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Bytes of the encoding buffer that are kept after a large request.
+const SCRATCH_BYTES_KEPT: usize = 64 << 10;
+
+/// Where records for other roles go: the session's links, or a test.
+pub trait Outlet {
+    /// Stages one record; the error says that the reader has stopped reading.
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
+    /// Makes what was staged for `to` visible.
+    fn publish(&mut self, to: Peer);
+}
+
+/// What the ledger is built from.
+pub struct Setup {
+    /// Index of this frontend.
+    pub frontend: u16,
+    /// Its slots.
+    pub table: SlotTable,
+    /// Own status page, for the counts of stale and malformed records.
+    pub status: Page,
+    /// Tokenizer processes.
+    pub tokenizers: u16,
+    /// Detokenizer processes.
+    pub detokenizers: u16,
+    /// Tokens of prompt and answer together.
+    pub max_model_len: u32,
+    /// Bytes that may wait for one client.
+    pub buffer_bytes_max: usize,
+}
+
+/// Work for the other roles.
+pub enum Job {
+    /// Generate text.
+    Generate {
+        /// How to draw.
+        sampling: Sampling,
+        /// What to continue.
+        prompt: Prompt,
+        /// Strings that end the text.
+        stop: Vec<String>,
+    },
+    /// Text to ids.
+    Encode(Prompt),
+    /// Ids to text.
+    Decode(Vec<u32>),
+}
+
+/// Where a request comes from.
+pub struct Origin {
+    /// The route that took it.
+    pub route: Route,
+    /// `X-Request-Id` of the answer.
+    pub label: String,
+    /// CLOCK_MONOTONIC ns at which its head was parsed.
+    pub received_ns: u64,
+}
+
+struct Entry {
+    request: Rc<RefCell<Request>>,
+    id: RequestId,
+    received_ns: u64,
+    /// The ticket is gone.
+    client_done: bool,
+    /// The slot was closed ahead of its release, because a role died.
+    closed: bool,
+    /// When the engine's account came; 0 before.
+    finished_ns: u64,
+}
+
+/// All accepted requests.
+pub struct Ledger {
+    setup: Setup,
+    entries: Vec<Option<Entry>>,
+    free: VecDeque<u16>,
+    down: Vec<Peer>,
+    draining: bool,
+    next_tokenizer: u16,
+    outlet: Rc<RefCell<dyn Outlet>>,
+    metrics: Rc<Metrics>,
+    scratch: Vec<u8>,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    pub fn new(setup: Setup, outlet: Rc<RefCell<dyn Outlet>>, metrics: Rc<Metrics>) -> Ledger {
+        let count = setup.table.len().min(usize::from(u16::MAX) + 1);
+        Ledger {
+            entries: (0..count).map(|_| None).collect(),
+            free: (0..count).filter_map(|slot| u16::try_from(slot).ok()).collect(),
+            setup,
+            down: Vec::new(),
+            draining: false,
+            next_tokenizer: 0,
+            outlet,
+            metrics,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Slots in use.
+    pub fn slots_used(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Slots in all.
+    pub fn slots_total(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Roles that are dead and not yet replaced.
+    pub fn down(&self) -> &[Peer] {
+        &self.down
+    }
+
+    /// Whether new requests are refused for good.
+    pub fn draining(&self) -> bool {
+        self.draining
+    }
+
+    /// From now on new requests are refused.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Takes a slot and sends the job on. Errors: all slots taken, a role down, draining, a reader stuck.
+    pub fn begin(&mut self, origin: Origin, job: Job, form: Form) -> Result<Rc<RefCell<Request>>, Fault> {
+        if self.draining {
+            return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
+        }
+        let generates = matches!(job, Job::Generate { .. });
+        let tokenizer = self.pick_tokenizer()?;
+        let Some(slot_index) = self.free.front().copied() else {
+            let message = format!("all {} request slots are taken; try again later", self.entries.len());
+            return Err(Fault::new(FaultCode::TooManyRequests, message));
+        };
+        let detokenizer =
+            RequestId { slot: slot_index, ..RequestId::default() }.detokenizer(self.setup.detokenizers);
+        if generates {
+            self.check_up(Peer::new(Role::Engine, 0))?;
+            self.check_up(Peer::new(Role::Detokenizer, detokenizer))?;
+        }
+        let Some(slot) = self.setup.table.slot(usize::from(slot_index)) else {
+            return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
+        };
+        let id = RequestId { frontend: self.setup.frontend, slot: slot_index, generation: slot.open() };
+        slot.stamp(Stage::Received as usize, origin.received_ns);
+        slot.stamp(Stage::Submitted as usize, clock::now_ns());
+        let tokens_hint = match &job {
+            Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
+            Job::Encode(_) | Job::Decode(_) => 0,
+        };
+        if let Err(fault) = self.send(id, job, tokenizer, detokenizer) {
+            self.close(id);
+            return Err(fault);
+        }
+        self.free.pop_front();
+        let received_ns = origin.received_ns;
+        let facts = Facts {
+            id,
+            route: origin.route,
+            label: origin.label,
+            tokenizer,
+            ids_max: self.setup.max_model_len as usize,
+            buffer_bytes_max: self.setup.buffer_bytes_max,
+        };
+        let request = Rc::new(RefCell::new(Request::new(facts, form, tokens_hint)));
+        let entry = Entry {
+            request: request.clone(),
+            id,
+            received_ns,
+            client_done: false,
+            closed: false,
+            finished_ns: 0,
+        };
+        if let Some(place) = self.entries.get_mut(usize::from(slot_index)) {
+            *place = Some(entry);
+        }
+        Ok(request)
+    }
+
+    fn pick_tokenizer(&mut self) -> Result<u16, Fault> {
+        let count = self.setup.tokenizers.max(1);
+        for _ in 0..count {
+            let index = self.next_tokenizer % count;
+            self.next_tokenizer = (index + 1) % count;
+            if !self.down.contains(&Peer::new(Role::Tokenizer, index)) {
+                return Ok(index);
+            }
+        }
+        Err(Fault::new(FaultCode::Unavailable, "the tokenizer is restarting; try again shortly"))
+    }
+
+    fn check_up(&self, peer: Peer) -> Result<(), Fault> {
+        if self.down.contains(&peer) {
+            let message = format!("the {} is restarting; try again shortly", peer.role.name());
+            return Err(Fault::new(FaultCode::Unavailable, message));
+        }
+        Ok(())
+    }
+
+    /// The opening is visible to the detokenizer before the engine can know the request.
+    fn send(&mut self, id: RequestId, job: Job, tokenizer: u16, detokenizer: u16) -> Result<(), Fault> {
+        let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
+        let mut outlet = self.outlet.borrow_mut();
+        let record_kind = match job {
+            Job::Generate { sampling, prompt, stop } => {
+                let to = Peer::new(Role::Detokenizer, detokenizer);
+                Open { id, stop, resume: Vec::new() }.encode(&mut self.scratch);
+                outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
+                outlet.publish(to);
+                Submit { id, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);
+                tokenizer_inbox::kind::SUBMIT
+            }
+            Job::Encode(prompt) => {
+                Encode { id, prompt }.encode(&mut self.scratch);
+                tokenizer_inbox::kind::ENCODE
+            }
+            Job::Decode(ids) => {
+                Decode { id, ids }.encode(&mut self.scratch);
+                tokenizer_inbox::kind::DECODE
+            }
+        };
+        let to = Peer::new(Role::Tokenizer, tokenizer);
+        outlet.send(to, record_kind, &self.scratch).map_err(busy)?;
+        outlet.publish(to);
+        self.scratch.clear();
+        self.scratch.shrink_to(SCRATCH_BYTES_KEPT);
+        Ok(())
+    }
+
+    /// Takes one record from a ring. What is late is counted and dropped.
+    pub fn take(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) {
+        if let Err(malformed) = self.try_take(record_kind, payload, now_ns) {
+            self.setup.status.add(Gauge::MalformedRecords as usize, 1);
+            tracing::error!(kind = record_kind, %malformed, "record dropped");
+        }
+    }
+
+    fn try_take(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) -> Result<(), Malformed> {
+        match record_kind {
+            kind::DELTAS => {
+                for delta in deltas(payload) {
+                    let delta = delta?;
+                    self.with(delta.header.id, |request| request.delta(&delta));
+                }
+                Ok(())
+            }
+            kind::FINISHED => {
+                let finished = Finished::decode(payload)?;
+                if let Some(entry) = self.entry(finished.id) {
+                    entry.finished_ns = now_ns;
+                }
+                self.with(finished.id, |request| {
+                    request.finish(&finished);
+                    Next::Continue
+                });
+                Ok(())
+            }
+            kind::REJECT => {
+                let Reject { id, fault } = Reject::decode(payload)?;
+                self.with(id, |request| {
+                    request.reject(fault);
+                    Next::Continue
+                });
+                Ok(())
+            }
+            kind::ENCODED => {
+                let Encoded { id, ids } = Encoded::decode(payload)?;
+                self.answer(id, Outcome::Ids(ids));
+                Ok(())
+            }
+            kind::DECODED => {
+                let Decoded { id, text } = Decoded::decode(payload)?;
+                self.answer(id, Outcome::Decoded(text));
+                Ok(())
+            }
+            _ => Err(Malformed("frontend record kind")),
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, outcome: Outcome) {
+        self.with(id, |request| {
+            request.answer(outcome);
+            Next::Continue
+        });
+    }
+
+    fn entry(&mut self, id: RequestId) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::from(id.slot))?.as_mut().filter(|entry| entry.id == id && !entry.closed)
+    }
+
+    /// Applies a record to its request, then settles what that leads to.
+    fn with(&mut self, id: RequestId, apply: impl FnOnce(&mut Request) -> Next) {
+        let Some(entry) = self.entry(id) else {
+            self.setup.status.add(Gauge::StaleRecords as usize, 1);
+            return;
+        };
+        let next = apply(&mut entry.request.borrow_mut());
+        if next == Next::Cancel {
+            self.cancel(id);
+        }
+        self.release_if_done(id);
+    }
+
+    fn slot(&self, id: RequestId) -> Option<Slot<'_>> {
+        self.setup.table.slot(usize::from(id.slot))
+    }
+
+    fn cancel(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            slot.cancel(id.generation);
+        }
+    }
+
+    fn close(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            slot.close(id.generation);
+        }
+    }
+
+    /// Stamps a stage of a request whose slot is still its own.
+    pub fn stamp(&mut self, id: RequestId, stage: Stage) {
+        if self.entry(id).is_some()
+            && let Some(slot) = self.slot(id)
+        {
+            slot.stamp(stage as usize, clock::now_ns());
+        }
+    }
+
+    /// The client has everything, or is gone. In the latter case the request is cancelled everywhere.
+    fn client_done(&mut self, id: RequestId) {
+        let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
+        let Some(entry) = place.filter(|entry| entry.id == id) else { return };
+        entry.client_done = true;
+        if entry.request.borrow_mut().abandon() {
+            self.cancel(id);
+        }
+        self.release_if_done(id);
+    }
+
+    fn release_if_done(&mut self, id: RequestId) {
+        let Some(place) = self.entries.get_mut(usize::from(id.slot)) else { return };
+        let done =
+            |entry: &mut Entry| entry.id == id && entry.client_done && entry.request.borrow().settled();
+        let Some(entry) = place.take_if(done) else { return };
+        self.report(&entry);
+        if !entry.closed {
+            self.close(id);
+        }
+        self.free.push_back(id.slot);
+    }
+
+    /// The one log line of a request, and its metrics.
+    fn report(&self, entry: &Entry) {
+        let request = entry.request.borrow();
+        let reason = match request.outcome() {
+            Some(Outcome::Text(crate::openai::Ending::Stop, _)) => EndReason::Stop,
+            Some(Outcome::Text(crate::openai::Ending::Length, _)) => EndReason::Length,
+            Some(Outcome::Ids(_) | Outcome::Decoded(_)) => EndReason::Answered,
+            Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),
+            Some(Outcome::Disconnected) | None => EndReason::Disconnected,
+        };
+        let slot = self.slot(entry.id);
+        let since = |stage: Stage| {
+            let at = slot.map_or(0, |slot| slot.stamped(stage as usize));
+            (at >= entry.received_ns).then(|| at - entry.received_ns)
+        };
+        let first = since(Stage::FirstWrite).or_else(|| since(Stage::FirstText));
+        let end = since(Stage::LastWrite);
+        let (prompt_tokens, generated_tokens) = match request.finished() {
+            Some(finished) => (finished.prompt_tokens, finished.generated_tokens),
+            None => (self.prompt_tokens(entry.id), u32::try_from(request.ids().len()).unwrap_or(u32::MAX)),
+        };
+        self.metrics.end(reason);
+        self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
+        self.metrics.generated_tokens.add(u64::from(generated_tokens));
+        if matches!(reason, EndReason::Stop | EndReason::Length) {
+            first.inspect(|ns| self.metrics.first_token.observe_ns(*ns));
+            end.inspect(|ns| self.metrics.end_to_end.observe_ns(*ns));
+        }
+        let ms = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e6);
+        tracing::info!(
+            id = %entry.id,
+            request_id = request.facts.label,
+            route = request.facts.route.name(),
+            prompt_tokens,
+            generated_tokens,
+            reason = reason.name(),
+            ttft_ms = ms(first),
+            e2e_ms = ms(end),
+            "request"
+        );
+    }
+
+    fn prompt_tokens(&self, id: RequestId) -> u32 {
+        let counted = self.slot(id).map_or(0, |slot| slot.counter(Counter::PromptTokens as usize));
+        u32::try_from(counted).unwrap_or(u32::MAX)
+    }
+
+    fn ids(&self, wanted: impl Fn(&Entry, &Request) -> bool) -> Vec<RequestId> {
+        let entries = self.entries.iter().flatten();
+        entries.filter(|entry| wanted(entry, &entry.request.borrow())).map(|entry| entry.id).collect()
+    }
+
+    /// A role died: what it held ends with an error, and those slots are closed so that late records are stale.
+    pub fn peer_lost(&mut self, peer: Peer) {
+        if !self.down.contains(&peer) {
+            self.down.push(peer);
+        }
+        let lost = self.ids(|entry, request| match peer.role {
+            Role::Engine => request.facts.route.generates() && request.finished().is_none(),
+            Role::Detokenizer => {
+                let index = entry.id.detokenizer(self.setup.detokenizers);
+                request.facts.route.generates() && index == peer.index && !request.has_last_text()
+            }
+            Role::Tokenizer => {
+                let reached =
+                    self.slot(entry.id).map_or(0, |slot| slot.stamped(Stage::EngineReceived as usize));
+                request.facts.tokenizer == peer.index && reached == 0
+            }
+            Role::Launcher | Role::Frontend => false,
+        });
+        let message = format!("the {} restarted while it held this request; send it again", peer.role.name());
+        self.give_up(&lost, &Fault::new(FaultCode::RoleRestarted, message));
+    }
+
+    /// The successor of a dead role serves.
+    pub fn peer_ready(&mut self, peer: Peer) {
+        self.down.retain(|down| *down != peer);
+    }
+
+    /// Ends requests for which no role can say anything more.
+    fn give_up(&mut self, lost: &[RequestId], fault: &Fault) {
+        for id in lost {
+            let prompt_tokens = self.prompt_tokens(*id);
+            let Some(entry) = self.entry(*id) else { continue };
+            entry.closed = true;
+            entry.request.borrow_mut().lose(fault.clone(), prompt_tokens);
+            self.cancel(*id);
+            self.close(*id);
+            self.release_if_done(*id);
+        }
+    }
+
+    /// Looks at what only time can tell: an engine that finished, and a text that does not come.
+    pub fn tick(&mut self, now_ns: u64) {
+        let grace_ns = u64::try_from(LAST_TEXT_GRACE.as_nanos()).unwrap_or(u64::MAX);
+        let late = self.ids(|entry, request| {
+            request.lacks_only_text() && entry.finished_ns.saturating_add(grace_ns) < now_ns
+        });
+        if !late.is_empty() {
+            tracing::error!(count = late.len(), "finished requests whose text never came");
+            self.give_up(
+                &late,
+                &Fault::new(FaultCode::Internal, "the end of the text was lost inside the service"),
+            );
+        }
+    }
+
+    /// Ends everything that is still open, with an error: the drain deadline has come.
+    pub fn fail_all(&mut self, fault: &Fault) {
+        for id in self.ids(|_, request| request.outcome().is_none()) {
+            if let Some(entry) = self.entry(id) {
+                entry.request.borrow_mut().fail(fault.clone());
+                self.cancel(id);
+            }
+        }
+    }
+
+    /// Whether any request still waits for its outcome or its client.
+    pub fn any_open(&self) -> bool {
+        self.entries.iter().flatten().any(|entry| !entry.client_done)
+    }
+}
+
+/// The client's half of a request. Dropping it says that the client has everything or is gone.
+pub struct Ticket {
+    ledger: Rc<RefCell<Ledger>>,
+    /// The request.
+    pub request: Rc<RefCell<Request>>,
+    id: RequestId,
+}
+
+impl Ticket {
+    /// Begins a request in `ledger`.
+    pub fn begin(
+        ledger: &Rc<RefCell<Ledger>>,
+        origin: Origin,
+        job: Job,
+        form: Form,
+    ) -> Result<Ticket, Fault> {
+        let request = ledger.borrow_mut().begin(origin, job, form)?;
+        let id = request.borrow().facts.id;
+        Ok(Ticket { ledger: ledger.clone(), request, id })
+    }
+
+    /// Stamps a stage now.
+    pub fn stamp(&self, stage: Stage) {
+        self.ledger.borrow_mut().stamp(self.id, stage);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.ledger.borrow_mut().client_done(self.id);
+    }
+}

@@ -1,0 +1,41 @@
+//! Fixed limits of the HTTP side. What an operator may change is in the config; what every role must agree
+//! on is in `pinion_protocol::limits`.
+
+use std::time::Duration;
+
+/// Open connections, at most; the next one waits in the kernel's queue.
+pub const CONNECTIONS_MAX: usize = 16_384;
+/// Bytes of a request's head.
+pub const HEADER_BYTES_MAX: usize = 16 << 10;
+/// Header fields of one request.
+pub const HEADERS_MAX: usize = 64;
+/// Length of a client's `X-Request-Id` that is echoed.
+pub const REQUEST_ID_BYTES_MAX: usize = 128;
+/// Bytes of a client's value quoted in an error message.
+pub const QUOTED_BYTES_MAX: usize = 60;
+/// Pause of the accept loop when the process is out of descriptors.
+pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+/// Unacknowledged data kills a connection after this time: the peer is gone without a FIN.
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
+/// After an early refusal the rest of the body is thrown away for this long, so that the answer is not lost
+/// in a connection reset ...
+pub const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
+/// ... or until this many bytes.
+pub const DISCARD_BYTES_MAX: usize = 256 << 20;
+/// What a refused client is told to wait, in seconds.
+pub const RETRY_AFTER_S: u32 = 1;
+/// A role whose heartbeat is older than this is stuck. Long prefill steps on small machines stay below it.
+pub const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
+/// Time between two looks at what only time can tell (an engine that finished without its text, a drain
+/// deadline).
+pub const TICK: Duration = Duration::from_millis(100);
+/// A request whose engine has finished gets its last text within this time, or ends with an error.
+pub const LAST_TEXT_GRACE: Duration = Duration::from_secs(5);
+/// Part of the drain deadline kept for writing the error events of what did not finish.
+pub const DRAIN_RESERVE: Duration = Duration::from_millis(250);
+/// Records taken from one inbox before the loop looks at the others.
+pub const RECORDS_PER_TURN_MAX: usize = 256;
+/// First size of a stream's output buffer; it holds some twenty chunks.
+pub const STREAM_BUFFER_BYTES: usize = 4 << 10;
+/// First capacity of a request's list of ids; a longer list grows by doubling.
+pub const IDS_CAPACITY_MAX: usize = 1024;

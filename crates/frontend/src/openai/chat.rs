@@ -1,0 +1,98 @@
+//! `/v1/chat/completions`: the answer and its chunks.
+
+use super::{Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [ChunkChoice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageBody>>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: u32,
+    delta: Delta<'a>,
+    logprobs: Option<()>,
+    finish_reason: Option<Ending>,
+}
+
+#[derive(Serialize, Default)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: [Choice<'a>; 1],
+    usage: UsageBody,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    message: Message<'a>,
+    logprobs: Option<()>,
+    finish_reason: Ending,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+fn render(head: &Head, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBody>>) -> Vec<u8> {
+    to_json(&Chunk {
+        id: &head.id,
+        object: "chat.completion.chunk",
+        created: head.created,
+        model: &head.model,
+        choices,
+        usage,
+    })
+}
+
+/// One chunk. A finish carries no text here.
+pub(super) fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
+    let choice = |delta, finish_reason| [ChunkChoice { index: 0, delta, logprobs: None, finish_reason }];
+    let usage = usage_member(head, event);
+    match event {
+        Event::Role => {
+            let delta = Delta { role: Some("assistant"), content: Some("") };
+            render(head, &choice(delta, None), usage)
+        }
+        Event::Text(text) => {
+            let delta = Delta { role: None, content: Some(text) };
+            render(head, &choice(delta, None), usage)
+        }
+        Event::Finish { ending, .. } => render(head, &choice(Delta::default(), Some(*ending)), usage),
+        Event::Usage(_) => render(head, &[], usage),
+    }
+}
+
+/// The whole answer.
+pub(super) fn answer_json(head: &Head, text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
+    let message = Message { role: "assistant", content: text, refusal: None };
+    to_json(&Completion {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices: [Choice { index: 0, message, logprobs: None, finish_reason: ending }],
+        usage: usage.into(),
+    })
+}

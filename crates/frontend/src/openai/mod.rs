@@ -1,0 +1,147 @@
+//! OpenAI's response vocabulary: what a stream says, and the identity that all its chunks share.
+//!
+//! The serde shapes are in [`completions`] and [`chat`]; they are the reference. [`crate::sse`] writes the same
+//! bytes without them.
+
+pub mod chat;
+pub mod completions;
+
+use pinion_protocol::frontend_inbox::Finished;
+use serde::Serialize;
+
+/// Why the text ended, as clients see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ending {
+    /// End-of-sequence token or stop string.
+    Stop,
+    /// `max_tokens` or the context.
+    Length,
+}
+
+impl Ending {
+    /// As in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ending::Stop => "stop",
+            Ending::Length => "length",
+        }
+    }
+}
+
+/// Token counts of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Those of them that came from the prefix cache.
+    pub cached_tokens: u32,
+    /// Generated tokens.
+    pub completion_tokens: u32,
+}
+
+impl From<&Finished> for Usage {
+    fn from(f: &Finished) -> Self {
+        Usage {
+            prompt_tokens: f.prompt_tokens,
+            cached_tokens: f.cached_tokens,
+            completion_tokens: f.generated_tokens,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct PromptDetails {
+    cached_tokens: u32,
+}
+
+/// [`Usage`] as it is serialised.
+#[derive(Serialize)]
+pub struct UsageBody {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u64,
+    prompt_tokens_details: PromptDetails,
+}
+
+impl From<Usage> for UsageBody {
+    fn from(usage: Usage) -> Self {
+        UsageBody {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+        }
+    }
+}
+
+/// Which of the two shapes a stream has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// `text_completion`.
+    Completions,
+    /// `chat.completion` and `chat.completion.chunk`.
+    Chat,
+}
+
+/// What every chunk of one answer repeats.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Head {
+    /// Completion or chat.
+    pub shape: Shape,
+    /// `cmpl-<hex>` or `chatcmpl-<hex>`.
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// The served model's name.
+    pub model: String,
+    /// Whether chunks carry `usage` (null until the last).
+    pub include_usage: bool,
+}
+
+/// One thing a stream says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// Chat only: the assistant begins.
+    Role,
+    /// More text.
+    Text(&'a str),
+    /// The text is complete; completions carry its last piece here.
+    Finish {
+        /// Last piece of text; chat has none here.
+        text: &'a str,
+        /// Why it ended.
+        ending: Ending,
+    },
+    /// The counts, after the finish.
+    Usage(Usage),
+}
+
+/// Renders one event through serde, as a JSON object without the SSE frame around it.
+pub fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
+    match head.shape {
+        Shape::Completions => completions::chunk_json(head, event),
+        Shape::Chat => chat::chunk_json(head, event),
+    }
+}
+
+/// Renders a whole answer through serde.
+pub fn answer_json(head: &Head, text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
+    match head.shape {
+        Shape::Completions => completions::answer_json(head, text, ending, usage),
+        Shape::Chat => chat::answer_json(head, text, ending, usage),
+    }
+}
+
+/// Serialises `value`.
+pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("strings and numbers always serialise")
+}
+
+/// The `usage` member of a chunk: left out, null, or the counts.
+pub(crate) fn usage_member(head: &Head, event: &Event<'_>) -> Option<Option<UsageBody>> {
+    match event {
+        Event::Usage(usage) => Some(Some((*usage).into())),
+        Event::Role | Event::Text(_) | Event::Finish { .. } => head.include_usage.then_some(None),
+    }
+}

@@ -1,0 +1,215 @@
+//! The loop between the rings and the requests: control messages, records, the clock, sleep.
+//!
+//! It owns the session's reading side; connections run as other tasks of the same thread. Records are handed
+//! to the [`Ledger`], which wakes the connection they belong to.
+
+use crate::app::App;
+use crate::ledger::{Ledger, Outlet};
+use crate::limits::{DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
+use crate::server;
+use pinion_protocol::{Fault, FaultCode, Peer};
+use pinion_shm::clock;
+use pinion_worker::{ControlEvent, Inbox, Overflow, Session};
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Time for the last bytes to reach their sockets before the process ends.
+const LAST_WRITE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The session's outboxes as the ledger's outlet.
+pub struct SessionOutlet(pub Rc<RefCell<Session>>);
+
+impl Outlet for SessionOutlet {
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        let mut session = self.0.borrow_mut();
+        session.links.outbox(to).ok_or(Overflow)?.send(kind, payload)
+    }
+
+    fn publish(&mut self, to: Peer) {
+        if let Some(outbox) = self.0.borrow_mut().links.outbox(to) {
+            outbox.publish();
+        }
+    }
+}
+
+enum Drain {
+    /// Serving.
+    No,
+    /// Waiting for open requests until this time.
+    Until(u64),
+    /// Open requests were ended with an error; their bytes may leave until this time.
+    Failed(u64),
+}
+
+/// The loop's state.
+pub struct Reactor {
+    session: Rc<RefCell<Session>>,
+    app: Rc<App>,
+    doorbell: AsyncFd<OwnedFd>,
+    closing: watch::Sender<bool>,
+    accepting: Option<JoinHandle<()>>,
+    drain: Drain,
+    next_tick_ns: u64,
+}
+
+impl Reactor {
+    /// Must be made inside the runtime.
+    #[expect(deprecated, reason = "the successor is an unsafe fn; an OwnedFd keeps its descriptor open for as long")]
+    pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> io::Result<Reactor> {
+        let fd = session.borrow().doorbell_fd().try_clone_to_owned()?;
+        Ok(Reactor {
+            session,
+            app,
+            doorbell: AsyncFd::with_interest(fd, Interest::READABLE)?,
+            closing: watch::Sender::new(false),
+            accepting: None,
+            drain: Drain::No,
+            next_tick_ns: 0,
+        })
+    }
+
+    /// Runs until the launcher says stop, or a drain is complete. The error is a reason to exit with failure.
+    pub async fn run(mut self) -> Result<(), String> {
+        loop {
+            let now_ns = clock::now_ns();
+            if self.take_control()? {
+                return Ok(());
+            }
+            let records = self.take_records(now_ns);
+            self.session.borrow_mut().links.publish();
+            self.tick(now_ns)?;
+            if self.drained(now_ns) {
+                tokio::time::sleep(LAST_WRITE_PAUSE).await;
+                return Ok(());
+            }
+            if records == 0 {
+                self.sleep().await;
+            } else {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Returns whether to stop now.
+    fn take_control(&mut self) -> Result<bool, String> {
+        loop {
+            let event = self.session.borrow_mut().control();
+            match event {
+                None => return Ok(false),
+                Some(ControlEvent::Stop) => return Ok(true),
+                Some(ControlEvent::Open) => self.open()?,
+                Some(ControlEvent::Drain { deadline_ns }) => self.begin_drain(deadline_ns),
+                Some(ControlEvent::PeerLost(peer)) => {
+                    // What it said before it died still counts.
+                    while self.take_records(clock::now_ns()) > 0 {}
+                    tracing::warn!(%peer, "peer lost");
+                    self.app.ledger.borrow_mut().peer_lost(peer);
+                }
+                Some(ControlEvent::PeerReady(peer)) => {
+                    tracing::info!(%peer, "peer is back");
+                    self.app.ledger.borrow_mut().peer_ready(peer);
+                }
+                Some(ControlEvent::InboxReplaced { mut old, .. }) => {
+                    while take_some(&mut old, &self.app.ledger, clock::now_ns()) > 0 {}
+                }
+                Some(ControlEvent::OutboxReplaced { .. } | ControlEvent::SlotsReplaced { .. }) => {}
+            }
+        }
+    }
+
+    fn open(&mut self) -> Result<(), String> {
+        if self.accepting.is_some() {
+            return Ok(());
+        }
+        let Some(listener) = self.session.borrow_mut().links.listener.take() else {
+            return Err("the launcher gave no listening socket".to_owned());
+        };
+        let listener = listener
+            .set_nonblocking(true)
+            .and_then(|()| tokio::net::TcpListener::from_std(listener))
+            .map_err(|error| format!("cannot use the listening socket: {error}"))?;
+        let accept = server::accept(self.app.clone(), listener, self.closing.subscribe());
+        self.accepting = Some(tokio::task::spawn_local(accept));
+        Ok(())
+    }
+
+    fn begin_drain(&mut self, deadline_ns: u64) {
+        self.app.ledger.borrow_mut().drain();
+        self.session.borrow().draining();
+        self.closing.send_replace(true);
+        let reserve_ns = u64::try_from(DRAIN_RESERVE.as_nanos()).unwrap_or(u64::MAX);
+        self.drain = Drain::Until(deadline_ns.saturating_sub(reserve_ns));
+    }
+
+    /// Moves the drain on; returns whether it is complete.
+    fn drained(&mut self, now_ns: u64) -> bool {
+        let open = self.app.ledger.borrow().any_open();
+        match self.drain {
+            Drain::No => false,
+            _ if !open => true,
+            Drain::Until(end_ns) if now_ns >= end_ns => {
+                let fault =
+                    Fault::new(FaultCode::Unavailable, "the service stopped before the answer was complete");
+                self.app.ledger.borrow_mut().fail_all(&fault);
+                let reserve_ns = u64::try_from(DRAIN_RESERVE.as_nanos()).unwrap_or(u64::MAX);
+                self.drain = Drain::Failed(now_ns.saturating_add(reserve_ns));
+                false
+            }
+            Drain::Until(_) => false,
+            Drain::Failed(end_ns) => now_ns >= end_ns,
+        }
+    }
+
+    fn take_records(&mut self, now_ns: u64) -> usize {
+        let mut session = self.session.borrow_mut();
+        session.links.inboxes.iter_mut().map(|inbox| take_some(inbox, &self.app.ledger, now_ns)).sum()
+    }
+
+    fn tick(&mut self, now_ns: u64) -> Result<(), String> {
+        self.session.borrow().beat();
+        if now_ns < self.next_tick_ns {
+            return Ok(());
+        }
+        self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
+        self.app.ledger.borrow_mut().tick(now_ns);
+        match &self.accepting {
+            Some(task) if task.is_finished() => Err("the accept loop ended".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sleeps until a peer rings, or for one tick.
+    async fn sleep(&mut self) {
+        if !self.session.borrow_mut().arm() {
+            tokio::task::yield_now().await;
+            return;
+        }
+        let ready = tokio::time::timeout(TICK, self.doorbell.readable()).await;
+        if let Ok(Ok(mut guard)) = ready {
+            // Before the drain, so that a ring after it is seen as a new one.
+            guard.clear_ready();
+        }
+        let mut session = self.session.borrow_mut();
+        session.disarm();
+        session.drain_doorbell();
+    }
+}
+
+/// Takes a bounded number of records from one ring.
+fn take_some(inbox: &mut Inbox, ledger: &Rc<RefCell<Ledger>>, now_ns: u64) -> usize {
+    let mut ledger = ledger.borrow_mut();
+    let mut count = 0;
+    while count < RECORDS_PER_TURN_MAX {
+        let Some(record) = inbox.next() else { break };
+        ledger.take(record.kind, record.payload, now_ns);
+        count += 1;
+    }
+    count
+}

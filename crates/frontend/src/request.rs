@@ -1,0 +1,342 @@
+//! The truth about one request: what it asked for, the ids received so far, and the bytes that wait for the
+//! client.
+//!
+//! Pure: records go in, bytes and an [`Outcome`] come out; slots, rings and sockets are elsewhere
+//! ([`crate::ledger`], [`crate::body`]). Two things end a request on our side, in either order: the last text
+//! from the detokenizer and [`Finished`] from the engine. The client is told exactly one outcome.
+
+use crate::errors::HttpError;
+use crate::limits::{IDS_CAPACITY_MAX, STREAM_BUFFER_BYTES};
+use crate::openai::{Ending, Event, Shape, Usage};
+use crate::routes::Route;
+use crate::sse;
+use bytes::{Bytes, BytesMut};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Delta, FinishReason, Finished};
+use pinion_protocol::{Fault, FaultCode, RequestId};
+use std::task::{Context, Waker};
+
+/// How the answer leaves.
+pub enum Form {
+    /// Server-sent events.
+    Events(sse::Writer),
+    /// The bare text as it comes.
+    PlainStream,
+    /// All at once when it is complete.
+    Whole,
+}
+
+/// What the client is told in the end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The text is complete.
+    Text(Ending, Usage),
+    /// Ids, for `/tokenize`.
+    Ids(Vec<u32>),
+    /// Text, for `/detokenize`.
+    Decoded(String),
+    /// An error.
+    Failed(Fault),
+    /// Nothing: the client went away first.
+    Disconnected,
+}
+
+/// What a record makes necessary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing.
+    Continue,
+    /// The client has its outcome, the engine should stop working on it.
+    Cancel,
+}
+
+/// Fixed facts of a request.
+pub struct Facts {
+    /// Its identity.
+    pub id: RequestId,
+    /// The route that took it.
+    pub route: Route,
+    /// `X-Request-Id` of the answer.
+    pub label: String,
+    /// The tokenizer that has it.
+    pub tokenizer: u16,
+    /// More ids than this cannot come.
+    pub ids_max: usize,
+    /// More unread bytes than this end the stream.
+    pub buffer_bytes_max: usize,
+}
+
+/// One accepted request.
+pub struct Request {
+    /// Fixed facts.
+    pub facts: Facts,
+    form: Form,
+    out: BytesMut,
+    ids: Vec<u32>,
+    /// Last piece of a completion's text, which goes out with the finish reason.
+    held: String,
+    waker: Option<Waker>,
+    outcome: Option<Outcome>,
+    finished: Option<Finished>,
+    last_text: bool,
+    stopped: bool,
+    /// Nothing more comes for this request, whatever is missing.
+    over: bool,
+    role_said: bool,
+    finish_said: bool,
+}
+
+impl Request {
+    /// A request that was just submitted. `tokens_hint` sizes the list of ids.
+    pub fn new(facts: Facts, form: Form, tokens_hint: usize) -> Request {
+        Request {
+            ids: Vec::with_capacity(tokens_hint.min(IDS_CAPACITY_MAX).min(facts.ids_max)),
+            facts,
+            form,
+            out: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
+            held: String::new(),
+            waker: None,
+            outcome: None,
+            finished: None,
+            last_text: false,
+            stopped: false,
+            over: false,
+            role_said: false,
+            finish_said: false,
+        }
+    }
+
+    /// Generated ids received so far.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// What the client is told, once that is known.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// The engine's account, once it came.
+    pub fn finished(&self) -> Option<&Finished> {
+        self.finished.as_ref()
+    }
+
+    /// How the answer leaves.
+    pub fn form(&self) -> &Form {
+        &self.form
+    }
+
+    /// Whether no role will say anything more about this request.
+    pub fn settled(&self) -> bool {
+        self.over || (self.finished.is_some() && self.last_text)
+    }
+
+    /// Whether only the last text is missing.
+    pub fn lacks_only_text(&self) -> bool {
+        !self.over && self.finished.is_some() && !self.last_text
+    }
+
+    /// Whether the detokenizer has said its last.
+    pub fn has_last_text(&self) -> bool {
+        self.last_text
+    }
+
+    /// Takes a piece of text with its ids.
+    pub fn delta(&mut self, delta: &Delta<'_>) -> Next {
+        self.last_text |= delta.header.flags & DELTA_LAST != 0;
+        self.stopped |= delta.header.flags & DELTA_STOPPED != 0;
+        if self.outcome.is_some() {
+            return Next::Continue;
+        }
+        if let Err(fault) = self.take_text(delta) {
+            self.fail(fault);
+            return Next::Cancel;
+        }
+        self.complete_if_possible();
+        self.wake();
+        Next::Continue
+    }
+
+    fn take_text(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        let header = &delta.header;
+        let expected = self.ids.len();
+        let count = header.token_count as usize;
+        if count > 0 && (header.first_sequence as usize != expected || expected + count > self.facts.ids_max)
+        {
+            tracing::error!(id = %self.facts.id, ?header, expected, "delta out of sequence");
+            return Err(Fault::new(FaultCode::Internal, "a part of the text was lost inside the service"));
+        }
+        self.ids.extend(delta.ids());
+        if self.last_text && self.holds_last_text() {
+            self.held.push_str(delta.text);
+        } else if !delta.text.is_empty() {
+            self.say(&Event::Text(delta.text));
+        }
+        let waits_for_client = !matches!(self.form, Form::Whole);
+        if waits_for_client && self.out.len() > self.facts.buffer_bytes_max {
+            return Err(Fault::new(
+                FaultCode::SlowReader,
+                format!("the client left more than {} bytes unread", self.facts.buffer_bytes_max),
+            ));
+        }
+        Ok(())
+    }
+
+    /// A completion's finish chunk carries the last text; a chat's carries none.
+    fn holds_last_text(&self) -> bool {
+        matches!(&self.form, Form::Events(writer) if writer.head().shape == Shape::Completions)
+    }
+
+    /// Takes the engine's account.
+    pub fn finish(&mut self, finished: &Finished) {
+        self.finished = Some(*finished);
+        if self.outcome.is_some() {
+            return;
+        }
+        match finished.reason {
+            // A stop string ended the visible text before the engine ended: it is complete.
+            _ if self.stopped => self.complete_if_possible(),
+            FinishReason::Stop | FinishReason::Length => self.complete_if_possible(),
+            FinishReason::Failed(code) => self.fail(Fault::new(code, engine_message(code))),
+            FinishReason::Cancelled => {
+                self.fail(Fault::new(FaultCode::Unavailable, "the service cancelled the request"));
+            }
+        }
+        self.wake();
+    }
+
+    /// A tokenizer or engine refused the request; nothing more comes.
+    pub fn reject(&mut self, fault: Fault) {
+        self.over = true;
+        self.fail(fault);
+    }
+
+    /// A role that the request needs is gone; nothing more comes. `prompt_tokens` is used if the visible text
+    /// was already complete.
+    pub fn lose(&mut self, fault: Fault, prompt_tokens: u32) {
+        self.over = true;
+        if self.finish_said && self.outcome.is_none() {
+            let completion_tokens = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
+            self.end(Ending::Stop, Usage { prompt_tokens, cached_tokens: 0, completion_tokens });
+            self.wake();
+        } else {
+            self.fail(fault);
+        }
+    }
+
+    /// Answers `/tokenize` or `/detokenize`.
+    pub fn answer(&mut self, outcome: Outcome) {
+        self.over = true;
+        if self.outcome.is_none() {
+            self.outcome = Some(outcome);
+        }
+        self.wake();
+    }
+
+    /// Tells the client an error, unless it has its outcome. What was written before it stays.
+    pub fn fail(&mut self, fault: Fault) {
+        if self.outcome.is_some() {
+            return;
+        }
+        if matches!(self.form, Form::Events(_)) {
+            sse::write_error(&HttpError::from(fault.clone()).body(), &mut self.out);
+        }
+        self.outcome = Some(Outcome::Failed(fault));
+        self.wake();
+    }
+
+    /// The client is gone: nobody reads any more. Returns whether it left before its outcome.
+    pub fn abandon(&mut self) -> bool {
+        self.waker = None;
+        self.out = BytesMut::new();
+        let early = self.outcome.is_none();
+        if early {
+            self.outcome = Some(Outcome::Disconnected);
+        }
+        early
+    }
+
+    fn complete_if_possible(&mut self) {
+        if self.outcome.is_some() || !self.last_text {
+            return;
+        }
+        let by_engine = self.finished.and_then(|finished| match finished.reason {
+            FinishReason::Stop => Some(Ending::Stop),
+            FinishReason::Length => Some(Ending::Length),
+            FinishReason::Cancelled | FinishReason::Failed(_) => None,
+        });
+        let ending = if self.stopped { Some(Ending::Stop) } else { by_engine };
+        let Some(ending) = ending else { return };
+        if !self.finish_said {
+            self.finish_said = true;
+            let held = std::mem::take(&mut self.held);
+            self.say(&Event::Finish { text: &held, ending });
+        }
+        if let Some(finished) = self.finished {
+            self.end(ending, Usage::from(&finished));
+        }
+    }
+
+    fn end(&mut self, ending: Ending, usage: Usage) {
+        if let Form::Events(writer) = &self.form {
+            if writer.head().include_usage {
+                writer.write(&Event::Usage(usage), &mut self.out);
+            }
+            sse::write_done(&mut self.out);
+        }
+        self.outcome = Some(Outcome::Text(ending, usage));
+    }
+
+    fn say(&mut self, event: &Event<'_>) {
+        match (&self.form, event) {
+            (Form::Events(writer), _) => {
+                if writer.head().shape == Shape::Chat && !self.role_said {
+                    self.role_said = true;
+                    writer.write(&Event::Role, &mut self.out);
+                }
+                writer.write(event, &mut self.out);
+            }
+            (Form::PlainStream | Form::Whole, Event::Text(text)) => {
+                self.out.extend_from_slice(text.as_bytes())
+            }
+            (Form::PlainStream | Form::Whole, Event::Role | Event::Finish { .. } | Event::Usage(_)) => {}
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Wakes the task of `context` at the next change. Allocates nothing if it is the same task as before.
+    pub fn wake_later(&mut self, context: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => self.waker = Some(context.waker().clone()),
+        }
+    }
+
+    /// Whether bytes wait for the client.
+    pub fn has_output(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Everything that waits for the client, as one piece.
+    pub fn take_output(&mut self) -> Bytes {
+        self.out.split().freeze()
+    }
+}
+
+fn engine_message(code: FaultCode) -> &'static str {
+    match code {
+        FaultCode::NonFinite => "the model gave a non-finite number for this request",
+        FaultCode::RoleRestarted => "the engine restarted while it held this request",
+        FaultCode::ContextLengthExceeded => "the request does not fit the model's context",
+        FaultCode::TooManyRequests | FaultCode::Unavailable => "the engine cannot take this request now",
+        FaultCode::SlowReader => "the text was read too slowly",
+        FaultCode::InvalidValue
+        | FaultCode::ModelNotFound
+        | FaultCode::BodyTooLarge
+        | FaultCode::Internal => "the engine could not serve this request",
+    }
+}

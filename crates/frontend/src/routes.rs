@@ -1,0 +1,225 @@
+//! From a request's head to its handler, and from a handler's result to a response.
+//!
+//! A route is a closed enum, so that metrics by route stay bounded. Every response leaves through [`handle`].
+
+use crate::app::App;
+use crate::body::AnswerBody;
+use crate::errors::{HttpError, Refusal};
+use crate::limits::REQUEST_ID_BYTES_MAX;
+use crate::{generate, info};
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use pinion_shm::clock;
+use std::convert::Infallible;
+use std::rc::Rc;
+
+/// A path that exists, or the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Route {
+    /// `/v1/completions`.
+    Completions = 0,
+    /// `/v1/chat/completions`.
+    Chat = 1,
+    /// `/generate`.
+    Generate = 2,
+    /// `/tokenize`.
+    Tokenize = 3,
+    /// `/detokenize`.
+    Detokenize = 4,
+    /// `/v1/models`.
+    Models = 5,
+    /// `/v1/models/{id}`.
+    Model = 6,
+    /// `/health`.
+    Health = 7,
+    /// `/ready`.
+    Ready = 8,
+    /// `/live`.
+    Live = 9,
+    /// `/metrics`.
+    Metrics = 10,
+    /// `/version`.
+    Version = 11,
+    /// Everything else.
+    Unknown = 12,
+}
+
+const MODEL_PREFIX: &str = "/v1/models/";
+
+impl Route {
+    /// All, in the order of their numbers.
+    pub const ALL: [Route; 13] = [
+        Route::Completions,
+        Route::Chat,
+        Route::Generate,
+        Route::Tokenize,
+        Route::Detokenize,
+        Route::Models,
+        Route::Model,
+        Route::Health,
+        Route::Ready,
+        Route::Live,
+        Route::Metrics,
+        Route::Version,
+        Route::Unknown,
+    ];
+
+    /// The route of a path.
+    pub fn of(path: &str) -> Route {
+        match path {
+            "/v1/completions" => Route::Completions,
+            "/v1/chat/completions" => Route::Chat,
+            "/generate" => Route::Generate,
+            "/tokenize" => Route::Tokenize,
+            "/detokenize" => Route::Detokenize,
+            "/v1/models" => Route::Models,
+            "/health" => Route::Health,
+            "/ready" => Route::Ready,
+            "/live" => Route::Live,
+            "/metrics" => Route::Metrics,
+            "/version" => Route::Version,
+            _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
+            _ => Route::Unknown,
+        }
+    }
+
+    /// Label value, and the name in the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Route::Completions => "/v1/completions",
+            Route::Chat => "/v1/chat/completions",
+            Route::Generate => "/generate",
+            Route::Tokenize => "/tokenize",
+            Route::Detokenize => "/detokenize",
+            Route::Models => "/v1/models",
+            Route::Model => "/v1/models/{id}",
+            Route::Health => "/health",
+            Route::Ready => "/ready",
+            Route::Live => "/live",
+            Route::Metrics => "/metrics",
+            Route::Version => "/version",
+            Route::Unknown => "unknown",
+        }
+    }
+
+    /// Whether it asks for generated text.
+    pub fn generates(self) -> bool {
+        matches!(self, Route::Completions | Route::Chat | Route::Generate)
+    }
+
+    /// The one method that the route allows.
+    fn method(self) -> Method {
+        match self {
+            Route::Completions | Route::Chat | Route::Generate | Route::Tokenize | Route::Detokenize => {
+                Method::POST
+            }
+            Route::Models
+            | Route::Model
+            | Route::Health
+            | Route::Ready
+            | Route::Live
+            | Route::Metrics
+            | Route::Version
+            | Route::Unknown => Method::GET,
+        }
+    }
+}
+
+/// What is known of a request before its body.
+pub struct Arrival {
+    /// Where it goes.
+    pub route: Route,
+    /// `X-Request-Id`: the client's, if it is harmless, else ours.
+    pub label: String,
+    /// CLOCK_MONOTONIC ns at which the head was parsed.
+    pub received_ns: u64,
+}
+
+/// Answers one request.
+pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
+    let received_ns = clock::now_ns();
+    let route = Route::of(request.uri().path());
+    let label = label(request.headers()).unwrap_or_else(|| format!("req-{}", app.numbers.id()));
+    let label_value = HeaderValue::from_str(&label);
+    let arrival = Arrival { route, label, received_ns };
+    let mut response = match dispatch(&app, arrival, request).await {
+        Ok(response) => response,
+        Err(refusal) => refuse(HttpError::from(refusal)),
+    };
+    if let Ok(value) = label_value {
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
+    }
+    if app.ledger.borrow().draining() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    app.metrics.response(route, response.status().as_u16());
+    Ok(response)
+}
+
+async fn dispatch(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let route = arrival.route;
+    if route == Route::Unknown {
+        let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
+        return Err(Refusal::NoRoute(path));
+    }
+    if *request.method() != route.method() {
+        return Err(Refusal::Method { allow: if route.method() == Method::POST { "POST" } else { "GET" } });
+    }
+    match route {
+        Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
+        Route::Tokenize => generate::tokenize(app, arrival, request).await,
+        Route::Detokenize => generate::detokenize(app, arrival, request).await,
+        Route::Models => Ok(info::models(app)),
+        Route::Model => info::model(app, request.uri().path().strip_prefix(MODEL_PREFIX).unwrap_or_default()),
+        Route::Health => Ok(info::health(app)),
+        Route::Ready => Ok(info::ready(app)),
+        Route::Live => Ok(info::live()),
+        Route::Metrics => Ok(info::metrics(app)),
+        Route::Version => Ok(info::version(app)),
+        Route::Unknown => Err(Refusal::NoRoute(String::new())),
+    }
+}
+
+/// A client's request id, if it is short and made of harmless characters. It is only ever echoed.
+fn label(headers: &HeaderMap) -> Option<String> {
+    let text = headers.get("x-request-id")?.to_str().ok()?;
+    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    let fits = !text.is_empty() && text.len() <= REQUEST_ID_BYTES_MAX && text.bytes().all(harmless);
+    fits.then(|| text.to_owned())
+}
+
+/// A response with a known body.
+pub fn whole(status: StatusCode, content_type: &'static str, body: AnswerBody) -> Response<AnswerBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// A JSON response.
+pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<AnswerBody> {
+    whole(status, "application/json", AnswerBody::Whole(body.into(), None))
+}
+
+fn refuse(error: HttpError) -> Response<AnswerBody> {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(status, error.body());
+    let headers = response.headers_mut();
+    if let Some(seconds) = error.retry_after_s {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if let Some(allow) = error.allow {
+        headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    if error.close {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}

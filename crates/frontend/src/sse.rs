@@ -1,0 +1,183 @@
+//! Server-sent events: `data: <chunk>` and a blank line.
+//!
+//! The fast writer copies a prefix made once per request, escapes the text and appends a constant; the plain
+//! writer serialises the structs of [`crate::openai`]. Both give the same bytes (tests/sse.rs), and
+//! `--no-fast-sse` selects the plain one.
+
+use crate::openai::{Ending, Event, Head, Shape, Usage, chunk_json};
+use bytes::{BufMut, BytesMut};
+
+const DATA: &[u8] = b"data: ";
+const END: &[u8] = b"\n\n";
+const CHOICES: &[u8] = b",\"choices\":[";
+const COMPLETION_TEXT: &[u8] = b"{\"index\":0,\"text\":\"";
+const COMPLETION_TEXT_END: &[u8] = b"\",\"logprobs\":null,\"finish_reason\":";
+const CHAT_DELTA: &[u8] = b"{\"index\":0,\"delta\":{";
+const CHAT_CONTENT: &[u8] = b"\"content\":\"";
+const CHAT_DELTA_END: &[u8] = b"},\"logprobs\":null,\"finish_reason\":";
+
+/// Renders the chunks of one answer.
+pub struct Writer {
+    head: Head,
+    /// Everything up to where the choice's varying part begins; empty selects the plain writer.
+    prefix: Vec<u8>,
+    /// Length of the part of `prefix` that ends with `"choices":[`.
+    choices_at: usize,
+}
+
+impl Writer {
+    /// Prepares the prefix, unless `fast` is off.
+    pub fn new(head: Head, fast: bool) -> Writer {
+        let mut writer = Writer { head, prefix: Vec::new(), choices_at: 0 };
+        if fast {
+            writer.prepare();
+        }
+        writer
+    }
+
+    /// What every chunk repeats.
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    fn prepare(&mut self) {
+        let head = &self.head;
+        let mut out = BytesMut::with_capacity(256);
+        out.put_slice(DATA);
+        out.put_slice(b"{\"id\":\"");
+        escape(&head.id, &mut out);
+        out.put_slice(b"\",\"object\":\"");
+        out.put_slice(match head.shape {
+            Shape::Completions => b"text_completion",
+            Shape::Chat => b"chat.completion.chunk",
+        });
+        out.put_slice(b"\",\"created\":");
+        put_number(head.created, &mut out);
+        out.put_slice(b",\"model\":\"");
+        escape(&head.model, &mut out);
+        out.put_slice(b"\"");
+        out.put_slice(CHOICES);
+        self.choices_at = out.len();
+        out.put_slice(match head.shape {
+            Shape::Completions => COMPLETION_TEXT,
+            Shape::Chat => CHAT_DELTA,
+        });
+        self.prefix = out.to_vec();
+    }
+
+    /// Appends one event. No allocation once `out` is large enough, on the fast path.
+    pub fn write(&self, event: &Event<'_>, out: &mut BytesMut) {
+        if self.prefix.is_empty() {
+            out.put_slice(DATA);
+            out.put_slice(&chunk_json(&self.head, event));
+        } else if let Event::Usage(usage) = event {
+            self.write_usage(*usage, out);
+        } else {
+            self.write_choice(event, out);
+        }
+        out.put_slice(END);
+    }
+
+    fn write_choice(&self, event: &Event<'_>, out: &mut BytesMut) {
+        let (text, ending) = match event {
+            Event::Text(text) => (*text, None),
+            Event::Finish { text, ending } => (*text, Some(*ending)),
+            Event::Role | Event::Usage(_) => ("", None),
+        };
+        out.reserve(self.prefix.len() + text.len() + 96);
+        out.put_slice(&self.prefix);
+        match self.head.shape {
+            Shape::Completions => {
+                escape(text, out);
+                out.put_slice(COMPLETION_TEXT_END);
+            }
+            Shape::Chat => {
+                match event {
+                    Event::Role => out.put_slice(b"\"role\":\"assistant\",\"content\":\"\""),
+                    Event::Text(text) => {
+                        out.put_slice(CHAT_CONTENT);
+                        escape(text, out);
+                        out.put_slice(b"\"");
+                    }
+                    Event::Finish { .. } | Event::Usage(_) => {}
+                }
+                out.put_slice(CHAT_DELTA_END);
+            }
+        }
+        out.put_slice(match ending {
+            None => b"null",
+            Some(Ending::Stop) => b"\"stop\"",
+            Some(Ending::Length) => b"\"length\"",
+        });
+        let tail: &[u8] = if self.head.include_usage { b"}],\"usage\":null}" } else { b"}]}" };
+        out.put_slice(tail);
+    }
+
+    fn write_usage(&self, usage: Usage, out: &mut BytesMut) {
+        out.put_slice(self.prefix.get(..self.choices_at).unwrap_or_default());
+        out.put_slice(b"],\"usage\":{\"prompt_tokens\":");
+        put_number(u64::from(usage.prompt_tokens), out);
+        out.put_slice(b",\"completion_tokens\":");
+        put_number(u64::from(usage.completion_tokens), out);
+        out.put_slice(b",\"total_tokens\":");
+        put_number(u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens), out);
+        out.put_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
+        put_number(u64::from(usage.cached_tokens), out);
+        out.put_slice(b"}}}");
+    }
+}
+
+/// Appends an error event. `body` is `{"error": ...}`.
+pub fn write_error(body: &[u8], out: &mut BytesMut) {
+    out.put_slice(DATA);
+    out.put_slice(body);
+    out.put_slice(END);
+}
+
+/// Appends the end mark of a complete stream.
+pub fn write_done(out: &mut BytesMut) {
+    out.put_slice(b"data: [DONE]\n\n");
+}
+
+fn put_number(number: u64, out: &mut BytesMut) {
+    out.put_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+/// For each byte: 0 if a JSON string may hold it as it is, `u` if it needs `\u00xx`, else the letter after
+/// the backslash.
+const ESCAPES: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut control = 0;
+    while control < 0x20 {
+        table[control] = b'u';
+        control += 1;
+    }
+    table[0x08] = b'b';
+    table[0x09] = b't';
+    table[0x0a] = b'n';
+    table[0x0c] = b'f';
+    table[0x0d] = b'r';
+    table[b'"' as usize] = b'"';
+    table[b'\\' as usize] = b'\\';
+    table
+};
+
+/// Appends `text` as the inside of a JSON string, byte for byte as serde_json writes it.
+pub fn escape(text: &str, out: &mut BytesMut) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let mut rest = text.as_bytes();
+    while let Some(at) = rest.iter().position(|byte| ESCAPES[usize::from(*byte)] != 0) {
+        let (plain, tail) = rest.split_at(at);
+        out.put_slice(plain);
+        let Some((byte, after)) = tail.split_first() else { return };
+        match ESCAPES[usize::from(*byte)] {
+            b'u' => {
+                let (high, low) = (HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]);
+                out.put_slice(&[b'\\', b'u', b'0', b'0', high, low]);
+            }
+            letter => out.put_slice(&[b'\\', letter]),
+        }
+        rest = after;
+    }
+    out.put_slice(rest);
+}

@@ -1,0 +1,156 @@
+//! A socket with deadlines: a head that is begun must be completed, and a write must make progress.
+//!
+//! hyper has one timer, for the time from idle to a complete head; it serves as the idle timeout here. The
+//! rest is ours. Every deadline ends in [`ErrorKind::TimedOut`], on which hyper drops the connection, its
+//! response body, and with it the request.
+
+use crate::metrics::Metrics;
+use std::cell::Cell;
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+/// What a connection is doing, shared by the socket and the service behind hyper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Between requests.
+    Waiting,
+    /// Receiving a head.
+    Head,
+    /// From a complete head to the end of the answer.
+    Serving,
+}
+
+/// A timer that is set when waiting begins and cleared by progress.
+struct Deadline {
+    sleep: Pin<Box<Sleep>>,
+    limit: Duration,
+    running: bool,
+}
+
+impl Deadline {
+    fn new(limit: Duration) -> Deadline {
+        Deadline { sleep: Box::pin(tokio::time::sleep(limit)), limit, running: false }
+    }
+
+    fn start(&mut self) {
+        if !self.running {
+            self.running = true;
+            self.sleep.as_mut().reset(Instant::now() + self.limit);
+        }
+    }
+
+    fn stop(&mut self) {
+        self.running = false;
+    }
+
+    fn passed(&mut self, context: &mut Context<'_>) -> bool {
+        self.running && self.sleep.as_mut().poll(context).is_ready()
+    }
+}
+
+/// A socket with deadlines.
+pub struct TimedStream<S> {
+    inner: S,
+    doing: Rc<Cell<Doing>>,
+    head: Deadline,
+    write: Deadline,
+    metrics: Rc<Metrics>,
+}
+
+impl<S> TimedStream<S> {
+    /// Wraps a connected socket.
+    pub fn new(
+        inner: S,
+        doing: Rc<Cell<Doing>>,
+        head_limit: Duration,
+        write_limit: Duration,
+        metrics: Rc<Metrics>,
+    ) -> TimedStream<S> {
+        let (head, write) = (Deadline::new(head_limit), Deadline::new(write_limit));
+        TimedStream { inner, doing, head, write, metrics }
+    }
+
+    fn timed_out<T>(&self, what: &str) -> Poll<io::Result<T>> {
+        self.metrics.timeouts.add(1);
+        tracing::debug!(what, "connection timed out");
+        Poll::Ready(Err(ErrorKind::TimedOut.into()))
+    }
+
+    /// Passes on what a write gave, watching that it does not stay pending for too long.
+    fn watch_write<T>(
+        &mut self,
+        result: Poll<io::Result<T>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            self.write.stop();
+            return result;
+        }
+        self.write.start();
+        if self.write.passed(context) { self.timed_out("write") } else { Poll::Pending }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.doing.get() == Doing::Serving {
+            this.head.stop();
+        }
+        let before = buffer.filled().len();
+        if let Poll::Ready(result) = Pin::new(&mut this.inner).poll_read(context, buffer) {
+            if this.doing.get() == Doing::Waiting && buffer.filled().len() > before {
+                this.doing.set(Doing::Head);
+                this.head.stop();
+                this.head.start();
+            }
+            return Poll::Ready(result);
+        }
+        if this.doing.get() == Doing::Head && this.head.passed(context) {
+            return this.timed_out("head");
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.watch_write(result, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write_vectored(context, slices);
+        self.watch_write(result, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.inner).poll_flush(context))?;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,298 @@
+//! Admission by tables: what passes, with which values, and what is refused, naming which field.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
+use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
+use pinion_protocol::FaultCode;
+use pinion_protocol::tokenizer_inbox::Prompt;
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+const FRESH_SEED: u64 = 77;
+
+fn limits() -> Limits {
+    Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64 }
+}
+
+fn body(api: Api, extra: Value) -> Value {
+    let mut base = match api {
+        Api::Completions | Api::Generate => json!({"prompt": "hi"}),
+        Api::Chat => json!({"messages": [{"role": "user", "content": "hi"}]}),
+    };
+    let Value::Object(extra) = extra else { panic!("extra must be an object") };
+    base.as_object_mut().unwrap().extend(extra);
+    base
+}
+
+fn passes(api: Api, extra: Value) -> Admitted {
+    let body = body(api, extra);
+    admit(api, body.to_string().as_bytes(), &limits(), FRESH_SEED).unwrap_or_else(|f| panic!("{body}: {f}"))
+}
+
+/// The refusal of a raw body.
+fn refused(api: Api, body: &str) -> (FaultCode, Option<String>) {
+    match admit(api, body.as_bytes(), &limits(), FRESH_SEED) {
+        Ok(admitted) => panic!("{body} was admitted as {admitted:?}"),
+        Err(fault) => (fault.code, fault.param),
+    }
+}
+
+fn check_field(api: Api, field: &str, refused_values: &[&str], passing_values: &[&str]) {
+    for value in refused_values {
+        let text = body(api, json!({field: "@@"})).to_string().replace("\"@@\"", value);
+        let (code, param) = refused(api, &text);
+        assert_eq!((code, param.as_deref()), (FaultCode::InvalidValue, Some(field)), "{text}");
+    }
+    for value in passing_values {
+        passes(api, json!({field: serde_json::from_str::<Value>(value).unwrap()}));
+    }
+}
+
+#[test]
+fn every_number_is_typed_and_ranged_on_every_route() {
+    let wrong_types = ["\"1\"", "true", "[]", "{}", "[1]"];
+    for (api, max_tokens) in [
+        (Api::Completions, "max_tokens"),
+        (Api::Chat, "max_completion_tokens"),
+        (Api::Chat, "max_tokens"),
+        (Api::Generate, "max_new_tokens"),
+    ] {
+        for field in ["temperature", "top_p", "top_k", "seed", max_tokens] {
+            check_field(api, field, &wrong_types, &["null"]);
+        }
+        check_field(
+            api,
+            "temperature",
+            &["-0.1", "-1", "100.5", "1e308", "-1e308"],
+            &["0", "0.0", "2", "100", "1e-300"],
+        );
+        check_field(api, "top_p", &["0", "-1", "1.01", "2", "1e300"], &["1", "0.5", "1e-320"]);
+        check_field(
+            api,
+            "top_k",
+            &["-2", "1.5", "1.0", "2147483648", "9223372036854775808", "1e300"],
+            &["-1", "0", "1", "2147483647"],
+        );
+        check_field(
+            api,
+            "seed",
+            &["1.5", "18446744073709551616", "-9223372036854775809"],
+            &["-1", "0", "18446744073709551615", "-9223372036854775808"],
+        );
+        check_field(
+            api,
+            max_tokens,
+            &["0", "-1", "1.5", "2147483648", "9007199254740992"],
+            &["1", "2147483647"],
+        );
+        for field in ["stream", if api == Api::Generate { "do_sample" } else { "ignore_eos" }] {
+            check_field(api, field, &["0", "\"true\"", "[]"], &["null", "false"]);
+        }
+    }
+}
+
+#[test]
+fn values_arrive_where_they_belong() {
+    let full = passes(
+        Api::Completions,
+        json!({"model": "tiny", "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -1, "max_tokens": 9,
+            "ignore_eos": true, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
+            "user": "u", "metadata": {"k": "v"}, "store": true, "min_tokens": 3, "unheard_of": [1]}),
+    );
+    let s = full.sampling;
+    assert_eq!((s.temperature, s.top_p, s.top_k, s.seed), (0.5, 0.25, Some(7), u64::MAX));
+    assert_eq!(
+        (s.max_tokens, s.ignore_eos, full.stop),
+        (Some(9), true, vec!["a".to_owned(), "b".to_owned()])
+    );
+    assert_eq!((full.stream, full.include_usage, full.prompt), (true, true, Prompt::Text("hi".into())));
+
+    let plain = passes(Api::Completions, json!({}));
+    assert_eq!(
+        (plain.sampling.max_tokens, plain.sampling.seed, plain.sampling.top_k),
+        (Some(16), FRESH_SEED, None)
+    );
+    assert_eq!(passes(Api::Chat, json!({})).sampling.max_tokens, None);
+    let both = passes(Api::Chat, json!({"max_completion_tokens": 5, "max_tokens": 6}));
+    assert_eq!(both.sampling.max_tokens, Some(5));
+    let generate = passes(Api::Generate, json!({"temperature": 0.9, "stop_on_eos": false}));
+    assert_eq!((generate.sampling.temperature, generate.sampling.ignore_eos), (0.0, true));
+    assert_eq!(generate.sampling.max_tokens, Some(64));
+    assert_eq!(
+        passes(Api::Generate, json!({"temperature": 0.9, "do_sample": true})).sampling.temperature,
+        0.9
+    );
+}
+
+#[test]
+fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes() {
+    let table = [
+        ("n", "2", "1"),
+        ("best_of", "3", "1"),
+        ("logprobs", "0", "false"),
+        ("logprobs", "true", "null"),
+        ("top_logprobs", "5", "0"),
+        ("echo", "true", "false"),
+        ("suffix", "\"x\"", "\"\""),
+        ("tools", "[{}]", "[]"),
+        ("tool_choice", "\"required\"", "\"auto\""),
+        ("tool_choice", "{\"type\":\"function\"}", "\"none\""),
+        ("response_format", "{\"type\":\"json_object\"}", "{\"type\":\"text\"}"),
+        ("response_format", "3", "null"),
+        ("logit_bias", "{\"1\":1}", "{}"),
+        ("presence_penalty", "0.5", "0"),
+        ("frequency_penalty", "-0.5", "0.0"),
+        ("min_p", "0.1", "0"),
+    ];
+    for (field, refused_value, passing_value) in table {
+        for api in [Api::Completions, Api::Chat, Api::Generate] {
+            check_field(api, field, &[refused_value], &[passing_value]);
+        }
+    }
+}
+
+#[test]
+fn prompts_in_every_shape() {
+    let table = [
+        ("\"hi\"", Some(Prompt::Text("hi".into()))),
+        ("[\"hi\"]", Some(Prompt::Text("hi".into()))),
+        ("[1,2]", Some(Prompt::Ids(vec![1, 2]))),
+        ("[[1,99]]", Some(Prompt::Ids(vec![1, 99]))),
+        ("null", None),
+        ("3", None),
+        ("{}", None),
+        ("[]", None),
+        ("[[]]", None),
+        ("[\"a\",\"b\"]", None),
+        ("[[1],[2]]", None),
+        ("[1,\"a\"]", None),
+        ("[100]", None),
+        ("[-1]", None),
+        ("[1.0]", None),
+        ("[4294967297]", None),
+        ("[true]", None),
+    ];
+    for (text, expected) in table {
+        let body = format!("{{\"prompt\":{text}}}");
+        match expected {
+            Some(prompt) => {
+                let admitted = admit(Api::Completions, body.as_bytes(), &limits(), 0).unwrap();
+                assert_eq!(admitted.prompt, prompt, "{text}");
+            }
+            None => assert_eq!(refused(Api::Completions, &body).1.as_deref(), Some("prompt"), "{text}"),
+        }
+    }
+    let long = format!("{{\"prompt\":{:?}}}", vec![1; 65]);
+    assert_eq!(refused(Api::Completions, &long).0, FaultCode::ContextLengthExceeded);
+}
+
+#[test]
+fn messages_in_every_shape() {
+    let admitted = passes(
+        Api::Chat,
+        json!({"messages": [{"role": "system", "content": "s", "name": "x"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b\"c"}]},
+            {"role": "assistant", "content": null, "refusal": null}]}),
+    );
+    let Prompt::Messages(text) = admitted.prompt else { panic!("not messages") };
+    let expected = r#"[{"role":"system","content":"s"},{"role":"user","content":"ab\"c"},{"role":"assistant","content":""}]"#;
+    assert_eq!(text, expected);
+    let table = [
+        (json!(null), "messages"),
+        (json!([]), "messages"),
+        (json!("hi"), "messages"),
+        (json!(["hi"]), "messages[0]"),
+        (json!([{"content": "x"}]), "messages[0].role"),
+        (json!([{"role": "king", "content": "x"}]), "messages[0].role"),
+        (json!([{"role": "user"}]), "messages[0].content"),
+        (json!([{"role": "user", "content": null}]), "messages[0].content"),
+        (json!([{"role": "user", "content": 3}]), "messages[0].content"),
+        (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0]"),
+        (json!([{"role": "assistant", "content": "", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+    ];
+    for (messages, param) in table {
+        let body = json!({"messages": messages}).to_string();
+        assert_eq!(refused(Api::Chat, &body).1.as_deref(), Some(param), "{body}");
+    }
+}
+
+#[test]
+fn stop_strings_models_and_stream_options() {
+    let too_many = Value::from(vec!["x"; 17]).to_string();
+    let too_long = Value::from("x".repeat(257)).to_string();
+    check_field(
+        Api::Chat,
+        "stop",
+        &["\"\"", "[\"\"]", "3", "[3]", "{}", &too_many, &too_long],
+        &["null", "[]", "\"x\"", "[\"\\n\\n\", \"終\"]"],
+    );
+    assert_eq!(refused(Api::Chat, r#"{"model":"other"}"#).0, FaultCode::ModelNotFound);
+    assert_eq!(refused(Api::Chat, r#"{"model":3}"#).1.as_deref(), Some("model"));
+    let without_stream = body(Api::Chat, json!({"stream_options": {"include_usage": true}})).to_string();
+    assert_eq!(refused(Api::Chat, &without_stream).1.as_deref(), Some("stream_options"));
+    let not_bool =
+        body(Api::Chat, json!({"stream": true, "stream_options": {"include_usage": 1}})).to_string();
+    assert_eq!(refused(Api::Chat, &not_bool).1.as_deref(), Some("stream_options.include_usage"));
+}
+
+#[test]
+fn tokenize_and_detokenize_take_their_fields() {
+    let tokenize = |text: &str| admit_tokenize(text.as_bytes(), &limits()).map_err(|f| f.param);
+    assert_eq!(tokenize(r#"{"prompt":"a"}"#), Ok(Prompt::Text("a".into())));
+    assert!(matches!(tokenize(r#"{"messages":[{"role":"user","content":"a"}]}"#), Ok(Prompt::Messages(_))));
+    for bad in ["{}", r#"{"prompt":[1]}"#, r#"{"prompt":"a","messages":[]}"#, r#"{"messages":[]}"#] {
+        assert!(tokenize(bad).unwrap_err().is_some(), "{bad}");
+    }
+    let detokenize = |text: &str| admit_detokenize(text.as_bytes(), &limits()).map_err(|f| f.param);
+    assert_eq!(detokenize(r#"{"tokens":[1,2]}"#), Ok(vec![1, 2]));
+    for bad in ["{}", r#"{"tokens":[100]}"#, r#"{"tokens":"a"}"#, r#"{"tokens":[-1]}"#] {
+        assert_eq!(detokenize(bad), Err(Some("tokens".to_owned())), "{bad}");
+    }
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        any::<f32>().prop_map(|x| Value::from(f64::from(x))),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::hash_map(".{0,6}", inner, 0..4)
+                .prop_map(|m| Value::Object(m.into_iter().collect::<Map<_, _>>())),
+        ]
+    })
+}
+
+proptest! {
+    /// Whatever stands in the fields, admission answers with a fault or with values that the engine's own
+    /// check accepts.
+    #[test]
+    fn no_value_of_any_field_gets_through_unchecked(
+        values in prop::collection::vec(any_json(), 12), api_index in 0usize..3, keep in any::<u16>(),
+    ) {
+        let api = [Api::Completions, Api::Chat, Api::Generate][api_index];
+        let names = ["prompt", "messages", "temperature", "top_p", "top_k", "seed", "max_tokens",
+            "max_completion_tokens", "max_new_tokens", "stop", "stream", "stream_options"];
+        let mut fields = body(api, json!({}));
+        for (i, (name, value)) in names.iter().zip(values).enumerate() {
+            if keep >> i & 1 == 1 {
+                fields.as_object_mut().unwrap().insert((*name).to_owned(), value);
+            }
+        }
+        if let Ok(admitted) = admit(api, fields.to_string().as_bytes(), &limits(), FRESH_SEED) {
+            let record = pinion_protocol::sampling::SamplingRecord::from(admitted.sampling);
+            prop_assert!(pinion_protocol::Sampling::try_from(record).is_ok(), "{fields}");
+        }
+    }
+
+    /// Arbitrary bytes never panic.
+    #[test]
+    fn arbitrary_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = admit(Api::Chat, &bytes, &limits(), FRESH_SEED);
+    }
+}
