@@ -5,7 +5,8 @@
 //! in milliseconds. Compare figures of one run only: the machine's speed drifts.
 
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch, StepOutput, WarmUp, load,
+    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch, StepOutput, WarmUp,
+    load,
 };
 use std::path::Path;
 use std::time::Instant;
@@ -82,7 +83,9 @@ fn main() {
         }
     };
     let loaded = start.elapsed();
-    model.warm_up(&WarmUp { max_rows: MAX_ROWS, max_tokens: PREFILL }).expect("the warm-up's batches are well-formed");
+    model
+        .warm_up(&WarmUp { max_rows: MAX_ROWS, max_tokens: PREFILL })
+        .expect("the warm-up's batches are well-formed");
     println!("load {loaded:.2?}, warm-up {:.2?}, {:?}", start.elapsed() - loaded, model.info());
     for row_count in [1, 4, 8, 16, MAX_ROWS] {
         println!("decode b{row_count:<3} {}", time_steps(&mut *model, row_count, 1, CONTEXT, 40));

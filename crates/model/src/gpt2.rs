@@ -11,7 +11,9 @@ use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
 use crate::{Model, ModelInfo, WarmUp};
 use pinion_ops::attention::{Batch, CheckedBatch, Launch};
-use pinion_ops::tensor::{AttentionPlan, TensorError, attend_qkv, kind_of, set_threads};
+use pinion_ops::tensor::{
+    AttentionPlan, TensorError, attend_qkv, copy_to_f32, keep_freed_memory, kind_of, set_threads,
+};
 use pinion_ops::{Dtype, KernelLevel, KvPool, KvShape, supports_bf16};
 use std::path::Path;
 use tch::{Device, Tensor};
@@ -110,6 +112,7 @@ impl Gpt2 {
         kv_shape.blocks = block_count as usize;
 
         set_threads(options.threads);
+        keep_freed_memory();
         let _no_grad = tch::no_grad_guard();
         let weights = Gpt2Weights::read(folder, &shape, dtype, options)?;
         let pool = KvPool::new(kv_shape, dtype).map_err(|error| LoadError::Backend {
@@ -186,11 +189,7 @@ fn run(
     let last = hidden.f_index_select(0, &Tensor::f_from_slice(&arrays.sampled)?)?;
     let last = layers.norm(&last, &weights.norm_final)?;
     // [sampling rows, vocab]
-    let scores = weights.head.forward(&last)?.f_to_kind(tch::Kind::Float)?;
-    let count = scores.numel();
-    logits.resize(count, 0.0);
-    scores.f_copy_data(logits, count)?;
-    Ok(())
+    copy_to_f32(&weights.head.forward(&last)?, logits)
 }
 
 impl Layers {

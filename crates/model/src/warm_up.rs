@@ -4,10 +4,10 @@
 use crate::{Model, Row, SampleParams, StepBatch, StepError, StepOutput, WarmUp};
 
 /// Decode batches are warmed at these sizes and at the largest.
-const ROW_COUNTS: [u32; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64];
+const ROW_COUNTS: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
 
-/// Steps at each shape: oneDNN builds a primitive in the first and reuses it in the second.
-const REPEATS: u32 = 2;
+/// Prefill lengths warmed, besides the largest.
+const QUERY_LENGTHS: [u32; 2] = [16, 64];
 
 /// A batch of `row_count` rows that share the pool's blocks: only shapes matter here, not values.
 fn step(
@@ -39,10 +39,7 @@ fn step(
         })
         .collect();
     let batch = StepBatch { tokens: &tokens, positions: &positions, rows: &rows, blocks: &blocks };
-    for _ in 0..REPEATS {
-        model.step(&batch, out)?;
-    }
-    Ok(())
+    model.step(&batch, out)
 }
 
 /// Decode shapes up to `max_rows`, then prefill shapes up to `max_tokens`.
@@ -53,7 +50,7 @@ pub(crate) fn run_warm_up(model: &mut dyn Model, shapes: &WarmUp) -> Result<(), 
         step(model, row_count, 1, &mut out)?;
     }
     let max_tokens = shapes.max_tokens.min(model.info().max_context);
-    for query_len in [16, 64, 128, 256].into_iter().filter(|&len| len < max_tokens).chain([max_tokens]) {
+    for query_len in QUERY_LENGTHS.into_iter().filter(|&len| len < max_tokens).chain([max_tokens]) {
         step(model, 1, query_len, &mut out)?;
     }
     Ok(())

@@ -101,7 +101,10 @@ fn logits_equal_the_goldens() {
             for (index, case) in cases.iter().enumerate() {
                 let Some(want) = &case.logits_last else { continue };
                 let error = relative_error(&last_logits(&mut *model, &case.prompt), want);
-                assert!(error <= LOGIT_TOLERANCE, "{name} case {index}: relative error {error:e} with {options:?}");
+                assert!(
+                    error <= LOGIT_TOLERANCE,
+                    "{name} case {index}: relative error {error:e} with {options:?}"
+                );
             }
         }
     }
@@ -149,7 +152,10 @@ fn greedy_ids_of_a_staggered_batch_equal_the_goldens() {
             ] {
                 let ids = run(&mut *model, &requests(&cases, |index| index * 3 % 17), policy);
                 for (index, case) in cases.iter().enumerate() {
-                    assert_eq!(ids[index], case.greedy, "{name} case {index} with {policy:?} and {options:?}");
+                    assert_eq!(
+                        ids[index], case.greedy,
+                        "{name} case {index} with {policy:?} and {options:?}"
+                    );
                 }
             }
         }

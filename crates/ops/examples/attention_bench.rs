@@ -48,8 +48,12 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
     let query_start: Vec<u32> = (0..=seqs).map(|s| (s * workload.query) as u32).collect();
     let context_len = vec![workload.context as u32; seqs];
     let table_start: Vec<u32> = (0..seqs).map(|s| (s * table) as u32).collect();
-    let batch =
-        Batch { query_start: &query_start, context_len: &context_len, table_start: &table_start, blocks: &blocks };
+    let batch = Batch {
+        query_start: &query_start,
+        context_len: &context_len,
+        table_start: &table_start,
+        blocks: &blocks,
+    };
     let batch = batch.check(&shape).expect("a well-formed batch");
     let width = HEADS * HEAD_DIM;
     let q: Vec<T> = (0..batch.tokens() * width).map(|i| T::from_f32((i % 13) as f32 / 13.0)).collect();
@@ -61,7 +65,8 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
         let start = cpu_seconds(origin);
         for layer in 0..LAYERS {
             let q = Rows { data: &q, stride: width };
-            paged_attention(&mut pool, layer, &batch, q, &mut out, width, 0.125, launch).expect("operands fit");
+            paged_attention(&mut pool, layer, &batch, q, &mut out, width, 0.125, launch)
+                .expect("operands fit");
         }
         best = best.min(cpu_seconds(origin) - start);
     }

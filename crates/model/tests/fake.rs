@@ -1,0 +1,166 @@
+//! The fake model against its oracle, however its requests are cut, mixed, preempted or given cached prefixes.
+
+mod driver;
+
+use driver::{Policy, Request, run};
+use pinion_model::{
+    FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, SampleParams, StepBatch, StepError, StepOutput,
+    fake_token,
+};
+use proptest::prelude::*;
+use std::time::{Duration, Instant};
+
+const SHAPE: FakeShape =
+    FakeShape { vocab_size: 1000, max_context: 512, eos: Some(7), block_size: 4, block_count: 2048 };
+
+fn oracle(prompt: &[u32], count: usize) -> Vec<u32> {
+    (0..count as u64).map(|index| fake_token(prompt, index, SHAPE.vocab_size, SHAPE.eos)).collect()
+}
+
+proptest! {
+    #[test]
+    fn tokens_are_in_the_vocabulary_and_never_eos(
+        prompt in prop::collection::vec(any::<u32>(), 0..20), index: u64, vocab in 2u32..70_000, eos: Option<u32>,
+    ) {
+        let token = fake_token(&prompt, index, vocab, eos);
+        prop_assert!(token < vocab);
+        prop_assert_ne!(Some(token), eos);
+    }
+
+    #[test]
+    fn any_schedule_gives_the_oracles_tokens(
+        requests in prop::collection::vec((prop::collection::vec(0u32..1000, 1..60), 1usize..40, 0usize..30), 1..12),
+        chunk in 1usize..70,
+        preempt in any::<bool>(),
+    ) {
+        let requests: Vec<Request> = requests
+            .into_iter()
+            .map(|(prompt, output_len, arrival)| Request { prompt, output_len, arrival, params: SampleParams::GREEDY })
+            .collect();
+        let mut model = FakeModel::new(SHAPE, FakeTiming::default());
+        let preempt_at: &[usize] = if preempt { &[3, 4, 5, 9, 13, 20] } else { &[] };
+        let ids = run(&mut model, &requests, Policy { chunk, preempt_at });
+        for (request, ids) in requests.iter().zip(ids) {
+            prop_assert_eq!(ids, oracle(&request.prompt, request.output_len));
+        }
+    }
+}
+
+/// One row whose query starts at `cached`, over `blocks`.
+fn step(model: &mut FakeModel, ids: &[u32], cached: usize, prompt_len: usize, blocks: &[u32]) -> RowOutcome {
+    let positions: Vec<u32> = (cached as u32..ids.len() as u32).collect();
+    let row = Row {
+        slot: 0,
+        query_start: 0,
+        query_len: (ids.len() - cached) as u32,
+        context_len: ids.len() as u32,
+        prompt_len: prompt_len as u32,
+        blocks_start: 0,
+        blocks_len: blocks.len() as u32,
+        sample: Some(SampleParams::GREEDY),
+    };
+    let batch = StepBatch { tokens: &ids[cached..], positions: &positions, rows: &[row], blocks };
+    let mut out = StepOutput::default();
+    model.step(&batch, &mut out).unwrap();
+    let mut logits = Vec::new();
+    model.logits(&batch, &mut logits).unwrap();
+    let hottest = logits.iter().position(|&logit| logit == 1.0).unwrap();
+    assert_eq!(out.token(0), Some(hottest as u32), "step and logits agree");
+    out.rows[0]
+}
+
+/// A prefix-cache hit feeds only the rest of the prompt; blocks of the shared prefix come from another request.
+#[test]
+fn a_cached_prefix_counts_as_fed() {
+    let mut model = FakeModel::new(SHAPE, FakeTiming::default());
+    let shared: Vec<u32> = (10..18).collect();
+    step(&mut model, &shared, 0, 8, &[5, 6]);
+    let mut prompt = shared.clone();
+    prompt.extend([99, 98, 97]);
+    assert_eq!(step(&mut model, &prompt, 8, 11, &[5, 6, 9]), RowOutcome::Token(oracle(&prompt, 1)[0]));
+    // A wrong block in the table shows.
+    assert_ne!(step(&mut model, &prompt, 8, 11, &[5, 7, 9]), RowOutcome::Token(oracle(&prompt, 1)[0]));
+}
+
+/// A block that held another request's generated tokens serves as prompt of a next turn.
+#[test]
+fn generated_tokens_can_become_a_prompt() {
+    let mut model = FakeModel::new(SHAPE, FakeTiming::default());
+    let prompt = [1, 2, 3];
+    let mut ids = prompt.to_vec();
+    for index in 0..5 {
+        let outcome = step(&mut model, &ids, if index == 0 { 0 } else { ids.len() - 1 }, 3, &[0, 1]);
+        let token = oracle(&prompt, 6)[index];
+        assert_eq!(outcome, RowOutcome::Token(token));
+        ids.push(token);
+    }
+    step(&mut model, &ids, ids.len() - 1, 3, &[0, 1]);
+    ids.extend([50, 51]);
+    // 8 of the 10 tokens are cached; all 10 are prompt now.
+    assert_eq!(step(&mut model, &ids, 8, 10, &[0, 1, 2]), RowOutcome::Token(oracle(&ids, 1)[0]));
+}
+
+#[test]
+fn malformed_batches_are_errors_and_name_the_row() {
+    let good = Row {
+        slot: 0,
+        query_start: 0,
+        query_len: 2,
+        context_len: 5,
+        prompt_len: 5,
+        blocks_start: 0,
+        blocks_len: 2,
+        sample: None,
+    };
+    let mut model = FakeModel::new(FakeShape { block_count: 4, ..SHAPE }, FakeTiming::default());
+    let mut step = |tokens: &[u32], positions: &[u32], row: Row, blocks: &[u32]| {
+        let mut out = StepOutput::default();
+        model.step(&StepBatch { tokens, positions, rows: &[row], blocks }, &mut out).map(|()| out.rows)
+    };
+    assert_eq!(step(&[1, 2], &[3, 4], good, &[0, 3]), Ok(vec![RowOutcome::None]));
+    let bad = [
+        step(&[1], &[3, 4], good, &[0, 3]),
+        step(&[1, 2], &[2, 3], good, &[0, 3]),
+        step(&[1, 2, 3], &[3, 4, 5], good, &[0, 3]),
+        step(&[1, 1000], &[3, 4], good, &[0, 3]),
+        step(&[1, 2], &[3, 4], good, &[0, 4]),
+        step(&[1, 2], &[3, 4], good, &[0]),
+        step(&[1, 2], &[3, 4], Row { blocks_len: 1, ..good }, &[0, 3]),
+        step(&[1, 2], &[3, 4], Row { query_start: 1, ..good }, &[0, 3]),
+        step(&[1, 2], &[3, 4], Row { query_len: 0, ..good }, &[0, 3]),
+        step(&[1, 2], &[3, 4], Row { query_len: 3, ..good }, &[0, 3]),
+        step(&[1, 2], &[3, 4], Row { context_len: 1, ..good }, &[0, 3]),
+        step(&[1, 2], &[3, 4], Row { context_len: 513, ..good }, &[0, 3]),
+    ];
+    for (index, result) in bad.into_iter().enumerate() {
+        assert!(matches!(result, Err(StepError::BadBatch { .. })), "case {index}: {result:?}");
+    }
+}
+
+#[test]
+fn programmed_times_are_kept() {
+    let timing = FakeTiming { step_us: 3_000.0, prefill_us_per_token: 500.0 };
+    let mut model = FakeModel::new(SHAPE, timing);
+    let ids: Vec<u32> = (0..10).collect();
+    let row = |query_len: u32| Row {
+        slot: 0,
+        query_start: 0,
+        query_len,
+        context_len: 10,
+        prompt_len: 9,
+        blocks_start: 0,
+        blocks_len: 3,
+        sample: None,
+    };
+    let positions: Vec<u32> = (0..10).collect();
+    let mut time = |query_len: u32| {
+        let first = 10 - query_len as usize;
+        let (tokens, positions) = (&ids[first..], &positions[first..]);
+        let batch = StepBatch { tokens, positions, rows: &[row(query_len)], blocks: &[0, 1, 2] };
+        let start = Instant::now();
+        model.step(&batch, &mut StepOutput::default()).unwrap();
+        start.elapsed()
+    };
+    assert!(time(10) >= Duration::from_millis(8));
+    assert!(time(1) >= Duration::from_millis(3));
+}

@@ -1,0 +1,87 @@
+//! Prepacked linears against plain ones, and the tensor helpers.
+
+#![cfg(feature = "torch")]
+
+use pinion_ops::LinearKind;
+use pinion_ops::linear::{Activation, Linear};
+use pinion_ops::tensor::{copy_to_f32, set_threads, tensor_from_bytes};
+use tch::{Device, Kind, Tensor};
+
+/// Largest difference relative to the largest value.
+fn distance(a: &Tensor, b: &Tensor) -> f64 {
+    let (a, b) = (a.to_kind(Kind::Float), b.to_kind(Kind::Float));
+    let largest = b.abs().max().double_value(&[]).max(1e-9);
+    (a - b).abs().max().double_value(&[]) / largest
+}
+
+#[test]
+fn packed_equals_plain() {
+    set_threads(1);
+    tch::manual_seed(11);
+    for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1.0 / 64.0)] {
+        for (rows, inner, outer) in
+            [(1, 8, 3), (1, 40, 120), (4, 64, 257), (7, 96, 288), (33, 112, 40), (256, 64, 64)]
+        {
+            for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
+                for with_bias in [true, false] {
+                    let make = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu));
+                    let (x, weight, bias) = (make(&[rows, inner]), make(&[outer, inner]), make(&[outer]));
+                    let bias = with_bias.then_some(&bias);
+                    let packed = Linear::new(&weight, bias, activation, LinearKind::Packed).unwrap();
+                    let plain = Linear::new(&weight, bias, activation, LinearKind::Plain).unwrap();
+                    let case = format!("{kind:?} {rows}x{inner}x{outer} {activation:?} bias {with_bias}");
+                    let (have, want) = (packed.forward(&x).unwrap(), plain.forward(&x).unwrap());
+                    assert_eq!(have.size(), [rows, outer], "{case}");
+                    assert!(distance(&have, &want) <= tolerance, "{case}: {}", distance(&have, &want));
+                    if activation == Activation::None {
+                        let residual = make(&[rows, outer]);
+                        let have = packed.forward_add(&x, &residual).unwrap();
+                        let want = plain.forward_add(&x, &residual).unwrap();
+                        assert!(distance(&have, &want) <= tolerance, "{case} with a residual");
+                        let sum = plain.forward(&x).unwrap() + &residual;
+                        assert!(distance(&want, &sum) <= tolerance, "{case}: the residual is added");
+                    } else {
+                        assert!(packed.forward_add(&x, &want).is_err(), "{case}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn faults_come_back_as_messages() {
+    let float = (Kind::Float, Device::Cpu);
+    let weight = Tensor::zeros([4, 8], float);
+    let packed = Linear::new(&weight, None, Activation::None, LinearKind::Packed).unwrap();
+    for x in [
+        Tensor::zeros([2, 7], float),
+        Tensor::zeros([8], float),
+        Tensor::zeros([2, 8], (Kind::Int64, Device::Cpu)),
+    ] {
+        assert!(packed.forward(&x).is_err());
+    }
+    // Reaches the C++ side: an f32 weight does not take bf16 activations.
+    let mixed = packed.forward(&Tensor::zeros([2, 8], (Kind::BFloat16, Device::Cpu))).unwrap_err();
+    assert!(!mixed.message.is_empty(), "{mixed}");
+    assert!(Linear::new(&Tensor::zeros([4], float), None, Activation::None, LinearKind::Packed).is_err());
+}
+
+#[test]
+fn tensors_from_bytes_and_back() {
+    let values = [1.0f32, -2.5, 3.25e-3, f32::INFINITY, 0.0, -0.0];
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let tensor = tensor_from_bytes(&bytes, &[2, 3], Kind::Float).unwrap();
+    let mut out = Vec::new();
+    copy_to_f32(&tensor, &mut out).unwrap();
+    assert_eq!(out, values);
+    let half = tensor.to_kind(Kind::BFloat16);
+    copy_to_f32(&half, &mut out).unwrap();
+    let want: Vec<f32> = values.iter().map(|&value| half::bf16::from_f32(value).to_f32()).collect();
+    assert_eq!(out, want);
+    assert!(copy_to_f32(&half.transpose(0, 1), &mut out).is_err());
+    assert!(copy_to_f32(&tensor.to_kind(Kind::Int64), &mut out).is_err());
+    assert!(tensor_from_bytes(&bytes, &[2, 4], Kind::Float).is_err());
+    assert!(tensor_from_bytes(&bytes, &[-2, -3], Kind::Float).is_err());
+    assert!(tensor_from_bytes(&bytes, &[i64::MAX, 3], Kind::Float).is_err());
+}
