@@ -1,5 +1,8 @@
 //! Stop strings, found wherever tokens and chunks happen to be cut.
 
+/// Bytes of a piece of text for which room is made beforehand; longer ones are taken too.
+const PIECE_BYTES: usize = 256;
+
 /// Watches one text for its stop strings.
 ///
 /// The text ends where the first occurrence *begins*, counted over the whole text: the result depends only
@@ -30,7 +33,10 @@ impl StopMatcher {
     pub fn new(stops: impl IntoIterator<Item = impl Into<Box<str>>>) -> StopMatcher {
         let stops: Vec<Box<str>> =
             stops.into_iter().map(Into::into).filter(|stop| !stop.is_empty()).collect();
-        StopMatcher { stops, held: String::new(), stopped: false }
+        // Room for what is held back and one long piece more, so that pushing does not allocate.
+        let longest = stops.iter().map(|stop| stop.len()).max();
+        let held = longest.map_or(String::new(), |longest| String::with_capacity(longest + PIECE_BYTES));
+        StopMatcher { stops, held, stopped: false }
     }
 
     /// Takes the next piece of text and appends to `out` what may be sent. True once a stop string has been

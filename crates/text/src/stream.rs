@@ -47,16 +47,6 @@ impl TextStream {
         self.tail.push(bytes, out);
     }
 
-    /// Takes tokens whose text has been sent before: they move the state and give no text. `scratch` is
-    /// overwritten. A character that they leave unfinished is completed by what follows.
-    pub fn resume(&mut self, codec: &TextCodec, tokens: &[u32], scratch: &mut String) {
-        for &token in tokens {
-            scratch.clear();
-            self.push(codec, token, scratch);
-        }
-        scratch.clear();
-    }
-
     /// Ends the text: appends what is still held back, as the decode of the whole shows it.
     pub fn finish(&mut self, codec: &TextCodec, out: &mut String) {
         self.tail.finish(out);

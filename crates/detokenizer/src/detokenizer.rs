@@ -1,0 +1,215 @@
+//! The state of every stream, and what a record does to it.
+//!
+//! A state is freed when its last event arrives, when its frontend is replaced, or when its slot has moved
+//! on ([`Detokenizer::sweep`]), so nothing leaks whoever dies. In the steady state a token costs no
+//! allocation: streams are looked up by slot, and text and records go through buffers that keep their size.
+
+use crate::outgoing::Outgoing;
+use crate::stream::{Progress, Stream};
+use pinion_protocol::detokenizer_inbox::{EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, decode_step, kind};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED};
+use pinion_protocol::names::Stage;
+use pinion_protocol::{Malformed, RequestId};
+use pinion_shm::slots::{Slot, SlotTable};
+use pinion_text::TextCodec;
+
+/// Totals since the start, and the states held now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Events and openings dropped because their request is over.
+    pub stale: u64,
+    /// Deltas made.
+    pub deltas: u64,
+    /// Streams with a state.
+    pub states: u64,
+}
+
+/// The role without its links.
+pub struct Detokenizer {
+    codec: TextCodec,
+    eos: Option<u32>,
+    record_bytes_max: usize,
+    /// By frontend.
+    tables: Vec<SlotTable>,
+    /// By frontend, then slot; grows to the largest slot used.
+    streams: Vec<Vec<Option<Stream>>>,
+    /// By frontend.
+    outgoing: Vec<Outgoing>,
+    counts: Counts,
+    piece: String,
+    text: String,
+}
+
+impl Detokenizer {
+    /// No streams yet. `tables` are the frontends' slot tables in order; `eos` is the id that shows no text;
+    /// a delta record has at most `record_bytes_max` bytes unless a single delta is larger.
+    pub fn new(
+        codec: TextCodec,
+        eos: Option<u32>,
+        tables: Vec<SlotTable>,
+        record_bytes_max: usize,
+    ) -> Detokenizer {
+        Detokenizer {
+            codec,
+            eos,
+            record_bytes_max,
+            streams: tables.iter().map(|_| Vec::new()).collect(),
+            outgoing: tables.iter().map(|_| Outgoing::default()).collect(),
+            tables,
+            counts: Counts::default(),
+            piece: String::new(),
+            text: String::new(),
+        }
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// A record from frontend `from`: a stream begins. A slot's earlier stream ends without a word.
+    pub fn open(&mut self, from: u16, record_kind: u16, payload: &[u8]) -> Result<(), Malformed> {
+        if record_kind != kind::OPEN {
+            return Err(Malformed("kind of a record from a frontend"));
+        }
+        let open = Open::decode(payload)?;
+        let id = open.id;
+        let slots = self.tables.get(usize::from(from)).map_or(0, SlotTable::len);
+        if id.frontend != from || usize::from(id.slot) >= slots {
+            return Err(Malformed("request of an opening"));
+        }
+        if self.current_slot(id).is_none() {
+            self.counts.stale += 1;
+            return Ok(());
+        }
+        let stream = Stream::new(open, &self.codec, self.eos, &mut self.piece, &mut self.text);
+        let streams = &mut self.streams[usize::from(from)];
+        let slot = usize::from(id.slot);
+        if streams.len() <= slot {
+            streams.resize_with(slot + 1, || None);
+        }
+        if streams[slot].replace(stream).is_none() {
+            self.counts.states += 1;
+        }
+        Ok(())
+    }
+
+    /// A record from an engine, taken at `now_ns`: one event per sequence of a step. What it gives is in
+    /// [`Detokenizer::records`] afterwards.
+    pub fn step(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) -> Result<(), Malformed> {
+        if record_kind != kind::STEP {
+            return Err(Malformed("kind of a record from an engine"));
+        }
+        let (_, events) = decode_step(payload)?;
+        for event in events {
+            self.event(event, now_ns);
+        }
+        self.outgoing.iter_mut().for_each(Outgoing::close);
+        Ok(())
+    }
+
+    fn event(&mut self, event: TokenEvent, now_ns: u64) {
+        let id = event.id;
+        let Some(stream) = stream_of(&mut self.streams, id) else {
+            self.counts.stale += 1;
+            return;
+        };
+        self.text.clear();
+        let sequence = if event.flags & EVENT_TOKEN != 0 { event.sequence } else { stream.next_sequence };
+        let flags = stream.advance(&self.codec, &event, &mut self.piece, &mut self.text);
+        let is_first_text = !self.text.is_empty() && !std::mem::replace(&mut stream.has_text, true);
+        if event.flags & EVENT_LAST != 0 {
+            self.streams[usize::from(id.frontend)][usize::from(id.slot)] = None;
+            self.counts.states -= 1;
+        }
+        let Some(flags) = flags else { return };
+        self.counts.deltas += 1;
+        let ids: &[u32] = if event.flags & EVENT_TOKEN != 0 { &[event.token] } else { &[] };
+        let outgoing = &mut self.outgoing[usize::from(id.frontend)];
+        outgoing.put(id, sequence, ids, &self.text, flags, self.record_bytes_max);
+        self.mark_slot(id, is_first_text, flags, now_ns);
+    }
+
+    /// Stamps the timeline, and lets the engine see a stop string by one store. A slot that has moved on is
+    /// left alone.
+    fn mark_slot(&self, id: RequestId, is_first_text: bool, flags: u32, now_ns: u64) {
+        if !is_first_text && flags == 0 {
+            return;
+        }
+        let Some(slot) = self.current_slot(id) else { return };
+        if is_first_text {
+            slot.stamp(Stage::FirstText as usize, now_ns);
+        }
+        if flags & DELTA_LAST != 0 {
+            slot.stamp(Stage::LastText as usize, now_ns);
+        }
+        if flags & DELTA_STOPPED != 0 {
+            slot.stop(id.generation);
+        }
+    }
+
+    /// The delta records made since the last [`Detokenizer::clear`], for frontend `frontend`.
+    pub fn records(&self, frontend: u16) -> impl Iterator<Item = &[u8]> {
+        self.outgoing.get(usize::from(frontend)).into_iter().flat_map(Outgoing::records)
+    }
+
+    /// Forgets the records, which have been sent.
+    pub fn clear(&mut self) {
+        self.outgoing.iter_mut().for_each(Outgoing::clear);
+    }
+
+    /// The frontend did not take a record: its text has a hole, so every request that it has here is
+    /// cancelled. Their ends are still sent when the engine says so.
+    pub fn abandon(&mut self, frontend: u16) {
+        let Some(streams) = self.streams.get_mut(usize::from(frontend)) else { return };
+        for stream in streams.iter_mut().flatten().filter(|stream| stream.progress == Progress::Flowing) {
+            stream.progress = Progress::Lost;
+            if let Some(slot) = self.tables[usize::from(frontend)].slot(usize::from(stream.id.slot)) {
+                slot.cancel(stream.id.generation);
+            }
+        }
+    }
+
+    /// A frontend has a fresh slot table: everything of its predecessor is gone.
+    pub fn replace_slots(&mut self, frontend: u16, table: SlotTable) {
+        let index = usize::from(frontend);
+        let Some(place) = self.tables.get_mut(index) else { return };
+        *place = table;
+        self.counts.states -= self.streams[index].iter().flatten().count() as u64;
+        self.streams[index].clear();
+        self.outgoing[index].clear();
+    }
+
+    /// Frees the states whose slot is closed or has another request: the frontend gave them up, and no last
+    /// event may ever come.
+    pub fn sweep(&mut self) {
+        if self.counts.states == 0 {
+            return;
+        }
+        for (streams, table) in self.streams.iter_mut().zip(&self.tables) {
+            for place in streams {
+                if place.as_ref().is_some_and(|stream| current_slot(table, stream.id).is_none()) {
+                    *place = None;
+                    self.counts.states -= 1;
+                }
+            }
+        }
+    }
+
+    fn current_slot(&self, id: RequestId) -> Option<Slot<'_>> {
+        current_slot(self.tables.get(usize::from(id.frontend))?, id)
+    }
+}
+
+/// The slot of `id` if it still holds that request.
+fn current_slot(table: &SlotTable, id: RequestId) -> Option<Slot<'_>> {
+    let slot = table.slot(usize::from(id.slot))?;
+    let state = slot.state();
+    (state.live && state.generation == id.generation).then_some(slot)
+}
+
+/// The stream of this request, if it has a state.
+fn stream_of(streams: &mut [Vec<Option<Stream>>], id: RequestId) -> Option<&mut Stream> {
+    let stream = streams.get_mut(usize::from(id.frontend))?.get_mut(usize::from(id.slot))?.as_mut()?;
+    (stream.id == id).then_some(stream)
+}

@@ -1,0 +1,186 @@
+//! The loop: openings first, then the engine's steps, then the records out.
+
+use crate::detokenizer::{Counts, Detokenizer};
+use pinion_protocol::frontend_inbox::kind::DELTAS;
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Malformed, Peer, Role};
+use pinion_shm::clock;
+use pinion_shm::slots::SlotTable;
+use pinion_worker::{ControlEvent, Inbox, Links, Session};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Step records taken from one engine before the others, and the control channel, have their turn.
+const STEPS_PER_TURN: usize = 16;
+/// How long to sleep when there is nothing to do; a record ends the sleep at once.
+const IDLE_WAIT: Duration = Duration::from_millis(100);
+/// How long to sleep while a frontend's ring is full.
+const BACKLOG_WAIT: Duration = Duration::from_millis(1);
+/// Streams that were given up are looked for this often, in ns.
+const SWEEP_INTERVAL_NS: u64 = 200_000_000;
+
+/// The slot tables of all frontends, in order.
+pub fn slot_tables(session: &Session) -> Vec<SlotTable> {
+    (0..session.config.frontends).map_while(|index| session.links.slot_table(index).cloned()).collect()
+}
+
+/// Largest delta record that every frontend's ring takes.
+pub fn record_bytes_max(session: &Session) -> usize {
+    let edges = session.topology.edges.iter().filter(|e| e.from == session.me && e.to.role == Role::Frontend);
+    edges.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0)
+}
+
+/// Serves until the launcher says stop.
+pub fn serve(session: Session, detokenizer: Detokenizer) -> ExitCode {
+    Server { session, detokenizer, step: Vec::new(), reported: Counts::default(), swept_ns: 0 }.run()
+}
+
+struct Server {
+    session: Session,
+    detokenizer: Detokenizer,
+    /// The step record at hand, copied out of its inbox so that the frontends' inboxes can be read first.
+    step: Vec<u8>,
+    /// What the status page says.
+    reported: Counts,
+    swept_ns: u64,
+}
+
+impl Server {
+    fn run(mut self) -> ExitCode {
+        loop {
+            while let Some(event) = self.session.control() {
+                if let ControlEvent::Stop = event {
+                    return self.session.stop();
+                }
+                self.take_event(event);
+            }
+            let taken = self.take_turn();
+            self.session.links.publish();
+            self.report();
+            let now_ns = clock::now_ns();
+            if now_ns.saturating_sub(self.swept_ns) >= SWEEP_INTERVAL_NS {
+                self.swept_ns = now_ns;
+                self.detokenizer.sweep();
+            }
+            if !taken {
+                let backlog = self.session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
+                self.session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
+            }
+        }
+    }
+
+    fn take_event(&mut self, event: ControlEvent) {
+        match event {
+            // Open streams go on; the launcher stops this role after the frontends.
+            ControlEvent::Drain { .. } => self.session.draining(),
+            ControlEvent::InboxReplaced { from, mut old } if from.role == Role::Engine => {
+                // The engine died. What it still said is delivered; the frontends end its requests and
+                // close their slots, and the sweep frees the states then.
+                self.take_openings();
+                while self.take_step(&mut old) {}
+                self.detokenizer.sweep();
+            }
+            ControlEvent::SlotsReplaced { frontend } => {
+                if let Some(table) = self.session.links.slot_table(frontend) {
+                    self.detokenizer.replace_slots(frontend, table.clone());
+                }
+            }
+            ControlEvent::InboxReplaced { .. }
+            | ControlEvent::OutboxReplaced { .. }
+            | ControlEvent::PeerLost(_)
+            | ControlEvent::PeerReady(_)
+            | ControlEvent::Open
+            | ControlEvent::Stop => {}
+        }
+    }
+
+    /// Openings, then a bounded number of steps from each engine. False if there was nothing.
+    fn take_turn(&mut self) -> bool {
+        let mut taken = self.take_openings();
+        for index in 0..self.session.links.inboxes.len() {
+            if self.session.links.inboxes[index].from.role != Role::Engine {
+                continue;
+            }
+            for _ in 0..STEPS_PER_TURN {
+                let inbox = &mut self.session.links.inboxes[index];
+                let Some(record_kind) = copy_record(inbox, &mut self.step) else { break };
+                let from = inbox.from;
+                taken = true;
+                // The opening of a stream was published before its first event was, so it is visible now
+                // even if it was not when the turn began.
+                self.take_openings();
+                self.handle_step(from, record_kind);
+            }
+        }
+        taken
+    }
+
+    /// Everything that waits in the frontends' rings. False if nothing did.
+    fn take_openings(&mut self) -> bool {
+        let mut taken = false;
+        for inbox in self.session.links.inboxes.iter_mut().filter(|inbox| inbox.from.role == Role::Frontend) {
+            let from = inbox.from;
+            while let Some(record) = inbox.next() {
+                taken = true;
+                if let Err(error) = self.detokenizer.open(from.index, record.kind, record.payload) {
+                    malformed(&self.session.status, from, error);
+                }
+            }
+        }
+        taken
+    }
+
+    fn take_step(&mut self, inbox: &mut Inbox) -> bool {
+        let Some(record_kind) = copy_record(inbox, &mut self.step) else { return false };
+        self.handle_step(inbox.from, record_kind);
+        true
+    }
+
+    fn handle_step(&mut self, from: Peer, record_kind: u16) {
+        if let Err(error) = self.detokenizer.step(record_kind, &self.step, clock::now_ns()) {
+            malformed(&self.session.status, from, error);
+        }
+        for frontend in 0..self.session.config.frontends {
+            if !send_records(&mut self.session.links, &self.detokenizer, frontend) {
+                tracing::error!(frontend, "frontend has stopped reading; its requests are cancelled");
+                self.detokenizer.abandon(frontend);
+            }
+        }
+        self.detokenizer.clear();
+        self.session.links.publish();
+    }
+
+    fn report(&mut self) {
+        let counts = self.detokenizer.counts();
+        if counts != self.reported {
+            let status = &self.session.status;
+            status.add(Gauge::StaleRecords as usize, counts.stale - self.reported.stale);
+            status.set(Gauge::Deltas as usize, counts.deltas);
+            status.set(Gauge::DecodeStates as usize, counts.states);
+            self.reported = counts;
+        }
+    }
+}
+
+/// Copies the inbox's next record into `payload` and gives its kind.
+fn copy_record(inbox: &mut Inbox, payload: &mut Vec<u8>) -> Option<u16> {
+    let record = inbox.next()?;
+    payload.clear();
+    payload.extend_from_slice(record.payload);
+    Some(record.kind)
+}
+
+/// Stages the frontend's records. False if its backlog is over the bound.
+fn send_records(links: &mut Links, detokenizer: &Detokenizer, frontend: u16) -> bool {
+    let Some(outbox) = links.outbox(Peer::new(Role::Frontend, frontend)) else { return true };
+    let mut delivered = true;
+    for record in detokenizer.records(frontend) {
+        delivered &= outbox.send(DELTAS, record).is_ok();
+    }
+    delivered
+}
+
+fn malformed(status: &pinion_shm::page::Page, from: Peer, error: Malformed) {
+    status.add(Gauge::MalformedRecords as usize, 1);
+    tracing::error!(%from, %error, "dropped a record");
+}

@@ -1,0 +1,99 @@
+//! What one request's text needs: decode state, stop strings, position.
+
+use pinion_protocol::RequestId;
+use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED};
+use pinion_text::{StopMatcher, TextCodec, TextStream};
+
+/// How far a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Text goes to the frontend.
+    Flowing,
+    /// A stop string was found and the last delta sent; the engine's remaining events are ignored.
+    Stopped,
+    /// A delta could not be delivered: the request is cancelled, and only its end is still sent.
+    Lost,
+}
+
+/// One request's state, from its opening to its last event.
+pub(crate) struct Stream {
+    pub(crate) id: RequestId,
+    pub(crate) progress: Progress,
+    /// Sequence number of the next token.
+    pub(crate) next_sequence: u32,
+    /// Whether any text was sent.
+    pub(crate) has_text: bool,
+    text: TextStream,
+    stop: StopMatcher,
+}
+
+impl Stream {
+    /// The state after the tokens that `open` resumes. Their text was sent before the restart, except what
+    /// was held back then and is held back again now. `piece` and `text` are overwritten.
+    pub(crate) fn new(
+        open: Open,
+        codec: &TextCodec,
+        eos: Option<u32>,
+        piece: &mut String,
+        text: &mut String,
+    ) -> Stream {
+        let mut stream = Stream {
+            id: open.id,
+            progress: Progress::Flowing,
+            next_sequence: open.resume.len() as u32,
+            has_text: false,
+            text: TextStream::new(codec),
+            stop: StopMatcher::new(open.stop),
+        };
+        for token in open.resume {
+            text.clear();
+            if Some(token) != eos && stream.push(codec, token, piece, text) {
+                break;
+            }
+        }
+        stream
+    }
+
+    /// Appends to `text` what the event gives. The flags of the delta to send, or `None` if nothing is sent
+    /// any more. `piece` is overwritten.
+    pub(crate) fn advance(
+        &mut self,
+        codec: &TextCodec,
+        event: &TokenEvent,
+        piece: &mut String,
+        text: &mut String,
+    ) -> Option<u32> {
+        let (has_token, last) = (event.flags & EVENT_TOKEN != 0, event.flags & EVENT_LAST != 0);
+        if has_token {
+            self.next_sequence = event.sequence.wrapping_add(1);
+        }
+        match self.progress {
+            Progress::Stopped => return None,
+            Progress::Lost => return last.then_some(DELTA_LAST),
+            Progress::Flowing => {}
+        }
+        let shows = has_token && event.flags & EVENT_EOS == 0;
+        let stopped = (shows && self.push(codec, event.token, piece, text))
+            || (last && self.finish(codec, piece, text));
+        if stopped {
+            self.progress = Progress::Stopped;
+            return Some(DELTA_LAST | DELTA_STOPPED);
+        }
+        Some(if last { DELTA_LAST } else { 0 })
+    }
+
+    /// True if a stop string was found.
+    fn push(&mut self, codec: &TextCodec, token: u32, piece: &mut String, text: &mut String) -> bool {
+        piece.clear();
+        self.text.push(codec, token, piece);
+        self.stop.push(piece, text)
+    }
+
+    /// Appends what was held back; true if a stop string was found after all.
+    fn finish(&mut self, codec: &TextCodec, piece: &mut String, text: &mut String) -> bool {
+        piece.clear();
+        self.text.finish(codec, piece);
+        self.stop.push(piece, text) || self.stop.finish(text)
+    }
+}

@@ -1,0 +1,345 @@
+//! Records in, records out: many streams at once against the decode of the whole and a naive stop search.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
+
+use pinion_detokenizer::Detokenizer;
+use pinion_protocol::RequestId;
+use pinion_protocol::detokenizer_inbox::{
+    EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, encode_step, kind,
+};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, deltas};
+use pinion_protocol::names::Stage;
+use pinion_shm::slots::SlotTable;
+use pinion_text::{TextCodec, byte_tokenizer_json};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::LazyLock;
+
+const SLOTS: usize = 8;
+const EOS: u32 = 256;
+const RECORD_BYTES_MAX: usize = 4096;
+
+fn codec() -> TextCodec {
+    TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("tokenizer.json")).unwrap()
+}
+
+/// What a frontend has received for one request.
+#[derive(Debug, Default, PartialEq)]
+struct Received {
+    text: String,
+    ids: Vec<u32>,
+    next_sequence: u32,
+    last: bool,
+    stopped: bool,
+}
+
+/// A detokenizer between an engine and its frontends.
+struct Bench {
+    detokenizer: Detokenizer,
+    tables: Vec<SlotTable>,
+    received: BTreeMap<RequestId, Received>,
+    now_ns: u64,
+}
+
+impl Bench {
+    fn new(frontends: usize, record_bytes_max: usize) -> Bench {
+        let tables: Vec<SlotTable> =
+            (0..frontends).map(|_| SlotTable::create(1, 1, SLOTS).unwrap()).collect();
+        let detokenizer = Detokenizer::new(codec(), Some(EOS), tables.clone(), record_bytes_max);
+        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0 }
+    }
+
+    /// Takes a slot and opens a stream in it.
+    fn open(&mut self, frontend: u16, slot: u16, stop: &[&str], resume: &[u32]) -> RequestId {
+        let generation = self.tables[usize::from(frontend)].slot(usize::from(slot)).unwrap().open();
+        let id = RequestId { frontend, slot, generation };
+        self.open_as(id, stop, resume);
+        self.received.insert(id, Received { next_sequence: resume.len() as u32, ..Received::default() });
+        id
+    }
+
+    fn open_as(&mut self, id: RequestId, stop: &[&str], resume: &[u32]) {
+        let stop = stop.iter().map(|&s| s.to_owned()).collect();
+        let mut payload = Vec::new();
+        Open { id, stop, resume: resume.to_vec() }.encode(&mut payload);
+        self.detokenizer.open(id.frontend, kind::OPEN, &payload).unwrap();
+    }
+
+    /// One step; takes the deltas as a frontend would. Gives the number of records.
+    fn step(&mut self, events: &[TokenEvent]) -> usize {
+        self.now_ns += 1000;
+        let mut payload = Vec::new();
+        encode_step(&mut payload, 1, self.now_ns, events);
+        self.detokenizer.step(kind::STEP, &payload, self.now_ns).unwrap();
+        let mut records = 0;
+        for frontend in 0..self.tables.len() as u16 {
+            for record in self.detokenizer.records(frontend) {
+                records += 1;
+                for delta in deltas(record).map(Result::unwrap) {
+                    let id = delta.header.id;
+                    assert_eq!(id.frontend, frontend);
+                    let received = self.received.get_mut(&id).unwrap();
+                    assert!(!received.last, "a delta after the last one: {delta:?}");
+                    assert_eq!(delta.header.first_sequence, received.next_sequence);
+                    received.next_sequence += delta.header.token_count;
+                    received.ids.extend(delta.ids());
+                    received.text.push_str(delta.text);
+                    received.last = delta.header.flags & DELTA_LAST != 0;
+                    received.stopped = delta.header.flags & DELTA_STOPPED != 0;
+                }
+            }
+        }
+        self.detokenizer.clear();
+        records
+    }
+
+    fn slot_state(&self, id: RequestId) -> pinion_shm::slots::SlotState {
+        self.tables[usize::from(id.frontend)].slot(usize::from(id.slot)).unwrap().state()
+    }
+
+    fn stamped(&self, id: RequestId, stage: Stage) -> u64 {
+        self.tables[usize::from(id.frontend)].slot(usize::from(id.slot)).unwrap().stamped(stage as usize)
+    }
+}
+
+fn event(id: RequestId, token: u32, sequence: u32, flags: u32) -> TokenEvent {
+    TokenEvent { id, token, sequence, flags: EVENT_TOKEN | flags, logprob_index: 0 }
+}
+
+/// The end of a cancelled request: no token.
+fn end(id: RequestId) -> TokenEvent {
+    TokenEvent { id, token: 0, sequence: 0, flags: EVENT_LAST, logprob_index: 0 }
+}
+
+/// Text up to the first stop string, and whether there is one.
+fn oracle(ids: &[u32], stops: &[String]) -> (String, bool) {
+    static CODEC: LazyLock<TextCodec> = LazyLock::new(codec);
+    let text = CODEC.decode_all(ids);
+    match stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+        Some(cut) => (text[..cut].to_owned(), true),
+        None => (text, false),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Streams over two frontends, their events interleaved; some end by a token, some without one.
+    #[test]
+    fn every_stream_equals_the_decode_of_the_whole(
+        streams in prop::collection::vec(
+            (
+                prop_oneof![
+                    "[ab é終👩🏽\u{200d}]{0,12}".prop_map(|s| s.bytes().map(u32::from).collect::<Vec<u32>>()),
+                    prop::collection::vec(0_u32..258, 0..20),
+                ],
+                prop::collection::vec("[ab é終]{1,3}", 0..3),
+                any::<bool>(),
+            ),
+            1..12,
+        ),
+        record_bytes_max in prop_oneof![Just(RECORD_BYTES_MAX), Just(64_usize)],
+    ) {
+        let mut bench = Bench::new(2, record_bytes_max);
+        let mut live = Vec::new();
+        for (index, (ids, stops, ends_bare)) in streams.iter().enumerate() {
+            let stop: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let id = bench.open(index as u16 % 2, index as u16 / 2, &stop, &[]);
+            live.push((id, ids, stops, *ends_bare));
+        }
+        for turn in 0..=48_usize {
+            let events: Vec<TokenEvent> = live.iter().filter_map(|(id, ids, _, ends_bare)| {
+                let is_final = turn + 1 == ids.len() && !ends_bare;
+                match ids.get(turn) {
+                    Some(&token) => Some(event(*id, token, turn as u32, if is_final { EVENT_LAST } else { 0 })),
+                    None if turn == ids.len() && (*ends_bare || ids.is_empty()) => Some(end(*id)),
+                    None => None,
+                }
+            }).collect();
+            bench.step(&events);
+        }
+        for (id, ids, stops, _) in live {
+            let received = &bench.received[&id];
+            let (text, stopped) = oracle(ids, stops);
+            prop_assert_eq!((&received.text, received.stopped, received.last), (&text, stopped, true));
+            prop_assert!(ids.starts_with(&received.ids) && (stopped || ids.len() == received.ids.len()));
+            prop_assert_eq!(bench.slot_state(id).stopped, stopped);
+            prop_assert_eq!(bench.stamped(id, Stage::FirstText) != 0, !text.is_empty());
+            prop_assert!(bench.stamped(id, Stage::LastText) >= bench.stamped(id, Stage::FirstText).max(1));
+        }
+        prop_assert_eq!(bench.detokenizer.counts().states, 0);
+        prop_assert_eq!(bench.detokenizer.counts().stale, 0);
+    }
+}
+
+#[test]
+fn a_stop_string_ends_the_text_at_once_and_the_rest_is_ignored() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let id = bench.open(0, 3, &["bc"], &[]);
+    for (sequence, token) in "abc".bytes().enumerate() {
+        bench.step(&[event(id, token.into(), sequence as u32, 0)]);
+    }
+    let expected =
+        Received { text: "a".into(), ids: vec![97, 98, 99], next_sequence: 3, last: true, stopped: true };
+    assert_eq!(bench.received[&id], expected);
+    assert!(bench.slot_state(id).stopped);
+    bench.step(&[event(id, 100, 3, 0)]);
+    assert_eq!(bench.detokenizer.counts().states, 1, "kept until the engine says last");
+    bench.step(&[event(id, 100, 4, EVENT_LAST)]);
+    assert_eq!(bench.received[&id], expected);
+    assert_eq!(bench.detokenizer.counts().states, 0);
+}
+
+#[test]
+fn the_end_of_sequence_token_counts_and_shows_nothing() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let id = bench.open(0, 0, &[], &[]);
+    // The event's flag decides, not the id: an id that would show text is hidden too.
+    bench.step(&[event(id, 97, 0, 0)]);
+    bench.step(&[event(id, 98, 1, EVENT_EOS)]);
+    bench.step(&[event(id, 0xC3, 2, 0)]);
+    bench.step(&[event(id, EOS, 3, EVENT_EOS | EVENT_LAST)]);
+    let received = &bench.received[&id];
+    assert_eq!((received.text.as_str(), &received.ids[..]), ("a\u{FFFD}", &[97, 98, 0xC3, EOS][..]));
+}
+
+#[test]
+fn a_resumed_stream_sends_only_what_was_not_sent_before() {
+    let ids: Vec<u32> = "aé\n終b\n\nz".bytes().map(u32::from).collect();
+    let whole: String = "aé\n終b".into();
+    for cut in 0..ids.len() - 1 {
+        let mut first = Bench::new(1, RECORD_BYTES_MAX);
+        let old = first.open(0, 0, &["\n\n"], &[]);
+        let mut second = Bench::new(1, RECORD_BYTES_MAX);
+        let new = second.open(0, 0, &["\n\n"], &ids[..cut]);
+        for (sequence, &token) in ids.iter().enumerate() {
+            let bench = if sequence < cut { &mut first } else { &mut second };
+            let id = if sequence < cut { old } else { new };
+            bench.step(&[event(id, token, sequence as u32, 0)]);
+        }
+        let text = first.received[&old].text.clone() + &second.received[&new].text;
+        assert_eq!(text, whole, "resumed after {cut} tokens");
+        assert!(second.received[&new].stopped);
+    }
+}
+
+#[test]
+fn what_is_stale_or_unknown_is_dropped_and_counted() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let id = bench.open(0, 1, &[], &[]);
+    let older = RequestId { generation: id.generation + 7, ..id };
+    let strangers = [
+        older,
+        RequestId { slot: 2, ..id },
+        RequestId { slot: u16::MAX, ..id },
+        RequestId { frontend: 1, ..id },
+        RequestId { frontend: u16::MAX, ..id },
+    ];
+    let events: Vec<TokenEvent> = strangers.iter().map(|&id| event(id, 97, 0, EVENT_LAST)).collect();
+    assert_eq!(bench.step(&events), 0);
+    assert_eq!(bench.detokenizer.counts().stale, 5);
+    bench.open_as(older, &[], &[]);
+    assert_eq!(bench.detokenizer.counts().stale, 6, "an opening whose slot has moved on");
+    bench.step(&[event(id, 97, 0, EVENT_LAST)]);
+    assert_eq!(bench.received[&id].text, "a");
+    bench.step(&[event(id, 97, 1, EVENT_LAST)]);
+    assert_eq!(bench.detokenizer.counts().stale, 7, "an event after the last one");
+}
+
+#[test]
+fn malformed_records_change_nothing() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let id = bench.open(0, 1, &[], &[]);
+    let mut open = Vec::new();
+    Open { id, stop: vec!["x".into()], resume: vec![] }.encode(&mut open);
+    let mut step = Vec::new();
+    encode_step(&mut step, 1, 1, &[event(id, 97, 0, EVENT_LAST)]);
+    for cut in 0..open.len() {
+        assert!(bench.detokenizer.open(0, kind::OPEN, &open[..cut]).is_err());
+    }
+    for cut in 0..step.len() {
+        assert!(bench.detokenizer.step(kind::STEP, &step[..cut], 1).is_err());
+    }
+    assert!(bench.detokenizer.open(0, 77, &open).is_err());
+    assert!(bench.detokenizer.step(77, &step, 1).is_err());
+    assert!(bench.detokenizer.open(1, kind::OPEN, &open).is_err(), "from another frontend than it names");
+    assert!(bench.detokenizer.records(0).next().is_none() && bench.detokenizer.records(9).next().is_none());
+    bench.step(&[event(id, 120, 0, EVENT_LAST)]);
+    assert_eq!(bench.received[&id].text, "x");
+}
+
+#[test]
+fn no_way_of_ending_leaves_a_state_behind() {
+    let mut bench = Bench::new(2, RECORD_BYTES_MAX);
+    let states = |bench: &Bench| bench.detokenizer.counts().states;
+    let kept = bench.open(0, 0, &[], &[]);
+    let closed = bench.open(0, 1, &[], &[]);
+    let reused = bench.open(0, 2, &[], &[]);
+    bench.open(1, 0, &[], &[]);
+    bench.open(1, 1, &[], &[]);
+    assert_eq!(states(&bench), 5);
+    bench.detokenizer.sweep();
+    assert_eq!(states(&bench), 5, "a sweep touches nothing that is current");
+    let again = bench.open(0, 2, &[], &[]);
+    assert_eq!((states(&bench), again.generation), (5, reused.generation + 1));
+    bench.tables[0].slot(1).unwrap().close(closed.generation);
+    bench.detokenizer.sweep();
+    assert_eq!(states(&bench), 4);
+    bench.tables[1] = SlotTable::create(1, 2, SLOTS).unwrap();
+    bench.detokenizer.replace_slots(1, bench.tables[1].clone());
+    assert_eq!(states(&bench), 2);
+    let fresh = bench.open(1, 0, &[], &[]);
+    bench.step(&[event(fresh, 98, 0, EVENT_LAST), end(kept), end(again)]);
+    assert_eq!(bench.received[&fresh].text, "b");
+    assert_eq!(states(&bench), 0);
+}
+
+#[test]
+fn a_frontend_that_stops_reading_loses_its_requests_and_no_others() {
+    let mut bench = Bench::new(2, RECORD_BYTES_MAX);
+    let lost = bench.open(0, 0, &[], &[]);
+    let bystander = bench.open(1, 0, &[], &[]);
+    bench.detokenizer.abandon(0);
+    assert!(bench.slot_state(lost).cancelled && !bench.slot_state(bystander).cancelled);
+    bench.step(&[event(lost, 97, 0, 0), event(bystander, 97, 0, 0)]);
+    assert_eq!(bench.received[&lost], Received::default(), "nothing more until its end");
+    bench.received.get_mut(&lost).unwrap().next_sequence = 1; // the hole
+    bench.step(&[event(bystander, 98, 1, EVENT_LAST), TokenEvent { sequence: 1, ..end(lost) }]);
+    assert_eq!(bench.received[&bystander].text, "ab");
+    assert!(bench.received[&lost].last && bench.received[&lost].text.is_empty());
+    assert_eq!(bench.detokenizer.counts().states, 0);
+}
+
+/// The claim of the module: no allocation per token once the buffers have grown.
+#[test]
+fn a_token_costs_no_allocation() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let ids: Vec<RequestId> =
+        (0..SLOTS as u16).map(|slot| bench.open(0, slot, &["\n\n", "stop"], &[])).collect();
+    let steps: Vec<Vec<u8>> = "sto é終 👩🏽 st\n!"
+        .bytes()
+        .cycle()
+        .take(512)
+        .enumerate()
+        .map(|(sequence, byte)| {
+            let events: Vec<_> = ids.iter().map(|&id| event(id, byte.into(), sequence as u32, 0)).collect();
+            let mut payload = Vec::new();
+            encode_step(&mut payload, sequence as u64, 1, &events);
+            payload
+        })
+        .collect();
+    let (warm_up, steady) = steps.split_at(64);
+    let mut run = |payloads: &[Vec<u8>]| {
+        let mut bytes = 0;
+        for payload in payloads {
+            bench.detokenizer.step(kind::STEP, payload, 1).unwrap();
+            bytes += bench.detokenizer.records(0).map(<[u8]>::len).sum::<usize>();
+            bench.detokenizer.clear();
+        }
+        assert!(bytes >= payloads.len() * SLOTS * 28);
+    };
+    run(warm_up);
+    let counted = allocation_counter::measure(|| run(steady));
+    assert_eq!(counted.count_total, 0, "over {} tokens", steady.len() * SLOTS);
+}

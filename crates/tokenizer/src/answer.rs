@@ -1,0 +1,201 @@
+//! One record's answer: render, encode, check.
+//!
+//! The checks are the same for text, messages and id lists. Work is bounded by the context: a text of more
+//! bytes than the context's tokens can spell is refused before it is encoded.
+
+use pinion_protocol::engine_inbox::Admit;
+use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
+use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
+use pinion_protocol::{Fault, FaultCode, RequestId};
+use pinion_text::{EncodeError, TextCodec, render_chat};
+
+/// What a request may not exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest sequence served, prompt and output together, in tokens.
+    pub max_model_len: u32,
+    /// Token ids are below this: the model's rows.
+    pub vocab_size: u32,
+    /// Largest payload that fits a ring to a frontend, in bytes.
+    pub answer_bytes_max: usize,
+}
+
+/// What is sent for a record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// To the engine.
+    Admit(Admit),
+    /// To the frontend.
+    Encoded(Encoded),
+    /// To the frontend.
+    Decoded(Decoded),
+    /// To the frontend.
+    Reject(Reject),
+}
+
+/// The role without its links.
+pub struct Tokenizer {
+    codec: TextCodec,
+    limits: Limits,
+}
+
+/// The request a record is about.
+pub fn request_id(record: &TokenizerRecord) -> RequestId {
+    match record {
+        TokenizerRecord::Submit(submit) => submit.id,
+        TokenizerRecord::Encode(encode) => encode.id,
+        TokenizerRecord::Decode(decode) => decode.id,
+    }
+}
+
+/// The answer to a request whose client went away before it was admitted.
+pub fn cancelled(id: RequestId) -> Reject {
+    Reject { id, fault: Fault::new(FaultCode::Unavailable, "cancelled") }
+}
+
+impl Tokenizer {
+    /// A tokenizer with the vocabulary of `codec`.
+    pub fn new(codec: TextCodec, limits: Limits) -> Tokenizer {
+        Tokenizer { codec, limits }
+    }
+
+    /// The one answer to a record.
+    pub fn answer(&self, record: TokenizerRecord) -> Answer {
+        let id = request_id(&record);
+        let answer = match record {
+            TokenizerRecord::Submit(submit) => self.admit(submit).map(Answer::Admit),
+            TokenizerRecord::Encode(encode) => self.encoded(encode).map(Answer::Encoded),
+            TokenizerRecord::Decode(decode) => self.decoded(decode).map(Answer::Decoded),
+        };
+        answer.unwrap_or_else(|fault| Answer::Reject(Reject { id, fault }))
+    }
+
+    fn admit(&self, submit: Submit) -> Result<Admit, Fault> {
+        let param = param_of(&submit.prompt);
+        let mut sampling = submit.sampling;
+        // No prompt can be longer than this and leave room for one token.
+        let prompt_max = self.limits.max_model_len.saturating_sub(1);
+        let mut ids = self.prompt_ids(submit.prompt, prompt_max)?;
+        let prompt_tokens = ids.len() as u32;
+        if prompt_tokens > prompt_max {
+            return Err(self.too_long(param, prompt_tokens, sampling.max_tokens.unwrap_or(1)));
+        }
+        let room = self.limits.max_model_len - prompt_tokens;
+        let max_tokens = sampling.max_tokens.unwrap_or(room);
+        if max_tokens == 0 {
+            return Err(Fault::field("max_tokens", "must be at least 1"));
+        }
+        if max_tokens > room {
+            return Err(self.too_long(param, prompt_tokens, max_tokens));
+        }
+        if submit.resume.len() >= max_tokens as usize {
+            return Err(Fault::new(FaultCode::Internal, "the resumed request has no token left to generate"));
+        }
+        self.check_vocabulary(&submit.resume, "resume")?;
+        ids.extend_from_slice(&submit.resume);
+        sampling.max_tokens = Some(max_tokens);
+        Ok(Admit { id: submit.id, sampling, ids, prompt_tokens })
+    }
+
+    fn encoded(&self, encode: Encode) -> Result<Encoded, Fault> {
+        let param = param_of(&encode.prompt);
+        let ids = match encode.prompt {
+            // Counting is what `/tokenize` is for, so nothing is an answer here: no ids.
+            Prompt::Text(text) if text.is_empty() => Vec::new(),
+            prompt => self.prompt_ids(prompt, self.limits.max_model_len)?,
+        };
+        self.check_answer(param, size_of::<RequestId>() + size_of_val(ids.as_slice()))?;
+        Ok(Encoded { id: encode.id, ids })
+    }
+
+    fn decoded(&self, decode: Decode) -> Result<Decoded, Fault> {
+        let (count, context) = (decode.ids.len(), self.limits.max_model_len);
+        if count > context as usize {
+            let message =
+                format!("has {count} ids, but the model's maximum context length is {context} tokens");
+            return Err(context_fault("tokens", message));
+        }
+        self.check_vocabulary(&decode.ids, "tokens")?;
+        let text = self.codec.decode_all(&decode.ids);
+        self.check_answer("tokens", size_of::<RequestId>() + text.len())?;
+        Ok(Decoded { id: decode.id, text })
+    }
+
+    /// The prompt's ids: at least one, all in the vocabulary. There may be more than `tokens_max`, but only
+    /// if that could not be told from the length of the text.
+    fn prompt_ids(&self, prompt: Prompt, tokens_max: u32) -> Result<Vec<u32>, Fault> {
+        let param = param_of(&prompt);
+        let ids = match prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(text) => self.encode(param, &text, tokens_max)?,
+            Prompt::Messages(json) => self.encode(param, &render_chat(&json)?, tokens_max)?,
+        };
+        if ids.is_empty() {
+            return Err(Fault::field(
+                param,
+                "must not be empty: the model needs at least one token to continue",
+            ));
+        }
+        self.check_vocabulary(&ids, param)?;
+        Ok(ids)
+    }
+
+    fn encode(&self, param: &str, text: &str, tokens_max: u32) -> Result<Vec<u32>, Fault> {
+        self.codec.encode(text, tokens_max as usize).map_err(|error| match error {
+            EncodeError::TooLong { bytes, .. } => {
+                let least = bytes.div_ceil(self.codec.bytes_per_token_max());
+                let message = format!(
+                    "This model's maximum context length is {} tokens. However, your {param} has {bytes} bytes, which \
+                     is at least {least} tokens. Please reduce the length of the {param}.",
+                    self.limits.max_model_len
+                );
+                context_fault(param, message)
+            }
+            EncodeError::Failed(reason) => Fault::field(param, format!("cannot be encoded: {reason}")),
+        })
+    }
+
+    fn check_vocabulary(&self, ids: &[u32], param: &str) -> Result<(), Fault> {
+        let vocab_size = self.limits.vocab_size;
+        match ids.iter().position(|&id| id >= vocab_size) {
+            None => Ok(()),
+            Some(at) => {
+                let message = format!("token id {} at position {at} is not below {vocab_size}", ids[at]);
+                Err(Fault::field(param, message))
+            }
+        }
+    }
+
+    fn check_answer(&self, param: &str, bytes: usize) -> Result<(), Fault> {
+        if bytes <= self.limits.answer_bytes_max {
+            return Ok(());
+        }
+        let message =
+            format!("the answer has {bytes} bytes, but at most {} fit", self.limits.answer_bytes_max);
+        Err(Fault::field(param, message))
+    }
+
+    /// OpenAI's words for a request that does not fit the context.
+    fn too_long(&self, param: &str, prompt_tokens: u32, max_tokens: u32) -> Fault {
+        let context = self.limits.max_model_len;
+        let total = u64::from(prompt_tokens) + u64::from(max_tokens);
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, you requested {total} tokens \
+             ({prompt_tokens} in the {param}, {max_tokens} in the completion). Please reduce the length of the \
+             {param} or of the completion."
+        );
+        context_fault(param, message)
+    }
+}
+
+fn context_fault(param: &str, message: String) -> Fault {
+    Fault { code: FaultCode::ContextLengthExceeded, param: Some(param.to_owned()), message }
+}
+
+/// The request field that a prompt came from, in the API's spelling.
+fn param_of(prompt: &Prompt) -> &'static str {
+    match prompt {
+        Prompt::Text(_) | Prompt::Ids(_) => "prompt",
+        Prompt::Messages(_) => "messages",
+    }
+}

@@ -1,0 +1,161 @@
+//! The loop: records from the frontends in turn, answers to the engine and back.
+
+use crate::answer::{Answer, Limits, Tokenizer, cancelled, request_id};
+use pinion_protocol::frontend_inbox::{self, Reject};
+use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::status::Gauge;
+use pinion_protocol::tokenizer_inbox::TokenizerRecord;
+use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
+use pinion_shm::clock;
+use pinion_worker::{ControlEvent, Overflow, Session};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Bytes that may wait outside the rings before no more records are taken: the frontends' rings fill
+/// instead, and admission sees it.
+const BACKLOG_BYTES_MAX: usize = 256 << 10;
+/// How long to wait for a full ring before looking again.
+const BACKLOG_WAIT: Duration = Duration::from_millis(1);
+/// How long to sleep when there is nothing to do; a record ends the sleep at once.
+const IDLE_WAIT: Duration = Duration::from_millis(100);
+
+/// The limits that a session's config and rings set.
+pub fn limits(session: &Session) -> Limits {
+    let answers =
+        session.topology.edges.iter().filter(|e| e.from == session.me && e.to.role == Role::Frontend);
+    Limits {
+        max_model_len: session.config.max_model_len,
+        vocab_size: session.config.model.vocab_size,
+        answer_bytes_max: answers.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0),
+    }
+}
+
+/// Serves until the launcher says stop.
+pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
+    let mut payload = Vec::new();
+    loop {
+        while let Some(event) = session.control() {
+            match event {
+                ControlEvent::Stop => return session.stop(),
+                // What is in the rings is still answered; the launcher stops this role after the frontends.
+                ControlEvent::Drain { .. } => session.draining(),
+                // Links are replaced already, and nothing is kept here between two records. What a dead
+                // frontend's ring still holds belongs to no client any more.
+                ControlEvent::Open
+                | ControlEvent::PeerLost(_)
+                | ControlEvent::PeerReady(_)
+                | ControlEvent::InboxReplaced { .. }
+                | ControlEvent::OutboxReplaced { .. }
+                | ControlEvent::SlotsReplaced { .. } => {}
+            }
+        }
+        session.links.publish();
+        if session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > BACKLOG_BYTES_MAX) {
+            session.beat();
+            std::thread::sleep(BACKLOG_WAIT);
+            continue;
+        }
+        if !take_turn(&mut session, tokenizer, &mut payload) {
+            let backlog = session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
+            session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
+        }
+    }
+}
+
+/// One record from each frontend. False if there was none.
+fn take_turn(session: &mut Session, tokenizer: &Tokenizer, payload: &mut Vec<u8>) -> bool {
+    let mut taken = false;
+    for index in 0..session.links.inboxes.len() {
+        let inbox = &mut session.links.inboxes[index];
+        let from = inbox.from;
+        let Some(record) = inbox.next() else { continue };
+        taken = true;
+        match TokenizerRecord::decode(record.kind, record.payload) {
+            Ok(record) if request_id(&record).frontend == from.index => {
+                take_record(session, tokenizer, record, payload);
+            }
+            Ok(record) => malformed(session, from, &format_args!("it names request {}", request_id(&record))),
+            Err(error) => malformed(session, from, &error),
+        }
+    }
+    taken
+}
+
+fn malformed(session: &Session, from: Peer, reason: &dyn std::fmt::Display) {
+    session.status.add(Gauge::MalformedRecords as usize, 1);
+    tracing::error!(%from, %reason, "dropped a record");
+}
+
+fn take_record(session: &mut Session, tokenizer: &Tokenizer, record: TokenizerRecord, payload: &mut Vec<u8>) {
+    let id = request_id(&record);
+    stamp(session, id, Stage::TokenizeBegin);
+    if !session.links.is_current(id) {
+        // Nobody waits for an answer: the slot is closed or has another request.
+        session.status.add(Gauge::StaleRecords as usize, 1);
+        return;
+    }
+    // Cancellation is looked at before the work, and again before the engine hears of the request.
+    let mut answer = Answer::Reject(cancelled(id));
+    if !is_cancelled(session, id) {
+        answer = tokenizer.answer(record);
+    }
+    if matches!(answer, Answer::Admit(_)) && is_cancelled(session, id) {
+        answer = Answer::Reject(cancelled(id));
+    }
+    send(session, id, &answer, payload);
+    session.links.publish();
+}
+
+fn send(session: &mut Session, id: RequestId, answer: &Answer, payload: &mut Vec<u8>) {
+    let frontend = Peer::new(Role::Frontend, id.frontend);
+    let (to, kind) = match answer {
+        Answer::Admit(admit) => {
+            admit.encode(payload);
+            if let Some(slot) = session.links.slot(id) {
+                slot.set_counter(Counter::PromptTokens as usize, u64::from(admit.prompt_tokens));
+            }
+            session.status.add(Gauge::Encoded as usize, 1);
+            (Peer::new(Role::Engine, 0), engine_inbox::kind::ADMIT)
+        }
+        Answer::Encoded(encoded) => {
+            encoded.encode(payload);
+            session.status.add(Gauge::Encoded as usize, 1);
+            (frontend, frontend_inbox::kind::ENCODED)
+        }
+        Answer::Decoded(decoded) => {
+            decoded.encode(payload);
+            (frontend, frontend_inbox::kind::DECODED)
+        }
+        Answer::Reject(reject) => {
+            reject.encode(payload);
+            (frontend, frontend_inbox::kind::REJECT)
+        }
+    };
+    stamp(session, id, Stage::TokenizeEnd);
+    if push(session, to, kind, payload).is_ok() {
+        return;
+    }
+    // The reader has stopped reading or the record can't fit its ring: the request still gets its end.
+    let fault = Fault::new(FaultCode::Unavailable, format!("{to} does not take requests; try again"));
+    Reject { id, fault }.encode(payload);
+    if push(session, frontend, frontend_inbox::kind::REJECT, payload).is_err() {
+        tracing::error!(%id, %to, "could not answer a request: its frontend has stopped reading");
+    }
+}
+
+fn push(session: &mut Session, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+    session.links.outbox(to).ok_or(Overflow)?.send(kind, payload)
+}
+
+fn is_cancelled(session: &Session, id: RequestId) -> bool {
+    session.links.slot(id).is_some_and(|slot| slot.state().cancelled)
+}
+
+/// Stamps the slot while it is this request's: a slot's next request must not inherit a time.
+fn stamp(session: &Session, id: RequestId, stage: Stage) {
+    if session.links.is_current(id)
+        && let Some(slot) = session.links.slot(id)
+    {
+        slot.stamp(stage as usize, clock::now_ns());
+    }
+}

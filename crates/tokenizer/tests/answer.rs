@@ -1,0 +1,159 @@
+//! Records in, records out: every form of prompt through every check.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
+
+use pinion_protocol::engine_inbox::Admit;
+use pinion_protocol::frontend_inbox::Reject;
+use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
+use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_text::{TextCodec, byte_tokenizer_json};
+use pinion_tokenizer::{Answer, Limits, Tokenizer};
+use std::path::Path;
+
+const ID: RequestId = RequestId { frontend: 0, slot: 3, generation: 9 };
+const LIMITS: Limits = Limits { max_model_len: 64, vocab_size: 257, answer_bytes_max: 512 };
+
+/// One token per byte, so token counts can be read off the text.
+fn tokenizer() -> Tokenizer {
+    let codec = TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("tokenizer.json")).unwrap();
+    Tokenizer::new(codec, LIMITS)
+}
+
+fn text(text: &str) -> Prompt {
+    Prompt::Text(text.to_owned())
+}
+
+fn messages(json: &str) -> Prompt {
+    Prompt::Messages(json.to_owned())
+}
+
+fn submit(prompt: Prompt, max_tokens: Option<u32>, resume: &[u32]) -> TokenizerRecord {
+    let sampling = Sampling { seed: 7, top_k: Some(5), max_tokens, ..Sampling::default() };
+    TokenizerRecord::Submit(Submit { id: ID, sampling, prompt, resume: resume.to_vec() })
+}
+
+fn admitted(record: TokenizerRecord) -> Admit {
+    match tokenizer().answer(record) {
+        Answer::Admit(admit) => admit,
+        other => panic!("not admitted: {other:?}"),
+    }
+}
+
+fn rejected(record: TokenizerRecord) -> Reject {
+    match tokenizer().answer(record) {
+        Answer::Reject(reject) => reject,
+        other => panic!("not rejected: {other:?}"),
+    }
+}
+
+fn bytes_of(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[test]
+fn what_fits_is_admitted_with_its_room() {
+    let chat = r#"[{"role": "user", "content": "é"}]"#;
+    let cases: [(Prompt, Option<u32>, Vec<u32>, u32); 6] = [
+        (text("hé"), Some(5), bytes_of("hé"), 5),
+        (text("hé"), None, bytes_of("hé"), 61),
+        (Prompt::Ids(vec![256, 0]), None, vec![256, 0], 62),
+        (text(&"x".repeat(63)), None, bytes_of(&"x".repeat(63)), 1),
+        (Prompt::Ids(vec![1; 60]), Some(4), vec![1; 60], 4),
+        (messages(chat), Some(1), bytes_of("User: é\nAssistant:"), 1),
+    ];
+    for (prompt, max_tokens, ids, room) in cases {
+        let admit = admitted(submit(prompt, max_tokens, &[]));
+        assert_eq!((admit.prompt_tokens as usize, &admit.ids), (ids.len(), &ids));
+        let sampling = Sampling { seed: 7, top_k: Some(5), max_tokens: Some(room), ..Sampling::default() };
+        assert_eq!((admit.id, admit.sampling), (ID, sampling));
+    }
+}
+
+#[test]
+fn resumed_ids_follow_the_prompt() {
+    let admit = admitted(submit(text("ab"), Some(4), &[7, 8, 9]));
+    assert_eq!((admit.prompt_tokens, admit.ids), (2, vec![97, 98, 7, 8, 9]));
+    assert_eq!(admit.sampling.max_tokens, Some(4));
+    assert_eq!(rejected(submit(text("ab"), Some(3), &[7, 8, 9])).fault.code, FaultCode::Internal);
+    assert_eq!(rejected(submit(text("ab"), Some(9), &[257])).fault.code, FaultCode::InvalidValue);
+}
+
+#[test]
+fn what_does_not_fit_is_rejected_with_its_field_and_numbers() {
+    use FaultCode::{ContextLengthExceeded, InvalidValue};
+    let long_chat = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "y".repeat(50));
+    let bad_chat = r#"[{"role": "user", "content": "a"}, {"role": "user", "content": 1}]"#;
+    let huge = "z".repeat(64 * 1024);
+    let cases: [(Prompt, Option<u32>, FaultCode, &str, &str); 13] = [
+        (text(""), None, InvalidValue, "prompt", "must not be empty"),
+        (Prompt::Ids(vec![]), Some(1), InvalidValue, "prompt", "must not be empty"),
+        (
+            Prompt::Ids(vec![1, 257]),
+            None,
+            InvalidValue,
+            "prompt",
+            "token id 257 at position 1 is not below 257",
+        ),
+        (Prompt::Ids(vec![u32::MAX]), None, InvalidValue, "prompt", "4294967295"),
+        (text("a"), Some(0), InvalidValue, "max_tokens", "at least 1"),
+        (
+            text(&"x".repeat(64)),
+            None,
+            ContextLengthExceeded,
+            "prompt",
+            "requested 65 tokens (64 in the prompt, 1 in",
+        ),
+        (Prompt::Ids(vec![1; 64]), Some(1), ContextLengthExceeded, "prompt", "(64 in the prompt, 1 in"),
+        (
+            Prompt::Ids(vec![1; 60]),
+            Some(5),
+            ContextLengthExceeded,
+            "prompt",
+            "requested 65 tokens (60 in the prompt, 5",
+        ),
+        (text("a"), Some(u32::MAX), ContextLengthExceeded, "prompt", "requested 4294967296 tokens"),
+        (messages(&long_chat), None, ContextLengthExceeded, "messages", "(67 in the messages, 1 in"),
+        (
+            text(&huge),
+            None,
+            ContextLengthExceeded,
+            "prompt",
+            "maximum context length is 64 tokens. However, your prompt",
+        ),
+        (messages(bad_chat), None, InvalidValue, "messages[1].content", "must be a string"),
+        (messages("nonsense"), None, InvalidValue, "messages", "not valid JSON"),
+    ];
+    for (prompt, max_tokens, code, param, words) in cases {
+        let Reject { id, fault } = rejected(submit(prompt, max_tokens, &[]));
+        assert_eq!((id, fault.code, fault.param.as_deref()), (ID, code, Some(param)), "{fault}");
+        assert!(fault.message.contains(words), "{fault}");
+    }
+}
+
+#[test]
+fn encode_and_decode_answer_their_frontend() {
+    let encode = |prompt| tokenizer().answer(TokenizerRecord::Encode(Encode { id: ID, prompt }));
+    let decode = |ids| tokenizer().answer(TokenizerRecord::Decode(Decode { id: ID, ids }));
+    let ids_of = |answer| match answer {
+        Answer::Encoded(encoded) => encoded.ids,
+        other => panic!("not encoded: {other:?}"),
+    };
+    assert_eq!(ids_of(encode(text("hé"))), bytes_of("hé"));
+    assert_eq!(ids_of(encode(text(""))), Vec::<u32>::new());
+    assert_eq!(
+        ids_of(encode(messages(r#"[{"role": "user", "content": "a"}]"#))),
+        bytes_of("User: a\nAssistant:")
+    );
+    let Answer::Decoded(decoded) = decode(vec![104, 0xC3, 0xA9, 256, 0xC3]) else { panic!("not decoded") };
+    assert_eq!(decoded.text, "hé\u{FFFD}");
+    let refusals = [
+        (encode(text(&"x".repeat(200))), "prompt"), // 800 bytes of ids, over the answer's 512
+        (encode(text(&"z".repeat(64 * 1024))), "prompt"),
+        (decode(vec![257]), "tokens"),
+        (decode(vec![0; 65]), "tokens"),
+    ];
+    for (answer, param) in refusals {
+        let Answer::Reject(reject) = answer else { panic!("not rejected: {answer:?}") };
+        assert_eq!(reject.fault.param.as_deref(), Some(param), "{}", reject.fault);
+    }
+}
