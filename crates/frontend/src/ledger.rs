@@ -4,35 +4,23 @@
 //! A slot is taken at [`Ledger::begin`] and given back when both sides are done: no role will say more about
 //! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`] is dropped).
 //! Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
-//! Single-threaded; it knows no socket, and rings only through [`Outlet`].
+//! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
 use crate::limits::LAST_TEXT_GRACE;
 use crate::metrics::{EndReason, Metrics};
+use crate::outgoing::{Job, Outgoing, Outlet};
 use crate::request::{Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
-use pinion_protocol::detokenizer_inbox::{self, Open};
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
-use pinion_protocol::tokenizer_inbox::{self, Decode, Encode, Prompt, Submit};
-use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role, Sampling};
+use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role};
 use pinion_shm::clock;
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-
-/// Bytes of the encoding buffer that are kept after a large request.
-const SCRATCH_BYTES_KEPT: usize = 64 << 10;
-
-/// Where records for other roles go: the session's links, or a test.
-pub trait Outlet {
-    /// Stages one record; the error says that the reader has stopped reading.
-    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
-    /// Makes what was staged for `to` visible.
-    fn publish(&mut self, to: Peer);
-}
 
 /// What the ledger is built from.
 pub struct Setup {
@@ -50,23 +38,6 @@ pub struct Setup {
     pub max_model_len: u32,
     /// Bytes that may wait for one client.
     pub buffer_bytes_max: usize,
-}
-
-/// Work for the other roles.
-pub enum Job {
-    /// Generate text.
-    Generate {
-        /// How to draw.
-        sampling: Sampling,
-        /// What to continue.
-        prompt: Prompt,
-        /// Strings that end the text.
-        stop: Vec<String>,
-    },
-    /// Text to ids.
-    Encode(Prompt),
-    /// Ids to text.
-    Decode(Vec<u32>),
 }
 
 /// Where a request comes from.
@@ -96,12 +67,9 @@ pub struct Ledger {
     setup: Setup,
     entries: Vec<Option<Entry>>,
     free: VecDeque<u16>,
-    down: Vec<Peer>,
+    outgoing: Outgoing,
     draining: bool,
-    next_tokenizer: u16,
-    outlet: Rc<RefCell<dyn Outlet>>,
     metrics: Rc<Metrics>,
-    scratch: Vec<u8>,
 }
 
 impl Ledger {
@@ -111,13 +79,10 @@ impl Ledger {
         Ledger {
             entries: (0..count).map(|_| None).collect(),
             free: (0..count).filter_map(|slot| u16::try_from(slot).ok()).collect(),
+            outgoing: Outgoing::new(outlet, setup.tokenizers, setup.detokenizers),
             setup,
-            down: Vec::new(),
             draining: false,
-            next_tokenizer: 0,
-            outlet,
             metrics,
-            scratch: Vec::new(),
         }
     }
 
@@ -133,7 +98,7 @@ impl Ledger {
 
     /// Roles that are dead and not yet replaced.
     pub fn down(&self) -> &[Peer] {
-        &self.down
+        self.outgoing.down()
     }
 
     /// Whether new requests are refused for good.
@@ -152,17 +117,11 @@ impl Ledger {
             return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
         }
         let generates = matches!(job, Job::Generate { .. });
-        let tokenizer = self.pick_tokenizer()?;
         let Some(slot_index) = self.free.front().copied() else {
             let message = format!("all {} request slots are taken; try again later", self.entries.len());
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         };
-        let detokenizer =
-            RequestId { slot: slot_index, ..RequestId::default() }.detokenizer(self.setup.detokenizers);
-        if generates {
-            self.check_up(Peer::new(Role::Engine, 0))?;
-            self.check_up(Peer::new(Role::Detokenizer, detokenizer))?;
-        }
+        let way = self.outgoing.choose(slot_index, generates)?;
         let Some(slot) = self.setup.table.slot(usize::from(slot_index)) else {
             return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
         };
@@ -173,7 +132,7 @@ impl Ledger {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
             Job::Encode(_) | Job::Decode(_) => 0,
         };
-        if let Err(fault) = self.send(id, job, tokenizer, detokenizer) {
+        if let Err(fault) = self.outgoing.send(id, job, way) {
             self.close(id);
             return Err(fault);
         }
@@ -183,7 +142,7 @@ impl Ledger {
             id,
             route: origin.route,
             label: origin.label,
-            tokenizer,
+            tokenizer: way.tokenizer,
             ids_max: self.setup.max_model_len as usize,
             buffer_bytes_max: self.setup.buffer_bytes_max,
         };
@@ -200,56 +159,6 @@ impl Ledger {
             *place = Some(entry);
         }
         Ok(request)
-    }
-
-    fn pick_tokenizer(&mut self) -> Result<u16, Fault> {
-        let count = self.setup.tokenizers.max(1);
-        for _ in 0..count {
-            let index = self.next_tokenizer % count;
-            self.next_tokenizer = (index + 1) % count;
-            if !self.down.contains(&Peer::new(Role::Tokenizer, index)) {
-                return Ok(index);
-            }
-        }
-        Err(Fault::new(FaultCode::Unavailable, "the tokenizer is restarting; try again shortly"))
-    }
-
-    fn check_up(&self, peer: Peer) -> Result<(), Fault> {
-        if self.down.contains(&peer) {
-            let message = format!("the {} is restarting; try again shortly", peer.role.name());
-            return Err(Fault::new(FaultCode::Unavailable, message));
-        }
-        Ok(())
-    }
-
-    /// The opening is visible to the detokenizer before the engine can know the request.
-    fn send(&mut self, id: RequestId, job: Job, tokenizer: u16, detokenizer: u16) -> Result<(), Fault> {
-        let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
-        let mut outlet = self.outlet.borrow_mut();
-        let record_kind = match job {
-            Job::Generate { sampling, prompt, stop } => {
-                let to = Peer::new(Role::Detokenizer, detokenizer);
-                Open { id, stop, resume: Vec::new() }.encode(&mut self.scratch);
-                outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
-                outlet.publish(to);
-                Submit { id, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);
-                tokenizer_inbox::kind::SUBMIT
-            }
-            Job::Encode(prompt) => {
-                Encode { id, prompt }.encode(&mut self.scratch);
-                tokenizer_inbox::kind::ENCODE
-            }
-            Job::Decode(ids) => {
-                Decode { id, ids }.encode(&mut self.scratch);
-                tokenizer_inbox::kind::DECODE
-            }
-        };
-        let to = Peer::new(Role::Tokenizer, tokenizer);
-        outlet.send(to, record_kind, &self.scratch).map_err(busy)?;
-        outlet.publish(to);
-        self.scratch.clear();
-        self.scratch.shrink_to(SCRATCH_BYTES_KEPT);
-        Ok(())
     }
 
     /// Takes one record from a ring. What is late is counted and dropped.
@@ -428,9 +337,7 @@ impl Ledger {
 
     /// A role died: what it held ends with an error, and those slots are closed so that late records are stale.
     pub fn peer_lost(&mut self, peer: Peer) {
-        if !self.down.contains(&peer) {
-            self.down.push(peer);
-        }
+        self.outgoing.lost(peer);
         let lost = self.ids(|entry, request| match peer.role {
             Role::Engine => request.facts.route.generates() && request.finished().is_none(),
             Role::Detokenizer => {
@@ -450,7 +357,7 @@ impl Ledger {
 
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
-        self.down.retain(|down| *down != peer);
+        self.outgoing.back(peer);
     }
 
     /// Ends requests for which no role can say anything more.

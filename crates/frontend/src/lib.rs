@@ -19,6 +19,7 @@ pub mod ledger;
 pub mod limits;
 pub mod metrics;
 pub mod openai;
+pub mod outgoing;
 mod prompts;
 pub mod reactor;
 pub mod request;

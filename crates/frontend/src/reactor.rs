@@ -4,8 +4,9 @@
 //! to the [`Ledger`], which wakes the connection they belong to.
 
 use crate::app::App;
-use crate::ledger::{Ledger, Outlet};
+use crate::ledger::Ledger;
 use crate::limits::{DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
+use crate::outgoing::Outlet;
 use crate::server;
 use pinion_protocol::{Fault, FaultCode, Peer};
 use pinion_shm::clock;
@@ -61,7 +62,10 @@ pub struct Reactor {
 
 impl Reactor {
     /// Must be made inside the runtime.
-    #[expect(deprecated, reason = "the successor is an unsafe fn; an OwnedFd keeps its descriptor open for as long")]
+    #[expect(
+        deprecated,
+        reason = "the successor is an unsafe fn; an OwnedFd keeps its descriptor open for as long"
+    )]
     pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> io::Result<Reactor> {
         let fd = session.borrow().doorbell_fd().try_clone_to_owned()?;
         Ok(Reactor {
@@ -150,10 +154,9 @@ impl Reactor {
 
     /// Moves the drain on; returns whether it is complete.
     fn drained(&mut self, now_ns: u64) -> bool {
-        let open = self.app.ledger.borrow().any_open();
         match self.drain {
             Drain::No => false,
-            _ if !open => true,
+            _ if !self.app.ledger.borrow().any_open() => true,
             Drain::Until(end_ns) if now_ns >= end_ns => {
                 let fault =
                     Fault::new(FaultCode::Unavailable, "the service stopped before the answer was complete");

@@ -93,7 +93,8 @@ pub async fn connection(app: Rc<App>, stream: TcpStream, mut closing: watch::Rec
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(settings.idle_timeout.max(settings.header_timeout))
-        .max_buf_size(CONNECTION_BUFFER_BYTES.max(HEADER_BYTES_MAX))
+        .max_buf_size(CONNECTION_BUFFER_BYTES)
+        .max_header_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX);
     let service = service_fn(|request| {
         doing.set(Doing::Serving);

@@ -1,0 +1,142 @@
+//! What goes to the other roles: which of them take a request, and the records that carry it.
+//!
+//! The ring itself is behind [`Outlet`], so that tests can stand in for the other roles.
+
+use pinion_protocol::detokenizer_inbox::{self, Open};
+use pinion_protocol::tokenizer_inbox::{self, Decode, Encode, Prompt, Submit};
+use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, Sampling};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Bytes of the encoding buffer that are kept after a large request.
+const SCRATCH_BYTES_KEPT: usize = 64 << 10;
+
+/// Where records for other roles go: the session's links, or a test.
+pub trait Outlet {
+    /// Stages one record; the error says that the reader has stopped reading.
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
+    /// Makes what was staged for `to` visible.
+    fn publish(&mut self, to: Peer);
+}
+
+/// Work for the other roles.
+pub enum Job {
+    /// Generate text.
+    Generate {
+        /// How to draw.
+        sampling: Sampling,
+        /// What to continue.
+        prompt: Prompt,
+        /// Strings that end the text.
+        stop: Vec<String>,
+    },
+    /// Text to ids.
+    Encode(Prompt),
+    /// Ids to text.
+    Decode(Vec<u32>),
+}
+
+/// The processes that one request goes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) tokenizer: u16,
+    pub(crate) detokenizer: u16,
+}
+
+/// Everything that goes out.
+pub(crate) struct Outgoing {
+    outlet: Rc<RefCell<dyn Outlet>>,
+    tokenizers: u16,
+    detokenizers: u16,
+    next_tokenizer: u16,
+    down: Vec<Peer>,
+    scratch: Vec<u8>,
+}
+
+impl Outgoing {
+    pub(crate) fn new(outlet: Rc<RefCell<dyn Outlet>>, tokenizers: u16, detokenizers: u16) -> Outgoing {
+        Outgoing {
+            outlet,
+            tokenizers,
+            detokenizers,
+            next_tokenizer: 0,
+            down: Vec::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Roles that are dead and not yet replaced.
+    pub(crate) fn down(&self) -> &[Peer] {
+        &self.down
+    }
+
+    pub(crate) fn lost(&mut self, peer: Peer) {
+        if !self.down.contains(&peer) {
+            self.down.push(peer);
+        }
+    }
+
+    pub(crate) fn back(&mut self, peer: Peer) {
+        self.down.retain(|down| *down != peer);
+    }
+
+    /// The processes for the next request in slot `slot`. Error: one that it needs is down.
+    pub(crate) fn choose(&mut self, slot: u16, generates: bool) -> Result<Way, Fault> {
+        let detokenizer = RequestId { slot, ..RequestId::default() }.detokenizer(self.detokenizers);
+        if generates {
+            self.check_up(Peer::new(Role::Engine, 0))?;
+            self.check_up(Peer::new(Role::Detokenizer, detokenizer))?;
+        }
+        Ok(Way { tokenizer: self.pick_tokenizer()?, detokenizer })
+    }
+
+    fn pick_tokenizer(&mut self) -> Result<u16, Fault> {
+        let count = self.tokenizers.max(1);
+        for _ in 0..count {
+            let index = self.next_tokenizer % count;
+            self.next_tokenizer = (index + 1) % count;
+            if !self.down.contains(&Peer::new(Role::Tokenizer, index)) {
+                return Ok(index);
+            }
+        }
+        Err(Fault::new(FaultCode::Unavailable, "the tokenizer is restarting; try again shortly"))
+    }
+
+    fn check_up(&self, peer: Peer) -> Result<(), Fault> {
+        if self.down.contains(&peer) {
+            let message = format!("the {} is restarting; try again shortly", peer.role.name());
+            return Err(Fault::new(FaultCode::Unavailable, message));
+        }
+        Ok(())
+    }
+
+    /// The opening is visible to the detokenizer before the engine can know the request.
+    pub(crate) fn send(&mut self, id: RequestId, job: Job, way: Way) -> Result<(), Fault> {
+        let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
+        let mut outlet = self.outlet.borrow_mut();
+        let record_kind = match job {
+            Job::Generate { sampling, prompt, stop } => {
+                let to = Peer::new(Role::Detokenizer, way.detokenizer);
+                Open { id, stop, resume: Vec::new() }.encode(&mut self.scratch);
+                outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
+                outlet.publish(to);
+                Submit { id, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);
+                tokenizer_inbox::kind::SUBMIT
+            }
+            Job::Encode(prompt) => {
+                Encode { id, prompt }.encode(&mut self.scratch);
+                tokenizer_inbox::kind::ENCODE
+            }
+            Job::Decode(ids) => {
+                Decode { id, ids }.encode(&mut self.scratch);
+                tokenizer_inbox::kind::DECODE
+            }
+        };
+        let to = Peer::new(Role::Tokenizer, way.tokenizer);
+        outlet.send(to, record_kind, &self.scratch).map_err(busy)?;
+        outlet.publish(to);
+        self.scratch.clear();
+        self.scratch.shrink_to(SCRATCH_BYTES_KEPT);
+        Ok(())
+    }
+}

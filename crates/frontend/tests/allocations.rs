@@ -1,0 +1,126 @@
+//! What a token costs on this process's path, in heap allocations: from the record to the bytes that hyper
+//! takes. `--nocapture` prints the numbers.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
+use hyper::body::Body;
+use pinion_frontend::admission::Limits;
+use pinion_frontend::body::{AnswerBody, Stream};
+use pinion_frontend::ledger::{Ledger, Origin, Setup, Ticket};
+use pinion_frontend::metrics::Metrics;
+use pinion_frontend::openai::{Head, Shape};
+use pinion_frontend::outgoing::{Job, Outlet};
+use pinion_frontend::request::Form;
+use pinion_frontend::routes::Route;
+use pinion_frontend::sse;
+use pinion_protocol::frontend_inbox::{kind, put_delta};
+use pinion_protocol::limits::GAUGE_COUNT;
+use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::{Peer, RequestId, Sampling};
+use pinion_shm::page::Page;
+use pinion_shm::slots::SlotTable;
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+const STREAMS: usize = 64;
+const WARM_UP_STEPS: u32 = 64;
+const STEPS: u32 = 1000;
+const LIMITS: Limits = Limits { model: String::new(), vocab_size: 1000, max_model_len: 4096 };
+
+struct Nowhere;
+
+impl Outlet for Nowhere {
+    fn send(&mut self, _: Peer, _: u16, _: &[u8]) -> Result<(), pinion_worker::Overflow> {
+        Ok(())
+    }
+
+    fn publish(&mut self, _: Peer) {}
+}
+
+fn ledger() -> Rc<RefCell<Ledger>> {
+    let setup = Setup {
+        frontend: 0,
+        table: SlotTable::create(1, 1, STREAMS).unwrap(),
+        status: Page::create(1, 1, GAUGE_COUNT).unwrap(),
+        tokenizers: 1,
+        detokenizers: 1,
+        max_model_len: LIMITS.max_model_len,
+        buffer_bytes_max: 1 << 20,
+    };
+    Rc::new(RefCell::new(Ledger::new(setup, Rc::new(RefCell::new(Nowhere)), Rc::new(Metrics::default()))))
+}
+
+fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, AnswerBody) {
+    let head = Head {
+        shape,
+        id: "chatcmpl-0123456789abcdef".into(),
+        created: 1,
+        model: "gpt2".into(),
+        include_usage: true,
+    };
+    let sampling = Sampling { max_tokens: Some(WARM_UP_STEPS + STEPS), ..Sampling::default() };
+    let job = Job::Generate { sampling, prompt: Prompt::Ids(vec![1]), stop: Vec::new() };
+    let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1 };
+    let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();
+    let id = ticket.request.borrow().facts.id;
+    (id, AnswerBody::Stream(Stream::new(ticket)))
+}
+
+/// One step's delta record for all streams, then each body is polled as hyper does: until it is pending.
+fn step(
+    ledger: &Rc<RefCell<Ledger>>,
+    streams: &mut [(RequestId, AnswerBody)],
+    record: &mut Vec<u8>,
+    sequence: u32,
+) -> usize {
+    record.clear();
+    for (id, _) in streams.iter() {
+        put_delta(record, *id, sequence, &[sequence], " wörd\n", 0);
+    }
+    ledger.borrow_mut().take(kind::DELTAS, record, 1);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut bytes = 0;
+    for (_, body) in streams.iter_mut() {
+        while let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(&mut context) {
+            bytes += frame.unwrap().unwrap().into_data().unwrap().len();
+        }
+    }
+    bytes
+}
+
+fn allocations_per_token(shape: Shape, fast: bool) -> f64 {
+    let ledger = ledger();
+    let mut streams: Vec<_> = (0..STREAMS).map(|_| open(&ledger, shape, fast)).collect();
+    let mut record = Vec::new();
+    for sequence in 0..WARM_UP_STEPS {
+        assert!(step(&ledger, &mut streams, &mut record, sequence) > 0);
+    }
+    let mut bytes = 0;
+    let measured = allocation_counter::measure(|| {
+        for sequence in WARM_UP_STEPS..WARM_UP_STEPS + STEPS {
+            bytes += step(&ledger, &mut streams, &mut record, sequence);
+        }
+    });
+    let tokens = STREAMS as f64 * f64::from(STEPS);
+    let per_token = measured.count_total as f64 / tokens;
+    println!(
+        "{shape:?}, fast {fast}: {per_token:.4} allocations and {:.0} bytes written per token",
+        bytes as f64 / tokens
+    );
+    per_token
+}
+
+#[test]
+fn a_token_costs_next_to_no_allocation_on_the_fast_path() {
+    for shape in [Shape::Completions, Shape::Chat] {
+        let fast = allocations_per_token(shape, true);
+        assert!(fast <= 0.01, "{shape:?}: {fast} allocations per token");
+    }
+}
+
+#[test]
+fn the_plain_path_does_allocate_so_the_measurement_measures() {
+    assert!(allocations_per_token(Shape::Chat, false) >= 1.0);
+}

@@ -1,0 +1,290 @@
+//! A frontend on a real socket whose other roles are the test: it reads the records that would go to them
+//! and writes the records that would come back.
+
+#![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests; each test binary uses some of them")]
+
+use pinion_config::{Edge, Topology};
+use pinion_frontend::admission::Limits;
+use pinion_frontend::app::{App, Numbers, Settings};
+use pinion_frontend::health::Health;
+use pinion_frontend::ledger::{Ledger, Setup};
+use pinion_frontend::metrics::Metrics;
+use pinion_frontend::outgoing::Outlet;
+use pinion_frontend::server;
+use pinion_protocol::detokenizer_inbox::{self, Open};
+use pinion_protocol::frontend_inbox::{FinishReason, Finished, Reject, kind, put_delta};
+use pinion_protocol::limits::GAUGE_COUNT;
+use pinion_protocol::status::{EDGE_WORDS, Gauge, Phase};
+use pinion_protocol::tokenizer_inbox::{Submit, TokenizerRecord};
+use pinion_protocol::{Fault, Peer, RequestId, Role};
+use pinion_shm::clock;
+use pinion_shm::page::Page;
+use pinion_shm::slots::SlotTable;
+use pinion_worker::Overflow;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+/// Records that would have gone to other roles.
+#[derive(Default)]
+pub(crate) struct Sent {
+    pub(crate) opens: VecDeque<Open>,
+    pub(crate) jobs: VecDeque<TokenizerRecord>,
+    pub(crate) full: bool,
+}
+
+impl Outlet for Sent {
+    fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        if self.full {
+            return Err(Overflow);
+        }
+        match to.role {
+            Role::Detokenizer => {
+                assert_eq!(kind, detokenizer_inbox::kind::OPEN);
+                self.opens.push_back(Open::decode(payload).unwrap());
+            }
+            Role::Tokenizer => self.jobs.push_back(TokenizerRecord::decode(kind, payload).unwrap()),
+            other => panic!("record for {other:?}"),
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, _to: Peer) {}
+}
+
+/// What a test may change.
+#[derive(Clone)]
+pub(crate) struct Options {
+    pub(crate) slots: usize,
+    pub(crate) settings: Settings,
+    pub(crate) buffer_bytes_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let long = Duration::from_secs(20);
+        let settings = Settings {
+            body_bytes_max: 64 << 10,
+            body_timeout: long,
+            header_timeout: long,
+            idle_timeout: long,
+            write_timeout: long,
+            fast_sse: true,
+        };
+        Options { slots: 8, settings, buffer_bytes_max: 1 << 20 }
+    }
+}
+
+pub(crate) struct Harness {
+    pub(crate) app: Rc<App>,
+    pub(crate) sent: Rc<RefCell<Sent>>,
+    pub(crate) table: SlotTable,
+    pub(crate) engine_page: Page,
+    pub(crate) address: SocketAddr,
+    pub(crate) closing: watch::Sender<bool>,
+}
+
+fn ready_page() -> Page {
+    let page = Page::create(1, 1, GAUGE_COUNT).unwrap();
+    page.set(Gauge::Phase as usize, Phase::Ready as u64);
+    page.set(Gauge::HeartbeatNs as usize, clock::now_ns());
+    page
+}
+
+/// Runs a test on the frontend's kind of runtime, with a limit on its time.
+pub(crate) fn run<F: Future<Output = ()>>(options: Options, test: impl FnOnce(Harness) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let harness = Harness::new(options).await;
+        tokio::time::timeout(Duration::from_secs(60), test(harness)).await.expect("the test hangs");
+    });
+}
+
+impl Harness {
+    async fn new(options: Options) -> Harness {
+        let table = SlotTable::create(1, 1, options.slots).unwrap();
+        let sent = Rc::new(RefCell::new(Sent::default()));
+        let metrics = Rc::new(Metrics::default());
+        let setup = Setup {
+            frontend: 0,
+            table: table.clone(),
+            status: Page::create(1, 1, GAUGE_COUNT).unwrap(),
+            tokenizers: 1,
+            detokenizers: 1,
+            max_model_len: 4096,
+            buffer_bytes_max: options.buffer_bytes_max,
+        };
+        let launcher_page = Page::create(1, 1, EDGE_WORDS + 64).unwrap();
+        launcher_page.set(EDGE_WORDS, 96);
+        launcher_page.set(EDGE_WORDS + 1, 4096);
+        let engine_page = ready_page();
+        let pages = vec![
+            (Peer::new(Role::Launcher, 0), launcher_page),
+            (Peer::new(Role::Engine, 0), engine_page.clone()),
+            (Peer::new(Role::Tokenizer, 0), ready_page()),
+            (Peer::new(Role::Detokenizer, 0), ready_page()),
+        ];
+        let edge = |from, to| Edge { from: Peer::new(from, 0), to: Peer::new(to, 0), capacity_bytes: 4096 };
+        let edges = vec![edge(Role::Frontend, Role::Tokenizer), edge(Role::Tokenizer, Role::Engine)];
+        let app = Rc::new(App {
+            ledger: Rc::new(RefCell::new(Ledger::new(setup, sent.clone(), metrics.clone()))),
+            metrics,
+            limits: Limits { model: "tiny".to_owned(), vocab_size: 1000, max_model_len: 4096 },
+            settings: options.settings,
+            health: Health { pages },
+            topology: Topology { processes: Vec::new(), edges },
+            numbers: Numbers::new(1),
+            started_unix_s: 1_790_000_000,
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let closing = watch::Sender::new(false);
+        tokio::task::spawn_local(server::accept(app.clone(), listener, closing.subscribe()));
+        Harness { app, sent, table, engine_page, address, closing }
+    }
+
+    /// The next record that went to the tokenizer.
+    pub(crate) async fn job(&self) -> TokenizerRecord {
+        wait_for("a job", || self.sent.borrow_mut().jobs.pop_front()).await
+    }
+
+    /// The next generation request.
+    pub(crate) async fn submit(&self) -> Submit {
+        match self.job().await {
+            TokenizerRecord::Submit(submit) => submit,
+            other => panic!("not a submit: {other:?}"),
+        }
+    }
+
+    pub(crate) fn take(&self, record_kind: u16, payload: &[u8]) {
+        self.app.ledger.borrow_mut().take(record_kind, payload, clock::now_ns());
+    }
+
+    /// Text for `id`: one delta.
+    pub(crate) fn delta(&self, id: RequestId, first_sequence: u32, ids: &[u32], text: &str, flags: u32) {
+        let mut record = Vec::new();
+        put_delta(&mut record, id, first_sequence, ids, text, flags);
+        self.take(kind::DELTAS, &record);
+    }
+
+    pub(crate) fn finish(&self, id: RequestId, reason: FinishReason, generated_tokens: u32) {
+        let mut record = Vec::new();
+        Finished { id, reason, prompt_tokens: 3, cached_tokens: 1, generated_tokens }.encode(&mut record);
+        self.take(kind::FINISHED, &record);
+    }
+
+    pub(crate) fn reject(&self, id: RequestId, fault: Fault) {
+        let mut record = Vec::new();
+        Reject { id, fault }.encode(&mut record);
+        self.take(kind::REJECT, &record);
+    }
+
+    pub(crate) fn slots_used(&self) -> usize {
+        self.app.ledger.borrow().slots_used()
+    }
+
+    pub(crate) fn cancelled(&self, id: RequestId) -> bool {
+        self.table.slot(usize::from(id.slot)).unwrap().state().cancelled
+    }
+
+    pub(crate) async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends a POST with a JSON body on a connection of its own that closes after the answer.
+    pub(crate) async fn post_raw(&self, path: &str, body: &str) -> TcpStream {
+        let mut stream = self.connect().await;
+        stream.write_all(post_bytes(path, body).as_bytes()).await.unwrap();
+        stream
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &str) -> Reply {
+        Reply::read(self.post_raw(path, body).await).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Reply {
+        self.request(&format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await
+    }
+
+    pub(crate) async fn request(&self, text: &str) -> Reply {
+        let mut stream = self.connect().await;
+        stream.write_all(text.as_bytes()).await.unwrap();
+        Reply::read(stream).await
+    }
+}
+
+pub(crate) fn post_bytes(path: &str, body: &str) -> String {
+    let length = body.len();
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+/// Polls until `look` finds something.
+pub(crate) async fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..2000 {
+        if let Some(found) = look() {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("{what} did not come")
+}
+
+/// A response read to the end of its connection.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    /// Without chunk framing.
+    pub(crate) body: String,
+    /// Pieces of a chunked body.
+    pub(crate) chunks: Vec<String>,
+    /// The framing says that nothing is missing.
+    pub(crate) complete: bool,
+}
+
+impl Reply {
+    pub(crate) async fn read(mut stream: TcpStream) -> Reply {
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes).await;
+        Reply::parse(&String::from_utf8(bytes).unwrap())
+    }
+
+    pub(crate) fn parse(text: &str) -> Reply {
+        let (head, rest) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {text:?}"));
+        let head = head.to_lowercase();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let (mut chunks, mut complete) = (Vec::new(), false);
+        if head.contains("transfer-encoding: chunked") {
+            let mut rest = rest;
+            while let Some((length, tail)) = rest.split_once("\r\n") {
+                let length = usize::from_str_radix(length, 16).unwrap();
+                if length == 0 {
+                    complete = true;
+                    break;
+                }
+                chunks.push(tail[..length].to_owned());
+                rest = &tail[length + 2..];
+            }
+        } else {
+            chunks.push(rest.to_owned());
+            complete = head.contains(&format!("content-length: {}", rest.len()));
+        }
+        Reply { status, head, body: chunks.concat(), chunks, complete }
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
+    }
+
+    /// The payloads of the server-sent events.
+    pub(crate) fn events(&self) -> Vec<String> {
+        let events = self.body.split_terminator("\n\n");
+        events.map(|event| event.strip_prefix("data: ").unwrap().to_owned()).collect()
+    }
+}
