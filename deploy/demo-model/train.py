@@ -147,6 +147,10 @@ def save(model: GPT2LMHeadModel, tokenizer: Tokenizer, out: pathlib.Path) -> Non
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(out)
+    # The class name that transformers 4 and 5 both know; 5 writes one of its own.
+    path = out / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -220,8 +224,8 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, help="folder to write; training only")
     parser.add_argument("--evaluate", type=pathlib.Path, metavar="DIR", help="evaluate this folder instead")
     parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=1600)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--short-fraction", type=float, default=0.75, help="share of steps at half context")
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--heads", type=int, default=6)
@@ -230,7 +234,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=60)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--evaluate-every", type=int, default=100)
+    parser.add_argument("--evaluate-every", type=int, default=200)
     parser.add_argument("--autocast", action="store_true", help="bf16 matmuls: quicker where the chip has them")
     args = parser.parse_args()
     torch.set_num_threads(1)
