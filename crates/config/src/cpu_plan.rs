@@ -235,14 +235,15 @@ fn place_unnamed(request: &PlanRequest, mut free: Vec<Core>, homes: &mut BTreeMa
     while others.len() < wanted {
         others.extend(engine_cores.pop());
     }
+    let node = engine_cores.first().map(|core| core.node);
+    others.sort_by_key(|core| (Some(core.node) != node, rank(core)));
     others.truncate(wanted);
     engine_cores.sort_by_key(|core| core.cpus[0]);
     spread(&engines, engine_cores, homes);
     spread(&light, others, homes);
 }
 
-/// The cores that the engine wants, best first, and the rest in the order in which light roles take them:
-/// those of the engine's node first, then best first.
+/// The cores that the engine wants, best first, and the rest.
 fn split_for_engine(mut free: Vec<Core>) -> (Vec<Core>, Vec<Core>) {
     free.sort_by_key(rank);
     let fastest = free.iter().filter_map(|core| core.speed).max().unwrap_or(0);
@@ -257,10 +258,7 @@ fn split_for_engine(mut free: Vec<Core>) -> (Vec<Core>, Vec<Core>) {
     };
     let in_node = free.iter().filter(|core| core.node == node).count();
     let fast_only = fast_count * 3 >= in_node;
-    let (engine, mut others): (Vec<Core>, Vec<Core>) =
-        free.into_iter().partition(|core| core.node == node && (fast(core) || !fast_only));
-    others.sort_by_key(|core| (core.node != node, rank(core)));
-    (engine, others)
+    free.into_iter().partition(|core| core.node == node && (fast(core) || !fast_only))
 }
 
 /// Rule 5, thread caps, and what remains unused.

@@ -11,6 +11,9 @@ const COLUMNS: usize = 100;
 /// Where the text of a flag begins.
 const INDENT: usize = 36;
 
+const SOURCES: &str = "Every flag is also a key of the file named by --config, and an environment variable: \
+    --max-num-seqs is PINION_MAX_NUM_SEQS. Flags win over the environment, the environment over the file.";
+
 /// Flags in the short help.
 const FIRST_NEEDED: &[&str] =
     &["model", "host", "port", "served-model-name", "dtype", "max-model-len", "max-num-seqs", "config"];
@@ -23,13 +26,12 @@ pub(crate) fn text(topic: Option<&str>) -> String {
     if topic == "all" {
         return Group::ALL.iter().map(|&g| group(g)).collect::<Vec<_>>().join("\n") + "\n" + &exits();
     }
-    if let Some(&found) = Group::ALL.iter().find(|g| g.name() == topic) {
-        return group(found);
-    }
-    if let Some(option) =
-        OPTIONS.iter().find(|o| o.name == topic || topic.strip_prefix("no-") == Some(o.name))
-    {
-        return one(option);
+    let is_named = |o: &&Opt| o.name == topic || topic.strip_prefix("no-") == Some(o.name);
+    let flag = OPTIONS.iter().find(is_named).map(one);
+    let section = Group::ALL.into_iter().find(|g| g.name() == topic).map(group);
+    if flag.is_some() || section.is_some() {
+        // `model` is both
+        return flag.into_iter().chain(section).collect::<Vec<_>>().join("\n");
     }
     let found: Vec<&Opt> = OPTIONS
         .iter()
@@ -53,9 +55,9 @@ fn short() -> String {
          Usage:\n  pinion serve DIR [flags]\n  pinion config show [flags]    every value and where it comes from\n  \
          pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
          search for\n  --help=all          everything\n\n\
-         Every flag is also a key of the file named by --config, and an environment variable: --max-num-seqs is \
-         PINION_MAX_NUM_SEQS.\nFlags win over the environment, the environment over the file.\n",
-        lines(needed)
+         {}",
+        lines(needed),
+        wrapped(SOURCES, 0)
     )
 }
 
@@ -66,7 +68,7 @@ fn group(group: Group) -> String {
 fn exits() -> String {
     let mut text = "Exit codes:\n".to_owned();
     for exit in Exit::ALL {
-        let _ = writeln!(text, "  {}  {}", exit.code(), exit.meaning());
+        let _ = write!(text, "  {}  {}", exit.code(), wrapped(exit.meaning(), 5).trim_start());
     }
     text
 }

@@ -14,7 +14,7 @@ pub struct Cpu {
     pub package: usize,
     /// Physical core within the socket: CPUs with the same package and core are SMT siblings.
     pub core: usize,
-    /// Relative speed: top frequency in kHz, or the kernel's capacity; absent where neither is told.
+    /// Relative speed: the kernel's capacity, or else the top frequency in kHz; absent where neither is told.
     pub speed: Option<u64>,
     /// NUMA node.
     pub node: usize,
@@ -91,8 +91,9 @@ fn read_cpu(system: &Path, id: usize, nodes: &[(usize, BTreeSet<usize>)]) -> Cpu
     let siblings = read_text(&topology.join("thread_siblings_list")).and_then(|t| parse_cpu_set(&t).ok());
     let core = siblings.and_then(|s| s.first().copied()).unwrap_or(id);
     let package = read_number(&topology.join("physical_package_id")).unwrap_or(0) as usize;
+    // capacity first: it counts instructions per cycle too, which frequency does not
     let speed =
-        read_number(&dir.join("cpufreq/cpuinfo_max_freq")).or_else(|| read_number(&dir.join("cpu_capacity")));
+        read_number(&dir.join("cpu_capacity")).or_else(|| read_number(&dir.join("cpufreq/cpuinfo_max_freq")));
     let node = nodes.iter().find(|(_, cpus)| cpus.contains(&id)).map_or(0, |(node, _)| *node);
     Cpu { id, package, core, speed, node }
 }

@@ -163,8 +163,8 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("api-key", "", "there is no authentication; listen on loopback or put a proxy in front"),
 ];
 
-/// `PINION_*` variables that belong to the scripts in deploy/ and are no option of the service.
-pub(crate) const SCRIPT_VARIABLES: &[&str] = &["PINION_CACHE", "PINION_PYTHON"];
+/// `PINION_*` variables that belong to the scripts in deploy/ and to the tests, and are no option of the service.
+pub(crate) const SCRIPT_VARIABLES: &[&str] = &["PINION_CACHE", "PINION_PYTHON", "PINION_TEST_SEED"];
 
 /// The option of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Opt> {

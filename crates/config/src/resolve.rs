@@ -6,6 +6,7 @@ use crate::fault::{Collector, Faults, Origin};
 use crate::machine::Machine;
 use crate::model_folder;
 use crate::sources::Settings;
+use crate::topology::Topology;
 use crate::value::{Value, human_bytes};
 use pinion_protocol::Role;
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ const KV_TOKENS_PER_SEQUENCE: u32 = 1024;
 const BODY_BYTES_PER_TOKEN: usize = 64;
 const BODY_BYTES_LOW: usize = 512 << 10;
 const BODY_BYTES_HIGH: usize = 4 << 20;
+/// Rings may take the memory divided by this.
+const RING_MEMORY_DIVISOR: u64 = 4;
 /// Longest served model name in bytes.
 const MODEL_NAME_BYTES_MAX: usize = 256;
 
@@ -30,7 +33,23 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
         return None;
     };
     let facts = model_folder::read(&dir, backend, faults);
-    from_facts(settings, machine, &dir, facts, faults)
+    let config = from_facts(settings, machine, &dir, facts, faults)?;
+    check_rings(&config, machine, faults);
+    Some(config)
+}
+
+/// Rings are prefaulted, and there is one for every pair of processes that talk.
+fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
+    let rings = Topology::new(config).shared_bytes() as u64;
+    let room = machine.memory_bytes.map(|bytes| bytes / RING_MEMORY_DIVISOR);
+    if let Some(room) = room.filter(|room| rings > *room) {
+        let (rings, room) = (human_bytes(rings), human_bytes(room));
+        let reason = format!(
+            "the rings take {rings}, and a quarter of the memory is {room}: turn down frontends, tokenizers, \
+             body-bytes-max or max-inflight"
+        );
+        faults.add(&Origin::CommandLine, reason);
+    }
 }
 
 /// The part after the folder was read. Without facts only what does not need them is checked.
@@ -53,17 +72,13 @@ pub(crate) fn from_facts(
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
     let engine_threads =
         cpu_plan.placements.iter().find(|p| p.peer.role == Role::Engine).map_or(1, |p| p.threads);
-    let host = match settings.get("host")?.value {
-        Value::Address(address) => address,
-        _ => return None,
-    };
     let model_dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
     if model_dir.to_str().is_none() {
         faults.add(&Origin::Model(model_dir.display().to_string()), "the path is not valid UTF-8");
     }
     let take = Take(settings);
     Some(Config {
-        host,
+        host: settings.address("host")?,
         port: take.narrow("port"),
         model_dir,
         served_model_name: name,

@@ -7,6 +7,7 @@ use crate::table::{Kind, Opt, Preset};
 use crate::value::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::IpAddr;
 
 /// Similarity below which two names are strangers.
 const ALIKE: f64 = 0.7;
@@ -78,6 +79,13 @@ impl Settings {
         match &self.get(name)?.value {
             Value::Text(text) => Some(text),
             Value::Word(word) => Some(word),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn address(&self, name: &str) -> Option<IpAddr> {
+        match self.get(name)?.value {
+            Value::Address(address) => Some(address),
             _ => None,
         }
     }
@@ -166,7 +174,10 @@ fn read_file(path: &str, settings: &mut Settings, faults: &mut Collector) {
         let origin = Origin::File { file: path.to_owned(), key: key.clone() };
         let name = key.replace('_', "-");
         let Some(option) = find(&name).filter(|option| option.name != "config") else {
-            let hint = hint(&name, |option| option.name.to_owned());
+            let hint = match value {
+                toml::Value::Table(_) => "; there are no tables, options are top-level keys".to_owned(),
+                _ => hint(&name, |option| option.name.to_owned()),
+            };
             faults.add(&origin, format!("no such key{hint}"));
             continue;
         };
@@ -226,6 +237,7 @@ pub(crate) fn hint(unknown: &str, spell: impl Fn(&Opt) -> String) -> String {
             None => format!(": {reason}"),
         };
     }
+    let unknown = unknown.strip_prefix("no-").unwrap_or(unknown);
     let score = |option: &Opt| strsim::normalized_damerau_levenshtein(unknown, option.name);
     let near =
         OPTIONS.iter().max_by(|a, b| score(a).total_cmp(&score(b))).filter(|option| score(option) >= ALIKE);

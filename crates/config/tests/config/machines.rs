@@ -1,0 +1,83 @@
+//! Reading a machine from made-up /sys and /proc trees.
+
+use crate::tree::Tree;
+use pinion_config::{Cpu, Machine};
+
+const GIB: u64 = 1 << 30;
+
+fn cpu_files(tree: &Tree, id: usize, package: usize, siblings: &str) {
+    let topology = format!("sys/devices/system/cpu/cpu{id}/topology");
+    tree.file(&format!("{topology}/physical_package_id"), &format!("{package}\n"));
+    tree.file(&format!("{topology}/thread_siblings_list"), &format!("{siblings}\n"));
+}
+
+#[test]
+fn two_sockets_with_smt() {
+    let tree = Tree::new();
+    for id in 0..8 {
+        let first = id % 4;
+        cpu_files(&tree, id, first / 2, &format!("{first},{}", first + 4));
+        let frequency = if first == 0 { "3000000\n" } else { "2500000\n" };
+        tree.file(&format!("sys/devices/system/cpu/cpu{id}/cpufreq/cpuinfo_max_freq"), frequency);
+    }
+    tree.file("sys/devices/system/node/node0/cpulist", "0-1,4-5\n");
+    tree.file("sys/devices/system/node/node1/cpulist", "2-3,6-7\n");
+    tree.file("sys/devices/system/cpu/online", "0-7\n");
+    tree.file("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:  1 kB\n");
+    tree.file("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu avx512_bf16 arat\n");
+    let machine = Machine::from_sysfs(tree.path(), &[]);
+    assert_eq!(machine.cpus.len(), 8);
+    assert_eq!(machine.cpus[4], Cpu { id: 4, package: 0, core: 0, speed: Some(3_000_000), node: 0 });
+    assert_eq!(machine.cpus[7], Cpu { id: 7, package: 1, core: 3, speed: Some(2_500_000), node: 1 });
+    assert_eq!((machine.memory_bytes, machine.quota_cpus, machine.has_bf16), (Some(16 * GIB), None, true));
+    let part = Machine::from_sysfs(tree.path(), &[2, 6]);
+    assert_eq!(part.cpus.iter().map(|c| (c.id, c.core)).collect::<Vec<_>>(), [(2, 2), (6, 2)]);
+}
+
+#[test]
+fn capacity_tells_the_speed_before_frequency_does() {
+    let tree = Tree::new();
+    tree.file("sys/devices/system/cpu/cpu0/cpu_capacity", "1024\n");
+    tree.file("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "5000000\n");
+    assert_eq!(Machine::from_sysfs(tree.path(), &[0]).cpus[0].speed, Some(1024));
+}
+
+#[test]
+fn an_empty_tree_is_one_plain_cpu() {
+    let tree = Tree::new();
+    let machine = Machine::from_sysfs(tree.path(), &[]);
+    assert_eq!(machine, Machine::uniform(1, 1));
+    let three = Machine::from_sysfs(tree.path(), &[0, 1, 2]);
+    assert_eq!(three, Machine::uniform(3, 1));
+}
+
+#[test]
+fn cgroup_limits() {
+    // (files under the cgroup, CPUs, bytes)
+    type Case = (&'static [(&'static str, &'static str)], Option<usize>, Option<u64>);
+    let cases: &[Case] = &[
+        (&[("cpu.max", "max 100000"), ("memory.max", "max")], None, Some(8 * GIB)),
+        (&[("cpu.max", "250000 100000"), ("memory.max", "1073741824")], Some(2), Some(GIB)),
+        (&[("cpu.max", "50000 100000")], Some(1), Some(8 * GIB)),
+        (&[("cpu/cpu.cfs_quota_us", "-1"), ("cpu/cpu.cfs_period_us", "100000")], None, Some(8 * GIB)),
+        (&[("cpu/cpu.cfs_quota_us", "400000"), ("cpu/cpu.cfs_period_us", "100000")], Some(4), Some(8 * GIB)),
+        (&[("memory/memory.limit_in_bytes", "9223372036854771712")], None, Some(8 * GIB)),
+        (&[("memory/memory.limit_in_bytes", "2147483648")], None, Some(2 * GIB)),
+        (&[("cpu.max", "garbage"), ("memory.max", "-5")], None, Some(8 * GIB)),
+        (&[("cpu.max", "5 0")], None, Some(8 * GIB)),
+    ];
+    for (files, quota, memory) in cases {
+        let tree = Tree::new();
+        tree.file("proc/meminfo", "MemTotal:        8388608 kB\n");
+        for (name, text) in *files {
+            tree.file(&format!("sys/fs/cgroup/{name}"), &format!("{text}\n"));
+        }
+        let machine = Machine::from_sysfs(tree.path(), &[0]);
+        assert_eq!((machine.quota_cpus, machine.memory_bytes), (*quota, *memory), "{files:?}");
+    }
+}
+
+#[test]
+fn this_computer_has_a_cpu() {
+    assert!(!Machine::detect().cpus.is_empty());
+}

@@ -1,0 +1,10 @@
+//! Tests of the configuration through its public face. Start with `sources`.
+
+mod documentation;
+mod machines;
+mod model_folders;
+mod plans;
+mod rings;
+mod sources;
+mod tree;
+mod values;

@@ -1,0 +1,171 @@
+//! Good and bad model folders.
+
+use crate::tree::{GPT2, Tree, run_on, serve};
+use pinion_config::{Exit, Machine, ModelFacts};
+
+fn machine() -> Machine {
+    Machine::uniform(4, 1)
+}
+
+#[test]
+fn facts_of_gpt2() {
+    let model = Tree::gpt2();
+    let expected = ModelFacts {
+        max_context: 1024,
+        vocab_size: 50257,
+        eos: Some(50256),
+        layers: 12,
+        heads: 12,
+        head_dim: 64,
+        hidden: 768,
+        has_chat_template: false,
+    };
+    let config = serve(&machine(), &model, &[], &[]);
+    assert_eq!((config.max_model_len, config.model), (1024, expected));
+    let name = model.path().file_name().unwrap().to_str().unwrap();
+    assert_eq!(config.served_model_name, name);
+}
+
+#[test]
+fn end_of_sequence_and_chat_template() {
+    // (config's, generation config's, tokenizer config's, eos, template)
+    for (config, generation, tokenizer, eos, template) in [
+        ("null", None, None, None, false),
+        ("7", Some("8"), Some("{}"), Some(7), false),
+        ("[9, 10]", None, Some(r#"{"chat_template": "{{ x }}"}"#), Some(9), true),
+        ("null", Some("[11]"), Some(r#"{"chat_template": null}"#), Some(11), false),
+        ("99999", None, None, None, false), // outside the vocabulary
+    ] {
+        let model = Tree::gpt2();
+        model.file("config.json", &GPT2.replace("50256", config));
+        if let Some(ids) = generation {
+            model.file("generation_config.json", &format!("{{\"eos_token_id\": {ids}}}"));
+        }
+        if let Some(text) = tokenizer {
+            model.file("tokenizer_config.json", text);
+        }
+        let facts = serve(&machine(), &model, &[], &[]).model;
+        assert_eq!((facts.eos, facts.has_chat_template), (eos, template), "{config} {generation:?}");
+    }
+}
+
+#[test]
+fn context_under_each_of_its_names() {
+    for name in ["n_positions", "n_ctx", "max_position_embeddings"] {
+        let model = Tree::gpt2();
+        model.file("config.json", &GPT2.replace("n_positions", name));
+        assert_eq!(serve(&machine(), &model, &[], &[]).model.max_context, 1024, "{name}");
+    }
+}
+
+type Change = Box<dyn Fn(&Tree)>;
+
+/// Each change to a good folder gives exactly these lines, after the folder's path.
+fn check(cases: Vec<(Change, Vec<&str>)>) {
+    for (change, expected) in cases {
+        let model = Tree::gpt2();
+        change(&model);
+        let dir = model.text();
+        let faults = run_on(&machine(), &["serve", &dir], &[]).expect_err("a bad folder");
+        let text = faults.to_string().replace(&format!("{dir}/"), "");
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert_eq!(faults.exit(), Exit::Model);
+    }
+}
+
+#[test]
+fn missing_files() {
+    check(vec![
+        (Box::new(|t| t.remove("config.json")), vec!["config.json: is missing"]),
+        (Box::new(|t| t.remove("tokenizer.json")), vec!["tokenizer.json: is missing"]),
+        (Box::new(|t| t.remove("model.safetensors")), vec!["model.safetensors: is missing"]),
+        (
+            Box::new(|t| {
+                t.remove("config.json");
+                t.remove("tokenizer.json");
+                t.remove("model.safetensors");
+            }),
+            vec!["config.json: is missing", "tokenizer.json: is missing", "model.safetensors: is missing"],
+        ),
+        (
+            Box::new(|t| {
+                t.remove("model.safetensors");
+                t.file("pytorch_model.bin", "x");
+            }),
+            vec!["model.safetensors: is missing; pytorch_model.bin is not read, convert it to safetensors"],
+        ),
+        (
+            Box::new(|t| {
+                t.remove("model.safetensors");
+                t.file("model.safetensors.index.json", "{}");
+            }),
+            vec![
+                "model.safetensors: is missing; the folder holds weights in several files, and only one is read",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn bad_files() {
+    let config = |text: &'static str| move |tree: &Tree| drop(tree.file("config.json", text));
+    check(vec![
+        (Box::new(|t| drop(t.file("model.safetensors", ""))), vec!["model.safetensors: is empty"]),
+        (
+            Box::new(|t| drop(t.file("tokenizer.json", "{\"model\": "))),
+            vec!["tokenizer.json: is not valid JSON: EOF while parsing a value at line 1 column 10"],
+        ),
+        (
+            Box::new(config("{\"model_type\"")),
+            vec!["config.json: is not valid JSON: EOF while parsing an object at line 1 column 13"],
+        ),
+        (Box::new(config("[]")), vec!["config.json: is not a JSON object"]),
+        (Box::new(config("")), vec!["config.json: is empty"]),
+        (
+            Box::new(config("{}")),
+            vec![
+                "config.json: has no model_type; supported: gpt2",
+                "config.json: has no n_positions or n_ctx or max_position_embeddings",
+                "config.json: has no vocab_size",
+                "config.json: has no n_layer or num_hidden_layers",
+                "config.json: has no n_head or num_attention_heads",
+                "config.json: has no n_embd or hidden_size",
+            ],
+        ),
+        (
+            Box::new(config(
+                r#"{"model_type":"llama","n_ctx":-1,"vocab_size":"big","n_layer":0,"n_head":5,"n_embd":64}"#,
+            )),
+            vec![
+                "config.json: model_type \"llama\" is not supported; supported: gpt2",
+                "config.json: n_ctx is -1; expected a whole number from 1 to 1048576",
+                "config.json: vocab_size is \"big\"; expected a whole number from 1 to 1048576",
+                "config.json: n_layer is 0; expected a whole number from 1 to 4096",
+                "config.json: 5 heads do not divide a width of 64",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn no_folder_at_all() {
+    let tree = Tree::new();
+    let file = tree.file("weights.bin", "x");
+    for (dir, reason) in [
+        ("/no/such/model", "no such folder; a local Hugging Face folder is expected, nothing is downloaded"),
+        (file.as_str(), "is a file; a Hugging Face folder is expected"),
+    ] {
+        let faults = run_on(&machine(), &["serve", dir, "--port", "x"], &[]).unwrap_err();
+        let expected = format!("--port: `x` is not a number\n{dir}: {reason}");
+        assert_eq!((faults.to_string(), faults.exit()), (expected, Exit::Usage));
+    }
+}
+
+#[test]
+fn the_fake_backend_needs_neither_weights_nor_a_known_architecture() {
+    let model = Tree::gpt2();
+    model.remove("model.safetensors");
+    model.file("config.json", r#"{"model_type":"llama","max_position_embeddings":64,"vocab_size":100}"#);
+    let facts = serve(&machine(), &model, &["--backend", "fake"], &[]).model;
+    assert_eq!((facts.max_context, facts.vocab_size, facts.layers, facts.head_dim), (64, 100, 1, 1));
+}
