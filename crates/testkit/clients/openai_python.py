@@ -1,0 +1,81 @@
+"""The official Python client, unchanged, against BASE_URL: completions and chat, whole and streamed.
+
+Prints one line, or raises. Works with any model: greedy answers are compared with themselves."""
+
+import os
+
+import openai
+
+client = openai.OpenAI(base_url=os.environ["BASE_URL"], api_key="none", max_retries=0, timeout=120)
+MESSAGES = [
+    {"role": "system", "content": "You are a poet."},
+    {"role": "user", "content": [{"type": "text", "text": "Speak of the sea."}]},
+]
+TOKENS = 24
+
+
+def check_completions(model: str) -> None:
+    asked = dict(model=model, prompt="The sea", max_tokens=TOKENS, temperature=0)
+    whole = client.completions.create(**asked)
+    assert whole.object == "text_completion" and whole.model == model, whole
+    assert whole.choices[0].finish_reason in ("length", "stop"), whole
+    assert 0 < whole.usage.completion_tokens <= TOKENS, whole
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens, whole
+
+    text, chunks, reasons, usage = "", 0, [], None
+    for chunk in client.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        if chunk.usage:
+            usage = chunk.usage
+        for choice in chunk.choices:
+            chunks += bool(choice.text)
+            text += choice.text
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert text == whole.choices[0].text and chunks > 1, (text, whole.choices[0].text)
+    assert reasons == [whole.choices[0].finish_reason], reasons
+    assert usage and usage.completion_tokens == whole.usage.completion_tokens, usage
+
+
+def check_chat(model: str) -> None:
+    asked = dict(model=model, messages=MESSAGES, max_completion_tokens=TOKENS, temperature=0)
+    whole = client.chat.completions.create(**asked)
+    assert whole.object == "chat.completion" and whole.choices[0].message.role == "assistant", whole
+    assert whole.usage.prompt_tokens > 0, whole
+
+    text, roles, reasons = "", [], []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        assert chunk.object == "chat.completion.chunk", chunk
+        delta = chunk.choices[0].delta
+        roles += [delta.role] if delta.role else []
+        text += delta.content or ""
+        reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+    assert text == whole.choices[0].message.content, (text, whole.choices[0].message.content)
+    assert roles == ["assistant"] and reasons == [whole.choices[0].finish_reason], (roles, reasons)
+
+
+def check_errors(model: str) -> None:
+    def refused(kind, call, param):
+        try:
+            call()
+        except kind as error:
+            assert error.param == param and error.type == "invalid_request_error", error.body
+            return
+        raise AssertionError(f"{kind.__name__} expected")
+
+    refused(openai.BadRequestError, lambda: client.completions.create(model=model, prompt="x", max_tokens=0), "max_tokens")
+    refused(openai.NotFoundError, lambda: client.completions.create(model="nobody", prompt="x"), "model")
+
+
+def leave_early(model: str) -> None:
+    """What a client does that has read enough."""
+    with client.completions.create(model=model, prompt="The sea", max_tokens=200, stream=True) as stream:
+        next(iter(stream))
+
+
+MODEL = client.models.list().data[0].id
+assert client.models.retrieve(MODEL).id == MODEL
+check_completions(MODEL)
+check_chat(MODEL)
+check_errors(MODEL)
+leave_early(MODEL)
+check_completions(MODEL)
+print(f"openai-python {openai.__version__}: ok")

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The official OpenAI clients, unchanged, against a service that runs already. Starts nothing itself.
+#
+#   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/run.sh
+#
+#   CACHE    where the clients are installed   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
+#   PYTHON   the Python that makes the venv    (default: python3)
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CACHE=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pinion}
+PYTHON=${PYTHON:-python3}
+: "${BASE_URL:?names the service, such as http://127.0.0.1:8000/v1}"
+export BASE_URL
+
+OPENAI_PYTHON=3.51.0
+# The newest major that still runs on Node 20.
+OPENAI_NODE=6.49.0
+
+say() { printf '[clients] %s\n' "$*" >&2; }
+
+# Installs into a fresh folder and moves it into place when it is complete, so that a broken download is not
+# taken for an installation and two runs do not disturb each other.
+place() { # place FOLDER COMMAND...
+    local folder=$1
+    shift
+    [ ! -d "$folder" ] || return 0
+    mkdir -p "$CACHE"
+    local part
+    part=$(mktemp -d "$folder.XXXXXX")
+    "$@" "$part" >&2 || { rm -rf "$part"; return 1; }
+    mv -T "$part" "$folder" 2>/dev/null || rm -rf "$part"
+}
+
+install_python() { # install_python FOLDER
+    say "installing openai-python $OPENAI_PYTHON"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$1" \
+        "openai==$OPENAI_PYTHON"
+}
+
+install_node() { # install_node FOLDER
+    say "installing openai-node $OPENAI_NODE"
+    npm install --silent --no-audit --no-fund --prefix "$1" "openai@$OPENAI_NODE"
+}
+
+python_folder=$CACHE/openai-python-$OPENAI_PYTHON
+place "$python_folder" install_python
+PYTHONPATH=$python_folder "$PYTHON" "$HERE/openai_python.py"
+
+if command -v node >/dev/null && command -v npm >/dev/null; then
+    node_folder=$CACHE/openai-node-$OPENAI_NODE
+    place "$node_folder" install_node
+    NODE_FOLDER=$node_folder node "$HERE/openai_node.mjs"
+else
+    echo "openai-node: skipped, there is no node with npm here"
+fi
