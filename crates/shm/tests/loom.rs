@@ -17,6 +17,8 @@
 //! not reorder a Relaxed store with a later access (no load buffering), so it can miss a bug of that kind;
 //! it does let a load see an older value, which is the case that fences are for here.
 #![cfg(loom)]
+// A failed step of a test is a failed test, in its helpers too.
+#![allow(clippy::unwrap_used)]
 
 use loom::sync::{Condvar, Mutex};
 use loom::thread;

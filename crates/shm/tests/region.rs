@@ -1,5 +1,7 @@
 //! Regions, blobs, slot tables and pages: what is accepted, what is refused, and by which error.
 #![cfg(not(loom))]
+// A failed step of a test is a failed test, in its helpers too.
+#![allow(clippy::unwrap_used)]
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -86,10 +88,7 @@ fn what_is_not_ours_is_refused() {
         refused(RegionKind::Ring, HASH + 1, None),
         AttachError::Layout { found: HASH, expected: HASH + 1 }
     );
-    assert_eq!(
-        refused(RegionKind::Ring, HASH, Some(8)),
-        AttachError::Epoch { found: EPOCH, expected: 8 }
-    );
+    assert_eq!(refused(RegionKind::Ring, HASH, Some(8)), AttachError::Epoch { found: EPOCH, expected: 8 });
 
     assert!(
         Region::attach(forged(&ring, bytes, all_seals()), RegionKind::Ring, HASH, Some(EPOCH)).is_ok(),
@@ -105,7 +104,9 @@ fn what_is_not_ours_is_refused() {
     }
     check("no memfd", File::open("/proc/self/exe").unwrap().into(), |e| matches!(e, AttachError::Os { .. }));
     check("empty", forged(&[], 0, all_seals()), |e| matches!(e, AttachError::Bytes { bytes: 0, .. }));
-    check("half a header", forged(&ring, 64, all_seals()), |e| matches!(e, AttachError::Bytes { bytes: 64, .. }));
+    check("half a header", forged(&ring, 64, all_seals()), |e| {
+        matches!(e, AttachError::Bytes { bytes: 64, .. })
+    });
     check("huge", forged(&ring, 5 << 30, all_seals()), |e| matches!(e, AttachError::Bytes { .. }));
     check("zeros", forged(&[], bytes, all_seals()), |e| e == AttachError::Magic { found: 0 });
     check("larger claim", forged(&header(RegionKind::Ring, 5), bytes, all_seals()), |e| {
@@ -192,7 +193,8 @@ fn a_slot_lives_cancels_stops_and_closes() {
 #[test]
 fn generation_zero_is_skipped_at_the_wrap() {
     let table = SlotTable::create(HASH, EPOCH, 1).unwrap();
-    let raw = Region::attach(table.fd().try_clone_to_owned().unwrap(), RegionKind::Slots, HASH, None).unwrap();
+    let raw =
+        Region::attach(table.fd().try_clone_to_owned().unwrap(), RegionKind::Slots, HASH, None).unwrap();
     raw.at(0).store(u64::from(u32::MAX), Ordering::Relaxed);
     let slot = table.slot(0).unwrap();
     assert_eq!(slot.open(), 1, "after 2^32 - 1 comes 1");

@@ -1,12 +1,12 @@
 //! Doorbells, the bounded wait, descriptor passing and death notices.
 #![cfg(not(loom))]
+// A failed step of a test is a failed test, in its helpers too.
+#![allow(clippy::unwrap_used)]
 
 use pinion_shm::doorbell::{Doorbell, Ready, WAIT_FDS_MAX, wait};
 use pinion_shm::{clock, fdpass, pidfd};
-use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ fn a_full_bell_does_not_block() {
 }
 
 #[test]
-fn a_wait_ends_at_its_deadline_despite_signals() {
+fn a_wait_ends_at_its_deadline() {
     let bell = Doorbell::create().unwrap();
     for fds in [&[][..], &[bell.fd()]] {
         let begin = Instant::now();
@@ -97,7 +97,11 @@ fn messages_arrive_whole_with_their_descriptors() {
     let second = fdpass::recv(theirs.as_fd()).unwrap().unwrap();
     assert!(second.bytes == large && second.fds.is_empty());
     for _ in 0..2 {
-        assert_eq!(fdpass::recv(theirs.as_fd()).unwrap_err().kind(), ErrorKind::UnexpectedEof, "then the end");
+        assert_eq!(
+            fdpass::recv(theirs.as_fd()).unwrap_err().kind(),
+            ErrorKind::UnexpectedEof,
+            "then the end"
+        );
     }
     let gone = fdpass::send(theirs.as_fd(), b"x", &[]).unwrap_err().kind();
     assert!(matches!(gone, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{gone:?}");
@@ -154,9 +158,4 @@ fn the_clock_runs_forward() {
     let first = clock::now_ns();
     std::thread::sleep(Duration::from_millis(2));
     assert!(clock::now_ns() >= first + 2_000_000);
-    // The same clock in every process: the kernel's own view of it.
-    let uptime = File::open("/proc/uptime").unwrap();
-    let mut text = [0; 32];
-    let len = uptime.read_at(&mut text, 0).unwrap();
-    assert!(len > 0 && first > 0);
 }
