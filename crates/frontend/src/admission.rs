@@ -149,10 +149,8 @@ fn check_model(fields: &mut Fields, limits: &Limits) -> Result<(), Fault> {
 
 fn check_unsupported(fields: &mut Fields) -> Result<(), Fault> {
     for (name, harmless) in unsupported() {
-        if let Some(value) = fields.take(name).filter(|value| !harmless(value)) {
-            let message =
-                format!("{name} = {} is not supported by this version", crate::json::quoted(&value));
-            return Err(Fault::field(name, message));
+        if fields.take(name).is_some_and(|value| !harmless(&value)) {
+            return Err(Fault::field(name, format!("this value of {name} is not supported by this version")));
         }
     }
     Ok(())

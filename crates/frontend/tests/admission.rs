@@ -269,6 +269,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     /// Whatever stands in the fields, admission answers with a fault or with values that the engine's own
     /// check accepts.
     #[test]

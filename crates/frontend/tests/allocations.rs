@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+mod harness;
+
+use harness::{Harness, Options};
 use hyper::body::Body;
 use pinion_frontend::admission::Limits;
 use pinion_frontend::body::{AnswerBody, Stream};
@@ -19,10 +22,11 @@ use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Peer, RequestId, Sampling};
 use pinion_shm::page::Page;
 use pinion_shm::slots::SlotTable;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use tokio::io::AsyncReadExt;
 
 const STREAMS: usize = 64;
 const WARM_UP_STEPS: u32 = 64;
@@ -123,4 +127,64 @@ fn a_token_costs_next_to_no_allocation_on_the_fast_path() {
 #[test]
 fn the_plain_path_does_allocate_so_the_measurement_measures() {
     assert!(allocations_per_token(Shape::Chat, false) >= 1.0);
+}
+
+/// Opens streams over real sockets; what they receive is counted, into buffers that do not grow.
+async fn open_sockets(h: &Harness, received: &Rc<Cell<usize>>) -> Vec<RequestId> {
+    let mut ids = Vec::new();
+    for _ in 0..STREAMS {
+        let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true}"#;
+        let mut client = h.post_raw("/v1/chat/completions", body).await;
+        ids.push(h.submit().await.id);
+        let received = received.clone();
+        tokio::task::spawn_local(async move {
+            let mut buffer = vec![0; 64 << 10];
+            while let Ok(count @ 1..) = client.read(&mut buffer).await {
+                received.set(received.get() + count);
+            }
+        });
+    }
+    ids
+}
+
+/// Sends steps, each when all clients have the one before.
+async fn socket_steps(
+    h: &Harness,
+    ids: &[RequestId],
+    record: &mut Vec<u8>,
+    received: &Cell<usize>,
+    steps: std::ops::Range<u32>,
+) {
+    for sequence in steps {
+        record.clear();
+        for id in ids {
+            put_delta(record, *id, sequence, &[sequence], " wörd\n", 0);
+        }
+        // A chunk of this text has more bytes than this, and less than twice as many.
+        let wanted = received.get() + ids.len() * 180;
+        h.take(kind::DELTAS, record);
+        while received.get() < wanted {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[test]
+fn a_token_costs_next_to_no_allocation_through_hyper_to_the_socket() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let tasks = tokio::task::LocalSet::new();
+    let (received, mut record) = (Rc::new(Cell::new(0)), Vec::new());
+    let (h, ids) = tasks.block_on(&runtime, async {
+        let h = Harness::new(Options { slots: STREAMS, ..Options::default() }).await;
+        let ids = open_sockets(&h, &received).await;
+        socket_steps(&h, &ids, &mut record, &received, 0..WARM_UP_STEPS).await;
+        (h, ids)
+    });
+    let measured = allocation_counter::measure(|| {
+        let steps = WARM_UP_STEPS..WARM_UP_STEPS + STEPS;
+        tasks.block_on(&runtime, socket_steps(&h, &ids, &mut record, &received, steps));
+    });
+    let per_token = measured.count_total as f64 / (STREAMS as f64 * f64::from(STEPS));
+    println!("through hyper and the socket: {per_token:.4} allocations per token");
+    assert!(per_token <= 0.05, "the design allows 1, the code is far below it");
 }

@@ -25,6 +25,7 @@ fn any_text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn escaping_equals_serde_json(text in any_text()) {
         let mut out = BytesMut::new();

@@ -107,7 +107,7 @@ pub(crate) fn run<F: Future<Output = ()>>(options: Options, test: impl FnOnce(Ha
 }
 
 impl Harness {
-    async fn new(options: Options) -> Harness {
+    pub(crate) async fn new(options: Options) -> Harness {
         let table = SlotTable::create(1, 1, options.slots).unwrap();
         let sent = Rc::new(RefCell::new(Sent::default()));
         let metrics = Rc::new(Metrics::default());
