@@ -86,6 +86,7 @@ fn main() {
     model
         .warm_up(&WarmUp { max_rows: MAX_ROWS, max_tokens: PREFILL })
         .expect("the warm-up's batches are well-formed");
+    println!("load and warm-up took {:.0} ms of this thread's CPU time", cpu_ms());
     println!("load {loaded:.2?}, warm-up {:.2?}, {:?}", start.elapsed() - loaded, model.info());
     for row_count in [1, 4, 8, 16, MAX_ROWS] {
         println!("decode b{row_count:<3} {}", time_steps(&mut *model, row_count, 1, CONTEXT, 40));

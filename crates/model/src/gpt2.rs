@@ -147,8 +147,8 @@ impl Gpt2 {
     /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits`.
     fn forward(&mut self, batch: &StepBatch<'_>) -> Result<(), StepError> {
         batch.check(&self.info.batch_limits())?;
-        self.logits.clear();
         if batch.rows.is_empty() {
+            self.logits.clear();
             return Ok(());
         }
         self.arrays.fill(batch);
@@ -183,6 +183,7 @@ fn run(
         hidden = layers.block(layer, block, hidden, batch)?;
     }
     if arrays.sampled.is_empty() {
+        logits.clear();
         return Ok(());
     }
     // [sampling rows, hidden]: `slice_indices` of `logits_to_keep`, taken before the last norm.

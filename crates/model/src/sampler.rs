@@ -27,7 +27,7 @@ impl SampleParams {
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, position: 0 };
 
     fn is_greedy(&self) -> bool {
-        !(self.temperature > 0.0) || self.top_k == 1 || self.top_p <= 0.0
+        self.temperature.is_nan() || self.temperature <= 0.0 || self.top_k == 1 || self.top_p <= 0.0
     }
 }
 
@@ -69,7 +69,8 @@ impl Sampler {
             0 => logits.len(),
             k => k.min(logits.len()),
         };
-        if top_k == logits.len() && !(params.top_p < 1.0) {
+        let top_p_is_on = params.top_p < 1.0;
+        if top_k == logits.len() && !top_p_is_on {
             return RowOutcome::Token(walk_all(&self.weights, draw * total));
         }
         self.collect_candidates(logits, top_k, f64::from(params.top_p), total);

@@ -1,5 +1,7 @@
 //! The fake model against its oracle, however its requests are cut, mixed, preempted or given cached prefixes.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+
 mod driver;
 
 use driver::{Policy, Request, run};

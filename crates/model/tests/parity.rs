@@ -1,6 +1,7 @@
 //! GPT-2 against goldens that Hugging Face transformers computed in fp32 (tests/fixtures): logits of the last prompt
 //! position, and 64 greedy ids, alone and in a batch whose requests come at different steps.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
 mod driver;

@@ -1,5 +1,7 @@
 //! The sampler against a naive one that sorts the whole vocabulary, and the properties that serving relies on.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+
 use pinion_model::{RowOutcome, SampleParams, Sampler};
 use proptest::prelude::*;
 

@@ -52,7 +52,7 @@ unsafe extern "C" {
     pub(crate) fn pinion_kv_append_parallel(args: *const PinionAppend, threads: i32);
 }
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(all(feature = "torch", target_os = "linux", target_env = "gnu"))]
 unsafe extern "C" {
     /// glibc's allocator settings; malloc.h.
     pub(crate) fn mallopt(parameter: i32, value: i32) -> i32;

@@ -3,6 +3,8 @@
 //! Tolerances: fp32 2e-5 of the largest |V| (sums in another order); bf16 2^-7 of it, two roundings of a bf16 result (its
 //! unit is 2^-8), and for prefill at the avx512_bf16 level softmax weights rounded to bf16 on top.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+
 use half::bf16;
 use pinion_ops::attention::{self, Batch, Launch, Rows};
 use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
@@ -355,7 +357,7 @@ fn malformed_batches_are_errors() {
     assert!(attention::kv_append(&mut pool, 0, &batch, rows(&short), rows(&enough), launch).is_err());
     assert!(attention::kv_append(&mut pool, 1, &batch, rows(&enough), rows(&enough), launch).is_err());
     assert!(attention::kv_append(&mut pool, 0, &batch, rows(&enough), rows(&enough), launch).is_ok());
-    let wide = vec![bf16::ZERO; 16];
+    let wide = [bf16::ZERO; 16];
     let wide = Rows { data: &wide[..], stride: 8 };
     assert!(attention::kv_append(&mut pool, 0, &batch, wide, wide, launch).is_err());
     let mut out = vec![0f32; 15];

@@ -1,5 +1,6 @@
 //! Prepacked linears against plain ones, and the tensor helpers.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
 use pinion_ops::LinearKind;
