@@ -33,6 +33,7 @@ use app::{App, Numbers, Settings};
 use health::Health;
 use ledger::{Ledger, Setup};
 use metrics::Metrics;
+use pinion_config::Exit;
 use pinion_protocol::{Peer, Role};
 use pinion_worker::Session;
 use reactor::{Reactor, SessionOutlet};
@@ -88,8 +89,9 @@ pub fn summary(session: &Session) -> String {
     )
 }
 
-/// Serves until the launcher says stop. The error is one line for the operator.
-pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<(), String> {
+/// Serves until the launcher says stop. Says whether answers were cut by the drain deadline; the error is one
+/// line for the operator.
+pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<Exit, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -15,6 +15,8 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 pub const QUOTED_BYTES_MAX: usize = 60;
 /// Pause of the accept loop when the process is out of descriptors.
 pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+/// Time between two warnings about a failing accept.
+pub const ACCEPT_WARNING_PERIOD: Duration = Duration::from_secs(10);
 /// Unacknowledged data kills a connection after this time: the peer is gone without a FIN.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// After an early refusal the rest of the body is thrown away for this long, so that the answer is not lost

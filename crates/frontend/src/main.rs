@@ -22,7 +22,12 @@ fn main() -> ExitCode {
     });
     let Some(session) = Rc::into_inner(session).map(RefCell::into_inner) else { return Exit::System.into() };
     match served {
-        Ok(()) => session.stop(),
+        Ok(Exit::Ok) => session.stop(),
+        // Answers were cut: the launcher sees it in the exit code and ends with the same one.
+        Ok(cut) => {
+            session.stop();
+            cut.into()
+        }
         Err(reason) => session.fail(&reason, Exit::System.code().into()),
     }
 }

@@ -8,6 +8,7 @@ use crate::ledger::Ledger;
 use crate::limits::{DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
 use crate::outgoing::Outlet;
 use crate::server;
+use pinion_config::Exit;
 use pinion_protocol::{Fault, FaultCode, Peer};
 use pinion_shm::clock;
 use pinion_worker::{ControlEvent, Inbox, Overflow, Session};
@@ -79,19 +80,21 @@ impl Reactor {
         })
     }
 
-    /// Runs until the launcher says stop, or a drain is complete. The error is a reason to exit with failure.
-    pub async fn run(mut self) -> Result<(), String> {
+    /// Runs until the launcher says stop, or a drain is complete; then says whether answers were cut. The error
+    /// is a reason to exit with failure.
+    pub async fn run(mut self) -> Result<Exit, String> {
         loop {
             let now_ns = clock::now_ns();
             if self.take_control()? {
-                return Ok(());
+                return Ok(Exit::Ok);
             }
             let records = self.take_records(now_ns);
             self.session.borrow_mut().links.publish();
             self.tick(now_ns)?;
             if self.drained(now_ns) {
                 tokio::time::sleep(LAST_WRITE_PAUSE).await;
-                return Ok(());
+                let cut = matches!(self.drain, Drain::Failed(_));
+                return Ok(if cut { Exit::DrainCut } else { Exit::Ok });
             }
             if records == 0 {
                 self.sleep().await;

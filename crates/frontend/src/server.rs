@@ -5,7 +5,9 @@
 
 use crate::app::App;
 use crate::body::AnswerBody;
-use crate::limits::{ACCEPT_BACKOFF, CONNECTIONS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, TCP_USER_TIMEOUT};
+use crate::limits::{
+    ACCEPT_BACKOFF, ACCEPT_WARNING_PERIOD, CONNECTIONS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, TCP_USER_TIMEOUT,
+};
 use crate::routes;
 use crate::timed_stream::{Doing, TimedStream};
 use bytes::Bytes;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
 /// A connection's write buffer in hyper: what a slow reader can make us hold besides its stream's own bound.
 const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
@@ -29,13 +32,17 @@ const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
 /// after their current answer.
 pub async fn accept(app: Rc<App>, listener: TcpListener, closing: watch::Receiver<bool>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut quiet_until = Instant::now();
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 app.metrics.accept_errors.add(1);
-                tracing::warn!(%error, "cannot accept");
+                if Instant::now() >= quiet_until {
+                    quiet_until = Instant::now() + ACCEPT_WARNING_PERIOD;
+                    tracing::warn!(%error, "cannot accept; trying again");
+                }
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
                 continue;
             }

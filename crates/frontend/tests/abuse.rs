@@ -324,3 +324,29 @@ fn a_text_that_never_ends_is_given_up_after_its_grace() {
         assert_eq!(h.slots_used(), 0);
     });
 }
+
+#[test]
+fn a_panic_in_one_request_ends_its_connection_and_no_other() {
+    run(Options { slots: 2, ..Options::default() }, |h| async move {
+        let other = h.post_raw("/v1/completions", STREAM).await;
+        let id = h.submit().await.id;
+        h.delta(id, 0, &[1], "a", 0);
+        h.sent.borrow_mut().panics = true;
+        for _ in 0..3 {
+            let mut seen = Vec::new();
+            let mut client = h.post_raw("/v1/completions", WHOLE).await;
+            let _ = client.read_to_end(&mut seen).await;
+            assert!(seen.is_empty(), "{}", String::from_utf8_lossy(&seen));
+        }
+        h.sent.borrow_mut().panics = false;
+        h.delta(id, 1, &[2], "b", DELTA_LAST);
+        h.finish(id, FinishReason::Stop, 2);
+        assert!(Reply::read(other).await.body.ends_with("data: [DONE]\n\n"));
+        assert_eq!(h.slots_used(), 0);
+        let after = h.post_raw("/v1/completions", WHOLE).await;
+        let id = h.submit().await.id;
+        h.delta(id, 0, &[1], "fine", DELTA_LAST);
+        h.finish(id, FinishReason::Stop, 1);
+        assert_eq!(Reply::read(after).await.status, 200);
+    });
+}

@@ -37,10 +37,12 @@ pub(crate) struct Sent {
     pub(crate) opens: VecDeque<Open>,
     pub(crate) jobs: VecDeque<TokenizerRecord>,
     pub(crate) full: bool,
+    pub(crate) panics: bool,
 }
 
 impl Outlet for Sent {
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        assert!(!self.panics, "the test asked for a panic");
         if self.full {
             return Err(Overflow);
         }
