@@ -64,7 +64,6 @@ fn a_damaged_config_or_tokenizer_is_named() {
         ("\"vocab_size\":257", "\"vocab_size\":4000000000", "vocab_size"),
         ("\"n_positions\":512", "\"n_positions\":-1", "n_positions"),
         ("\"n_positions\":512", "\"n_positions\":1e300", "n_positions"),
-        ("\"model_type\":\"gpt2\"", "\"model_type\":\"abacus\"", "abacus"),
     ] {
         let folder = fake_model(512);
         let text = String::from_utf8(read(&folder, "config.json")).expect("JSON is UTF-8");
@@ -72,6 +71,25 @@ fn a_damaged_config_or_tokenizer_is_named() {
         assert_ne!(text, changed, "{part} is in {text}");
         folder.write("config.json", changed);
         check_folder(instead, &folder, "fake", &["config.json", says]);
+    }
+}
+
+#[test]
+fn a_model_of_another_shape_is_named() {
+    for (part, instead, says) in [
+        ("\"model_type\": \"gpt2\"", "\"model_type\": \"abacus\"", "abacus"),
+        ("\"n_head\": 4", "\"n_head\": 5", "5 heads"),
+        ("\"n_layer\": 2", "\"n_layer\": 3", "model.safetensors"),
+        ("\"n_embd\": 64", "\"n_embd\": 128", "model.safetensors"),
+        ("\"vocab_size\": 257", "\"vocab_size\": 258", "model.safetensors"),
+        ("\"gelu_new\"", "\"swish\"", "swish"),
+    ] {
+        let folder = fixture_model();
+        let text = String::from_utf8(read(&folder, "config.json")).expect("JSON is UTF-8");
+        let changed = text.replace(part, instead);
+        assert_ne!(text, changed, "{part} is in {text}");
+        folder.write("config.json", changed);
+        check_folder(instead, &folder, "torch", &[says]);
     }
 }
 
