@@ -9,13 +9,15 @@
 //! ```
 //!
 //! The first must pass. The second and the third must FAIL, with loom's "deadlock": each leaves out one of
-//! the two fences of sync point `ring-sleep`, and a reader then sleeps for ever. The model doorbell has no
-//! deadline, unlike the real one, so that a lost wake-up cannot hide behind a timeout.
+//! the two fences of sync point `ring-sleep`, and a reader then sleeps for ever. (A run that fails without
+//! that word did not build, which proves nothing.) The model doorbell has no deadline, unlike the real one,
+//! so that a lost wake-up cannot hide behind a timeout.
 //!
 //! What loom cannot say: it treats SeqCst *accesses* as AcqRel and does not model their total order, but it
 //! does model SeqCst *fences*, which is why the ring uses fences and Relaxed accesses around them. It does
-//! not reorder a Relaxed store with a later access (no load buffering), so it can miss a bug of that kind;
-//! it does let a load see an older value, which is the case that fences are for here.
+//! not let a load see a value stored later (no load buffering), so it cannot show that sync point
+//! `ring-release` needs its Release and Acquire; that one stands on the argument in `ring.rs`. It does let a
+//! load see an older value, which is what the fences and `ring-publish` are for: Relaxed there fails too.
 #![cfg(loom)]
 // A failed step of a test is a failed test, in its helpers too.
 #![allow(clippy::unwrap_used)]
