@@ -164,6 +164,12 @@ fn a_thousand_clients_leave_and_nothing_stays_in_use() {
         undisturbed
     });
     assert!(undisturbed > 0);
+    let noticed =
+        server.metrics().samples.get("pinion_requests_finished_total{reason=\"disconnected\"}").copied();
+    println!(
+        "{noticed:?} of {CLIENTS} left while their request was under way; {undisturbed} others were served"
+    );
+    assert!(noticed.is_some_and(|count| count > 100.0), "hardly anyone left in mid-work: {noticed:?}");
     server.wait_idle();
     wait_until("the frontend has closed every connection", PATIENCE, || {
         (descriptor_count(frontend) <= descriptors + 2).then_some(())
