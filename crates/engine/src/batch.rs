@@ -63,3 +63,53 @@ fn sample_params(sampling: &Sampling, index: u32) -> SampleParams {
         position: u64::from(index),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinion_protocol::RequestId;
+    use pinion_scheduler::{Limits, Request, RowResult};
+
+    /// A resumed request of two prompt tokens and one generated token: its next draw has index 1.
+    #[test]
+    fn rows_carry_prompt_length_and_draw_index() {
+        let limits = Limits {
+            max_num_seqs: 2,
+            max_num_batched_tokens: 8,
+            max_requests: 2,
+            max_model_len: 16,
+            block_size: 2,
+            block_count: 8,
+            eos: None,
+        };
+        let sampling = Sampling {
+            temperature: 0.5,
+            top_k: Some(3),
+            top_p: 0.9,
+            seed: 42,
+            max_tokens: Some(9),
+            ..Sampling::default()
+        };
+        let id = RequestId { frontend: 0, slot: 0, generation: 1 };
+        let mut scheduler = Scheduler::new(limits);
+        scheduler.admit(Request { id, sampling, ids: vec![5, 6, 7], prompt_tokens: 2 }, 0).unwrap();
+        let mut batch = Batch::new(2, 8, 8);
+        let draw =
+            |position| Some(SampleParams { temperature: 0.5, top_k: 3, top_p: 0.9, seed: 42, position });
+
+        scheduler.plan(0);
+        batch.fill(&scheduler);
+        assert_eq!((&batch.tokens[..], &batch.positions[..]), (&[5, 6, 7][..], &[0, 1, 2][..]));
+        let row = batch.rows[0];
+        assert_eq!((row.query_len, row.context_len, row.prompt_len, row.blocks_len), (3, 3, 2, 2));
+        assert_eq!(row.sample, draw(1));
+
+        scheduler.commit(&[RowResult::Token(8)]);
+        scheduler.plan(0);
+        batch.fill(&scheduler);
+        assert_eq!((&batch.tokens[..], &batch.positions[..]), (&[8][..], &[3][..]));
+        let row = batch.rows[0];
+        assert_eq!((row.query_len, row.context_len, row.prompt_len, row.blocks_len), (1, 4, 2, 2));
+        assert_eq!(row.sample, draw(2));
+    }
+}

@@ -283,6 +283,20 @@ fn a_failed_step_fails_its_requests_and_a_failed_row_its_own() {
     assert!(counts["Failed(Internal)"] >= 7 && counts["Length"] >= 1, "{counts:?}");
 }
 
+/// Only failures in a row count: one good step between them and the engine goes on.
+#[test]
+fn a_good_step_forgives_the_failures_before_it() {
+    let (mut engine, failures, _) = flaky(small());
+    let mut rig = Rig::new();
+    for slot in 0..SLOTS {
+        failures.store(u32::from(slot % 6 != 5), Ordering::Relaxed);
+        let id = rig.open(0, slot);
+        rig.admit(id, &[1, 2], 2, asks(1));
+        engine.turn(&mut rig).expect("five failures in a row are not eight");
+    }
+    settle(&mut engine, &mut rig);
+}
+
 #[test]
 fn a_model_that_only_fails_ends_the_engine_with_a_reason() {
     let (mut engine, failures, _) = flaky(small());
