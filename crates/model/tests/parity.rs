@@ -163,6 +163,19 @@ fn greedy_ids_of_a_staggered_batch_equal_the_goldens() {
     }
 }
 
+/// Threads split work, not sums: two give what one gives.
+#[test]
+fn two_threads_give_the_goldens_too() {
+    let cases = golden(NAMES[1]);
+    let options = ModelOptions { threads: 2, ..options(LinearKind::Packed, AttentionKernel::Vector, 16) };
+    let mut model = load(&folder(NAMES[1]), &options).unwrap();
+    let policy = Policy { chunk: usize::MAX, preempt_at: &[] };
+    let ids = run(&mut *model, &requests(&cases, |index| index), policy);
+    for (index, case) in cases.iter().enumerate() {
+        assert_eq!(ids[index], case.greedy, "case {index}");
+    }
+}
+
 /// bf16 cannot meet the fp32 goldens to the token; its logits must stay within what 8 bits of mantissa explain.
 #[test]
 fn bf16_logits_are_near_the_goldens() {

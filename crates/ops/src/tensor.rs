@@ -136,6 +136,13 @@ fn rows_of(tensor: &Tensor, dtype: Dtype, column: usize) -> Result<RawRows, Tens
     Ok(RawRows { data: data.cast_const().cast(), elements, stride: width })
 }
 
+/// Whether the two spans share a byte.
+fn overlap(a: &RawRows, b: &RawRows, dtype: Dtype) -> bool {
+    let span = |rows: &RawRows| (rows.data.addr(), rows.data.addr() + rows.elements * dtype.size());
+    let ((a_start, a_end), (b_start, b_end)) = (span(a), span(b));
+    a_start < b_end && b_start < a_end
+}
+
 /// Which attention to run, and how.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionPlan {
@@ -163,11 +170,14 @@ pub fn attend_qkv(
     let (width, dtype) = (batch.shape().heads * batch.shape().head_dim, pool.dtype());
     let (q, k, v) = (rows_of(qkv, dtype, 0)?, rows_of(qkv, dtype, width)?, rows_of(qkv, dtype, 2 * width)?);
     let to = rows_of(out, dtype, 0)?;
+    if overlap(&q, &to, dtype) {
+        return Err(OperandError("the output shares memory with Q, K and V").into());
+    }
     match (plan.kernel, dtype) {
         (AttentionKernel::Vector, _) => {
-            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of the pool's dtype, which are not in the
-            // pool's memory; this thread drives the model alone, so nothing else touches them; `out` is a mutable borrow
-            // of a tensor that is not `qkv`'s storage (it has its own, made by the caller as a fresh tensor).
+            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of the pool's dtype; libtorch allocated them,
+            // so they are not in the pool's memory, and the check above keeps `out` apart from `qkv`. A tch tensor is not
+            // Sync, so no other thread uses them during the call.
             unsafe {
                 kv_append_raw(pool, layer, batch, &k, &v, plan.launch)?;
                 paged_attention_raw(pool, layer, batch, &q, &to, plan.scale, plan.launch)?;

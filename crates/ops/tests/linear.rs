@@ -86,3 +86,44 @@ fn tensors_from_bytes_and_back() {
     assert!(tensor_from_bytes(&bytes, &[-2, -3], Kind::Float).is_err());
     assert!(tensor_from_bytes(&bytes, &[i64::MAX, 3], Kind::Float).is_err());
 }
+
+#[test]
+fn attention_on_tensors_checks_its_operands() {
+    use pinion_ops::attention::{Batch, Launch};
+    use pinion_ops::tensor::{AttentionPlan, attend_qkv};
+    use pinion_ops::{AttentionKernel, Dtype, KernelLevel, KvPool, KvShape};
+    let shape = KvShape { layers: 1, blocks: 4, heads: 2, block_size: 4, head_dim: 8 };
+    let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
+    let batch = Batch { query_start: &[0, 3], context_len: &[3], table_start: &[0], blocks: &[2] };
+    let batch = batch.check(&shape).unwrap();
+    let launch = Launch { level: KernelLevel::best(), threads: 1 };
+    let float = (Kind::Float, Device::Cpu);
+    let qkv = Tensor::randn([3, 48], float);
+    let mut results = Vec::new();
+    for kernel in [AttentionKernel::Vector, AttentionKernel::Twin] {
+        let plan = AttentionPlan { kernel, launch, scale: 0.5 };
+        let mut out = Tensor::zeros([3, 16], float);
+        attend_qkv(&mut pool, 0, &batch, &qkv, &mut out, plan).unwrap();
+        results.push(out);
+        let mut inside = qkv.view([9, 16]).narrow(0, 0, 3);
+        assert!(
+            attend_qkv(&mut pool, 0, &batch, &qkv, &mut inside, plan).is_err(),
+            "output inside the input"
+        );
+        for bad in [
+            Tensor::zeros([2, 48], float),
+            Tensor::zeros([3, 47], float),
+            Tensor::zeros([48, 3], float).transpose(0, 1),
+            Tensor::zeros([3, 48], (Kind::BFloat16, Device::Cpu)),
+            Tensor::zeros([144], float),
+        ] {
+            let mut out = Tensor::zeros([3, 16], float);
+            let shape = bad.size();
+            assert!(
+                attend_qkv(&mut pool, 0, &batch, &bad, &mut out, plan).is_err(),
+                "{shape:?} with {kernel:?}"
+            );
+        }
+    }
+    assert!(distance(&results[0], &results[1]) < 1e-5);
+}
