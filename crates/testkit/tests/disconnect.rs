@@ -183,9 +183,11 @@ fn a_thousand_clients_leave_and_nothing_stays_in_use() {
 fn a_client_that_does_not_read_is_let_go() {
     let folder = fake_model(1 << 17);
     let flags = ["--backend", "fake", "--stream-buffer-bytes-max", "64KiB", "--write-timeout", "2s"];
-    let server = Server::start(folder.path(), &flags);
-    // Some 20 MB of stream: more than all socket buffers between us take.
-    let body = json!({"prompt": "lazy", "max_tokens": 100_000, "stream": true}).to_string();
+    // Every chunk carries the model's name: with a long one the socket's buffers are full sooner.
+    let name = "long".repeat(60);
+    let server = Server::start(folder.path(), &[&flags[..], &["--served-model-name", &name]].concat());
+    // Some 16 MB of stream: more than all socket buffers between us take.
+    let body = json!({"prompt": "lazy", "max_tokens": 40_000, "stream": true}).to_string();
     let mut lazy: Vec<Connection> = (0..2)
         .map(|_| {
             let mut connection = server.connect();

@@ -1,0 +1,89 @@
+//! A role that stands still: nothing is lost if it moves on, others do not wait for it without bound, and
+//! health says so.
+
+use pinion_testkit::{Answer, Api, End, PATIENCE, Server, Signal, fake_model, kill, wait_until};
+use serde_json::json;
+use std::time::Duration;
+
+const ROLES: [&str; 4] = ["engine-0", "detokenizer-0", "tokenizer-0", "frontend-0"];
+
+/// Streams of `tokens` tokens each, while the role stands still for `pause`.
+fn streams_over_a_pause(
+    server: &Server,
+    role: &str,
+    count: usize,
+    tokens: usize,
+    pause: Duration,
+) -> Vec<Answer> {
+    let victim = server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;
+    std::thread::scope(|scope| {
+        let ask = |index: usize| {
+            let body = json!({"prompt": format!("{role} {index}"), "max_tokens": tokens, "stream": true});
+            server.ask(Api::Completions, &body)
+        };
+        let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || ask(index))).collect();
+        std::thread::sleep(Duration::from_millis(40));
+        kill(victim, Signal::SIGSTOP);
+        std::thread::sleep(pause);
+        kill(victim, Signal::SIGCONT);
+        threads.into_iter().map(|thread| thread.join().expect("a stream's thread")).collect()
+    })
+}
+
+#[test]
+fn a_short_stall_costs_time_and_nothing_else() {
+    let server = Server::fake(&["--fake-step-us", "1000"]);
+    let oracle = server.oracle();
+    for role in ROLES {
+        let answers = streams_over_a_pause(&server, role, 16, 300, Duration::from_millis(700));
+        for (index, answer) in answers.iter().enumerate() {
+            assert_eq!(answer.end, End::Complete, "{role}, stream {index}");
+            let text = oracle.text(&oracle.encode(&format!("{role} {index}")), 300);
+            assert_eq!(answer.text, text, "{role}, stream {index}");
+        }
+        server.wait_idle();
+    }
+    assert_eq!(server.metric("pinion_restarts_total"), 0.0);
+    server.stop();
+}
+
+#[test]
+fn an_engine_in_full_flight_does_not_wait_for_a_detokenizer_that_stands_still() {
+    let folder = fake_model(1 << 16);
+    let flags = ["--backend", "fake", "--stream-buffer-bytes-max", "64MiB", "--max-num-seqs", "8"];
+    let server = Server::start(folder.path(), &flags);
+    let oracle = server.oracle();
+    let tokens = 15_000;
+    let answers = streams_over_a_pause(&server, "detokenizer-0", 8, tokens, Duration::from_secs(3));
+    for (index, answer) in answers.iter().enumerate() {
+        let whole = oracle.text(&oracle.encode(&format!("detokenizer-0 {index}")), tokens);
+        // Whoever did not fit the bounds is told so, after a true beginning of its text.
+        assert!(!matches!(answer.end, End::Cut(_)), "stream {index}: {:?}", answer.end);
+        match answer.end {
+            End::Complete => assert!(answer.text == whole, "stream {index}"),
+            End::Error(_) | End::Cut(_) => assert!(whole.starts_with(&answer.text), "stream {index}"),
+        }
+    }
+    let complete = answers.iter().filter(|answer| answer.end == End::Complete).count();
+    println!("{complete} of {} fitted the bounds", answers.len());
+    server.wait_idle();
+    assert_eq!(server.metric("pinion_malformed_records_total"), 0.0);
+    server.check_serves("afterwards");
+    server.stop();
+}
+
+#[test]
+fn health_tells_of_a_role_that_stands_still() {
+    let server = Server::fake(&[]);
+    let engine = server.role("engine-0").expect("an engine runs").pid;
+    kill(engine, Signal::SIGSTOP);
+    let problems = wait_until("health says that something is wrong", PATIENCE, || {
+        let response = server.get("/health");
+        (response.status() == 503).then(|| response.text())
+    });
+    assert!(problems.contains("engine-0"), "{problems}");
+    kill(engine, Signal::SIGCONT);
+    wait_until("health is good again", PATIENCE, || (server.get("/health").status() == 200).then_some(()));
+    server.check_serves("as before");
+    server.stop();
+}
