@@ -212,6 +212,8 @@ impl Service {
                 if !status.success() {
                     tracing::warn!(%peer, %status, "ended while stopping");
                     self.cut_short = true;
+                    // Nobody comes after it: what it held must not wait for the deadline.
+                    self.tell_others(peer, &ToRole::PeerLost { peer });
                 }
                 Ok(())
             }
@@ -323,6 +325,12 @@ impl Service {
                 }
             }
             self.spawn(index)?;
+            // What died before it was born it has not heard of; that it is back it will hear.
+            let missing: Vec<Peer> =
+                self.members.iter().filter(|m| !m.ready && m.peer != peer).map(|m| m.peer).collect();
+            for peer in missing {
+                self.members[index].tell(&self.wiring, &ToRole::PeerLost { peer });
+            }
         }
         Ok(())
     }
