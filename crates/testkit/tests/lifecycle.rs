@@ -153,6 +153,21 @@ fn the_second_signal_and_the_drain_deadline_cut() {
 }
 
 #[test]
+fn a_role_that_dies_in_the_drain_is_not_waited_for() {
+    for name in ["engine-0", "detokenizer-0"] {
+        let mut server = Server::fake(&["--fake-step-us", "250000", "--drain-timeout", "10m"]);
+        let stream = begin(&server, "lost", 500);
+        server.signal(Signal::SIGTERM);
+        wait_until("it drains", PATIENCE, || server.stderr_text().contains("draining").then_some(()));
+        kill(server.role(name).expect("it runs until the end").pid, Signal::SIGKILL);
+        let answer = Answer::read(Api::Completions, true, stream);
+        assert_eq!(answer.end, End::Error("role_restarted".to_owned()), "{name}");
+        assert_eq!(server.wait_exit(PATIENCE).code(), Some(EXIT_DRAIN_CUT), "{name}");
+        assert_eq!(server.processes(), [], "{name}");
+    }
+}
+
+#[test]
 fn a_killed_launcher_leaves_nobody() {
     let mut server = Server::fake(&["--fake-step-us", "1000"]);
     let roles = server.roles();

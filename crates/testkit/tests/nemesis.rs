@@ -1,0 +1,96 @@
+//! Every role dies again and again, at random and on top of each other, while clients go on asking. What they get
+//! is either right or clearly an error, and in the end everything is as in the beginning.
+
+use pinion_testkit::{Answer, Api, End, PATIENCE, Random, Server, Signal, kill, wait_until};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+const CLIENTS: usize = 8;
+const SEED: u64 = 31_337;
+const TIME: Duration = Duration::from_secs(15);
+const ROLES: [&str; 4] = ["engine-0", "detokenizer-0", "tokenizer-0", "frontend-0"];
+
+/// Right, or an error that a dying role explains.
+fn check(prompt: &str, whole: &str, answer: &Answer, streamed: bool) {
+    match &answer.end {
+        End::Complete => assert_eq!(answer.text, whole, "{prompt}"),
+        End::Error(code) => {
+            assert!(["role_restarted", "unavailable"].contains(&code.as_str()), "{prompt}: {answer:?}");
+            assert!(matches!((answer.status, streamed), (503, _) | (200, true)), "{prompt}: {answer:?}");
+            assert!(whole.starts_with(&answer.text), "{prompt}: not a beginning of its text");
+        }
+        End::Cut(_) => assert!(whole.starts_with(&answer.text), "{prompt}: not a beginning of its text"),
+    }
+}
+
+/// Asks until `end`; returns how many answers were complete, and how many not.
+fn client(server: &Server, index: usize, end: Instant) -> (usize, usize) {
+    let oracle = server.oracle();
+    let mut random = Random::new(SEED + 1 + index as u64);
+    let (mut complete, mut broken) = (0, 0);
+    while Instant::now() < end {
+        let prompt = format!("client {index} asks {} {}", complete + broken, "?".repeat(random.below(50)));
+        let (tokens, streamed) = (random.between(1, 300), random.below(3) > 0);
+        let mut connection = server.connect();
+        let body = json!({"prompt": prompt, "max_tokens": tokens, "stream": streamed}).to_string();
+        if connection.request("POST", "/v1/completions", &[], body.as_bytes()).is_err() {
+            broken += 1;
+            continue;
+        }
+        let answer = Answer::read(Api::Completions, streamed, connection);
+        check(&prompt, &oracle.text(&oracle.encode(&prompt), tokens), &answer, streamed);
+        if answer.end == End::Complete {
+            complete += 1;
+        } else {
+            broken += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    (complete, broken)
+}
+
+/// Kills until `end`; returns how often.
+fn nemesis(server: &Server, end: Instant) -> usize {
+    let mut random = Random::new(SEED);
+    let mut kills = 0;
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(random.between(1, 700) as u64));
+        let name = *random.pick(&ROLES);
+        if let Some(role) = server.role(name) {
+            kill(role.pid, Signal::SIGKILL);
+            kills += 1;
+        }
+    }
+    kills
+}
+
+#[test]
+fn any_role_may_die_at_any_time() {
+    println!("seed {SEED}");
+    let server =
+        Server::fake(&["--fake-step-us", "300", "--restart-backoff", "5ms", "--restart-limit", "1000"]);
+    let end = Instant::now() + TIME;
+    let (counts, kills) = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|index| {
+                let server = &server;
+                scope.spawn(move || client(server, index, end))
+            })
+            .collect();
+        let kills = nemesis(&server, end);
+        let counts: Vec<_> =
+            clients.into_iter().map(|client| client.join().expect("a client's thread")).collect();
+        (counts, kills)
+    });
+    println!("{kills} deaths; complete and broken answers of each client: {counts:?}");
+    assert!(counts.iter().all(|(complete, _)| *complete > 0), "{kills} deaths, {counts:?}");
+    wait_until("all roles are back and serve", PATIENCE, || {
+        let body = json!({"prompt": "again", "max_tokens": 2}).to_string();
+        let response = server.request("POST", "/v1/completions", &[], body.as_bytes()).ok()?;
+        (response.status() == 200 && server.roles().len() == ROLES.len()).then_some(())
+    });
+    server.wait_idle();
+    assert_eq!(server.metric("pinion_malformed_records_total"), 0.0);
+    server.check_serves("as in the beginning");
+    server.stop();
+}
