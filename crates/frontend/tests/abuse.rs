@@ -170,7 +170,10 @@ async fn check_closed(h: &Harness, bytes: &[u8], limit: Duration) -> String {
     let mut rest = String::new();
     let _ = client.read_to_string(&mut rest).await;
     let took = begin.elapsed();
-    assert!(took >= limit / 2 && took < limit + Duration::from_secs(1), "closed after {took:?}, the limit is {limit:?}");
+    assert!(
+        took >= limit / 2 && took < limit + Duration::from_secs(1),
+        "closed after {took:?}, the limit is {limit:?}"
+    );
     rest
 }
 
