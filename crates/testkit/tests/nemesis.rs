@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 8;
 const SEED: u64 = 31_337;
-const TIME: Duration = Duration::from_secs(15);
-const ROLES: [&str; 4] = ["engine-0", "detokenizer-0", "tokenizer-0", "frontend-0"];
+const TIME: Duration = Duration::from_secs(12);
 
 /// Right, or an error that a dying role explains.
-fn check(prompt: &str, whole: &str, answer: &Answer, streamed: bool) {
+fn check_answer(prompt: &str, whole: &str, answer: &Answer, streamed: bool) {
     match &answer.end {
         End::Complete => assert_eq!(answer.text, whole, "{prompt}"),
         End::Error(code) => {
@@ -38,7 +37,7 @@ fn client(server: &Server, index: usize, end: Instant) -> (usize, usize) {
             continue;
         }
         let answer = Answer::read(Api::Completions, streamed, connection);
-        check(&prompt, &oracle.text(&oracle.encode(&prompt), tokens), &answer, streamed);
+        check_answer(&prompt, &oracle.text(&oracle.encode(&prompt), tokens), &answer, streamed);
         if answer.end == End::Complete {
             complete += 1;
         } else {
@@ -50,12 +49,12 @@ fn client(server: &Server, index: usize, end: Instant) -> (usize, usize) {
 }
 
 /// Kills until `end`; returns how often.
-fn nemesis(server: &Server, end: Instant) -> usize {
+fn nemesis(server: &Server, roles: &[&str], end: Instant) -> usize {
     let mut random = Random::new(SEED);
     let mut kills = 0;
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(random.between(1, 700) as u64));
-        let name = *random.pick(&ROLES);
+        let name = *random.pick(roles);
         if let Some(role) = server.role(name) {
             kill(role.pid, Signal::SIGKILL);
             kills += 1;
@@ -64,11 +63,11 @@ fn nemesis(server: &Server, end: Instant) -> usize {
     kills
 }
 
-#[test]
-fn any_role_may_die_at_any_time() {
+/// Clients and nemesis against a service of these roles.
+fn check(roles: &[&str], flags: &[&str]) {
     println!("seed {SEED}");
-    let server =
-        Server::fake(&["--fake-step-us", "300", "--restart-backoff", "5ms", "--restart-limit", "1000"]);
+    let all = ["--fake-step-us", "300", "--restart-backoff", "5ms", "--restart-limit", "1000"];
+    let server = Server::fake(&[&all, flags].concat());
     let end = Instant::now() + TIME;
     let (counts, kills) = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
@@ -77,7 +76,7 @@ fn any_role_may_die_at_any_time() {
                 scope.spawn(move || client(server, index, end))
             })
             .collect();
-        let kills = nemesis(&server, end);
+        let kills = nemesis(&server, roles, end);
         let counts: Vec<_> =
             clients.into_iter().map(|client| client.join().expect("a client's thread")).collect();
         (counts, kills)
@@ -87,10 +86,24 @@ fn any_role_may_die_at_any_time() {
     wait_until("all roles are back and serve", PATIENCE, || {
         let body = json!({"prompt": "again", "max_tokens": 2}).to_string();
         let response = server.request("POST", "/v1/completions", &[], body.as_bytes()).ok()?;
-        (response.status() == 200 && server.roles().len() == ROLES.len()).then_some(())
+        (response.status() == 200 && server.roles().len() == roles.len()).then_some(())
     });
     server.wait_idle();
     assert_eq!(server.metric("pinion_malformed_records_total"), 0.0);
     server.check_serves("as in the beginning");
     server.stop();
+}
+
+#[test]
+fn any_role_may_die_at_any_time() {
+    check(&["engine-0", "detokenizer-0", "tokenizer-0", "frontend-0"], &[]);
+}
+
+#[test]
+fn any_of_many_may_die_at_any_time() {
+    let light = ["detokenizer", "tokenizer", "frontend"];
+    let names: Vec<String> =
+        light.iter().flat_map(|role| [0, 1].map(|index| format!("{role}-{index}"))).collect();
+    let roles: Vec<&str> = names.iter().map(String::as_str).chain(["engine-0"]).collect();
+    check(&roles, &["--frontends", "2", "--tokenizers", "2", "--detokenizers", "2"]);
 }
