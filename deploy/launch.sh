@@ -17,7 +17,8 @@ esac
 setup
 cd "$ROOT"
 say "building the release binaries (the first build takes several minutes)"
-cargo build --release --locked --workspace --bins
+roles=(launcher frontend tokenizer engine detokenizer)
+cargo build --release --locked "${roles[@]/#/--package=pinion-}"
 
 if [ "${1:-}" = --setup-only ]; then
     say "set up; serve with: deploy/launch.sh"
