@@ -75,8 +75,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "max-num-seqs", group: Engine,
         kind: Number { min: 1, max: pinion_protocol::limits::STEP_EVENTS_MAX as u64 }, preset: Is("64"),
         help: "Sequences in one step." },
-    Opt { name: "max-num-batched-tokens", group: Engine, kind: Number { min: 1, max: 1 << 20 }, preset: Is("2048"),
-        help: "Tokens computed in one step, prompt chunks and decodes together; at least max-num-seqs." },
+    Opt { name: "max-num-batched-tokens", group: Engine, kind: Number { min: 1, max: 1 << 20 }, preset: Is("512"),
+        help: "Tokens computed in one step, prompt chunks and decodes together; at least max-num-seqs. More finishes \
+               long prompts sooner; less keeps the gaps between the tokens of running streams short." },
     Opt { name: "block-size", group: Engine, kind: Number { min: 1, max: 256 }, preset: Is("16"),
         help: "Tokens in one KV block." },
     Opt { name: "kv-cache-tokens", group: Engine, kind: Number { min: 1, max: 1 << 32 },
