@@ -23,7 +23,7 @@ pub struct TextCodec {
     bytes_per_token_max: usize,
 }
 
-/// Why a folder's tokenizer can't be used. Names the file.
+/// Why a folder's tokenizer or chat template can't be used. Names the file.
 #[derive(Debug)]
 pub enum LoadError {
     /// The file is not there.
@@ -36,6 +36,8 @@ pub enum LoadError {
     NotJson(PathBuf, String),
     /// The file is JSON but not a tokenizer, or one that can't be served; says what is wrong.
     Wrong(PathBuf, String),
+    /// The file has a chat template that can't be used; says what is wrong.
+    Template(PathBuf, String),
 }
 
 impl std::fmt::Display for LoadError {
@@ -47,6 +49,9 @@ impl std::fmt::Display for LoadError {
             LoadError::NotJson(path, reason) => write!(f, "{}: not JSON: {reason}", path.display()),
             LoadError::Wrong(path, reason) => {
                 write!(f, "{}: not a usable tokenizer: {reason}", path.display())
+            }
+            LoadError::Template(path, reason) => {
+                write!(f, "{}: not a usable chat template: {reason}", path.display())
             }
         }
     }
@@ -200,7 +205,7 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
     }
 }
 
-fn read_bounded(path: &Path) -> Result<Vec<u8>, LoadError> {
+pub(crate) fn read_bounded(path: &Path) -> Result<Vec<u8>, LoadError> {
     let unreadable = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
         _ => LoadError::Unreadable(path.to_owned(), error),

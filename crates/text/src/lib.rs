@@ -1,8 +1,9 @@
 //! Text on both sides of the model: encode, incremental decode, stop strings, chat messages as text.
 //!
-//! Pure: no clock, thread, process or shared memory; the only file access is [`TextCodec::load`]. It knows
-//! nothing of requests: the tokenizer and detokenizer roles hold one [`TextCodec`] each, and the
-//! detokenizer one [`TextStream`] and one [`StopMatcher`] per stream. Start at [`codec`].
+//! Pure: no clock, thread, process or shared memory; the only file access is in [`TextCodec::load`] and
+//! [`ChatRenderer::load`]. It knows nothing of requests: the tokenizer and detokenizer roles hold one
+//! [`TextCodec`] each, the tokenizer one [`ChatRenderer`], and the detokenizer one [`TextStream`] and one
+//! [`StopMatcher`] per stream. Start at [`codec`].
 //!
 //! The promise that everything here is tested against: the pieces that a [`TextStream`] gives for a
 //! sequence of tokens, joined, are what [`TextCodec::decode_all`] gives for the same tokens, whatever the
@@ -10,14 +11,14 @@
 
 mod byte_table;
 mod byte_tokenizer;
-mod chat;
+pub mod chat;
 pub mod codec;
 mod stop;
 mod stream;
 mod utf8_tail;
 
 pub use byte_tokenizer::byte_tokenizer_json;
-pub use chat::render_chat;
+pub use chat::{ChatOptions, ChatRenderer};
 pub use codec::{EncodeError, LoadError, TextCodec};
 pub use stop::StopMatcher;
 pub use stream::TextStream;

@@ -9,10 +9,12 @@ const PIECE_BYTES: usize = 256;
 /// on the text, never on how it arrived. What could be the beginning of a stop string is held back, so no
 /// part of one is ever sent: at most one byte less than the longest stop string. If an occurrence is found
 /// while an earlier beginning is still undecided ("bc" inside a possible "abcd"), the earlier one is
-/// waited for.
+/// waited for. Of several that begin at the same place the shortest is the one found.
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<Box<str>>,
+    /// The text ends behind the occurrence instead of before it.
+    include: bool,
     /// Text that begins with a proper prefix of a stop string, or nothing.
     held: String,
     stopped: bool,
@@ -24,8 +26,8 @@ enum Verdict {
     Clear,
     /// One may begin here; the text is too short to tell.
     Open,
-    /// One begins here.
-    Found,
+    /// One of so many bytes begins here.
+    Found(usize),
 }
 
 impl StopMatcher {
@@ -36,7 +38,12 @@ impl StopMatcher {
         // Room for what is held back and one long piece more, so that pushing does not allocate.
         let longest = stops.iter().map(|stop| stop.len()).max();
         let held = longest.map_or(String::new(), |longest| String::with_capacity(longest + PIECE_BYTES));
-        StopMatcher { stops, held, stopped: false }
+        StopMatcher { stops, include: false, held, stopped: false }
+    }
+
+    /// Makes the found stop string part of the text.
+    pub fn including(self, include: bool) -> StopMatcher {
+        StopMatcher { include, ..self }
     }
 
     /// Takes the next piece of text and appends to `out` what may be sent. True once a stop string has been
@@ -64,15 +71,16 @@ impl StopMatcher {
         let mut clear = 0;
         while clear < bytes.len() {
             match self.verdict(&bytes[clear..]) {
-                Verdict::Found => {
+                Verdict::Found(len) => {
                     self.stopped = true;
+                    clear += if self.include { len } else { 0 };
                     break;
                 }
                 Verdict::Open if !complete => break,
                 Verdict::Open | Verdict::Clear => clear += 1,
             }
         }
-        // A stop string begins with the first byte of a character, so `clear` is a boundary.
+        // A stop string begins with the first byte of a character and is whole, so `clear` is a boundary.
         out.push_str(&self.held[..clear]);
         if self.stopped {
             self.held.clear();
@@ -84,19 +92,19 @@ impl StopMatcher {
 
     fn verdict(&self, rest: &[u8]) -> Verdict {
         let mut verdict = Verdict::Clear;
+        let mut shortest: Option<usize> = None;
         for stop in &self.stops {
             let stop = stop.as_bytes();
             if stop[0] != rest[0] {
                 continue;
             }
             if rest.starts_with(stop) {
-                return Verdict::Found;
-            }
-            if stop.starts_with(rest) {
+                shortest = Some(shortest.map_or(stop.len(), |len| len.min(stop.len())));
+            } else if stop.starts_with(rest) {
                 verdict = Verdict::Open;
             }
         }
-        verdict
+        shortest.map_or(verdict, Verdict::Found)
     }
 }
 
@@ -105,18 +113,24 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The text up to the first occurrence of any stop string, and whether there is one.
-    fn naive(text: &str, stops: &[String]) -> (String, bool) {
-        match stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
-            Some(cut) => (text[..cut].to_owned(), true),
+    /// The text up to the first occurrence of any stop string, or behind it, and whether there is one.
+    fn naive(text: &str, stops: &[String], include: bool) -> (String, bool) {
+        match stops.iter().filter_map(|stop| Some((text.find(stop.as_str())?, stop.len()))).min() {
+            Some((cut, len)) => (text[..cut + if include { len } else { 0 }].to_owned(), true),
             None => (text.to_owned(), false),
         }
     }
 
     fn check(pieces: &[String], stops: &[String]) {
+        for include in [false, true] {
+            check_one(pieces, stops, include);
+        }
+    }
+
+    fn check_one(pieces: &[String], stops: &[String], include: bool) {
         let text = pieces.concat();
         let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        let mut matcher = StopMatcher::new(stops.iter().map(String::as_str));
+        let mut matcher = StopMatcher::new(stops.iter().map(String::as_str)).including(include);
         let (mut sent, mut arrived, mut stopped) = (String::new(), 0, false);
         for piece in pieces {
             arrived += piece.len();
@@ -125,12 +139,14 @@ mod tests {
         }
         let at_end = matcher.finish(&mut sent);
         assert!(at_end || !stopped);
-        assert_eq!((sent, at_end), naive(&text, stops), "{pieces:?} {stops:?}");
+        assert_eq!((sent, at_end), naive(&text, stops, include), "{pieces:?} {stops:?} {include}");
     }
 
     #[test]
     fn known_cases_in_every_split() {
-        let cases: [(&str, &[&str]); 12] = [
+        let cases: [(&str, &[&str]); 14] = [
+            ("xabc", &["abc", "ab", "a"]),
+            ("xabc", &["a", "abc"]),
             ("one\n\ntwo", &["\n\n"]),
             ("one\ntwo", &["\n\n"]),
             ("aab", &["ab"]),

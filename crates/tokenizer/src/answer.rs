@@ -7,7 +7,7 @@ use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
 use pinion_protocol::{Fault, FaultCode, RequestId};
-use pinion_text::{EncodeError, TextCodec, render_chat};
+use pinion_text::{ChatOptions, ChatRenderer, EncodeError, TextCodec};
 
 /// What a request may not exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ pub enum Answer {
 /// The role without its links.
 pub struct Tokenizer {
     codec: TextCodec,
+    chat: ChatRenderer,
     limits: Limits,
 }
 
@@ -54,28 +55,28 @@ pub fn cancelled(id: RequestId) -> Reject {
 }
 
 impl Tokenizer {
-    /// A tokenizer with the vocabulary of `codec`.
-    pub fn new(codec: TextCodec, limits: Limits) -> Tokenizer {
-        Tokenizer { codec, limits }
+    /// A tokenizer with the vocabulary of `codec` and the chat form of `chat`.
+    pub fn new(codec: TextCodec, chat: ChatRenderer, limits: Limits) -> Tokenizer {
+        Tokenizer { codec, chat, limits }
     }
 
-    /// The one answer to a record.
-    pub fn answer(&self, record: TokenizerRecord) -> Answer {
+    /// The one answer to a record. The time, in seconds since 1970, is for chat templates that write the date.
+    pub fn answer(&self, record: TokenizerRecord, unix_seconds: i64) -> Answer {
         let id = request_id(&record);
         let answer = match record {
-            TokenizerRecord::Submit(submit) => self.admit(submit).map(Answer::Admit),
-            TokenizerRecord::Encode(encode) => self.encoded(encode).map(Answer::Encoded),
+            TokenizerRecord::Submit(submit) => self.admit(submit, unix_seconds).map(Answer::Admit),
+            TokenizerRecord::Encode(encode) => self.encoded(encode, unix_seconds).map(Answer::Encoded),
             TokenizerRecord::Decode(decode) => self.decoded(decode).map(Answer::Decoded),
         };
         answer.unwrap_or_else(|fault| Answer::Reject(Reject { id, fault }))
     }
 
-    fn admit(&self, submit: Submit) -> Result<Admit, Fault> {
+    fn admit(&self, submit: Submit, unix_seconds: i64) -> Result<Admit, Fault> {
         let param = param_of(&submit.prompt);
         let mut sampling = submit.sampling;
         // No prompt can be longer than this and leave room for one token.
         let prompt_max = self.limits.max_model_len.saturating_sub(1);
-        let mut ids = self.prompt_ids(submit.prompt, prompt_max)?;
+        let mut ids = self.prompt_ids(submit.prompt, prompt_max, unix_seconds)?;
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
             return Err(self.too_long(param, prompt_tokens, sampling.max_tokens.unwrap_or(1)));
@@ -88,6 +89,10 @@ impl Tokenizer {
         if max_tokens > room {
             return Err(self.too_long(param, prompt_tokens, max_tokens));
         }
+        if sampling.min_tokens > max_tokens {
+            let message = format!("must not be above the {max_tokens} tokens that may be generated");
+            return Err(Fault::field("min_tokens", message));
+        }
         if submit.resume.len() >= max_tokens as usize {
             return Err(Fault::new(FaultCode::Internal, "the resumed request has no token left to generate"));
         }
@@ -97,12 +102,12 @@ impl Tokenizer {
         Ok(Admit { id: submit.id, sampling, ids, prompt_tokens })
     }
 
-    fn encoded(&self, encode: Encode) -> Result<Encoded, Fault> {
+    fn encoded(&self, encode: Encode, unix_seconds: i64) -> Result<Encoded, Fault> {
         let param = param_of(&encode.prompt);
         let ids = match encode.prompt {
             // Counting is what `/tokenize` is for, so nothing is an answer here: no ids.
             Prompt::Text(text) if text.is_empty() => Vec::new(),
-            prompt => self.prompt_ids(prompt, self.limits.max_model_len)?,
+            prompt => self.prompt_ids(prompt, self.limits.max_model_len, unix_seconds)?,
         };
         self.check_answer(param, size_of::<RequestId>() + size_of_val(ids.as_slice()))?;
         Ok(Encoded { id: encode.id, ids })
@@ -123,12 +128,15 @@ impl Tokenizer {
 
     /// The prompt's ids: at least one, all in the vocabulary. There may be more than `tokens_max`, but only
     /// if that could not be told from the length of the text.
-    fn prompt_ids(&self, prompt: Prompt, tokens_max: u32) -> Result<Vec<u32>, Fault> {
+    fn prompt_ids(&self, prompt: Prompt, tokens_max: u32, unix_seconds: i64) -> Result<Vec<u32>, Fault> {
         let param = param_of(&prompt);
         let ids = match prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(text) => self.encode(param, &text, tokens_max)?,
-            Prompt::Messages(json) => self.encode(param, &render_chat(&json)?, tokens_max)?,
+            Prompt::Messages(json) => {
+                let options = ChatOptions { add_generation_prompt: true, tools_json: None, unix_seconds };
+                self.encode(param, &self.chat.render(&json, &options)?, tokens_max)?
+            }
         };
         if ids.is_empty() {
             return Err(Fault::field(

@@ -2,7 +2,7 @@
 
 use pinion_config::Exit;
 use pinion_protocol::Role;
-use pinion_text::TextCodec;
+use pinion_text::{ChatRenderer, TextCodec};
 use pinion_tokenizer::{Tokenizer, serve};
 use pinion_worker::Session;
 use std::process::ExitCode;
@@ -19,6 +19,10 @@ fn main() -> ExitCode {
         Ok(codec) => codec,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
+    let chat = match ChatRenderer::load(&session.config.model_dir) {
+        Ok(chat) => chat,
+        Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
+    };
     let (tokens, rows) = (codec.vocab_size(), session.config.model.vocab_size);
     if tokens > rows {
         tracing::warn!(
@@ -27,8 +31,9 @@ fn main() -> ExitCode {
             "the tokenizer has tokens that the model has not; prompts with them are refused"
         );
     }
-    let summary = format!("{tokens} tokens, context {}", session.config.max_model_len);
-    let tokenizer = Tokenizer::new(codec, serve::limits(&session));
+    let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
+    let summary = format!("{tokens} tokens, context {}, {form}", session.config.max_model_len);
+    let tokenizer = Tokenizer::new(codec, chat, serve::limits(&session));
     session.ready(&summary);
     serve::serve(session, &tokenizer)
 }

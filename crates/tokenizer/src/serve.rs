@@ -9,7 +9,7 @@ use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
 use pinion_shm::clock;
 use pinion_worker::{ControlEvent, Overflow, Session};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Bytes that may wait outside the rings before no more records are taken: the frontends' rings fill
 /// instead, and admission sees it.
@@ -97,7 +97,7 @@ fn take_record(session: &mut Session, tokenizer: &Tokenizer, record: TokenizerRe
     // Cancellation is looked at before the work, and again before the engine hears of the request.
     let mut answer = Answer::Reject(cancelled(id));
     if !is_cancelled(session, id) {
-        answer = tokenizer.answer(record);
+        answer = tokenizer.answer(record, unix_seconds());
     }
     if matches!(answer, Answer::Admit(_)) && is_cancelled(session, id) {
         answer = Answer::Reject(cancelled(id));
@@ -145,6 +145,11 @@ fn send(session: &mut Session, id: RequestId, answer: &Answer, payload: &mut Vec
 
 fn push(session: &mut Session, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
     session.links.outbox(to).ok_or(Overflow)?.send(kind, payload)
+}
+
+/// Seconds since 1970; a clock before that counts as 0.
+fn unix_seconds() -> i64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs() as i64)
 }
 
 fn is_cancelled(session: &Session, id: RequestId) -> bool {

@@ -6,17 +6,23 @@ use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::Reject;
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
 use pinion_protocol::{FaultCode, RequestId, Sampling};
-use pinion_text::{TextCodec, byte_tokenizer_json};
+use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json};
 use pinion_tokenizer::{Answer, Limits, Tokenizer};
 use std::path::Path;
 
 const ID: RequestId = RequestId { frontend: 0, slot: 3, generation: 9 };
+/// 2024-08-01, noon.
+const NOW: i64 = 1_722_513_600;
 const LIMITS: Limits = Limits { max_model_len: 64, vocab_size: 257, answer_bytes_max: 512 };
 
 /// One token per byte, so token counts can be read off the text.
 fn tokenizer() -> Tokenizer {
+    tokenizer_with(ChatRenderer::plain(), LIMITS)
+}
+
+fn tokenizer_with(chat: ChatRenderer, limits: Limits) -> Tokenizer {
     let codec = TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("tokenizer.json")).unwrap();
-    Tokenizer::new(codec, LIMITS)
+    Tokenizer::new(codec, chat, limits)
 }
 
 fn text(text: &str) -> Prompt {
@@ -33,14 +39,14 @@ fn submit(prompt: Prompt, max_tokens: Option<u32>, resume: &[u32]) -> TokenizerR
 }
 
 fn admitted(record: TokenizerRecord) -> Admit {
-    match tokenizer().answer(record) {
+    match tokenizer().answer(record, NOW) {
         Answer::Admit(admit) => admit,
         other => panic!("not admitted: {other:?}"),
     }
 }
 
 fn rejected(record: TokenizerRecord) -> Reject {
-    match tokenizer().answer(record) {
+    match tokenizer().answer(record, NOW) {
         Answer::Reject(reject) => reject,
         other => panic!("not rejected: {other:?}"),
     }
@@ -130,10 +136,90 @@ fn what_does_not_fit_is_rejected_with_its_field_and_numbers() {
     }
 }
 
+/// A renderer for a folder with this template.
+fn chat(name: &str, template: &str) -> ChatRenderer {
+    let folder = std::env::temp_dir().join(format!("pinion-tokenizer-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+    let config = r#"{"bos_token": "<|endoftext|>"}"#;
+    std::fs::write(folder.join("tokenizer_config.json"), config).unwrap();
+    let chat = ChatRenderer::load(&folder);
+    std::fs::remove_dir_all(&folder).unwrap();
+    chat.unwrap()
+}
+
+#[test]
+fn the_models_template_writes_the_prompt_and_its_one_beginning() {
+    let template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+                    {% if add_generation_prompt %}<{{ strftime_now('%Y') }}>{% endif %}";
+    let chat = chat("begins", template);
+    // This tokenizer puts a beginning before every text that it is asked to add special tokens to.
+    let beginning = r#"{"type": "TemplateProcessing", "single": [
+        {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [], "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}}}"#;
+    let json =
+        byte_tokenizer_json().replace("\"post_processor\":null", &format!("\"post_processor\":{beginning}"));
+    assert!(json.contains("TemplateProcessing"));
+    let codec = TextCodec::parse(json.as_bytes(), Path::new("tokenizer.json")).unwrap();
+    let tokenizer = Tokenizer::new(codec, chat, LIMITS);
+    let record = submit(messages(r#"[{"role": "user", "content": "hé"}]"#), Some(1), &[]);
+    let Answer::Admit(admit) = tokenizer.answer(record, NOW) else { panic!("not admitted") };
+    let expected = [vec![256], bytes_of("<user>hé<2024>")].concat();
+    assert_eq!(admit.ids, expected);
+}
+
+#[test]
+fn a_template_that_fails_ends_its_request_and_no_other() {
+    let raises = "{% if messages[0].role != 'user' %}{{ raise_exception('the user begins') }}{% endif %}\
+                  {% if messages[0].content == 'spin' %}{% for a in range(99999) %}{% for b in range(99999) %}\
+                  {% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}";
+    let tokenizer = tokenizer_with(chat("fails", raises), LIMITS);
+    let answer = |role: &str, content: &str| {
+        let json = format!(r#"[{{"role": "{role}", "content": "{content}"}}]"#);
+        tokenizer.answer(submit(messages(&json), Some(1), &[]), NOW)
+    };
+    for (role, content, words) in [("assistant", "a", "the user begins"), ("user", "spin", "takes more than")]
+    {
+        let Answer::Reject(Reject { id, fault }) = answer(role, content) else { panic!("not rejected") };
+        let expected = (ID, FaultCode::InvalidValue, Some("messages"));
+        assert_eq!((id, fault.code, fault.param.as_deref()), expected);
+        assert!(fault.message.contains(words), "{fault}");
+        let Answer::Admit(admit) = answer("user", "ok") else { panic!("not admitted") };
+        assert_eq!(admit.ids, bytes_of("ok"));
+    }
+}
+
+#[test]
+fn an_answer_that_does_not_fit_its_ring_is_a_fault() {
+    // Room for the request's id and 32 bytes: 8 token ids, or 32 bytes of text.
+    let limits = Limits { answer_bytes_max: size_of::<RequestId>() + 32, ..LIMITS };
+    let tokenizer = tokenizer_with(ChatRenderer::plain(), limits);
+    let encode = |bytes| {
+        let prompt = text(&"x".repeat(bytes));
+        tokenizer.answer(TokenizerRecord::Encode(Encode { id: ID, prompt }), NOW)
+    };
+    // A byte that is no character shows as three.
+    let decode =
+        |ids| tokenizer.answer(TokenizerRecord::Decode(Decode { id: ID, ids: vec![0xFF; ids] }), NOW);
+    let mut payload = Vec::new();
+    let Answer::Encoded(encoded) = encode(8) else { panic!("8 ids fit") };
+    encoded.encode(&mut payload);
+    assert_eq!(payload.len(), limits.answer_bytes_max, "the check and the record agree");
+    let Answer::Decoded(decoded) = decode(10) else { panic!("30 bytes fit") };
+    decoded.encode(&mut payload);
+    assert_eq!(payload.len(), limits.answer_bytes_max - 2, "the check and the record agree");
+    for (answer, param, bytes) in [(encode(9), "prompt", 4), (decode(11), "tokens", 1)] {
+        let Answer::Reject(Reject { id, fault }) = answer else { panic!("does not fit: {answer:?}") };
+        assert_eq!((id, fault.code, fault.param.as_deref()), (ID, FaultCode::InvalidValue, Some(param)));
+        let (has, fits) = (limits.answer_bytes_max + bytes, limits.answer_bytes_max);
+        assert_eq!(fault.message, format!("the answer has {has} bytes, but at most {fits} fit"));
+    }
+}
+
 #[test]
 fn encode_and_decode_answer_their_frontend() {
-    let encode = |prompt| tokenizer().answer(TokenizerRecord::Encode(Encode { id: ID, prompt }));
-    let decode = |ids| tokenizer().answer(TokenizerRecord::Decode(Decode { id: ID, ids }));
+    let encode = |prompt| tokenizer().answer(TokenizerRecord::Encode(Encode { id: ID, prompt }), NOW);
+    let decode = |ids| tokenizer().answer(TokenizerRecord::Decode(Decode { id: ID, ids }), NOW);
     let ids_of = |answer| match answer {
         Answer::Encoded(encoded) => encoded.ids,
         other => panic!("not encoded: {other:?}"),

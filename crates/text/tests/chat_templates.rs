@@ -1,0 +1,219 @@
+//! Chat templates against what jinja2 renders for them, and against templates that mean harm.
+//!
+//! `tests/make_chat_fixtures.py` writes the expected texts; `tests/published_chat_templates.sh` does the same
+//! for templates that models are published with, and runs [`published_templates_render_as_in_jinja2`].
+
+#![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
+
+use pinion_protocol::Fault;
+use pinion_text::chat::{RENDERED_BYTES_MAX, TEMPLATE_STEPS_MAX};
+use pinion_text::{ChatOptions, ChatRenderer};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chat_templates")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The text of `"name": {...}` for each member of an object, so that keys keep their order.
+fn members(json: &str) -> BTreeMap<String, Box<serde_json::value::RawValue>> {
+    serde_json::from_str(json).unwrap()
+}
+
+/// Renders every case of `folder/expected.json` and reports each that differs. Gives the number of cases.
+fn check(folder: &Path) -> usize {
+    let expected: Value = serde_json::from_str(&read(&folder.join("expected.json"))).unwrap();
+    let conversations = members(&read(&here().join("conversations.json")));
+    let model = tempfile(&format!("{}", std::process::id()));
+    std::fs::write(model.join("tokenizer_config.json"), expected["tokens"].to_string()).unwrap();
+    let mut renderers: BTreeMap<String, ChatRenderer> = BTreeMap::new();
+    let mut differences = Vec::new();
+    let cases = expected["cases"].as_array().unwrap();
+    for case in cases {
+        let name = case["template"].as_str().unwrap();
+        let renderer = renderers.entry(name.to_owned()).or_insert_with(|| {
+            std::fs::copy(folder.join(name), model.join("chat_template.jinja")).unwrap();
+            ChatRenderer::load(&model).unwrap_or_else(|e| panic!("{name}: {e}"))
+        });
+        let conversation = members(conversations[case["conversation"].as_str().unwrap()].get());
+        let options = ChatOptions {
+            add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
+            tools_json: conversation.get("tools").map(|tools| tools.get()),
+            unix_seconds: expected["unix_seconds"].as_i64().unwrap(),
+        };
+        let rendered = renderer.render(conversation["messages"].get(), &options);
+        if let Some(difference) = difference(case, rendered) {
+            differences.push(difference);
+        }
+    }
+    std::fs::remove_dir_all(model).unwrap();
+    let shown = &differences[..differences.len().min(5)];
+    assert!(shown.is_empty(), "{} differ, such as:\n{}", differences.len(), shown.join("\n"));
+    cases.len()
+}
+
+fn difference(case: &Value, rendered: Result<String, Fault>) -> Option<String> {
+    let same = match &rendered {
+        Ok(text) => case["text"].as_str() == Some(text),
+        // What jinja2 fails on without words of the template's, we have to fail on too.
+        Err(fault) => case["raises"].as_str() == Some(&fault.message) || case["fails"].is_string(),
+    };
+    (!same).then(|| format!("expected {case}\n     got {rendered:?}"))
+}
+
+fn tempfile(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("pinion-chat-{name}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+#[ignore = "needs the templates that published_chat_templates.sh gets"]
+fn published_templates_render_as_in_jinja2() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/published_chat_templates");
+    let count = check(&folder);
+    assert!(count > 1000, "only {count} cases");
+}
+
+#[test]
+fn prompt_formats_render_as_in_jinja2() {
+    let count = check(&here());
+    assert!(count >= 180, "only {count} cases");
+}
+
+const OPTIONS: ChatOptions<'static> =
+    ChatOptions { add_generation_prompt: true, tools_json: None, unix_seconds: 1_722_513_600 };
+
+/// A model folder with these files and the renderer that it gives.
+fn load(name: &str, files: &[(&str, &str)]) -> Result<ChatRenderer, String> {
+    let folder = tempfile(&format!("{name}-{}", std::process::id()));
+    for (file, text) in files {
+        std::fs::write(folder.join(file), text).unwrap();
+    }
+    let loaded = ChatRenderer::load(&folder).map_err(|error| error.to_string());
+    std::fs::remove_dir_all(&folder).unwrap();
+    loaded
+}
+
+#[test]
+fn the_folder_decides_which_template_is_used() {
+    const JINJA: (&str, &str) = ("chat_template.jinja", "from jinja{{ eos_token }}");
+    const STRING: (&str, &str) = (
+        "tokenizer_config.json",
+        r#"{"chat_template": "from config{{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}"#,
+    );
+    const NAMED: (&str, &str) = (
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "default"}]}"#,
+    );
+    const JSON: (&str, &str) = ("chat_template.json", r#"{"chat_template": "from json"}"#);
+    const NONE: (&str, &str) = ("tokenizer_config.json", r#"{"chat_template": null, "bos_token": null}"#);
+    let plain = "User: hi\nAssistant:";
+    let cases: [(&[(&str, &str)], &str); 8] = [
+        (&[], plain),
+        (&[NONE], plain),
+        (&[STRING], "from config<s>"),
+        (&[NAMED], "default"),
+        (&[JSON], "from json"),
+        (&[NONE, JSON], "from json"),
+        (&[STRING, JSON], "from config<s>"),
+        (&[STRING, JINJA, JSON], "from jinja</s>"),
+    ];
+    for (index, (files, expected)) in cases.into_iter().enumerate() {
+        let renderer = load(&format!("decides-{index}"), files).unwrap();
+        assert_eq!(renderer.has_template(), expected != plain);
+        let text = renderer.render(r#"[{"role": "user", "content": "hi"}]"#, &OPTIONS);
+        assert_eq!(text.as_deref(), Ok(expected), "{files:?}");
+    }
+}
+
+#[test]
+fn a_bad_template_is_named_with_its_reason() {
+    let deep = format!("{}1{}", "(".repeat(10_000), ")".repeat(10_000));
+    let cases: [(&str, &str, &str); 8] = [
+        ("chat_template.jinja", "a\n{% if %}", "not a usable chat template: syntax error: "),
+        ("chat_template.jinja", "a\n{% if x %}", "(in chat_template:2)"),
+        ("chat_template.jinja", "{{ x | no_such_filter( }}", "not a usable chat template"),
+        ("chat_template.jinja", &format!("{{{{ {deep} }}}}"), "not a usable chat template"),
+        ("tokenizer_config.json", "{\"chat_template\": 3}", "neither a string nor a list"),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": [{"name": "rag", "template": ""}]}"#,
+            "without one named",
+        ),
+        ("tokenizer_config.json", "{\"chat_template\": ", "not JSON"),
+        ("chat_template.json", "[", "not JSON"),
+    ];
+    for (index, (file, text, expected)) in cases.into_iter().enumerate() {
+        let message = load(&format!("bad-{index}"), &[(file, text)]).err().expect(expected);
+        assert!(message.contains(&format!("/{file}: ")) && message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn content_takes_the_form_that_the_template_knows() {
+    let string =
+        "{% for m in messages %}[{{ m.content }}]{% if m.content is string %}s{% endif %}{% endfor %}";
+    let parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}";
+    let either = "{% for m in messages %}{% if m.content is string %}[{{ m.content }}]s{% else %}parts{% endif %}\
+                  {% endfor %}";
+    let json = r#"[
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c"}
+    ]"#;
+    let cases = [(string, "[ab]s[c]s"), (parts, "[a][b][c]"), (either, "[ab]s[c]s")];
+    for (index, (template, expected)) in cases.into_iter().enumerate() {
+        let renderer = load(&format!("parts-{index}"), &[("chat_template.jinja", template)]).unwrap();
+        assert_eq!(renderer.render(json, &OPTIONS).as_deref(), Ok(expected), "{template}");
+    }
+}
+
+#[test]
+fn a_harmful_template_costs_one_request() {
+    let steps = format!("the chat template takes more than {TEMPLATE_STEPS_MAX} steps on them");
+    let bytes = format!("the chat template writes more than {RENDERED_BYTES_MAX} bytes for them");
+    let cases = [
+        ("{{ raise_exception('No: ' ~ messages[0].role) }}", "No: user"),
+        ("{% macro m() %}{{ raise_exception('inner') }}{% endmacro %}{{ m() }}", "inner"),
+        (
+            "{% set x = messages %}{{ raise_exception(x | tojson) }}",
+            "[{\"role\": \"user\", \"content\": \"hi\"}]",
+        ),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", steps.as_str()),
+        ("{% for a in range(99999) %}{{ messages }}{{ 'x' * 1000 }}{% endfor %}", bytes.as_str()),
+        ("{{ 'a' * 2 ** 40 }}", "repeated string is too large"),
+        ("{{ ('a' * 99999999) }}", bytes.as_str()),
+        ("{{ range(2 ** 40) | list }}", "range has too many elements"),
+        ("{{ [0] * 2 ** 40 }}", "repeated sequence is too large"),
+        ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", "recursion limit exceeded"),
+        ("{% for a in [messages] recursive %}{{ loop([a]) }}{% endfor %}", "recursion limit exceeded"),
+        ("{% include 'chat_template' %}", "recursion limit exceeded"),
+        ("{% include '/etc/hostname' %}", "template not found"),
+        ("{% import '../tokenizer.json' as t %}", "template not found"),
+        ("{{ messages.__class__.__mro__ }}", "undefined value"),
+        ("{{ ''.__class__() }}", "unknown method"),
+        ("{{ no.such.name }}", "undefined value"),
+        ("{{ 1 / 0 }}", "invalid operation"),
+        ("{{ [[[1]]] | tojson(indent=10000000000) }}", "indent is too large"),
+        (
+            "{% set n = namespace(x=[]) %}{% for a in range(500) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
+            "nested deeper than 200",
+        ),
+    ];
+    for (index, (template, expected)) in cases.into_iter().enumerate() {
+        let renderer = load(&format!("harm-{index}"), &[("chat_template.jinja", template)]).unwrap();
+        let start = std::time::Instant::now();
+        let fault = renderer.render(r#"[{"role": "user", "content": "hi"}]"#, &OPTIONS).expect_err(template);
+        let took = start.elapsed();
+        assert_eq!(fault.param.as_deref(), Some("messages"), "{template}");
+        assert!(fault.message.contains(expected), "{template}: {fault}");
+        // A few ms each in a release build; the bound leaves room for an unoptimised one on a busy machine.
+        assert!(took.as_secs() < 5, "{template}: {took:?}");
+        println!("{took:?} {template}");
+    }
+}
