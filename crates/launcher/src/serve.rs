@@ -208,9 +208,15 @@ impl Service {
         let peer = self.members[index].peer;
         match self.stage {
             Stage::Starting => Err(Ending::new(Exit::Start, start_failure(peer, status))),
-            Stage::Draining { .. } | Stage::Stopping { .. } => {
+            Stage::Stopping { .. } => {
                 if !status.success() {
                     tracing::warn!(%peer, %status, "ended while stopping");
+                }
+                Ok(())
+            }
+            Stage::Draining { .. } => {
+                if !status.success() {
+                    tracing::warn!(%peer, %status, "ended while draining");
                     self.cut_short = true;
                     // Nobody comes after it: what it held must not wait for the deadline.
                     self.tell_others(peer, &ToRole::PeerLost { peer });
@@ -277,7 +283,10 @@ impl Service {
                     return Ok(Some(self.stopped()));
                 }
                 if now_ns > deadline_ns {
-                    self.cut_short = true;
+                    // No request is open any more, so nothing is lost with a process that is slow to leave.
+                    for member in self.members.iter().filter(|member| member.lives()) {
+                        tracing::warn!(peer = %member.peer, "has not left in time; killing it");
+                    }
                     return Ok(Some(self.stopped()));
                 }
             }
