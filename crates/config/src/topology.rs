@@ -9,6 +9,7 @@ use crate::config::Config;
 use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
 use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord};
 use pinion_protocol::limits::{DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::sampling::{LISTS_BYTES_MAX, SamplingRecord};
 use pinion_protocol::{Peer, RequestId, Role};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,7 @@ const RECORD_HEAD_BYTES: usize = 16;
 /// Smallest ring: one page.
 const RING_BYTES_MIN: usize = 4096;
 /// Bytes before the variable part of a submit, an admit, an open or a reject; none has a larger head.
-const FIXED_PART_BYTES: usize = 64;
+const FIXED_PART_BYTES: usize = 96;
 /// Steps that a detokenizer may lag behind its engine, and a frontend behind its detokenizer, before the
 /// writer's backlog begins.
 const LAG_STEPS: usize = 256;
@@ -176,7 +177,7 @@ impl RingSizes {
     fn frontend_to_tokenizer(&self) -> usize {
         // an ordinary submit for every slot
         let ordinary = self.slots * (ORDINARY_PROMPT_BYTES + FIXED_PART_BYTES + RECORD_HEAD_BYTES);
-        ring_bytes(ordinary, self.prompt_max())
+        ring_bytes(ordinary, LISTS_BYTES_MAX + self.prompt_max())
     }
 
     fn frontend_to_detokenizer(&self) -> usize {
@@ -190,7 +191,7 @@ impl RingSizes {
     fn tokenizer_to_engine(&self) -> usize {
         // an ordinary admit for every request that this tokenizer can hold
         let admit = ORDINARY_PROMPT_IDS * size_of::<u32>() + FIXED_PART_BYTES + RECORD_HEAD_BYTES;
-        ring_bytes(self.slots_per_tokenizer * admit, FIXED_PART_BYTES + self.context_ids)
+        ring_bytes(self.slots_per_tokenizer * admit, FIXED_PART_BYTES + LISTS_BYTES_MAX + self.context_ids)
     }
 
     fn tokenizer_to_frontend(&self) -> usize {
@@ -232,4 +233,4 @@ fn ring_bytes(users: usize, payload_max: usize) -> usize {
     (users + largest).max(2 * largest).max(RING_BYTES_MIN).next_power_of_two()
 }
 
-const _: () = assert!(size_of::<RequestId>() + 32 <= FIXED_PART_BYTES);
+const _: () = assert!(size_of::<RequestId>() + size_of::<SamplingRecord>() + 16 <= FIXED_PART_BYTES);

@@ -24,6 +24,8 @@ pub(crate) struct Stream {
     pub(crate) next_sequence: u32,
     /// Whether any text was sent.
     pub(crate) has_text: bool,
+    /// What ended the text is part of it.
+    include_stop: bool,
     text: TextStream,
     stop: StopMatcher,
 }
@@ -43,8 +45,9 @@ impl Stream {
             progress: Progress::Flowing,
             next_sequence: open.resume.len() as u32,
             has_text: false,
+            include_stop: open.include_stop,
             text: TextStream::new(codec),
-            stop: StopMatcher::new(open.stop),
+            stop: StopMatcher::new(open.stop).including(open.include_stop),
         };
         for token in open.resume {
             text.clear();
@@ -73,7 +76,7 @@ impl Stream {
             Progress::Lost => return last.then_some(DELTA_LAST),
             Progress::Flowing => {}
         }
-        let shows = has_token && event.flags & EVENT_EOS == 0;
+        let shows = has_token && (event.flags & EVENT_EOS == 0 || self.include_stop);
         let stopped = (shows && self.push(codec, event.token, piece, text))
             || (last && self.finish(codec, piece, text));
         if stopped {

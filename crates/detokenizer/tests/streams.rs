@@ -40,6 +40,8 @@ struct Bench {
     tables: Vec<SlotTable>,
     received: BTreeMap<RequestId, Received>,
     now_ns: u64,
+    /// Of the streams opened from now on.
+    include_stop: bool,
 }
 
 impl Bench {
@@ -47,7 +49,7 @@ impl Bench {
         let tables: Vec<SlotTable> =
             (0..frontends).map(|_| SlotTable::create(1, 1, SLOTS).unwrap()).collect();
         let detokenizer = Detokenizer::new(codec(), Some(EOS), tables.clone(), record_bytes_max);
-        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0 }
+        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false }
     }
 
     /// Takes a slot and opens a stream in it.
@@ -62,7 +64,7 @@ impl Bench {
     fn open_as(&mut self, id: RequestId, stop: &[&str], resume: &[u32]) {
         let stop = stop.iter().map(|&s| s.to_owned()).collect();
         let mut payload = Vec::new();
-        Open { id, stop, resume: resume.to_vec() }.encode(&mut payload);
+        Open { id, stop, resume: resume.to_vec(), include_stop: self.include_stop }.encode(&mut payload);
         self.detokenizer.open(id.frontend, kind::OPEN, &payload).unwrap();
     }
 
@@ -205,6 +207,25 @@ fn the_end_of_sequence_token_counts_and_shows_nothing() {
 }
 
 #[test]
+fn what_ended_the_text_is_sent_if_asked_for() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    bench.include_stop = true;
+    let by_string = bench.open(0, 0, &["bc", "z"], &[]);
+    let by_token = bench.open(0, 1, &["bc"], &[]);
+    let by_eos = bench.open(0, 2, &[], &[]);
+    for (sequence, token) in "abcd".bytes().map(u32::from).enumerate() {
+        bench.step(&[event(by_string, token, sequence as u32, 0)]);
+    }
+    bench.step(&[event(by_token, 97, 0, 0), event(by_eos, 97, 0, 0)]);
+    let last = EVENT_EOS | EVENT_LAST;
+    bench.step(&[event(by_token, 98, 1, last), event(by_eos, EOS, 1, last)]);
+    for (id, text, stopped) in [(by_string, "abc", true), (by_token, "ab", false), (by_eos, "a", false)] {
+        let received = &bench.received[&id];
+        assert_eq!((received.text.as_str(), received.stopped, received.last), (text, stopped, true));
+    }
+}
+
+#[test]
 fn a_resumed_stream_sends_only_what_was_not_sent_before() {
     let ids: Vec<u32> = "aé\n終b\n\nz".bytes().map(u32::from).collect();
     let whole: String = "aé\n終b".into();
@@ -252,7 +273,7 @@ fn malformed_records_change_nothing() {
     let mut bench = Bench::new(1, RECORD_BYTES_MAX);
     let id = bench.open(0, 1, &[], &[]);
     let mut open = Vec::new();
-    Open { id, stop: vec!["x".into()], resume: vec![] }.encode(&mut open);
+    Open { id, stop: vec!["x".into()], ..Open::default() }.encode(&mut open);
     let mut step = Vec::new();
     encode_step(&mut step, 1, 1, &[event(id, 97, 0, EVENT_LAST)]);
     for cut in 0..open.len() {

@@ -91,6 +91,17 @@ impl Engine {
             let message = format!("token id {token} is not below the vocabulary size {vocab_size}");
             return Some(Fault::field("prompt", message));
         }
+        let foreign = |id: u32| id >= vocab_size;
+        for (field, found) in [
+            ("logit_bias", admit.sampling.logit_bias.iter().any(|(id, _)| foreign(*id))),
+            ("stop_token_ids", admit.sampling.stop_token_ids.iter().any(|id| foreign(*id))),
+        ] {
+            if found {
+                let message =
+                    format!("{field} has a token id that is not below the vocabulary size {vocab_size}");
+                return Some(Fault::field(field, message));
+            }
+        }
         let stuck = self.streams.is_stuck(admit.id);
         stuck.then(|| Fault::new(FaultCode::Unavailable, "the detokenizer does not keep up"))
     }

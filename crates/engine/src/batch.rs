@@ -1,6 +1,6 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
-use pinion_model::{Row, SampleParams, StepBatch};
+use pinion_model::{Row, RowShaping, SampleParams, Shaping, StepBatch};
 use pinion_protocol::Sampling;
 use pinion_scheduler::Scheduler;
 
@@ -47,8 +47,46 @@ impl Batch {
         }
     }
 
-    pub(crate) fn as_step(&self) -> StepBatch<'_> {
-        StepBatch { tokens: &self.tokens, positions: &self.positions, rows: &self.rows, blocks: &self.blocks }
+    /// `shaping` belongs to the plan that the batch was filled from.
+    pub(crate) fn as_step<'a>(&'a self, shaping: &'a PlanShaping<'a>) -> StepBatch<'a> {
+        StepBatch {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            rows: &self.rows,
+            blocks: &self.blocks,
+            shaping,
+        }
+    }
+}
+
+/// What the requests of the current plan do to their logits, looked up where their tokens are.
+#[derive(Debug)]
+pub(crate) struct PlanShaping<'a> {
+    pub(crate) scheduler: &'a Scheduler,
+    pub(crate) eos: Option<u32>,
+}
+
+impl RowShaping for PlanShaping<'_> {
+    fn shaping(&self, row: usize) -> Option<Shaping<'_>> {
+        let planned = self.scheduler.current_plan().rows.get(row)?;
+        let generated = planned.draw?;
+        let view = self.scheduler.row(planned);
+        let sampling = view.sampling;
+        if !sampling.shapes_logits(generated) {
+            return None;
+        }
+        let (prompt, output) = view.ids.split_at(view.prompt_tokens as usize);
+        let waits = generated < sampling.min_tokens;
+        Some(Shaping {
+            prompt,
+            output,
+            repetition_penalty: sampling.repetition_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            presence_penalty: sampling.presence_penalty,
+            bias: &sampling.logit_bias,
+            banned_id: self.eos.filter(|_| waits && !sampling.ignore_eos),
+            banned_ids: if waits { &sampling.stop_token_ids } else { &[] },
+        })
     }
 }
 
@@ -59,6 +97,7 @@ fn sample_params(sampling: &Sampling, index: u32) -> SampleParams {
         temperature: sampling.temperature,
         top_k: sampling.top_k.unwrap_or(0),
         top_p: sampling.top_p,
+        min_p: sampling.min_p,
         seed: sampling.seed,
         position: u64::from(index),
     }
@@ -86,6 +125,7 @@ mod tests {
             temperature: 0.5,
             top_k: Some(3),
             top_p: 0.9,
+            min_p: 0.1,
             seed: 42,
             max_tokens: Some(9),
             ..Sampling::default()
@@ -94,8 +134,9 @@ mod tests {
         let mut scheduler = Scheduler::new(limits);
         scheduler.admit(Request { id, sampling, ids: vec![5, 6, 7], prompt_tokens: 2 }, 0).unwrap();
         let mut batch = Batch::new(2, 8, 8);
-        let draw =
-            |position| Some(SampleParams { temperature: 0.5, top_k: 3, top_p: 0.9, seed: 42, position });
+        let params =
+            SampleParams { temperature: 0.5, top_k: 3, top_p: 0.9, min_p: 0.1, seed: 42, position: 0 };
+        let draw = |position| Some(SampleParams { position, ..params });
 
         scheduler.plan(0);
         batch.fill(&scheduler);

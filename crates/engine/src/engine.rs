@@ -1,6 +1,6 @@
 //! The step loop: drain the inbox, plan, launch, publish.
 
-use crate::batch::Batch;
+use crate::batch::{Batch, PlanShaping};
 use crate::ports::Ports;
 use crate::publish::Streams;
 use pinion_model::{Model, RowOutcome, StepOutput};
@@ -137,7 +137,8 @@ impl Engine {
             ports.stamp(row.id, Stage::FirstScheduled, began_ns);
         }
         self.results.clear();
-        let failure = match self.model.step(&self.batch.as_step(), &mut self.output) {
+        let shaping = PlanShaping { scheduler: &self.scheduler, eos: self.sizes.limits.eos };
+        let failure = match self.model.step(&self.batch.as_step(&shaping), &mut self.output) {
             Ok(()) if self.output.rows.len() == rows.len() => {
                 let vocab_size = self.model.info().vocab_size;
                 self.results.extend(self.output.rows.iter().map(|row| result(*row, vocab_size)));

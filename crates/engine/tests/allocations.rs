@@ -28,7 +28,18 @@ fn decoding() -> (Engine, Rig) {
     for n in 0..SEQUENCES {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
         let prompt = random.prompt(20);
-        let sampling = Sampling { max_tokens: Some(1900), ..Sampling::default() };
+        // Every other request has all that a request can ask of its logits.
+        let shaped = Sampling {
+            repetition_penalty: 1.1,
+            frequency_penalty: 0.1,
+            presence_penalty: 0.1,
+            min_tokens: 1900,
+            logit_bias: vec![(3, 0.5), (4, -0.5)],
+            stop_token_ids: vec![5, 6],
+            ..Sampling::default()
+        };
+        let plain = Sampling { ignore_eos: true, ..Sampling::default() };
+        let sampling = Sampling { max_tokens: Some(1900), ..if n % 2 == 0 { shaped } else { plain } };
         rig.admit(id, &prompt, prompt.len(), sampling);
     }
     for _ in 0..WARM_UP_STEPS {

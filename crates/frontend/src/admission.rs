@@ -2,21 +2,14 @@
 //!
 //! Every generation route calls [`admit`]; no route checks a parameter by itself, so a limit cannot be missing
 //! from one of them. What needs the tokenizer (does the prompt fit the context?) is the tokenizer's to check.
-//! The shapes of prompts and stop strings are in [`crate::prompts`].
+//! The shapes of prompts and stop strings are in [`crate::prompts`], the sampling parameters in [`crate::sampling`].
 
 use crate::json::{Fields, as_integer};
 use crate::prompts;
-use pinion_protocol::limits::TEMPERATURE_MAX;
+use crate::sampling::sampling;
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use serde_json::Value;
-
-/// `max_tokens` of `/v1/completions` when the client names none, as OpenAI has it.
-const COMPLETIONS_TOKENS_DEFAULT: u32 = 16;
-/// `max_new_tokens` of `/generate` when the client names none.
-const GENERATE_TOKENS_DEFAULT: u32 = 64;
-/// Temperatures below this are greedy: dividing logits by less overflows an f32.
-const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
 
 /// A way to ask for generated text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,18 +46,19 @@ pub struct Admitted {
     pub prompt: Prompt,
     /// Strings that end the text.
     pub stop: Vec<String>,
+    /// Whether what ended the text is part of it.
+    pub include_stop: bool,
 }
 
 /// Fields that would change the answer and that this version cannot honour, each with the values that mean
 /// "not wanted". Absent and null always pass.
 type Harmless = fn(&Value) -> bool;
 
-const fn unsupported() -> [(&'static str, Harmless); 22] {
+const fn unsupported() -> [(&'static str, Harmless); 16] {
     let one: Harmless = |v| v.as_f64() == Some(1.0);
     let zero: Harmless = |v| v.as_f64() == Some(0.0);
     let no: Harmless = |v| v.as_bool() == Some(false);
     let empty_array: Harmless = |v| v.as_array().is_some_and(Vec::is_empty);
-    let empty_object: Harmless = |v| v.as_object().is_some_and(serde_json::Map::is_empty);
     let no_choice: Harmless = |v| matches!(v.as_str(), Some("none" | "auto"));
     [
         ("n", one),
@@ -80,12 +74,6 @@ const fn unsupported() -> [(&'static str, Harmless); 22] {
         ("function_call", no_choice),
         ("response_format", |v| v.get("type").and_then(Value::as_str) == Some("text")),
         ("modalities", |v| v.as_array().is_some_and(|all| all.iter().all(|m| m == "text"))),
-        ("logit_bias", empty_object),
-        ("presence_penalty", zero),
-        ("frequency_penalty", zero),
-        ("repetition_penalty", one),
-        ("min_p", zero),
-        ("stop_token_ids", empty_array),
         ("use_beam_search", no),
         ("guided_json", |_| false),
         ("guided_regex", |_| false),
@@ -103,10 +91,11 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         Api::Chat => prompts::messages(&mut fields)?,
     };
     let stop = prompts::stop(&mut fields)?;
-    let sampling = sampling(api, &mut fields, fresh_seed)?;
+    let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
+    let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = stream_options(&mut fields, stream)?;
-    Ok(Admitted { stream, include_usage, sampling, prompt, stop })
+    Ok(Admitted { stream, include_usage, sampling, prompt, stop, include_stop })
 }
 
 /// Admits a `/tokenize` request.
@@ -154,49 +143,6 @@ fn check_unsupported(fields: &mut Fields) -> Result<(), Fault> {
         }
     }
     Ok(())
-}
-
-fn sampling(api: Api, fields: &mut Fields, fresh_seed: u64) -> Result<Sampling, Fault> {
-    let temperature = fields
-        .number("temperature", "a number from 0 to 100", |t| (0.0..=f64::from(TEMPERATURE_MAX)).contains(&t))?
-        .unwrap_or(1.0);
-    let top_p =
-        fields.number("top_p", "a number above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?.unwrap_or(1.0);
-    let top_k = fields.integer("top_k", -1..=i128::from(i32::MAX))?.filter(|k| *k > 0);
-    let seed = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
-    let max_tokens = max_tokens(api, fields)?;
-    let (ignore_eos, greedy) = match api {
-        Api::Completions | Api::Chat => (fields.boolean("ignore_eos")?.unwrap_or(false), false),
-        Api::Generate => {
-            let stop_on_eos = fields.boolean("stop_on_eos")?.unwrap_or(true);
-            (!stop_on_eos, !fields.boolean("do_sample")?.unwrap_or(false))
-        }
-    };
-    let greedy = greedy || temperature < TEMPERATURE_GREEDY_BELOW;
-    Ok(Sampling {
-        temperature: if greedy { 0.0 } else { temperature as f32 },
-        top_p: (top_p as f32).max(f32::MIN_POSITIVE),
-        top_k: top_k.and_then(|k| u32::try_from(k).ok()),
-        seed: seed.map_or(fresh_seed, |seed| seed as u64),
-        max_tokens,
-        ignore_eos,
-    })
-}
-
-/// `None` is "until the context is full".
-fn max_tokens(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
-    let range = 1..=i128::from(i32::MAX);
-    let (names, default): (&[&str], _) = match api {
-        Api::Completions => (&["max_tokens"], Some(COMPLETIONS_TOKENS_DEFAULT)),
-        Api::Chat => (&["max_completion_tokens", "max_tokens"], None),
-        Api::Generate => (&["max_new_tokens"], Some(GENERATE_TOKENS_DEFAULT)),
-    };
-    let mut chosen = None;
-    for name in names {
-        let given = fields.integer(name, range.clone())?;
-        chosen = chosen.or(given);
-    }
-    Ok(chosen.and_then(|count| u32::try_from(count).ok()).or(default))
 }
 
 /// Returns `include_usage`.

@@ -42,14 +42,15 @@ pub(crate) async fn serve(
     let body = read_body(app, request.into_body()).await?;
     let admitted = admit(api, &body, &app.limits, app.numbers.fresh_seed())?;
     drop(body);
-    let Admitted { stream, include_usage, sampling, prompt, stop } = admitted;
+    let Admitted { stream, include_usage, sampling, prompt, stop, include_stop } = admitted;
     let head = head(app, api, include_usage);
     let form = match (&head, stream) {
         (Some(head), true) => Form::Events(sse::Writer::new(head.clone(), app.settings.fast_sse)),
         (None, true) => Form::PlainStream,
         (_, false) => Form::Whole,
     };
-    let ticket = Ticket::begin(&app.ledger, origin(arrival), Job::Generate { sampling, prompt, stop }, form)?;
+    let job = Job::Generate { sampling, prompt, stop, include_stop };
+    let ticket = Ticket::begin(&app.ledger, origin(arrival), job, form)?;
     if stream { stream_answer(ticket, head.is_some()).await } else { whole_answer(ticket, head).await }
 }
 

@@ -24,6 +24,7 @@ mod prompts;
 pub mod reactor;
 pub mod request;
 pub mod routes;
+mod sampling;
 pub mod server;
 pub mod sse;
 pub mod timed_stream;

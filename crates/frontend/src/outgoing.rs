@@ -29,6 +29,8 @@ pub enum Job {
         prompt: Prompt,
         /// Strings that end the text.
         stop: Vec<String>,
+        /// Whether what ended the text is part of it.
+        include_stop: bool,
     },
     /// Text to ids.
     Encode(Prompt),
@@ -115,9 +117,9 @@ impl Outgoing {
         let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
         let mut outlet = self.outlet.borrow_mut();
         let record_kind = match job {
-            Job::Generate { sampling, prompt, stop } => {
+            Job::Generate { sampling, prompt, stop, include_stop } => {
                 let to = Peer::new(Role::Detokenizer, way.detokenizer);
-                Open { id, stop, resume: Vec::new() }.encode(&mut self.scratch);
+                Open { id, stop, include_stop, resume: Vec::new() }.encode(&mut self.scratch);
                 outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
                 outlet.publish(to);
                 Submit { id, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
 use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
-use pinion_protocol::FaultCode;
-use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
+use pinion_protocol::{FaultCode, RequestId, Sampling};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -91,22 +91,106 @@ fn every_number_is_typed_and_ranged_on_every_route() {
 }
 
 #[test]
+fn penalties_biases_and_stop_ids_are_typed_and_ranged_on_every_route() {
+    let numbers = ["\"1\"", "true", "[]", "{}", "1e308", "-1e308", "1e39"];
+    let many_biases: Map<String, Value> = (0..1025).map(|id| (id.to_string(), json!(0))).collect();
+    let many_biases = Value::Object(many_biases).to_string();
+    let many_ids = json!(vec![1; 129]).to_string();
+    for api in [Api::Completions, Api::Chat, Api::Generate] {
+        for field in ["min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"] {
+            check_field(api, field, &numbers, &["null", "1", "0.5"]);
+        }
+        check_field(api, "min_p", &["-0.1", "1.1"], &["0", "1", "1e-320"]);
+        check_field(api, "repetition_penalty", &["0", "-1", "0.009", "100.1"], &["0.01", "1.0", "100"]);
+        for field in ["frequency_penalty", "presence_penalty"] {
+            check_field(api, field, &["-2.1", "2.01"], &["-2", "2", "0"]);
+        }
+        check_field(
+            api,
+            "logit_bias",
+            &[
+                "[]",
+                "3",
+                "\"x\"",
+                r#"{"1":"2"}"#,
+                r#"{"1":null}"#,
+                r#"{"1":101}"#,
+                r#"{"1":-100.5}"#,
+                r#"{"100":1}"#,
+                r#"{"-1":1}"#,
+                r#"{"01":1}"#,
+                r#"{"+1":1}"#,
+                r#"{" 1":1}"#,
+                r#"{"1.0":1}"#,
+                r#"{"a":1}"#,
+                r#"{"":1}"#,
+                r#"{"4294967296":1}"#,
+                &many_biases,
+            ],
+            &["null", "{}", r#"{"0":-100,"99":100}"#, r#"{"7":0.5}"#],
+        );
+        check_field(
+            api,
+            "stop_token_ids",
+            &[
+                "3",
+                "\"x\"",
+                "{}",
+                "[\"1\"]",
+                "[1.0]",
+                "[-1]",
+                "[100]",
+                "[4294967297]",
+                "[null]",
+                "[[1]]",
+                &many_ids,
+            ],
+            &["null", "[]", "[0, 99]", "[1, 1]"],
+        );
+        let most = if api == Api::Generate { "64" } else { "16" };
+        check_field(api, "min_tokens", &["-1", "65", "1.5", "\"1\"", "2147483648"], &["null", "0", most]);
+        check_field(api, "include_stop_str_in_output", &["0", "\"true\"", "[]"], &["null", "false", "true"]);
+    }
+    // At most what may be generated, named or by default.
+    check_field(Api::Completions, "min_tokens", &["17"], &["16"]);
+    check_field(Api::Chat, "min_tokens", &[], &["64"]);
+    let body = body(Api::Chat, json!({"max_tokens": 5, "min_tokens": 6})).to_string();
+    assert_eq!(refused(Api::Chat, &body).1.as_deref(), Some("min_tokens"));
+}
+
+#[test]
 fn values_arrive_where_they_belong() {
     let full = passes(
         Api::Completions,
         json!({"model": "tiny", "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -1, "max_tokens": 9,
             "ignore_eos": true, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
-            "user": "u", "metadata": {"k": "v"}, "store": true, "min_tokens": 3, "unheard_of": [1]}),
+            "min_p": 0.125, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 0.75,
+            "logit_bias": {"99": -100, "0": 1.5}, "stop_token_ids": [0, 99], "min_tokens": 3,
+            "include_stop_str_in_output": true,
+            "user": "u", "metadata": {"k": "v"}, "store": true, "unheard_of": [1]}),
     );
-    let s = full.sampling;
-    assert_eq!((s.temperature, s.top_p, s.top_k, s.seed), (0.5, 0.25, Some(7), u64::MAX));
-    assert_eq!(
-        (s.max_tokens, s.ignore_eos, full.stop),
-        (Some(9), true, vec!["a".to_owned(), "b".to_owned()])
-    );
+    let expected = Sampling {
+        temperature: 0.5,
+        top_p: 0.25,
+        top_k: Some(7),
+        min_p: 0.125,
+        repetition_penalty: 1.5,
+        frequency_penalty: -2.0,
+        presence_penalty: 0.75,
+        seed: u64::MAX,
+        max_tokens: Some(9),
+        min_tokens: 3,
+        ignore_eos: true,
+        logit_bias: vec![(0, 1.5), (99, -100.0)],
+        stop_token_ids: vec![0, 99],
+    };
+    assert_eq!(full.sampling, expected);
+    assert_eq!((full.stop, full.include_stop), (vec!["a".to_owned(), "b".to_owned()], true));
     assert_eq!((full.stream, full.include_usage, full.prompt), (true, true, Prompt::Text("hi".into())));
 
     let plain = passes(Api::Completions, json!({}));
+    let default = Sampling { seed: FRESH_SEED, ..Sampling::default() };
+    assert_eq!((&plain.sampling, plain.include_stop), (&default, false));
     assert_eq!(
         (plain.sampling.max_tokens, plain.sampling.seed, plain.sampling.top_k),
         (Some(16), FRESH_SEED, None)
@@ -138,10 +222,6 @@ fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes(
         ("tool_choice", "{\"type\":\"function\"}", "\"none\""),
         ("response_format", "{\"type\":\"json_object\"}", "{\"type\":\"text\"}"),
         ("response_format", "3", "null"),
-        ("logit_bias", "{\"1\":1}", "{}"),
-        ("presence_penalty", "0.5", "0"),
-        ("frequency_penalty", "-0.5", "0.0"),
-        ("min_p", "0.1", "0"),
     ];
     for (field, refused_value, passing_value) in table {
         for api in [Api::Completions, Api::Chat, Api::Generate] {
@@ -274,11 +354,13 @@ proptest! {
     /// check accepts.
     #[test]
     fn no_value_of_any_field_gets_through_unchecked(
-        values in prop::collection::vec(any_json(), 12), api_index in 0usize..3, keep in any::<u16>(),
+        values in prop::collection::vec(any_json(), 20), api_index in 0usize..3, keep in any::<u32>(),
     ) {
         let api = [Api::Completions, Api::Chat, Api::Generate][api_index];
         let names = ["prompt", "messages", "temperature", "top_p", "top_k", "seed", "max_tokens",
-            "max_completion_tokens", "max_new_tokens", "stop", "stream", "stream_options"];
+            "max_completion_tokens", "max_new_tokens", "stop", "stream", "stream_options", "min_p",
+            "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "stop_token_ids",
+            "min_tokens", "include_stop_str_in_output"];
         let mut fields = body(api, json!({}));
         for (i, (name, value)) in names.iter().zip(values).enumerate() {
             if keep >> i & 1 == 1 {
@@ -286,8 +368,16 @@ proptest! {
             }
         }
         if let Ok(admitted) = admit(api, fields.to_string().as_bytes(), &limits(), FRESH_SEED) {
-            let record = pinion_protocol::sampling::SamplingRecord::from(admitted.sampling);
-            prop_assert!(pinion_protocol::Sampling::try_from(record).is_ok(), "{fields}");
+            let submit = Submit {
+                id: RequestId::default(),
+                sampling: admitted.sampling,
+                prompt: admitted.prompt,
+                resume: Vec::new(),
+            };
+            let mut bytes = Vec::new();
+            submit.encode(&mut bytes);
+            let decoded = TokenizerRecord::decode(kind::SUBMIT, &bytes);
+            prop_assert_eq!(decoded, Ok(TokenizerRecord::Submit(submit)), "{}", fields);
         }
     }
 

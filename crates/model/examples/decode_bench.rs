@@ -5,8 +5,8 @@
 //! in milliseconds. Compare figures of one run only: the machine's speed drifts.
 
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch, StepOutput, WarmUp,
-    load,
+    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch, StepOutput, Unshaped,
+    WarmUp, load,
 };
 use std::path::Path;
 use std::time::Instant;
@@ -46,7 +46,13 @@ fn time_steps(model: &mut dyn Model, row_count: u32, query_len: u32, context: u3
             sample: Some(SampleParams::GREEDY),
         })
         .collect();
-    let batch = StepBatch { tokens: &tokens, positions: &positions, rows: &rows, blocks: &blocks };
+    let batch = StepBatch {
+        tokens: &tokens,
+        positions: &positions,
+        rows: &rows,
+        blocks: &blocks,
+        shaping: &Unshaped,
+    };
     let mut out = StepOutput::with_capacity(row_count as usize);
     let (mut wall, mut cpu) = (Vec::new(), Vec::new());
     for _ in 0..repeats {

@@ -4,6 +4,7 @@
 //! and decode rows share a step without padding. Nothing here knows about tch.
 
 use crate::sampler::SampleParams;
+use crate::shaping::RowShaping;
 use std::fmt;
 
 /// One sequence's part of a step.
@@ -56,6 +57,8 @@ pub struct StepBatch<'a> {
     pub rows: &'a [Row],
     /// Block tables of all rows; a row names its range.
     pub blocks: &'a [u32],
+    /// What the rows' requests do to their logits; asked only for rows that sample.
+    pub shaping: &'a dyn RowShaping,
 }
 
 /// The limits a batch is checked against.

@@ -4,9 +4,13 @@
 //! rolling hash per cached position), reads the prompt's hash back through the block table, and never sees the prompt in
 //! any other way. So a wrong block table, a reused block or a wrong prefix hit shows as wrong tokens, and a resumed,
 //! re-batched or prefix-cached request gives the same tokens as an undisturbed one.
+//!
+//! As logits it has 1 for that token and 0 for the others. It is always greedy, whatever the temperature; penalties, biases
+//! and banned ids act on those logits.
 
 use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
-use crate::{Model, ModelInfo, WarmUp};
+use crate::shaping::Shaping;
+use crate::{Model, ModelInfo, SampleParams, Sampler, WarmUp};
 use std::time::{Duration, Instant};
 
 /// The last stretch of a programmed step time is spun, because a sleep overshoots.
@@ -77,6 +81,9 @@ pub struct FakeModel {
     timing: FakeTiming,
     /// Rolling hash of the sequence up to and including each cached position, `[blocks, block_size]`.
     cache: Vec<u64>,
+    sampler: Sampler,
+    /// One row of logits, for rows that are shaped.
+    logits: Vec<f32>,
 }
 
 impl FakeModel {
@@ -105,6 +112,8 @@ impl FakeModel {
             },
             timing,
             cache: vec![0; tokens],
+            sampler: Sampler::new(shape.vocab_size as usize),
+            logits: vec![0.0; shape.vocab_size as usize],
         }
     }
 
@@ -146,6 +155,13 @@ impl FakeModel {
         token_of(prompt_hash, index, self.info.vocab_size, self.info.eos)
     }
 
+    /// Greedy over the shaped logits, of which all but one are 0.
+    fn shaped(&mut self, token: u32, shaping: Shaping<'_>) -> RowOutcome {
+        self.logits.fill(0.0);
+        self.logits[token as usize] = 1.0;
+        self.sampler.draw(&mut self.logits, &SampleParams::GREEDY, Some(shaping))
+    }
+
     fn wait(&self, started: Instant, batch: &StepBatch<'_>) {
         let prefill: u64 =
             batch.rows.iter().filter(|row| row.is_prefill()).map(|row| u64::from(row.query_len)).sum();
@@ -181,9 +197,14 @@ impl Model for FakeModel {
         self.feed(batch);
         out.rows.clear();
         for (index, row) in batch.rows.iter().enumerate() {
-            out.rows.push(match row.sample {
-                Some(_) => RowOutcome::Token(self.next_token(batch, index)),
-                None => RowOutcome::None,
+            if row.sample.is_none() {
+                out.rows.push(RowOutcome::None);
+                continue;
+            }
+            let token = self.next_token(batch, index);
+            out.rows.push(match batch.shaping.shaping(index) {
+                Some(shaping) => self.shaped(token, shaping),
+                None => RowOutcome::Token(token),
             });
         }
         self.wait(started, batch);

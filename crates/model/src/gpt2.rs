@@ -238,12 +238,12 @@ impl Model for Gpt2 {
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
         out.rows.clear();
         self.forward(batch)?;
-        let mut rows = self.logits.chunks_exact(self.info.vocab_size as usize);
-        for row in batch.rows {
+        let mut rows = self.logits.chunks_exact_mut(self.info.vocab_size as usize);
+        for (index, row) in batch.rows.iter().enumerate() {
             out.rows.push(match &row.sample {
                 Some(params) => {
                     let logits = rows.next().expect("the head gave one row of logits for each sampling row");
-                    self.sampler.sample(logits, params)
+                    self.sampler.draw(logits, params, batch.shaping.shaping(index))
                 }
                 None => RowOutcome::None,
             });

@@ -13,6 +13,7 @@ mod gpt2;
 mod gpt2_weights;
 mod load;
 mod sampler;
+mod shaping;
 #[cfg(feature = "torch")]
 mod warm_up;
 #[cfg(feature = "torch")]
@@ -23,6 +24,7 @@ pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use pinion_ops::{AttentionKernel, LinearKind};
 pub use sampler::{SampleParams, Sampler};
+pub use shaping::{RowShaping, Shaping, Unshaped};
 
 /// What the engine needs to know about a loaded model.
 #[derive(Debug, Clone, PartialEq)]

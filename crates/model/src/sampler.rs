@@ -1,13 +1,15 @@
-//! From one row of logits to one token: greedy, temperature, top-k, top-p.
+//! From one row of logits to one token: greedy, temperature, top-k, top-p, min-p.
 //!
 //! The random draw depends on (seed, position) only, and every order used has one winner (higher logit first, then lower
 //! id), so a row draws the same token whichever batch it is in and however often it is computed again. All arithmetic is
 //! plain IEEE `f32`/`f64` in a fixed order: the same logits give the same token on every machine.
 
 use crate::batch::RowOutcome;
+use crate::shaping::{Shaper, Shaping};
 
 /// How to sample one token. Mirrors the order of Hugging Face's `LogitsProcessorList` in `generation/utils.py`:
-/// temperature, then top-k, then top-p over what top-k left.
+/// temperature, then top-k, then top-p over what top-k left, then min-p over what top-p left. Penalties and biases come
+/// before all of them, see [`Shaping`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampleParams {
     /// Divides the logits; 0 (or anything not above 0) means greedy.
@@ -16,6 +18,8 @@ pub struct SampleParams {
     pub top_k: u32,
     /// Keep the smallest likeliest set whose mass reaches this; 1 or more is off. The likeliest token is always kept.
     pub top_p: f32,
+    /// Of those, keep the tokens at least this share as likely as the likeliest; 0 is off.
+    pub min_p: f32,
     /// The request's seed.
     pub seed: u64,
     /// Index of the token to generate within the request's output, from 0; not its position in the context.
@@ -24,7 +28,8 @@ pub struct SampleParams {
 
 impl SampleParams {
     /// The likeliest token, ties to the lowest id.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, position: 0 };
+    pub const GREEDY: Self =
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, position: 0 };
 
     fn is_greedy(&self) -> bool {
         self.temperature.is_nan() || self.temperature <= 0.0 || self.top_k == 1 || self.top_p <= 0.0
@@ -41,12 +46,30 @@ pub struct Sampler {
     weights: Vec<f32>,
     /// Candidates as sortable keys, see [`key_of`].
     keys: Vec<u64>,
+    shaper: Shaper,
 }
 
 impl Sampler {
     /// A sampler with room for `vocab_size` logits.
     pub fn new(vocab_size: usize) -> Self {
-        Self { weights: Vec::with_capacity(vocab_size), keys: Vec::with_capacity(vocab_size) }
+        Self {
+            weights: Vec::with_capacity(vocab_size),
+            keys: Vec::with_capacity(vocab_size),
+            shaper: Shaper::new(vocab_size),
+        }
+    }
+
+    /// Samples one token after what the row's request does to `logits` (\[vocab\]), which are changed in place.
+    pub fn draw(
+        &mut self,
+        logits: &mut [f32],
+        params: &SampleParams,
+        shaping: Option<Shaping<'_>>,
+    ) -> RowOutcome {
+        if let Some(shaping) = shaping {
+            self.shaper.apply(&shaping, logits);
+        }
+        self.sample(logits, params)
     }
 
     /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or if
@@ -62,7 +85,7 @@ impl Sampler {
         // exp of something below the smallest temperature's reach is 0 or 1, never a NaN: (l - max) <= 0 and the clamp in
         // `exp_nonpositive` swallows -inf; 0 * inf is the one NaN and reads as the maximum's weight.
         self.weights.extend(logits.iter().map(|&logit| exp_nonpositive(scaled(logit - max, inverse))));
-        let total = ordered_sum(&self.weights);
+        let mut total = ordered_sum(&self.weights);
         let draw = uniform(params.seed, params.position);
 
         let top_k = match params.top_k as usize {
@@ -71,10 +94,21 @@ impl Sampler {
         };
         let top_p_is_on = params.top_p < 1.0;
         if top_k == logits.len() && !top_p_is_on {
+            if params.min_p > 0.0 {
+                // The likeliest token's weight is 1.
+                self.weights
+                    .iter_mut()
+                    .filter(|weight| **weight < params.min_p)
+                    .for_each(|weight| *weight = 0.0);
+                total = ordered_sum(&self.weights);
+            }
             return RowOutcome::Token(walk_all(&self.weights, draw * total));
         }
         self.collect_candidates(logits, top_k, f64::from(params.top_p), total);
-        RowOutcome::Token(self.walk_candidates(top_k, logits.len(), f64::from(params.top_p), total, draw))
+        // The distribution that top-p acts on is the one that top-k left.
+        let base = if top_k < logits.len() { self.candidate_mass() } else { total };
+        let kept = self.keep(base * f64::from(params.top_p), top_p_is_on, params.min_p);
+        RowOutcome::Token(self.walk_candidates(kept, draw))
     }
 
     /// Fills `keys` with the likeliest tokens, sorted, enough of them for `top_k` and `top_p`.
@@ -102,28 +136,45 @@ impl Sampler {
         self.keys.sort_unstable();
     }
 
-    fn walk_candidates(&self, top_k: usize, vocab: usize, top_p: f64, total: f64, draw: f64) -> u32 {
-        let weight_of = |key: u64| f64::from(self.weights[id_of(key) as usize]);
-        // Top-p acts on the distribution that top-k left.
-        let base: f64 = if top_k < vocab { self.keys.iter().map(|&key| weight_of(key)).sum() } else { total };
-        let mut kept = self.keys.len();
+    fn candidate_mass(&self) -> f64 {
+        self.keys.iter().map(|&key| self.weight_of(key)).sum()
+    }
+
+    fn weight_of(&self, key: u64) -> f64 {
+        f64::from(self.weights[id_of(key) as usize])
+    }
+
+    /// How many candidates stay, at least 1: up to the one that reaches the nucleus, and none below the share `min_p`
+    /// of the likeliest, whose weight is 1.
+    fn keep(&self, nucleus: f64, top_p_is_on: bool, min_p: f32) -> usize {
+        // What has no weight at all is never kept.
+        let least = f64::from(min_p.max(f32::MIN_POSITIVE));
         let mut mass = 0.0f64;
         for (index, &key) in self.keys.iter().enumerate() {
-            mass += weight_of(key);
-            if top_p < 1.0 && mass >= top_p * base {
-                kept = index + 1;
-                break;
+            let weight = self.weight_of(key);
+            if index > 0 && weight < least {
+                return index;
+            }
+            mass += weight;
+            if top_p_is_on && mass >= nucleus {
+                return index + 1;
             }
         }
+        self.keys.len()
+    }
+
+    fn walk_candidates(&self, kept: usize, draw: f64) -> u32 {
+        let kept = &self.keys[..kept];
+        let mass: f64 = kept.iter().map(|&key| self.weight_of(key)).sum();
         let target = draw * mass;
         let mut passed = 0.0f64;
-        for &key in &self.keys[..kept] {
-            passed += weight_of(key);
+        for &key in kept {
+            passed += self.weight_of(key);
             if passed > target {
                 return id_of(key);
             }
         }
-        id_of(self.keys[kept - 1])
+        id_of(kept[kept.len() - 1])
     }
 }
 

@@ -1,7 +1,7 @@
 //! Representative steps before the first request: they fill oneDNN's primitive cache, the allocator's free lists and the
 //! sampler's buffers.
 
-use crate::{Model, Row, SampleParams, StepBatch, StepError, StepOutput, WarmUp};
+use crate::{Model, Row, SampleParams, StepBatch, StepError, StepOutput, Unshaped, WarmUp};
 
 /// Decode batches are warmed at these sizes and at the largest.
 const ROW_COUNTS: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
@@ -25,7 +25,7 @@ fn step(
     let token_count = row_count * query_len;
     let tokens = vec![0u32; token_count as usize];
     let positions: Vec<u32> = (0..token_count).map(|token| token % query_len).collect();
-    let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, seed: 0, position: 0 };
+    let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, ..SampleParams::GREEDY };
     let rows: Vec<Row> = (0..row_count)
         .map(|index| Row {
             slot: index,
@@ -38,7 +38,13 @@ fn step(
             sample: Some(sample),
         })
         .collect();
-    let batch = StepBatch { tokens: &tokens, positions: &positions, rows: &rows, blocks: &blocks };
+    let batch = StepBatch {
+        tokens: &tokens,
+        positions: &positions,
+        rows: &rows,
+        blocks: &blocks,
+        shaping: &Unshaped,
+    };
     model.step(&batch, out)
 }
 

@@ -7,7 +7,7 @@ mod driver;
 use driver::{Policy, Request, run};
 use pinion_model::{
     FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, SampleParams, StepBatch, StepError, StepOutput,
-    fake_token,
+    Unshaped, fake_token,
 };
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -61,7 +61,8 @@ fn step(model: &mut FakeModel, ids: &[u32], cached: usize, prompt_len: usize, bl
         blocks_len: blocks.len() as u32,
         sample: Some(SampleParams::GREEDY),
     };
-    let batch = StepBatch { tokens: &ids[cached..], positions: &positions, rows: &[row], blocks };
+    let batch =
+        StepBatch { tokens: &ids[cached..], positions: &positions, rows: &[row], blocks, shaping: &Unshaped };
     let mut out = StepOutput::default();
     model.step(&batch, &mut out).unwrap();
     let mut logits = Vec::new();
@@ -117,7 +118,9 @@ fn malformed_batches_are_errors_and_name_the_row() {
     let mut model = FakeModel::new(FakeShape { block_count: 4, ..SHAPE }, FakeTiming::default());
     let mut step = |tokens: &[u32], positions: &[u32], row: Row, blocks: &[u32]| {
         let mut out = StepOutput::default();
-        model.step(&StepBatch { tokens, positions, rows: &[row], blocks }, &mut out).map(|()| out.rows)
+        model
+            .step(&StepBatch { tokens, positions, rows: &[row], blocks, shaping: &Unshaped }, &mut out)
+            .map(|()| out.rows)
     };
     assert_eq!(step(&[1, 2], &[3, 4], good, &[0, 3]), Ok(vec![RowOutcome::None]));
     let bad = [
@@ -158,7 +161,8 @@ fn programmed_times_are_kept() {
     let mut time = |query_len: u32| {
         let first = 10 - query_len as usize;
         let (tokens, positions) = (&ids[first..], &positions[first..]);
-        let batch = StepBatch { tokens, positions, rows: &[row(query_len)], blocks: &[0, 1, 2] };
+        let batch =
+            StepBatch { tokens, positions, rows: &[row(query_len)], blocks: &[0, 1, 2], shaping: &Unshaped };
         let start = Instant::now();
         model.step(&batch, &mut StepOutput::default()).unwrap();
         start.elapsed()

@@ -6,7 +6,7 @@
 
 use pinion_model::{
     Backend, DtypeChoice, KvSize, LoadError, Model, ModelOptions, Row, RowOutcome, SampleParams, StepBatch,
-    StepOutput, WarmUp, load,
+    StepOutput, Unshaped, WarmUp, load,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -177,7 +177,13 @@ fn prefill(model: &mut dyn Model, prompts: &[&[u32]]) -> (Vec<RowOutcome>, Vec<f
         tokens.extend_from_slice(prompt);
         positions.extend(0..prompt.len() as u32);
     }
-    let batch = StepBatch { tokens: &tokens, positions: &positions, rows: &rows, blocks: &blocks };
+    let batch = StepBatch {
+        tokens: &tokens,
+        positions: &positions,
+        rows: &rows,
+        blocks: &blocks,
+        shaping: &Unshaped,
+    };
     let (mut out, mut logits) = (StepOutput::default(), Vec::new());
     model.step(&batch, &mut out).unwrap();
     model.logits(&batch, &mut logits).unwrap();

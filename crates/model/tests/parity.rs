@@ -8,7 +8,8 @@ mod driver;
 
 use driver::{Policy, Request, run};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch, load,
+    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch,
+    Unshaped, load,
 };
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -81,7 +82,13 @@ fn last_logits(model: &mut dyn Model, prompt: &[u32]) -> Vec<f32> {
         blocks_len: block_count,
         sample: Some(SampleParams::GREEDY),
     };
-    let batch = StepBatch { tokens: prompt, positions: &positions, rows: &[row], blocks: &blocks };
+    let batch = StepBatch {
+        tokens: prompt,
+        positions: &positions,
+        rows: &[row],
+        blocks: &blocks,
+        shaping: &Unshaped,
+    };
     let mut logits = Vec::new();
     model.logits(&batch, &mut logits).unwrap();
     logits

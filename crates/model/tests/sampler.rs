@@ -15,7 +15,7 @@ fn sorted_weights(logits: &[f32], temperature: f32) -> Vec<(u32, f64)> {
         .collect()
 }
 
-/// What top-k, then top-p leave, likeliest first.
+/// What top-k, then top-p, then min-p leave, likeliest first.
 fn kept(logits: &[f32], params: &SampleParams) -> Vec<(u32, f64)> {
     let mut all = sorted_weights(logits, params.temperature);
     if params.top_k > 0 {
@@ -32,6 +32,8 @@ fn kept(logits: &[f32], params: &SampleParams) -> Vec<(u32, f64)> {
         }
     }
     all.truncate(count);
+    let least = f64::from(params.min_p) * all[0].1;
+    all.retain(|&(_, weight)| weight >= least);
     all
 }
 
@@ -54,11 +56,13 @@ fn logits() -> impl Strategy<Value = Vec<f32>> {
 fn params() -> impl Strategy<Value = SampleParams> {
     let top_k = prop_oneof![Just(0u32), 1u32..50, Just(10_000)];
     let top_p = prop_oneof![Just(1.0f32), 0.01f32..1.0];
-    (0.05f32..3.0, top_k, top_p, any::<u64>(), any::<u64>()).prop_map(
-        |(temperature, top_k, top_p, seed, position)| SampleParams {
+    let min_p = prop_oneof![Just(0.0f32), 0.0f32..=1.0];
+    (0.05f32..3.0, top_k, top_p, min_p, any::<u64>(), any::<u64>()).prop_map(
+        |(temperature, top_k, top_p, min_p, seed, position)| SampleParams {
             temperature,
             top_k,
             top_p,
+            min_p,
             seed,
             position,
         },
@@ -84,7 +88,11 @@ proptest! {
         let all = sorted_weights(&logits, params.temperature);
         let next = all.get(kept.len()).filter(|_| params.top_p < 1.0).map(|&(id, _)| id);
         let is_kept = kept.iter().any(|&(id, _)| id == token);
-        prop_assert!(is_kept || next == Some(token), "{} of {} kept, last weight {}", token, kept.len(), last);
+        // So may the edge of min-p.
+        let share = all.iter().find(|&&(id, _)| id == token).map(|&(_, weight)| weight / all[0].1).unwrap();
+        let at_edge = (share - f64::from(params.min_p)).abs() < 1e-5;
+        prop_assert!(share >= f64::from(params.min_p) - 1e-5);
+        prop_assert!(is_kept || next == Some(token) || at_edge, "{} of {} kept, last {}", token, kept.len(), last);
     }
 
     #[test]
@@ -119,7 +127,7 @@ proptest! {
 fn extreme_parameters_do_not_fail() {
     let logits: Vec<f32> = (0..1000).map(|id| (id * 37 % 1000) as f32 / 50.0).collect();
     let best = token(&logits, &SampleParams::GREEDY);
-    let base = SampleParams { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3, position: 9 };
+    let base = SampleParams { temperature: 1.0, seed: 3, position: 9, ..SampleParams::GREEDY };
     for params in [
         SampleParams { temperature: f32::MIN_POSITIVE, ..base },
         SampleParams { temperature: 1e-45, ..base },
@@ -128,12 +136,15 @@ fn extreme_parameters_do_not_fail() {
         SampleParams { top_p: 0.0, ..base },
         SampleParams { top_p: 1e-30, ..base },
         SampleParams { top_k: 1, ..base },
+        SampleParams { min_p: 1.0, ..base },
+        SampleParams { min_p: 7.0, top_p: 0.9, ..base },
     ] {
         assert_eq!(token(&logits, &params), best, "{params:?}");
     }
     for params in [
         SampleParams { temperature: f32::INFINITY, ..base },
         SampleParams { top_p: f32::NAN, ..base },
+        SampleParams { min_p: f32::NAN, top_k: 9, ..base },
         SampleParams { top_p: 7.0, top_k: u32::MAX, ..base },
     ] {
         assert!(token(&logits, &params) < 1000, "{params:?}");
@@ -146,8 +157,10 @@ fn extreme_parameters_do_not_fail() {
 #[test]
 fn draws_follow_the_distribution() {
     let logits: Vec<f32> = (0..40).map(|id| (id as f32 * 0.7).sin() * 2.0).collect();
-    for (top_k, top_p) in [(0, 1.0), (8, 1.0), (0, 0.8), (12, 0.7)] {
-        let mut params = SampleParams { temperature: 0.8, top_k, top_p, seed: 42, position: 0 };
+    for (top_k, top_p, min_p) in
+        [(0, 1.0, 0.0), (8, 1.0, 0.0), (0, 0.8, 0.0), (12, 0.7, 0.0), (0, 1.0, 0.4), (20, 0.9, 0.4), (30, 1.0, 0.1)]
+    {
+        let mut params = SampleParams { temperature: 0.8, top_k, top_p, min_p, seed: 42, position: 0 };
         let kept = kept(&logits, &params);
         let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
         let draws = 200_000u32;
@@ -170,6 +183,6 @@ fn draws_follow_the_distribution() {
             draws,
             "only kept ids are drawn"
         );
-        assert!(chi < 110.0, "chi-square {chi} over {} ids, top_k {top_k}, top_p {top_p}", kept.len());
+        assert!(chi < 110.0, "chi-square {chi} over {} ids: {params:?}", kept.len());
     }
 }

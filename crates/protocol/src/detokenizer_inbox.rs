@@ -20,8 +20,10 @@ pub mod kind {
 pub struct Open {
     /// Whose it is.
     pub id: RequestId,
-    /// Strings that end the text; neither they nor what follows is sent.
+    /// Strings that end the text; what follows them is not sent, and neither are they, unless `include_stop`.
     pub stop: Vec<String>,
+    /// Send the stop string, or the text of the token, that ended the text.
+    pub include_stop: bool,
     /// Ids generated before a restart; they seed the decode state and send no text.
     pub resume: Vec<u32>,
 }
@@ -31,7 +33,7 @@ impl Open {
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
         put(out, &self.id);
-        put_ids(out, &[self.stop.len() as u32, self.resume.len() as u32]);
+        put_ids(out, &[self.stop.len() as u32, u32::from(self.include_stop), self.resume.len() as u32]);
         for stop in &self.stop {
             put_ids(out, &[stop.len() as u32]);
             out.extend_from_slice(stop.as_bytes());
@@ -43,7 +45,10 @@ impl Open {
     pub fn decode(payload: &[u8]) -> Result<Open, Malformed> {
         let mut cursor = Cursor(payload);
         let id = cursor.take("open header")?;
-        let [stop_count, resume_len]: [u32; 2] = cursor.take("open header")?;
+        let [stop_count, include_stop, resume_len]: [u32; 3] = cursor.take("open header")?;
+        if include_stop > 1 {
+            return Err(Malformed("open flag"));
+        }
         if stop_count as usize > STOP_STRINGS_MAX {
             return Err(Malformed("stop string count"));
         }
@@ -57,7 +62,7 @@ impl Open {
         }
         let resume = cursor.ids(resume_len as usize, "resume ids")?;
         cursor.end("open tail")?;
-        Ok(Open { id, stop, resume })
+        Ok(Open { id, stop, include_stop: include_stop == 1, resume })
     }
 }
 
@@ -79,7 +84,8 @@ pub struct StepHeader {
 pub const EVENT_TOKEN: u32 = 1;
 /// No further event comes for this request; the detokenizer flushes its tail.
 pub const EVENT_LAST: u32 = 2;
-/// The token is the end-of-sequence token: it ends the text and shows nothing.
+/// The token is the end-of-sequence token or one of the request's stop ids: it ends the text and shows nothing, unless
+/// the stream's [`Open::include_stop`] says so.
 pub const EVENT_EOS: u32 = 4;
 
 /// What one sequence got in one step: 24 bytes.
@@ -143,10 +149,13 @@ mod tests {
 
     #[test]
     fn an_opening_round_trips_and_refuses_an_empty_stop_string() {
-        let open = Open { stop: vec!["\n\n".into(), "終".into()], resume: vec![1], ..Open::default() };
         let mut bytes = Vec::new();
-        open.encode(&mut bytes);
-        assert_eq!(Open::decode(&bytes), Ok(open));
+        for include_stop in [false, true] {
+            let stop = vec!["\n\n".into(), "終".into()];
+            let open = Open { stop, include_stop, resume: vec![1], ..Open::default() };
+            open.encode(&mut bytes);
+            assert_eq!(Open::decode(&bytes), Ok(open));
+        }
         Open { stop: vec![String::new()], ..Open::default() }.encode(&mut bytes);
         assert!(Open::decode(&bytes).is_err());
     }

@@ -12,7 +12,7 @@ pub mod kind {
 }
 
 /// A request whose prompt is tokens now. The tokenizer has checked that it fits the context and that
-/// every id is in the vocabulary; the engine checks again.
+/// every id is in the vocabulary; the engine checks again, and checks the ids in `sampling` too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Admit {
     /// Whose it is.
@@ -29,6 +29,7 @@ pub struct Admit {
 #[repr(C)]
 struct Header {
     id: RequestId,
+    /// Its lists follow this header.
     sampling: SamplingRecord,
     id_count: u32,
     prompt_tokens: u32,
@@ -40,11 +41,12 @@ impl Admit {
         out.clear();
         let header = Header {
             id: self.id,
-            sampling: self.sampling.into(),
+            sampling: (&self.sampling).into(),
             id_count: self.ids.len() as u32,
             prompt_tokens: self.prompt_tokens,
         };
         put(out, &header);
+        self.sampling.put_lists(out);
         put_ids(out, &self.ids);
     }
 
@@ -55,12 +57,12 @@ impl Admit {
         }
         let mut cursor = Cursor(payload);
         let header: Header = cursor.take("admit header")?;
+        let sampling = header.sampling.decode(&mut cursor)?;
         let ids = cursor.ids(header.id_count as usize, "admitted ids")?;
         cursor.end("admit tail")?;
         if header.prompt_tokens == 0 || header.prompt_tokens > header.id_count {
             return Err(Malformed("admitted prompt length"));
         }
-        let sampling = header.sampling.try_into()?;
         Ok(Admit { id: header.id, sampling, ids, prompt_tokens: header.prompt_tokens })
     }
 }

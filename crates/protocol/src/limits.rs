@@ -23,6 +23,18 @@ pub const VOCAB_MAX: u32 = 1 << 20;
 pub const CONTEXT_MAX: u32 = 1 << 20;
 /// Temperatures above this only waste randomness.
 pub const TEMPERATURE_MAX: f32 = 100.0;
+/// A repetition penalty nearer to 0 than this, or larger than the next, leaves nothing of the model.
+pub const REPETITION_PENALTY_MIN: f32 = 0.01;
+/// See [`REPETITION_PENALTY_MIN`].
+pub const REPETITION_PENALTY_MAX: f32 = 100.0;
+/// Largest magnitude of a frequency or presence penalty, as OpenAI has it.
+pub const ADDITIVE_PENALTY_MAX: f32 = 2.0;
+/// Largest magnitude of one logit bias, as OpenAI has it.
+pub const LOGIT_BIAS_MAX: f32 = 100.0;
+/// Tokens that one request may bias.
+pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
+/// Stop ids of one request.
+pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// Bytes of one chat template render or detail text in a rejection.
 pub const DETAIL_BYTES_MAX: usize = 512;
 /// Chat messages in one request.

@@ -1,12 +1,15 @@
 //! How the next token is drawn, checked once and carried unchanged to the engine.
 
-use crate::limits::TEMPERATURE_MAX;
-use crate::wire::Malformed;
+use crate::limits::{
+    ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, REPETITION_PENALTY_MAX,
+    REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
+};
+use crate::wire::{Cursor, Malformed, put_ids};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Sampling parameters of one request. A value of this type is always in range: the only ways to get one
 /// are [`Sampling::default`], field-by-field construction by admission, and a checked decode.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy; otherwise the logits' divisor. Finite, 0 ..= 100.
     pub temperature: f32,
@@ -14,12 +17,26 @@ pub struct Sampling {
     pub top_p: f32,
     /// Most likely tokens kept; `None` keeps everything.
     pub top_k: Option<u32>,
+    /// Tokens less likely than this share of the likeliest are dropped, 0 ≤ p ≤ 1; 0 drops none.
+    pub min_p: f32,
+    /// Divides the positive and multiplies the negative logits of tokens in the prompt or the output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Taken from a token's logit for each time it stands in the output; 0 is off.
+    pub frequency_penalty: f32,
+    /// Taken once from the logit of each token that stands in the output; 0 is off.
+    pub presence_penalty: f32,
     /// Seed of the draw; a token's random number depends only on (seed, its position).
     pub seed: u64,
     /// Most tokens to generate; `None` means as many as the context holds.
     pub max_tokens: Option<u32>,
+    /// Tokens generated before the end-of-sequence token or a stop id may come; at most `max_tokens`.
+    pub min_tokens: u32,
     /// Go on past the end-of-sequence token.
     pub ignore_eos: bool,
+    /// Token ids and what is added to their logits, each within ±[`LOGIT_BIAS_MAX`].
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Token ids that end the text as the end-of-sequence token does, whatever `ignore_eos` says.
+    pub stop_token_ids: Vec<u32>,
 }
 
 impl Default for Sampling {
@@ -28,10 +45,42 @@ impl Default for Sampling {
             temperature: 1.0,
             top_p: 1.0,
             top_k: None,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
             seed: 0,
             max_tokens: Some(16),
+            min_tokens: 0,
             ignore_eos: false,
+            logit_bias: Vec::new(),
+            stop_token_ids: Vec::new(),
         }
+    }
+}
+
+impl Sampling {
+    /// Whether anything but the model decides the logits of the token that follows `generated` others.
+    pub fn shapes_logits(&self, generated: u32) -> bool {
+        self.repetition_penalty != 1.0
+            || self.frequency_penalty != 0.0
+            || self.presence_penalty != 0.0
+            || !self.logit_bias.is_empty()
+            || generated < self.min_tokens
+    }
+
+    /// Whether `token` ends a text in which `before` tokens were generated before it.
+    pub fn ends_at(&self, token: u32, before: u32, eos: Option<u32>) -> bool {
+        let is_eos = !self.ignore_eos && eos == Some(token);
+        before >= self.min_tokens && (is_eos || self.stop_token_ids.contains(&token))
+    }
+
+    /// Appends the lists, which stand behind the header that holds the [`SamplingRecord`].
+    pub(crate) fn put_lists(&self, out: &mut Vec<u8>) {
+        for (id, bias) in &self.logit_bias {
+            put_ids(out, &[*id, bias.to_bits()]);
+        }
+        put_ids(out, &self.stop_token_ids);
     }
 }
 
@@ -40,23 +89,33 @@ const HAS_TOP_K: u32 = 2;
 const HAS_MAX_TOKENS: u32 = 4;
 const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS;
 
-/// [`Sampling`] as it crosses a ring: 32 bytes.
+/// Bytes of the longest lists that follow a header.
+pub const LISTS_BYTES_MAX: usize = (2 * LOGIT_BIAS_ENTRIES_MAX + STOP_TOKEN_IDS_MAX) * size_of::<u32>();
+
+/// The fixed part of [`Sampling`] as it crosses a ring: 56 bytes. The lists follow the header that it stands in: each
+/// bias as a token id and the bits of an `f32`, then the stop ids.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SamplingRecord {
     seed: u64,
     temperature: f32,
     top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
     top_k: u32,
     max_tokens: u32,
+    min_tokens: u32,
     flags: u32,
-    reserved: u32,
+    logit_bias_count: u32,
+    stop_token_id_count: u32,
 }
 
-const _: () = assert!(size_of::<SamplingRecord>() == 32);
+const _: () = assert!(size_of::<SamplingRecord>() == 56);
 
-impl From<Sampling> for SamplingRecord {
-    fn from(s: Sampling) -> Self {
+impl From<&Sampling> for SamplingRecord {
+    fn from(s: &Sampling) -> Self {
         let mut flags = 0;
         if s.ignore_eos {
             flags |= IGNORE_EOS;
@@ -71,29 +130,63 @@ impl From<Sampling> for SamplingRecord {
             seed: s.seed,
             temperature: s.temperature,
             top_p: s.top_p,
+            min_p: s.min_p,
+            repetition_penalty: s.repetition_penalty,
+            frequency_penalty: s.frequency_penalty,
+            presence_penalty: s.presence_penalty,
             top_k: s.top_k.unwrap_or(0),
             max_tokens: s.max_tokens.unwrap_or(0),
+            min_tokens: s.min_tokens,
             flags,
-            reserved: 0,
+            logit_bias_count: s.logit_bias.len() as u32,
+            stop_token_id_count: s.stop_token_ids.len() as u32,
         }
     }
 }
 
-impl TryFrom<SamplingRecord> for Sampling {
-    type Error = Malformed;
+impl SamplingRecord {
+    /// A NaN is in no range.
+    fn is_in_range(&self) -> bool {
+        let additive = -ADDITIVE_PENALTY_MAX..=ADDITIVE_PENALTY_MAX;
+        (0.0..=TEMPERATURE_MAX).contains(&self.temperature)
+            && self.top_p > 0.0
+            && self.top_p <= 1.0
+            && (0.0..=1.0).contains(&self.min_p)
+            && (REPETITION_PENALTY_MIN..=REPETITION_PENALTY_MAX).contains(&self.repetition_penalty)
+            && additive.contains(&self.frequency_penalty)
+            && additive.contains(&self.presence_penalty)
+            && self.flags & !KNOWN_FLAGS == 0
+            && (self.flags & HAS_MAX_TOKENS == 0 || self.min_tokens <= self.max_tokens)
+    }
 
-    fn try_from(r: SamplingRecord) -> Result<Self, Malformed> {
-        let in_range = (0.0..=TEMPERATURE_MAX).contains(&r.temperature) && r.top_p > 0.0 && r.top_p <= 1.0;
-        if !in_range || r.flags & !KNOWN_FLAGS != 0 {
+    /// Checks the record and takes its lists. Errors: a value out of range, lists too long or cut short.
+    pub(crate) fn decode(self, cursor: &mut Cursor<'_>) -> Result<Sampling, Malformed> {
+        if !self.is_in_range() {
             return Err(Malformed("sampling parameters"));
         }
+        let (bias_count, stop_count) = (self.logit_bias_count as usize, self.stop_token_id_count as usize);
+        if bias_count > LOGIT_BIAS_ENTRIES_MAX || stop_count > STOP_TOKEN_IDS_MAX {
+            return Err(Malformed("sampling list length"));
+        }
+        let words = cursor.ids(2 * bias_count, "logit bias")?;
+        let logit_bias: Vec<_> = words.chunks_exact(2).map(|w| (w[0], f32::from_bits(w[1]))).collect();
+        if logit_bias.iter().any(|(_, bias)| !(-LOGIT_BIAS_MAX..=LOGIT_BIAS_MAX).contains(bias)) {
+            return Err(Malformed("logit bias"));
+        }
         Ok(Sampling {
-            temperature: r.temperature,
-            top_p: r.top_p,
-            top_k: (r.flags & HAS_TOP_K != 0).then_some(r.top_k),
-            seed: r.seed,
-            max_tokens: (r.flags & HAS_MAX_TOKENS != 0).then_some(r.max_tokens),
-            ignore_eos: r.flags & IGNORE_EOS != 0,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: (self.flags & HAS_TOP_K != 0).then_some(self.top_k),
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            seed: self.seed,
+            max_tokens: (self.flags & HAS_MAX_TOKENS != 0).then_some(self.max_tokens),
+            min_tokens: self.min_tokens,
+            ignore_eos: self.flags & IGNORE_EOS != 0,
+            logit_bias,
+            stop_token_ids: cursor.ids(stop_count, "stop token ids")?,
         })
     }
 }
@@ -102,24 +195,80 @@ impl TryFrom<SamplingRecord> for Sampling {
 mod tests {
     use super::*;
 
+    fn round_trip(s: &Sampling) -> Result<Sampling, Malformed> {
+        let mut lists = Vec::new();
+        s.put_lists(&mut lists);
+        let mut cursor = Cursor(&lists);
+        let decoded = SamplingRecord::from(s).decode(&mut cursor)?;
+        cursor.end("sampling tail")?;
+        Ok(decoded)
+    }
+
     #[test]
     fn round_trip_keeps_absent_apart_from_zero() {
         for s in [
             Sampling::default(),
             Sampling { top_k: Some(0), max_tokens: Some(0), ignore_eos: true, ..Sampling::default() },
-            Sampling { top_k: None, max_tokens: None, seed: u64::MAX, ..Sampling::default() },
+            Sampling { top_k: None, max_tokens: None, seed: u64::MAX, min_tokens: 9, ..Sampling::default() },
+            Sampling {
+                min_p: 0.5,
+                repetition_penalty: 1.5,
+                frequency_penalty: -2.0,
+                presence_penalty: 2.0,
+                min_tokens: 16,
+                logit_bias: vec![(3, -100.0), (u32::MAX, 100.0), (0, -0.0)],
+                stop_token_ids: vec![0, u32::MAX],
+                ..Sampling::default()
+            },
         ] {
-            assert_eq!(Sampling::try_from(SamplingRecord::from(s)), Ok(s));
+            assert_eq!(round_trip(&s), Ok(s));
         }
     }
 
     #[test]
-    fn non_finite_values_do_not_decode() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0] {
-            let hot = Sampling { temperature: bad, ..Sampling::default() };
-            assert!(Sampling::try_from(SamplingRecord::from(hot)).is_err());
-            let mass = Sampling { top_p: bad, ..Sampling::default() };
-            assert!(Sampling::try_from(SamplingRecord::from(mass)).is_err());
+    fn values_out_of_range_do_not_decode() {
+        let base = Sampling::default;
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -101.0, 101.0] {
+            for s in [
+                Sampling { temperature: bad, ..base() },
+                Sampling { top_p: bad, ..base() },
+                Sampling { min_p: bad, ..base() },
+                Sampling { repetition_penalty: bad, ..base() },
+                Sampling { frequency_penalty: bad, ..base() },
+                Sampling { presence_penalty: bad, ..base() },
+                Sampling { logit_bias: vec![(1, 0.0), (2, bad)], ..base() },
+            ] {
+                assert!(round_trip(&s).is_err(), "{s:?}");
+            }
         }
+        for s in [
+            Sampling { min_tokens: 17, ..base() },
+            Sampling { repetition_penalty: 0.0, ..base() },
+            Sampling { frequency_penalty: 2.1, ..base() },
+            Sampling { min_p: -0.1, ..base() },
+            Sampling { logit_bias: vec![(1, 0.0); LOGIT_BIAS_ENTRIES_MAX + 1], ..base() },
+            Sampling { stop_token_ids: vec![1; STOP_TOKEN_IDS_MAX + 1], ..base() },
+        ] {
+            assert!(round_trip(&s).is_err(), "{s:?}");
+        }
+        let longest = Sampling {
+            logit_bias: vec![(1, 0.0); LOGIT_BIAS_ENTRIES_MAX],
+            stop_token_ids: vec![1; STOP_TOKEN_IDS_MAX],
+            ..base()
+        };
+        assert_eq!(round_trip(&longest), Ok(longest));
+    }
+
+    #[test]
+    fn ends_are_counted_from_what_came_before() {
+        let s = Sampling { min_tokens: 2, stop_token_ids: vec![5], ..Sampling::default() };
+        let eos = Some(7);
+        for (token, before, ends) in [(5, 1, false), (5, 2, true), (7, 1, false), (7, 2, true), (6, 9, false)]
+        {
+            assert_eq!(s.ends_at(token, before, eos), ends, "{token} after {before}");
+        }
+        let ignoring = Sampling { ignore_eos: true, ..s };
+        assert!(!ignoring.ends_at(7, 9, eos) && ignoring.ends_at(5, 9, eos));
+        assert!(ignoring.shapes_logits(1) && !ignoring.shapes_logits(2));
     }
 }

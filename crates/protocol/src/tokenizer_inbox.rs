@@ -77,6 +77,7 @@ const FORM_IDS: u32 = 2;
 #[repr(C)]
 struct Header {
     id: RequestId,
+    /// Its lists follow this header.
     sampling: SamplingRecord,
     form: u32,
     /// Bytes for text and messages, ids for ids.
@@ -85,7 +86,7 @@ struct Header {
     reserved: u32,
 }
 
-fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: Sampling, prompt: &Prompt, resume: &[u32]) {
+fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: &Sampling, prompt: &Prompt, resume: &[u32]) {
     let (form, prompt_len) = match prompt {
         Prompt::Text(text) => (FORM_TEXT, text.len()),
         Prompt::Messages(json) => (FORM_MESSAGES, json.len()),
@@ -100,6 +101,7 @@ fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: Sampling, prompt: &Pr
         reserved: 0,
     };
     put(out, &header);
+    sampling.put_lists(out);
     match prompt {
         Prompt::Text(text) | Prompt::Messages(text) => out.extend_from_slice(text.as_bytes()),
         Prompt::Ids(ids) => put_ids(out, ids),
@@ -111,7 +113,7 @@ impl Submit {
     /// Replaces `out` by the record's payload; its kind is [`kind::SUBMIT`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        put_request(out, self.id, self.sampling, &self.prompt, &self.resume);
+        put_request(out, self.id, &self.sampling, &self.prompt, &self.resume);
     }
 }
 
@@ -119,7 +121,7 @@ impl Encode {
     /// Replaces `out` by the record's payload; its kind is [`kind::ENCODE`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        put_request(out, self.id, Sampling::default(), &self.prompt, &[]);
+        put_request(out, self.id, &Sampling::default(), &self.prompt, &[]);
     }
 }
 
@@ -140,6 +142,7 @@ impl TokenizerRecord {
         match record_kind {
             kind::SUBMIT | kind::ENCODE => {
                 let header: Header = cursor.take("submit header")?;
+                let sampling = header.sampling.decode(&mut cursor)?;
                 let len = header.prompt_len as usize;
                 let prompt = match header.form {
                     FORM_TEXT => Prompt::Text(cursor.text(len, "prompt text")?.to_owned()),
@@ -152,7 +155,6 @@ impl TokenizerRecord {
                 if record_kind == kind::ENCODE {
                     return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt }));
                 }
-                let sampling = header.sampling.try_into()?;
                 Ok(TokenizerRecord::Submit(Submit { id: header.id, sampling, prompt, resume }))
             }
             kind::DECODE => {
@@ -186,7 +188,9 @@ mod tests {
         for prompt in
             [Prompt::Text("héllo".into()), Prompt::Messages("[]".into()), Prompt::Ids(vec![1, 2, 3])]
         {
-            let submit = Submit { id, sampling: Sampling::default(), prompt, resume: vec![9, 8] };
+            let sampling =
+                Sampling { logit_bias: vec![(5, -1.5)], stop_token_ids: vec![6, 7], ..Sampling::default() };
+            let submit = Submit { id, sampling, prompt, resume: vec![9, 8] };
             let mut bytes = Vec::new();
             submit.encode(&mut bytes);
             assert_eq!(TokenizerRecord::decode(kind::SUBMIT, &bytes), Ok(TokenizerRecord::Submit(submit)));

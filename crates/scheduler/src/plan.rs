@@ -46,6 +46,8 @@ pub struct PlanRow {
 pub struct RowView<'a> {
     /// Ids of the tokens to compute.
     pub tokens: &'a [u32],
+    /// All ids of the sequence: the prompt, then what was generated.
+    pub ids: &'a [u32],
     /// The sequence's block table; it covers the sequence up to the end of the row.
     pub blocks: &'a [u32],
     /// How to draw.

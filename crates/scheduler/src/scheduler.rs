@@ -283,6 +283,7 @@ impl Scheduler {
         assert_eq!(sequence.ordinal, row.ordinal, "a plan's rows are read before anything is discarded");
         RowView {
             tokens: &sequence.ids[row.start as usize..][..row.len as usize],
+            ids: &sequence.ids,
             blocks: &sequence.blocks,
             sampling: &sequence.sampling,
             prompt_tokens: sequence.prompt_tokens,

@@ -50,8 +50,10 @@ impl Sequence {
 
     /// Why the request ends here, if it does.
     pub(crate) fn end(&self, eos: Option<u32>) -> Option<FinishReason> {
-        let stops = !self.sampling.ignore_eos && self.generated() > 0 && eos.is_some();
-        if stops && self.ids.last().copied() == eos {
+        let before = self.generated().checked_sub(1);
+        let last = self.ids.last().copied();
+        let stops = last.zip(before).is_some_and(|(token, before)| self.sampling.ends_at(token, before, eos));
+        if stops {
             Some(FinishReason::Stop)
         } else if self.len() >= self.length_max {
             Some(FinishReason::Length)

@@ -89,6 +89,10 @@ impl Tokenizer {
         if max_tokens > room {
             return Err(self.too_long(param, prompt_tokens, max_tokens));
         }
+        if sampling.min_tokens > max_tokens {
+            let message = format!("must not be above the {max_tokens} tokens that may be generated");
+            return Err(Fault::field("min_tokens", message));
+        }
         if submit.resume.len() >= max_tokens as usize {
             return Err(Fault::new(FaultCode::Internal, "the resumed request has no token left to generate"));
         }

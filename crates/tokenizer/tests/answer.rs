@@ -76,6 +76,16 @@ fn what_fits_is_admitted_with_its_room() {
 }
 
 #[test]
+fn min_tokens_must_fit_the_room() {
+    let with = |min_tokens, max_tokens| {
+        let sampling = Sampling { max_tokens, min_tokens, ..Sampling::default() };
+        TokenizerRecord::Submit(Submit { id: ID, sampling, prompt: text("ab"), resume: Vec::new() })
+    };
+    assert_eq!(admitted(with(62, None)).sampling.min_tokens, 62);
+    assert_eq!(rejected(with(63, None)).fault.param.as_deref(), Some("min_tokens"));
+}
+
+#[test]
 fn resumed_ids_follow_the_prompt() {
     let admit = admitted(submit(text("ab"), Some(4), &[7, 8, 9]));
     assert_eq!((admit.prompt_tokens, admit.ids), (2, vec![97, 98, 7, 8, 9]));

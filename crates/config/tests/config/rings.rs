@@ -4,7 +4,9 @@ use crate::tree::{Tree, serve};
 use pinion_config::{Config, Edge, Machine, Topology};
 use pinion_protocol::detokenizer_inbox::{Open, TokenEvent, encode_step};
 use pinion_protocol::engine_inbox::Admit;
-use pinion_protocol::limits::{STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::limits::{
+    LOGIT_BIAS_ENTRIES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX,
+};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit};
 use pinion_protocol::{Peer, RequestId, Role, Sampling};
 use proptest::prelude::*;
@@ -62,16 +64,20 @@ fn check_largest(config: &Config) -> Result<(), String> {
             Err(format!("{} > {room} from {from:?} to {to:?}", bytes.len()))
         }
     };
-    let sampling = Sampling::default();
+    let sampling = Sampling {
+        logit_bias: vec![(1, 1.0); LOGIT_BIAS_ENTRIES_MAX],
+        stop_token_ids: vec![1; STOP_TOKEN_IDS_MAX],
+        ..Sampling::default()
+    };
     let resume = vec![7; config.max_model_len as usize];
     let text = Prompt::Text("x".repeat(config.body_bytes_max));
     let ids = Prompt::Ids(vec![1; config.body_bytes_max / 2]);
     for prompt in [text, ids] {
-        Submit { id: ID, sampling, prompt, resume: resume.clone() }.encode(&mut bytes);
+        Submit { id: ID, sampling: sampling.clone(), prompt, resume: resume.clone() }.encode(&mut bytes);
         fits(&bytes, Role::Frontend, Role::Tokenizer)?;
     }
     let stop = vec!["s".repeat(STOP_STRING_BYTES_MAX); STOP_STRINGS_MAX];
-    Open { id: ID, stop, resume: resume.clone() }.encode(&mut bytes);
+    Open { id: ID, stop, include_stop: false, resume: resume.clone() }.encode(&mut bytes);
     fits(&bytes, Role::Frontend, Role::Detokenizer)?;
     Admit { id: ID, sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
     fits(&bytes, Role::Tokenizer, Role::Engine)?;

@@ -1,6 +1,6 @@
 //! A tiny continuous-batching loop for tests: paged blocks from a scattered free list, chunked prefill mixed with decode.
 
-use pinion_model::{Model, Row, RowOutcome, SampleParams, StepBatch, StepOutput};
+use pinion_model::{Model, Row, RowOutcome, SampleParams, StepBatch, StepOutput, Unshaped};
 use std::collections::VecDeque;
 
 /// One request of a test.
@@ -113,7 +113,13 @@ fn run_step(
         blocks.extend_from_slice(&sequence.blocks);
         sequence.cached = context;
     }
-    let batch = StepBatch { tokens: &tokens, positions: &positions, rows: &rows, blocks: &blocks };
+    let batch = StepBatch {
+        tokens: &tokens,
+        positions: &positions,
+        rows: &rows,
+        blocks: &blocks,
+        shaping: &Unshaped,
+    };
     model.step(&batch, out).expect("a step of a well-formed batch");
     assert_eq!(out.rows.len(), rows.len());
     for (sequence, outcome) in running.iter_mut().zip(&out.rows) {

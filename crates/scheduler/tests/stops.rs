@@ -1,0 +1,73 @@
+//! What ends a text by a token: the end of sequence, stop ids, and how long both must wait.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+use pinion_protocol::frontend_inbox::FinishReason;
+use pinion_protocol::{RequestId, Sampling};
+use pinion_scheduler::{Limits, Request, RowResult, Scheduler};
+
+const EOS: u32 = 9;
+
+/// The length of an output and why it ended.
+type End = (u32, FinishReason);
+
+/// The length of the output and why it ended there, if the model gives `tokens`, of which `resumed` came along.
+fn run(sampling: &Sampling, tokens: &[u32], resumed: usize) -> Option<End> {
+    let mut scheduler = Scheduler::new(limits());
+    let ids = [&[1, 2], &tokens[..resumed]].concat();
+    let id = RequestId { frontend: 0, slot: 0, generation: 1 };
+    scheduler.admit(request(id, sampling.clone(), ids), 0).unwrap();
+    for &token in &tokens[resumed..] {
+        if scheduler.plan(0).rows.is_empty() {
+            break;
+        }
+        let ends = scheduler.commit(&[RowResult::Token(token)]).iter().any(|event| event.last && event.eos);
+        if let Some(ended) = scheduler.drain_finished().next() {
+            assert_eq!(ends, ended.finished.reason == FinishReason::Stop);
+            return Some((ended.finished.generated_tokens, ended.finished.reason));
+        }
+    }
+    scheduler.drain_finished().next().map(|ended| (ended.finished.generated_tokens, ended.finished.reason))
+}
+
+#[test]
+fn a_text_ends_at_the_first_token_that_may_end_it() {
+    use FinishReason::{Length, Stop};
+    let base = Sampling { max_tokens: Some(6), ..Sampling::default() };
+    let ids = Sampling { stop_token_ids: vec![7, 8], ..base.clone() };
+    let waiting = Sampling { min_tokens: 2, ..ids.clone() };
+    let deaf = Sampling { ignore_eos: true, ..ids.clone() };
+    let table: [(&Sampling, &[u32], Option<End>); 9] = [
+        (&base, &[3, 7, EOS, 3], Some((3, Stop))),
+        (&base, &[3; 6], Some((6, Length))),
+        (&ids, &[3, 8, EOS], Some((2, Stop))),
+        (&ids, &[3, 3, EOS], Some((3, Stop))),
+        (&deaf, &[3, EOS, 7], Some((3, Stop))),
+        (&deaf, &[3, EOS, 3], None),
+        (&waiting, &[7, EOS, 7], Some((3, Stop))),
+        (&waiting, &[7, EOS, 3], None),
+        (&waiting, &[7, EOS, 3, 3, 3, 8], Some((6, Stop))),
+    ];
+    for (sampling, tokens, expected) in table {
+        for resumed in 0..=1 {
+            // A resumed token is looked at too: whoever resumes after the end has nothing left to do.
+            assert_eq!(run(sampling, tokens, resumed), expected, "{tokens:?} from {resumed}, {sampling:?}");
+        }
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_num_seqs: 2,
+        max_num_batched_tokens: 8,
+        max_requests: 2,
+        max_model_len: 16,
+        block_size: 2,
+        block_count: 16,
+        eos: Some(EOS),
+    }
+}
+
+fn request(id: RequestId, sampling: Sampling, ids: Vec<u32>) -> Request {
+    Request { id, sampling, ids, prompt_tokens: 2 }
+}
