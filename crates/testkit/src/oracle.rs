@@ -1,12 +1,13 @@
 //! What the fake model must answer.
 
 use pinion_model::fake_token;
-use pinion_text::{StopMatcher, TextCodec};
+use pinion_text::{ChatOptions, ChatRenderer, StopMatcher, TextCodec};
 use std::path::Path;
 
 /// The fake model's answers over the tokenizer of one model folder.
 pub struct Oracle {
     codec: TextCodec,
+    chat: ChatRenderer,
     vocab_size: u32,
     eos: Option<u32>,
 }
@@ -15,12 +16,13 @@ impl Oracle {
     /// Over the tokenizer.json and config.json of a folder.
     pub fn of(folder: &Path) -> Oracle {
         let codec = TextCodec::load(folder).expect("the kit's tokenizer loads");
+        let chat = ChatRenderer::load(folder).expect("the kit's chat template loads, if it has one");
         let text =
             std::fs::read_to_string(folder.join("config.json")).expect("the kit's config.json is there");
         let config: serde_json::Value = serde_json::from_str(&text).expect("the kit's config.json is JSON");
         let number = |name: &str| config[name].as_u64().and_then(|n| u32::try_from(n).ok());
         let vocab_size = number("vocab_size").expect("the kit's config.json has a vocab_size");
-        Oracle { codec, vocab_size, eos: number("eos_token_id") }
+        Oracle { codec, chat, vocab_size, eos: number("eos_token_id") }
     }
 
     /// Ids of a text prompt.
@@ -30,7 +32,8 @@ impl Oracle {
 
     /// Ids of a chat, given as the API's `messages`.
     pub fn encode_chat(&self, messages: &serde_json::Value) -> Vec<u32> {
-        let text = pinion_text::render_chat(&messages.to_string()).expect("test chats render");
+        let options = ChatOptions { add_generation_prompt: true, tools_json: None, unix_seconds: 0 };
+        let text = self.chat.render(&messages.to_string(), &options).expect("test chats render");
         self.encode(&text)
     }
 
