@@ -1,18 +1,23 @@
 //! What Jinja templates take from Python and the template library does otherwise: `json.dumps`, the whitespace
 //! that `str.strip` takes off, what counts as a sequence, and a few methods.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::filters;
+use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 use std::fmt::Write;
 
 /// Nesting that [`tojson`] follows; a JSON body cannot be nested deeper than 128.
 const JSON_DEPTH_MAX: usize = 200;
-/// Spaces of one level of indentation in [`tojson`].
-const JSON_INDENT_MAX: usize = 64;
+/// Spaces of one level of indentation.
+const INDENT_MAX: usize = 1000;
+/// Digits of a width in a format.
+const WIDTH_DIGITS_MAX: usize = 4;
 
 /// Replaces what differs from jinja2 as transformers sets it up.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter("tojson", tojson);
+    environment.add_filter("indent", indent);
+    environment.add_filter("format", format);
     environment
         .add_filter("trim", |value: String, chars: Option<String>| strip(&value, chars.as_deref(), BOTH));
     environment.add_filter("string", |value: Value| written(&value).map_or(value, Value::from));
@@ -30,6 +35,41 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     });
     environment.add_test("number", |value: &Value| value.is_number() || value.kind() == ValueKind::Bool);
     environment.set_unknown_method_callback(method);
+}
+
+/// jinja2's `indent` with a bounded width.
+fn indent(
+    text: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let named: Option<usize> = kwargs.peek("width")?;
+    match width.or(named) {
+        Some(width) if width > INDENT_MAX => Err(too_wide()),
+        _ => filters::indent(text, width, first, blank, kwargs),
+    }
+}
+
+/// jinja2's `format` with bounded widths.
+fn format(state: &mut State, form: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    bounded_widths(form)?;
+    filters::format(state, form, args)
+}
+
+/// Refuses a format with a number of more digits than any sensible width has.
+fn bounded_widths(form: &Value) -> Result<(), Error> {
+    let is_no_digit = |c: char| !c.is_ascii_digit();
+    let text = form.as_str().unwrap_or_default();
+    match text.split(is_no_digit).any(|digits| digits.len() > WIDTH_DIGITS_MAX) {
+        true => Err(too_wide()),
+        false => Ok(()),
+    }
+}
+
+fn too_wide() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "a width is too large")
 }
 
 /// `str(value)`, where the library writes something else and has not made it a string already.
@@ -63,6 +103,10 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         "removesuffix" => {
             let (suffix,): (&str,) = from_args(args)?;
             Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
+        }
+        "format" => {
+            bounded_widths(value)?;
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
         }
         "split" if args.is_empty() => {
             let words = text.split(is_space).filter(|word| !word.is_empty());
@@ -120,7 +164,7 @@ fn indentation(indent: &Value) -> Result<Option<String>, Error> {
         ValueKind::String => Ok(Some(indent.to_string())),
         ValueKind::Bool => Ok(Some(" ".repeat(usize::from(indent.is_true())))),
         _ => match i64::try_from(indent.clone())? {
-            width if width > JSON_INDENT_MAX as i64 => Err(failed("indent is too large")),
+            width if width > INDENT_MAX as i64 => Err(too_wide()),
             width => Ok(Some(" ".repeat(usize::try_from(width).unwrap_or(0)))),
         },
     }
