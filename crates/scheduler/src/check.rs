@@ -1,6 +1,6 @@
 //! The invariants between the scheduler's tables, in one place.
 
-use crate::Scheduler;
+use crate::{Admission, Scheduler};
 
 impl Scheduler {
     /// Checks every invariant between the tables. Runs after each commit in debug builds. O(requests + blocks).
@@ -10,10 +10,13 @@ impl Scheduler {
     pub fn check(&mut self) {
         let live = || self.sequences.iter().flatten();
         let by_order = self.running.iter().chain(&self.waiting).map(|&key| self.sequence(key));
-        assert!(
-            by_order.clone().is_sorted_by_key(|s| s.ordinal),
-            "running, then waiting, in order of arrival"
-        );
+        if self.policy.admission == Admission::Fifo {
+            let sorted = by_order.clone().is_sorted_by_key(|s| s.ordinal);
+            assert!(sorted, "running, then waiting, in order of arrival");
+        }
+        let mut queue = self.waiting.iter().map(|&key| self.sequence(key)).skip_while(|s| s.preemptions > 0);
+        assert!(queue.clone().is_sorted_by_key(|s| s.ordinal), "in order of arrival behind the preempted");
+        assert!(queue.all(|s| s.preemptions == 0), "the preempted stand first");
         assert!(by_order.clone().all(|s| s.len() < s.length_max), "who is at the end has left");
         assert_eq!(by_order.count(), live().count(), "every request runs or waits");
         assert_eq!(self.by_id.len(), live().count(), "every request can be found by its id");

@@ -1,34 +1,49 @@
-//! The pool of KV blocks: a free list and a reference count per block.
+//! The pool of KV blocks: a free list, a reference count per block, and the prefix cache over both.
 //!
 //! A block is an index; the memory behind it belongs to the model. A sequence's table holds one reference to each of
-//! its blocks. Nothing shares a block yet, but every holder already goes through [`BlockPool::share`] and
-//! [`BlockPool::release`], so a prefix cache becomes one more holder and nothing else changes.
+//! its blocks. A block is either *held* by at least one sequence, or *cached*: nobody holds it but its contents can
+//! still be found by their tokens, or *free*; held + cached + free = total. Cached blocks are free blocks that remember:
+//! [`BlockPool::take`] gives them out as soon as no other is left, the least recently used first, so the cache never
+//! stands in the way of a running request. [`crate::prefix`] is the tree behind it.
+
+use crate::prefix::{PrefixTree, ROOT};
 
 /// Blocks that `tokens` tokens take.
 pub fn blocks_for(tokens: u32, block_size: u32) -> u32 {
     tokens.div_ceil(block_size)
 }
 
-/// Free blocks and who holds how many references to the others. Taking and releasing are O(1) and never allocate.
+/// Free and cached blocks, and who holds how many references to the others. Nothing here allocates after
+/// [`BlockPool::new`].
 #[derive(Debug, Clone)]
 pub struct BlockPool {
-    /// References to each block; 0 means that it is on the free list.
+    /// References to each block; 0 means free or cached.
     references: Vec<u32>,
-    /// Blocks that nobody holds; the last released is taken first, because its memory is the warmest.
+    /// Blocks without contents; the last released is taken first, because its memory is the warmest.
     free: Vec<u32>,
+    /// `None` with the prefix cache off.
+    prefixes: Option<PrefixTree>,
+    evicted: u64,
     /// Scratch of [`BlockPool::check`].
     counted: Vec<u32>,
 }
 
 impl BlockPool {
-    /// A pool of `block_count` free blocks; block 0 is taken first.
+    /// A pool of `block_count` free blocks without a cache; block 0 is taken first.
     pub fn new(block_count: u32) -> Self {
         let count = block_count as usize;
         BlockPool {
             references: vec![0; count],
             free: (0..block_count).rev().collect(),
+            prefixes: None,
+            evicted: 0,
             counted: Vec::with_capacity(if cfg!(debug_assertions) { count } else { 0 }),
         }
+    }
+
+    /// A pool that remembers what its blocks of `block_size` tokens held.
+    pub fn with_prefix_cache(block_count: u32, block_size: u32) -> Self {
+        BlockPool { prefixes: Some(PrefixTree::new(block_count, block_size)), ..BlockPool::new(block_count) }
     }
 
     /// Blocks in the pool.
@@ -36,34 +51,56 @@ impl BlockPool {
         self.references.len() as u32
     }
 
-    /// Blocks that nobody holds.
+    /// Blocks without a holder and without contents that could be found again.
     pub fn free(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Blocks with at least one holder.
-    pub fn held(&self) -> u32 {
-        self.total() - self.free()
+    /// Blocks without a holder whose contents can still be found.
+    pub fn cached(&self) -> u32 {
+        self.prefixes.as_ref().map_or(0, PrefixTree::idle_count)
     }
 
-    /// Takes a free block; the caller is its one holder.
+    /// Blocks that [`BlockPool::take`] can give: free and cached ones.
+    pub fn available(&self) -> u32 {
+        self.free() + self.cached()
+    }
+
+    /// Blocks with at least one holder.
+    pub fn held(&self) -> u32 {
+        self.total() - self.available()
+    }
+
+    /// Cached blocks that were taken for other contents since the start.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Takes a free block, or else the least recently used cached one; the caller is its one holder.
     pub fn take(&mut self) -> Option<u32> {
-        let block = self.free.pop()?;
+        let block = self.free.pop().or_else(|| {
+            let block = self.prefixes.as_mut()?.evict()?;
+            self.evicted += 1;
+            Some(block)
+        })?;
         self.references[block as usize] = 1;
         Some(block)
     }
 
-    /// One more holder of a held block.
+    /// One more holder of a held or cached block.
     ///
     /// # Panics
-    /// If nobody holds it: a free block has no contents to share.
+    /// If the block is free: it has no contents to share.
     pub fn share(&mut self, block: u32) {
-        let references = &mut self.references[block as usize];
-        assert!(*references > 0, "block {block} is free and cannot be shared");
-        *references += 1;
+        if self.references[block as usize] == 0 {
+            let node = self.prefixes.as_mut().filter(|prefixes| prefixes.serial(block).is_some());
+            node.unwrap_or_else(|| panic!("block {block} is free and cannot be shared")).wake(block);
+        }
+        self.references[block as usize] += 1;
     }
 
-    /// One holder less; the last one frees the block.
+    /// One holder less. After the last one the block is cached if it can be found by its tokens, else free. A sequence
+    /// releases its blocks from the last to the first, so that the ends of prefixes are evicted before their starts.
     ///
     /// # Panics
     /// If nobody holds it: freeing a block twice would give it to two sequences.
@@ -71,33 +108,110 @@ impl BlockPool {
         let references = &mut self.references[block as usize];
         assert!(*references > 0, "block {block} is released by one who does not hold it");
         *references -= 1;
-        if *references == 0 {
-            self.free.push(block);
+        if *references > 0 {
+            return;
+        }
+        match self.prefixes.as_mut().filter(|prefixes| prefixes.serial(block).is_some()) {
+            Some(prefixes) => prefixes.rest(block),
+            None => self.free.push(block),
         }
     }
 
-    /// Checks that free + held = total, that every free block is on the list once, and that each block has as many
-    /// references as `tables` has holders. O(blocks + references); for tests and debug builds.
+    /// Appends to `blocks` those that hold the longest known prefix of `tokens`. Whole blocks only, and always fewer
+    /// than all tokens, so that at least the last one is computed and its logits exist. Takes no reference: the caller
+    /// shares them before anything is taken.
+    pub fn find_prefix(&self, tokens: &[u32], blocks: &mut Vec<u32>) {
+        let Some(prefixes) = &self.prefixes else { return };
+        let (reusable, mut parent) = (tokens.len().saturating_sub(1), ROOT);
+        for chunk in tokens[..reusable].chunks_exact(prefixes.block_size()) {
+            let Some(block) = prefixes.find(parent, chunk) else { return };
+            blocks.push(block);
+            parent = prefixes.serial(block).expect("what was found is a node");
+        }
+    }
+
+    /// How many of these blocks are held by somebody.
+    pub fn held_of(&self, blocks: &[u32]) -> u32 {
+        blocks.iter().filter(|&&block| self.references[block as usize] > 0).count() as u32
+    }
+
+    /// Makes a held block findable that holds `tokens`, one whole block of them, after the contents of `before`
+    /// (`None` at the start of a sequence). Gives the block that the holder has from now on: if another block holds
+    /// the same already, that one is shared and the given one is released.
+    pub fn register(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) -> u32 {
+        let Some(prefixes) = &mut self.prefixes else { return block };
+        let parent = match before.map(|before| prefixes.serial(before)) {
+            None => ROOT,
+            Some(Some(serial)) => serial,
+            Some(None) => return block, // What stands before it was forgotten, and this with it.
+        };
+        match prefixes.find(parent, tokens) {
+            None => {
+                prefixes.insert(block, parent, tokens);
+                block
+            }
+            Some(twin) => {
+                self.share(twin);
+                self.release(block);
+                twin
+            }
+        }
+    }
+
+    /// Makes a block's contents, and whatever stands after them, impossible to find. Its holders keep it.
+    pub fn forget(&mut self, block: u32) {
+        let Some(prefixes) = &mut self.prefixes else { return };
+        if prefixes.serial(block).is_none() {
+            return;
+        }
+        if self.references[block as usize] == 0 {
+            prefixes.wake(block);
+            self.free.push(block);
+        }
+        prefixes.remove(block);
+    }
+
+    /// Forgets everything: cached blocks become free, held ones stay with their holders. O(blocks).
+    pub fn clear_cache(&mut self) {
+        for block in 0..self.total() {
+            self.forget(block);
+        }
+    }
+
+    /// Checks that held + cached + free = total, that every block without a holder is in one list once, and that each
+    /// block has as many references as `tables` has holders. O(blocks + references); for tests and debug builds.
     ///
     /// # Panics
     /// If any of it does not hold.
     pub fn check<'a>(&mut self, tables: impl Iterator<Item = &'a [u32]>) {
-        self.counted.clear();
-        self.counted.resize(self.references.len(), 0);
+        let (references, counted) = (&self.references, &mut self.counted);
+        counted.clear();
+        counted.resize(references.len(), 0);
+        let mut see = |block: u32| {
+            counted[block as usize] += 1;
+            assert_eq!(
+                references[block as usize], 0,
+                "block {block} is held and on a list of those that are not"
+            );
+            assert_eq!(counted[block as usize], 1, "block {block} is on two lists");
+        };
         for &block in &self.free {
-            self.counted[block as usize] += 1;
-            assert_eq!(self.references[block as usize], 0, "block {block} is on the free list and held");
-            assert_eq!(self.counted[block as usize], 1, "block {block} is on the free list twice");
+            see(block);
+            let node = self.prefixes.as_ref().and_then(|prefixes| prefixes.serial(block));
+            assert_eq!(node, None, "block {block} is free and can be found");
         }
-        self.counted.fill(0);
+        if let Some(prefixes) = &self.prefixes {
+            prefixes.check(see);
+        }
+        counted.fill(0);
         for &block in tables.flatten() {
-            self.counted[block as usize] += 1;
+            counted[block as usize] += 1;
         }
-        for (block, (holders, references)) in self.counted.iter().zip(&self.references).enumerate() {
+        for (block, (holders, references)) in counted.iter().zip(references).enumerate() {
             assert_eq!(holders, references, "block {block}: holders and references differ");
         }
-        let held = self.references.iter().filter(|&&references| references > 0).count();
-        assert_eq!(held + self.free.len(), self.references.len(), "free + held = total");
+        let held = references.iter().filter(|&&references| references > 0).count() as u32;
+        assert_eq!(held + self.cached() + self.free(), self.total(), "held + cached + free = total");
     }
 }
 
@@ -140,5 +254,92 @@ mod tests {
         let mut pool = BlockPool::new(1);
         let _leaked = pool.take();
         pool.check(std::iter::empty());
+    }
+
+    /// Takes and registers a chain of one-token blocks; gives them.
+    fn chain(pool: &mut BlockPool, tokens: &[u32]) -> Vec<u32> {
+        let mut blocks: Vec<u32> = Vec::new();
+        for token in tokens {
+            let block = pool.take().unwrap();
+            let block = pool.register(block, blocks.last().copied(), &[*token]);
+            blocks.push(block);
+        }
+        blocks
+    }
+
+    fn release(pool: &mut BlockPool, blocks: &[u32]) {
+        blocks.iter().rev().for_each(|&block| pool.release(block));
+    }
+
+    fn found(pool: &BlockPool, tokens: &[u32]) -> Vec<u32> {
+        let mut blocks = Vec::new();
+        pool.find_prefix(tokens, &mut blocks);
+        blocks
+    }
+
+    #[test]
+    fn a_prefix_is_found_by_all_of_its_tokens_but_never_whole() {
+        let mut pool = BlockPool::with_prefix_cache(8, 1);
+        let one = chain(&mut pool, &[1, 2, 3]);
+        let other = chain(&mut pool, &[2, 2]);
+        for (tokens, blocks) in [
+            (&[1, 2, 3, 4][..], &one[..]),
+            (&[1, 2, 3], &one[..2]),
+            (&[1, 2, 9, 3], &one[..2]),
+            (&[2, 2, 3, 4], &other[..]),
+            (&[3, 2, 1], &[]),
+            (&[1], &[]),
+            (&[], &[]),
+        ] {
+            assert_eq!(found(&pool, tokens), blocks, "{tokens:?}");
+        }
+        pool.check([&one[..], &other[..]].into_iter());
+    }
+
+    #[test]
+    fn a_block_of_the_same_contents_is_given_back_for_the_one_that_was_there() {
+        let mut pool = BlockPool::with_prefix_cache(8, 1);
+        let first = chain(&mut pool, &[1, 2]);
+        let second = chain(&mut pool, &[1, 2, 3]);
+        assert_eq!(second[..2], first);
+        assert_eq!((pool.held(), pool.free()), (3, 5));
+        pool.check([&first[..], &second[..]].into_iter());
+    }
+
+    #[test]
+    fn the_least_recently_used_end_of_a_prefix_goes_first_and_never_a_held_block() {
+        let mut pool = BlockPool::with_prefix_cache(4, 1);
+        let old = chain(&mut pool, &[1, 2]);
+        let young = chain(&mut pool, &[3, 4]);
+        release(&mut pool, &old);
+        release(&mut pool, &young);
+        assert_eq!((pool.held(), pool.cached(), pool.free()), (0, 4, 0));
+        old.iter().for_each(|&block| pool.share(block)); // used again: now the younger one
+        release(&mut pool, &old);
+        assert_eq!(pool.take(), Some(young[1]), "the end before the start");
+        assert_eq!(pool.take(), Some(young[0]));
+        assert_eq!(found(&pool, &[3, 4, 5]), []);
+        pool.share(old[0]);
+        assert_eq!(pool.take(), Some(old[1]));
+        assert_eq!((pool.take(), pool.evicted()), (None, 3), "what is held stays");
+        assert_eq!(found(&pool, &[1, 2, 3]), [old[0]]);
+        pool.check([&young[..], &old[..]].into_iter());
+    }
+
+    #[test]
+    fn what_follows_a_forgotten_block_is_not_found_even_when_the_block_has_new_contents() {
+        let mut pool = BlockPool::with_prefix_cache(3, 1);
+        let blocks = chain(&mut pool, &[1, 2, 3]);
+        pool.forget(blocks[0]);
+        assert_eq!(found(&pool, &[1, 2, 3, 4]), []);
+        assert_eq!(pool.register(blocks[1], Some(blocks[0]), &[2]), blocks[1], "it has no place in the tree");
+        release(&mut pool, &blocks);
+        assert_eq!((pool.cached(), pool.free()), (2, 1));
+        assert_eq!(chain(&mut pool, &[9]), [blocks[0]]);
+        assert_eq!(found(&pool, &[9, 2, 3, 4]), [blocks[0]], "the same block, and another parent");
+        pool.clear_cache();
+        assert_eq!((pool.held(), pool.cached(), pool.free()), (1, 0, 2));
+        assert_eq!(found(&pool, &[9, 2]), []);
+        pool.check([&blocks[..1]].into_iter());
     }
 }

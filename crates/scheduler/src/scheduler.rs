@@ -1,16 +1,13 @@
-//! Admission, plan, commit and the ways out.
+//! The tables, and what happens to them outside of planning: admission, commit and the ways out.
 
 use crate::kv::{BlockPool, blocks_for};
 use crate::plan::{Ended, Event, PlanRow, RowResult, RowView, StepPlan};
+use crate::policy::Policy;
 use crate::request::{Limits, Refusal, Request};
 use crate::sequence::Sequence;
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use std::collections::{HashMap, VecDeque};
-
-/// One block in this many is kept back from newcomers while others run, so that they can cross a few block
-/// boundaries before somebody has to be preempted.
-const ADMISSION_RESERVE_DIVISOR: u32 = 100;
 
 /// Counts since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,45 +20,71 @@ pub struct Totals {
     pub finished: u64,
     /// Times a request gave its blocks back.
     pub preemptions: u64,
+    /// Times a request entered the running set, again after a preemption included.
+    pub starts: u64,
+    /// Tokens of requests at their first start: what was looked for in the prefix cache.
+    pub prefix_query_tokens: u64,
+    /// How many of them were found there.
+    pub prefix_hit_tokens: u64,
 }
 
 /// See the crate's head. `plan` and `commit` alternate; everything else may be called at any time.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) limits: Limits,
+    pub(crate) policy: Policy,
     pub(crate) pool: BlockPool,
     /// All requests, by key.
     pub(crate) sequences: Vec<Option<Sequence>>,
     pub(crate) free_keys: Vec<u32>,
     pub(crate) by_id: HashMap<RequestId, u32>,
-    /// Keys in order of arrival. Every running request arrived before every waiting one.
+    /// Keys in the order in which they started.
     pub(crate) running: Vec<u32>,
+    /// Keys of the preempted ones in the order of their starts, then of the others in the order of arrival.
     pub(crate) waiting: VecDeque<u32>,
     pub(crate) free_lanes: Vec<u32>,
     next_ordinal: u64,
-    plan: StepPlan,
+    pub(crate) plan: StepPlan,
     /// Prefill rows of the plan in the making.
-    prefill_rows: Vec<PlanRow>,
+    pub(crate) prefill_rows: Vec<PlanRow>,
+    /// Steps in a row, up to the last one, in which prompts came before decodes.
+    pub(crate) prefill_first_steps: u32,
     /// Between a plan and its commit.
-    planned: bool,
+    pub(crate) planned: bool,
     events: Vec<Event>,
     finished: Vec<Ended>,
-    totals: Totals,
+    pub(crate) totals: Totals,
 }
 
 impl Scheduler {
-    /// An empty scheduler. All its tables have their final size from here on.
+    /// An empty scheduler with the default [`Policy`].
     ///
     /// # Panics
     /// If a limit is 0: they come from a checked configuration.
     pub fn new(limits: Limits) -> Self {
+        Self::with_policy(limits, Policy::default())
+    }
+
+    /// An empty scheduler. All its tables have their final size from here on.
+    ///
+    /// # Panics
+    /// If a limit is 0: they come from a checked configuration.
+    pub fn with_policy(limits: Limits, policy: Policy) -> Self {
         assert!(limits.max_num_seqs > 0 && limits.max_num_batched_tokens > 0, "a step has room for a token");
         assert!(limits.block_size > 0 && limits.block_count > 0, "the KV pool is not empty");
         assert!(limits.max_requests > 0 && limits.max_model_len > 0, "a request fits");
+        let most = [policy.prefill_chunk_tokens_max, policy.prefill_rows_max];
+        assert!(!most.contains(&Some(0)), "a prompt may be computed");
+        let (block_count, block_size) = (limits.block_count, limits.block_size);
         let (requests, running) = (limits.max_requests as usize, limits.running_max() as usize);
         Scheduler {
             limits,
-            pool: BlockPool::new(limits.block_count),
+            policy,
+            pool: if policy.prefix_cache {
+                BlockPool::with_prefix_cache(block_count, block_size)
+            } else {
+                BlockPool::new(block_count)
+            },
             sequences: (0..requests).map(|_| None).collect(),
             free_keys: (0..limits.max_requests).rev().collect(),
             by_id: HashMap::with_capacity(requests),
@@ -71,6 +94,7 @@ impl Scheduler {
             next_ordinal: 0,
             plan: StepPlan { rows: Vec::with_capacity(running), ..StepPlan::default() },
             prefill_rows: Vec::with_capacity(running),
+            prefill_first_steps: 0,
             planned: false,
             events: Vec::with_capacity(running),
             finished: Vec::with_capacity(requests),
@@ -105,10 +129,14 @@ impl Scheduler {
             length_max,
             computed: 0,
             blocks: Vec::with_capacity(block_count),
+            registered: 0,
+            cached_tokens: 0,
             lane: None,
             ordinal: self.next_ordinal,
+            starts_before: self.totals.starts,
             arrived_ns: now_ns,
             scheduled_before: false,
+            refused_at: 0,
             preemptions: 0,
         };
         self.next_ordinal += 1;
@@ -147,126 +175,6 @@ impl Scheduler {
             return Err(Fault::new(FaultCode::Internal, message));
         }
         Ok(wanted as u32)
-    }
-
-    /// Fills the next step. The plan is empty when nothing can run.
-    ///
-    /// # Panics
-    /// If the previous plan was not committed.
-    pub fn plan(&mut self, now_ns: u64) -> &StepPlan {
-        assert!(!self.planned, "each plan is committed before the next");
-        self.plan.rows.clear();
-        self.prefill_rows.clear();
-        (self.plan.token_count, self.plan.preempted_count) = (0, 0);
-
-        let decodes = self.running.iter().filter(|&&key| self.sequence(key).decodes()).count();
-        let mut prefill_budget = self.limits.max_num_batched_tokens - decodes as u32;
-        let mut next = 0;
-        while next < self.running.len() {
-            if !self.grow(next) {
-                break; // It was the youngest, gave its own blocks back and is no longer in the set.
-            }
-            self.place(self.running[next], &mut prefill_budget);
-            next += 1;
-        }
-        // Who was just preempted stands at the queue's head and does not fit: it needs all that it gave, and somebody
-        // has taken some of that.
-        while prefill_budget > 0 && self.start_next() {
-            let youngest = *self.running.last().expect("a request has just started");
-            self.place(youngest, &mut prefill_budget);
-        }
-
-        self.plan.rows.extend_from_slice(&self.prefill_rows);
-        self.plan.step += u64::from(!self.plan.rows.is_empty());
-        let oldest = self.waiting.front().map(|&key| self.sequence(key).arrived_ns);
-        self.plan.oldest_waiting_ns = oldest.map_or(0, |arrived_ns| now_ns.saturating_sub(arrived_ns));
-        self.planned = true;
-        &self.plan
-    }
-
-    /// Gives the running sequence at `index` the blocks for all its tokens, at the cost of the youngest ones if need
-    /// be. False if it was itself the youngest.
-    fn grow(&mut self, index: usize) -> bool {
-        let key = self.running[index];
-        loop {
-            let needed = blocks_for(self.sequence(key).len(), self.limits.block_size) as usize;
-            if self.sequence(key).blocks.len() >= needed {
-                return true;
-            }
-            match self.pool.take() {
-                Some(block) => self.sequence_mut(key).blocks.push(block),
-                None => {
-                    self.preempt_youngest();
-                    if index == self.running.len() {
-                        assert!(index > 0, "a request that runs alone fits in the pool");
-                        return false;
-                    }
-                }
-            }
-        }
-    }
-
-    /// The youngest running request gives everything back and waits at the head of the queue.
-    fn preempt_youngest(&mut self) {
-        let key = self.running.pop().expect("one who needs a block runs");
-        self.release(key);
-        let sequence = self.sequence_mut(key);
-        sequence.computed = 0;
-        sequence.preemptions += 1;
-        self.waiting.push_front(key);
-        self.plan.preempted_count += 1;
-        self.totals.preemptions += 1;
-    }
-
-    /// Moves the head of the queue into the running set, with blocks for all its tokens. False if there is none, or
-    /// no room for it.
-    fn start_next(&mut self) -> bool {
-        let Some(&key) = self.waiting.front() else { return false };
-        let block_size = self.limits.block_size;
-        let len = self.sequence(key).len();
-        let reserve = if self.running.is_empty() { 0 } else { self.pool.total() / ADMISSION_RESERVE_DIVISOR };
-        // One token more than it has: else a full last block would mean preemption in the very next step.
-        if self.pool.free() < blocks_for(len + 1, block_size) + reserve {
-            return false;
-        }
-        let Some(lane) = self.free_lanes.pop() else { return false };
-        self.waiting.pop_front();
-        self.running.push(key);
-        for _ in 0..blocks_for(len, block_size) {
-            let block = self.pool.take().expect("there are enough free blocks");
-            self.sequence_mut(key).blocks.push(block);
-        }
-        self.sequence_mut(key).lane = Some(lane);
-        true
-    }
-
-    /// Writes the row of a running sequence: its one decode token, or as much prefill as the budget has left.
-    fn place(&mut self, key: u32, prefill_budget: &mut u32) {
-        let sequence = self.sequences[key as usize].as_mut().expect("a running key names a sequence");
-        let pending = sequence.pending();
-        let decodes = sequence.decodes();
-        let len = if decodes { 1 } else { pending.min(*prefill_budget) };
-        if len == 0 {
-            return;
-        }
-        let row = PlanRow {
-            id: sequence.id,
-            key,
-            ordinal: sequence.ordinal,
-            lane: sequence.lane.expect("a running sequence has a lane"),
-            start: sequence.computed,
-            len,
-            draw: (len == pending).then(|| sequence.generated()),
-            first: !sequence.scheduled_before,
-        };
-        sequence.scheduled_before = true;
-        self.plan.token_count += len;
-        if decodes {
-            self.plan.rows.push(row);
-        } else {
-            *prefill_budget -= len;
-            self.prefill_rows.push(row);
-        }
     }
 
     /// The plan that waits for its commit, or the last one.
@@ -333,16 +241,49 @@ impl Scheduler {
                     eos: end == Some(FinishReason::Stop),
                 });
                 self.totals.generated_tokens += 1;
+                self.register(row.key);
                 if let Some(reason) = end {
                     self.leave(row.key, reason, true);
                 }
             }
             (None, RowResult::Computed) => {}
-            (_, RowResult::Failed(code)) => self.leave(row.key, FinishReason::Failed(code), false),
+            (_, RowResult::Failed(code)) => {
+                if code == FaultCode::NonFinite {
+                    self.forget(row.key);
+                }
+                self.leave(row.key, FinishReason::Failed(code), false);
+            }
             (Some(_), RowResult::Computed) | (None, RowResult::Token(_)) => {
                 self.leave(row.key, FinishReason::Failed(FaultCode::Internal), false);
             }
         }
+    }
+
+    /// Makes the whole blocks that are computed findable. Only called when a token was drawn: it depends on all KV
+    /// before it, so nothing that was not finite becomes findable.
+    fn register(&mut self, key: u32) {
+        let sequence = self.sequences[key as usize].as_mut().expect("a key names a sequence");
+        let block_size = self.limits.block_size as usize;
+        let whole = sequence.computed as usize / block_size;
+        for index in sequence.registered as usize..whole {
+            let before = index.checked_sub(1).map(|before| sequence.blocks[before]);
+            let tokens = &sequence.ids[index * block_size..][..block_size];
+            sequence.blocks[index] = self.pool.register(sequence.blocks[index], before, tokens);
+        }
+        sequence.registered = sequence.registered.max(whole as u32);
+    }
+
+    /// A request had a number that is not finite. Wherever it came from, nobody shares this request's KV any more.
+    fn forget(&mut self, key: u32) {
+        let sequence = self.sequences[key as usize].as_ref().expect("a key names a sequence");
+        for &block in &sequence.blocks[..sequence.registered as usize] {
+            self.pool.forget(block);
+        }
+    }
+
+    /// Empties the prefix cache. Requests that are here go on undisturbed.
+    pub fn clear_prefix_cache(&mut self) {
+        self.pool.clear_cache();
     }
 
     /// Ends a request wherever it is; it leaves through the finished queue. False if it is not here (any more).
@@ -393,11 +334,12 @@ impl Scheduler {
     }
 
     /// Gives back the blocks and the lane of a sequence.
-    fn release(&mut self, key: u32) {
+    pub(crate) fn release(&mut self, key: u32) {
         let sequence = self.sequences[key as usize].as_mut().expect("a key names a sequence");
-        for block in sequence.blocks.drain(..) {
+        for block in sequence.blocks.drain(..).rev() {
             self.pool.release(block);
         }
+        sequence.registered = 0;
         self.free_lanes.extend(sequence.lane.take());
     }
 
@@ -405,16 +347,16 @@ impl Scheduler {
         self.sequences[key as usize].as_ref().expect("a key names a sequence")
     }
 
-    fn sequence_mut(&mut self, key: u32) -> &mut Sequence {
+    pub(crate) fn sequence_mut(&mut self, key: u32) -> &mut Sequence {
         self.sequences[key as usize].as_mut().expect("a key names a sequence")
     }
 
-    /// Running requests, oldest first.
+    /// Running requests in the order in which they started.
     pub fn running(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
         self.running.iter().map(|&key| self.sequence(key).id)
     }
 
-    /// Waiting requests, oldest first.
+    /// Waiting requests: the preempted ones, then the others in order of arrival.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
         self.waiting.iter().map(|&key| self.sequence(key).id)
     }

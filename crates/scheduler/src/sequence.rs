@@ -19,12 +19,20 @@ pub(crate) struct Sequence {
     /// The first `computed` tokens have their KV in `blocks`.
     pub(crate) computed: u32,
     pub(crate) blocks: Vec<u32>,
+    /// The first so many of `blocks` have been offered to the prefix cache, or came from it.
+    pub(crate) registered: u32,
+    /// Prompt tokens that the first start found in the prefix cache.
+    pub(crate) cached_tokens: u32,
     /// Index in the running set's batch slots; `None` while waiting.
     pub(crate) lane: Option<u32>,
     /// Position in the order of arrival.
     pub(crate) ordinal: u64,
     pub(crate) arrived_ns: u64,
+    /// Starts of any request before this one arrived.
+    pub(crate) starts_before: u64,
     pub(crate) scheduled_before: bool,
+    /// With so few blocks available it was found not to fit.
+    pub(crate) refused_at: u32,
     pub(crate) preemptions: u32,
 }
 
@@ -67,7 +75,7 @@ impl Sequence {
             id: self.id,
             reason,
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: 0,
+            cached_tokens: self.cached_tokens,
             generated_tokens: self.generated(),
         }
     }

@@ -21,7 +21,8 @@ fn id(slot: u16) -> RequestId {
 
 fn request(slot: u16, prompt_tokens: u32, max_tokens: Option<u32>) -> Request {
     let sampling = Sampling { max_tokens, ..Sampling::default() };
-    Request { id: id(slot), sampling, ids: vec![7; prompt_tokens as usize], prompt_tokens }
+    let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // nobody begins like another
+    Request { id: id(slot), sampling, ids, prompt_tokens }
 }
 
 /// Plans and commits one step in which every sampling row draws `token`. Gives (slot, len, draws) of each row.

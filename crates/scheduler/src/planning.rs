@@ -1,0 +1,180 @@
+//! The next step: who grows, who gives way, who starts, and how many tokens each one gets.
+
+use crate::Scheduler;
+use crate::kv::blocks_for;
+use crate::plan::{PlanRow, StepPlan};
+
+/// One block in this many is kept back from newcomers while others run, so that they can cross a few block
+/// boundaries before somebody has to be preempted.
+const ADMISSION_RESERVE_DIVISOR: u32 = 100;
+
+impl Scheduler {
+    /// Fills the next step. The plan is empty when nothing can run.
+    ///
+    /// # Panics
+    /// If the previous plan was not committed.
+    pub fn plan(&mut self, now_ns: u64) -> &StepPlan {
+        assert!(!self.planned, "each plan is committed before the next");
+        self.plan.rows.clear();
+        self.prefill_rows.clear();
+        (self.plan.token_count, self.plan.preempted_count) = (0, 0);
+
+        let mut grown = 0;
+        while grown < self.running.len() && self.grow(grown) {
+            grown += 1;
+        }
+        let prefill_first = self.prefill_first();
+        if !prefill_first {
+            self.place_decodes(grown);
+        }
+        self.place_prefills();
+        if prefill_first {
+            self.place_decodes(grown);
+        }
+
+        self.plan.rows.extend_from_slice(&self.prefill_rows);
+        self.plan.step += u64::from(!self.plan.rows.is_empty());
+        self.plan.oldest_waiting_ns = self.oldest_arrived_ns().map_or(0, |ns| now_ns.saturating_sub(ns));
+        self.planned = true;
+        &self.plan
+    }
+
+    /// When the oldest waiting request arrived: the first behind the preempted ones, or one of those.
+    fn oldest_arrived_ns(&self) -> Option<u64> {
+        let queue = self.waiting.iter().map(|&key| self.sequence(key));
+        let preempted = queue.clone().take_while(|sequence| sequence.preemptions > 0).count();
+        queue.take(preempted + 1).map(|sequence| sequence.arrived_ns).min()
+    }
+
+    /// Gives the running sequence at `index` the blocks for all its tokens, at the cost of those that started last if
+    /// need be. False if it was itself the last: then it runs no more.
+    fn grow(&mut self, index: usize) -> bool {
+        let key = self.running[index];
+        loop {
+            let needed = blocks_for(self.sequence(key).len(), self.limits.block_size) as usize;
+            if self.sequence(key).blocks.len() >= needed {
+                return true;
+            }
+            match self.pool.take() {
+                Some(block) => self.sequence_mut(key).blocks.push(block),
+                None => {
+                    self.preempt_last();
+                    if index == self.running.len() {
+                        assert!(index > 0, "a request that runs alone fits in the pool");
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The running request that started last gives everything back and waits at the head of the queue.
+    fn preempt_last(&mut self) {
+        let key = self.running.pop().expect("one who needs a block runs");
+        self.release(key);
+        let sequence = self.sequence_mut(key);
+        sequence.computed = 0;
+        sequence.preemptions += 1;
+        self.waiting.push_front(key);
+        self.plan.preempted_count += 1;
+        self.totals.preemptions += 1;
+    }
+
+    /// Rows for those of the first `count` running sequences that lack one token, as far as the step has room.
+    fn place_decodes(&mut self, count: usize) {
+        for index in 0..count {
+            let key = self.running[index];
+            if self.sequence(key).decodes() && self.room() > 0 {
+                let row = self.row_of(key, 1);
+                self.plan.rows.push(row);
+            }
+        }
+    }
+
+    /// Prefill rows: of who runs, then of waiting requests, which start with them.
+    fn place_prefills(&mut self) {
+        let rows_max = self.policy.prefill_rows_max.unwrap_or(u32::MAX) as usize;
+        let mut next = 0;
+        while self.room() > 0 && self.prefill_rows.len() < rows_max {
+            let started = next == self.running.len();
+            if started && !self.start_next() {
+                return;
+            }
+            let key = self.running[next];
+            next += 1;
+            let sequence = self.sequence(key);
+            if sequence.decodes() && !started {
+                continue;
+            }
+            let chunk_max = self.policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
+            let len = sequence.pending().min(chunk_max).min(self.room());
+            let row = self.row_of(key, len);
+            self.prefill_rows.push(row);
+        }
+    }
+
+    /// Tokens that the step still takes.
+    fn room(&self) -> u32 {
+        self.limits.max_num_batched_tokens - self.plan.token_count
+    }
+
+    /// Moves the next waiting request into the running set, with blocks for all its tokens: those that the prefix cache
+    /// has, and new ones. False if there is none, or no room for it.
+    fn start_next(&mut self) -> bool {
+        let available = self.pool.available();
+        if self.free_lanes.is_empty() || available == 0 {
+            return false;
+        }
+        let Some(index) = self.pick() else { return false };
+        let reserve = if self.running.is_empty() { 0 } else { self.pool.total() / ADMISSION_RESERVE_DIVISOR };
+        let block_size = self.limits.block_size;
+        let key = self.waiting[index];
+        let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
+        if available <= sequence.refused_at && !self.running.is_empty() {
+            return false; // Not worth a look into the cache.
+        }
+        self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
+        let hits = sequence.blocks.len() as u32;
+        let cached_hits = hits - self.pool.held_of(&sequence.blocks);
+        // One token more than it has: else a full last block would mean preemption in the very next step.
+        if available - cached_hits < blocks_for(sequence.len() + 1, block_size) - hits + reserve {
+            sequence.blocks.clear();
+            sequence.refused_at = available;
+            return false;
+        }
+        for &block in &sequence.blocks {
+            self.pool.share(block);
+        }
+        for _ in hits..blocks_for(sequence.len(), block_size) {
+            sequence.blocks.push(self.pool.take().expect("there are enough blocks"));
+        }
+        (sequence.registered, sequence.computed) = (hits, hits * block_size);
+        if sequence.preemptions == 0 {
+            sequence.cached_tokens = sequence.computed.min(sequence.prompt_tokens);
+            self.totals.prefix_query_tokens += u64::from(sequence.len());
+            self.totals.prefix_hit_tokens += u64::from(sequence.computed);
+        }
+        sequence.refused_at = 0;
+        sequence.lane = self.free_lanes.pop();
+        self.waiting.remove(index);
+        self.running.push(key);
+        self.totals.starts += 1;
+        true
+    }
+
+    /// A row of the next `len` tokens of a running sequence.
+    fn row_of(&mut self, key: u32, len: u32) -> PlanRow {
+        self.plan.token_count += len;
+        let sequence = self.sequence_mut(key);
+        PlanRow {
+            id: sequence.id,
+            key,
+            ordinal: sequence.ordinal,
+            lane: sequence.lane.expect("a running sequence has a lane"),
+            start: sequence.computed,
+            len,
+            draw: (len == sequence.pending()).then(|| sequence.generated()),
+            first: !std::mem::replace(&mut sequence.scheduled_before, true),
+        }
+    }
+}

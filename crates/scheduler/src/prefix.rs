@@ -1,0 +1,195 @@
+//! The prefix tree: which KV blocks hold which tokens after which prefix.
+//!
+//! A node is a whole block. It is found by the node before it and by its own token ids, which are compared in full, so
+//! a hash collision never shares a wrong block. Every node has a serial number that is used once; a child names its
+//! parent by that, so taking a node out makes everything below it unreachable and nothing else has to be touched.
+//! Unreachable nodes grow old and leave like all others.
+//!
+//! Only whole blocks are shared and nobody writes into a whole block, so no copy-on-write is needed.
+//!
+//! Idle nodes, those that nobody holds, stand in a list from the least recently used on. Holders give a block back
+//! after the blocks that follow it and hold it as long as those, so a node leaves the list before its parent does.
+//!
+//! Everything has its final size from the start: one node per block, nothing is allocated later.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// No block.
+const NONE: u32 = u32::MAX;
+/// Serial number of the empty prefix, the parent of every first block. It belongs to no node.
+pub(crate) const ROOT: u64 = 0;
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    /// Unlike that of any other node, ever; [`ROOT`] means that the block is no node.
+    serial: u64,
+    parent: u64,
+    /// The next node of the same bucket.
+    bucket_next: u32,
+    older: u32,
+    newer: u32,
+}
+
+const VACANT: Node = Node { serial: ROOT, parent: ROOT, bucket_next: NONE, older: NONE, newer: NONE };
+
+/// See the module's head.
+#[derive(Debug, Clone)]
+pub(crate) struct PrefixTree {
+    block_size: usize,
+    /// By block.
+    nodes: Vec<Node>,
+    /// Token ids of the nodes, `[blocks, block_size]`.
+    tokens: Vec<u32>,
+    /// First node of each bucket; a power of two of them.
+    buckets: Vec<u32>,
+    /// Keyed by chance, so that no client can choose prompts that share a bucket.
+    hasher: RandomState,
+    serials_used: u64,
+    /// Ends of the list of idle nodes.
+    oldest: u32,
+    newest: u32,
+    idle_count: u32,
+}
+
+impl PrefixTree {
+    pub(crate) fn new(block_count: u32, block_size: u32) -> Self {
+        let count = block_count as usize;
+        PrefixTree {
+            block_size: block_size as usize,
+            nodes: vec![VACANT; count],
+            tokens: vec![0; count * block_size as usize],
+            buckets: vec![NONE; count.next_power_of_two()],
+            hasher: RandomState::new(),
+            serials_used: ROOT,
+            oldest: NONE,
+            newest: NONE,
+            idle_count: 0,
+        }
+    }
+
+    pub(crate) fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    pub(crate) fn idle_count(&self) -> u32 {
+        self.idle_count
+    }
+
+    /// The block's serial number, if it is a node.
+    pub(crate) fn serial(&self, block: u32) -> Option<u64> {
+        let serial = self.nodes[block as usize].serial;
+        (serial != ROOT).then_some(serial)
+    }
+
+    /// The node that holds `tokens` after `parent`.
+    pub(crate) fn find(&self, parent: u64, tokens: &[u32]) -> Option<u32> {
+        let mut block = self.buckets[self.bucket(parent, tokens)];
+        while block != NONE {
+            let node = &self.nodes[block as usize];
+            if node.parent == parent && self.tokens_of(block) == tokens {
+                return Some(block);
+            }
+            block = node.bucket_next;
+        }
+        None
+    }
+
+    /// Makes a held block the node of `tokens` after `parent`; there is none yet.
+    pub(crate) fn insert(&mut self, block: u32, parent: u64, tokens: &[u32]) {
+        debug_assert!(self.serial(block).is_none() && self.find(parent, tokens).is_none());
+        let bucket = self.bucket(parent, tokens);
+        let bucket_next = std::mem::replace(&mut self.buckets[bucket], block);
+        self.serials_used += 1;
+        self.nodes[block as usize] = Node { serial: self.serials_used, parent, bucket_next, ..VACANT };
+        self.tokens[block as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
+    }
+
+    /// Takes out a node that is not idle. What stands below it can no longer be found.
+    pub(crate) fn remove(&mut self, block: u32) {
+        let Node { parent, bucket_next, .. } = self.nodes[block as usize];
+        let bucket = self.bucket(parent, self.tokens_of(block));
+        if self.buckets[bucket] == block {
+            self.buckets[bucket] = bucket_next;
+        } else {
+            let mut before = self.buckets[bucket];
+            while self.nodes[before as usize].bucket_next != block {
+                before = self.nodes[before as usize].bucket_next;
+            }
+            self.nodes[before as usize].bucket_next = bucket_next;
+        }
+        self.nodes[block as usize] = VACANT;
+    }
+
+    /// Nobody holds the node any more; it is now the most recently used of the idle ones.
+    pub(crate) fn rest(&mut self, block: u32) {
+        let older = std::mem::replace(&mut self.newest, block);
+        match older {
+            NONE => self.oldest = block,
+            older => self.nodes[older as usize].newer = block,
+        }
+        let node = &mut self.nodes[block as usize];
+        (node.older, node.newer) = (older, NONE);
+        self.idle_count += 1;
+    }
+
+    /// An idle node gets a holder, or is about to be taken out.
+    pub(crate) fn wake(&mut self, block: u32) {
+        let node = &mut self.nodes[block as usize];
+        let (older, newer) = (node.older, node.newer);
+        (node.older, node.newer) = (NONE, NONE);
+        match older {
+            NONE => self.oldest = newer,
+            older => self.nodes[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.nodes[newer as usize].older = older,
+        }
+        self.idle_count -= 1;
+    }
+
+    /// Takes out the least recently used idle node and gives its block.
+    pub(crate) fn evict(&mut self) -> Option<u32> {
+        let block = self.oldest;
+        if block == NONE {
+            return None;
+        }
+        self.wake(block);
+        self.remove(block);
+        Some(block)
+    }
+
+    fn tokens_of(&self, block: u32) -> &[u32] {
+        &self.tokens[block as usize * self.block_size..][..self.block_size]
+    }
+
+    fn bucket(&self, parent: u64, tokens: &[u32]) -> usize {
+        self.hasher.hash_one((parent, tokens)) as usize & (self.buckets.len() - 1)
+    }
+
+    /// Calls `see` for every idle node, the least recently used first, and checks that each node is in a bucket once.
+    pub(crate) fn check(&self, mut see: impl FnMut(u32)) {
+        let mut in_buckets = 0;
+        for &first in &self.buckets {
+            let mut block = first;
+            while block != NONE {
+                assert!(self.serial(block).is_some(), "block {block} is in a bucket and no node");
+                in_buckets += 1;
+                assert!(in_buckets <= self.nodes.len(), "a bucket goes in a circle");
+                block = self.nodes[block as usize].bucket_next;
+            }
+        }
+        let nodes = self.nodes.iter().filter(|node| node.serial != ROOT).count();
+        assert_eq!(nodes, in_buckets, "every node can be found");
+        let (mut block, mut count, mut older) = (self.oldest, 0, NONE);
+        while block != NONE {
+            assert_eq!(self.nodes[block as usize].older, older, "block {block}: the list is no list");
+            see(block);
+            count += 1;
+            assert!(count <= self.idle_count, "the list of idle nodes goes in a circle");
+            older = block;
+            block = self.nodes[block as usize].newer;
+        }
+        assert_eq!((count, self.newest), (self.idle_count, older), "the list of idle nodes is whole");
+    }
+}

@@ -1,0 +1,169 @@
+//! What the prefix cache saves, and what it must not keep.
+
+use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
+
+const LIMITS: Limits = Limits {
+    max_num_seqs: 4,
+    max_num_batched_tokens: 256,
+    max_requests: 8,
+    max_model_len: 2048,
+    block_size: 16,
+    block_count: 128,
+    eos: None,
+};
+
+fn admit(scheduler: &mut Scheduler, slot: u16, ids: Vec<u32>, max_tokens: u32) {
+    let sampling = Sampling { max_tokens: Some(max_tokens), ..Sampling::default() };
+    let prompt_tokens = ids.len() as u32;
+    let id = RequestId { frontend: 0, slot, generation: 1 };
+    scheduler.admit(Request { id, sampling, ids, prompt_tokens }, 0).expect("it fits");
+}
+
+/// One step in which every row that draws gets `result`. Gives (slot, start, len) of each row.
+fn step(scheduler: &mut Scheduler, result: RowResult) -> Vec<(u16, u32, u32)> {
+    let plan = scheduler.plan(0);
+    assert!(plan.step < 10_000, "it does not come to an end");
+    let rows = plan.rows.clone();
+    let result = |draws| if draws { result } else { RowResult::Computed };
+    let results: Vec<RowResult> = rows.iter().map(|row| result(row.draw.is_some())).collect();
+    scheduler.commit(&results);
+    rows.iter().map(|row| (row.id.slot, row.start, row.len)).collect()
+}
+
+/// Runs until nothing is left. Gives the tokens computed.
+fn run(scheduler: &mut Scheduler) -> u32 {
+    let mut computed = 0;
+    while !scheduler.is_empty() {
+        computed += step(scheduler, RowResult::Token(1)).iter().map(|(_, _, len)| len).sum::<u32>();
+    }
+    computed
+}
+
+fn cached_tokens(scheduler: &mut Scheduler) -> Vec<u32> {
+    scheduler.drain_finished().map(|ended| ended.finished.cached_tokens).collect()
+}
+
+/// A prompt without a repetition.
+fn prompt(len: u32) -> Vec<u32> {
+    (0..len).collect()
+}
+
+#[test]
+fn a_repeated_prompt_computes_only_what_is_not_covered() {
+    let off = Policy { prefix_cache: false, ..Policy::default() };
+    // (length of the second prompt, how much of it is the first one, tokens that are covered)
+    for (len, common, covered) in [
+        (1000, 1000, 992), // 62 whole blocks; the 8 tokens after them are computed
+        (992, 992, 976),   // whole blocks only: the last one is computed for its logits
+        (1200, 1000, 992), // longer
+        (1000, 500, 496),  // parts after 500 tokens
+        (1000, 15, 0),     // less than a block
+        (1000, 0, 0),      // nothing in common
+    ] {
+        for (policy, covered) in [(Policy::default(), covered), (off, 0)] {
+            let mut scheduler = Scheduler::with_policy(LIMITS, policy);
+            admit(&mut scheduler, 0, prompt(1000), 1);
+            assert_eq!(run(&mut scheduler), 1000);
+            let second = (0..len).map(|n| if n < common { n } else { 5000 + n }).collect();
+            admit(&mut scheduler, 1, second, 1);
+            assert_eq!(run(&mut scheduler), len - covered, "{len} tokens, {common} in common");
+            assert_eq!(cached_tokens(&mut scheduler), [0, covered]);
+            let totals = scheduler.totals();
+            assert_eq!(totals.prompt_tokens, u64::from(1000 + len - covered));
+            assert_eq!(totals.prefix_query_tokens, u64::from(1000 + len));
+            assert_eq!(totals.prefix_hit_tokens, u64::from(covered));
+        }
+    }
+}
+
+#[test]
+fn generated_tokens_are_found_too() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    admit(&mut scheduler, 0, prompt(20), 30);
+    run(&mut scheduler);
+    let next_turn = [prompt(20), vec![1; 30], prompt(3)].concat();
+    admit(&mut scheduler, 1, next_turn, 1);
+    assert_eq!(run(&mut scheduler), 53 - 48, "49 tokens were computed, 48 of them in whole blocks");
+}
+
+#[test]
+fn running_requests_share_and_at_idle_nothing_is_held() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    admit(&mut scheduler, 0, prompt(100), 9);
+    step(&mut scheduler, RowResult::Token(1));
+    let held = scheduler.pool().held();
+    admit(&mut scheduler, 1, prompt(100), 9);
+    assert_eq!(step(&mut scheduler, RowResult::Token(1)), [(0, 100, 1), (1, 96, 4)]);
+    assert_eq!(scheduler.pool().held(), held + 1, "six blocks are shared, the seventh is its own");
+    run(&mut scheduler);
+    let pool = scheduler.pool();
+    assert_eq!((pool.held(), pool.cached(), pool.free()), (0, 6, 122), "100 and 8 tokens: six whole blocks");
+}
+
+/// Two that start in the same step compute the same; afterwards they share.
+#[test]
+fn blocks_of_the_same_contents_become_one() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    admit(&mut scheduler, 0, prompt(64), 2);
+    admit(&mut scheduler, 1, prompt(64), 2);
+    let rows = scheduler.plan(0).rows.len();
+    assert_eq!(scheduler.pool().held(), 8);
+    scheduler.commit(&vec![RowResult::Token(1); rows]);
+    assert_eq!(scheduler.pool().held(), 4);
+}
+
+#[test]
+fn a_preempted_request_finds_its_blocks_again() {
+    let mut scheduler = Scheduler::new(Limits { block_count: 9, ..LIMITS });
+    admit(&mut scheduler, 0, prompt(33), 60);
+    admit(&mut scheduler, 1, vec![7; 48], 60);
+    let mut rows = Vec::new();
+    while scheduler.totals().preemptions == 0 {
+        rows = step(&mut scheduler, RowResult::Token(1));
+    }
+    assert_eq!(rows.len(), 1, "the second one has given way: {rows:?}");
+    while rows.len() == 1 && rows[0].0 == 0 {
+        rows = step(&mut scheduler, RowResult::Token(1));
+    }
+    assert_eq!(rows, [(1, 48, 32)], "of 80 tokens; the fourth block went to the other one");
+    run(&mut scheduler);
+    assert_eq!(cached_tokens(&mut scheduler), [0, 0], "what a request finds of its own is no hit");
+}
+
+#[test]
+fn a_request_that_failed_leaves_nothing_to_be_found() {
+    let failed = RowResult::Failed(FaultCode::NonFinite);
+    let mut scheduler = Scheduler::new(LIMITS);
+    admit(&mut scheduler, 0, prompt(600), 9);
+    for _ in 0..3 {
+        step(&mut scheduler, failed); // two chunks, then the first draw
+    }
+    assert!(scheduler.is_empty() && scheduler.pool().cached() == 0);
+
+    // What it shared is not found any more either, whoever computed it.
+    admit(&mut scheduler, 1, prompt(600), 1);
+    assert_eq!(run(&mut scheduler), 600);
+    admit(&mut scheduler, 2, prompt(600), 9);
+    assert_eq!(step(&mut scheduler, failed), [(2, 592, 8)]);
+    admit(&mut scheduler, 3, prompt(600), 1);
+    assert_eq!(run(&mut scheduler), 600);
+    scheduler.check();
+}
+
+#[test]
+fn a_cleared_cache_finds_nothing_and_disturbs_nobody() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    admit(&mut scheduler, 0, prompt(64), 1);
+    run(&mut scheduler);
+    admit(&mut scheduler, 1, prompt(40), 50);
+    step(&mut scheduler, RowResult::Token(1));
+    scheduler.clear_prefix_cache();
+    let pool = scheduler.pool();
+    assert_eq!((pool.held(), pool.cached(), pool.free()), (3, 0, 125));
+    admit(&mut scheduler, 2, prompt(40), 1);
+    assert_eq!(step(&mut scheduler, RowResult::Token(1)), [(1, 40, 1), (2, 0, 40)]);
+    run(&mut scheduler);
+    scheduler.check();
+    assert_eq!(scheduler.pool().held(), 0);
+}

@@ -1,0 +1,362 @@
+//! A scheduler and a model around it that shows every mistake in its tokens, driven by a list of arrivals.
+//!
+//! The model keeps one number per position of each KV block, made from all numbers before it, and draws from all
+//! numbers that a row reads through its block table. So a block that is stale, shared wrongly or written by two changes
+//! what comes out. A request that fails leaves wrong numbers behind, as one with a NaN would.
+
+#![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
+
+use pinion_protocol::frontend_inbox::FinishReason;
+use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_scheduler::{
+    Admission, Ended, Limits, PlanRow, Policy, Refusal, Request, RowResult, Scheduler, Totals,
+};
+use std::collections::HashMap;
+
+pub const VOCABULARY: u32 = 24;
+pub const EOS: u32 = 0;
+pub const REQUESTS_MAX: u32 = 16;
+/// A step with prompts first may leave a decode out, this many times in a row at most.
+const PREFILL_FIRST_STEPS_MAX: u32 = 4;
+
+pub fn mix(state: u64, value: u64) -> u64 {
+    let mut x = (state ^ value.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^ (x >> 27)
+}
+
+fn draw(state: u64) -> u32 {
+    (state >> 33) as u32 % VOCABULARY
+}
+
+/// What a request gets when it is alone in the world.
+fn alone(ids: &[u32], generate: usize, ignore_eos: bool) -> Vec<u32> {
+    let feed = |state: u64, token: u32| mix(state, mix(state, u64::from(token)));
+    let mut state = ids.iter().fold(1, |state, &token| feed(state, token));
+    let mut out = Vec::new();
+    while out.len() < generate && (ignore_eos || out.last() != Some(&EOS)) {
+        let token = draw(state);
+        state = feed(state, token);
+        out.push(token);
+    }
+    out
+}
+
+/// See the file's head.
+struct Mock {
+    block_size: usize,
+    kv: Vec<u64>,
+}
+
+impl Mock {
+    fn new(limits: &Limits) -> Mock {
+        let size = limits.block_size as usize;
+        Mock { block_size: size, kv: vec![0xdead; size * limits.block_count as usize] }
+    }
+
+    fn at(&mut self, blocks: &[u32], position: usize) -> &mut u64 {
+        &mut self.kv
+            [blocks[position / self.block_size] as usize * self.block_size + position % self.block_size]
+    }
+
+    /// Computes a row. What a poisoned row writes is wrong.
+    fn row(&mut self, scheduler: &Scheduler, row: &PlanRow, poisoned: bool) -> RowResult {
+        let view = scheduler.row(row);
+        assert_eq!(view.tokens.len(), row.len as usize);
+        let start = row.start as usize;
+        let mut state = (0..start).fold(1, |state, position| mix(state, *self.at(view.blocks, position)));
+        for (offset, &token) in view.tokens.iter().enumerate() {
+            let value = mix(state, u64::from(token) + if poisoned { 1 << 40 } else { 0 });
+            *self.at(view.blocks, start + offset) = value;
+            state = mix(state, value);
+        }
+        match row.draw {
+            Some(_) if poisoned => RowResult::Failed(FaultCode::NonFinite),
+            Some(_) => RowResult::Token(draw(state)),
+            None => RowResult::Computed,
+        }
+    }
+
+    /// Nobody writes where another reads or writes.
+    fn check_writes(&self, scheduler: &Scheduler, rows: &[PlanRow]) {
+        for row in rows {
+            let (first, last) = (row.start as usize, (row.start + row.len - 1) as usize);
+            let written = &scheduler.row(row).blocks[first / self.block_size..=last / self.block_size];
+            for other in rows.iter().filter(|other| other.id != row.id) {
+                let theirs = scheduler.row(other).blocks;
+                assert!(
+                    !written.iter().any(|block| theirs.contains(block)),
+                    "{} writes to {}",
+                    row.id,
+                    other.id
+                );
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub enum Exit {
+    Cancel(u32),
+    Stop(u32),
+    Discard(u32),
+    /// From so many steps after arrival on, its rows fail.
+    Fail(u32),
+}
+
+#[derive(Debug, Clone)]
+pub struct Arrival {
+    pub at_step: u32,
+    pub prompt: Vec<u32>,
+    pub resumed: u32,
+    pub max_tokens: u32,
+    pub ignore_eos: bool,
+    pub exit: Option<Exit>,
+}
+
+/// One schedule: everything that a run depends on.
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    pub limits: Limits,
+    pub policy: Policy,
+    pub arrivals: Vec<Arrival>,
+    /// Empties the prefix cache after every so many steps.
+    pub clear_every: Option<u32>,
+}
+
+/// One request as the test sees it.
+struct Watched {
+    arrival: Arrival,
+    expected: Vec<u32>,
+    got: Vec<u32>,
+    ended: Option<Ended>,
+    discarded: bool,
+    failed: bool,
+    started: bool,
+    /// Step at which a first come, first served scheduler must have ended it.
+    deadline: u32,
+    /// When it arrived: what had happened, and how many requests were here.
+    before: Totals,
+    present: u64,
+}
+
+struct Simulation {
+    schedule: Schedule,
+    scheduler: Scheduler,
+    mock: Mock,
+    step: u32,
+    watched: HashMap<RequestId, Watched>,
+    /// Most steps in which the requests so far can be done: one of them advances in each.
+    work_steps: u32,
+}
+
+/// What came of a schedule.
+pub struct Outcome {
+    pub totals: Totals,
+    pub evicted: u64,
+    /// Tokens of the requests that reached their end undisturbed.
+    pub tokens: HashMap<RequestId, Vec<u32>>,
+}
+
+/// Runs a schedule to its end. Panics if anything is not as it must be.
+pub fn simulate(schedule: Schedule) -> Outcome {
+    let (limits, policy) = (schedule.limits, schedule.policy);
+    let mut arrivals = schedule.arrivals.clone();
+    arrivals.sort_by_key(|arrival| arrival.at_step);
+    let last_arrival = arrivals.last().map_or(0, |arrival| arrival.at_step);
+    let mut simulation = Simulation {
+        schedule,
+        scheduler: Scheduler::with_policy(limits, policy),
+        mock: Mock::new(&limits),
+        step: 0,
+        watched: HashMap::new(),
+        work_steps: 0,
+    };
+    let mut arrivals = arrivals.into_iter().enumerate().peekable();
+    while arrivals.peek().is_some() || !simulation.scheduler.is_empty() {
+        while let Some((slot, arrival)) = arrivals.next_if(|(_, a)| a.at_step <= simulation.step) {
+            simulation.arrive(slot, arrival);
+        }
+        simulation.exits();
+        simulation.run_step();
+        simulation.check_waits(last_arrival);
+    }
+    simulation.check_end();
+    let pool = simulation.scheduler.pool();
+    let whole = |watched: &Watched| watched.ended.is_some() && watched.got.len() == watched.expected.len();
+    Outcome {
+        totals: simulation.scheduler.totals(),
+        evicted: pool.evicted(),
+        tokens: simulation.watched.into_iter().filter(|(_, w)| whole(w)).map(|(id, w)| (id, w.got)).collect(),
+    }
+}
+
+impl Simulation {
+    fn arrive(&mut self, slot: usize, arrival: Arrival) {
+        let limits = self.schedule.limits;
+        let id = RequestId { frontend: 0, slot: slot as u16, generation: 1 };
+        let eos_ends = limits.eos.is_some() && !arrival.ignore_eos;
+        let expected = alone(&arrival.prompt, arrival.max_tokens as usize, !eos_ends);
+        let resumed = expected.len().min(arrival.resumed as usize);
+        let mut ids = arrival.prompt.clone();
+        ids.extend(&expected[..resumed]);
+        let prompt_tokens = arrival.prompt.len() as u32;
+        let (max_tokens, ignore_eos) = (Some(arrival.max_tokens), arrival.ignore_eos);
+        let sampling = Sampling { max_tokens, ignore_eos, ..Sampling::default() };
+        let request = Request { id, sampling, ids, prompt_tokens };
+        let length = prompt_tokens + arrival.max_tokens;
+        let fits = length <= limits.max_model_len.min(limits.block_count * limits.block_size);
+        let present = self.scheduler.running().len() + self.scheduler.waiting().len();
+        match self.scheduler.admit(request.clone(), u64::from(self.step)) {
+            Ok(()) => {
+                assert!(fits, "a request that can never fit was taken");
+                if expected.len() > resumed {
+                    assert_eq!(self.scheduler.admit(request, 0), Err(Refusal::Duplicate));
+                }
+                let pauses = self.schedule.policy.prefill_first_from.map_or(0, |_| PREFILL_FIRST_STEPS_MAX);
+                self.work_steps += length * (1 + pauses);
+                let watched = Watched {
+                    got: expected[..resumed].to_vec(),
+                    deadline: self.step + self.work_steps,
+                    before: self.scheduler.totals(),
+                    present: present as u64,
+                    ended: None,
+                    discarded: false,
+                    failed: false,
+                    started: false,
+                    arrival,
+                    expected,
+                };
+                self.watched.insert(id, watched);
+            }
+            Err(Refusal::Fault(fault)) => {
+                let full = present == REQUESTS_MAX as usize;
+                let code = if fits { FaultCode::TooManyRequests } else { FaultCode::ContextLengthExceeded };
+                assert!(fault.code == code && (full || !fits), "{fault}");
+            }
+            Err(Refusal::Duplicate) => panic!("{id} was never here"),
+        }
+        self.collect();
+    }
+
+    fn exits(&mut self) {
+        for (&id, watched) in &mut self.watched {
+            let since = self.step - watched.arrival.at_step;
+            let over = watched.ended.is_some() || watched.discarded;
+            match watched.arrival.exit {
+                Some(Exit::Cancel(after)) if after == since => {
+                    assert_eq!(self.scheduler.end(id, FinishReason::Cancelled), !over);
+                }
+                Some(Exit::Stop(after)) if after == since => {
+                    assert_eq!(self.scheduler.end(id, FinishReason::Stop), !over);
+                }
+                Some(Exit::Discard(after)) if after == since => {
+                    self.scheduler.discard(id);
+                    self.scheduler.discard(id);
+                    watched.discarded |= !over;
+                }
+                Some(_) | None => {}
+            }
+        }
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        for ended in self.scheduler.drain_finished() {
+            let watched = self.watched.get_mut(&ended.finished.id).expect("who ends was admitted");
+            assert!(!watched.discarded, "nothing comes of a discarded request");
+            assert!(watched.ended.replace(ended).is_none(), "{} ended twice", ended.finished.id);
+        }
+    }
+
+    fn run_step(&mut self) {
+        let rows = self.plan();
+        self.mock.check_writes(&self.scheduler, &rows);
+        let mut results = Vec::new();
+        for row in &rows {
+            let watched = self.watched.get_mut(&row.id).expect("who runs was admitted");
+            let since = self.step - watched.arrival.at_step;
+            let poisoned = matches!(watched.arrival.exit, Some(Exit::Fail(after)) if after <= since);
+            let result = self.mock.row(&self.scheduler, row, poisoned);
+            watched.failed |= matches!(result, RowResult::Failed(_));
+            watched.started = true;
+            results.push(result);
+        }
+        for event in self.scheduler.commit(&results) {
+            let watched = self.watched.get_mut(&event.id).expect("who runs was admitted");
+            assert_eq!(event.sequence as usize, watched.got.len(), "no token is repeated or skipped");
+            watched.got.push(event.token);
+            assert_eq!(event.last, watched.got.len() == watched.expected.len());
+        }
+        self.scheduler.check();
+        self.collect();
+        self.step += 1;
+        if self.schedule.clear_every.is_some_and(|every| self.step.is_multiple_of(every)) {
+            self.scheduler.clear_prefix_cache();
+            assert_eq!(self.scheduler.pool().cached(), 0);
+        }
+    }
+
+    fn plan(&mut self) -> Vec<PlanRow> {
+        let (limits, policy) = (self.schedule.limits, self.schedule.policy);
+        let plan = self.scheduler.plan(u64::from(self.step));
+        assert!(plan.token_count <= limits.max_num_batched_tokens, "over the token budget");
+        assert!(plan.rows.len() <= limits.max_num_seqs as usize, "over the sequence limit");
+        assert_eq!(plan.token_count, plan.rows.iter().map(|row| row.len).sum::<u32>());
+        let chunk_max = policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
+        assert!(plan.rows.iter().all(|row| row.len <= chunk_max), "over the chunk size");
+        let chunks = plan.rows.iter().filter(|row| row.len > 1).count();
+        assert!(chunks <= policy.prefill_rows_max.unwrap_or(u32::MAX) as usize, "over the prefill batch");
+        let rows = plan.rows.clone();
+        assert!(self.scheduler.is_empty() || !rows.is_empty(), "requests are here and nothing is planned");
+        for (index, row) in rows.iter().enumerate() {
+            assert!(rows[..index].iter().all(|other| other.lane != row.lane && other.id != row.id));
+        }
+        rows
+    }
+
+    fn check_waits(&self, last_arrival: u32) {
+        let Schedule { limits, policy, .. } = &self.schedule;
+        let totals = self.scheduler.totals();
+        assert!(self.step <= last_arrival + self.work_steps + 1, "the scheduler goes round in circles");
+        for (id, watched) in &self.watched {
+            if watched.ended.is_some() || watched.discarded {
+                continue;
+            }
+            if policy.admission == Admission::Fifo {
+                assert!(self.step <= watched.deadline, "{id} starves");
+            }
+            let again = totals.preemptions - watched.before.preemptions;
+            let turns = u64::from(policy.overtaken_max) + watched.present + again;
+            let starts = totals.starts - watched.before.starts;
+            // Those of the step in which its own turn comes may be counted as well.
+            let in_a_step = u64::from(limits.max_num_seqs);
+            assert!(watched.started || starts <= turns + in_a_step, "{id} is overtaken too often");
+        }
+    }
+
+    fn check_end(&self) {
+        let pool = self.scheduler.pool();
+        assert_eq!(pool.held(), 0, "blocks are left behind");
+        assert_eq!(pool.cached() + pool.free(), pool.total());
+        for (id, watched) in &self.watched {
+            assert_eq!(watched.got, watched.expected[..watched.got.len()], "{id}: other tokens than alone");
+            let Some(ended) = watched.ended else {
+                assert!(watched.discarded, "{id} never ended");
+                continue;
+            };
+            assert_eq!(ended.finished.generated_tokens as usize, watched.got.len());
+            assert!(ended.finished.cached_tokens <= ended.finished.prompt_tokens);
+            let whole = watched.got.len() == watched.expected.len();
+            match ended.finished.reason {
+                FinishReason::Length => {
+                    assert!(whole && watched.got.len() as u32 == watched.arrival.max_tokens)
+                }
+                FinishReason::Stop if whole && watched.got.last() == Some(&EOS) => {}
+                FinishReason::Stop => assert!(matches!(watched.arrival.exit, Some(Exit::Stop(_)))),
+                FinishReason::Cancelled => assert!(matches!(watched.arrival.exit, Some(Exit::Cancel(_)))),
+                FinishReason::Failed(code) => assert!(watched.failed && code == FaultCode::NonFinite),
+            }
+        }
+    }
+}
