@@ -1,6 +1,7 @@
 //! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
 
 use crate::cpu_plan::CpuPlan;
+use crate::secret::ApiKeys;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -142,6 +143,14 @@ pub struct Config {
     pub body_timeout_ms: u64,
     /// Write stream chunks from a prepared prefix instead of a JSON serialiser.
     pub fast_sse: bool,
+    /// Keys of which a client must have one. Only frontends get them.
+    pub api_keys: ApiKeys,
+    /// Web origins whose pages may use the API; `*` is all.
+    pub cors_origins: Vec<String>,
+    /// A silent stream gets a comment after this time, in ms; 0 is never.
+    pub keep_alive_ms: u64,
+    /// Show the `vllm:*` families on `/metrics`.
+    pub vllm_metrics: bool,
     /// Source of the seeds of requests that name none.
     pub seed: u64,
     /// All roles must be ready in this time, in ms.

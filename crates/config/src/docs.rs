@@ -94,6 +94,8 @@ fn limits(kind: &Kind) -> String {
         | Kind::Address
         | Kind::Switch
         | Kind::Cpus
+        | Kind::Secrets
+        | Kind::Origins
         | Kind::Choice { .. } => String::new(),
     }
 }

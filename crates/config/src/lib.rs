@@ -17,6 +17,7 @@ mod machine;
 mod model_folder;
 mod options;
 mod resolve;
+mod secret;
 mod show;
 mod sources;
 mod table;
@@ -28,6 +29,7 @@ pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use exit::Exit;
 pub use fault::{ConfigFault, Faults, Origin};
 pub use machine::{Cpu, Machine};
+pub use secret::{ApiKeys, SECRET_VARIABLES};
 pub use topology::{Edge, Process, Topology};
 
 use command_line::Request;

@@ -71,6 +71,20 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "fast-sse", group: Http, kind: Switch, preset: Is("true"),
         help: "Write stream chunks from a prefix prepared once per request; off, every chunk goes through the JSON \
                serialiser. The bytes are the same." },
+    Opt { name: "api-key", group: Http, kind: Secrets, preset: Absent,
+        help: "Keys of which a client must send one as `Authorization: Bearer KEY`; without any, nobody needs one. \
+               Can be given several times, or as a list with commas. A flag is seen by everybody on the machine: \
+               better use PINION_API_KEY or the config file." },
+    Opt { name: "cors-origin", group: Http, kind: Origins, preset: Absent,
+        help: "Web origins whose pages may use the API from a browser, like https://example.org, or `*` for all. Can \
+               be given several times, or as a list with commas. Off, no browser lets a foreign page read an answer." },
+    Opt { name: "keep-alive", group: Http, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("15s"),
+        help: "A stream of events that was silent for so long gets a comment line, so that nothing on the way takes \
+               it for dead; 0s sends none." },
+    Opt { name: "metrics-compat", group: Http, preset: Is("vllm"),
+        kind: Choice { accepted: &[choice("vllm", &[]), choice("none", &[])], refused: &[] },
+        help: "Names on /metrics besides `pinion_*`: `vllm` adds the `vllm:*` families that dashboards, autoscalers \
+               and the Kubernetes inference gateway look for." },
 
     Opt { name: "max-num-seqs", group: Engine,
         kind: Number { min: 1, max: pinion_protocol::limits::STEP_EVENTS_MAX as u64 }, preset: Is("64"),
@@ -161,7 +175,8 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("max-concurrent-requests", "max-inflight", ""),
     ("model-path", "model", ""),
     ("tensor-parallel-size", "", "one engine on one device is served"),
-    ("api-key", "", "there is no authentication; listen on loopback or put a proxy in front"),
+    ("allowed-origins", "cors-origin", ""),
+    ("api-keys", "api-key", ""),
 ];
 
 /// `PINION_*` variables that belong to the scripts in deploy/ and to the tests, and are no option of the service.

@@ -3,6 +3,7 @@
 
 use crate::fault::{Collector, Origin};
 use crate::options::{FOREIGN, OPTIONS, SCRIPT_VARIABLES, find};
+use crate::secret::ApiKeys;
 use crate::table::{Kind, Opt, Preset};
 use crate::value::Value;
 use std::collections::BTreeMap;
@@ -41,7 +42,16 @@ impl Settings {
 
     /// Reads and keeps one value, or notes its fault and keeps what was there.
     fn put(&mut self, option: &'static Opt, text: &str, origin: Origin, faults: &mut Collector) {
-        match Value::parse(&option.kind, text) {
+        let earlier = self
+            .0
+            .get(option.name)
+            .filter(|setting| matches!((&setting.origin, &origin), (Origin::Flag(_), Origin::Flag(_))));
+        let earlier = earlier.map(|setting| setting.value.clone());
+        let value = Value::parse(&option.kind, text).and_then(|value| match earlier {
+            Some(earlier) => earlier.followed_by(value),
+            None => Ok(value),
+        });
+        match value {
             Ok(value) => {
                 self.0.insert(option.name, Setting { value, origin });
             }
@@ -87,6 +97,20 @@ impl Settings {
         match self.get(name)?.value {
             Value::Address(address) => Some(address),
             _ => None,
+        }
+    }
+
+    pub(crate) fn api_keys(&self, name: &str) -> ApiKeys {
+        match self.get(name).map(|setting| &setting.value) {
+            Some(Value::Secrets(keys)) => keys.clone(),
+            _ => ApiKeys::default(),
+        }
+    }
+
+    pub(crate) fn origins(&self, name: &str) -> Vec<String> {
+        match self.get(name).map(|setting| &setting.value) {
+            Some(Value::Origins(origins)) => origins.clone(),
+            _ => Vec::new(),
         }
     }
 
@@ -216,7 +240,7 @@ fn toml_text(value: &toml::Value, kind: &Kind) -> Result<String, String> {
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(n) => Ok(n.to_string()),
         toml::Value::Float(x) => Ok(x.to_string()),
-        toml::Value::Array(items) if matches!(kind, Kind::Cpus) => {
+        toml::Value::Array(items) if matches!(kind, Kind::Cpus | Kind::Secrets | Kind::Origins) => {
             let parts: Result<Vec<String>, String> = items.iter().map(|item| toml_text(item, kind)).collect();
             parts.map(|parts| parts.join(","))
         }

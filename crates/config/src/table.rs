@@ -55,12 +55,28 @@ pub(crate) enum Kind {
     File,
     Address,
     Switch,
-    Number { min: u64, max: u64 },
-    Bytes { min: u64, max: u64 },
-    Duration { min_ms: u64, max_ms: u64 },
+    Number {
+        min: u64,
+        max: u64,
+    },
+    Bytes {
+        min: u64,
+        max: u64,
+    },
+    Duration {
+        min_ms: u64,
+        max_ms: u64,
+    },
     Share,
     Cpus,
-    Choice { accepted: &'static [Word], refused: &'static [(&'static [&'static str], &'static str)] },
+    /// API keys: a list that is never shown.
+    Secrets,
+    /// Web origins: a list.
+    Origins,
+    Choice {
+        accepted: &'static [Word],
+        refused: &'static [(&'static [&'static str], &'static str)],
+    },
 }
 
 impl Kind {
@@ -77,6 +93,8 @@ impl Kind {
             Kind::Duration { .. } => "TIME".into(),
             Kind::Share => "SHARE".into(),
             Kind::Cpus => "CPUS".into(),
+            Kind::Secrets => "KEY".into(),
+            Kind::Origins => "ORIGIN".into(),
             Kind::Choice { accepted, .. } => accepted.iter().map(|w| w.name).collect::<Vec<_>>().join("|"),
         }
     }

@@ -1,6 +1,7 @@
 //! One value from its text: the same reading for flags, environment and file.
 
 use crate::cpu_set::{parse_cpu_set, show_cpu_set};
+use crate::secret::{ApiKeys, ORIGINS_MAX, parse_origins};
 use crate::table::{Kind, Word};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,6 +19,8 @@ pub(crate) enum Value {
     Number(u64),
     Share(f64),
     Cpus(BTreeSet<usize>),
+    Secrets(ApiKeys),
+    Origins(Vec<String>),
     Word(&'static str),
 }
 
@@ -41,11 +44,28 @@ impl Value {
             Kind::Duration { min_ms, max_ms } => bounded(text, TIME_UNITS, *min_ms, *max_ms, show_ms),
             Kind::Share => parse_share(text),
             Kind::Cpus => parse_cpu_set(text).map(Value::Cpus),
+            Kind::Secrets => ApiKeys::parse(text).map(Value::Secrets),
+            Kind::Origins => parse_origins(text).map(Value::Origins),
             Kind::Choice { accepted, refused } => parse_word(text, accepted, refused),
         }
     }
 
-    /// The value as it could be given again.
+    /// What a flag that is given again makes of an earlier one: lists grow, everything else is replaced.
+    pub(crate) fn followed_by(self, later: Value) -> Result<Value, String> {
+        Ok(match (self, later) {
+            (Value::Secrets(keys), Value::Secrets(more)) => Value::Secrets(keys.and(more)?),
+            (Value::Origins(mut origins), Value::Origins(more)) => {
+                origins.extend(more);
+                if origins.len() > ORIGINS_MAX {
+                    return Err(format!("there are more than {ORIGINS_MAX} origins"));
+                }
+                Value::Origins(origins)
+            }
+            (_, later) => later,
+        })
+    }
+
+    /// The value as it could be given again; keys are hidden.
     pub(crate) fn show(&self, kind: &Kind) -> String {
         match self {
             Value::Text(text) => text.clone(),
@@ -58,6 +78,8 @@ impl Value {
             },
             Value::Share(share) => share.to_string(),
             Value::Cpus(set) => show_cpu_set(set.iter().copied()),
+            Value::Secrets(keys) => keys.show(),
+            Value::Origins(origins) => origins.join(","),
             Value::Word(word) => (*word).to_owned(),
         }
     }

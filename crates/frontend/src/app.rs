@@ -4,7 +4,7 @@ use crate::admission::Limits;
 use crate::health::Health;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
-use pinion_config::{Config, Topology};
+use pinion_config::{ApiKeys, Config, Topology};
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
@@ -25,6 +25,18 @@ pub struct Settings {
     pub write_timeout: Duration,
     /// Write chunks from a prepared prefix.
     pub fast_sse: bool,
+    /// Keys of which a client must have one; empty asks for none.
+    pub api_keys: ApiKeys,
+    /// Web origins whose pages may use the API.
+    pub cors_origins: Vec<String>,
+    /// A silent stream of events gets a comment after this time.
+    pub keep_alive: Option<Duration>,
+    /// Show the `vllm:*` families.
+    pub vllm_metrics: bool,
+    /// Tokens in one KV block.
+    pub block_size: u32,
+    /// KV blocks in the engine's pool.
+    pub kv_blocks: u32,
 }
 
 impl Settings {
@@ -37,6 +49,12 @@ impl Settings {
             idle_timeout: Duration::from_millis(config.idle_timeout_ms),
             write_timeout: Duration::from_millis(config.write_timeout_ms),
             fast_sse: config.fast_sse,
+            api_keys: config.api_keys.clone(),
+            cors_origins: config.cors_origins.clone(),
+            keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
+            vllm_metrics: config.vllm_metrics,
+            block_size: config.block_size,
+            kv_blocks: config.kv_blocks,
         }
     }
 }

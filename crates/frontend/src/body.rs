@@ -3,12 +3,16 @@
 
 use crate::ledger::Ticket;
 use crate::request::{Form, Outcome};
+use crate::sse;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use pinion_protocol::Fault;
 use pinion_protocol::names::Stage;
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
 
 /// The body of a response.
 pub enum AnswerBody {
@@ -23,15 +27,52 @@ pub struct Stream {
     /// `None` once everything has been handed over.
     ticket: Option<Ticket>,
     begun: bool,
+    keep_alive: Option<KeepAlive>,
+}
+
+/// Comments between the events of a stream that is silent for too long.
+struct KeepAlive {
+    period: Duration,
+    /// When the next comment is due.
+    due: Instant,
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl KeepAlive {
+    /// Something was said: the silence begins anew. The timer is moved when it fires, not for every event.
+    fn heard(&mut self) {
+        self.due = Instant::now() + self.period;
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while self.sleep.as_mut().poll(context).is_ready() {
+            let due = Instant::now() >= self.due;
+            if due {
+                self.heard();
+            }
+            self.sleep.as_mut().reset(self.due);
+            if due {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    }
 }
 
 impl Stream {
     /// The stream of `ticket`'s request.
     pub fn new(ticket: Ticket) -> Stream {
-        Stream { ticket: Some(ticket), begun: false }
+        Stream { ticket: Some(ticket), begun: false, keep_alive: None }
     }
 
-    fn poll(&mut self, context: &Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
+    /// With a comment after every `period` of silence, the first one at `due`. Only for a stream of events.
+    pub fn keep_alive(mut self, period: Duration, due: Instant) -> Stream {
+        let sleep = Box::pin(tokio::time::sleep_until(due));
+        self.keep_alive = Some(KeepAlive { period, due, sleep });
+        self
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
         let Some(ticket) = &self.ticket else { return Poll::Ready(None) };
         let mut request = ticket.request.borrow_mut();
         let plain = matches!(request.form(), Form::PlainStream);
@@ -43,13 +84,17 @@ impl Stream {
         if !request.has_output() {
             if request.outcome().is_none() {
                 request.wake_later(context);
-                return Poll::Pending;
+                let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
+                return keep_alive.poll(context).map(|()| Some(Ok(Bytes::from_static(sse::KEEP_ALIVE))));
             }
             drop(request);
             self.ticket = None;
             return Poll::Ready(failed.map(Err));
         }
         let bytes = request.take_output();
+        if let Some(keep_alive) = &mut self.keep_alive {
+            keep_alive.heard();
+        }
         let complete = request.outcome().is_some() && failed.is_none();
         drop(request);
         if !self.begun {

@@ -18,6 +18,13 @@ pub enum Refusal {
         /// What is allowed there.
         allow: &'static str,
     },
+    /// The route needs a key.
+    Unauthorized {
+        /// Whether one was shown.
+        shown: bool,
+    },
+    /// A route of OpenAI's that this service answers with a clear no.
+    NotImplemented(&'static str),
     /// The body did not arrive in time.
     BodyTimeout,
     /// The client closed or broke the framing within the body.
@@ -66,6 +73,15 @@ impl From<Refusal> for HttpError {
                     format!("this path allows only {allow}"),
                 )
             },
+            Refusal::Unauthorized { shown } => {
+                let message = if shown {
+                    "the API key is not one of this service's"
+                } else {
+                    "this service needs an API key: send it once, as `Authorization: Bearer KEY`"
+                };
+                HttpError::of_client(401, Some("invalid_api_key"), message.into())
+            }
+            Refusal::NotImplemented(what) => HttpError::of_client(501, Some("not_implemented"), what.into()),
             Refusal::BodyTimeout => HttpError {
                 close: true,
                 ..HttpError::of_client(

@@ -24,6 +24,7 @@ use serde_json::json as value;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
+use tokio::time::Instant;
 
 /// First capacity of a body buffer; a longer body grows it.
 const BODY_BUFFER_BYTES: usize = 64 << 10;
@@ -51,7 +52,7 @@ pub(crate) async fn serve(
     };
     let job = Job::Generate { sampling, prompt, stop, include_stop };
     let ticket = Ticket::begin(&app.ledger, origin(arrival), job, form)?;
-    if stream { stream_answer(ticket, head.is_some()).await } else { whole_answer(ticket, head).await }
+    if stream { stream_answer(app, ticket, head.is_some()).await } else { whole_answer(ticket, head).await }
 }
 
 fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
@@ -68,22 +69,33 @@ fn origin(arrival: Arrival) -> Origin {
     Origin { route: arrival.route, label: arrival.label, received_ns: arrival.received_ns }
 }
 
-/// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error.
-async fn stream_answer(ticket: Ticket, events: bool) -> Result<Response<AnswerBody>, Refusal> {
-    poll_fn(|context| {
+/// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
+/// of events that has nothing to say for the keep-alive time begins with a comment.
+async fn stream_answer(app: &App, ticket: Ticket, events: bool) -> Result<Response<AnswerBody>, Refusal> {
+    let begins = poll_fn(|context| {
         let mut request = ticket.request.borrow_mut();
         if request.has_output() || request.outcome().is_some() {
             return Poll::Ready(());
         }
         request.wake_later(context);
         Poll::Pending
-    })
-    .await;
+    });
+    let keep_alive = app.settings.keep_alive.filter(|_| events);
+    let silence_ends = Instant::now() + keep_alive.unwrap_or_default();
+    match keep_alive {
+        // Past it the answer begins with the comment that is due; see the body.
+        Some(_) => drop(tokio::time::timeout_at(silence_ends, begins).await),
+        None => begins.await,
+    }
     if let Some(Outcome::Failed(fault)) = ticket.request.borrow().outcome() {
         return Err(fault.clone().into());
     }
     let content_type = if events { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
-    let mut response = whole(StatusCode::OK, content_type, AnswerBody::Stream(Stream::new(ticket)));
+    let mut stream = Stream::new(ticket);
+    if let Some(period) = keep_alive {
+        stream = stream.keep_alive(period, silence_ends);
+    }
+    let mut response = whole(StatusCode::OK, content_type, AnswerBody::Stream(stream));
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));

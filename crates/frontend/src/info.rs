@@ -4,10 +4,10 @@ use crate::admission::check_model_name;
 use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::Refusal;
-use crate::exposition;
 use crate::limits::RETRY_AFTER_S;
 use crate::routes::{json, whole};
-use hyper::header::{HeaderValue, RETRY_AFTER};
+use crate::{exposition, openapi};
+use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use pinion_shm::clock;
 use serde_json::{Value, json as value};
@@ -71,6 +71,21 @@ pub(crate) fn live() -> Response<AnswerBody> {
 pub(crate) fn metrics(app: &App) -> Response<AnswerBody> {
     let page = exposition::render(app, clock::now_ns());
     whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), None))
+}
+
+/// `GET /openapi.json`.
+pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, openapi::document(&app.limits).to_string())
+}
+
+/// `GET /docs`.
+pub(crate) fn docs(app: &App) -> Response<AnswerBody> {
+    let page = openapi::page(&app.limits);
+    let mut response =
+        whole(StatusCode::OK, "text/html; charset=utf-8", AnswerBody::Whole(page.into(), None));
+    let policy = "default-src 'none'; style-src 'unsafe-inline'";
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    response
 }
 
 /// `GET /version`.

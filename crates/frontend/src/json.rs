@@ -13,6 +13,17 @@ use std::ops::RangeInclusive;
 /// The members of a JSON object that have not been read yet.
 pub struct Fields(Map<String, Value>);
 
+#[cfg(test)]
+thread_local! {
+    static TAKEN: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// The names that were taken on this thread since the last call.
+#[cfg(test)]
+pub(crate) fn taken_names() -> Vec<String> {
+    TAKEN.take()
+}
+
 /// Refuses nesting over [`JSON_DEPTH_MAX`] by looking at brackets outside strings, before anything recurses.
 fn check_depth(body: &[u8]) -> Result<(), Fault> {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
@@ -79,6 +90,8 @@ impl Fields {
 
     /// Takes a field out; `null` is absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        TAKEN.with_borrow_mut(|taken| taken.push(name.to_owned()));
         self.0.remove(name).filter(|value| !value.is_null())
     }
 

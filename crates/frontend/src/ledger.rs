@@ -7,7 +7,7 @@
 //! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
 use crate::limits::LAST_TEXT_GRACE;
-use crate::metrics::{EndReason, Metrics};
+use crate::metrics::{EndReason, Life, Metrics};
 use crate::outgoing::{Job, Outgoing, Outlet};
 use crate::request::{Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
@@ -60,6 +60,8 @@ struct Entry {
     closed: bool,
     /// When the engine's account came; 0 before.
     finished_ns: u64,
+    /// When the latest token came; 0 before the first.
+    token_ns: u64,
 }
 
 /// All accepted requests.
@@ -154,6 +156,7 @@ impl Ledger {
             client_done: false,
             closed: false,
             finished_ns: 0,
+            token_ns: 0,
         };
         if let Some(place) = self.entries.get_mut(usize::from(slot_index)) {
             *place = Some(entry);
@@ -174,6 +177,7 @@ impl Ledger {
             kind::DELTAS => {
                 for delta in deltas(payload) {
                     let delta = delta?;
+                    self.count_tokens(delta.header.id, u64::from(delta.header.token_count), now_ns);
                     self.with(delta.header.id, |request| request.delta(&delta));
                 }
                 Ok(())
@@ -208,6 +212,22 @@ impl Ledger {
                 Ok(())
             }
             _ => Err(Malformed("frontend record kind")),
+        }
+    }
+
+    /// Counts tokens and their times as they come. Tokens that come together share the time since those before.
+    fn count_tokens(&mut self, id: RequestId, count: u64, now_ns: u64) {
+        let metrics = self.metrics.clone();
+        let Some(entry) = self.entry(id).filter(|_| count > 0) else { return };
+        let (received_ns, before_ns) = (entry.received_ns, entry.token_ns);
+        entry.token_ns = now_ns;
+        metrics.live_generated_tokens.add(count);
+        if before_ns == 0 {
+            metrics.first_token.observe_ns(now_ns.saturating_sub(received_ns));
+            metrics.live_prompt_tokens.add(u64::from(self.prompt_tokens(id)));
+        } else {
+            let gap_s = now_ns.saturating_sub(before_ns) as f64 / 1e9;
+            metrics.token_gap.observe_many(gap_s / count as f64, count);
         }
     }
 
@@ -304,12 +324,20 @@ impl Ledger {
             Some(finished) => (finished.prompt_tokens, finished.generated_tokens),
             None => (self.prompt_tokens(entry.id), u32::try_from(request.ids().len()).unwrap_or(u32::MAX)),
         };
-        self.metrics.end(reason);
+        self.metrics.end(request.facts.route, reason);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
         if matches!(reason, EndReason::Stop | EndReason::Length) {
-            first.inspect(|ns| self.metrics.first_token.observe_ns(*ns));
             end.inspect(|ns| self.metrics.end_to_end.observe_ns(*ns));
+            let stamped = |stage: Stage| slot.map_or(0, |slot| slot.stamped(stage as usize));
+            self.metrics.phases.observe(&Life {
+                queued_ns: stamped(Stage::EngineReceived),
+                scheduled_ns: stamped(Stage::FirstScheduled),
+                first_token_ns: stamped(Stage::FirstToken),
+                last_token_ns: stamped(Stage::LastToken),
+                prompt_tokens,
+                generated_tokens,
+            });
         }
         let ms = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e6);
         tracing::info!(

@@ -8,7 +8,9 @@
 
 pub mod admission;
 pub mod app;
+mod auth;
 pub mod body;
+mod cors;
 pub mod errors;
 mod exposition;
 mod generate;
@@ -19,6 +21,7 @@ pub mod ledger;
 pub mod limits;
 pub mod metrics;
 pub mod openai;
+mod openapi;
 pub mod outgoing;
 mod prompts;
 pub mod reactor;
@@ -27,6 +30,7 @@ pub mod routes;
 mod sampling;
 pub mod server;
 pub mod sse;
+pub mod stats;
 pub mod timed_stream;
 
 use admission::Limits;
@@ -90,9 +94,21 @@ pub fn summary(session: &Session) -> String {
     )
 }
 
+/// Says once, at the first frontend, that strangers can reach a service that asks for no key.
+fn warn_if_open(session: &Session) {
+    let config = &session.config;
+    if session.me.index == 0 && config.api_keys.is_empty() && !config.host.is_loopback() {
+        tracing::warn!(
+            host = %config.host,
+            "listening beyond loopback without --api-key: everybody who reaches the port can use the service"
+        );
+    }
+}
+
 /// Serves until the launcher says stop. Says whether answers were cut by the drain deadline; the error is one
 /// line for the operator.
 pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<Exit, String> {
+    warn_if_open(&session.borrow());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

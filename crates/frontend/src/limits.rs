@@ -11,6 +11,10 @@ pub const HEADER_BYTES_MAX: usize = 16 << 10;
 pub const HEADERS_MAX: usize = 64;
 /// Length of a client's `X-Request-Id` that is echoed.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
+/// Length of a browser's list of header fields that is echoed in the answer to a preflight.
+pub const PREFLIGHT_FIELDS_BYTES_MAX: usize = 1024;
+/// Seconds for which a browser may remember the answer to a preflight.
+pub const PREFLIGHT_MAX_AGE_S: u32 = 600;
 /// Bytes of a client's value quoted in an error message.
 pub const QUOTED_BYTES_MAX: usize = 60;
 /// Pause of the accept loop when the process is out of descriptors.
@@ -31,6 +35,8 @@ pub const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Time between two looks at what only time can tell (an engine that finished without its text, a drain
 /// deadline).
 pub const TICK: Duration = Duration::from_millis(100);
+/// Time between two lines about the load.
+pub const STATS_PERIOD: Duration = Duration::from_secs(10);
 /// A request whose engine has finished gets its last text within this time, or ends with an error.
 pub const LAST_TEXT_GRACE: Duration = Duration::from_secs(5);
 /// Part of the drain deadline kept for writing the error events of what did not finish.

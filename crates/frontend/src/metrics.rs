@@ -12,10 +12,21 @@ pub const FIRST_TOKEN_BOUNDS_S: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
-/// Upper bounds of the end-to-end buckets in seconds.
-pub const END_TO_END_BOUNDS_S: &[f64] = &[
+/// Upper bounds of the buckets of whole requests and their phases, in seconds: vLLM's and, below 0.3, finer ones.
+pub const REQUEST_BOUNDS_S: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
     60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+
+/// Upper bounds of the buckets between two tokens, in seconds: vLLM's and, below 0.01, finer ones.
+pub const TOKEN_GAP_BOUNDS_S: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+];
+/// Upper bounds of the buckets of lengths, in tokens; they end above `CONTEXT_MAX`.
+pub const TOKENS_BOUNDS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6,
+    2e6,
 ];
 
 /// A number that only grows.
@@ -34,43 +45,47 @@ impl Counter {
     }
 }
 
-/// Counts of durations by bucket.
+/// Counts of durations or lengths by bucket.
 pub struct Histogram {
-    bounds_s: &'static [f64],
+    bounds: &'static [f64],
     buckets: Vec<Counter>,
-    sum_s: Cell<f64>,
+    sum: Cell<f64>,
     count: Counter,
 }
 
 impl Histogram {
-    fn new(bounds_s: &'static [f64]) -> Histogram {
-        let buckets = bounds_s.iter().map(|_| Counter::default()).collect();
-        Histogram { bounds_s, buckets, sum_s: Cell::new(0.0), count: Counter::default() }
+    fn new(bounds: &'static [f64]) -> Histogram {
+        let buckets = bounds.iter().map(|_| Counter::default()).collect();
+        Histogram { bounds, buckets, sum: Cell::new(0.0), count: Counter::default() }
     }
 
     /// Adds one duration, in nanoseconds.
     pub fn observe_ns(&self, ns: u64) {
-        let seconds = ns as f64 / 1e9;
-        self.sum_s.set(self.sum_s.get() + seconds);
-        self.count.add(1);
-        let place = self.bounds_s.partition_point(|bound| *bound < seconds);
+        self.observe_many(ns as f64 / 1e9, 1);
+    }
+
+    /// Adds `times` observations of the same value.
+    pub fn observe_many(&self, value: f64, times: u64) {
+        self.sum.set(self.sum.get() + value * times as f64);
+        self.count.add(times);
+        let place = self.bounds.partition_point(|bound| *bound < value);
         if let Some(bucket) = self.buckets.get(place) {
-            bucket.add(1);
+            bucket.add(times);
         }
     }
 
-    /// Each bound with the number of durations at or below it.
+    /// Each bound with the number of observations at or below it.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let mut total = 0;
-        self.bounds_s.iter().zip(&self.buckets).map(move |(bound, bucket)| {
+        self.bounds.iter().zip(&self.buckets).map(move |(bound, bucket)| {
             total += bucket.get();
             (*bound, total)
         })
     }
 
-    /// Sum of all durations in seconds, and their number.
+    /// Sum of all observations, and their number.
     pub fn sum_and_count(&self) -> (f64, u64) {
-        (self.sum_s.get(), self.count.get())
+        (self.sum.get(), self.count.get())
     }
 }
 
@@ -142,6 +157,77 @@ impl EndReason {
     }
 }
 
+/// When a generation passed the boundaries of its life, in nanoseconds; 0 where it did not.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Life {
+    /// The engine took it.
+    pub queued_ns: u64,
+    /// It was first planned into a step.
+    pub scheduled_ns: u64,
+    /// Its first token.
+    pub first_token_ns: u64,
+    /// Its last token.
+    pub last_token_ns: u64,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub generated_tokens: u32,
+}
+
+/// Where the time of completed generations went.
+pub struct Phases {
+    /// Waiting in the engine for the first step.
+    pub queue: Histogram,
+    /// From the first step to the first token.
+    pub prefill: Histogram,
+    /// From the first token to the last.
+    pub decode: Histogram,
+    /// From the first step to the last token.
+    pub inference: Histogram,
+    /// Mean time per token after the first.
+    pub time_per_token: Histogram,
+    /// Lengths of prompts.
+    pub prompt_tokens: Histogram,
+    /// Lengths of answers.
+    pub generated_tokens: Histogram,
+}
+
+impl Default for Phases {
+    fn default() -> Self {
+        let time = || Histogram::new(REQUEST_BOUNDS_S);
+        Phases {
+            queue: time(),
+            prefill: time(),
+            decode: time(),
+            inference: time(),
+            time_per_token: Histogram::new(TOKEN_GAP_BOUNDS_S),
+            prompt_tokens: Histogram::new(TOKENS_BOUNDS),
+            generated_tokens: Histogram::new(TOKENS_BOUNDS),
+        }
+    }
+}
+
+impl Phases {
+    /// Adds one completed generation. A boundary that was not stamped leaves its phases out.
+    pub fn observe(&self, life: &Life) {
+        let between = |from_ns: u64, to_ns: u64| to_ns.checked_sub(from_ns).filter(|_| from_ns > 0);
+        for (phase, from_ns, to_ns) in [
+            (&self.queue, life.queued_ns, life.scheduled_ns),
+            (&self.prefill, life.scheduled_ns, life.first_token_ns),
+            (&self.decode, life.first_token_ns, life.last_token_ns),
+            (&self.inference, life.scheduled_ns, life.last_token_ns),
+        ] {
+            between(from_ns, to_ns).inspect(|ns| phase.observe_ns(*ns));
+        }
+        let gaps = u64::from(life.generated_tokens.saturating_sub(1));
+        if let Some(ns) = between(life.first_token_ns, life.last_token_ns).filter(|_| gaps > 0) {
+            self.time_per_token.observe_ns(ns / gaps);
+        }
+        self.prompt_tokens.observe_many(f64::from(life.prompt_tokens), 1);
+        self.generated_tokens.observe_many(f64::from(life.generated_tokens), 1);
+    }
+}
+
 /// Status classes 1xx to 5xx.
 const CLASSES: usize = 5;
 
@@ -149,14 +235,23 @@ const CLASSES: usize = 5;
 pub struct Metrics {
     responses: [[Counter; CLASSES]; Route::ALL.len()],
     ends: [Counter; EndReason::ALL.len()],
-    /// Prompt tokens of finished requests.
+    generation_ends: [Counter; EndReason::ALL.len()],
+    /// Prompt tokens of ended requests.
     pub prompt_tokens: Counter,
-    /// Generated tokens of finished requests.
+    /// Generated tokens of ended requests.
     pub generated_tokens: Counter,
-    /// From the parsed head to the first bytes of the answer (first text, for answers that are not streamed).
+    /// Prompt tokens of requests that have their first token.
+    pub live_prompt_tokens: Counter,
+    /// Generated tokens, counted as they come.
+    pub live_generated_tokens: Counter,
+    /// From the parsed head to the first token here.
     pub first_token: Histogram,
+    /// Between two tokens of one request, as they come here.
+    pub token_gap: Histogram,
     /// From the parsed head to the last bytes of the answer.
     pub end_to_end: Histogram,
+    /// Where the time between went.
+    pub phases: Phases,
     /// Connections accepted.
     pub connections: Counter,
     /// Connections that ended.
@@ -172,10 +267,15 @@ impl Default for Metrics {
         Metrics {
             responses: Default::default(),
             ends: Default::default(),
+            generation_ends: Default::default(),
             prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
+            live_prompt_tokens: Counter::default(),
+            live_generated_tokens: Counter::default(),
             first_token: Histogram::new(FIRST_TOKEN_BOUNDS_S),
-            end_to_end: Histogram::new(END_TO_END_BOUNDS_S),
+            token_gap: Histogram::new(TOKEN_GAP_BOUNDS_S),
+            end_to_end: Histogram::new(REQUEST_BOUNDS_S),
+            phases: Phases::default(),
             connections: Counter::default(),
             connections_closed: Counter::default(),
             accept_errors: Counter::default(),
@@ -193,11 +293,19 @@ impl Metrics {
         }
     }
 
-    /// Counts the end of an accepted request.
-    pub fn end(&self, reason: EndReason) {
+    /// Counts the end of an accepted request on `route`.
+    pub fn end(&self, route: Route, reason: EndReason) {
         if let Some(counter) = self.ends.get(reason as usize) {
             counter.add(1);
         }
+        if let Some(counter) = self.generation_ends.get(reason as usize).filter(|_| route.generates()) {
+            counter.add(1);
+        }
+    }
+
+    /// Generations that ended for one of `reasons`.
+    pub fn generations(&self, reasons: &[EndReason]) -> u64 {
+        reasons.iter().filter_map(|reason| self.generation_ends.get(*reason as usize)).map(Counter::get).sum()
     }
 
     /// Responses by route and class (1 to 5).
@@ -228,6 +336,35 @@ mod tests {
     }
 
     #[test]
+    fn a_life_fills_its_phases_and_an_unstamped_boundary_leaves_them_out() {
+        let phases = Phases::default();
+        let full = Life {
+            queued_ns: 1_000_000_000,
+            scheduled_ns: 2_000_000_000,
+            first_token_ns: 4_000_000_000,
+            last_token_ns: 8_000_000_000,
+            prompt_tokens: 7,
+            generated_tokens: 5,
+        };
+        phases.observe(&full);
+        phases.observe(&Life { scheduled_ns: 0, generated_tokens: 1, ..full });
+        let got: Vec<(f64, u64)> = [
+            &phases.queue,
+            &phases.prefill,
+            &phases.decode,
+            &phases.inference,
+            &phases.time_per_token,
+            &phases.prompt_tokens,
+            &phases.generated_tokens,
+        ]
+        .iter()
+        .map(|h| h.sum_and_count())
+        .collect();
+        let expected = [(1.0, 1), (2.0, 1), (8.0, 2), (6.0, 1), (1.0, 1), (14.0, 2), (6.0, 2)];
+        assert_eq!(got, expected);
+    }
+
+    #[test]
     fn label_enums_count_in_their_own_place() {
         for (index, reason) in EndReason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, index);
@@ -237,8 +374,14 @@ mod tests {
         }
         let metrics = Metrics::default();
         metrics.response(Route::Chat, 429);
-        metrics.end(EndReason::Length);
+        metrics.end(Route::Chat, EndReason::Length);
+        metrics.end(Route::Tokenize, EndReason::Answered);
         assert!(metrics.responses().all(|(r, class, n)| (n == 1) == (r == Route::Chat && class == 4)));
-        assert!(metrics.ends().all(|(reason, n)| (n == 1) == (reason == EndReason::Length)));
+        assert!(
+            metrics
+                .ends()
+                .all(|(reason, n)| (n == 1) == matches!(reason, EndReason::Length | EndReason::Answered))
+        );
+        assert_eq!(metrics.generations(&EndReason::ALL), 1);
     }
 }

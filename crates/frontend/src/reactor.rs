@@ -8,6 +8,7 @@ use crate::ledger::Ledger;
 use crate::limits::{DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
 use crate::outgoing::Outlet;
 use crate::server;
+use crate::stats::{Sample, Stats};
 use pinion_config::Exit;
 use pinion_protocol::{Fault, FaultCode, Peer};
 use pinion_shm::clock;
@@ -59,6 +60,8 @@ pub struct Reactor {
     accepting: Option<JoinHandle<()>>,
     drain: Drain,
     next_tick_ns: u64,
+    /// At the first frontend only.
+    stats: Option<Stats>,
 }
 
 impl Reactor {
@@ -69,6 +72,8 @@ impl Reactor {
     )]
     pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> io::Result<Reactor> {
         let fd = session.borrow().doorbell_fd().try_clone_to_owned()?;
+        let is_first = session.borrow().me.index == 0;
+        let stats = is_first.then(|| Stats::new(Sample::of(&app.health, clock::now_ns())));
         Ok(Reactor {
             session,
             app,
@@ -77,6 +82,7 @@ impl Reactor {
             accepting: None,
             drain: Drain::No,
             next_tick_ns: 0,
+            stats,
         })
     }
 
@@ -185,6 +191,11 @@ impl Reactor {
         }
         self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
         self.app.ledger.borrow_mut().tick(now_ns);
+        if let Some(stats) = self.stats.as_mut().filter(|stats| stats.due(now_ns))
+            && let Some(line) = stats.line(Sample::of(&self.app.health, now_ns))
+        {
+            line.log();
+        }
         match &self.accepting {
             Some(task) if task.is_finished() => Err("the accept loop ended".to_owned()),
             _ => Ok(()),

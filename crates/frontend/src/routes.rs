@@ -6,10 +6,12 @@ use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::{HttpError, Refusal};
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{generate, info};
+use crate::{auth, cors, generate, info};
 use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{
+    ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use pinion_shm::clock;
 use std::convert::Infallible;
@@ -43,15 +45,21 @@ pub enum Route {
     Metrics = 10,
     /// `/version`.
     Version = 11,
+    /// `/v1/embeddings`.
+    Embeddings = 12,
+    /// `/openapi.json`.
+    OpenApi = 13,
+    /// `/docs`.
+    Docs = 14,
     /// Everything else.
-    Unknown = 12,
+    Unknown = 15,
 }
 
 const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 13] = [
+    pub const ALL: [Route; 16] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -64,6 +72,9 @@ impl Route {
         Route::Live,
         Route::Metrics,
         Route::Version,
+        Route::Embeddings,
+        Route::OpenApi,
+        Route::Docs,
         Route::Unknown,
     ];
 
@@ -81,6 +92,9 @@ impl Route {
             "/live" => Route::Live,
             "/metrics" => Route::Metrics,
             "/version" => Route::Version,
+            "/v1/embeddings" => Route::Embeddings,
+            "/openapi.json" => Route::OpenApi,
+            "/docs" => Route::Docs,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
         }
@@ -101,6 +115,9 @@ impl Route {
             Route::Live => "/live",
             Route::Metrics => "/metrics",
             Route::Version => "/version",
+            Route::Embeddings => "/v1/embeddings",
+            Route::OpenApi => "/openapi.json",
+            Route::Docs => "/docs",
             Route::Unknown => "unknown",
         }
     }
@@ -110,12 +127,25 @@ impl Route {
         matches!(self, Route::Completions | Route::Chat | Route::Generate)
     }
 
+    /// Whether it answers without a key. Whatever is not listed as public needs one.
+    pub fn is_public(self) -> bool {
+        matches!(self, Route::Health | Route::Ready | Route::Live | Route::Metrics | Route::Version)
+    }
+
+    /// The name of [`Route::method`].
+    pub(crate) fn method_name(self) -> &'static str {
+        if self.method() == Method::POST { "POST" } else { "GET" }
+    }
+
     /// The one method that the route allows.
-    fn method(self) -> Method {
+    pub fn method(self) -> Method {
         match self {
-            Route::Completions | Route::Chat | Route::Generate | Route::Tokenize | Route::Detokenize => {
-                Method::POST
-            }
+            Route::Completions
+            | Route::Chat
+            | Route::Generate
+            | Route::Tokenize
+            | Route::Detokenize
+            | Route::Embeddings => Method::POST,
             Route::Models
             | Route::Model
             | Route::Health
@@ -123,6 +153,8 @@ impl Route {
             | Route::Live
             | Route::Metrics
             | Route::Version
+            | Route::OpenApi
+            | Route::Docs
             | Route::Unknown => Method::GET,
         }
     }
@@ -145,10 +177,17 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     let label = label(request.headers()).unwrap_or_else(|| format!("req-{}", app.numbers.id()));
     let label_value = HeaderValue::from_str(&label);
     let arrival = Arrival { route, label, received_ns };
-    let mut response = match dispatch(&app, arrival, request).await {
-        Ok(response) => response,
-        Err(refusal) => refuse(HttpError::from(refusal)),
+    let origins = &app.settings.cors_origins;
+    let origin = cors::allowed(origins, request.headers());
+    let preflight = cors::preflight(origin.as_ref(), route, request.method(), request.headers());
+    let mut response = match preflight {
+        Some(response) => response,
+        None => match dispatch(&app, arrival, request).await {
+            Ok(response) => response,
+            Err(refusal) => refuse(HttpError::from(refusal)),
+        },
     };
+    cors::mark(origins, origin, response.headers_mut());
     if let Ok(value) = label_value {
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
     }
@@ -165,12 +204,13 @@ async fn dispatch(
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let route = arrival.route;
+    auth::check(route, request.headers(), &app.settings.api_keys)?;
     if route == Route::Unknown {
         let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
         return Err(Refusal::NoRoute(path));
     }
     if *request.method() != route.method() {
-        return Err(Refusal::Method { allow: if route.method() == Method::POST { "POST" } else { "GET" } });
+        return Err(Refusal::Method { allow: route.method_name() });
     }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
@@ -183,6 +223,11 @@ async fn dispatch(
         Route::Live => Ok(info::live()),
         Route::Metrics => Ok(info::metrics(app)),
         Route::Version => Ok(info::version(app)),
+        Route::Embeddings => Err(Refusal::NotImplemented(
+            "this service generates text; it has no embeddings. Serve an embedding model elsewhere",
+        )),
+        Route::OpenApi => Ok(info::openapi(app)),
+        Route::Docs => Ok(info::docs(app)),
         Route::Unknown => Err(Refusal::NoRoute(String::new())),
     }
 }
@@ -217,6 +262,9 @@ fn refuse(error: HttpError) -> Response<AnswerBody> {
     }
     if let Some(allow) = error.allow {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    if error.status == StatusCode::UNAUTHORIZED.as_u16() {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     if error.close {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -7,6 +7,8 @@
 use crate::openai::{Ending, Event, Head, Shape, Usage, chunk_json};
 use bytes::{BufMut, BytesMut};
 
+/// A comment: no client takes it for an event.
+pub const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 const DATA: &[u8] = b"data: ";
 const END: &[u8] = b"\n\n";
 const CHOICES: &[u8] = b",\"choices\":[";

@@ -4,7 +4,7 @@ use crate::restart::RestartPolicy;
 use crate::wiring::Wiring;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pinion_config::Process;
+use pinion_config::{Process, SECRET_VARIABLES};
 use pinion_protocol::control::{FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role};
@@ -127,6 +127,10 @@ impl Member {
             // Thread pools are sized by the plan, never by what a library finds.
             .env("OMP_NUM_THREADS", &threads)
             .env("MKL_NUM_THREADS", &threads);
+        // Roles get their config by descriptor; a secret has no business in their environment.
+        for variable in SECRET_VARIABLES {
+            command.env_remove(variable);
+        }
         if self.process.spin_us == 0 {
             // On shared cores a spinning pool thread only delays the thread it waits for.
             command.env("GOMP_SPINCOUNT", "0");

@@ -4,7 +4,7 @@
 //! Nothing has a name in the file system and everything is close-on-exec: a role gets exactly the
 //! descriptors it is sent.
 
-use pinion_config::{Config, Edge, Topology};
+use pinion_config::{ApiKeys, Config, Edge, Topology};
 use pinion_protocol::control::Attach;
 use pinion_protocol::status::{EDGE_WORDS, LauncherGauge};
 use pinion_protocol::{Peer, Role, layout_hash};
@@ -35,6 +35,8 @@ pub struct Wiring {
     doorbells: BTreeMap<Peer, Doorbell>,
     board: Page,
     config: OwnedFd,
+    /// The same for everybody but the frontends: without the keys of clients.
+    config_without_keys: OwnedFd,
     listener: OwnedFd,
 }
 
@@ -42,7 +44,10 @@ impl Wiring {
     /// Creates everything the topology names. Errors: out of memory or descriptors.
     pub fn new(config: &Config, topology: &Topology, listener: OwnedFd) -> io::Result<Wiring> {
         let hash = layout_hash();
-        let bytes = bincode::serialize(config).map_err(io::Error::other)?;
+        let sealed = |config: &Config| {
+            let bytes = bincode::serialize(config).map_err(io::Error::other)?;
+            sealed_blob("pinion-config", &bytes)
+        };
         let slot_count = config.max_inflight as usize;
         let mut wiring = Wiring {
             rings: Vec::new(),
@@ -51,7 +56,8 @@ impl Wiring {
             pages: BTreeMap::new(),
             doorbells: BTreeMap::new(),
             board: Page::create(hash, 1, EDGE_WORDS + 2 * topology.edges.len())?,
-            config: sealed_blob("pinion-config", &bytes)?,
+            config: sealed(config)?,
+            config_without_keys: sealed(&Config { api_keys: ApiKeys::default(), ..config.clone() })?,
             listener,
         };
         for edge in &topology.edges {
@@ -105,7 +111,8 @@ impl Wiring {
             control_name: control_name.to_owned(),
             launcher_pid: std::process::id(),
         };
-        send(socket, &hello, &[self.config.as_fd()])?;
+        let config = if me.role == Role::Frontend { &self.config } else { &self.config_without_keys };
+        send(socket, &hello, &[config.as_fd()])?;
         send(socket, &Attach::Status { of: me }, &[self.page(me).fd()])?;
         if let Some(doorbell) = self.doorbells.get(&me) {
             send(socket, &Attach::Doorbell, &[doorbell.fd()])?;

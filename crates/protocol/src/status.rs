@@ -41,6 +41,12 @@ pub enum Gauge {
     OldestWaitingNs = 17,
     /// Engine: time of the last step in ns.
     LastStepNs = 18,
+    /// Engine: KV blocks that no request holds and whose contents can still be found.
+    KvBlocksCached = 19,
+    /// Engine: tokens that were looked for in the prefix cache.
+    PrefixQueryTokens = 20,
+    /// Engine: tokens that were found there.
+    PrefixHitTokens = 21,
     /// Tokenizer: requests encoded.
     Encoded = 24,
     /// Detokenizer: text deltas sent.

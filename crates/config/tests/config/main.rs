@@ -1,6 +1,7 @@
 //! Tests of the configuration through its public face. Start with `sources`.
 
 mod documentation;
+mod lists;
 mod machines;
 mod model_folders;
 mod plans;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests; each test binary uses some of them")]
 
-use pinion_config::{Edge, Topology};
+use pinion_config::{ApiKeys, Edge, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::app::{App, Numbers, Settings};
 use pinion_frontend::health::Health;
@@ -78,6 +78,12 @@ impl Default for Options {
             idle_timeout: long,
             write_timeout: long,
             fast_sse: true,
+            api_keys: ApiKeys::default(),
+            cors_origins: Vec::new(),
+            keep_alive: None,
+            vllm_metrics: true,
+            block_size: 16,
+            kv_blocks: 64,
         };
         Options { slots: 8, settings, buffer_bytes_max: 1 << 20 }
     }

@@ -1,0 +1,65 @@
+//! Options that hold lists, and the one of them that is a secret.
+
+use crate::tree::{Tree, run_on, serve, serve_result};
+use pinion_config::{Command, Config, Machine};
+
+fn machine() -> Machine {
+    Machine::uniform(4, 1)
+}
+
+fn keys(config: &Config) -> Vec<String> {
+    config.api_keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect()
+}
+
+#[test]
+fn flags_add_up_and_a_later_source_replaces_the_list() {
+    let model = Tree::gpt2();
+    let file = model.file("pinion.toml", "api-key = [\"f1\", \"f2\"]\ncors-origin = \"https://f\"\n");
+    // (flags, environment, keys, origins)
+    type Case<'a> = (Vec<&'a str>, Vec<(&'a str, &'a str)>, Vec<&'a str>, Vec<&'a str>);
+    let cases: Vec<Case> = vec![
+        (vec![], vec![], vec![], vec![]),
+        (vec!["--config", &file], vec![], vec!["f1", "f2"], vec!["https://f"]),
+        (vec!["--config", &file], vec![("PINION_API_KEY", "e1,e2")], vec!["e1", "e2"], vec!["https://f"]),
+        (
+            vec!["--api-key", "a", "--cors-origin=*", "--api-key=b, c", "--cors-origin", "http://x:1/"],
+            vec![("PINION_API_KEY", "e")],
+            vec!["a", "b", "c"],
+            vec!["*", "http://x:1"],
+        ),
+    ];
+    for (args, env, expected, origins) in cases {
+        let config = serve(&machine(), &model, &args, &env);
+        assert_eq!(keys(&config), expected, "{args:?} {env:?}");
+        assert_eq!(config.cors_origins, origins, "{args:?} {env:?}");
+    }
+}
+
+#[test]
+fn a_key_is_never_shown() {
+    const SECRET: &str = "sk-do-not-show";
+    let model = Tree::gpt2();
+    let file = model.file("keys.toml", &format!("api-key = \"{SECRET}\"\n"));
+    let folder = model.text();
+    for (args, env, origin) in [
+        (vec!["--api-key", SECRET], vec![], "--api-key"),
+        (vec![], vec![("PINION_API_KEY", SECRET)], "PINION_API_KEY"),
+        (vec!["--config", file.as_str()], vec![], "keys.toml:api-key"),
+    ] {
+        let all = [&["config", "show", folder.as_str()][..], &args].concat();
+        let Ok(Command::ShowConfig(text)) = run_on(&machine(), &all, &env) else { panic!("{args:?}") };
+        let line = text.lines().find(|line| line.starts_with("api-key")).unwrap_or_default();
+        assert!(line.contains("1 key, hidden") && line.contains(origin), "{line}");
+        let config = serve(&machine(), &model, &args, &env);
+        assert_eq!(keys(&config), [SECRET]);
+        for shown in [text, format!("{config:?}")] {
+            assert!(!shown.contains(SECRET), "{shown}");
+        }
+    }
+    let bad = format!("{SECRET} {SECRET}");
+    let nested = model.file("bad.toml", &format!("api-key = {{ a = \"{SECRET}\" }}\n"));
+    for args in [vec!["--api-key", &bad], vec!["--api-key=sk,,x"], vec!["--config", nested.as_str()]] {
+        let faults = serve_result(&machine(), &model, &args, &[("PINION_API_KEY", &bad)]).unwrap_err();
+        assert!(!faults.to_string().contains("sk"), "{faults}");
+    }
+}

@@ -1,0 +1,154 @@
+//! The `pinion_*` families.
+
+use super::Kind::{Counter, Gauge, Histogram};
+use super::{Family, Series, View};
+use crate::health::Health;
+use pinion_protocol::Role;
+use pinion_protocol::status::{EDGE_WORDS, Gauge as Word, LauncherGauge, Phase};
+
+const PHASES: [Phase; 5] =
+    [Phase::Starting, Phase::Ready, Phase::Draining, Phase::Stopped, Phase::Restarting];
+
+const fn plain(
+    name: &'static str,
+    kind: super::Kind,
+    help: &'static str,
+    write: fn(&View<'_>, &mut Series<'_>),
+) -> Family {
+    Family { name, kind, help, labels: &[], write }
+}
+
+/// The table, in the order of the page.
+#[rustfmt::skip]
+pub(super) const FAMILIES: &[Family] = &[
+    plain("pinion_request_slots_used", Gauge, "Request slots of this frontend in use.",
+        |view, series| series.put(&[], view.app.ledger.borrow().slots_used())),
+    plain("pinion_request_slots_limit", Gauge, "Request slots of this frontend.",
+        |view, series| series.put(&[], view.app.ledger.borrow().slots_total())),
+    Family { name: "pinion_http_responses_total", kind: Counter, help: "HTTP responses by route and status class.",
+        labels: &["route", "class"],
+        write: |view, series| for (route, class, count) in view.app.metrics.responses() {
+            series.put(&[&route.name(), &format_args!("{class}xx")], count);
+        } },
+    Family { name: "pinion_http_errors_total", kind: Counter, help: "HTTP responses that were errors, by blame.",
+        labels: &["blame"], write: errors_by_blame },
+    Family { name: "pinion_requests_finished_total", kind: Counter, help: "Accepted requests by how they ended.",
+        labels: &["reason"],
+        write: |view, series| for (reason, count) in view.app.metrics.ends() {
+            series.put(&[&reason.name()], count);
+        } },
+    plain("pinion_prompt_tokens_total", Counter, "Prompt tokens of ended requests.",
+        |view, series| series.put(&[], view.app.metrics.prompt_tokens.get())),
+    plain("pinion_generation_tokens_total", Counter, "Generated tokens of ended requests.",
+        |view, series| series.put(&[], view.app.metrics.generated_tokens.get())),
+    plain("pinion_time_to_first_token_seconds", Histogram, "From the parsed head to the first token at the frontend.",
+        |view, series| series.histogram(&[], &view.app.metrics.first_token)),
+    plain("pinion_inter_token_latency_seconds", Histogram, "Between two tokens of a request, at the frontend.",
+        |view, series| series.histogram(&[], &view.app.metrics.token_gap)),
+    plain("pinion_e2e_request_latency_seconds", Histogram, "From the parsed head to the last bytes of the answer.",
+        |view, series| series.histogram(&[], &view.app.metrics.end_to_end)),
+    plain("pinion_connections_open", Gauge, "Open client connections.",
+        |view, series| {
+            let metrics = &view.app.metrics;
+            series.put(&[], metrics.connections.get().saturating_sub(metrics.connections_closed.get()));
+        }),
+    plain("pinion_connections_total", Counter, "Client connections accepted.",
+        |view, series| series.put(&[], view.app.metrics.connections.get())),
+    plain("pinion_accept_errors_total", Counter, "Failures of accept.",
+        |view, series| series.put(&[], view.app.metrics.accept_errors.get())),
+    plain("pinion_connection_timeouts_total", Counter, "Connections dropped because reading or writing took too long.",
+        |view, series| series.put(&[], view.app.metrics.timeouts.get())),
+
+    plain("pinion_kv_blocks_used", Gauge, "KV blocks held by requests.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksUsed))),
+    plain("pinion_kv_blocks_limit", Gauge, "KV blocks in the pool.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal))),
+    plain("pinion_kv_blocks_cached", Gauge, "KV blocks kept for requests that begin alike.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksCached))),
+    plain("pinion_prefix_cache_queries_total", Counter, "Tokens looked for in the prefix cache.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PrefixQueryTokens))),
+    plain("pinion_prefix_cache_hits_total", Counter, "Tokens found in the prefix cache.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PrefixHitTokens))),
+    plain("pinion_requests_running", Gauge, "Requests in the running set.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RequestsRunning))),
+    plain("pinion_requests_waiting", Gauge, "Requests admitted and not yet running.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RequestsWaiting))),
+    plain("pinion_engine_steps_total", Counter, "Engine steps.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::Steps))),
+    plain("pinion_engine_prompt_tokens_total", Counter, "Prompt tokens computed.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PromptTokens))),
+    plain("pinion_engine_generated_tokens_total", Counter, "Tokens sampled.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::GeneratedTokens))),
+    plain("pinion_engine_requests_finished_total", Counter, "Requests that left the engine.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RequestsFinished))),
+    plain("pinion_preemptions_total", Counter, "Requests preempted for memory.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::Preemptions))),
+    plain("pinion_oldest_waiting_seconds", Gauge, "Age of the oldest waiting request.",
+        |view, series| longest(view, series, Word::OldestWaitingNs)),
+    plain("pinion_last_step_seconds", Gauge, "Time of the last engine step.",
+        |view, series| longest(view, series, Word::LastStepNs)),
+    plain("pinion_tokenizer_requests_total", Counter, "Requests encoded.",
+        |view, series| series.put(&[], view.sum(Role::Tokenizer, Word::Encoded))),
+    plain("pinion_decode_states", Gauge, "Decode states held by detokenizers.",
+        |view, series| series.put(&[], view.sum(Role::Detokenizer, Word::DecodeStates))),
+    plain("pinion_text_deltas_total", Counter, "Text deltas sent by detokenizers.",
+        |view, series| series.put(&[], view.sum(Role::Detokenizer, Word::Deltas))),
+
+    Family { name: "pinion_ring_used_bytes", kind: Gauge, help: "Bytes waiting in a ring.", labels: &["edge"],
+        write: |view, series| rings(view, series, 0) },
+    Family { name: "pinion_ring_capacity_bytes", kind: Gauge, help: "Capacity of a ring.", labels: &["edge"],
+        write: |view, series| rings(view, series, 1) },
+    plain("pinion_restarts_total", Counter, "Role processes restarted.",
+        |view, series| {
+            let restarts = |page| Health::word(page, LauncherGauge::Restarts as usize);
+            series.put(&[], view.launcher_page().map_or(0, restarts));
+        }),
+    Family { name: "pinion_role_phase", kind: Gauge, help: "1 for the phase that a role is in.",
+        labels: &["role", "phase"], write: phases },
+    Family { name: "pinion_role_heartbeat_age_seconds", kind: Gauge, help: "Time since a role's last turn of its loop.",
+        labels: &["role"],
+        write: |view, series| for (peer, page) in view.role_pages() {
+            series.put(&[&peer], Health::heartbeat_age_ns(page, view.now_ns) as f64 / 1e9);
+        } },
+    Family { name: "pinion_stale_records_total", kind: Counter, help: "Records dropped because they were late.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::StaleRecords) },
+    Family { name: "pinion_malformed_records_total", kind: Counter, help: "Records that failed their check.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::MalformedRecords) },
+    Family { name: "pinion_role_sleeps_total", kind: Counter, help: "Times a role slept on its doorbell.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::Sleeps) },
+];
+
+fn errors_by_blame(view: &View<'_>, series: &mut Series<'_>) {
+    for (blame, class) in [("client", 4), ("server", 5)] {
+        let of_class = view.app.metrics.responses().filter(|(_, c, _)| *c == class);
+        series.put(&[&blame], of_class.map(|(_, _, count)| count).sum::<u64>());
+    }
+}
+
+fn longest(view: &View<'_>, series: &mut Series<'_>, word: Word) {
+    let ns = view.pages(Role::Engine).map(|(_, page)| Health::word(page, word as usize)).max().unwrap_or(0);
+    series.put(&[], ns as f64 / 1e9);
+}
+
+fn rings(view: &View<'_>, series: &mut Series<'_>, offset: usize) {
+    let Some(page) = view.launcher_page() else { return };
+    for (index, edge) in view.app.topology.edges.iter().enumerate() {
+        let value = Health::word(page, EDGE_WORDS + 2 * index + offset);
+        series.put(&[&format_args!("{}->{}", edge.from, edge.to)], value);
+    }
+}
+
+fn phases(view: &View<'_>, series: &mut Series<'_>) {
+    for (peer, page) in view.role_pages() {
+        for phase in PHASES {
+            let label = format!("{phase:?}").to_lowercase();
+            series.put(&[&peer, &label], u8::from(Health::phase(page) == Some(phase)));
+        }
+    }
+}
+
+fn by_role(view: &View<'_>, series: &mut Series<'_>, word: Word) {
+    for (peer, page) in view.role_pages() {
+        series.put(&[&peer], Health::word(page, word as usize));
+    }
+}

@@ -1,0 +1,224 @@
+//! Every field that admission reads, once: its API, the values that pass, and its meaning. `/openapi.json` and
+//! `/docs` are made from this table, and tests hold it against admission itself: a field that only one of the two
+//! knows fails them, and so does a limit that differs.
+
+use crate::admission::Api;
+use serde_json::{Value, json};
+
+const ALL: &[Api] = &[Api::Completions, Api::Chat, Api::Generate];
+const OPENAI: &[Api] = &[Api::Completions, Api::Chat];
+const PROMPT: &[Api] = &[Api::Completions, Api::Generate];
+const CHAT: &[Api] = &[Api::Chat];
+const GENERATE: &[Api] = &[Api::Generate];
+
+/// The values that pass, besides null.
+pub(super) enum Shape {
+    Boolean,
+    Integer {
+        min: i128,
+        max: i128,
+    },
+    Number {
+        min: f64,
+        max: f64,
+    },
+    /// As the number, without its lower limit.
+    Above {
+        limit: f64,
+        max: f64,
+    },
+    /// A schema as JSON.
+    Schema(&'static str),
+    /// A field of OpenAI's that this version refuses: only these neutral values pass, as a JSON array.
+    Neutral(&'static str),
+}
+
+/// One field.
+pub(super) struct Field {
+    pub(super) name: &'static str,
+    pub(super) apis: &'static [Api],
+    pub(super) required: bool,
+    pub(super) shape: Shape,
+    pub(super) meaning: &'static str,
+}
+
+const fn field(name: &'static str, apis: &'static [Api], shape: Shape, meaning: &'static str) -> Field {
+    Field { name, apis, required: false, shape, meaning }
+}
+
+const INT: i128 = i32::MAX as i128;
+const TEXT_OR_IDS: &str = r##"{"anyOf": [{"type": "string"},
+    {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}},
+    {"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string"}},
+    {"type": "array", "minItems": 1, "maxItems": 1,
+     "items": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}}]}"##;
+const STOP: &str = r#"{"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256},
+    {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 256}},
+    {"type": "null"}]}"#;
+const LOGIT_BIAS: &str = r#"{"type": ["object", "null"], "maxProperties": 1024,
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}"#;
+const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
+    {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
+const STREAM_OPTIONS: &str =
+    r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}}"#;
+
+/// The table, in the order of the documentation.
+#[rustfmt::skip]
+pub(super) const FIELDS: &[Field] = &[
+    field("model", ALL, Shape::Schema(r##"{"$ref": "#/components/schemas/ModelName"}"##), "The served name; may be left out."),
+    Field { required: true, ..field("prompt", PROMPT, Shape::Schema(TEXT_OR_IDS), "What to continue: text or token ids.") },
+    Field { required: true, ..field("messages", CHAT, Shape::Schema(r##"{"$ref": "#/components/schemas/Messages"}"##), "What to answer.") },
+    field("max_tokens", OPENAI, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
+    field("max_completion_tokens", CHAT, Shape::Integer { min: 1, max: INT }, "The same; wins over max_tokens."),
+    field("max_new_tokens", GENERATE, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
+    field("temperature", ALL, Shape::Number { min: 0.0, max: 100.0 }, "0 is greedy."),
+    field("top_p", ALL, Shape::Above { limit: 0.0, max: 1.0 }, "Probability kept."),
+    field("top_k", ALL, Shape::Integer { min: -1, max: INT }, "Most likely tokens kept; -1 and 0 are off."),
+    field("min_p", ALL, Shape::Number { min: 0.0, max: 1.0 }, "Tokens less likely than this share of the likeliest are dropped."),
+    field("repetition_penalty", ALL, Shape::Number { min: 0.01, max: 100.0 }, "For tokens of prompt and answer; 1 is off."),
+    field("frequency_penalty", ALL, Shape::Number { min: -2.0, max: 2.0 }, "For each time a token stands in the answer."),
+    field("presence_penalty", ALL, Shape::Number { min: -2.0, max: 2.0 }, "For a token that stands in the answer."),
+    field("logit_bias", ALL, Shape::Schema(LOGIT_BIAS), "Added to the logits of token ids."),
+    field("stop_token_ids", ALL, Shape::Schema(TOKEN_IDS), "Token ids that end the text."),
+    field("min_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0}"#), "At most what may be generated."),
+    field("include_stop_str_in_output", ALL, Shape::Boolean, "Send what ended the text."),
+    field("seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same seed gives the same text."),
+    field("stop", ALL, Shape::Schema(STOP), "Strings that end the text."),
+    field("stream", ALL, Shape::Boolean, "Answer as server-sent events; as bare text from /generate."),
+    field("stream_options", ALL, Shape::Schema(STREAM_OPTIONS), "Only with stream: include_usage sends the counts."),
+    field("ignore_eos", OPENAI, Shape::Boolean, "Go on past the end-of-sequence token."),
+    field("stop_on_eos", GENERATE, Shape::Boolean, "End at the end-of-sequence token."),
+    field("do_sample", GENERATE, Shape::Boolean, "Off is greedy."),
+    field("n", ALL, Shape::Neutral("[1]"), "More than one choice is not supported."),
+    field("best_of", ALL, Shape::Neutral("[1]"), "Not supported."),
+    field("logprobs", ALL, Shape::Neutral("[false]"), "Not supported."),
+    field("top_logprobs", ALL, Shape::Neutral("[0]"), "Not supported."),
+    field("prompt_logprobs", ALL, Shape::Neutral("[]"), "Not supported."),
+    field("echo", ALL, Shape::Neutral("[false]"), "Not supported."),
+    field("suffix", ALL, Shape::Neutral("[\"\"]"), "Not supported."),
+    field("tools", ALL, Shape::Neutral("[[]]"), "Not supported."),
+    field("tool_choice", ALL, Shape::Neutral("[\"none\", \"auto\"]"), "Not supported."),
+    field("functions", ALL, Shape::Neutral("[[]]"), "Not supported."),
+    field("function_call", ALL, Shape::Neutral("[\"none\", \"auto\"]"), "Not supported."),
+    field("response_format", ALL, Shape::Neutral("[{\"type\": \"text\"}]"), "Not supported."),
+    field("modalities", ALL, Shape::Neutral("[[\"text\"]]"), "Only text."),
+    field("use_beam_search", ALL, Shape::Neutral("[false]"), "Not supported."),
+    field("guided_json", ALL, Shape::Neutral("[]"), "Not supported."),
+    field("guided_regex", ALL, Shape::Neutral("[]"), "Not supported."),
+];
+
+impl Shape {
+    /// The JSON schema, null included.
+    pub(super) fn schema(&self) -> Value {
+        match *self {
+            Shape::Boolean => json!({"type": ["boolean", "null"]}),
+            Shape::Integer { min, max } => {
+                json!({"type": ["integer", "null"], "minimum": number(min), "maximum": number(max)})
+            }
+            Shape::Number { min, max } => json!({"type": ["number", "null"], "minimum": min, "maximum": max}),
+            Shape::Above { limit, max } => {
+                json!({"type": ["number", "null"], "exclusiveMinimum": limit, "maximum": max})
+            }
+            Shape::Schema(text) => parsed(text),
+            Shape::Neutral(text) => {
+                let mut values = parsed(text);
+                if let Some(values) = values.as_array_mut() {
+                    values.push(Value::Null);
+                }
+                json!({"enum": values})
+            }
+        }
+    }
+}
+
+fn number(whole: i128) -> Value {
+    u64::try_from(whole)
+        .map(Value::from)
+        .unwrap_or_else(|_| Value::from(i64::try_from(whole).unwrap_or(i64::MIN)))
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).expect("the table's schemas are JSON; a test reads them all")
+}
+
+/// The fields of one API.
+pub(super) fn of(api: Api) -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().filter(move |field| field.apis.contains(&api))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::{Limits, admit};
+    use crate::json::taken_names;
+    use std::collections::BTreeSet;
+
+    const APIS: [Api; 3] = [Api::Completions, Api::Chat, Api::Generate];
+
+    /// The refused field, or nothing if the body passes.
+    fn refused(api: Api, name: &str, value: &str) -> Option<String> {
+        let base = match api {
+            Api::Chat => r#""messages":[{"role":"user","content":"hi"}]"#,
+            Api::Completions | Api::Generate => r#""prompt":"hi""#,
+        };
+        let body = if base.starts_with(&format!("\"{name}\"")) {
+            format!("{{\"{name}\":{value}}}")
+        } else {
+            format!("{{{base},\"{name}\":{value}}}")
+        };
+        let limits = Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64 };
+        admit(api, body.as_bytes(), &limits, 1).err().map(|fault| fault.param.unwrap_or_default())
+    }
+
+    #[test]
+    fn the_table_has_exactly_the_fields_that_admission_reads() {
+        for api in APIS {
+            taken_names();
+            assert_eq!(refused(api, "model", "null"), None);
+            let read: BTreeSet<String> = taken_names().into_iter().collect();
+            let known: BTreeSet<String> = of(api).map(|field| field.name.to_owned()).collect();
+            assert_eq!(
+                read, known,
+                "{api:?}: admission on the left, the table of /openapi.json on the right"
+            );
+        }
+    }
+
+    #[test]
+    fn admission_and_the_table_have_the_same_limits() {
+        for api in APIS {
+            for Field { name, shape, .. } in of(api) {
+                let (pass, fail) = match *shape {
+                    Shape::Boolean => (vec!["true".to_owned(), "false".into()], vec!["1".to_owned()]),
+                    Shape::Integer { min, max } => (
+                        vec![min.to_string(), max.to_string()],
+                        vec![(min - 1).to_string(), (max + 1).to_string(), "1.5".into()],
+                    ),
+                    Shape::Number { min, max } => (
+                        vec![min.to_string(), max.to_string()],
+                        vec![(min - 0.01).to_string(), (max + 0.01).to_string(), "\"1\"".into()],
+                    ),
+                    Shape::Above { limit, max } => (
+                        vec![(limit + 0.01).to_string(), max.to_string()],
+                        vec![limit.to_string(), (max + 0.01).to_string()],
+                    ),
+                    Shape::Neutral(text) => {
+                        let values: Vec<Value> = serde_json::from_str(text).unwrap();
+                        (values.iter().map(Value::to_string).collect(), vec!["\"other\"".to_owned()])
+                    }
+                    Shape::Schema(_) => (Vec::new(), vec!["7.5".to_owned()]),
+                };
+                for value in pass {
+                    assert_eq!(refused(api, name, &value), None, "{api:?} {name} = {value}");
+                }
+                for value in fail {
+                    assert_eq!(
+                        refused(api, name, &value).as_deref(),
+                        Some(*name),
+                        "{api:?} {name} = {value}"
+                    );
+                }
+            }
+        }
+    }
+}

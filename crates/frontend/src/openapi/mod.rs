@@ -1,0 +1,224 @@
+//! `/openapi.json` and `/docs`: the API as machines and people read it.
+//!
+//! Request bodies come from the table in [`fields`], paths from [`Route::ALL`]; the shapes of answers are written in
+//! `base.json`. Nothing here decides what passes: that is [`crate::admission`], against which the table is tested.
+
+mod fields;
+
+use crate::admission::{Api, Limits};
+use crate::routes::Route;
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+const BASE: &str = include_str!("base.json");
+
+/// What a route takes and gives, for the document.
+struct Operation {
+    summary: &'static str,
+    /// Schema of the body, if it has one.
+    takes: Option<&'static str>,
+    /// Schema of the JSON answer; `None` is another type of content.
+    gives: Option<&'static str>,
+    /// Other content types of the answer.
+    also: &'static [&'static str],
+    /// Statuses of errors.
+    errors: &'static [u16],
+}
+
+const GENERATION_ERRORS: &[u16] = &[400, 401, 404, 405, 408, 413, 429, 500, 503];
+const LOOK_ERRORS: &[u16] = &[401, 405];
+
+fn operation(route: Route) -> Operation {
+    let looks = |summary, gives| Operation { summary, takes: None, gives, also: &[], errors: LOOK_ERRORS };
+    let works = |summary, takes, gives, also| Operation {
+        summary,
+        takes: Some(takes),
+        gives: Some(gives),
+        also,
+        errors: GENERATION_ERRORS,
+    };
+    let events: &[&str] = &["text/event-stream"];
+    match route {
+        Route::Completions => works("Continue a prompt.", "CompletionRequest", "CompletionAnswer", events),
+        Route::Chat => works("Answer messages.", "ChatRequest", "ChatAnswer", events),
+        Route::Generate => {
+            works("Continue a prompt, in short.", "GenerateRequest", "GenerateAnswer", &["text/plain"])
+        }
+        Route::Tokenize => works("Text to token ids.", "TokenizeRequest", "TokenizeAnswer", &[]),
+        Route::Detokenize => works("Token ids to text.", "DetokenizeRequest", "DetokenizeAnswer", &[]),
+        Route::Models => looks("The served model.", Some("ModelList")),
+        Route::Model => Operation { errors: &[401, 404, 405], ..looks("One model.", Some("Model")) },
+        Route::Health => Operation { errors: &[405, 503], ..looks("Do all roles move?", Some("State")) },
+        Route::Ready => Operation { errors: &[405, 503], ..looks("Are requests taken?", Some("State")) },
+        Route::Live => looks("Does this process answer?", Some("State")),
+        Route::Metrics => Operation { also: &["text/plain"], ..looks("Prometheus text.", None) },
+        Route::Version => looks("Name and version.", Some("Version")),
+        Route::Embeddings => Operation { errors: &[401, 405, 501], ..looks("Not served.", None) },
+        Route::OpenApi => looks("This document.", Some("Document")),
+        Route::Docs => Operation { also: &["text/html"], ..looks("This document for people.", None) },
+        Route::Unknown => looks("", None),
+    }
+}
+
+fn reference(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+fn path_item(route: Route) -> Value {
+    let Operation { summary, takes, gives, also, errors } = operation(route);
+    let mut content = Map::new();
+    if let Some(schema) = gives {
+        content.insert("application/json".to_owned(), json!({"schema": reference(schema)}));
+    }
+    for kind in also {
+        content.insert((*kind).to_owned(), json!({"schema": {"type": "string"}}));
+    }
+    let mut responses = Map::new();
+    if route != Route::Embeddings {
+        responses.insert("200".to_owned(), json!({"description": "The answer.", "content": content}));
+    }
+    for status in errors {
+        let state = *status == 503 && matches!(route, Route::Health | Route::Ready);
+        let response = if state {
+            json!({"description": "Not now.", "content": {"application/json": {"schema": reference("State")}}})
+        } else {
+            json!({"$ref": "#/components/responses/Error"})
+        };
+        responses.insert(status.to_string(), response);
+    }
+    let security = if route.is_public() { json!([]) } else { json!([{"key": []}, {}]) };
+    let mut operation = json!({"summary": summary, "security": security, "responses": responses});
+    if let Some(schema) = takes {
+        operation["requestBody"] =
+            json!({"required": true, "content": {"application/json": {"schema": reference(schema)}}});
+    }
+    if route == Route::Model {
+        operation["parameters"] =
+            json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}]);
+    }
+    let mut item = Map::new();
+    item.insert(route.method_name().to_lowercase(), operation);
+    Value::Object(item)
+}
+
+fn request_schema(api: Api) -> Value {
+    let (mut properties, mut required) = (Map::new(), Vec::new());
+    for field in fields::of(api) {
+        let mut schema = field.shape.schema();
+        schema["description"] = field.meaning.into();
+        properties.insert(field.name.to_owned(), schema);
+        if field.required {
+            required.push(field.name);
+        }
+    }
+    json!({"type": "object", "properties": properties, "required": required})
+}
+
+fn named_routes() -> impl Iterator<Item = Route> {
+    Route::ALL.into_iter().filter(|route| *route != Route::Unknown)
+}
+
+/// The document.
+pub(crate) fn document(limits: &Limits) -> Value {
+    let mut document: Value = serde_json::from_str(BASE).expect("base.json is JSON; a test reads it");
+    document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    let schemas = &mut document["components"]["schemas"];
+    schemas["CompletionRequest"] = request_schema(Api::Completions);
+    schemas["ChatRequest"] = request_schema(Api::Chat);
+    schemas["GenerateRequest"] = request_schema(Api::Generate);
+    schemas["ModelName"] = json!({"enum": [limits.model, null]});
+    schemas["TokenId"] =
+        json!({"type": "integer", "minimum": 0, "maximum": limits.vocab_size.saturating_sub(1)});
+    schemas["Document"] = json!({"type": "object"});
+    let paths: Map<String, Value> =
+        named_routes().map(|route| (route.name().to_owned(), path_item(route))).collect();
+    document["paths"] = Value::Object(paths);
+    document
+}
+
+/// The page for people: no script, nothing from elsewhere.
+pub(crate) fn page(limits: &Limits) -> String {
+    let mut out = String::from(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Pinion API</title><style>body{font:16px \
+         sans-serif;max-width:60em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}td,th{text-align:\
+         left;vertical-align:top;padding:.2em .8em .2em 0;border-bottom:1px solid #ccc}code{font-size:90%}</style>\
+         <h1>Pinion API</h1><p>OpenAI's shapes; <a href=\"/openapi.json\">/openapi.json</a> is this page for \
+         machines. Unknown fields are ignored, null means absent.</p>",
+    );
+    let _ = write!(out, "<p>Model: <code>{}</code></p><table>", escaped(&limits.model));
+    for route in named_routes() {
+        let (method, name) = (route.method_name(), route.name());
+        let summary = operation(route).summary;
+        let _ = write!(out, "<tr><td>{method}<td><code>{name}</code><td>{summary}");
+    }
+    out.push_str("</table>");
+    for (api, route) in
+        [(Api::Completions, Route::Completions), (Api::Chat, Route::Chat), (Api::Generate, Route::Generate)]
+    {
+        let _ = write!(out, "<h2><code>{}</code></h2><table>", route.name());
+        for field in fields::of(api) {
+            let schema = escaped(&field.shape.schema().to_string());
+            let required = if field.required { " (required)" } else { "" };
+            let (name, meaning) = (field.name, escaped(field.meaning));
+            let _ =
+                write!(out, "<tr><td><code>{name}</code>{required}<td>{meaning}<td><code>{schema}</code>");
+        }
+        out.push_str("</table>");
+    }
+    out.push_str("</html>\n");
+    out
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits { model: "<tiny>".to_owned(), vocab_size: 100, max_model_len: 64 }
+    }
+
+    /// Every `$ref` of the document.
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => {
+                found.extend(map.get("$ref").and_then(Value::as_str).map(str::to_owned));
+                map.values().for_each(|value| references(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|value| references(value, found)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    #[test]
+    fn every_route_is_a_path_and_every_reference_leads_somewhere() {
+        let document = document(&limits());
+        for route in named_routes() {
+            let method = route.method_name().to_lowercase();
+            let operation = &document["paths"][route.name()][&method];
+            assert!(operation["responses"].is_object(), "{}", route.name());
+            let open = operation["security"] == json!([]);
+            assert_eq!(open, route.is_public(), "{}", route.name());
+        }
+        assert_eq!(document["paths"].as_object().unwrap().len(), Route::ALL.len() - 1);
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 40);
+        for reference in found {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+        }
+    }
+
+    #[test]
+    fn the_page_names_every_field_and_escapes_what_is_not_ours() {
+        let page = page(&limits());
+        assert!(page.contains("&lt;tiny&gt;") && !page.contains("<script"));
+        for field in fields::FIELDS {
+            assert!(page.contains(&format!("<code>{}</code>", field.name)), "{}", field.name);
+        }
+    }
+}
