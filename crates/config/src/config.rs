@@ -1,6 +1,7 @@
 //! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
 
 use crate::cpu_plan::CpuPlan;
+use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -109,6 +110,8 @@ pub struct Config {
     pub kv_blocks: u32,
     /// Records that the engine takes from its inboxes between two steps.
     pub command_budget: u32,
+    /// What the scheduler is told.
+    pub scheduling: Scheduling,
     /// Threads of the model's kernels.
     pub engine_threads: u32,
     /// How linear layers run.

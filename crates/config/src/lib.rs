@@ -17,6 +17,7 @@ mod machine;
 mod model_folder;
 mod options;
 mod resolve;
+mod scheduling;
 mod secret;
 mod show;
 mod sources;
@@ -29,6 +30,7 @@ pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use exit::Exit;
 pub use fault::{ConfigFault, Faults, Origin};
 pub use machine::{Cpu, Machine};
+pub use scheduling::{AdmissionKind, Scheduling};
 pub use secret::{ApiKeys, SECRET_VARIABLES};
 pub use topology::{Edge, Process, Topology};
 

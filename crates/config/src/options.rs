@@ -106,6 +106,31 @@ pub(crate) const OPTIONS: &[Opt] = &[
                take." },
     Opt { name: "command-budget", group: Engine, kind: Number { min: 1, max: 65536 }, preset: Is("64"),
         help: "Requests that the engine takes in between two steps." },
+    Opt { name: "fill-to-target", group: Engine, kind: Switch, preset: Is("true"),
+        help: "Take in more than command-budget while the engine has fewer than max-num-seqs requests, up to that \
+               many." },
+    Opt { name: "prefix-cache", group: Engine, kind: Switch, preset: Is("true"),
+        help: "Keep the KV blocks of what was computed, so that requests that begin alike compute the rest only. Kept \
+               blocks give way as soon as a running request needs memory." },
+    Opt { name: "admission", group: Engine, preset: Is("fifo"),
+        kind: Choice { accepted: &[choice("fifo", &[]), choice("pack", &[]), choice("shortest", &[]),
+                                   choice("deadline", &[])], refused: &[] },
+        help: "Which waiting request goes next: `fifo`, the first to arrive; `pack`, the shortest of the first 64; \
+               `shortest`, the shortest of all, where later arrivals count as longer; `deadline`, the one whose first \
+               token is due first (ttft-target). No request is overtaken more than 256 times." },
+    Opt { name: "ttft-target", group: Engine, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("200ms"),
+        help: "With `admission deadline`: the first token of a prompt of up to 256 tokens is due so long after its \
+               arrival; longer prompts have proportionally more." },
+    Opt { name: "prefill-chunk-size", group: Engine, kind: Number { min: 1, max: 1 << 20 },
+        preset: WorkedOut("no limit but max-num-batched-tokens"),
+        help: "Most prompt tokens of one request in one step." },
+    Opt { name: "prefill-max-batch-size", group: Engine, kind: Number { min: 1, max: 1 << 20 },
+        preset: WorkedOut("no limit but max-num-seqs"),
+        help: "Most requests with prompt tokens in one step." },
+    Opt { name: "prefill-priority-threshold", group: Engine, kind: Number { min: 1, max: 1 << 20 },
+        preset: WorkedOut("never: decodes come first"),
+        help: "So many requests in prefill, waiting ones included, get a step's tokens before decodes do; after four \
+               such steps in a row every decode has its turn." },
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels." },
@@ -170,6 +195,9 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("max-total-tokens", "max-model-len", ""),
     ("context-length", "max-model-len", ""),
     ("max-batch-size", "max-num-seqs", ""),
+    ("enable-prefix-caching", "prefix-cache", ""),
+    ("chunked-prefill-size", "prefill-chunk-size", ""),
+    ("scheduling-policy", "admission", ""),
     ("max-running-requests", "max-num-seqs", ""),
     ("max-batch-prefill-tokens", "max-num-batched-tokens", ""),
     ("max-concurrent-requests", "max-inflight", ""),

@@ -5,6 +5,7 @@ use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::fault::{Collector, Faults, Origin};
 use crate::machine::Machine;
 use crate::model_folder;
+use crate::scheduling::Scheduling;
 use crate::sources::Settings;
 use crate::topology::Topology;
 use crate::value::{Value, human_bytes};
@@ -91,6 +92,7 @@ pub(crate) fn from_facts(
         block_size: take.word("block-size"),
         kv_blocks,
         command_budget: take.word("command-budget"),
+        scheduling: Scheduling::new(settings),
         engine_threads,
         linear: if take.is("linear", "plain") { LinearKind::Plain } else { LinearKind::Packed },
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },

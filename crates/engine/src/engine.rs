@@ -8,7 +8,7 @@ use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, RequestId};
-use pinion_scheduler::{Ended, Limits, RowResult, Scheduler};
+use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler};
 
 /// So many failed steps in a row mean that the model is broken and the process must be replaced.
 const FAILED_STEPS_MAX: u32 = 8;
@@ -20,10 +20,24 @@ const WAITING_WATCHED_MAX: usize = 64;
 pub struct Sizes {
     /// What the scheduler works within.
     pub limits: Limits,
+    /// How it chooses within them.
+    pub policy: Policy,
     /// Records taken from the inboxes in one turn.
     pub command_budget: u32,
+    /// Take more than that while there are fewer requests than fill a step.
+    pub fill_to_target: bool,
     /// Detokenizer processes.
     pub detokenizer_count: u16,
+}
+
+impl Sizes {
+    /// Entries of all block tables of one step. Rows that share blocks name them more than once.
+    fn table_entries_max(&self) -> usize {
+        let limits = &self.limits;
+        let rows = limits.max_num_seqs.min(limits.max_num_batched_tokens) as usize;
+        let each_row = limits.max_model_len.div_ceil(limits.block_size).min(limits.block_count) as usize;
+        if self.policy.prefix_cache { rows * each_row } else { limits.block_count as usize }
+    }
 }
 
 /// What a turn came to.
@@ -75,12 +89,12 @@ impl Engine {
         let row_count_max = limits.max_num_seqs.min(limits.max_num_batched_tokens) as usize;
         let token_count_max = limits.max_num_batched_tokens as usize;
         Engine {
-            scheduler: Scheduler::new(*limits),
+            scheduler: Scheduler::with_policy(*limits, sizes.policy),
             streams: Streams::new(sizes.detokenizer_count, row_count_max),
             // Rejections and finished records are small; the buffer has its final size after the first few.
             encoded: Vec::with_capacity(1024),
             next_inbox: 0,
-            batch: Batch::new(row_count_max, token_count_max, limits.block_count as usize),
+            batch: Batch::new(row_count_max, token_count_max, sizes.table_entries_max()),
             output: StepOutput::with_capacity(row_count_max),
             results: Vec::with_capacity(row_count_max),
             wishes: Vec::with_capacity(row_count_max + WAITING_WATCHED_MAX),
@@ -208,6 +222,9 @@ impl Engine {
         ports.set_gauge(Gauge::Steps, plan.step);
         ports.set_gauge(Gauge::KvBlocksUsed, u64::from(self.scheduler.pool().held()));
         ports.set_gauge(Gauge::KvBlocksTotal, u64::from(self.scheduler.pool().total()));
+        ports.set_gauge(Gauge::KvBlocksCached, u64::from(self.scheduler.pool().cached()));
+        ports.set_gauge(Gauge::PrefixQueryTokens, totals.prefix_query_tokens);
+        ports.set_gauge(Gauge::PrefixHitTokens, totals.prefix_hit_tokens);
         ports.set_gauge(Gauge::RequestsRunning, self.scheduler.running().len() as u64);
         ports.set_gauge(Gauge::RequestsWaiting, self.scheduler.waiting().len() as u64);
         ports.set_gauge(Gauge::PromptTokens, totals.prompt_tokens);

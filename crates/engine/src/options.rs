@@ -1,11 +1,11 @@
 //! From the resolved config to a loaded model and an engine around it.
 
 use crate::engine::{Engine, Sizes};
-use pinion_config::{AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
+use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeTiming, KvSize, LoadError, ModelInfo, ModelOptions, WarmUp, load,
 };
-use pinion_scheduler::Limits;
+use pinion_scheduler::{Admission, Limits, Policy};
 
 /// What the model is told.
 pub fn model_options(config: &Config) -> ModelOptions {
@@ -36,6 +36,26 @@ pub fn model_options(config: &Config) -> ModelOptions {
     }
 }
 
+/// How the scheduler chooses.
+fn policy(config: &Config) -> Policy {
+    let scheduling = &config.scheduling;
+    Policy {
+        prefix_cache: scheduling.prefix_cache,
+        admission: match scheduling.admission {
+            AdmissionKind::Fifo => Admission::Fifo,
+            AdmissionKind::Pack => Admission::Pack,
+            AdmissionKind::Shortest => Admission::Shortest,
+            AdmissionKind::Deadline => {
+                Admission::Deadline { target_ns: scheduling.ttft_target_ms.saturating_mul(1_000_000) }
+            }
+        },
+        prefill_chunk_tokens_max: scheduling.prefill_chunk_size,
+        prefill_rows_max: scheduling.prefill_max_batch_size,
+        prefill_first_from: scheduling.prefill_priority_threshold,
+        ..Policy::default()
+    }
+}
+
 /// Sizes for a loaded model. The end-of-sequence id is the config's, which all roles share.
 fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
     Sizes {
@@ -48,7 +68,9 @@ fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
             block_count: info.block_count,
             eos: config.model.eos,
         },
+        policy: policy(config),
         command_budget: config.command_budget,
+        fill_to_target: config.scheduling.fill_to_target,
         detokenizer_count: config.detokenizers,
     }
 }

@@ -6,7 +6,7 @@ use pinion_engine::{Engine, Sizes, Turn};
 use pinion_protocol::Sampling;
 use pinion_protocol::status::Gauge;
 use pinion_scheduler::Limits;
-use rig::{DETOKENIZERS, EOS, FRONTENDS, Random, Rig, SLOTS};
+use rig::{EOS, FRONTENDS, Random, Rig, SLOTS};
 
 const SEQUENCES: u16 = 32;
 const WARM_UP_STEPS: u32 = 50;
@@ -23,11 +23,13 @@ fn decoding() -> (Engine, Rig) {
         block_count: 4096,
         eos: Some(EOS),
     };
-    let sizes = Sizes { limits, command_budget: 64, detokenizer_count: DETOKENIZERS };
+    let sizes = Sizes { limits, ..rig::small() };
+    assert!(sizes.policy.prefix_cache);
     let (mut engine, mut rig, mut random) = (rig::engine(sizes), Rig::new(), Random(1));
     for n in 0..SEQUENCES {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
-        let prompt = random.prompt(20);
+        // Every fourth prompt is the same, so that blocks are shared and found to be the same while they grow.
+        let prompt = if n % 4 == 0 { (100..120).collect() } else { random.prompt(20) };
         // Every other request has all that a request can ask of its logits.
         let shaped = Sampling {
             repetition_penalty: 1.1,

@@ -11,7 +11,7 @@ use pinion_protocol::frontend_inbox::{self, Finished, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role, Sampling};
-use pinion_scheduler::Limits;
+use pinion_scheduler::{Limits, Policy};
 use pinion_shm::page::Page;
 use pinion_shm::ring::{Reader, Record, Wake, Writer, region_words};
 use pinion_shm::slots::{SlotState, SlotTable};
@@ -115,6 +115,11 @@ impl Rig {
             .slot(usize::from(id.slot))
             .expect("a slot")
             .stamped(stage as usize)
+    }
+
+    pub fn counted(&self, id: RequestId, counter: Counter) -> u64 {
+        let slot = self.tables[usize::from(id.frontend)].slot(usize::from(id.slot));
+        slot.expect("a slot").counter(counter as usize)
     }
 
     /// A raw record from one of the tokenizers.
@@ -255,7 +260,9 @@ pub fn small() -> Sizes {
             block_count: 60,
             eos: Some(EOS),
         },
+        policy: Policy::default(),
         command_budget: 5,
+        fill_to_target: false,
         detokenizer_count: DETOKENIZERS,
     }
 }

@@ -1,0 +1,58 @@
+//! What the engine's scheduler is told: the prefix cache, the shape of prefill, who goes next.
+
+use crate::sources::Settings;
+use serde::{Deserialize, Serialize};
+
+/// Who of the waiting requests goes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AdmissionKind {
+    /// The one that arrived first.
+    Fifo,
+    /// The shortest of the first few.
+    Pack,
+    /// The shortest, with ageing.
+    Shortest,
+    /// The one whose first token is due first.
+    Deadline,
+}
+
+/// The scheduler's switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// Keep KV blocks for requests that begin alike.
+    pub prefix_cache: bool,
+    /// Who goes next.
+    pub admission: AdmissionKind,
+    /// [`AdmissionKind::Deadline`]: when the first token of a prompt of up to 256 tokens is due, in ms after arrival.
+    pub ttft_target_ms: u64,
+    /// Most prompt tokens of one request in one step.
+    pub prefill_chunk_size: Option<u32>,
+    /// Most requests with prompt tokens in one step.
+    pub prefill_max_batch_size: Option<u32>,
+    /// Requests in prefill from which on prompts get a step's tokens before decodes.
+    pub prefill_priority_threshold: Option<u32>,
+    /// Take in more than the command budget while fewer requests than fill a step are in the engine.
+    pub fill_to_target: bool,
+}
+
+impl Scheduling {
+    pub(crate) fn new(settings: &Settings) -> Scheduling {
+        let limit = |name: &str| {
+            settings.number(name).map(|n| u32::try_from(n).expect("the option's range fits 32 bits"))
+        };
+        Scheduling {
+            prefix_cache: settings.switch("prefix-cache").unwrap_or(true),
+            admission: match settings.text("admission") {
+                Some("pack") => AdmissionKind::Pack,
+                Some("shortest") => AdmissionKind::Shortest,
+                Some("deadline") => AdmissionKind::Deadline,
+                _ => AdmissionKind::Fifo,
+            },
+            ttft_target_ms: settings.number("ttft-target").expect("the option has a default"),
+            prefill_chunk_size: limit("prefill-chunk-size"),
+            prefill_max_batch_size: limit("prefill-max-batch-size"),
+            prefill_priority_threshold: limit("prefill-priority-threshold"),
+            fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
+        }
+    }
+}
