@@ -37,7 +37,8 @@ step_loom() {
 }
 
 loom_run() { # loom_run RUSTFLAGS
-    RUSTFLAGS=$1 cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
+    # Link-time optimisation would cost minutes here and find nothing.
+    CARGO_PROFILE_RELEASE_LTO=off RUSTFLAGS=$1 cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
 }
 
 # Unit, property and parity tests of every crate but the one that starts processes.
