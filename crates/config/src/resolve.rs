@@ -73,10 +73,7 @@ pub(crate) fn from_facts(
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
     let engine_threads =
         cpu_plan.placements.iter().find(|p| p.peer.role == Role::Engine).map_or(1, |p| p.threads);
-    let model_dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
-    if model_dir.to_str().is_none() {
-        faults.add(&Origin::Model(model_dir.display().to_string()), "the path is not valid UTF-8");
-    }
+    let model_dir = absolute(dir, faults);
     let take = Take(settings);
     Some(Config {
         host: settings.address("host")?,
@@ -124,6 +121,15 @@ pub(crate) fn from_facts(
         cpu_plan,
         pin,
     })
+}
+
+/// The folder's path from the root, for children whose working directory may be another.
+fn absolute(dir: &Path, faults: &mut Collector) -> PathBuf {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
+    if dir.to_str().is_none() {
+        faults.add(&Origin::Model(dir.display().to_string()), "the path is not valid UTF-8");
+    }
+    dir
 }
 
 impl Config {

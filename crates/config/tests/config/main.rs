@@ -6,6 +6,7 @@ mod machines;
 mod model_folders;
 mod plans;
 mod rings;
+mod scheduling;
 mod sources;
 mod tree;
 mod values;

@@ -302,6 +302,7 @@ impl Simulation {
         let plan = self.scheduler.plan(u64::from(self.step));
         assert!(plan.token_count <= limits.max_num_batched_tokens, "over the token budget");
         assert!(plan.rows.len() <= limits.max_num_seqs as usize, "over the sequence limit");
+        assert!(plan.rows.iter().all(|row| row.len > 0), "a row without a token");
         assert_eq!(plan.token_count, plan.rows.iter().map(|row| row.len).sum::<u32>());
         let chunk_max = policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
         assert!(plan.rows.iter().all(|row| row.len <= chunk_max), "over the chunk size");
