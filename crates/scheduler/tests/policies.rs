@@ -137,3 +137,22 @@ fn prompts_come_before_decodes_from_the_threshold_on_but_not_for_ever() {
     assert_eq!(step(&mut scheduler), [(0, 1), (2, 15)], "after four steps the decode has its turn");
     assert_eq!(step(&mut scheduler), [(2, 16)]);
 }
+
+#[test]
+fn nobody_overtakes_a_preempted_request() {
+    let policy = Policy { admission: Admission::Shortest, ..PLAIN };
+    let limits = Limits { block_count: 6, max_num_seqs: 3, ..LIMITS };
+    let mut scheduler = Scheduler::with_policy(limits, policy);
+    admit(&mut scheduler, 0, 4, 16, 0);
+    admit(&mut scheduler, 1, 5, 10, 0);
+    while scheduler.totals().preemptions == 0 {
+        step(&mut scheduler);
+    }
+    admit(&mut scheduler, 2, 1, 1, 0); // shorter, and it would fit at once
+    assert_eq!(scheduler.pool().available(), 3);
+    let order: Vec<u16> = std::iter::from_fn(|| (!scheduler.is_empty()).then(|| step(&mut scheduler)))
+        .flat_map(|rows| rows.into_iter().map(|row| row.0))
+        .filter(|&slot| slot != 0)
+        .collect();
+    assert!(order.starts_with(&[1, 2]), "{order:?}");
+}
