@@ -28,6 +28,7 @@ impl Scheduler {
             let covered = sequence.blocks.len() as u32 * self.limits.block_size;
             assert!(covered >= sequence.computed, "what is computed lies in blocks");
         }
+        assert!(live().all(|s| s.registered as usize <= s.blocks.len()), "what is registered is held");
         for sequence in self.waiting.iter().map(|&key| self.sequence(key)) {
             assert!(sequence.lane.is_none() && sequence.blocks.is_empty(), "who waits holds nothing");
         }

@@ -130,8 +130,9 @@ impl Scheduler {
         let block_size = self.limits.block_size;
         let key = self.waiting[index];
         let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
-        if available <= sequence.refused_at && !self.running.is_empty() {
-            return false; // Not worth a look into the cache.
+        // Not worth a look into the cache. When nobody runs any more, all blocks are available: more than then.
+        if available <= sequence.refused_at {
+            return false;
         }
         self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
         let hits = sequence.blocks.len() as u32;
