@@ -7,6 +7,7 @@
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::sampling;
+use pinion_protocol::limits::CHOICES_MAX;
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use serde_json::Value;
@@ -42,8 +43,10 @@ pub struct Admitted {
     pub include_usage: bool,
     /// How to draw.
     pub sampling: Sampling,
-    /// What to continue.
-    pub prompt: Prompt,
+    /// What to continue; each is answered for itself.
+    pub prompts: Vec<Prompt>,
+    /// Answers for each prompt.
+    pub choices_per_prompt: u32,
     /// Strings that end the text.
     pub stop: Vec<String>,
     /// Whether what ended the text is part of it.
@@ -54,15 +57,12 @@ pub struct Admitted {
 /// "not wanted". Absent and null always pass.
 type Harmless = fn(&Value) -> bool;
 
-const fn unsupported() -> [(&'static str, Harmless); 16] {
-    let one: Harmless = |v| v.as_f64() == Some(1.0);
+const fn unsupported() -> [(&'static str, Harmless); 14] {
     let zero: Harmless = |v| v.as_f64() == Some(0.0);
     let no: Harmless = |v| v.as_bool() == Some(false);
     let empty_array: Harmless = |v| v.as_array().is_some_and(Vec::is_empty);
     let no_choice: Harmless = |v| matches!(v.as_str(), Some("none" | "auto"));
     [
-        ("n", one),
-        ("best_of", one),
         ("logprobs", no),
         ("top_logprobs", zero),
         ("prompt_logprobs", |_| false),
@@ -86,16 +86,33 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
     check_unsupported(&mut fields)?;
-    let prompt = match api {
-        Api::Completions | Api::Generate => prompts::prompt(&mut fields, limits)?,
-        Api::Chat => prompts::messages(&mut fields)?,
+    let prompts = match api {
+        Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
+        Api::Chat => vec![prompts::messages(&mut fields)?],
     };
+    let choices_per_prompt = choices(api, &mut fields, prompts.len())?;
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
     let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = stream_options(&mut fields, stream)?;
-    Ok(Admitted { stream, include_usage, sampling, prompt, stop, include_stop })
+    Ok(Admitted { stream, include_usage, sampling, prompts, choices_per_prompt, stop, include_stop })
+}
+
+/// `n`, and `best_of`, which must not ask for more: nothing ranks candidates here.
+fn choices(api: Api, fields: &mut Fields, prompt_count: usize) -> Result<u32, Fault> {
+    let most = if api == Api::Generate { 1 } else { CHOICES_MAX as i128 };
+    let n = fields.integer("n", 1..=most)?.unwrap_or(1);
+    if fields.integer("best_of", 1..=most)?.is_some_and(|best_of| best_of != n) {
+        return Err(Fault::field("best_of", "best_of other than n is not supported by this version"));
+    }
+    let count = n as usize * prompt_count;
+    if count > CHOICES_MAX {
+        let message =
+            format!("{prompt_count} prompts with n = {n} are {count} choices; {CHOICES_MAX} are allowed");
+        return Err(Fault::field("n", message));
+    }
+    Ok(n as u32)
 }
 
 /// Admits a `/tokenize` request.

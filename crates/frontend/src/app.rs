@@ -109,13 +109,18 @@ impl Numbers {
         format!("{:016x}{:016x}", half(0), half(1))
     }
 
-    /// The seed of a request that names none: splitmix64 of the configured seed and a counter.
+    /// The seed of a request that names none.
     pub fn fresh_seed(&self) -> u64 {
-        let mut z = self.seed.wrapping_add(self.next().wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mixed(self.seed, self.next())
     }
+}
+
+/// A seed that follows from another one and a place: splitmix64.
+pub(crate) fn mixed(seed: u64, place: u64) -> u64 {
+    let mut z = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Unix seconds, for `created`.

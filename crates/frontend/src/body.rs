@@ -1,10 +1,10 @@
 //! The body of an answer. A stream hands over everything that waits as one piece, so that several ready tokens
 //! leave in one write; dropping the body is how we learn that the client is gone.
 
-use crate::ledger::Ticket;
-use crate::request::{Form, Outcome};
+use crate::openai::Usage;
 use crate::sse;
-use bytes::Bytes;
+use crate::ticket::Ticket;
+use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 use pinion_protocol::Fault;
 use pinion_protocol::names::Stage;
@@ -16,18 +16,33 @@ use tokio::time::{Instant, Sleep};
 
 /// The body of a response.
 pub enum AnswerBody {
-    /// Known bytes, with the request that they answer, if they answer one.
-    Whole(Bytes, Option<Ticket>),
+    /// Known bytes, with the requests that they answer.
+    Whole(Bytes, Vec<Ticket>),
     /// Bytes as they come.
     Stream(Stream),
 }
 
-/// The bytes of a request as they come.
-pub struct Stream {
-    /// `None` once everything has been handed over.
-    ticket: Option<Ticket>,
+/// One request's share of a stream.
+struct Voice {
+    ticket: Ticket,
     begun: bool,
+}
+
+/// The bytes of an answer's requests as they come: one, or one per choice.
+pub struct Stream {
+    /// Empty once everything has been handed over.
+    voices: Vec<Voice>,
+    /// What ends an answer of several choices.
+    end: Option<End>,
     keep_alive: Option<KeepAlive>,
+}
+
+/// What is said after the last choice.
+pub struct End {
+    /// Writes the counts.
+    pub writer: sse::Writer,
+    /// Choices of each prompt, which is counted once.
+    pub choices_per_prompt: usize,
 }
 
 /// Comments between the events of a stream that is silent for too long.
@@ -60,9 +75,15 @@ impl KeepAlive {
 }
 
 impl Stream {
-    /// The stream of `ticket`'s request.
-    pub fn new(ticket: Ticket) -> Stream {
-        Stream { ticket: Some(ticket), begun: false, keep_alive: None }
+    /// The stream of a single request, which brings its own end.
+    pub fn new(tickets: Vec<Ticket>) -> Stream {
+        let voices = tickets.into_iter().map(|ticket| Voice { ticket, begun: false }).collect();
+        Stream { voices, end: None, keep_alive: None }
+    }
+
+    /// The choices of one answer, in the order of their numbers. Their events come in any order.
+    pub fn of_choices(tickets: Vec<Ticket>, end: End) -> Stream {
+        Stream { end: Some(end), ..Stream::new(tickets) }
     }
 
     /// With a comment after every `period` of silence, the first one at `due`. Only for a stream of events.
@@ -73,40 +94,89 @@ impl Stream {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
-        let Some(ticket) = &self.ticket else { return Poll::Ready(None) };
-        let mut request = ticket.request.borrow_mut();
-        let plain = matches!(request.form(), Form::PlainStream);
-        // A plain stream has no place for an error: it breaks off, so that it never looks complete.
-        let failed = match request.outcome() {
-            Some(Outcome::Failed(fault)) if plain => Some(fault.clone()),
-            _ => None,
+        if self.voices.is_empty() {
+            return Poll::Ready(None);
+        }
+        // The first failure ends the whole: it alone is told, once.
+        let failed = self.voices.iter().position(|voice| voice.ticket.fault().is_some());
+        let heard = match failed {
+            Some(at) => self.voices.drain(..).nth(at).into_iter().collect(),
+            None => std::mem::take(&mut self.voices),
         };
-        if !request.has_output() {
-            if request.outcome().is_none() {
-                request.wake_later(context);
-                let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
-                return keep_alive.poll(context).map(|()| Some(Ok(Bytes::from_static(sse::KEEP_ALIVE))));
+        self.voices = heard;
+        let said = self.collect(context);
+        let fault = failed.and_then(|_| self.voices.first()?.ticket.fault());
+        let is_plain = self.voices.first().is_some_and(|voice| voice.ticket.is_plain());
+        let over = self.voices.iter().all(|voice| voice.ticket.is_over());
+        // The account of the last choice may come after its text.
+        let ends_late = said.is_none() && over && fault.is_none() && self.end.is_some();
+        match said.or_else(|| ends_late.then(Bytes::new)) {
+            // A plain stream has no place for an error: it breaks off, so that it never looks complete.
+            None if is_plain && fault.is_some() => {
+                self.voices.clear();
+                Poll::Ready(fault.map(Err))
             }
-            drop(request);
-            self.ticket = None;
-            return Poll::Ready(failed.map(Err));
+            None if over => {
+                self.voices.clear();
+                Poll::Ready(None)
+            }
+            None => {
+                let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
+                keep_alive.poll(context).map(|()| Some(Ok(Bytes::from_static(sse::KEEP_ALIVE))))
+            }
+            Some(bytes) => {
+                if let Some(keep_alive) = &mut self.keep_alive {
+                    keep_alive.heard();
+                }
+                let bytes = if over && fault.is_none() { self.with_end(bytes) } else { bytes };
+                if over && !(is_plain && fault.is_some()) {
+                    self.voices.drain(..).for_each(|voice| voice.ticket.stamp(Stage::LastWrite));
+                }
+                Poll::Ready(Some(Ok(bytes)))
+            }
         }
-        let bytes = request.take_output();
-        if let Some(keep_alive) = &mut self.keep_alive {
-            keep_alive.heard();
-        }
-        let complete = request.outcome().is_some() && failed.is_none();
-        drop(request);
-        if !self.begun {
-            self.begun = true;
-            ticket.stamp(Stage::FirstWrite);
-        }
-        if complete {
-            ticket.stamp(Stage::LastWrite);
-            self.ticket = None;
-        }
-        Poll::Ready(Some(Ok(bytes)))
     }
+
+    /// Everything that waits, as one piece; those that may say more will wake the task.
+    fn collect(&mut self, context: &Context<'_>) -> Option<Bytes> {
+        let mut said: Option<Bytes> = None;
+        for voice in &mut self.voices {
+            let mut request = voice.ticket.request.borrow_mut();
+            if !request.has_output() {
+                if request.outcome().is_none() {
+                    request.wake_later(context);
+                }
+                continue;
+            }
+            let bytes = request.take_output();
+            drop(request);
+            if !voice.begun {
+                voice.begun = true;
+                voice.ticket.stamp(Stage::FirstWrite);
+            }
+            said = Some(match said {
+                None => bytes,
+                Some(before) => joined(before, &bytes),
+            });
+        }
+        said
+    }
+
+    /// Counts and end mark after the last choice of several.
+    fn with_end(&self, bytes: Bytes) -> Bytes {
+        let Some(end) = &self.end else { return bytes };
+        let usages = self.voices.iter().filter_map(|voice| voice.ticket.usage());
+        let mut tail = BytesMut::new();
+        sse::write_end(&end.writer, Usage::of_choices(usages, end.choices_per_prompt), &mut tail);
+        joined(bytes, &tail)
+    }
+}
+
+fn joined(before: Bytes, after: &[u8]) -> Bytes {
+    let mut both = BytesMut::with_capacity(before.len() + after.len());
+    both.extend_from_slice(&before);
+    both.extend_from_slice(after);
+    both.freeze()
 }
 
 impl Body for AnswerBody {
@@ -118,10 +188,8 @@ impl Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         match self.get_mut() {
-            AnswerBody::Whole(bytes, ticket) => {
-                if let Some(ticket) = ticket.take() {
-                    ticket.stamp(Stage::LastWrite);
-                }
+            AnswerBody::Whole(bytes, tickets) => {
+                tickets.drain(..).for_each(|ticket| ticket.stamp(Stage::LastWrite));
                 let bytes = std::mem::take(bytes);
                 Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
             }
@@ -134,7 +202,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             AnswerBody::Whole(bytes, _) => bytes.is_empty(),
-            AnswerBody::Stream(stream) => stream.ticket.is_none(),
+            AnswerBody::Stream(stream) => stream.voices.is_empty(),
         }
     }
 

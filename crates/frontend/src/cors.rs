@@ -38,7 +38,7 @@ pub(crate) fn preflight(
     if !asks || origin.is_none() || route == Route::Unknown {
         return None;
     }
-    let mut response = Response::new(AnswerBody::Whole(Bytes::new(), None));
+    let mut response = Response::new(AnswerBody::Whole(Bytes::new(), Vec::new()));
     *response.status_mut() = StatusCode::NO_CONTENT;
     let wanted = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).filter(|fields| are_names(fields.as_bytes()));
     let fields = wanted.cloned().unwrap_or(HeaderValue::from_static(USUAL_FIELDS));

@@ -4,24 +4,26 @@
 //! own status, and the head leaves together with the first chunk.
 
 use crate::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
-use crate::app::{App, unix_s};
-use crate::body::{AnswerBody, Stream};
+use crate::app::{self, App, unix_s};
+use crate::body::{AnswerBody, End, Stream};
 use crate::errors::Refusal;
-use crate::ledger::{Origin, Ticket};
+use crate::ledger::Origin;
 use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX};
-use crate::openai::{Ending, Head, Shape, Usage, answer_json};
+use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json};
 use crate::outgoing::Job;
 use crate::request::{Form, Outcome};
 use crate::routes::{Arrival, Route, whole};
 use crate::sse;
+use crate::ticket::Ticket;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
-use pinion_protocol::{Fault, FaultCode};
+use pinion_protocol::{Fault, FaultCode, Sampling};
 use serde_json::json as value;
 use std::future::poll_fn;
+use std::iter::repeat_n;
 use std::rc::Rc;
 use std::task::Poll;
 use tokio::time::Instant;
@@ -43,16 +45,52 @@ pub(crate) async fn serve(
     let body = read_body(app, request.into_body()).await?;
     let admitted = admit(api, &body, &app.limits, app.numbers.fresh_seed())?;
     drop(body);
-    let Admitted { stream, include_usage, sampling, prompt, stop, include_stop } = admitted;
-    let head = head(app, api, include_usage);
-    let form = match (&head, stream) {
-        (Some(head), true) => Form::Events(sse::Writer::new(head.clone(), app.settings.fast_sse)),
-        (None, true) => Form::PlainStream,
-        (_, false) => Form::Whole,
-    };
-    let job = Job::Generate { sampling, prompt, stop, include_stop };
-    let ticket = Ticket::begin(&app.ledger, origin(arrival), job, form)?;
-    if stream { stream_answer(app, ticket, head.is_some()).await } else { whole_answer(ticket, head).await }
+    let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
+    let head = head(app, api, admitted.include_usage);
+    let tickets = begin(app, &arrival, admitted, head.as_ref())?;
+    if stream {
+        stream_answer(app, tickets, head, choices_per_prompt).await
+    } else {
+        whole_answer(tickets, head, choices_per_prompt).await
+    }
+}
+
+/// Takes a slot for each choice, in the order of their numbers: the first prompt's, then the second's. Either all
+/// begin or none; tickets that are dropped here cancel their requests.
+fn begin(
+    app: &App,
+    arrival: &Arrival,
+    admitted: Admitted,
+    head: Option<&Head>,
+) -> Result<Vec<Ticket>, Fault> {
+    let Admitted { stream, sampling, prompts, choices_per_prompt, stop, include_stop, .. } = admitted;
+    let count = prompts.len() * choices_per_prompt as usize;
+    if count > 1 {
+        app.ledger.borrow().check_room(count)?;
+    }
+    let mut tickets = Vec::with_capacity(count);
+    for prompt in prompts {
+        for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
+            let sampling = Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() };
+            let job = Job::Generate { sampling, prompt, stop: stop.clone(), include_stop };
+            let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
+            let form = match head.filter(|_| stream) {
+                Some(head) if count > 1 => {
+                    Form::Events(sse::Writer::part(head.clone(), app.settings.fast_sse, index))
+                }
+                Some(head) => Form::Events(sse::Writer::new(head.clone(), app.settings.fast_sse)),
+                None if stream => Form::PlainStream,
+                None => Form::Whole,
+            };
+            tickets.push(Ticket::begin(&app.ledger, origin(arrival), job, form)?);
+        }
+    }
+    Ok(tickets)
+}
+
+/// The first choice of a prompt is what `n = 1` gives; the others' seeds follow from the same seed.
+fn choice_seed(seed: u64, place: u32) -> u64 {
+    if place == 0 { seed } else { app::mixed(seed, u64::from(place)) }
 }
 
 fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
@@ -65,20 +103,27 @@ fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
     Some(Head { shape, id, created: unix_s(), model: app.limits.model.clone(), include_usage })
 }
 
-fn origin(arrival: Arrival) -> Origin {
-    Origin { route: arrival.route, label: arrival.label, received_ns: arrival.received_ns }
+fn origin(arrival: &Arrival) -> Origin {
+    Origin { route: arrival.route, label: arrival.label.clone(), received_ns: arrival.received_ns }
 }
 
 /// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
 /// of events that has nothing to say for the keep-alive time begins with a comment.
-async fn stream_answer(app: &App, ticket: Ticket, events: bool) -> Result<Response<AnswerBody>, Refusal> {
+async fn stream_answer(
+    app: &App,
+    tickets: Vec<Ticket>,
+    head: Option<Head>,
+    choices_per_prompt: usize,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let events = head.is_some();
     let begins = poll_fn(|context| {
-        let mut request = ticket.request.borrow_mut();
-        if request.has_output() || request.outcome().is_some() {
-            return Poll::Ready(());
+        let mut begun = false;
+        for ticket in &tickets {
+            let mut request = ticket.request.borrow_mut();
+            begun |= request.has_output() || request.outcome().is_some();
+            request.wake_later(context);
         }
-        request.wake_later(context);
-        Poll::Pending
+        if begun { Poll::Ready(()) } else { Poll::Pending }
     });
     let keep_alive = app.settings.keep_alive.filter(|_| events);
     let silence_ends = Instant::now() + keep_alive.unwrap_or_default();
@@ -87,11 +132,17 @@ async fn stream_answer(app: &App, ticket: Ticket, events: bool) -> Result<Respon
         Some(_) => drop(tokio::time::timeout_at(silence_ends, begins).await),
         None => begins.await,
     }
-    if let Some(Outcome::Failed(fault)) = ticket.request.borrow().outcome() {
-        return Err(fault.clone().into());
+    if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
+        return Err(fault.into());
     }
     let content_type = if events { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
-    let mut stream = Stream::new(ticket);
+    let mut stream = match head {
+        Some(head) if tickets.len() > 1 => {
+            let writer = sse::Writer::new(head, app.settings.fast_sse);
+            Stream::of_choices(tickets, End { writer, choices_per_prompt })
+        }
+        _ => Stream::new(tickets),
+    };
     if let Some(period) = keep_alive {
         stream = stream.keep_alive(period, silence_ends);
     }
@@ -118,15 +169,45 @@ async fn outcome(ticket: &Ticket) -> Result<Outcome, Fault> {
     .await
 }
 
-async fn whole_answer(ticket: Ticket, head: Option<Head>) -> Result<Response<AnswerBody>, Refusal> {
-    let Outcome::Text(ending, usage) = outcome(&ticket).await? else { return Err(unexpected()) };
-    let bytes = ticket.request.borrow_mut().take_output();
-    let text = std::str::from_utf8(&bytes).map_err(|_| unexpected())?;
-    let body = match head {
-        Some(head) => answer_json(&head, text, ending, usage),
-        None => generate_json(text, ending, usage),
+async fn whole_answer(
+    tickets: Vec<Ticket>,
+    head: Option<Head>,
+    choices_per_prompt: usize,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let ends = outcomes(&tickets).await?;
+    let texts: Vec<Bytes> = tickets.iter().map(|ticket| ticket.request.borrow_mut().take_output()).collect();
+    let (mut answers, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
+    for (end, text) in ends.iter().zip(&texts) {
+        let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
+        answers.push(Answer { text: std::str::from_utf8(text).map_err(|_| unexpected())?, ending });
+        usages.push(usage);
+    }
+    let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
+    let body = match (&head, answers.first()) {
+        (Some(head), _) => answer_json(head, &answers, usage),
+        (None, Some(answer)) => generate_json(answer.text, answer.ending, usage),
+        (None, None) => return Err(unexpected()),
     };
-    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), Some(ticket))))
+    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), tickets)))
+}
+
+/// Waits until every request has its outcome, or one has failed.
+async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
+    poll_fn(|context| {
+        if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
+            return Poll::Ready(Err(fault));
+        }
+        let ends: Option<Vec<Outcome>> =
+            tickets.iter().map(|ticket| ticket.request.borrow().outcome().cloned()).collect();
+        match ends {
+            Some(ends) => Poll::Ready(Ok(ends)),
+            None => {
+                tickets.iter().for_each(|ticket| ticket.request.borrow_mut().wake_later(context));
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }
 
 fn generate_json(text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
@@ -146,7 +227,7 @@ pub(crate) async fn tokenize(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
     let prompt = admit_tokenize(&body, &app.limits)?;
-    let ticket = Ticket::begin(&app.ledger, origin(arrival), Job::Encode(prompt), Form::Whole)?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
     let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
     let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
     Ok(answered(ticket, answer.to_string()))
@@ -160,13 +241,13 @@ pub(crate) async fn detokenize(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
     let ids = admit_detokenize(&body, &app.limits)?;
-    let ticket = Ticket::begin(&app.ledger, origin(arrival), Job::Decode(ids), Form::Whole)?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
     let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
     Ok(answered(ticket, value!({"prompt": text}).to_string()))
 }
 
 fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
-    whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), Some(ticket)))
+    whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), vec![ticket]))
 }
 
 /// Reads a body up to its limit, in its time. A declared length over the limit is refused unread.

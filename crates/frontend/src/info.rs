@@ -70,7 +70,7 @@ pub(crate) fn live() -> Response<AnswerBody> {
 /// `GET /metrics`.
 pub(crate) fn metrics(app: &App) -> Response<AnswerBody> {
     let page = exposition::render(app, clock::now_ns());
-    whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), None))
+    whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), Vec::new()))
 }
 
 /// `GET /openapi.json`.
@@ -82,7 +82,7 @@ pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
 pub(crate) fn docs(app: &App) -> Response<AnswerBody> {
     let page = openapi::page(&app.limits);
     let mut response =
-        whole(StatusCode::OK, "text/html; charset=utf-8", AnswerBody::Whole(page.into(), None));
+        whole(StatusCode::OK, "text/html; charset=utf-8", AnswerBody::Whole(page.into(), Vec::new()));
     let policy = "default-src 'none'; style-src 'unsafe-inline'";
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
     response

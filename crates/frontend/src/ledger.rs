@@ -2,7 +2,7 @@
 //! request they belong to, and takes slots back.
 //!
 //! A slot is taken at [`Ledger::begin`] and given back when both sides are done: no role will say more about
-//! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`] is dropped).
+//! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`](crate::ticket::Ticket) is dropped).
 //! Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
 //! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
@@ -111,6 +111,22 @@ impl Ledger {
     /// From now on new requests are refused.
     pub fn drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Whether one HTTP request can have `count` slots now. Errors: never, or not now.
+    pub fn check_room(&self, count: usize) -> Result<(), Fault> {
+        let (total, free) = (self.entries.len(), self.free.len());
+        if count > total {
+            let message =
+                format!("{count} choices at once are more than this service's {total} request slots");
+            return Err(Fault::field("n", message));
+        }
+        if count > free {
+            let message =
+                format!("{free} of {total} request slots are free and {count} are needed; try again later");
+            return Err(Fault::new(FaultCode::TooManyRequests, message));
+        }
+        Ok(())
     }
 
     /// Takes a slot and sends the job on. Errors: all slots taken, a role down, draining, a reader stuck.
@@ -281,7 +297,7 @@ impl Ledger {
     }
 
     /// The client has everything, or is gone. In the latter case the request is cancelled everywhere.
-    fn client_done(&mut self, id: RequestId) {
+    pub(crate) fn client_done(&mut self, id: RequestId) {
         let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
         let Some(entry) = place.filter(|entry| entry.id == id) else { return };
         entry.client_done = true;
@@ -429,38 +445,5 @@ impl Ledger {
     /// Whether any request still waits for its outcome or its client.
     pub fn any_open(&self) -> bool {
         self.entries.iter().flatten().any(|entry| !entry.client_done)
-    }
-}
-
-/// The client's half of a request. Dropping it says that the client has everything or is gone.
-pub struct Ticket {
-    ledger: Rc<RefCell<Ledger>>,
-    /// The request.
-    pub request: Rc<RefCell<Request>>,
-    id: RequestId,
-}
-
-impl Ticket {
-    /// Begins a request in `ledger`.
-    pub fn begin(
-        ledger: &Rc<RefCell<Ledger>>,
-        origin: Origin,
-        job: Job,
-        form: Form,
-    ) -> Result<Ticket, Fault> {
-        let request = ledger.borrow_mut().begin(origin, job, form)?;
-        let id = request.borrow().facts.id;
-        Ok(Ticket { ledger: ledger.clone(), request, id })
-    }
-
-    /// Stamps a stage now.
-    pub fn stamp(&self, stage: Stage) {
-        self.ledger.borrow_mut().stamp(self.id, stage);
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.ledger.borrow_mut().client_done(self.id);
     }
 }

@@ -31,6 +31,7 @@ mod sampling;
 pub mod server;
 pub mod sse;
 pub mod stats;
+pub mod ticket;
 pub mod timed_stream;
 
 use admission::Limits;

@@ -4,33 +4,39 @@
 
 use crate::admission::{Limits, token_id};
 use crate::json::{Fields, wrong_type};
-use pinion_protocol::limits::{MESSAGES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::limits::{CHOICES_MAX, MESSAGES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode};
 use serde::Serialize;
 use serde_json::Value;
 
-const PROMPT_SHAPES: &str = "a string, an array of token ids, or an array with exactly one of these";
+const PROMPT_SHAPES: &str = "a string, an array of token ids, or an array of these";
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
-/// `prompt` of `/v1/completions` and `/generate`.
-pub(crate) fn prompt(fields: &mut Fields, limits: &Limits) -> Result<Prompt, Fault> {
+/// `prompt` of `/generate`, and of `/v1/completions` where it may be a list of up to [`CHOICES_MAX`] prompts.
+pub(crate) fn prompts(fields: &mut Fields, limits: &Limits, list: bool) -> Result<Vec<Prompt>, Fault> {
     let Some(value) = fields.take("prompt") else { return Err(Fault::field("prompt", "prompt is required")) };
-    match value {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(items) => match items.as_slice() {
-            [] => Err(Fault::field("prompt", "prompt must not be an empty array")),
-            [Value::String(text)] => Ok(Prompt::Text(text.clone())),
-            [Value::Array(inner)] => prompt_ids(inner, limits),
-            [Value::String(_) | Value::Array(_), ..] => Err(Fault::field(
-                "prompt",
-                "more than one prompt in a request is not supported by this version",
-            )),
-            [Value::Number(_), ..] => prompt_ids(&items, limits),
-            [other, ..] => Err(wrong_type("prompt", PROMPT_SHAPES, other)),
-        },
-        other => Err(wrong_type("prompt", PROMPT_SHAPES, &other)),
+    let items = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::Array(items) => items,
+        other => return Err(wrong_type("prompt", PROMPT_SHAPES, &other)),
+    };
+    match items.first() {
+        None => return Err(Fault::field("prompt", "prompt must not be an empty array")),
+        Some(Value::Number(_)) => return Ok(vec![prompt_ids(&items, limits)?]),
+        Some(_) => {}
     }
+    let most = if list { CHOICES_MAX } else { 1 };
+    if items.len() > most {
+        let message = format!("prompt may have at most {most} prompts here, got {}", items.len());
+        return Err(Fault::field("prompt", message));
+    }
+    let one = |item: Value| match item {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => prompt_ids(&ids, limits),
+        other => Err(wrong_type("prompt", PROMPT_SHAPES, &other)),
+    };
+    items.into_iter().map(one).collect()
 }
 
 fn prompt_ids(items: &[Value], limits: &Limits) -> Result<Prompt, Fault> {

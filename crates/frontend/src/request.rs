@@ -277,11 +277,10 @@ impl Request {
     }
 
     fn end(&mut self, ending: Ending, usage: Usage) {
-        if let Form::Events(writer) = &self.form {
-            if writer.head().include_usage {
-                writer.write(&Event::Usage(usage), &mut self.out);
-            }
-            sse::write_done(&mut self.out);
+        if let Form::Events(writer) = &self.form
+            && !writer.is_part()
+        {
+            sse::write_end(writer, usage, &mut self.out);
         }
         self.outcome = Some(Outcome::Text(ending, usage));
     }

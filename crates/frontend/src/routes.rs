@@ -250,7 +250,7 @@ pub fn whole(status: StatusCode, content_type: &'static str, body: AnswerBody) -
 
 /// A JSON response.
 pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<AnswerBody> {
-    whole(status, "application/json", AnswerBody::Whole(body.into(), None))
+    whole(status, "application/json", AnswerBody::Whole(body.into(), Vec::new()))
 }
 
 fn refuse(error: HttpError) -> Response<AnswerBody> {

@@ -12,15 +12,19 @@ pub const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 const DATA: &[u8] = b"data: ";
 const END: &[u8] = b"\n\n";
 const CHOICES: &[u8] = b",\"choices\":[";
-const COMPLETION_TEXT: &[u8] = b"{\"index\":0,\"text\":\"";
+const INDEX: &[u8] = b"{\"index\":";
+const COMPLETION_TEXT: &[u8] = b",\"text\":\"";
 const COMPLETION_TEXT_END: &[u8] = b"\",\"logprobs\":null,\"finish_reason\":";
-const CHAT_DELTA: &[u8] = b"{\"index\":0,\"delta\":{";
+const CHAT_DELTA: &[u8] = b",\"delta\":{";
 const CHAT_CONTENT: &[u8] = b"\"content\":\"";
 const CHAT_DELTA_END: &[u8] = b"},\"logprobs\":null,\"finish_reason\":";
 
-/// Renders the chunks of one answer.
+/// Renders the chunks of one choice.
 pub struct Writer {
     head: Head,
+    index: u32,
+    /// The answer has other choices: counts and the end mark are for all of them, and not for this one to write.
+    is_part: bool,
     /// Everything up to where the choice's varying part begins; empty selects the plain writer.
     prefix: Vec<u8>,
     /// Length of the part of `prefix` that ends with `"choices":[`.
@@ -28,9 +32,18 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Prepares the prefix, unless `fast` is off.
+    /// For an answer with one choice. Prepares the prefix, unless `fast` is off.
     pub fn new(head: Head, fast: bool) -> Writer {
-        let mut writer = Writer { head, prefix: Vec::new(), choices_at: 0 };
+        Writer::with(head, fast, 0, false)
+    }
+
+    /// For choice `index` of an answer with several.
+    pub fn part(head: Head, fast: bool, index: u32) -> Writer {
+        Writer::with(head, fast, index, true)
+    }
+
+    fn with(head: Head, fast: bool, index: u32, is_part: bool) -> Writer {
+        let mut writer = Writer { head, index, is_part, prefix: Vec::new(), choices_at: 0 };
         if fast {
             writer.prepare();
         }
@@ -40,6 +53,11 @@ impl Writer {
     /// What every chunk repeats.
     pub fn head(&self) -> &Head {
         &self.head
+    }
+
+    /// Whether the answer has other choices.
+    pub fn is_part(&self) -> bool {
+        self.is_part
     }
 
     fn prepare(&mut self) {
@@ -60,6 +78,8 @@ impl Writer {
         out.put_slice(b"\"");
         out.put_slice(CHOICES);
         self.choices_at = out.len();
+        out.put_slice(INDEX);
+        put_number(u64::from(self.index), &mut out);
         out.put_slice(match head.shape {
             Shape::Completions => COMPLETION_TEXT,
             Shape::Chat => CHAT_DELTA,
@@ -71,7 +91,7 @@ impl Writer {
     pub fn write(&self, event: &Event<'_>, out: &mut BytesMut) {
         if self.prefix.is_empty() {
             out.put_slice(DATA);
-            out.put_slice(&chunk_json(&self.head, event));
+            out.put_slice(&chunk_json(&self.head, self.index, event));
         } else if let Event::Usage(usage) = event {
             self.write_usage(*usage, out);
         } else {
@@ -134,6 +154,14 @@ pub fn write_error(body: &[u8], out: &mut BytesMut) {
     out.put_slice(DATA);
     out.put_slice(body);
     out.put_slice(END);
+}
+
+/// Appends what follows the last choice of a complete stream: the counts, if they are wanted, and the end mark.
+pub fn write_end(writer: &Writer, usage: Usage, out: &mut BytesMut) {
+    if writer.head.include_usage {
+        writer.write(&Event::Usage(usage), out);
+    }
+    write_done(out);
 }
 
 /// Appends the end mark of a complete stream.

@@ -186,7 +186,10 @@ fn values_arrive_where_they_belong() {
     };
     assert_eq!(full.sampling, expected);
     assert_eq!((full.stop, full.include_stop), (vec!["a".to_owned(), "b".to_owned()], true));
-    assert_eq!((full.stream, full.include_usage, full.prompt), (true, true, Prompt::Text("hi".into())));
+    assert_eq!(
+        (full.stream, full.include_usage, full.prompts),
+        (true, true, vec![Prompt::Text("hi".into())])
+    );
 
     let plain = passes(Api::Completions, json!({}));
     let default = Sampling { seed: FRESH_SEED, ..Sampling::default() };
@@ -210,7 +213,6 @@ fn values_arrive_where_they_belong() {
 #[test]
 fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes() {
     let table = [
-        ("n", "2", "1"),
         ("best_of", "3", "1"),
         ("logprobs", "0", "false"),
         ("logprobs", "true", "null"),
@@ -233,17 +235,18 @@ fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes(
 #[test]
 fn prompts_in_every_shape() {
     let table = [
-        ("\"hi\"", Some(Prompt::Text("hi".into()))),
-        ("[\"hi\"]", Some(Prompt::Text("hi".into()))),
-        ("[1,2]", Some(Prompt::Ids(vec![1, 2]))),
-        ("[[1,99]]", Some(Prompt::Ids(vec![1, 99]))),
+        ("\"hi\"", Some(vec![Prompt::Text("hi".into())])),
+        ("[\"hi\"]", Some(vec![Prompt::Text("hi".into())])),
+        ("[1,2]", Some(vec![Prompt::Ids(vec![1, 2])])),
+        ("[[1,99]]", Some(vec![Prompt::Ids(vec![1, 99])])),
+        ("[[1],\"a\"]", Some(vec![Prompt::Ids(vec![1]), Prompt::Text("a".into())])),
         ("null", None),
         ("3", None),
         ("{}", None),
         ("[]", None),
         ("[[]]", None),
-        ("[\"a\",\"b\"]", None),
-        ("[[1],[2]]", None),
+        ("[[1],2]", None),
+        ("[[1],[100]]", None),
         ("[1,\"a\"]", None),
         ("[100]", None),
         ("[-1]", None),
@@ -256,7 +259,7 @@ fn prompts_in_every_shape() {
         match expected {
             Some(prompt) => {
                 let admitted = admit(Api::Completions, body.as_bytes(), &limits(), 0).unwrap();
-                assert_eq!(admitted.prompt, prompt, "{text}");
+                assert_eq!(admitted.prompts, prompt, "{text}");
             }
             None => assert_eq!(refused(Api::Completions, &body).1.as_deref(), Some("prompt"), "{text}"),
         }
@@ -273,7 +276,7 @@ fn messages_in_every_shape() {
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b\"c"}]},
             {"role": "assistant", "content": null, "refusal": null}]}),
     );
-    let Prompt::Messages(text) = admitted.prompt else { panic!("not messages") };
+    let [Prompt::Messages(text)] = admitted.prompts.as_slice() else { panic!("not messages") };
     let expected = r#"[{"role":"system","content":"s"},{"role":"user","content":"ab\"c"},{"role":"assistant","content":""}]"#;
     assert_eq!(text, expected);
     let table = [
@@ -371,7 +374,7 @@ proptest! {
             let submit = Submit {
                 id: RequestId::default(),
                 sampling: admitted.sampling,
-                prompt: admitted.prompt,
+                prompt: admitted.prompts[0].clone(),
                 resume: Vec::new(),
             };
             let mut bytes = Vec::new();
@@ -386,4 +389,13 @@ proptest! {
     fn arbitrary_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = admit(Api::Chat, &bytes, &limits(), FRESH_SEED);
     }
+}
+
+#[test]
+fn a_list_of_prompts_is_for_completions_only() {
+    let list = r#"{"prompt":["a","b"],"n":2}"#;
+    let admitted = admit(Api::Completions, list.as_bytes(), &limits(), 0).unwrap();
+    assert_eq!((admitted.prompts.len(), admitted.choices_per_prompt), (2, 2));
+    assert_eq!(refused(Api::Generate, r#"{"prompt":["a","b"]}"#).1.as_deref(), Some("prompt"));
+    assert_eq!(refused(Api::Generate, r#"{"prompt":"a","n":2}"#).1.as_deref(), Some("n"));
 }

@@ -9,13 +9,14 @@ use harness::{Harness, Options};
 use hyper::body::Body;
 use pinion_frontend::admission::Limits;
 use pinion_frontend::body::{AnswerBody, Stream};
-use pinion_frontend::ledger::{Ledger, Origin, Setup, Ticket};
+use pinion_frontend::ledger::{Ledger, Origin, Setup};
 use pinion_frontend::metrics::Metrics;
 use pinion_frontend::openai::{Head, Shape};
 use pinion_frontend::outgoing::{Job, Outlet};
 use pinion_frontend::request::Form;
 use pinion_frontend::routes::Route;
 use pinion_frontend::sse;
+use pinion_frontend::ticket::Ticket;
 use pinion_protocol::frontend_inbox::{kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
 use pinion_protocol::tokenizer_inbox::Prompt;
@@ -69,7 +70,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
     let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1 };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();
     let id = ticket.request.borrow().facts.id;
-    (id, AnswerBody::Stream(Stream::new(ticket)))
+    (id, AnswerBody::Stream(Stream::new(vec![ticket])))
 }
 
 /// One step's delta record for all streams, then each body is polled as hyper does: until it is pending.

@@ -37,6 +37,8 @@ pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// Bytes of one chat template render or detail text in a rejection.
 pub const DETAIL_BYTES_MAX: usize = 512;
+/// Choices of one HTTP request: its prompts times `n`.
+pub const CHOICES_MAX: usize = 128;
 /// Chat messages in one request.
 pub const MESSAGES_MAX: usize = 4096;
 /// Nesting of a JSON body.

@@ -46,7 +46,7 @@ fn wrong_values() -> Vec<(&'static [&'static str], &'static str, Value)> {
         (openai, "ignore_eos", not_boolean.clone()),
         (&["/generate"], "do_sample", not_boolean.clone()),
         (&["/generate"], "stop_on_eos", not_boolean),
-        (openai, "n", json!([0, 2, -1, "1", 1.5, u64::MAX])),
+        (openai, "n", json!([0, 129, -1, "1", 1.5, u64::MAX])),
         (&[COMPLETIONS], "best_of", json!([2])),
         (&[COMPLETIONS], "echo", json!([true])),
         (&[COMPLETIONS], "suffix", json!(["end"])),

@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: the answer and its chunks.
 
-use super::{Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
+use super::{Answer, Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ struct Completion<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
-    choices: [Choice<'a>; 1],
+    choices: Vec<Choice<'a>>,
     usage: UsageBody,
 }
 
@@ -67,8 +67,8 @@ fn render(head: &Head, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBo
 }
 
 /// One chunk. A finish carries no text here.
-pub(super) fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
-    let choice = |delta, finish_reason| [ChunkChoice { index: 0, delta, logprobs: None, finish_reason }];
+pub(super) fn chunk_json(head: &Head, index: u32, event: &Event<'_>) -> Vec<u8> {
+    let choice = |delta, finish_reason| [ChunkChoice { index, delta, logprobs: None, finish_reason }];
     let usage = usage_member(head, event);
     match event {
         Event::Role => {
@@ -85,14 +85,19 @@ pub(super) fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
 }
 
 /// The whole answer.
-pub(super) fn answer_json(head: &Head, text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
-    let message = Message { role: "assistant", content: text, refusal: None };
+pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> Vec<u8> {
+    let choices = (0..).zip(answers).map(|(index, answer)| Choice {
+        index,
+        message: Message { role: "assistant", content: answer.text, refusal: None },
+        logprobs: None,
+        finish_reason: answer.ending,
+    });
     to_json(&Completion {
         id: &head.id,
         object: "chat.completion",
         created: head.created,
         model: &head.model,
-        choices: [Choice { index: 0, message, logprobs: None, finish_reason: ending }],
+        choices: choices.collect(),
         usage: usage.into(),
     })
 }

@@ -1,6 +1,6 @@
 //! `/v1/completions`: the answer and its chunks.
 
-use super::{Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
+use super::{Answer, Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -34,8 +34,8 @@ fn render(head: &Head, choices: &[Choice<'_>], usage: Option<Option<UsageBody>>)
 }
 
 /// One chunk. [`Event::Role`] does not exist here and gives an empty text.
-pub(super) fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
-    let choice = |text, finish_reason| [Choice { index: 0, text, logprobs: None, finish_reason }];
+pub(super) fn chunk_json(head: &Head, index: u32, event: &Event<'_>) -> Vec<u8> {
+    let choice = |text, finish_reason| [Choice { index, text, logprobs: None, finish_reason }];
     let usage = usage_member(head, event);
     match event {
         Event::Role => render(head, &choice("", None), usage),
@@ -46,7 +46,13 @@ pub(super) fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
 }
 
 /// The whole answer.
-pub(super) fn answer_json(head: &Head, text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
-    let choice = Choice { index: 0, text, logprobs: None, finish_reason: Some(ending) };
-    render(head, &[choice], Some(Some(usage.into())))
+pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> Vec<u8> {
+    let choices = (0..).zip(answers).map(|(index, answer)| Choice {
+        index,
+        text: answer.text,
+        logprobs: None,
+        finish_reason: Some(answer.ending),
+    });
+    let choices: Vec<Choice<'_>> = choices.collect();
+    render(head, &choices, Some(Some(usage.into())))
 }

@@ -40,6 +40,23 @@ pub struct Usage {
     pub completion_tokens: u32,
 }
 
+impl Usage {
+    /// The sum over an answer's choices, each prompt counted once.
+    pub fn of_choices(usages: impl Iterator<Item = Usage>, choices_per_prompt: usize) -> Usage {
+        let none = Usage { prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
+        usages.enumerate().fold(none, |sum, (index, usage)| {
+            let is_first = index % choices_per_prompt.max(1) == 0;
+            let (prompt_tokens, cached_tokens) =
+                if is_first { (usage.prompt_tokens, usage.cached_tokens) } else { (0, 0) };
+            Usage {
+                prompt_tokens: sum.prompt_tokens.saturating_add(prompt_tokens),
+                cached_tokens: sum.cached_tokens.saturating_add(cached_tokens),
+                completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
+            }
+        })
+    }
+}
+
 impl From<&Finished> for Usage {
     fn from(f: &Finished) -> Self {
         Usage {
@@ -117,19 +134,28 @@ pub enum Event<'a> {
     Usage(Usage),
 }
 
-/// Renders one event through serde, as a JSON object without the SSE frame around it.
-pub fn chunk_json(head: &Head, event: &Event<'_>) -> Vec<u8> {
+/// One complete choice of a whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer<'a> {
+    /// Its text.
+    pub text: &'a str,
+    /// Why it ended.
+    pub ending: Ending,
+}
+
+/// Renders one event of choice `index` through serde, as a JSON object without the SSE frame around it.
+pub fn chunk_json(head: &Head, index: u32, event: &Event<'_>) -> Vec<u8> {
     match head.shape {
-        Shape::Completions => completions::chunk_json(head, event),
-        Shape::Chat => chat::chunk_json(head, event),
+        Shape::Completions => completions::chunk_json(head, index, event),
+        Shape::Chat => chat::chunk_json(head, index, event),
     }
 }
 
 /// Renders a whole answer through serde.
-pub fn answer_json(head: &Head, text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
+pub fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> Vec<u8> {
     match head.shape {
-        Shape::Completions => completions::answer_json(head, text, ending, usage),
-        Shape::Chat => chat::answer_json(head, text, ending, usage),
+        Shape::Completions => completions::answer_json(head, answers, usage),
+        Shape::Chat => chat::answer_json(head, answers, usage),
     }
 }
 

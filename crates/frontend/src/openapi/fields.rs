@@ -3,6 +3,7 @@
 //! knows fails them, and so does a limit that differs.
 
 use crate::admission::Api;
+use pinion_protocol::limits::CHOICES_MAX;
 use serde_json::{Value, json};
 
 const ALL: &[Api] = &[Api::Completions, Api::Chat, Api::Generate];
@@ -49,8 +50,8 @@ const fn field(name: &'static str, apis: &'static [Api], shape: Shape, meaning: 
 const INT: i128 = i32::MAX as i128;
 const TEXT_OR_IDS: &str = r##"{"anyOf": [{"type": "string"},
     {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}},
-    {"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string"}},
-    {"type": "array", "minItems": 1, "maxItems": 1,
+    {"type": "array", "minItems": 1, "maxItems": 128, "items": {"type": "string"}},
+    {"type": "array", "minItems": 1, "maxItems": 128,
      "items": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}}]}"##;
 const STOP: &str = r#"{"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256},
     {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 256}},
@@ -89,8 +90,9 @@ pub(super) const FIELDS: &[Field] = &[
     field("ignore_eos", OPENAI, Shape::Boolean, "Go on past the end-of-sequence token."),
     field("stop_on_eos", GENERATE, Shape::Boolean, "End at the end-of-sequence token."),
     field("do_sample", GENERATE, Shape::Boolean, "Off is greedy."),
-    field("n", ALL, Shape::Neutral("[1]"), "More than one choice is not supported."),
-    field("best_of", ALL, Shape::Neutral("[1]"), "Not supported."),
+    field("n", OPENAI, Shape::Integer { min: 1, max: CHOICES_MAX as i128 }, "Choices for each prompt."),
+    field("n", GENERATE, Shape::Integer { min: 1, max: 1 }, "One."),
+    field("best_of", ALL, Shape::Neutral("[1]"), "Only the same as n."),
     field("logprobs", ALL, Shape::Neutral("[false]"), "Not supported."),
     field("top_logprobs", ALL, Shape::Neutral("[0]"), "Not supported."),
     field("prompt_logprobs", ALL, Shape::Neutral("[]"), "Not supported."),

@@ -1,0 +1,69 @@
+//! The client's half of a request, held by whatever answers it: while it lives, somebody waits.
+
+use crate::ledger::{Ledger, Origin};
+use crate::openai::Usage;
+use crate::outgoing::Job;
+use crate::request::{Form, Outcome, Request};
+use pinion_protocol::names::Stage;
+use pinion_protocol::{Fault, RequestId};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The client's half of a request. Dropping it says that the client has everything or is gone.
+pub struct Ticket {
+    ledger: Rc<RefCell<Ledger>>,
+    /// The request.
+    pub request: Rc<RefCell<Request>>,
+    id: RequestId,
+}
+
+impl Ticket {
+    /// Begins a request in `ledger`.
+    pub fn begin(
+        ledger: &Rc<RefCell<Ledger>>,
+        origin: Origin,
+        job: Job,
+        form: Form,
+    ) -> Result<Ticket, Fault> {
+        let request = ledger.borrow_mut().begin(origin, job, form)?;
+        let id = request.borrow().facts.id;
+        Ok(Ticket { ledger: ledger.clone(), request, id })
+    }
+
+    /// Why the request failed, if it did.
+    pub fn fault(&self) -> Option<Fault> {
+        match self.request.borrow().outcome() {
+            Some(Outcome::Failed(fault)) => Some(fault.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether the request has its outcome.
+    pub fn is_over(&self) -> bool {
+        self.request.borrow().outcome().is_some()
+    }
+
+    /// Whether the answer is bare text as it comes.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.request.borrow().form(), Form::PlainStream)
+    }
+
+    /// The counts of a completed generation.
+    pub fn usage(&self) -> Option<Usage> {
+        match self.request.borrow().outcome() {
+            Some(Outcome::Text(_, usage)) => Some(*usage),
+            _ => None,
+        }
+    }
+
+    /// Stamps a stage now.
+    pub fn stamp(&self, stage: Stage) {
+        self.ledger.borrow_mut().stamp(self.id, stage);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.ledger.borrow_mut().client_done(self.id);
+    }
+}
