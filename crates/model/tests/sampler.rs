@@ -157,9 +157,15 @@ fn extreme_parameters_do_not_fail() {
 #[test]
 fn draws_follow_the_distribution() {
     let logits: Vec<f32> = (0..40).map(|id| (id as f32 * 0.7).sin() * 2.0).collect();
-    for (top_k, top_p, min_p) in
-        [(0, 1.0, 0.0), (8, 1.0, 0.0), (0, 0.8, 0.0), (12, 0.7, 0.0), (0, 1.0, 0.4), (20, 0.9, 0.4), (30, 1.0, 0.1)]
-    {
+    for (top_k, top_p, min_p) in [
+        (0, 1.0, 0.0),
+        (8, 1.0, 0.0),
+        (0, 0.8, 0.0),
+        (12, 0.7, 0.0),
+        (0, 1.0, 0.4),
+        (20, 0.9, 0.4),
+        (30, 1.0, 0.1),
+    ] {
         let mut params = SampleParams { temperature: 0.8, top_k, top_p, min_p, seed: 42, position: 0 };
         let kept = kept(&logits, &params);
         let total: f64 = kept.iter().map(|(_, weight)| weight).sum();

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler, Shaping, StepBatch,
-    StepOutput, fake_token,
+    FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler, Shaping,
+    StepBatch, StepOutput, fake_token,
 };
 use proptest::prelude::*;
 
@@ -64,8 +64,8 @@ fn wish() -> impl Strategy<Value = Wish> {
     let ids = |max| prop::collection::vec(0u32..60, 0..max);
     let additive = || prop_oneof![Just(0.0f32), -2.0f32..=2.0];
     let bias = prop::collection::btree_map(0u32..60, -100.0f32..=100.0, 0..6);
-    (ids(40), ids(40), prop_oneof![Just(1.0f32), 0.01f32..100.0], additive(), additive(), bias, ids(5)).prop_map(
-        |(prompt, output, repetition, frequency, presence, bias, banned)| Wish {
+    (ids(40), ids(40), prop_oneof![Just(1.0f32), 0.01f32..100.0], additive(), additive(), bias, ids(5))
+        .prop_map(|(prompt, output, repetition, frequency, presence, bias, banned)| Wish {
             prompt,
             output,
             repetition,
@@ -73,8 +73,7 @@ fn wish() -> impl Strategy<Value = Wish> {
             presence,
             bias: bias.into_iter().collect(),
             banned,
-        },
-    )
+        })
 }
 
 fn params() -> impl Strategy<Value = SampleParams> {
