@@ -180,9 +180,14 @@ impl Server {
 
     /// The fake backend over a folder that the kit makes (one token per byte, context 512).
     pub fn fake(flags: &[&str]) -> Server {
+        Server::fake_with(flags, &[])
+    }
+
+    /// The same with environment variables.
+    pub fn fake_with(flags: &[&str], variables: &[(&str, &str)]) -> Server {
         let folder = fake_model(FAKE_CONTEXT);
         let flags = [&["--backend", "fake"], flags].concat();
-        let mut server = Server::launch(folder.path(), &flags);
+        let mut server = Server::launch_with(folder.path(), &flags, variables);
         server._own_model = Some(folder);
         server.wait_ready();
         server
@@ -190,6 +195,11 @@ impl Server {
 
     /// Starts without waiting. A `--port` among the flags wins over the kernel's choice.
     pub fn launch(model_folder: &Path, flags: &[&str]) -> Server {
+        Server::launch_with(model_folder, flags, &[])
+    }
+
+    /// The same with environment variables.
+    pub fn launch_with(model_folder: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Server {
         let scratch = Folder::new();
         let model = model_folder.to_str().expect("model folders have UTF-8 names");
         let mut arguments = vec!["serve", "--model", model];
@@ -197,8 +207,8 @@ impl Server {
             arguments.extend(["--port", "0"]);
         }
         arguments.extend(flags);
-        let mut child =
-            command(&launcher_binary(), &arguments, &scratch).spawn().expect("pinion can be started");
+        let mut command = command(&launcher_binary(), &arguments, &scratch);
+        let mut child = command.envs(variables.iter().copied()).spawn().expect("pinion can be started");
         let log = Log::of(child.stderr.take().expect("stderr is piped"));
         drop(Log::of(child.stdout.take().expect("stdout is piped")));
         Server { child, log, scratch, model_folder: model_folder.to_owned(), _own_model: None, ready: None }

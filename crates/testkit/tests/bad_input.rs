@@ -27,12 +27,13 @@ fn wrong_values() -> Vec<(&'static [&'static str], &'static str, Value)> {
     let not_boolean = json!(["yes", 1, [], {}]);
     let many: Vec<String> = (0..17).map(|index| format!("stop {index}")).collect();
     let texts = json!([5, true, {}, [], ""]);
-    let lists = json!([[[]], [1, "a"], ["a", "b"], [[1], [2]], [1.5], [1e300], [null], [true]]);
+    let lists = json!([[[]], [1, "a"], ["a", 1], [[1], []], [1.5], [1e300], [null], [true]]);
     let ids = json!([[-1], [257], [1u64 << 32], [u64::MAX]]);
     vec![
         (&[COMPLETIONS, "/generate"], "prompt", texts),
         (&[COMPLETIONS, "/generate"], "prompt", lists),
         (&[COMPLETIONS, "/generate"], "prompt", ids),
+        (&["/generate"], "prompt", json!([["a", "b"], [[1], [2]]])),
         (openai, "max_tokens", count.clone()),
         (&[CHAT], "max_completion_tokens", count.clone()),
         (&["/generate"], "max_new_tokens", count),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const ALL: &[Api] = &[Api::Completions, Api::Chat, Api::Generate];
 const OPENAI: &[Api] = &[Api::Completions, Api::Chat];
-const PROMPT: &[Api] = &[Api::Completions, Api::Generate];
+const COMPLETIONS: &[Api] = &[Api::Completions];
 const CHAT: &[Api] = &[Api::Chat];
 const GENERATE: &[Api] = &[Api::Generate];
 
@@ -48,15 +48,17 @@ const fn field(name: &'static str, apis: &'static [Api], shape: Shape, meaning: 
 }
 
 const INT: i128 = i32::MAX as i128;
-const TEXT_OR_IDS: &str = r##"{"anyOf": [{"type": "string"},
+const PROMPTS: &str = r##"{"anyOf": [{"type": "string", "minLength": 1},
     {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}},
-    {"type": "array", "minItems": 1, "maxItems": 128, "items": {"type": "string"}},
+    {"type": "array", "minItems": 1, "maxItems": 128, "items": {"type": "string", "minLength": 1}},
     {"type": "array", "minItems": 1, "maxItems": 128,
      "items": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}}]}"##;
+const ONE_PROMPT: &str = r##"{"anyOf": [{"type": "string", "minLength": 1},
+    {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
 const STOP: &str = r#"{"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256},
     {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 256}},
     {"type": "null"}]}"#;
-const LOGIT_BIAS: &str = r#"{"type": ["object", "null"], "maxProperties": 1024,
+const LOGIT_BIAS: &str = r#"{"type": ["object", "null"], "maxProperties": 1024, "propertyNames": {"pattern": "^[0-9]+$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}"#;
 const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
     {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
@@ -67,7 +69,8 @@ const STREAM_OPTIONS: &str =
 #[rustfmt::skip]
 pub(super) const FIELDS: &[Field] = &[
     field("model", ALL, Shape::Schema(r##"{"$ref": "#/components/schemas/ModelName"}"##), "The served name; may be left out."),
-    Field { required: true, ..field("prompt", PROMPT, Shape::Schema(TEXT_OR_IDS), "What to continue: text or token ids.") },
+    Field { required: true, ..field("prompt", COMPLETIONS, Shape::Schema(PROMPTS), "What to continue: text or token ids, or a list of them.") },
+    Field { required: true, ..field("prompt", GENERATE, Shape::Schema(ONE_PROMPT), "What to continue: text or token ids.") },
     Field { required: true, ..field("messages", CHAT, Shape::Schema(r##"{"$ref": "#/components/schemas/Messages"}"##), "What to answer.") },
     field("max_tokens", OPENAI, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
     field("max_completion_tokens", CHAT, Shape::Integer { min: 1, max: INT }, "The same; wins over max_tokens."),

@@ -71,7 +71,9 @@ fn path_item(route: Route) -> Value {
         content.insert("application/json".to_owned(), json!({"schema": reference(schema)}));
     }
     for kind in also {
-        content.insert((*kind).to_owned(), json!({"schema": {"type": "string"}}));
+        let is_event = *kind == "text/event-stream";
+        let schema = if is_event { reference("ServerSentEvent") } else { json!({"type": "string"}) };
+        content.insert((*kind).to_owned(), json!({"schema": schema}));
     }
     let mut responses = Map::new();
     if route != Route::Embeddings {

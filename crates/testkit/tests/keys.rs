@@ -1,0 +1,64 @@
+//! API keys over the real processes: asked for before and after a restart, and nowhere to be found.
+
+use pinion_testkit::{PATIENCE, Process, Server, Signal, kill, wait_until};
+use serde_json::json;
+
+const KEY: &str = "sk-nobody-may-see-this";
+
+fn status(server: &Server, path: &str, fields: &[(&str, &str)]) -> u16 {
+    let body = json!({"prompt": "hi", "max_tokens": 2}).to_string();
+    let method = if path.starts_with("/v1/completions") { "POST" } else { "GET" };
+    server.request(method, path, fields, body.as_bytes()).expect("an answer").status()
+}
+
+/// What /proc shows of a process to others of its user.
+fn is_clean(process: &Process) -> bool {
+    ["cmdline", "environ"].iter().all(|file| {
+        let bytes = std::fs::read(format!("/proc/{}/{file}", process.pid)).expect("the role lives");
+        !String::from_utf8_lossy(&bytes).contains(KEY)
+    })
+}
+
+fn check(server: &Server) {
+    let bearer = format!("Bearer {KEY}");
+    assert_eq!(status(server, "/v1/completions", &[("authorization", &bearer)]), 200);
+    assert_eq!(status(server, "/v1/completions", &[("authorization", "Bearer sk-wrong")]), 401);
+    assert_eq!(status(server, "/v1/models", &[]), 401);
+    for path in ["/health", "/ready", "/live", "/metrics", "/version"] {
+        assert_eq!(status(server, path, &[]), 200, "{path}");
+    }
+    for role in server.roles() {
+        assert!(is_clean(&role), "{role:?} shows the key");
+    }
+    assert!(!server.stderr_text().contains("sk-"), "{}", server.stderr_text());
+}
+
+#[test]
+fn a_key_is_asked_for_also_after_a_restart_and_no_role_or_log_shows_it() {
+    let server =
+        Server::fake_with(&["--log", "trace", "--restart-backoff", "1ms"], &[("PINION_API_KEY", KEY)]);
+    assert_eq!(server.roles().len(), 4);
+    check(&server);
+    let victim = server.role("frontend-0").expect("it runs");
+    kill(victim.pid, Signal::SIGKILL);
+    wait_until("the frontend is back", PATIENCE, || {
+        let role = server.role("frontend-0").filter(|role| role.pid != victim.pid)?;
+        let request = server.request("GET", "/ready", &[], b"");
+        request.ok().filter(|response| response.status() == 200).map(|_| role)
+    });
+    check(&server);
+    server.stop();
+}
+
+#[test]
+fn a_service_that_strangers_can_reach_without_a_key_says_so() {
+    for (host, key, warns) in
+        [("0.0.0.0", None, true), ("0.0.0.0", Some(KEY), false), ("127.0.0.1", None, false)]
+    {
+        let variables: Vec<(&str, &str)> = key.map(|key| ("PINION_API_KEY", key)).into_iter().collect();
+        let server = Server::fake_with(&["--host", host], &variables);
+        let said = server.stderr_text().contains("without --api-key");
+        assert_eq!(said, warns, "{host} {key:?}\n{}", server.stderr_text());
+        server.stop();
+    }
+}
