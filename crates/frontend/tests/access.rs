@@ -5,7 +5,6 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run};
-use hyper::Method;
 use pinion_config::ApiKeys;
 use pinion_frontend::routes::Route;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
@@ -151,7 +150,6 @@ fn no_page_may_use_the_service_unless_its_origin_is_allowed() {
         let hostile = PREFLIGHT.replace("x-stainless-os", "x\"y");
         let reply = ask(&h, "OPTIONS", "/generate", &hostile).await;
         assert!(reply.head.contains("access-control-allow-headers: authorization, content-type"));
-        assert_eq!(Method::OPTIONS.as_str(), "OPTIONS");
     });
 }
 
