@@ -251,7 +251,7 @@ fn metrics_count_what_happened() {
     server.wait_idle();
     let metrics = server.metrics();
     let total = |name: &str| metrics.total(name).unwrap_or_else(|| panic!("no {name} in {metrics:?}"));
-    assert!(total("pinion_kv_blocks_limit") > 0.0);
+    assert!(total("pinion_kv_blocks_total") > 0.0);
     assert_eq!((total("pinion_kv_blocks_used"), total("pinion_request_slots_used")), (0.0, 0.0));
     let edges = |suffix: &str| metrics.samples.keys().filter(|name| name.contains(suffix)).count();
     // Seven rings of a service with one process per role, each with depth and capacity.

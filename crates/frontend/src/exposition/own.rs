@@ -61,7 +61,7 @@ pub(super) const FAMILIES: &[Family] = &[
 
     plain("pinion_kv_blocks_used", Gauge, "KV blocks held by requests.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksUsed))),
-    plain("pinion_kv_blocks_limit", Gauge, "KV blocks in the pool.",
+    plain("pinion_kv_blocks_total", Gauge, "KV blocks in the pool.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal))),
     plain("pinion_kv_blocks_cached", Gauge, "KV blocks kept for requests that begin alike.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksCached))),
