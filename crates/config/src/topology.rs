@@ -10,6 +10,7 @@ use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
 use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord};
 use pinion_protocol::limits::{DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 use pinion_protocol::sampling::{LISTS_BYTES_MAX, SamplingRecord};
+use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry, SCORES_BYTES_MAX};
 use pinion_protocol::{Peer, RequestId, Role};
 use serde::{Deserialize, Serialize};
 
@@ -206,7 +207,9 @@ impl RingSizes {
         // a lag of full batches, and one last event for every request if all are cancelled at once
         let lag = LAG_STEPS * (step + RECORD_HEAD_BYTES);
         let endings = self.slots_total * size_of::<TokenEvent>();
-        ring_bytes(lag + endings, step)
+        // a step in which every request asks for every logprob
+        let logprobs = self.sequences * ENTRIES_MAX * size_of::<LogprobEntry>();
+        ring_bytes(lag + endings, step + logprobs)
     }
 
     fn engine_to_frontend(&self) -> usize {
@@ -223,7 +226,10 @@ impl RingSizes {
         let lag = LAG_STEPS * (self.sequences * delta + RECORD_HEAD_BYTES);
         let endings = self.slots * (size_of::<DeltaHeader>() + RECORD_HEAD_BYTES);
         let longest = self.sequences * (size_of::<DeltaHeader>() + size_of::<u32>() + DELTA_TEXT_BYTES_MAX);
-        ring_bytes(lag + endings, longest)
+        // records are cut, but a single delta may have the scores of its token
+        let scored =
+            size_of::<DeltaHeader>() + 2 * size_of::<u32>() + DELTA_TEXT_BYTES_MAX + SCORES_BYTES_MAX;
+        ring_bytes(lag + endings, longest.max(scored))
     }
 }
 

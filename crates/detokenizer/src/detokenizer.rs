@@ -4,11 +4,14 @@
 //! on ([`Detokenizer::sweep`]), so nothing leaks whoever dies. In the steady state a token costs no
 //! allocation: streams are looked up by slot, and text and records go through buffers that keep their size.
 
-use crate::outgoing::Outgoing;
+use crate::outgoing::{Outgoing, Piece};
 use crate::stream::{Progress, Stream};
-use pinion_protocol::detokenizer_inbox::{EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, decode_step, kind};
+use pinion_protocol::detokenizer_inbox::{
+    EVENT_LAST, EVENT_TOKEN, Open, StepLogprobs, TokenEvent, decode_step, kind,
+};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED};
 use pinion_protocol::names::Stage;
+use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
 use pinion_protocol::{Malformed, RequestId};
 use pinion_shm::slots::{Slot, SlotTable};
 use pinion_text::TextCodec;
@@ -38,6 +41,10 @@ pub struct Detokenizer {
     counts: Counts,
     piece: String,
     text: String,
+    /// The scores of one token, and what they are made of.
+    scores: Vec<u8>,
+    logprobs: Vec<LogprobEntry>,
+    bytes: Vec<u8>,
 }
 
 impl Detokenizer {
@@ -59,6 +66,9 @@ impl Detokenizer {
             counts: Counts::default(),
             piece: String::new(),
             text: String::new(),
+            scores: Vec::new(),
+            logprobs: Vec::new(),
+            bytes: Vec::new(),
         }
     }
 
@@ -100,11 +110,30 @@ impl Detokenizer {
         if record_kind != kind::STEP {
             return Err(Malformed("kind of a record from an engine"));
         }
-        let (_, events) = decode_step(payload)?;
+        let (_, events, logprobs) = decode_step(payload)?;
+        let mut answer = Ok(());
         for event in events {
+            // The token goes on without its scores rather than not at all.
+            answer = self.score(&event, logprobs).and(answer);
             self.event(event, now_ns);
         }
         self.outgoing.iter_mut().for_each(Outgoing::close);
+        answer
+    }
+
+    /// Replaces `scores` by those of the event's token.
+    fn score(&mut self, event: &TokenEvent, logprobs: StepLogprobs<'_>) -> Result<(), Malformed> {
+        self.scores.clear();
+        if event.logprob_count == 0 || event.flags & EVENT_TOKEN == 0 {
+            return Ok(());
+        }
+        logprobs.read(event, &mut self.logprobs)?;
+        begin_scores(&mut self.scores, self.logprobs.len());
+        for entry in &self.logprobs {
+            self.bytes.clear();
+            self.codec.token_bytes(entry.token, &mut self.bytes);
+            put_score(&mut self.scores, *entry, &self.bytes);
+        }
         Ok(())
     }
 
@@ -126,7 +155,8 @@ impl Detokenizer {
         self.counts.deltas += 1;
         let ids: &[u32] = if event.flags & EVENT_TOKEN != 0 { &[event.token] } else { &[] };
         let outgoing = &mut self.outgoing[usize::from(id.frontend)];
-        outgoing.put(id, sequence, ids, &self.text, flags, self.record_bytes_max);
+        let piece = Piece { id, sequence, ids, text: &self.text, flags, scores: &self.scores };
+        outgoing.put(piece, self.record_bytes_max);
         self.mark_slot(id, is_first_text, flags, now_ns);
     }
 

@@ -1,7 +1,19 @@
 //! The delta records of one step for one frontend, in buffers that are used again for the next.
 
 use pinion_protocol::RequestId;
-use pinion_protocol::frontend_inbox::put_delta;
+use pinion_protocol::frontend_inbox::put_scored_delta;
+
+/// One delta.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) id: RequestId,
+    pub(crate) sequence: u32,
+    pub(crate) ids: &'a [u32],
+    pub(crate) text: &'a str,
+    pub(crate) flags: u32,
+    /// Scores of `ids`, or nothing.
+    pub(crate) scores: &'a [u8],
+}
 
 /// Deltas that wait to be sent, cut into records that fit the ring.
 #[derive(Default)]
@@ -13,18 +25,11 @@ pub(crate) struct Outgoing {
 
 impl Outgoing {
     /// Appends one delta. A record that would become larger than `record_bytes_max` ends before it.
-    pub(crate) fn put(
-        &mut self,
-        id: RequestId,
-        sequence: u32,
-        ids: &[u32],
-        text: &str,
-        flags: u32,
-        record_bytes_max: usize,
-    ) {
+    pub(crate) fn put(&mut self, piece: Piece<'_>, record_bytes_max: usize) {
         let record_begin = self.ends.last().copied().unwrap_or(0);
         let delta_begin = self.bytes.len();
-        put_delta(&mut self.bytes, id, sequence, ids, text, flags);
+        let Piece { id, sequence, ids, text, flags, scores } = piece;
+        put_scored_delta(&mut self.bytes, id, sequence, ids, text, flags, scores);
         if self.bytes.len() - record_begin > record_bytes_max && delta_begin > record_begin {
             self.ends.push(delta_begin);
         }

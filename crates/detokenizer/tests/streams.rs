@@ -9,6 +9,7 @@ use pinion_protocol::detokenizer_inbox::{
 };
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, deltas};
 use pinion_protocol::names::Stage;
+use pinion_protocol::scores::{LogprobEntry, Score, TokenScore};
 use pinion_shm::slots::SlotTable;
 use pinion_text::{TextCodec, byte_tokenizer_json};
 use proptest::prelude::*;
@@ -72,7 +73,7 @@ impl Bench {
     fn step(&mut self, events: &[TokenEvent]) -> usize {
         self.now_ns += 1000;
         let mut payload = Vec::new();
-        encode_step(&mut payload, 1, self.now_ns, events);
+        encode_step(&mut payload, 1, self.now_ns, events, &[]);
         self.detokenizer.step(kind::STEP, &payload, self.now_ns).unwrap();
         let mut records = 0;
         for frontend in 0..self.tables.len() as u16 {
@@ -106,12 +107,12 @@ impl Bench {
 }
 
 fn event(id: RequestId, token: u32, sequence: u32, flags: u32) -> TokenEvent {
-    TokenEvent { id, token, sequence, flags: EVENT_TOKEN | flags, logprob_index: 0 }
+    TokenEvent { id, token, sequence, flags: EVENT_TOKEN | flags, logprob_index: 0, logprob_count: 0 }
 }
 
 /// The end of a cancelled request: no token.
 fn end(id: RequestId) -> TokenEvent {
-    TokenEvent { id, token: 0, sequence: 0, flags: EVENT_LAST, logprob_index: 0 }
+    TokenEvent { id, token: 0, sequence: 0, flags: EVENT_LAST, logprob_index: 0, logprob_count: 0 }
 }
 
 /// Text up to the first stop string, and whether there is one.
@@ -225,6 +226,40 @@ fn what_ended_the_text_is_sent_if_asked_for() {
     }
 }
 
+/// Each token's scores go with its delta, with the tokens' bytes; other requests of the step have none.
+#[test]
+fn scores_go_with_their_token() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let (scored, plain) = (bench.open(0, 0, &[], &[]), bench.open(0, 1, &[], &[]));
+    let entry = |token, logprob| LogprobEntry { token, logprob };
+    let logprobs = [entry(0xC3, -0.5), entry(97, -1.5), entry(EOS, -2.5)];
+    let events = [event(plain, 98, 0, 0), TokenEvent { logprob_count: 3, ..event(scored, 0xC3, 0, 0) }];
+    let mut payload = Vec::new();
+    encode_step(&mut payload, 1, 1, &events, &logprobs);
+    bench.detokenizer.step(kind::STEP, &payload, 1).unwrap();
+    let record = bench.detokenizer.records(0).next().unwrap().to_vec();
+    let all: Vec<_> = deltas(&record).map(Result::unwrap).collect();
+    assert_eq!((all[0].text, all[0].scores()), ("b", Ok(vec![])));
+    let score = |logprob, bytes: &[u8]| Score { logprob, bytes: bytes.to_vec() };
+    let alternatives = vec![score(-1.5, b"a"), score(-2.5, b"")];
+    let expected = TokenScore { drawn: score(-0.5, b"\xc3"), alternatives };
+    assert_eq!((all[1].text, all[1].scores()), ("", Ok(vec![expected])));
+
+    // What does not add up costs the scores, not the token.
+    bench.detokenizer.clear();
+    encode_step(
+        &mut payload,
+        2,
+        2,
+        &[TokenEvent { logprob_count: 9, ..event(scored, 0xA9, 1, 0) }],
+        &logprobs,
+    );
+    assert!(bench.detokenizer.step(kind::STEP, &payload, 2).is_err());
+    let record = bench.detokenizer.records(0).next().unwrap().to_vec();
+    let delta = deltas(&record).next().unwrap().unwrap();
+    assert_eq!((delta.text, delta.scores()), ("é", Ok(vec![])));
+}
+
 #[test]
 fn a_resumed_stream_sends_only_what_was_not_sent_before() {
     let ids: Vec<u32> = "aé\n終b\n\nz".bytes().map(u32::from).collect();
@@ -275,7 +310,7 @@ fn malformed_records_change_nothing() {
     let mut open = Vec::new();
     Open { id, stop: vec!["x".into()], ..Open::default() }.encode(&mut open);
     let mut step = Vec::new();
-    encode_step(&mut step, 1, 1, &[event(id, 97, 0, EVENT_LAST)]);
+    encode_step(&mut step, 1, 1, &[event(id, 97, 0, EVENT_LAST)], &[]);
     for cut in 0..open.len() {
         assert!(bench.detokenizer.open(0, kind::OPEN, &open[..cut]).is_err());
     }
@@ -346,7 +381,7 @@ fn a_token_costs_no_allocation() {
         .map(|(sequence, byte)| {
             let events: Vec<_> = ids.iter().map(|&id| event(id, byte.into(), sequence as u32, 0)).collect();
             let mut payload = Vec::new();
-            encode_step(&mut payload, sequence as u64, 1, &events);
+            encode_step(&mut payload, sequence as u64, 1, &events, &[]);
             payload
         })
         .collect();

@@ -1,7 +1,7 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
 use pinion_model::{Row, RowShaping, SampleParams, Shaping, StepBatch};
-use pinion_protocol::Sampling;
+use pinion_protocol::{RequestId, Sampling};
 use pinion_scheduler::Scheduler;
 
 /// One step's tokens, positions, rows and block tables. No allocation: every buffer starts at its largest size.
@@ -11,6 +11,8 @@ pub(crate) struct Batch {
     positions: Vec<u32>,
     rows: Vec<Row>,
     blocks: Vec<u32>,
+    /// Whose the rows are.
+    ids: Vec<RequestId>,
 }
 
 impl Batch {
@@ -20,6 +22,7 @@ impl Batch {
             positions: Vec::with_capacity(token_count_max),
             rows: Vec::with_capacity(row_count_max),
             blocks: Vec::with_capacity(block_count_max),
+            ids: Vec::with_capacity(row_count_max),
         }
     }
 
@@ -29,8 +32,10 @@ impl Batch {
         self.positions.clear();
         self.rows.clear();
         self.blocks.clear();
+        self.ids.clear();
         for planned in &scheduler.current_plan().rows {
             let view = scheduler.row(planned);
+            self.ids.push(planned.id);
             self.rows.push(Row {
                 slot: planned.lane,
                 query_start: self.tokens.len() as u32,
@@ -45,6 +50,11 @@ impl Batch {
             self.positions.extend(planned.start..planned.start + planned.len);
             self.blocks.extend_from_slice(view.blocks);
         }
+    }
+
+    /// Whose the rows are, in row order.
+    pub(crate) fn ids(&self) -> &[RequestId] {
+        &self.ids
     }
 
     /// `shaping` belongs to the plan that the batch was filled from.
@@ -98,6 +108,7 @@ fn sample_params(sampling: &Sampling, index: u32) -> SampleParams {
         top_k: sampling.top_k.unwrap_or(0),
         top_p: sampling.top_p,
         min_p: sampling.min_p,
+        logprobs: sampling.logprobs,
         seed: sampling.seed,
         position: u64::from(index),
     }
@@ -126,6 +137,7 @@ mod tests {
             top_k: Some(3),
             top_p: 0.9,
             min_p: 0.1,
+            logprobs: Some(4),
             seed: 42,
             max_tokens: Some(9),
             ..Sampling::default()
@@ -134,8 +146,15 @@ mod tests {
         let mut scheduler = Scheduler::new(limits);
         scheduler.admit(Request { id, sampling, ids: vec![5, 6, 7], prompt_tokens: 2 }, 0).unwrap();
         let mut batch = Batch::new(2, 8, 8);
-        let params =
-            SampleParams { temperature: 0.5, top_k: 3, top_p: 0.9, min_p: 0.1, seed: 42, position: 0 };
+        let params = SampleParams {
+            temperature: 0.5,
+            top_k: 3,
+            top_p: 0.9,
+            min_p: 0.1,
+            logprobs: Some(4),
+            seed: 42,
+            position: 0,
+        };
         let draw = |position| Some(SampleParams { position, ..params });
 
         scheduler.plan(0);

@@ -177,8 +177,11 @@ impl Engine {
     fn publish(&mut self, ports: &mut impl Ports, began_ns: u64) -> usize {
         let now_ns = ports.now_ns();
         let row_count = self.scheduler.current_plan().rows.len();
+        // Events come in row order, at most one for each row.
+        let mut rows = self.batch.ids().iter().enumerate();
         for event in self.scheduler.commit(&self.results[..row_count]) {
-            self.streams.token(event);
+            let row = rows.find(|(_, id)| **id == event.id).map(|(row, _)| row);
+            self.streams.token(event, row.map_or(&[], |row| self.output.logprobs(row)));
             if event.first {
                 ports.stamp(event.id, Stage::FirstToken, now_ns);
             }

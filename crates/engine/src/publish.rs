@@ -5,8 +5,10 @@
 //! step and one last event for each of its requests) wait here until its outbox takes them.
 
 use crate::ports::Ports;
+use pinion_model::Logprob;
 use pinion_protocol::detokenizer_inbox::{self, EVENT_EOS, EVENT_LAST, EVENT_TOKEN, TokenEvent, encode_step};
 use pinion_protocol::limits::STEP_EVENTS_MAX;
+use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::{Peer, RequestId, Role};
 use pinion_scheduler::Event;
 use pinion_worker::Overflow;
@@ -15,6 +17,8 @@ use pinion_worker::Overflow;
 #[derive(Debug)]
 struct Stream {
     events: Vec<TokenEvent>,
+    /// Those of the events, one after another. Grows to what a step with logprobs needs and stays so.
+    logprobs: Vec<LogprobEntry>,
     stuck: bool,
 }
 
@@ -30,7 +34,8 @@ pub(crate) struct Streams {
 impl Streams {
     pub(crate) fn new(detokenizer_count: u16, row_count_max: usize) -> Streams {
         let record_events_max = row_count_max.min(STEP_EVENTS_MAX);
-        let stream = || Stream { events: Vec::with_capacity(record_events_max), stuck: false };
+        let stream =
+            || Stream { events: Vec::with_capacity(record_events_max), logprobs: Vec::new(), stuck: false };
         let record_bytes =
             size_of::<detokenizer_inbox::StepHeader>() + record_events_max * size_of::<TokenEvent>();
         Streams {
@@ -50,23 +55,33 @@ impl Streams {
         &mut self.streams[index]
     }
 
-    /// A token, and whether the request ends with it.
-    pub(crate) fn token(&mut self, event: &Event) {
+    /// A token with its logprobs, and whether the request ends with it.
+    pub(crate) fn token(&mut self, event: &Event, logprobs: &[Logprob]) {
         let last = if event.last { EVENT_LAST } else { 0 };
         let eos = if event.eos { EVENT_EOS } else { 0 };
-        self.stream(event.id).events.push(TokenEvent {
+        let stream = self.stream(event.id);
+        let entry = |&Logprob { token, logprob }: &Logprob| LogprobEntry { token, logprob };
+        stream.logprobs.extend(logprobs.iter().map(entry));
+        stream.events.push(TokenEvent {
             id: event.id,
             token: event.token,
             sequence: event.sequence,
             flags: EVENT_TOKEN | last | eos,
             logprob_index: 0,
+            logprob_count: logprobs.len() as u16,
         });
     }
 
     /// The end of a request that did not end with a token.
     pub(crate) fn last(&mut self, id: RequestId, generated_tokens: u32) {
-        let event =
-            TokenEvent { id, token: 0, sequence: generated_tokens, flags: EVENT_LAST, logprob_index: 0 };
+        let event = TokenEvent {
+            id,
+            token: 0,
+            sequence: generated_tokens,
+            flags: EVENT_LAST,
+            logprob_index: 0,
+            logprob_count: 0,
+        };
         self.stream(id).events.push(event);
     }
 
@@ -81,15 +96,21 @@ impl Streams {
     ) {
         for (index, stream) in self.streams.iter_mut().enumerate() {
             let to = Peer::new(Role::Detokenizer, index as u16);
-            let mut sent = 0;
+            let (mut sent, mut logprobs_sent) = (0, 0);
             let mut answer = Ok(());
             while sent < stream.events.len() && answer.is_ok() {
                 let end = stream.events.len().min(sent + self.record_events_max);
-                encode_step(&mut self.encoded, step, now_ns, &stream.events[sent..end]);
+                let events = &stream.events[sent..end];
+                let logprob_count: usize = events.iter().map(|event| usize::from(event.logprob_count)).sum();
+                let logprobs = &stream.logprobs[logprobs_sent..][..logprob_count];
+                encode_step(&mut self.encoded, step, now_ns, events, logprobs);
                 answer = ports.send(to, detokenizer_inbox::kind::STEP, &self.encoded);
-                sent = if answer.is_ok() { end } else { sent };
+                if answer.is_ok() {
+                    (sent, logprobs_sent) = (end, logprobs_sent + logprob_count);
+                }
             }
             stream.events.drain(..sent);
+            stream.logprobs.drain(..logprobs_sent);
             let was_stuck = std::mem::replace(&mut stream.stuck, answer == Err(Overflow));
             if stream.stuck && !was_stuck {
                 overflowed(index as u16);
@@ -111,6 +132,7 @@ impl Streams {
     pub(crate) fn forget(&mut self, detokenizer: u16) {
         if let Some(stream) = self.streams.get_mut(usize::from(detokenizer)) {
             stream.events.clear();
+            stream.logprobs.clear();
             stream.stuck = false;
         }
     }

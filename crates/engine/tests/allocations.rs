@@ -38,6 +38,7 @@ fn decoding() -> (Engine, Rig) {
             min_tokens: 1900,
             logit_bias: vec![(3, 0.5), (4, -0.5)],
             stop_token_ids: vec![5, 6],
+            logprobs: Some(20),
             ..Sampling::default()
         };
         let plain = Sampling { ignore_eos: true, ..Sampling::default() };

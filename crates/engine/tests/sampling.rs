@@ -5,12 +5,13 @@ mod rig;
 
 use pinion_engine::{Engine, Turn};
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, ModelInfo, Sampler, StepBatch, StepError, StepOutput, WarmUp,
+    FakeModel, FakeShape, FakeTiming, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
+    StepOutput, WarmUp,
 };
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, Sampling};
-use rig::{EOS, Random, Rig, small};
+use rig::{EOS, Random, Rig, Story, small};
 
 /// Ids that the hashed model knows; the ids of prompts stay below it too.
 const HASHED_VOCABULARY: u32 = 64;
@@ -46,14 +47,18 @@ impl Model for Hashed {
     }
 
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
-        self.inner.step(batch, out)?;
+        self.inner.step(batch, &mut StepOutput::default())?;
+        out.clear();
         for (index, row) in batch.rows.iter().enumerate() {
-            let Some(params) = &row.sample else { continue };
+            let Some(params) = &row.sample else {
+                out.push(RowOutcome::None);
+                continue;
+            };
             let last = row.query_range().end - 1;
             let mut random = Random(u64::from(batch.tokens[last]) << 32 | u64::from(batch.positions[last]));
             self.logits.clear();
             self.logits.extend((0..HASHED_VOCABULARY).map(|_| random.below(4000) as f32 / 1000.0));
-            out.rows[index] = self.sampler.draw(&mut self.logits, params, batch.shaping.shaping(index));
+            self.sampler.draw_row(&mut self.logits, params, batch.shaping.shaping(index), out);
         }
         Ok(())
     }
@@ -73,9 +78,9 @@ fn every_kind() -> Vec<Sampling> {
     let greedy = |seed| Sampling { temperature: 0.0, ..base(seed) };
     vec![
         base(1),
-        Sampling { min_p: 0.3, ..base(2) },
+        Sampling { min_p: 0.3, logprobs: Some(3), ..base(2) },
         Sampling { top_k: Some(8), top_p: 0.8, min_p: 0.1, temperature: 0.6, ..base(3) },
-        Sampling { repetition_penalty: 1.7, ..greedy(4) },
+        Sampling { repetition_penalty: 1.7, logprobs: Some(0), ..greedy(4) },
         Sampling { frequency_penalty: 0.9, presence_penalty: -0.4, ..base(5) },
         Sampling { presence_penalty: 2.0, repetition_penalty: 0.8, ..greedy(6) },
         Sampling { logit_bias: vec![(3, 2.5), (4, -100.0), (9, 1.5)], ..base(7) },
@@ -88,6 +93,7 @@ fn every_kind() -> Vec<Sampling> {
             top_k: Some(20),
             min_tokens: 3,
             stop_token_ids: vec![2],
+            logprobs: Some(20),
             ..base(9)
         },
     ]
@@ -106,12 +112,27 @@ fn settle(engine: &mut Engine, rig: &mut Rig) {
 
 /// What a request with these ids gets when nobody else is there.
 fn alone(ids: &[u32], prompt_tokens: usize, sampling: &Sampling) -> (Vec<u32>, FinishReason) {
+    let (story, reason) = story_alone(ids, prompt_tokens, sampling);
+    (story.tokens, reason)
+}
+
+fn story_alone(ids: &[u32], prompt_tokens: usize, sampling: &Sampling) -> (Story, FinishReason) {
     let (mut engine, mut rig) = (Hashed::engine(), Rig::new());
     let id = rig.open(0, 0);
     rig.admit(id, ids, prompt_tokens, sampling.clone());
     settle(&mut engine, &mut rig);
     let (story, finished) = rig.ended(id);
-    (story.tokens, finished.reason)
+    (story, finished.reason)
+}
+
+/// As many as asked for, the drawn token's first, and none for those who do not ask.
+fn check_logprobs(story: &Story, sampling: &Sampling) {
+    let count = sampling.logprobs.map_or(0, |count| 1 + count as usize);
+    for (token, entries) in story.tokens.iter().zip(&story.logprobs) {
+        assert_eq!(entries.len(), count, "{sampling:?}");
+        assert!(entries.first().is_none_or(|entry| entry.token == *token), "{entries:?}");
+        assert!(entries.iter().skip(1).is_sorted_by(|a, b| a.logprob >= b.logprob), "{entries:?}");
+    }
 }
 
 #[test]
@@ -126,20 +147,24 @@ fn a_request_gets_the_same_tokens_alone_and_among_others() {
         let mut admitted = Vec::new();
         for (slot, (sampling, prompt)) in every_kind().into_iter().zip(&prompts).enumerate() {
             let id = rig.open(slot as u16 % 2, slot as u16 / 2);
-            let (tokens, reason) = alone(prompt, prompt.len(), &sampling);
+            let (mut story, reason) = story_alone(prompt, prompt.len(), &sampling);
+            check_logprobs(&story, &sampling);
             // Some come with a part of their output already made.
-            let resumed = random.below(3) as usize * (tokens.len() / 3);
-            let ids = [&prompt[..], &tokens[..resumed]].concat();
+            let resumed = random.below(3) as usize * (story.tokens.len() / 3);
+            let ids = [&prompt[..], &story.tokens[..resumed]].concat();
             rig.admit(id, &ids, prompt.len(), sampling.clone());
-            admitted.push((id, sampling, tokens[resumed..].to_vec(), reason));
+            story.tokens.drain(..resumed);
+            story.logprobs.drain(..resumed);
+            admitted.push((id, sampling, story, reason));
             for _ in 0..random.below(4) {
                 engine.turn(&mut rig).expect("the model works");
             }
         }
         settle(&mut engine, &mut rig);
-        for (id, sampling, tokens, reason) in admitted {
+        for (id, sampling, alone, reason) in admitted {
             let (story, finished) = rig.ended(id);
-            assert_eq!((story.tokens, finished.reason), (tokens, reason), "seed {seed}: {sampling:?}");
+            assert_eq!((story.tokens, finished.reason), (alone.tokens, reason), "seed {seed}: {sampling:?}");
+            assert_eq!(story.logprobs, alone.logprobs, "seed {seed}: {sampling:?}");
         }
         preemptions += rig.gauge(Gauge::Preemptions);
     }

@@ -6,7 +6,7 @@
 
 use crate::json::{Fields, as_integer};
 use crate::prompts;
-use crate::sampling::sampling;
+use crate::sampling::{logprobs, sampling};
 use pinion_protocol::limits::CHOICES_MAX;
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
@@ -85,6 +85,7 @@ const fn unsupported() -> [(&'static str, Harmless); 14] {
 pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
+    let logprobs = logprobs(api, &mut fields)?;
     check_unsupported(&mut fields)?;
     let prompts = match api {
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
@@ -93,7 +94,7 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     let choices_per_prompt = choices(api, &mut fields, prompts.len())?;
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
-    let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
+    let sampling = Sampling { logprobs, ..sampling(api, &mut fields, limits, fresh_seed)? };
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = stream_options(&mut fields, stream)?;
     Ok(Admitted { stream, include_usage, sampling, prompts, choices_per_prompt, stop, include_stop })

@@ -9,7 +9,7 @@ use crate::body::{AnswerBody, End, Stream};
 use crate::errors::Refusal;
 use crate::ledger::Origin;
 use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX};
-use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json};
+use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json, logprobs};
 use crate::outgoing::Job;
 use crate::request::{Form, Outcome};
 use crate::routes::{Arrival, Route, whole};
@@ -176,10 +176,14 @@ async fn whole_answer(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let ends = outcomes(&tickets).await?;
     let texts: Vec<Bytes> = tickets.iter().map(|ticket| ticket.request.borrow_mut().take_output()).collect();
+    let scores: Vec<_> = tickets.iter().map(|ticket| ticket.request.borrow_mut().take_scores()).collect();
     let (mut answers, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
-    for (end, text) in ends.iter().zip(&texts) {
+    for ((end, text), scores) in ends.iter().zip(&texts).zip(&scores) {
         let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
-        answers.push(Answer { text: std::str::from_utf8(text).map_err(|_| unexpected())?, ending });
+        let text = std::str::from_utf8(text).map_err(|_| unexpected())?;
+        let shape = head.as_ref().map(|head| head.shape).filter(|_| !scores.is_empty());
+        let logprobs = shape.map(|shape| logprobs(shape, scores, &mut 0));
+        answers.push(Answer { text, logprobs, ending });
         usages.push(usage);
     }
     let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);

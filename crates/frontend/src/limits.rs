@@ -45,5 +45,7 @@ pub const DRAIN_RESERVE: Duration = Duration::from_millis(250);
 pub const RECORDS_PER_TURN_MAX: usize = 256;
 /// First size of a stream's output buffer; it holds some twenty chunks.
 pub const STREAM_BUFFER_BYTES: usize = 4 << 10;
+/// Bytes of scores that may wait for their answer or chunk.
+pub const SCORES_BYTES_MAX: usize = 32 << 20;
 /// First capacity of a request's list of ids; a longer list grows by doubling.
 pub const IDS_CAPACITY_MAX: usize = 1024;

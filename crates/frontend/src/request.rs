@@ -6,12 +6,13 @@
 //! from the detokenizer and [`Finished`] from the engine. The client is told exactly one outcome.
 
 use crate::errors::HttpError;
-use crate::limits::{IDS_CAPACITY_MAX, STREAM_BUFFER_BYTES};
-use crate::openai::{Ending, Event, Shape, Usage};
+use crate::limits::{IDS_CAPACITY_MAX, SCORES_BYTES_MAX, STREAM_BUFFER_BYTES};
+use crate::openai::{Ending, Event, Shape, Usage, logprobs};
 use crate::routes::Route;
 use crate::sse;
 use bytes::{Bytes, BytesMut};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Delta, FinishReason, Finished};
+use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use std::task::{Context, Waker};
 
@@ -74,6 +75,12 @@ pub struct Request {
     ids: Vec<u32>,
     /// Last piece of a completion's text, which goes out with the finish reason.
     held: String,
+    /// Scores of the tokens that no chunk has shown yet; of all tokens if the answer leaves whole.
+    scores: Vec<TokenScore>,
+    /// Bytes that those took on the wire.
+    score_bytes: usize,
+    /// Characters of the tokens that chunks have shown the scores of.
+    scored_chars: usize,
     waker: Option<Waker>,
     outcome: Option<Outcome>,
     finished: Option<Finished>,
@@ -94,6 +101,9 @@ impl Request {
             form,
             out: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
             held: String::new(),
+            scores: Vec::new(),
+            score_bytes: 0,
+            scored_chars: 0,
             waker: None,
             outcome: None,
             finished: None,
@@ -166,6 +176,9 @@ impl Request {
             return Err(Fault::new(FaultCode::Internal, "a part of the text was lost inside the service"));
         }
         self.ids.extend(delta.ids());
+        if !delta.score_bytes.is_empty() {
+            self.take_scores_of(delta)?;
+        }
         if self.last_text && self.holds_last_text() {
             self.held.push_str(delta.text);
         } else if !delta.text.is_empty() {
@@ -179,6 +192,25 @@ impl Request {
             ));
         }
         Ok(())
+    }
+
+    fn take_scores_of(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        let scores =
+            delta.scores().map_err(|malformed| Fault::new(FaultCode::Internal, malformed.to_string()))?;
+        self.scores.extend(scores);
+        self.score_bytes += delta.score_bytes.len();
+        if self.score_bytes > SCORES_BYTES_MAX {
+            let message = format!(
+                "the answer's logprobs have more than {SCORES_BYTES_MAX} bytes in one piece; ask for a stream"
+            );
+            return Err(Fault::field("logprobs", message));
+        }
+        Ok(())
+    }
+
+    /// The scores of all tokens of a whole answer.
+    pub fn take_scores(&mut self) -> Vec<TokenScore> {
+        std::mem::take(&mut self.scores)
     }
 
     /// A completion's finish chunk carries the last text; a chat's carries none.
@@ -292,7 +324,14 @@ impl Request {
                     self.role_said = true;
                     writer.write(&Event::Role, &mut self.out);
                 }
-                writer.write(event, &mut self.out);
+                if self.scores.is_empty() {
+                    writer.write(event, &mut self.out);
+                } else {
+                    let logprobs = logprobs(writer.head().shape, &self.scores, &mut self.scored_chars);
+                    writer.write_scored(event, Some(&logprobs), &mut self.out);
+                    self.scores.clear();
+                    self.score_bytes = 0;
+                }
             }
             (Form::PlainStream | Form::Whole, Event::Text(text)) => {
                 self.out.extend_from_slice(text.as_bytes())

@@ -3,10 +3,10 @@
 //! Called by [`crate::admission`] only. Names and meanings are OpenAI's, and vLLM's where OpenAI has none.
 
 use crate::admission::{Api, Limits, token_id};
-use crate::json::{Fields, wrong_type};
+use crate::json::{Fields, as_integer, wrong_type};
 use pinion_protocol::limits::{
-    ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, REPETITION_PENALTY_MAX,
-    REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
+    ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, LOGPROB_ALTERNATIVES_MAX,
+    REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
 };
 use pinion_protocol::{Fault, Sampling};
 use serde_json::Value;
@@ -18,7 +18,10 @@ const GENERATE_TOKENS_DEFAULT: u32 = 64;
 /// Temperatures below this are greedy: dividing logits by less overflows an f32.
 const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
 
-/// All of them. `fresh_seed` is used if the client gives no seed.
+/// `logprobs` of completions, at most, as OpenAI has it.
+const COMPLETIONS_LOGPROBS_MAX: i128 = 5;
+
+/// All of them but `logprobs`. `fresh_seed` is used if the client gives no seed.
 pub(crate) fn sampling(
     api: Api,
     fields: &mut Fields,
@@ -55,8 +58,36 @@ pub(crate) fn sampling(
         min_tokens: min_tokens(fields, limits, max_tokens)?,
         ignore_eos,
         logit_bias: logit_bias(fields, limits)?,
+        logprobs: None,
         stop_token_ids: stop_token_ids(fields, limits)?,
     })
+}
+
+/// How many alternatives to report with each token, if any: a number for completions, a switch and a number for chats.
+pub(crate) fn logprobs(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
+    let count = |given: i128| u32::try_from(given).unwrap_or(0);
+    match api {
+        // Left to the fields that are not supported.
+        Api::Generate => Ok(None),
+        Api::Completions => match fields.take("logprobs") {
+            None | Some(Value::Bool(false)) => Ok(None),
+            Some(given) => match as_integer(&given).filter(|n| (0..=COMPLETIONS_LOGPROBS_MAX).contains(n)) {
+                Some(given) => Ok(Some(count(given))),
+                None => Err(wrong_type("logprobs", "an integer from 0 to 5", &given)),
+            },
+        },
+        Api::Chat => {
+            let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+            let alternatives = fields.integer("top_logprobs", 0..=i128::from(LOGPROB_ALTERNATIVES_MAX))?;
+            match (wanted, alternatives.map_or(0, count)) {
+                (true, alternatives) => Ok(Some(alternatives)),
+                (false, 0) => Ok(None),
+                (false, _) => {
+                    Err(Fault::field("top_logprobs", "top_logprobs is allowed only when logprobs is true"))
+                }
+            }
+        }
+    }
 }
 
 /// `None` is "until the context is full".

@@ -4,7 +4,7 @@
 //! writer serialises the structs of [`crate::openai`]. Both give the same bytes (tests/sse.rs), and
 //! `--no-fast-sse` selects the plain one.
 
-use crate::openai::{Ending, Event, Head, Shape, Usage, chunk_json};
+use crate::openai::{Ending, Event, Head, Logprobs, Shape, Usage, chunk_json};
 use bytes::{BufMut, BytesMut};
 
 /// A comment: no client takes it for an event.
@@ -90,13 +90,19 @@ impl Writer {
     /// Appends one event. No allocation once `out` is large enough, on the fast path.
     pub fn write(&self, event: &Event<'_>, out: &mut BytesMut) {
         if self.prefix.is_empty() {
-            out.put_slice(DATA);
-            out.put_slice(&chunk_json(&self.head, self.index, event));
+            return self.write_scored(event, None, out);
         } else if let Event::Usage(usage) = event {
             self.write_usage(*usage, out);
         } else {
             self.write_choice(event, out);
         }
+        out.put_slice(END);
+    }
+
+    /// Appends one event with the scores of its tokens, through serde.
+    pub fn write_scored(&self, event: &Event<'_>, logprobs: Option<&Logprobs<'_>>, out: &mut BytesMut) {
+        out.put_slice(DATA);
+        out.put_slice(&chunk_json(&self.head, self.index, event, logprobs));
         out.put_slice(END);
     }
 

@@ -159,6 +159,29 @@ fn penalties_biases_and_stop_ids_are_typed_and_ranged_on_every_route() {
 }
 
 #[test]
+fn logprobs_have_a_form_for_each_api() {
+    let completions = |value: &str| {
+        passes(Api::Completions, json!({"logprobs": serde_json::from_str::<Value>(value).unwrap()}))
+    };
+    for (value, expected) in [("null", None), ("false", None), ("0", Some(0)), ("5", Some(5))] {
+        assert_eq!(completions(value).sampling.logprobs, expected, "{value}");
+    }
+    check_field(Api::Completions, "logprobs", &["6", "-1", "true", "1.0", "\"1\"", "[]", "1000000000"], &[]);
+    check_field(Api::Chat, "logprobs", &["0", "5", "\"true\"", "[]"], &["null", "false", "true"]);
+    check_field(Api::Generate, "logprobs", &["0", "true"], &["null", "false"]);
+    check_field(Api::Chat, "top_logprobs", &["21", "-1", "1.5", "true", "1000000000"], &["null", "0"]);
+    for (body, expected) in [
+        (json!({"logprobs": true}), Some(0)),
+        (json!({"logprobs": true, "top_logprobs": 20}), Some(20)),
+        (json!({"logprobs": false, "top_logprobs": 0}), None),
+    ] {
+        assert_eq!(passes(Api::Chat, body).sampling.logprobs, expected);
+    }
+    let above = body(Api::Chat, json!({"logprobs": true, "top_logprobs": 21})).to_string();
+    assert_eq!(refused(Api::Chat, &above).1.as_deref(), Some("top_logprobs"));
+}
+
+#[test]
 fn values_arrive_where_they_belong() {
     let full = passes(
         Api::Completions,
@@ -166,7 +189,7 @@ fn values_arrive_where_they_belong() {
             "ignore_eos": true, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
             "min_p": 0.125, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 0.75,
             "logit_bias": {"99": -100, "0": 1.5}, "stop_token_ids": [0, 99], "min_tokens": 3,
-            "include_stop_str_in_output": true,
+            "include_stop_str_in_output": true, "logprobs": 2,
             "user": "u", "metadata": {"k": "v"}, "store": true, "unheard_of": [1]}),
     );
     let expected = Sampling {
@@ -182,6 +205,7 @@ fn values_arrive_where_they_belong() {
         min_tokens: 3,
         ignore_eos: true,
         logit_bias: vec![(0, 1.5), (99, -100.0)],
+        logprobs: Some(2),
         stop_token_ids: vec![0, 99],
     };
     assert_eq!(full.sampling, expected);
@@ -214,8 +238,6 @@ fn values_arrive_where_they_belong() {
 fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes() {
     let table = [
         ("best_of", "3", "1"),
-        ("logprobs", "0", "false"),
-        ("logprobs", "true", "null"),
         ("top_logprobs", "5", "0"),
         ("echo", "true", "false"),
         ("suffix", "\"x\"", "\"\""),
@@ -357,13 +379,13 @@ proptest! {
     /// check accepts.
     #[test]
     fn no_value_of_any_field_gets_through_unchecked(
-        values in prop::collection::vec(any_json(), 20), api_index in 0usize..3, keep in any::<u32>(),
+        values in prop::collection::vec(any_json(), 22), api_index in 0usize..3, keep in any::<u32>(),
     ) {
         let api = [Api::Completions, Api::Chat, Api::Generate][api_index];
         let names = ["prompt", "messages", "temperature", "top_p", "top_k", "seed", "max_tokens",
             "max_completion_tokens", "max_new_tokens", "stop", "stream", "stream_options", "min_p",
             "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "stop_token_ids",
-            "min_tokens", "include_stop_str_in_output"];
+            "min_tokens", "include_stop_str_in_output", "logprobs", "top_logprobs"];
         let mut fields = body(api, json!({}));
         for (i, (name, value)) in names.iter().zip(values).enumerate() {
             if keep >> i & 1 == 1 {

@@ -3,6 +3,7 @@
 //! A step is one flat, variable-length batch: all query tokens of all rows stand one after another, so a prefill chunk
 //! and decode rows share a step without padding. Nothing here knows about tch.
 
+use crate::logprobs::Logprob;
 use crate::sampler::SampleParams;
 use crate::shaping::RowShaping;
 use std::fmt;
@@ -143,12 +144,40 @@ pub enum RowOutcome {
 pub struct StepOutput {
     /// One outcome per row, in row order.
     pub rows: Vec<RowOutcome>,
+    /// Logprobs of all rows that ask for them, one row after the other.
+    pub(crate) logprobs: Vec<Logprob>,
+    /// Where each row's logprobs end; the rows of a model that reports none are not there.
+    logprob_ends: Vec<usize>,
 }
 
 impl StepOutput {
     /// An output with room for `row_count` rows.
     pub fn with_capacity(row_count: usize) -> Self {
-        Self { rows: Vec::with_capacity(row_count) }
+        Self {
+            rows: Vec::with_capacity(row_count),
+            logprobs: Vec::new(),
+            logprob_ends: Vec::with_capacity(row_count),
+        }
+    }
+
+    /// Forgets the last step and keeps the buffers.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.logprobs.clear();
+        self.logprob_ends.clear();
+    }
+
+    /// Appends a row, whose logprobs are those appended since the row before.
+    pub fn push(&mut self, outcome: RowOutcome) {
+        self.rows.push(outcome);
+        self.logprob_ends.push(self.logprobs.len());
+    }
+
+    /// The logprobs of `row`: the drawn token's, then those of the likeliest; empty if the row did not ask.
+    pub fn logprobs(&self, row: usize) -> &[Logprob] {
+        let Some(&end) = self.logprob_ends.get(row) else { return &[] };
+        let begin = row.checked_sub(1).map_or(0, |before| self.logprob_ends[before]);
+        &self.logprobs[begin..end]
     }
 
     /// The token sampled for `row`, if there is one.

@@ -155,11 +155,18 @@ impl FakeModel {
         token_of(prompt_hash, index, self.info.vocab_size, self.info.eos)
     }
 
-    /// Greedy over the shaped logits, of which all but one are 0.
-    fn shaped(&mut self, token: u32, shaping: Shaping<'_>) -> RowOutcome {
+    /// Greedy over the logits, of which all but one are 0.
+    fn sample(
+        &mut self,
+        token: u32,
+        params: &SampleParams,
+        shaping: Option<Shaping<'_>>,
+        out: &mut StepOutput,
+    ) {
         self.logits.fill(0.0);
         self.logits[token as usize] = 1.0;
-        self.sampler.draw(&mut self.logits, &SampleParams::GREEDY, Some(shaping))
+        let greedy = SampleParams { logprobs: params.logprobs, ..SampleParams::GREEDY };
+        self.sampler.draw_row(&mut self.logits, &greedy, shaping, out);
     }
 
     fn wait(&self, started: Instant, batch: &StepBatch<'_>) {
@@ -195,17 +202,17 @@ impl Model for FakeModel {
         let started = Instant::now();
         batch.check(&self.limits())?;
         self.feed(batch);
-        out.rows.clear();
+        out.clear();
         for (index, row) in batch.rows.iter().enumerate() {
-            if row.sample.is_none() {
-                out.rows.push(RowOutcome::None);
+            let Some(params) = row.sample else {
+                out.push(RowOutcome::None);
                 continue;
-            }
+            };
             let token = self.next_token(batch, index);
-            out.rows.push(match batch.shaping.shaping(index) {
-                Some(shaping) => self.shaped(token, shaping),
-                None => RowOutcome::Token(token),
-            });
+            match batch.shaping.shaping(index) {
+                None if params.logprobs.is_none() => out.push(RowOutcome::Token(token)),
+                shaping => self.sample(token, &params, shaping, out),
+            }
         }
         self.wait(started, batch);
         Ok(())

@@ -236,17 +236,16 @@ impl Model for Gpt2 {
     }
 
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
-        out.rows.clear();
+        out.clear();
         self.forward(batch)?;
         let mut rows = self.logits.chunks_exact_mut(self.info.vocab_size as usize);
         for (index, row) in batch.rows.iter().enumerate() {
-            out.rows.push(match &row.sample {
-                Some(params) => {
-                    let logits = rows.next().expect("the head gave one row of logits for each sampling row");
-                    self.sampler.draw(logits, params, batch.shaping.shaping(index))
-                }
-                None => RowOutcome::None,
-            });
+            let Some(params) = &row.sample else {
+                out.push(RowOutcome::None);
+                continue;
+            };
+            let logits = rows.next().expect("the head gave one row of logits for each sampling row");
+            self.sampler.draw_row(logits, params, batch.shaping.shaping(index), out);
         }
         Ok(())
     }

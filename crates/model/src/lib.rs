@@ -12,6 +12,7 @@ mod gpt2;
 #[cfg(feature = "torch")]
 mod gpt2_weights;
 mod load;
+mod logprobs;
 mod sampler;
 mod shaping;
 #[cfg(feature = "torch")]
@@ -22,6 +23,7 @@ mod weights;
 pub use batch::{BatchLimits, Row, RowOutcome, StepBatch, StepError, StepOutput};
 pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
+pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use pinion_ops::{AttentionKernel, LinearKind};
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{RowShaping, Shaping, Unshaped};

@@ -4,7 +4,8 @@
 //! id), so a row draws the same token whichever batch it is in and however often it is computed again. All arithmetic is
 //! plain IEEE `f32`/`f64` in a fixed order: the same logits give the same token on every machine.
 
-use crate::batch::RowOutcome;
+use crate::batch::{RowOutcome, StepOutput};
+use crate::logprobs::Scorer;
 use crate::shaping::{Shaper, Shaping};
 
 /// How to sample one token. Mirrors the order of Hugging Face's `LogitsProcessorList` in `generation/utils.py`:
@@ -20,6 +21,9 @@ pub struct SampleParams {
     pub top_p: f32,
     /// Of those, keep the tokens at least this share as likely as the likeliest; 0 is off.
     pub min_p: f32,
+    /// Report the drawn token's logprob and those of so many likeliest tokens, at most
+    /// [`crate::ALTERNATIVES_MAX`].
+    pub logprobs: Option<u32>,
     /// The request's seed.
     pub seed: u64,
     /// Index of the token to generate within the request's output, from 0; not its position in the context.
@@ -29,7 +33,7 @@ pub struct SampleParams {
 impl SampleParams {
     /// The likeliest token, ties to the lowest id.
     pub const GREEDY: Self =
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, position: 0 };
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, logprobs: None, seed: 0, position: 0 };
 
     fn is_greedy(&self) -> bool {
         self.temperature.is_nan() || self.temperature <= 0.0 || self.top_k == 1 || self.top_p <= 0.0
@@ -47,6 +51,7 @@ pub struct Sampler {
     /// Candidates as sortable keys, see [`key_of`].
     keys: Vec<u64>,
     shaper: Shaper,
+    scorer: Scorer,
 }
 
 impl Sampler {
@@ -56,6 +61,7 @@ impl Sampler {
             weights: Vec::with_capacity(vocab_size),
             keys: Vec::with_capacity(vocab_size),
             shaper: Shaper::new(vocab_size),
+            scorer: Scorer::default(),
         }
     }
 
@@ -70,6 +76,24 @@ impl Sampler {
             self.shaper.apply(&shaping, logits);
         }
         self.sample(logits, params)
+    }
+
+    /// [`Sampler::draw`] for the next row of a step: appends the outcome, and the logprobs if the row asks for them.
+    pub fn draw_row(
+        &mut self,
+        logits: &mut [f32],
+        params: &SampleParams,
+        shaping: Option<Shaping<'_>>,
+        out: &mut StepOutput,
+    ) {
+        if let Some(alternatives) = params.logprobs {
+            self.scorer.read(logits, alternatives);
+        }
+        let outcome = self.draw(logits, params, shaping);
+        if let (RowOutcome::Token(token), Some(_)) = (outcome, params.logprobs) {
+            self.scorer.report(token, &mut out.logprobs);
+        }
+        out.push(outcome);
     }
 
     /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or if
@@ -200,14 +224,14 @@ fn walk_all(weights: &[f32], target: f64) -> u32 {
 }
 
 /// A key whose ascending order is: higher logit first, then lower id.
-fn key_of(logit: f32, id: u32) -> u64 {
+pub(crate) fn key_of(logit: f32, id: u32) -> u64 {
     // +0.0 folds the two zeros into one, so that they tie.
     let bits = (logit + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
     (u64::from(!ascending) << 32) | u64::from(id)
 }
 
-fn id_of(key: u64) -> u32 {
+pub(crate) fn id_of(key: u64) -> u32 {
     key as u32
 }
 
@@ -236,7 +260,7 @@ fn finite_max(logits: &[f32]) -> Option<f32> {
 }
 
 /// Sum in eight interleaved lanes: a fixed order, and quick.
-fn ordered_sum(values: &[f32]) -> f64 {
+pub(crate) fn ordered_sum(values: &[f32]) -> f64 {
     let mut lanes = [0.0f64; 8];
     let chunks = values.chunks_exact(8);
     let rest = chunks.remainder();
@@ -253,7 +277,7 @@ fn ordered_sum(values: &[f32]) -> f64 {
 
 /// exp(x) for x <= 0, relative error below 1e-6, exactly 1 at 0 and 0 below -87. Branch-free, so that it vectorises, and
 /// the same on every machine, which the platform's `expf` is not.
-fn exp_nonpositive(x: f32) -> f32 {
+pub(crate) fn exp_nonpositive(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
     let clamped = if x > -87.0 { x } else { -87.0 };
     let power = clamped * std::f32::consts::LOG2_E;

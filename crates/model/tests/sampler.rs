@@ -63,6 +63,7 @@ fn params() -> impl Strategy<Value = SampleParams> {
             top_k,
             top_p,
             min_p,
+            logprobs: None,
             seed,
             position,
         },
@@ -166,7 +167,8 @@ fn draws_follow_the_distribution() {
         (20, 0.9, 0.4),
         (30, 1.0, 0.1),
     ] {
-        let mut params = SampleParams { temperature: 0.8, top_k, top_p, min_p, seed: 42, position: 0 };
+        let mut params =
+            SampleParams { temperature: 0.8, top_k, top_p, min_p, seed: 42, ..SampleParams::GREEDY };
         let kept = kept(&logits, &params);
         let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
         let draws = 200_000u32;

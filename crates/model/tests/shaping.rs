@@ -83,6 +83,7 @@ fn params() -> impl Strategy<Value = SampleParams> {
             top_k,
             top_p,
             min_p,
+            logprobs: None,
             seed,
             position,
         },

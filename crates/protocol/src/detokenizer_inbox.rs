@@ -4,6 +4,7 @@
 
 use crate::ids::RequestId;
 use crate::limits::{STEP_EVENTS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use crate::scores::{ENTRIES_MAX, LogprobEntry};
 use crate::wire::{Cursor, Malformed, put, put_ids};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -76,8 +77,8 @@ pub struct StepHeader {
     pub time_ns: u64,
     /// [`TokenEvent`]s that follow.
     pub event_count: u32,
-    /// 0.
-    pub reserved: u32,
+    /// [`LogprobEntry`]s that follow the events.
+    pub logprob_count: u32,
 }
 
 /// The event carries a token.
@@ -100,30 +101,71 @@ pub struct TokenEvent {
     pub sequence: u32,
     /// `EVENT_*` bits.
     pub flags: u32,
-    /// Index of the step's logprob record; reserved until logprobs exist.
-    pub logprob_index: u32,
+    /// Index among the step's logprobs of the token's first one, if it has any. [`encode_step`] fills it in.
+    pub logprob_index: u16,
+    /// How many it has: the token's own, then the alternatives; 0 if the request does not ask.
+    pub logprob_count: u16,
 }
+
+const _: () = assert!(STEP_EVENTS_MAX * ENTRIES_MAX <= u16::MAX as usize);
 
 const _: () = assert!(size_of::<TokenEvent>() == 24 && size_of::<StepHeader>() == 24);
 
-/// Replaces `out` by a step record's payload; its kind is [`kind::STEP`]. No allocation once `out` has grown
-/// to its largest step.
-pub fn encode_step(out: &mut Vec<u8>, step: u64, time_ns: u64, events: &[TokenEvent]) {
+/// Replaces `out` by a step record's payload; its kind is [`kind::STEP`]. `logprobs` holds those of the events one
+/// after another. No allocation once `out` has grown to its largest step.
+pub fn encode_step(
+    out: &mut Vec<u8>,
+    step: u64,
+    time_ns: u64,
+    events: &[TokenEvent],
+    logprobs: &[LogprobEntry],
+) {
     out.clear();
-    put(out, &StepHeader { step, time_ns, event_count: events.len() as u32, reserved: 0 });
-    out.extend_from_slice(events.as_bytes());
+    let (event_count, logprob_count) = (events.len() as u32, logprobs.len() as u32);
+    put(out, &StepHeader { step, time_ns, event_count, logprob_count });
+    let mut logprob_index = 0u16;
+    for event in events {
+        put(out, &TokenEvent { logprob_index, ..*event });
+        logprob_index = logprob_index.saturating_add(event.logprob_count);
+    }
+    out.extend_from_slice(logprobs.as_bytes());
 }
 
-/// Checks a step record and returns its head and its events one by one.
-pub fn decode_step(payload: &[u8]) -> Result<(StepHeader, impl Iterator<Item = TokenEvent> + '_), Malformed> {
+/// The logprobs of a step record.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLogprobs<'a>(&'a [u8]);
+
+impl StepLogprobs<'_> {
+    /// Replaces `out` by those of one event. Errors: a range outside the record, a number that is not finite.
+    pub fn read(&self, event: &TokenEvent, out: &mut Vec<LogprobEntry>) -> Result<(), Malformed> {
+        const BYTES: usize = size_of::<LogprobEntry>();
+        out.clear();
+        let (index, count) = (usize::from(event.logprob_index), usize::from(event.logprob_count));
+        let range = index * BYTES..(index + count) * BYTES;
+        let bytes = self.0.get(range).filter(|_| count <= ENTRIES_MAX).ok_or(Malformed("step logprobs"))?;
+        out.extend(bytes.chunks_exact(BYTES).filter_map(|bytes| LogprobEntry::read_from_bytes(bytes).ok()));
+        if out.iter().all(|entry| entry.logprob.is_finite()) { Ok(()) } else { Err(Malformed("logprob")) }
+    }
+}
+
+/// Checks a step record and returns its head, its events one by one, and their logprobs.
+pub fn decode_step(
+    payload: &[u8],
+) -> Result<(StepHeader, impl Iterator<Item = TokenEvent> + '_, StepLogprobs<'_>), Malformed> {
     let mut cursor = Cursor(payload);
     let header: StepHeader = cursor.take("step header")?;
     let count = header.event_count as usize;
-    if count > STEP_EVENTS_MAX || cursor.0.len() != count * size_of::<TokenEvent>() {
+    if count > STEP_EVENTS_MAX {
+        return Err(Malformed("step events"));
+    }
+    let events = cursor.bytes(count * size_of::<TokenEvent>(), "step events")?;
+    let logprob_bytes = (header.logprob_count as usize).checked_mul(size_of::<LogprobEntry>());
+    if logprob_bytes != Some(cursor.0.len()) {
         return Err(Malformed("step length"));
     }
-    let events = cursor.0.chunks_exact(size_of::<TokenEvent>());
-    Ok((header, events.filter_map(|bytes| TokenEvent::read_from_bytes(bytes).ok())))
+    let events = events.chunks_exact(size_of::<TokenEvent>());
+    let events = events.filter_map(|bytes| TokenEvent::read_from_bytes(bytes).ok());
+    Ok((header, events, StepLogprobs(cursor.0)))
 }
 
 #[cfg(test)]
@@ -138,12 +180,28 @@ mod tests {
             sequence: 5,
             flags: EVENT_TOKEN | EVENT_LAST,
             logprob_index: 0,
+            logprob_count: 0,
         };
         let mut bytes = Vec::new();
-        encode_step(&mut bytes, 6, 7, &[event; 3]);
-        let (header, events) = decode_step(&bytes).unwrap();
+        encode_step(&mut bytes, 6, 7, &[event; 3], &[]);
+        let (header, events, _) = decode_step(&bytes).unwrap();
         assert_eq!((header.step, header.time_ns), (6, 7));
         assert_eq!(events.collect::<Vec<_>>(), vec![event; 3]);
+        assert!(decode_step(&bytes[..bytes.len() - 1]).is_err());
+
+        let counts = [2, 0, 1];
+        let events = counts.map(|logprob_count| TokenEvent { logprob_count, ..event });
+        let entries = [1, 2, 3].map(|token| LogprobEntry { token, logprob: -(token as f32) });
+        encode_step(&mut bytes, 6, 7, &events, &entries);
+        let (_, events, logprobs) = decode_step(&bytes).unwrap();
+        let mut read = Vec::new();
+        let tokens: Vec<Vec<u32>> = events
+            .map(|event| logprobs.read(&event, &mut read).map(|()| read.iter().map(|e| e.token).collect()))
+            .collect::<Result<_, _>>()
+            .unwrap();
+        assert_eq!(tokens, [vec![1, 2], vec![], vec![3]]);
+        let beyond = TokenEvent { logprob_index: 2, logprob_count: 2, ..event };
+        assert!(logprobs.read(&beyond, &mut read).is_err());
         assert!(decode_step(&bytes[..bytes.len() - 1]).is_err());
     }
 

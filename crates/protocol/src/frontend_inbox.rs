@@ -3,6 +3,7 @@
 
 use crate::fault::{Fault, FaultCode};
 use crate::ids::RequestId;
+use crate::scores::{TokenScore, decode_scores};
 use crate::tokenizer_inbox::cut_detail;
 use crate::wire::{Cursor, Malformed, put, put_ids};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -96,6 +97,9 @@ pub const DELTA_LAST: u32 = 1;
 /// The text was ended by a stop string; tokens past it carry no text.
 pub const DELTA_STOPPED: u32 = 2;
 
+/// Scores of the tokens follow the text: their length in bytes as a u32, then [`crate::scores`], padded like the text.
+pub const DELTA_SCORES: u32 = 4;
+
 /// Head of one request's share of a delta record: 24 bytes, then `token_count` ids, then `text_len` bytes of
 /// UTF-8, padded with zeros to a multiple of 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -124,12 +128,21 @@ pub struct Delta<'a> {
     pub id_bytes: &'a [u8],
     /// The new text.
     pub text: &'a str,
+    /// Scores of the tokens, unchecked; empty if there are none.
+    pub score_bytes: &'a [u8],
 }
 
 impl Delta<'_> {
     /// The ids.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.id_bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]))
+    }
+
+    /// The scores of its tokens: one for each, or none at all.
+    pub fn scores(&self) -> Result<Vec<TokenScore>, Malformed> {
+        let scores = decode_scores(self.score_bytes)?;
+        let fits = scores.is_empty() || scores.len() == self.header.token_count as usize;
+        if fits { Ok(scores) } else { Err(Malformed("scores of a delta")) }
     }
 }
 
@@ -140,6 +153,25 @@ pub fn put_delta(out: &mut Vec<u8>, id: RequestId, first_sequence: u32, ids: &[u
     put_ids(out, ids);
     out.extend_from_slice(text.as_bytes());
     out.resize(out.len().next_multiple_of(4), 0);
+}
+
+/// [`put_delta`] with the scores of its tokens, if there are any: see [`crate::scores::begin_scores`].
+pub fn put_scored_delta(
+    out: &mut Vec<u8>,
+    id: RequestId,
+    first_sequence: u32,
+    ids: &[u32],
+    text: &str,
+    flags: u32,
+    scores: &[u8],
+) {
+    if scores.is_empty() {
+        return put_delta(out, id, first_sequence, ids, text, flags);
+    }
+    put_delta(out, id, first_sequence, ids, text, flags | DELTA_SCORES);
+    put_ids(out, &[scores.len() as u32]);
+    out.extend_from_slice(scores);
+    out.resize(out.len() + scores.len().next_multiple_of(4) - scores.len(), 0);
 }
 
 /// Walks a delta record. The iterator ends after the first malformed entry, which it yields as an error.
@@ -163,7 +195,13 @@ fn take_delta<'a>(cursor: &mut Cursor<'a>) -> Result<Delta<'a>, Malformed> {
     let text_len = header.text_len as usize;
     let text = cursor.text(text_len, "delta text")?;
     cursor.bytes(text_len.next_multiple_of(4) - text_len, "delta padding")?;
-    Ok(Delta { header, id_bytes, text })
+    let mut score_bytes: &[u8] = &[];
+    if header.flags & DELTA_SCORES != 0 {
+        let len = cursor.take::<u32>("delta scores")? as usize;
+        score_bytes = cursor.bytes(len, "delta scores")?;
+        cursor.bytes(len.next_multiple_of(4) - len, "delta padding")?;
+    }
+    Ok(Delta { header, id_bytes, text, score_bytes })
 }
 
 impl Finished {
@@ -276,6 +314,7 @@ impl Decoded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scores::{LogprobEntry, begin_scores, put_score};
 
     const ID: RequestId = RequestId { frontend: 0, slot: 1, generation: 2 };
 
@@ -290,6 +329,25 @@ mod tests {
         assert_eq!(got[1].header.flags, DELTA_LAST);
         let torn: Vec<_> = deltas(&bytes[..bytes.len() - 2]).collect();
         assert!(torn[0].is_ok() && torn[1].is_err() && torn.len() == 2);
+    }
+
+    #[test]
+    fn scores_travel_behind_the_text_of_their_delta() {
+        let (mut scores, mut bytes) = (Vec::new(), Vec::new());
+        begin_scores(&mut scores, 1);
+        put_score(&mut scores, LogprobEntry { token: 5, logprob: -0.25 }, b"abc");
+        put_scored_delta(&mut bytes, ID, 0, &[5], "abc", DELTA_LAST, &scores);
+        put_scored_delta(&mut bytes, ID, 1, &[6], "d", 0, &[]);
+        put_scored_delta(&mut bytes, ID, 2, &[6, 7], "d", 0, &scores);
+        let got: Vec<_> = deltas(&bytes).collect::<Result<_, _>>().unwrap();
+        assert_eq!(got[0].header.flags, DELTA_LAST | DELTA_SCORES);
+        assert_eq!((got[0].text, got[0].scores().unwrap()[0].drawn.bytes.as_slice()), ("abc", &b"abc"[..]));
+        assert_eq!((got[1].header.flags, got[1].scores()), (0, Ok(vec![])));
+        assert!(got[2].scores().is_err(), "one score for two tokens");
+        let first_len = 24 + 4 + 4 + 4 + scores.len().next_multiple_of(4);
+        for cut in 1..first_len {
+            assert!(deltas(&bytes[..cut]).any(|delta| delta.is_err()), "cut at {cut}");
+        }
     }
 
     #[test]

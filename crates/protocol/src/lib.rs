@@ -18,6 +18,7 @@ pub mod ids;
 pub mod limits;
 pub mod names;
 pub mod sampling;
+pub mod scores;
 pub mod status;
 pub mod tokenizer_inbox;
 mod wire;

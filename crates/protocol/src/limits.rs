@@ -33,6 +33,10 @@ pub const ADDITIVE_PENALTY_MAX: f32 = 2.0;
 pub const LOGIT_BIAS_MAX: f32 = 100.0;
 /// Tokens that one request may bias.
 pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
+/// Alternatives reported with each token, as OpenAI has it for chats.
+pub const LOGPROB_ALTERNATIVES_MAX: u32 = 20;
+/// Bytes of a token's text in its score; longer ones are cut.
+pub const SCORE_TEXT_BYTES_MAX: usize = 256;
 /// Stop ids of one request.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// Bytes of one chat template render or detail text in a rejection.

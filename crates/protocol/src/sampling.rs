@@ -1,8 +1,8 @@
 //! How the next token is drawn, checked once and carried unchanged to the engine.
 
 use crate::limits::{
-    ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, REPETITION_PENALTY_MAX,
-    REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
+    ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, LOGPROB_ALTERNATIVES_MAX,
+    REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
 };
 use crate::wire::{Cursor, Malformed, put_ids};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -35,6 +35,8 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// Token ids and what is added to their logits, each within ±[`LOGIT_BIAS_MAX`].
     pub logit_bias: Vec<(u32, f32)>,
+    /// Report each token's logprob and those of so many likeliest tokens, at most [`LOGPROB_ALTERNATIVES_MAX`].
+    pub logprobs: Option<u32>,
     /// Token ids that end the text as the end-of-sequence token does, whatever `ignore_eos` says.
     pub stop_token_ids: Vec<u32>,
 }
@@ -54,6 +56,7 @@ impl Default for Sampling {
             min_tokens: 0,
             ignore_eos: false,
             logit_bias: Vec::new(),
+            logprobs: None,
             stop_token_ids: Vec::new(),
         }
     }
@@ -87,12 +90,13 @@ impl Sampling {
 const IGNORE_EOS: u32 = 1;
 const HAS_TOP_K: u32 = 2;
 const HAS_MAX_TOKENS: u32 = 4;
-const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS;
+const HAS_LOGPROBS: u32 = 8;
+const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS;
 
 /// Bytes of the longest lists that follow a header.
 pub const LISTS_BYTES_MAX: usize = (2 * LOGIT_BIAS_ENTRIES_MAX + STOP_TOKEN_IDS_MAX) * size_of::<u32>();
 
-/// The fixed part of [`Sampling`] as it crosses a ring: 56 bytes. The lists follow the header that it stands in: each
+/// The fixed part of [`Sampling`] as it crosses a ring: 64 bytes. The lists follow the header that it stands in: each
 /// bias as a token id and the bits of an `f32`, then the stop ids.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -110,9 +114,11 @@ pub struct SamplingRecord {
     flags: u32,
     logit_bias_count: u32,
     stop_token_id_count: u32,
+    logprobs: u32,
+    reserved: u32,
 }
 
-const _: () = assert!(size_of::<SamplingRecord>() == 56);
+const _: () = assert!(size_of::<SamplingRecord>() == 64);
 
 impl From<&Sampling> for SamplingRecord {
     fn from(s: &Sampling) -> Self {
@@ -125,6 +131,9 @@ impl From<&Sampling> for SamplingRecord {
         }
         if s.max_tokens.is_some() {
             flags |= HAS_MAX_TOKENS;
+        }
+        if s.logprobs.is_some() {
+            flags |= HAS_LOGPROBS;
         }
         SamplingRecord {
             seed: s.seed,
@@ -140,6 +149,8 @@ impl From<&Sampling> for SamplingRecord {
             flags,
             logit_bias_count: s.logit_bias.len() as u32,
             stop_token_id_count: s.stop_token_ids.len() as u32,
+            logprobs: s.logprobs.unwrap_or(0),
+            reserved: 0,
         }
     }
 }
@@ -156,6 +167,7 @@ impl SamplingRecord {
             && additive.contains(&self.frequency_penalty)
             && additive.contains(&self.presence_penalty)
             && self.flags & !KNOWN_FLAGS == 0
+            && self.logprobs <= LOGPROB_ALTERNATIVES_MAX
             && (self.flags & HAS_MAX_TOKENS == 0 || self.min_tokens <= self.max_tokens)
     }
 
@@ -186,6 +198,7 @@ impl SamplingRecord {
             min_tokens: self.min_tokens,
             ignore_eos: self.flags & IGNORE_EOS != 0,
             logit_bias,
+            logprobs: (self.flags & HAS_LOGPROBS != 0).then_some(self.logprobs),
             stop_token_ids: cursor.ids(stop_count, "stop token ids")?,
         })
     }
@@ -208,7 +221,13 @@ mod tests {
     fn round_trip_keeps_absent_apart_from_zero() {
         for s in [
             Sampling::default(),
-            Sampling { top_k: Some(0), max_tokens: Some(0), ignore_eos: true, ..Sampling::default() },
+            Sampling {
+                top_k: Some(0),
+                max_tokens: Some(0),
+                ignore_eos: true,
+                logprobs: Some(0),
+                ..Sampling::default()
+            },
             Sampling { top_k: None, max_tokens: None, seed: u64::MAX, min_tokens: 9, ..Sampling::default() },
             Sampling {
                 min_p: 0.5,
@@ -217,6 +236,7 @@ mod tests {
                 presence_penalty: 2.0,
                 min_tokens: 16,
                 logit_bias: vec![(3, -100.0), (u32::MAX, 100.0), (0, -0.0)],
+                logprobs: Some(20),
                 stop_token_ids: vec![0, u32::MAX],
                 ..Sampling::default()
             },
@@ -243,6 +263,7 @@ mod tests {
         }
         for s in [
             Sampling { min_tokens: 17, ..base() },
+            Sampling { logprobs: Some(21), ..base() },
             Sampling { repetition_penalty: 0.0, ..base() },
             Sampling { frequency_penalty: 2.1, ..base() },
             Sampling { min_p: -0.1, ..base() },

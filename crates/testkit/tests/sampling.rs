@@ -87,3 +87,59 @@ fn the_model_answers_the_same_alone_and_beside_others_who_ask_for_something_else
     assert_eq!(alone[0].text, alone[6].text, "min_p 1 leaves the likeliest token");
     server.stop();
 }
+
+/// Of a logprobs object, the parts that have one member for each token.
+fn lists(choice: &Value) -> (Vec<String>, Vec<f64>, Vec<Value>) {
+    let list = |key: &str| choice["logprobs"][key].as_array().expect("a list").clone();
+    let tokens = list("tokens").iter().map(|token| token.as_str().expect("a token").to_owned()).collect();
+    let logprobs = list("token_logprobs").iter().map(|logprob| logprob.as_f64().expect("a number")).collect();
+    (tokens, logprobs, list("top_logprobs"))
+}
+
+#[test]
+fn logprobs_are_the_model_s_own() {
+    let server = Server::fake(&[]);
+    // The fake has 1 for its token and 0 for the other 256; what the request adds is not in it.
+    let (hot, cold) = (1.0 - (1f64.exp() + 256.0).ln(), -(1f64.exp() + 256.0).ln());
+    for (extra, own) in [(json!({}), hot), (json!({"logit_bias": {"65": 100}}), cold)] {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 12, "logprobs": 3});
+        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        let (tokens, logprobs, top) = lists(&server.post("/v1/completions", &body).json()["choices"][0]);
+        assert_eq!((tokens.len(), top.len()), (12, 12));
+        assert!(logprobs.iter().all(|logprob| (logprob - own).abs() < 1e-4), "{logprobs:?} instead of {own}");
+        let best = |top: &Value| {
+            top.as_object().expect("an object").values().filter_map(Value::as_f64).fold(f64::MIN, f64::max)
+        };
+        assert!(top.iter().all(|top| (best(top) - hot).abs() < 1e-4), "{top:?}");
+    }
+    let message = json!([{"role": "user", "content": "hi"}]);
+    let body = json!({"messages": message, "max_tokens": 5, "logprobs": true, "top_logprobs": 20});
+    let answer = server.post("/v1/chat/completions", &body).json();
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().expect("a list").clone();
+    assert_eq!(content.len(), 5);
+    for entry in &content {
+        assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(20), "{entry}");
+        assert_eq!(
+            (&entry["bytes"], &entry["token"]),
+            (&entry["top_logprobs"][0]["bytes"], &entry["top_logprobs"][0]["token"])
+        );
+    }
+    server.stop();
+}
+
+#[test]
+fn a_greedy_token_is_the_likeliest_of_the_model() {
+    let folder = fixture_model();
+    let server = Server::start(folder.path(), &["--dtype", "fp32"]);
+    let body =
+        json!({"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 5, "ignore_eos": true});
+    let (tokens, logprobs, top) = lists(&server.post("/v1/completions", &body).json()["choices"][0]);
+    for ((token, logprob), top) in tokens.iter().zip(&logprobs).zip(&top) {
+        assert!(*logprob <= 0.0, "{logprob}");
+        assert_eq!(top[token.as_str()].as_f64(), Some(*logprob), "{token:?} in {top}");
+        let all: Vec<f64> = top.as_object().expect("an object").values().filter_map(Value::as_f64).collect();
+        assert!(all.len() <= 5 && all.iter().all(|other| other <= logprob), "{top}");
+        assert!(all.iter().map(|logprob| logprob.exp()).sum::<f64>() <= 1.0 + 1e-5, "{top}");
+    }
+    server.stop();
+}

@@ -15,6 +15,7 @@ pub mod chat;
 pub mod codec;
 mod stop;
 mod stream;
+mod token_bytes;
 mod utf8_tail;
 
 pub use byte_tokenizer::byte_tokenizer_json;

@@ -7,6 +7,7 @@ use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::limits::{
     LOGIT_BIAS_ENTRIES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX,
 };
+use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit};
 use pinion_protocol::{Peer, RequestId, Role, Sampling};
 use proptest::prelude::*;
@@ -81,8 +82,16 @@ fn check_largest(config: &Config) -> Result<(), String> {
     fits(&bytes, Role::Frontend, Role::Detokenizer)?;
     Admit { id: ID, sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
     fits(&bytes, Role::Tokenizer, Role::Engine)?;
-    let event = TokenEvent { id: ID, token: 0, sequence: 0, flags: 0, logprob_index: 0 };
-    encode_step(&mut bytes, 0, 0, &vec![event; config.max_num_seqs as usize]);
+    let event = TokenEvent {
+        id: ID,
+        token: 0,
+        sequence: 0,
+        flags: 0,
+        logprob_index: 0,
+        logprob_count: ENTRIES_MAX as u16,
+    };
+    let logprobs = vec![LogprobEntry { token: 0, logprob: 0.0 }; config.max_num_seqs as usize * ENTRIES_MAX];
+    encode_step(&mut bytes, 0, 0, &vec![event; config.max_num_seqs as usize], &logprobs);
     fits(&bytes, Role::Engine, Role::Detokenizer)
 }
 

@@ -9,6 +9,7 @@ use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, dec
 use pinion_protocol::engine_inbox::{self, Admit};
 use pinion_protocol::frontend_inbox::{self, Finished, Reject};
 use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role, Sampling};
 use pinion_scheduler::{Limits, Policy};
@@ -51,6 +52,8 @@ impl Edge {
 #[derive(Debug, Default, Clone)]
 pub struct Story {
     pub tokens: Vec<u32>,
+    /// Of each token: its own and the alternatives, as the record has them.
+    pub logprobs: Vec<Vec<LogprobEntry>>,
     pub first_sequence: Option<u32>,
     pub last_events: u32,
     pub eos: bool,
@@ -144,7 +147,8 @@ impl Rig {
     pub fn read(&mut self) {
         for (index, edge) in self.to_detokenizer.iter_mut().enumerate() {
             while let Some(record) = edge.reader.next().expect("the ring is sound") {
-                for event in decode_step(record.payload).expect("a step").1 {
+                let (_, events, logprobs) = decode_step(record.payload).expect("a step");
+                for event in events {
                     assert_eq!(usize::from(event.id.detokenizer(DETOKENIZERS)), index, "sent to another");
                     let story = self.stories.entry(event.id).or_default();
                     assert_eq!(story.last_events, 0, "{}: an event after the last", event.id);
@@ -152,6 +156,9 @@ impl Rig {
                         let first = *story.first_sequence.get_or_insert(event.sequence);
                         assert_eq!(event.sequence, first + story.tokens.len() as u32, "{}", event.id);
                         story.tokens.push(event.token);
+                        let mut entries = Vec::new();
+                        logprobs.read(&event, &mut entries).expect("logprobs");
+                        story.logprobs.push(entries);
                     }
                     story.last_events += u32::from(event.flags & EVENT_LAST != 0);
                     story.eos |= event.flags & EVENT_EOS != 0;

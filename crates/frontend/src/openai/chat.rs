@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: the answer and its chunks.
 
-use super::{Answer, Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
+use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, to_json, usage_member};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -18,7 +18,7 @@ struct Chunk<'a> {
 struct ChunkChoice<'a> {
     index: u32,
     delta: Delta<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<&'a Logprobs<'a>>,
     finish_reason: Option<Ending>,
 }
 
@@ -44,7 +44,7 @@ struct Completion<'a> {
 struct Choice<'a> {
     index: u32,
     message: Message<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<&'a Logprobs<'a>>,
     finish_reason: Ending,
 }
 
@@ -67,8 +67,13 @@ fn render(head: &Head, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBo
 }
 
 /// One chunk. A finish carries no text here.
-pub(super) fn chunk_json(head: &Head, index: u32, event: &Event<'_>) -> Vec<u8> {
-    let choice = |delta, finish_reason| [ChunkChoice { index, delta, logprobs: None, finish_reason }];
+pub(super) fn chunk_json(
+    head: &Head,
+    index: u32,
+    event: &Event<'_>,
+    logprobs: Option<&Logprobs<'_>>,
+) -> Vec<u8> {
+    let choice = |delta, finish_reason| [ChunkChoice { index, delta, logprobs, finish_reason }];
     let usage = usage_member(head, event);
     match event {
         Event::Role => {
@@ -89,7 +94,7 @@ pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> 
     let choices = (0..).zip(answers).map(|(index, answer)| Choice {
         index,
         message: Message { role: "assistant", content: answer.text, refusal: None },
-        logprobs: None,
+        logprobs: answer.logprobs.as_ref(),
         finish_reason: answer.ending,
     });
     to_json(&Completion {

@@ -1,6 +1,6 @@
 //! `/v1/completions`: the answer and its chunks.
 
-use super::{Answer, Ending, Event, Head, Usage, UsageBody, to_json, usage_member};
+use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, to_json, usage_member};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -18,7 +18,7 @@ struct Completion<'a> {
 struct Choice<'a> {
     index: u32,
     text: &'a str,
-    logprobs: Option<()>,
+    logprobs: Option<&'a Logprobs<'a>>,
     finish_reason: Option<Ending>,
 }
 
@@ -34,8 +34,13 @@ fn render(head: &Head, choices: &[Choice<'_>], usage: Option<Option<UsageBody>>)
 }
 
 /// One chunk. [`Event::Role`] does not exist here and gives an empty text.
-pub(super) fn chunk_json(head: &Head, index: u32, event: &Event<'_>) -> Vec<u8> {
-    let choice = |text, finish_reason| [Choice { index, text, logprobs: None, finish_reason }];
+pub(super) fn chunk_json(
+    head: &Head,
+    index: u32,
+    event: &Event<'_>,
+    logprobs: Option<&Logprobs<'_>>,
+) -> Vec<u8> {
+    let choice = |text, finish_reason| [Choice { index, text, logprobs, finish_reason }];
     let usage = usage_member(head, event);
     match event {
         Event::Role => render(head, &choice("", None), usage),
@@ -50,7 +55,7 @@ pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> 
     let choices = (0..).zip(answers).map(|(index, answer)| Choice {
         index,
         text: answer.text,
-        logprobs: None,
+        logprobs: answer.logprobs.as_ref(),
         finish_reason: Some(answer.ending),
     });
     let choices: Vec<Choice<'_>> = choices.collect();

@@ -5,7 +5,9 @@
 
 pub mod chat;
 pub mod completions;
+pub mod logprobs;
 
+pub use logprobs::{Logprobs, logprobs};
 use pinion_protocol::frontend_inbox::Finished;
 use serde::Serialize;
 
@@ -135,19 +137,21 @@ pub enum Event<'a> {
 }
 
 /// One complete choice of a whole answer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Answer<'a> {
     /// Its text.
     pub text: &'a str,
+    /// The scores of its tokens, if they were asked for.
+    pub logprobs: Option<Logprobs<'a>>,
     /// Why it ended.
     pub ending: Ending,
 }
 
 /// Renders one event of choice `index` through serde, as a JSON object without the SSE frame around it.
-pub fn chunk_json(head: &Head, index: u32, event: &Event<'_>) -> Vec<u8> {
+pub fn chunk_json(head: &Head, index: u32, event: &Event<'_>, logprobs: Option<&Logprobs<'_>>) -> Vec<u8> {
     match head.shape {
-        Shape::Completions => completions::chunk_json(head, index, event),
-        Shape::Chat => chat::chunk_json(head, index, event),
+        Shape::Completions => completions::chunk_json(head, index, event, logprobs),
+        Shape::Chat => chat::chunk_json(head, index, event, logprobs),
     }
 }
 

@@ -62,6 +62,8 @@ const LOGIT_BIAS: &str = r#"{"type": ["object", "null"], "maxProperties": 1024, 
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}"#;
 const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
     {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
+const LOGPROBS: &str =
+    r#"{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 5}, {"type": "null"}, {"const": false}]}"#;
 const STREAM_OPTIONS: &str =
     r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}}"#;
 
@@ -96,8 +98,12 @@ pub(super) const FIELDS: &[Field] = &[
     field("n", OPENAI, Shape::Integer { min: 1, max: CHOICES_MAX as i128 }, "Choices for each prompt."),
     field("n", GENERATE, Shape::Integer { min: 1, max: 1 }, "One."),
     field("best_of", ALL, Shape::Neutral("[1]"), "Only the same as n."),
-    field("logprobs", ALL, Shape::Neutral("[false]"), "Not supported."),
-    field("top_logprobs", ALL, Shape::Neutral("[0]"), "Not supported."),
+    field("logprobs", COMPLETIONS, Shape::Schema(LOGPROBS), "The logprob of each token and of so many likeliest ones."),
+    field("logprobs", CHAT, Shape::Boolean, "The logprob of each token."),
+    field("logprobs", GENERATE, Shape::Neutral("[false]"), "Not supported."),
+    field("top_logprobs", CHAT, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0, "maximum": 20}"#), "Only with logprobs: so many likeliest tokens beside each."),
+    field("top_logprobs", COMPLETIONS, Shape::Neutral("[0]"), "For chats."),
+    field("top_logprobs", GENERATE, Shape::Neutral("[0]"), "Not supported."),
     field("prompt_logprobs", ALL, Shape::Neutral("[]"), "Not supported."),
     field("echo", ALL, Shape::Neutral("[false]"), "Not supported."),
     field("suffix", ALL, Shape::Neutral("[\"\"]"), "Not supported."),
