@@ -10,7 +10,7 @@ use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{fdpass, pidfd};
 use pinion_worker::control::{LauncherEnd, Rendezvous};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -112,7 +112,13 @@ impl Member {
             owed: Vec::new(),
         });
         let socket = self.running.as_ref().map(|r| r.socket.as_fd()).expect("set on the line above");
-        wiring.attach(self.peer, self.epoch, &name, socket)
+        match wiring.attach(self.peer, self.epoch, &name, socket) {
+            // It died before it had read everything; `poll` tells how.
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                Ok(())
+            }
+            attached => attached,
+        }
     }
 
     fn command(&self, folder: &Path) -> Command {
