@@ -104,7 +104,7 @@ impl Service {
         eprintln!("{}", config.cpu_plan);
         tracing::info!(
             rings = topology.edges.len(),
-            shared_mib = wiring.shared_bytes() >> 20,
+            rings_mib = topology.shared_bytes() >> 20,
             "starting {} processes",
             topology.processes.len()
         );

@@ -170,12 +170,6 @@ impl Wiring {
         }
     }
 
-    /// Bytes of shared memory held by rings and slot tables.
-    pub fn shared_bytes(&self) -> usize {
-        let rings: usize = self.rings.iter().map(|ring| ring.edge.capacity_bytes).sum();
-        rings + self.slots.len() * self.slot_count * 256
-    }
-
     /// The bound socket.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()

@@ -1,4 +1,4 @@
-//! One vocabulary for the timeline, spans, NVTX ranges and metrics.
+//! One vocabulary for the timeline: the stages and counters of a request's slot.
 
 /// Boundaries of a request's life. Each stamp is written once, by one role, in CLOCK_MONOTONIC nanoseconds,
 /// into the request's slot; 0 means not reached.
@@ -61,20 +61,6 @@ pub enum Counter {
     GeneratedTokens = 2,
     /// Engine: times the request was preempted.
     Preemptions = 3,
-}
-
-/// Names of spans and NVTX ranges.
-pub mod span {
-    /// One turn of the engine loop.
-    pub const ENGINE_STEP: &str = "pinion.engine.step";
-    /// Taking admitted requests from the rings.
-    pub const ENGINE_DRAIN: &str = "pinion.engine.drain";
-    /// The scheduler's plan.
-    pub const ENGINE_PLAN: &str = "pinion.engine.plan";
-    /// The model's step.
-    pub const ENGINE_LAUNCH: &str = "pinion.engine.launch";
-    /// Committing the outcome and publishing events.
-    pub const ENGINE_PUBLISH: &str = "pinion.engine.publish";
 }
 
 const _: () = assert!(Stage::ALL.len() <= crate::limits::STAGE_COUNT);
