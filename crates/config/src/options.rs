@@ -36,8 +36,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         kind: Choice {
             accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"])],
             refused: &[(&["fp16", "float16", "half"], FP16_REASON)] },
-        help: "Type of weights, activations and KV. `auto` is bf16 if the CPU has avx512_bf16 or amx_bf16, else \
-               fp32. The fake backend takes no notice." },
+        help: "Type of weights, activations and KV. `auto` is bf16 where the CPU multiplies it faster than fp32 \
+               (amx_bf16, or AMD with avx512_bf16), else fp32. The fake backend takes no notice." },
     Opt { name: "device", group: Model, preset: Is("cpu"),
         kind: Choice { accepted: &[choice("cpu", &["auto"])],
                        refused: &[(&["cuda", "gpu"], "this build serves on the CPU only; use cpu")] },

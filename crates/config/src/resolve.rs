@@ -199,7 +199,7 @@ fn dtype(settings: &Settings, machine: &Machine, backend: Backend, faults: &mut 
             }
             Dtype::Bf16
         }
-        _ if machine.has_bf16 => Dtype::Bf16,
+        _ if machine.prefers_bf16 => Dtype::Bf16,
         _ => Dtype::Fp32,
     }
 }

@@ -29,9 +29,27 @@ fn two_sockets_with_smt() {
     assert_eq!(machine.cpus.len(), 8);
     assert_eq!(machine.cpus[4], Cpu { id: 4, package: 0, core: 0, speed: Some(3_000_000), node: 0 });
     assert_eq!(machine.cpus[7], Cpu { id: 7, package: 1, core: 3, speed: Some(2_500_000), node: 1 });
-    assert_eq!((machine.memory_bytes, machine.quota_cpus, machine.has_bf16), (Some(16 * GIB), None, true));
+    assert_eq!((machine.memory_bytes, machine.quota_cpus), (Some(16 * GIB), None));
     let part = Machine::from_sysfs(tree.path(), &[2, 6]);
     assert_eq!(part.cpus.iter().map(|c| (c.id, c.core)).collect::<Vec<_>>(), [(2, 2), (6, 2)]);
+}
+
+#[test]
+fn bf16_is_preferred_where_it_is_the_faster_one() {
+    // (vendor, flags, has, prefers)
+    for (vendor, flags, has, prefers) in [
+        ("GenuineIntel", "fpu avx512f", false, false),
+        ("GenuineIntel", "fpu avx512_bf16 arat", true, false),
+        ("GenuineIntel", "avx512_bf16 amx_bf16", true, true),
+        ("AuthenticAMD", "fpu avx512_bf16", true, true),
+        ("AuthenticAMD", "fpu avx512_bf16x", false, false),
+    ] {
+        let tree = Tree::new();
+        let text = format!("processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\nprocessor\t: 1\n");
+        tree.file("proc/cpuinfo", &text);
+        let machine = Machine::from_sysfs(tree.path(), &[]);
+        assert_eq!((machine.has_bf16, machine.prefers_bf16), (has, prefers), "{vendor} {flags}");
+    }
 }
 
 #[test]

@@ -60,8 +60,8 @@ fn made_up_machines() {
     let cases: Vec<(&str, Machine, &str)> = vec![
         ("1 core", Machine::uniform(1, 1), "0 / 0 / 0 / 0"),
         ("1 core with SMT", Machine::uniform(1, 2), "0,1 / 0,1 / 0,1 / 0,1"),
-        ("2 cores", Machine::uniform(2, 1), "1* / 0 / 0 / 0"),
-        ("3 cores", Machine::uniform(3, 1), "1,2*x2 / 0 / 0 / 0"),
+        ("2 cores", Machine::uniform(2, 1), "0,1x2 / 0 / 0 / 0"),
+        ("3 cores", Machine::uniform(3, 1), "0,1,2x3 / 0 / 0 / 0"),
         ("4 cores with SMT", Machine::uniform(4, 2), "2,3,4,5,6,7*x3 / 0,1 / 0,1 / 0,1"),
         ("5 cores", Machine::uniform(5, 1), "1,2,3,4*x4 / 0 / 0 / 0"),
         ("6 cores", Machine::uniform(6, 1), "3,4,5*x3 / 1* / 0* / 2*"),
@@ -78,13 +78,13 @@ fn made_up_machines() {
         ),
         (
             "a core that boosts a little higher is not another class",
-            machine(&[(&[0], Some(50), 0), (&[1], Some(48), 0), (&[2], Some(48), 0)]),
-            "0,2*x2 / 1 / 1 / 1",
+            machine(&[(&[0], Some(50), 0), (&[1], Some(48), 0), (&[2], Some(48), 0), (&[3], Some(48), 0)]),
+            "0,2,3*x3 / 1 / 1 / 1",
         ),
         (
             "cgroup's subset, one sibling of a pair missing",
             machine(&[(&[3, 11], None, 0), (&[4], None, 0), (&[5, 13], None, 0)]),
-            "4,5,13*x2 / 3,11 / 3,11 / 3,11",
+            "3,4,5,11,13x3 / 3,11 / 3,11 / 3,11",
         ),
         (
             "2 NUMA nodes",
@@ -112,7 +112,7 @@ fn named_sets() {
     let smt = Machine::uniform(4, 2);
     let cases: Vec<(PlanRequest, &str)> = vec![
         (with_sets(&[(Engine, &[0, 1, 2, 3])]), "0,1,2,3*x2 / 4,5,6,7 / 4,5,6,7 / 4,5,6,7"),
-        (with_sets(&[(Frontend, &[6, 7])]), "2,3,4,5*x2 / 0,1 / 0,1 / 6,7*x2"),
+        (with_sets(&[(Frontend, &[6, 7])]), "0,1,2,3,4,5x3 / 0,1 / 0,1 / 6,7*x2"),
         (
             with_sets(&[
                 (Engine, &[6, 7]),
@@ -156,14 +156,14 @@ fn threads_quota_and_no_pin() {
     let eight = Machine::uniform(8, 1);
     let asked = PlanRequest { engine_threads: Some(2), ..request() };
     assert_eq!(sketch(&plan(&eight, &asked).unwrap()), "3,4,5,6,7*x2 / 1* / 0* / 2*");
-    let faults = plan(&Machine::uniform(2, 1), &asked).unwrap_err();
+    let faults = plan(&Machine::uniform(1, 1), &asked).unwrap_err();
     assert!(faults.len() == 1 && faults[0].threads, "{faults:?}");
     let loose = PlanRequest { pin: false, ..request() };
     let got = plan(&Machine::uniform(4, 1), &loose).unwrap();
     assert_eq!(sketch(&got), "0,1,2,3x3 / 0,1,2,3 / 0,1,2,3 / 0,1,2,3");
     assert!(got.placements.iter().all(|p| p.spin_us == 0));
-    let quota = Machine { quota_cpus: Some(3), ..eight };
-    assert_eq!(sketch(&plan(&quota, &request()).unwrap()), "6,7*x2 / 5 / 5 / 5 / unused 0,1,2,3,4");
+    let quota = Machine { quota_cpus: Some(4), ..eight };
+    assert_eq!(sketch(&plan(&quota, &request()).unwrap()), "5,6,7*x3 / 4 / 4 / 4 / unused 0,1,2,3");
 }
 
 #[test]

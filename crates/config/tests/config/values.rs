@@ -93,9 +93,12 @@ fn shares_switches_and_addresses() {
 #[test]
 fn dtype_follows_the_cpu_and_the_fake_takes_no_notice() {
     let model = Tree::gpt2();
-    let with = Machine { has_bf16: true, ..machine() };
+    let slow = Machine { has_bf16: true, ..machine() };
+    let with = Machine { prefers_bf16: true, ..slow.clone() };
     for (args, machine, dtype) in [
         (vec![], &with, Dtype::Bf16),
+        (vec![], &slow, Dtype::Fp32),
+        (vec!["--dtype", "bf16"], &slow, Dtype::Bf16),
         (vec![], &machine(), Dtype::Fp32),
         (vec!["--dtype", "float32"], &with, Dtype::Fp32),
         (vec!["--dtype", "bfloat16"], &with, Dtype::Bf16),
