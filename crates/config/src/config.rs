@@ -172,4 +172,6 @@ pub struct Config {
     pub cpu_plan: CpuPlan,
     /// Roles are pinned to the plan's CPUs.
     pub pin: bool,
+    /// Every role is a thread of one process.
+    pub in_process: bool,
 }

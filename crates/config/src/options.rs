@@ -155,6 +155,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: WorkedOut("on, unless a cgroup quota grants less time than the allowed CPUs have: then other \
                            containers run on the same cores"),
         help: "Pin every process to the CPUs of the plan. Off, nobody owns a core and nobody spins." },
+    Opt { name: "in-process", group: Processes, kind: Switch, preset: Is("off"),
+        help: "Run every role as a thread of one process, over the same rings: the control of an ablation. A role that \
+               crashes then takes the others along." },
     Opt { name: "cpus-frontend", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
         help: "CPUs of the frontends, like 2-3,8. Whole cores; no CPU in two roles' sets." },
     Opt { name: "cpus-tokenizer", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),

@@ -120,6 +120,7 @@ pub(crate) fn from_facts(
         log_json: take.is("log-format", "json"),
         cpu_plan,
         pin,
+        in_process: settings.switch("in-process").unwrap_or(false),
     })
 }
 

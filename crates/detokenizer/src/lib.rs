@@ -10,3 +10,4 @@ pub mod serve;
 mod stream;
 
 pub use detokenizer::{Counts, Detokenizer};
+pub use serve::live;

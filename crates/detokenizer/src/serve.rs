@@ -1,11 +1,13 @@
 //! The loop: openings first, then the engine's steps, then the records out.
 
 use crate::detokenizer::{Counts, Detokenizer};
+use pinion_config::Exit;
 use pinion_protocol::frontend_inbox::kind::DELTAS;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Malformed, Peer, Role};
 use pinion_shm::clock;
 use pinion_shm::slots::SlotTable;
+use pinion_text::TextCodec;
 use pinion_worker::{ControlEvent, Inbox, Links, Session};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,13 +21,26 @@ const BACKLOG_WAIT: Duration = Duration::from_millis(1);
 /// Streams that were given up are looked for this often, in ns.
 const SWEEP_INTERVAL_NS: u64 = 200_000_000;
 
+/// The role's life: loads the codec, then serves.
+pub fn live(mut session: Session) -> ExitCode {
+    let codec = match TextCodec::load(&session.config.model_dir) {
+        Ok(codec) => codec,
+        Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
+    };
+    let summary = format!("{} tokens", codec.vocab_size());
+    let (eos, tables) = (session.config.model.eos, slot_tables(&session));
+    let detokenizer = Detokenizer::new(codec, eos, tables, record_bytes_max(&session));
+    session.ready(&summary);
+    serve(session, detokenizer)
+}
+
 /// The slot tables of all frontends, in order.
-pub fn slot_tables(session: &Session) -> Vec<SlotTable> {
+fn slot_tables(session: &Session) -> Vec<SlotTable> {
     (0..session.config.frontends).map_while(|index| session.links.slot_table(index).cloned()).collect()
 }
 
 /// Largest delta record that every frontend's ring takes.
-pub fn record_bytes_max(session: &Session) -> usize {
+fn record_bytes_max(session: &Session) -> usize {
     let edges = session.topology.edges.iter().filter(|e| e.from == session.me && e.to.role == Role::Frontend);
     edges.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0)
 }

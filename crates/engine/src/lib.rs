@@ -17,4 +17,4 @@ mod role;
 pub use engine::{Broken, Engine, Sizes, Turn};
 pub use options::{build, model_options};
 pub use ports::Ports;
-pub use role::run;
+pub use role::{live, run};

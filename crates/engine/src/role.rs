@@ -1,6 +1,7 @@
 //! The engine among the other processes: what the launcher says, when to sleep, when to leave.
 
 use crate::engine::{Engine, Turn};
+use crate::options::build;
 use crate::ports::Ports;
 use pinion_config::Exit;
 use pinion_protocol::Role;
@@ -13,6 +14,16 @@ use std::time::Duration;
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// Sleep while only a backlog is left. The reader of a full ring does not ring when it has read.
 const BACKLOG_WAIT: Duration = Duration::from_millis(2);
+
+/// The role's life: builds the engine, then runs it.
+pub fn live(mut session: Session) -> ExitCode {
+    let (engine, summary) = match build(&session.config) {
+        Ok(built) => built,
+        Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
+    };
+    session.ready(&summary);
+    run(session, engine)
+}
 
 /// Runs until the launcher says stop, a drain is over, or the model is broken.
 pub fn run(mut session: Session, mut engine: Engine) -> ExitCode {

@@ -44,7 +44,28 @@ use pinion_protocol::{Peer, Role};
 use pinion_worker::Session;
 use reactor::{Reactor, SessionOutlet};
 use std::cell::RefCell;
+use std::process::ExitCode;
 use std::rc::Rc;
+
+/// The role's life: builds what connections share, then serves.
+pub fn live(session: Session) -> ExitCode {
+    let session = Rc::new(RefCell::new(session));
+    let served = build(&session).and_then(|app| {
+        let summary = summary(&session.borrow());
+        session.borrow_mut().ready(&summary);
+        run(&session, app)
+    });
+    let Some(session) = Rc::into_inner(session).map(RefCell::into_inner) else { return Exit::System.into() };
+    match served {
+        Ok(Exit::Ok) => session.stop(),
+        // Answers were cut: the launcher sees it in the exit code and ends with the same one.
+        Ok(cut) => {
+            session.stop();
+            cut.into()
+        }
+        Err(reason) => session.fail(&reason, Exit::System.code().into()),
+    }
+}
 
 /// Builds what connections share from an attached session.
 pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {

@@ -1,11 +1,15 @@
 //! The launcher: resolves the plan once, creates all shared memory, spawns, pins, watches and restarts the
 //! roles. It never touches a request and never waits on a child without a deadline.
 //!
-//! [`serve::serve`] is the whole life in one loop; [`wiring`] is what the roles share, [`member`] one role
-//! process, [`restart`] the pure policy of when to bring one back.
+//! [`command_line::run`] is the binary, [`serve::serve`] is the whole life in one loop; [`wiring`] is what the roles share, [`member`] one role
+//! role, [`restart`] the pure policy of when to bring one back.
 
+pub mod command_line;
+mod host;
 pub mod member;
 pub mod restart;
 pub mod serve;
 mod signals;
 pub mod wiring;
+
+pub use host::{Host, RoleMain};

@@ -1,20 +1,17 @@
 //! One role process as the launcher sees it: spawned, starting, ready, dead.
 
+use crate::host::{Body, Host};
 use crate::restart::RestartPolicy;
 use crate::wiring::Wiring;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use pinion_config::{Process, SECRET_VARIABLES};
+use pinion_config::Process;
+use pinion_protocol::Peer;
 use pinion_protocol::control::{FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
-use pinion_protocol::{Peer, Role};
-use pinion_shm::{fdpass, pidfd};
+use pinion_shm::fdpass;
 use pinion_worker::control::{LauncherEnd, Rendezvous};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 
 /// Control messages a role may leave untaken before the launcher stops sending to it: far below the number
 /// at which a send would block.
@@ -27,10 +24,9 @@ enum Owed {
     Edges(Peer),
 }
 
-/// A living process.
+/// A living role.
 struct Running {
-    child: Child,
-    pidfd: OwnedFd,
+    body: Body,
     socket: OwnedFd,
     rendezvous: Option<Rendezvous>,
     control: Option<LauncherEnd>,
@@ -88,8 +84,8 @@ impl Member {
         }
     }
 
-    /// Starts the process and sends it its descriptors. The binary stands beside the launcher's own.
-    pub fn spawn(&mut self, wiring: &Wiring, folder: &Path) -> io::Result<()> {
+    /// Starts the role and sends it its descriptors.
+    pub fn spawn(&mut self, wiring: &Wiring, host: &Host) -> io::Result<()> {
         self.epoch += 1;
         self.ready = false;
         self.restart_at_ns = None;
@@ -97,15 +93,10 @@ impl Member {
         page.set(Gauge::Phase as usize, Phase::Starting as u64);
         let rendezvous = Rendezvous::new()?;
         let (ours, theirs) = fdpass::pair()?;
-        let child = self.command(folder).stdin(Stdio::from(theirs)).spawn().map_err(|error| {
-            let binary = folder.join(binary_name(self.peer.role));
-            io::Error::new(error.kind(), format!("cannot start {}: {error}", binary.display()))
-        })?;
-        let pidfd = pidfd::open(child.id())?;
+        let body = host.spawn(&self.process, theirs)?;
         let name = rendezvous.name().to_owned();
         self.running = Some(Running {
-            child,
-            pidfd,
+            body,
             socket: ours,
             rendezvous: Some(rendezvous),
             control: None,
@@ -121,32 +112,9 @@ impl Member {
         }
     }
 
-    fn command(&self, folder: &Path) -> Command {
-        let name = binary_name(self.peer.role);
-        let threads = self.process.threads.to_string();
-        let mut command = Command::new(folder.join(&name));
-        command
-            .arg0(format!("{name}-{}", self.peer.index))
-            // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
-            .process_group(0)
-            .stdout(Stdio::null())
-            // Thread pools are sized by the plan, never by what a library finds.
-            .env("OMP_NUM_THREADS", &threads)
-            .env("MKL_NUM_THREADS", &threads);
-        // Roles get their config by descriptor; a secret has no business in their environment.
-        for variable in SECRET_VARIABLES {
-            command.env_remove(variable);
-        }
-        if self.process.spin_us == 0 {
-            // On shared cores a spinning pool thread only delays the thread it waits for.
-            command.env("GOMP_SPINCOUNT", "0");
-        }
-        command
-    }
-
     /// The process id, while it lives.
     pub fn pid(&self) -> Option<u32> {
-        self.running.as_ref().map(|r| r.child.id())
+        self.running.as_ref().map(|r| r.body.pid())
     }
 
     /// Whether a process exists.
@@ -158,7 +126,7 @@ impl Member {
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.running.iter().flat_map(|r| {
             let starting = r.rendezvous.is_some().then(|| r.socket.as_fd());
-            std::iter::once(r.pidfd.as_fd()).chain(starting)
+            std::iter::once(r.body.fd()).chain(starting)
         })
     }
 
@@ -178,7 +146,7 @@ impl Member {
                 FromRole::Hello { .. } | FromRole::Phase { .. } => {}
             }
         }
-        let Some(status) = running.child.try_wait()? else { return Ok(None) };
+        let Some(status) = running.body.try_wait()? else { return Ok(None) };
         self.running = None;
         self.ready = false;
         Ok(Some(Happening::Ended(status)))
@@ -233,16 +201,10 @@ impl Member {
         Ok(())
     }
 
-    /// Ends the process now.
-    pub fn kill(&self) {
-        if let Some(pid) = self.pid()
-            && let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL)
-        {
-            tracing::warn!(peer = %self.peer, %error, "cannot kill");
+    /// Ends the role now, or leaves it behind if it is a thread.
+    pub fn kill(&mut self) {
+        if self.running.as_ref().is_some_and(|running| !running.body.kill()) {
+            self.running = None;
         }
     }
-}
-
-fn binary_name(role: Role) -> String {
-    format!("pinion-{}", role.name())
 }

@@ -1,6 +1,7 @@
 //! The life of a service in one loop: start every role, open the port when all are ready, watch, restart,
 //! drain, end. One thread; every wait has a deadline.
 
+use crate::host::Host;
 use crate::member::{Happening, Member};
 use crate::restart::Verdict;
 use crate::signals::Signals;
@@ -17,7 +18,6 @@ use pinion_shm::{clock, doorbell};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// The loop's longest sleep: how old the ring depths that frontends report can get.
@@ -62,7 +62,7 @@ enum Stage {
 
 struct Service {
     config: Config,
-    folder: PathBuf,
+    host: Host,
     address: SocketAddr,
     wiring: Wiring,
     members: Vec<Member>,
@@ -71,13 +71,13 @@ struct Service {
     cut_short: bool,
 }
 
-/// Runs the service to its end. Returns when no role process is left.
-pub fn serve(config: Config) -> Ending {
+/// Runs the service to its end. Returns when no role is left, but for threads that did not leave in time.
+pub fn serve(config: Config, host: Host) -> Ending {
     let signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => return Ending::system("cannot take signals", error),
     };
-    let mut service = match Service::start(config) {
+    let mut service = match Service::start(config, host) {
         Ok(service) => service,
         Err(ending) => return ending,
     };
@@ -92,26 +92,23 @@ pub fn serve(config: Config) -> Ending {
 }
 
 impl Service {
-    fn start(config: Config) -> Result<Service, Ending> {
+    fn start(config: Config, host: Host) -> Result<Service, Ending> {
         let topology = Topology::new(&config);
         let (listener, address) = bind_port(&config)?;
         let wiring = Wiring::new(&config, &topology, listener)
             .map_err(|e| Ending::system("cannot make shared memory", e))?;
-        let folder = std::env::current_exe()
-            .ok()
-            .and_then(|exe| exe.parent().map(PathBuf::from))
-            .ok_or_else(|| Ending::system("cannot find the role binaries", "own path unknown"))?;
         eprintln!("{}", config.cpu_plan);
         tracing::info!(
             rings = topology.edges.len(),
             rings_mib = topology.shared_bytes() >> 20,
-            "starting {} processes",
-            topology.processes.len()
+            "starting {} {}",
+            topology.processes.len(),
+            if config.in_process { "threads" } else { "processes" }
         );
         let members = topology.processes.into_iter().map(Member::new).collect();
         let mut service = Service {
             config,
-            folder,
+            host,
             address,
             wiring,
             members,
@@ -130,7 +127,7 @@ impl Service {
 
     fn spawn(&mut self, index: usize) -> Result<(), Ending> {
         let member = &mut self.members[index];
-        let started = member.spawn(&self.wiring, &self.folder);
+        let started = member.spawn(&self.wiring, &self.host);
         started.map_err(|error| Ending::new(Exit::Start, error.to_string()))?;
         member.start_deadline_ns = clock::now_ns() + self.config.start_timeout_ms * MS_NS;
         tracing::info!(peer = %member.peer, pid = member.pid(), "started");
@@ -373,7 +370,7 @@ impl Service {
     /// Kills what is left and reaps it, within a bound.
     fn kill_all(&mut self) {
         let deadline_ns = clock::now_ns() + STOP_TIMEOUT_NS;
-        self.members.iter().for_each(Member::kill);
+        self.members.iter_mut().for_each(Member::kill);
         while self.members.iter().any(Member::lives) && clock::now_ns() < deadline_ns {
             let fds: Vec<_> = self.members.iter().flat_map(Member::fds).collect();
             if let Err(error) = doorbell::wait(&fds, TICK) {

@@ -8,3 +8,4 @@ pub mod answer;
 pub mod serve;
 
 pub use answer::{Answer, Limits, Tokenizer};
+pub use serve::live;

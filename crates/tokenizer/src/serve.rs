@@ -1,12 +1,14 @@
 //! The loop: records from the frontends in turn, answers to the engine and back.
 
 use crate::answer::{Answer, Limits, Tokenizer, cancelled, request_id};
+use pinion_config::Exit;
 use pinion_protocol::frontend_inbox::{self, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
 use pinion_shm::clock;
+use pinion_text::{ChatRenderer, TextCodec};
 use pinion_worker::{ControlEvent, Overflow, Session};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -28,6 +30,31 @@ pub fn limits(session: &Session) -> Limits {
         vocab_size: session.config.model.vocab_size,
         answer_bytes_max: answers.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0),
     }
+}
+
+/// The role's life: loads codec and chat template, then serves.
+pub fn live(mut session: Session) -> ExitCode {
+    let codec = match TextCodec::load(&session.config.model_dir) {
+        Ok(codec) => codec,
+        Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
+    };
+    let chat = match ChatRenderer::load(&session.config.model_dir) {
+        Ok(chat) => chat,
+        Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
+    };
+    let (tokens, rows) = (codec.vocab_size(), session.config.model.vocab_size);
+    if tokens > rows {
+        tracing::warn!(
+            tokens,
+            rows,
+            "the tokenizer has tokens that the model has not; prompts with them are refused"
+        );
+    }
+    let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
+    let summary = format!("{tokens} tokens, context {}, {form}", session.config.max_model_len);
+    let tokenizer = Tokenizer::new(codec, chat, limits(&session));
+    session.ready(&summary);
+    serve(session, &tokenizer)
 }
 
 /// Serves until the launcher says stop.

@@ -2,16 +2,18 @@
 //! say that it is ready, hear about peers that die and come back, sleep and wake.
 //!
 //! It knows nothing of HTTP, tokens or models. Start at [`Session`]; a role's main is
-//! `Session::attach → build → ready → loop → stop`. The launcher's half of the control channel is
+//! [`process`]: `Session::attach → build → ready → loop → stop`. The launcher's half of the control channel is
 //! [`control::LauncherEnd`], beside the role's half, so that both can be read together.
 
 pub mod control;
 mod links;
 mod pin;
+mod process;
 mod session;
 mod start_error;
 pub mod telemetry;
 
 pub use links::{Inbox, Links, Outbox, Overflow};
+pub use process::{attached, process};
 pub use session::{ControlEvent, Session};
 pub use start_error::StartError;

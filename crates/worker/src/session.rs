@@ -59,7 +59,7 @@ pub enum ControlEvent {
     },
 }
 
-/// A role process that is attached.
+/// A role that is attached.
 pub struct Session {
     /// Who this process is.
     pub me: Peer,
@@ -73,6 +73,8 @@ pub struct Session {
     pub status: Page,
     /// The data edges.
     pub links: Links,
+    /// Over it came, and come, this role's descriptors.
+    socket: OwnedFd,
     doorbell: Doorbell,
     control: RoleEnd,
     control_seen: u64,
@@ -86,15 +88,21 @@ impl Session {
     pub fn attach(role: Role) -> Result<Session, StartError> {
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|e| StartError::attach("parent-death signal", e))?;
-        let stdin = std::io::stdin();
-        let set = receive_set(stdin.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
+        let socket = std::io::stdin().as_fd().try_clone_to_owned();
+        Session::attach_over(role, socket.map_err(|e| StartError::attach("descriptor socket", e))?)
+    }
+
+    /// The same for a role that is a thread of the launcher's process: `socket` is its end of the descriptor
+    /// socket, and what is pinned is the calling thread with those that it starts later.
+    pub fn attach_over(role: Role, socket: OwnedFd) -> Result<Session, StartError> {
+        let set = receive_set(socket.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
             .map_err(|error| error.unwrap_or(StartError::ByHand(role)))?;
         let mut builder = Builder::default();
         for (message, fds) in set {
             builder.take(message, fds)?;
         }
-        let session = builder.finish(role)?;
-        fdpass::send(stdin.as_fd(), &[1], &[]).map_err(|e| StartError::attach("control", e))?;
+        let session = builder.finish(role, socket)?;
+        fdpass::send(session.socket.as_fd(), &[1], &[]).map_err(|e| StartError::attach("control", e))?;
         Ok(session)
     }
 
@@ -177,8 +185,7 @@ impl Session {
 
     /// Takes one set of replacement links. The launcher put it on the socket before it said so.
     fn take_attachments(&mut self) -> Result<(), StartError> {
-        let stdin = std::io::stdin();
-        let set = receive_set(stdin.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
+        let set = receive_set(self.socket.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
             .map_err(|error| error.unwrap_or(StartError::Orphan))?;
         for (message, mut fds) in set {
             match message {
@@ -356,7 +363,8 @@ impl Builder {
                 if theirs != ours {
                     return Err(StartError::Layout { theirs, ours });
                 }
-                if nix::unistd::getppid().as_raw() as u32 != launcher_pid {
+                let parent_pid = nix::unistd::getppid().as_raw() as u32;
+                if ![parent_pid, std::process::id()].contains(&launcher_pid) {
                     return Err(StartError::Orphan);
                 }
                 let bytes = region::read_blob(take_fd(&mut fds, "config")?)
@@ -403,7 +411,7 @@ impl Builder {
         self.links.as_mut().ok_or_else(|| StartError::attach("links", "before hello"))
     }
 
-    fn finish(self, role: Role) -> Result<Session, StartError> {
+    fn finish(self, role: Role, socket: OwnedFd) -> Result<Session, StartError> {
         let missing = |what| move || StartError::attach(what, "missing from the launcher's set");
         let (me, epoch, control_name) = self.hello.ok_or_else(missing("hello"))?;
         if me.role != role {
@@ -430,6 +438,7 @@ impl Builder {
             topology,
             status,
             links: self.links.ok_or_else(missing("links"))?,
+            socket,
             doorbell: self.doorbell.ok_or_else(missing("doorbell"))?,
             control,
             control_seen,

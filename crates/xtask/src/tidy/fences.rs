@@ -7,8 +7,8 @@ const UNSAFE_CRATES: &[&str] = &["shm", "ops"];
 const ASYNC_CRATES: &[&str] = &["frontend"];
 /// xtask and testkit are tools with command lines of their own.
 const ENVIRONMENT_CRATES: &[&str] = &["config", "xtask", "testkit"];
-/// The one main that has a command line: it hands that and the whole environment to config, unread.
-const LAUNCHER_MAIN: &str = "crates/launcher/src/main.rs";
+/// The one module that has a command line: it hands that and the whole environment to config, unread.
+const COMMAND_LINE: &str = "crates/launcher/src/command_line.rs";
 
 pub(super) fn unsafe_code(tree: &Tree) -> Vec<Fault> {
     keyword(tree, "unsafe", UNSAFE_CRATES, "unsafe-fence")
@@ -37,7 +37,7 @@ pub(super) fn environment(tree: &Tree) -> Vec<Fault> {
         let tests = test_bodies(&file.code);
         for (at, what) in environment_reads(&file.code) {
             let in_test = tests.iter().any(|body| body.contains(&at));
-            let handed_on = matches!(what, "args" | "vars") && file.path == LAUNCHER_MAIN;
+            let handed_on = matches!(what, "args" | "vars") && file.path == COMMAND_LINE;
             if !in_test && !handed_on {
                 let message = format!("env::{what}: only config reads flags and environment");
                 faults.push(Fault::new(&file.path, line_of(&file.code, at), "environment-fence", message));
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_launcher_may_hand_on_everything_and_read_nothing() {
-        let faults = |text| environment(&Tree::of(&[(LAUNCHER_MAIN, text)]));
+        let faults = |text| environment(&Tree::of(&[(COMMAND_LINE, text)]));
         assert!(faults("fn main() { f(std::env::args_os(), std::env::vars_os()) }").is_empty());
         assert_eq!(faults("fn main() { std::env::var(\"A\"); }").len(), 1);
     }

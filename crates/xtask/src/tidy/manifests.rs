@@ -27,6 +27,8 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("detokenizer", Siblings::Only(ROLE_KNOWS)),
     ("engine", Siblings::Only(ROLE_KNOWS)),
     ("launcher", Siblings::Only(ROLE_KNOWS)),
+    // The roles as threads of one process: the only crate that knows several of them.
+    ("in-process", Siblings::Any),
     // Tools stand outside: they may look at anything, and nothing of the server may depend on them.
     ("testkit", Siblings::Any),
     ("bench", Siblings::Any),

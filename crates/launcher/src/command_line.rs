@@ -1,0 +1,68 @@
+//! The command line of `pinion`, for the two binaries that have it: `pinion`, whose roles are processes, and
+//! `pinion-in-process`, whose roles are threads. The first becomes the second when it is asked to.
+
+use crate::host::{Host, RoleMain, thread_variables};
+use crate::serve;
+use pinion_config::{Command, Config, Exit, Machine, Topology};
+use pinion_protocol::Role;
+use pinion_worker::telemetry;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Of the binary that runs every role in one process; it stands beside `pinion`.
+const IN_PROCESS_BINARY: &str = "pinion-in-process";
+
+/// Parses once, then runs the command. `threads` are the roles that are linked into this binary, if they are.
+pub fn run(threads: Option<RoleMain>) -> ExitCode {
+    let machine = Machine::detect();
+    let command = match pinion_config::parse(std::env::args_os().skip(1), std::env::vars_os(), &machine) {
+        Ok(command) => command,
+        Err(faults) => {
+            eprintln!("{faults}");
+            return faults.exit().into();
+        }
+    };
+    match command {
+        Command::Version => println!("pinion {}", env!("CARGO_PKG_VERSION")),
+        Command::Help(text) | Command::ShowConfig(text) => println!("{text}"),
+        Command::Serve(config) => return run_service(*config, threads),
+    }
+    Exit::Ok.into()
+}
+
+fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
+    let own = std::env::current_exe().ok();
+    let Some(folder) = own.and_then(|exe| exe.parent().map(PathBuf::from)) else {
+        eprintln!("pinion: error: cannot find the role binaries: own path unknown");
+        return Exit::System.into();
+    };
+    let host = match threads {
+        None if config.in_process => return become_one_process(&config, folder.join(IN_PROCESS_BINARY)),
+        None => Host::Processes { folder },
+        Some(main) => Host::Threads(main),
+    };
+    telemetry::install(&config.log_filter, config.log_json);
+    let ending = serve::serve(config, host);
+    let code = ending.code;
+    match serve::report(&ending) {
+        Ok(()) => code.into(),
+        Err(_) => Exit::System.into(),
+    }
+}
+
+/// Replaces this process. Thread pools read their variables once, when they are loaded, so those of the engine
+/// are set here.
+fn become_one_process(config: &Config, binary: PathBuf) -> ExitCode {
+    let topology = Topology::new(config);
+    let engine = topology.processes.iter().find(|process| process.peer.role == Role::Engine);
+    let error = std::process::Command::new(&binary)
+        .args(std::env::args_os().skip(1))
+        .envs(engine.map(thread_variables).unwrap_or_default())
+        .exec();
+    eprintln!(
+        "pinion: error: cannot start {}: {error}; `cargo build --release --package {IN_PROCESS_BINARY}` makes it",
+        binary.display()
+    );
+    Exit::System.into()
+}

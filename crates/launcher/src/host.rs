@@ -1,0 +1,151 @@
+//! What a role runs in: a process of its own, or (`--in-process`) a thread of this one.
+//!
+//! The thread form is the control of an ablation: the same roles, rings and control messages without process
+//! boundaries. A thread cannot be killed, so a role that hangs there is left behind and ends with the process.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pinion_config::{Process, SECRET_VARIABLES};
+use pinion_protocol::{Peer, Role};
+use pinion_shm::pidfd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+
+/// Exit code of a process whose main thread panicked; a role's thread that panics is reported with the same.
+const PANIC_CODE: i32 = 101;
+
+/// A role's whole life on the calling thread: who it is, and its end of the descriptor socket.
+pub type RoleMain = fn(Peer, OwnedFd) -> ExitCode;
+
+/// Where roles run.
+#[derive(Debug, Clone)]
+pub enum Host {
+    /// Each in a process, from binaries in this folder.
+    Processes {
+        /// Of `pinion-<role>`.
+        folder: PathBuf,
+    },
+    /// Each in a thread of this process.
+    Threads(RoleMain),
+}
+
+/// A living role.
+pub(crate) enum Body {
+    Process {
+        child: Child,
+        pidfd: OwnedFd,
+    },
+    Thread {
+        handle: Option<JoinHandle<ExitCode>>,
+        /// Hangs up when the thread ends, however it ends.
+        ended: UnixStream,
+    },
+}
+
+impl Host {
+    /// Starts `process` with `socket` as its end of the descriptor socket.
+    pub(crate) fn spawn(&self, process: &Process, socket: OwnedFd) -> io::Result<Body> {
+        match self {
+            Host::Processes { folder } => {
+                let binary = folder.join(binary_name(process.peer.role));
+                let mut command = role_command(&binary, process);
+                let child = command.stdin(Stdio::from(socket)).spawn().map_err(|error| {
+                    io::Error::new(error.kind(), format!("cannot start {}: {error}", binary.display()))
+                })?;
+                let pidfd = pidfd::open(child.id())?;
+                Ok(Body::Process { child, pidfd })
+            }
+            Host::Threads(main) => {
+                let (ended, alive) = UnixStream::pair()?;
+                let (main, peer) = (*main, process.peer);
+                let name = format!("{peer}");
+                let life = move || {
+                    let _alive = alive;
+                    main(peer, socket)
+                };
+                let handle = std::thread::Builder::new().name(name).spawn(life)?;
+                Ok(Body::Thread { handle: Some(handle), ended })
+            }
+        }
+    }
+}
+
+impl Body {
+    /// The process that the role runs in.
+    pub(crate) fn pid(&self) -> u32 {
+        match self {
+            Body::Process { child, .. } => child.id(),
+            Body::Thread { .. } => std::process::id(),
+        }
+    }
+
+    /// Readable once the role has ended.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Body::Process { pidfd, .. } => pidfd.as_fd(),
+            Body::Thread { ended, .. } => ended.as_fd(),
+        }
+    }
+
+    /// How the role ended, if it has; reaps it.
+    pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match self {
+            Body::Process { child, .. } => child.try_wait(),
+            Body::Thread { handle, .. } => {
+                if handle.as_ref().is_some_and(|handle| !handle.is_finished()) {
+                    return Ok(None);
+                }
+                let code = match handle.take().map(JoinHandle::join) {
+                    Some(Ok(code)) if code == ExitCode::SUCCESS => 0,
+                    Some(Ok(_)) => 1,
+                    Some(Err(_)) | None => PANIC_CODE,
+                };
+                Ok(Some(ExitStatus::from_raw(code << 8)))
+            }
+        }
+    }
+
+    /// Ends a process now. `false` if this body cannot be ended from outside.
+    pub(crate) fn kill(&self) -> bool {
+        let Body::Process { child, .. } = self else { return false };
+        if let Err(error) = kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL) {
+            tracing::warn!(pid = child.id(), %error, "cannot kill");
+        }
+        true
+    }
+}
+
+/// Thread pools are sized by the plan, never by what a library finds.
+pub(crate) fn thread_variables(process: &Process) -> Vec<(&'static str, String)> {
+    let threads = process.threads.to_string();
+    let mut variables = vec![("OMP_NUM_THREADS", threads.clone()), ("MKL_NUM_THREADS", threads)];
+    if process.spin_us == 0 {
+        // On shared cores a spinning pool thread only delays the thread it waits for.
+        variables.push(("GOMP_SPINCOUNT", "0".to_owned()));
+    }
+    variables
+}
+
+fn role_command(binary: &std::path::Path, process: &Process) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .arg0(format!("{}-{}", binary_name(process.peer.role), process.peer.index))
+        // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
+        .process_group(0)
+        .stdout(Stdio::null())
+        .envs(thread_variables(process));
+    // Roles get their config by descriptor; a secret has no business in their environment.
+    for variable in SECRET_VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn binary_name(role: Role) -> String {
+    format!("pinion-{}", role.name())
+}
