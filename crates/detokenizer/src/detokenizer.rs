@@ -168,10 +168,10 @@ impl Detokenizer {
         }
         let Some(slot) = self.current_slot(id) else { return };
         if is_first_text {
-            slot.stamp(Stage::FirstText as usize, now_ns);
+            slot.stamp(id.generation, Stage::FirstText as usize, now_ns);
         }
         if flags & DELTA_LAST != 0 {
-            slot.stamp(Stage::LastText as usize, now_ns);
+            slot.stamp(id.generation, Stage::LastText as usize, now_ns);
         }
         if flags & DELTA_STOPPED != 0 {
             slot.stop(id.generation);

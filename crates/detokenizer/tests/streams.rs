@@ -102,7 +102,10 @@ impl Bench {
     }
 
     fn stamped(&self, id: RequestId, stage: Stage) -> u64 {
-        self.tables[usize::from(id.frontend)].slot(usize::from(id.slot)).unwrap().stamped(stage as usize)
+        self.tables[usize::from(id.frontend)]
+            .slot(usize::from(id.slot))
+            .unwrap()
+            .stamped(id.generation, stage as usize)
     }
 }
 

@@ -204,7 +204,7 @@ impl Engine {
         let mut all = std::mem::take(&mut self.ended);
         all.extend(self.scheduler.drain_finished());
         let ended_count = all.len();
-        for Ended { finished, preemptions, announced } in all.drain(..) {
+        for Ended { finished, preemptions, company, announced } in all.drain(..) {
             let id = finished.id;
             if !announced {
                 self.streams.last(id, finished.generated_tokens);
@@ -213,6 +213,11 @@ impl Engine {
             ports.count(id, Counter::GeneratedTokens, u64::from(finished.generated_tokens));
             ports.count(id, Counter::CachedTokens, u64::from(finished.cached_tokens));
             ports.count(id, Counter::Preemptions, u64::from(preemptions));
+            ports.count(id, Counter::Steps, u64::from(company.steps));
+            ports.count(id, Counter::BatchRowsSum, company.rows_sum);
+            ports.count(id, Counter::BatchRowsMax, u64::from(company.rows_max));
+            ports.count(id, Counter::BatchPrefillSum, company.prefill_sum);
+            ports.count(id, Counter::BatchPrefillMax, u64::from(company.prefill_max));
             finished.encode(&mut self.encoded);
             self.tell_frontend(id.frontend, frontend_inbox::kind::FINISHED, ports);
         }

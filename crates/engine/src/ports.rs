@@ -54,13 +54,13 @@ impl Ports for Session {
 
     fn stamp(&self, id: RequestId, stage: Stage, ns: u64) {
         if let Some(slot) = self.links.slot(id) {
-            slot.stamp(stage as usize, ns);
+            slot.stamp(id.generation, stage as usize, ns);
         }
     }
 
     fn count(&self, id: RequestId, counter: Counter, value: u64) {
         if let Some(slot) = self.links.slot(id) {
-            slot.set_counter(counter as usize, value);
+            slot.set_counter(id.generation, counter as usize, value);
         }
     }
 

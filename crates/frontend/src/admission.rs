@@ -51,6 +51,8 @@ pub struct Admitted {
     pub stop: Vec<String>,
     /// Whether what ended the text is part of it.
     pub include_stop: bool,
+    /// Whether the answer says where its time went.
+    pub timings: bool,
 }
 
 /// Fields that would change the answer and that this version cannot honour, each with the values that mean
@@ -97,7 +99,21 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     let sampling = Sampling { logprobs, ..sampling(api, &mut fields, limits, fresh_seed)? };
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = stream_options(&mut fields, stream)?;
-    Ok(Admitted { stream, include_usage, sampling, prompts, choices_per_prompt, stop, include_stop })
+    let timings = fields.boolean("timings")?.unwrap_or(false);
+    if timings && stream && api == Api::Generate {
+        return Err(Fault::field("timings", "timings have no place in a stream of bare text"));
+    }
+    let admitted = Admitted {
+        stream,
+        include_usage,
+        sampling,
+        prompts,
+        choices_per_prompt,
+        stop,
+        include_stop,
+        timings,
+    };
+    Ok(admitted)
 }
 
 /// `n`, and `best_of`, which must not ask for more: nothing ranks candidates here.

@@ -4,6 +4,7 @@
 use crate::openai::Usage;
 use crate::sse;
 use crate::ticket::Ticket;
+use crate::timeline::Timeline;
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 use pinion_protocol::Fault;
@@ -166,8 +167,11 @@ impl Stream {
     fn with_end(&self, bytes: Bytes) -> Bytes {
         let Some(end) = &self.end else { return bytes };
         let usages = self.voices.iter().filter_map(|voice| voice.ticket.usage());
+        let slowest = self.voices.iter().filter_map(|voice| voice.ticket.timeline());
+        let slowest = slowest.max_by_key(Timeline::decode_ends_ns);
         let mut tail = BytesMut::new();
-        sse::write_end(&end.writer, Usage::of_choices(usages, end.choices_per_prompt), &mut tail);
+        let usage = Usage::of_choices(usages, end.choices_per_prompt);
+        sse::write_end(&end.writer, usage, slowest.as_ref(), &mut tail);
         joined(bytes, &tail)
     }
 }

@@ -15,6 +15,7 @@ use crate::request::{Form, Outcome};
 use crate::routes::{Arrival, Route, whole};
 use crate::sse;
 use crate::ticket::Ticket;
+use crate::timeline::{Timeline, Timings};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
@@ -63,7 +64,8 @@ fn begin(
     admitted: Admitted,
     head: Option<&Head>,
 ) -> Result<Vec<Ticket>, Fault> {
-    let Admitted { stream, sampling, prompts, choices_per_prompt, stop, include_stop, .. } = admitted;
+    let Admitted { stream, sampling, prompts, choices_per_prompt, stop, include_stop, timings, .. } =
+        admitted;
     let count = prompts.len() * choices_per_prompt as usize;
     if count > 1 {
         app.ledger.borrow().check_room(count)?;
@@ -82,7 +84,7 @@ fn begin(
                 None if stream => Form::PlainStream,
                 None => Form::Whole,
             };
-            tickets.push(Ticket::begin(&app.ledger, origin(arrival), job, form)?);
+            tickets.push(Ticket::begin(&app.ledger, Origin { timings, ..origin(arrival) }, job, form)?);
         }
     }
     Ok(tickets)
@@ -104,7 +106,8 @@ fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
 }
 
 fn origin(arrival: &Arrival) -> Origin {
-    Origin { route: arrival.route, label: arrival.label.clone(), received_ns: arrival.received_ns }
+    let Arrival { route, received_ns, .. } = *arrival;
+    Origin { route, label: arrival.label.clone(), received_ns, timings: false }
 }
 
 /// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
@@ -187,12 +190,18 @@ async fn whole_answer(
         usages.push(usage);
     }
     let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
+    let timeline = tickets.iter().filter_map(Ticket::timeline).max_by_key(Timeline::decode_ends_ns);
     let body = match (&head, answers.first()) {
-        (Some(head), _) => answer_json(head, &answers, usage),
-        (None, Some(answer)) => generate_json(answer.text, answer.ending, usage),
+        (Some(head), _) => answer_json(head, &answers, usage, timeline.as_ref()),
+        (None, Some(answer)) => generate_json(answer.text, answer.ending, usage, timeline.as_ref()),
         (None, None) => return Err(unexpected()),
     };
-    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), tickets)))
+    let server_timing = timeline.and_then(|timeline| HeaderValue::try_from(timeline.server_timing()).ok());
+    let mut response = whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), tickets));
+    if let Some(value) = server_timing {
+        response.headers_mut().insert(HeaderName::from_static("server-timing"), value);
+    }
+    Ok(response)
 }
 
 /// Waits until every request has its outcome, or one has failed.
@@ -214,9 +223,13 @@ async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
     .await
 }
 
-fn generate_json(text: &str, ending: Ending, usage: Usage) -> Vec<u8> {
+fn generate_json(text: &str, ending: Ending, usage: Usage, timeline: Option<&Timeline>) -> Vec<u8> {
     let usage = crate::openai::UsageBody::from(usage);
-    value!({"text": text, "finish_reason": ending.name(), "usage": usage}).to_string().into_bytes()
+    let mut answer = value!({"text": text, "finish_reason": ending.name(), "usage": usage});
+    if let Some(timeline) = timeline {
+        answer["timings"] = value!(Timings::from(timeline));
+    }
+    answer.to_string().into_bytes()
 }
 
 fn unexpected() -> Refusal {

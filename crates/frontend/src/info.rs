@@ -88,6 +88,11 @@ pub(crate) fn docs(app: &App) -> Response<AnswerBody> {
     response
 }
 
+/// `GET /debug/slow`: the slowest requests of the last hour that this frontend served.
+pub(crate) fn debug_slow(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, app.ledger.borrow_mut().slow_json().to_string())
+}
+
 /// `GET /version`.
 pub(crate) fn version(app: &App) -> Response<AnswerBody> {
     let body = value!({"name": "pinion", "version": env!("CARGO_PKG_VERSION"), "model": app.limits.model});

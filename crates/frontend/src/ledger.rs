@@ -6,11 +6,14 @@
 //! Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
 //! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
+use crate::app::unix_s;
 use crate::limits::LAST_TEXT_GRACE;
 use crate::metrics::{EndReason, Life, Metrics};
 use crate::outgoing::{Job, Outgoing, Outlet};
 use crate::request::{Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
+use crate::slow::{Slow, SlowLog};
+use crate::timeline::Timeline;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
@@ -48,6 +51,8 @@ pub struct Origin {
     pub label: String,
     /// CLOCK_MONOTONIC ns at which its head was parsed.
     pub received_ns: u64,
+    /// The answer shall say where its time went.
+    pub timings: bool,
 }
 
 struct Entry {
@@ -72,6 +77,7 @@ pub struct Ledger {
     outgoing: Outgoing,
     draining: bool,
     metrics: Rc<Metrics>,
+    slow: SlowLog,
 }
 
 impl Ledger {
@@ -85,6 +91,7 @@ impl Ledger {
             setup,
             draining: false,
             metrics,
+            slow: SlowLog::default(),
         }
     }
 
@@ -144,8 +151,8 @@ impl Ledger {
             return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
         };
         let id = RequestId { frontend: self.setup.frontend, slot: slot_index, generation: slot.open() };
-        slot.stamp(Stage::Received as usize, origin.received_ns);
-        slot.stamp(Stage::Submitted as usize, clock::now_ns());
+        slot.stamp(id.generation, Stage::Received as usize, origin.received_ns);
+        slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
         let tokens_hint = match &job {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
             Job::Encode(_) | Job::Decode(_) => 0,
@@ -160,6 +167,7 @@ impl Ledger {
             id,
             route: origin.route,
             label: origin.label,
+            timings: origin.timings,
             tokenizer: way.tokenizer,
             ids_max: self.setup.max_model_len as usize,
             buffer_bytes_max: self.setup.buffer_bytes_max,
@@ -264,7 +272,11 @@ impl Ledger {
             self.setup.status.add(Gauge::StaleRecords as usize, 1);
             return;
         };
-        let next = apply(&mut entry.request.borrow_mut());
+        let (request, received_ns) = (entry.request.clone(), entry.received_ns);
+        if request.borrow().facts.timings {
+            request.borrow_mut().timeline = self.timeline(id, received_ns);
+        }
+        let next = apply(&mut request.borrow_mut());
         if next == Next::Cancel {
             self.cancel(id);
         }
@@ -292,7 +304,7 @@ impl Ledger {
         if self.entry(id).is_some()
             && let Some(slot) = self.slot(id)
         {
-            slot.stamp(stage as usize, clock::now_ns());
+            slot.stamp(id.generation, stage as usize, clock::now_ns());
         }
     }
 
@@ -320,7 +332,7 @@ impl Ledger {
     }
 
     /// The one log line of a request, and its metrics.
-    fn report(&self, entry: &Entry) {
+    fn report(&mut self, entry: &Entry) {
         let request = entry.request.borrow();
         let reason = match request.outcome() {
             Some(Outcome::Text(crate::openai::Ending::Stop, _)) => EndReason::Stop,
@@ -330,12 +342,12 @@ impl Ledger {
             Some(Outcome::Disconnected) | None => EndReason::Disconnected,
         };
         let slot = self.slot(entry.id);
-        let since = |stage: Stage| {
-            let at = slot.map_or(0, |slot| slot.stamped(stage as usize));
-            (at >= entry.received_ns).then(|| at - entry.received_ns)
-        };
-        let first = since(Stage::FirstWrite).or_else(|| since(Stage::FirstText));
-        let end = since(Stage::LastWrite);
+        let stamped = |stage: Stage| slot.map_or(0, |slot| slot.stamped(entry.id.generation, stage as usize));
+        let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
+        let now_ns = clock::now_ns();
+        let until_ns = last_write.unwrap_or(now_ns);
+        let timeline = Timeline::of_slot(slot, entry.id.generation, entry.received_ns, until_ns);
+        let end = last_write.map(|_| timeline.total_ns);
         let (prompt_tokens, generated_tokens) = match request.finished() {
             Some(finished) => (finished.prompt_tokens, finished.generated_tokens),
             None => (self.prompt_tokens(entry.id), u32::try_from(request.ids().len()).unwrap_or(u32::MAX)),
@@ -345,7 +357,10 @@ impl Ledger {
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
         if matches!(reason, EndReason::Stop | EndReason::Length) {
             end.inspect(|ns| self.metrics.end_to_end.observe_ns(*ns));
-            let stamped = |stage: Stage| slot.map_or(0, |slot| slot.stamped(stage as usize));
+            if end.is_some() {
+                let parts = self.metrics.parts.iter().zip(timeline.parts_ns);
+                parts.for_each(|(histogram, ns)| histogram.observe_ns(ns));
+            }
             self.metrics.phases.observe(&Life {
                 queued_ns: stamped(Stage::EngineReceived),
                 scheduled_ns: stamped(Stage::FirstScheduled),
@@ -363,14 +378,35 @@ impl Ledger {
             prompt_tokens,
             generated_tokens,
             reason = reason.name(),
-            ttft_ms = ms(first),
+            ttft_ms = ms(timeline.first_ns),
             e2e_ms = ms(end),
             "request"
         );
+        if request.facts.route.generates() {
+            self.slow.look(&timeline, now_ns, || Slow {
+                label: request.facts.label.clone(),
+                id: entry.id,
+                route: request.facts.route.name(),
+                reason: reason.name(),
+                ended_unix_s: unix_s(),
+                timeline,
+            });
+        }
+    }
+
+    /// Where the time of a request went up to now.
+    pub(crate) fn timeline(&self, id: RequestId, received_ns: u64) -> Timeline {
+        Timeline::of_slot(self.slot(id), id.generation, received_ns, clock::now_ns())
+    }
+
+    /// The worst requests of the last hour.
+    pub(crate) fn slow_json(&mut self) -> serde_json::Value {
+        self.slow.page(self.setup.frontend, clock::now_ns())
     }
 
     fn prompt_tokens(&self, id: RequestId) -> u32 {
-        let counted = self.slot(id).map_or(0, |slot| slot.counter(Counter::PromptTokens as usize));
+        let counted =
+            self.slot(id).map_or(0, |slot| slot.counter(id.generation, Counter::PromptTokens as usize));
         u32::try_from(counted).unwrap_or(u32::MAX)
     }
 
@@ -389,8 +425,9 @@ impl Ledger {
                 request.facts.route.generates() && index == peer.index && !request.has_last_text()
             }
             Role::Tokenizer => {
-                let reached =
-                    self.slot(entry.id).map_or(0, |slot| slot.stamped(Stage::EngineReceived as usize));
+                let reached = self
+                    .slot(entry.id)
+                    .map_or(0, |slot| slot.stamped(entry.id.generation, Stage::EngineReceived as usize));
                 request.facts.tokenizer == peer.index && reached == 0
             }
             Role::Launcher | Role::Frontend => false,

@@ -29,10 +29,12 @@ pub mod request;
 pub mod routes;
 mod sampling;
 pub mod server;
+mod slow;
 pub mod sse;
 pub mod stats;
 pub mod ticket;
 pub mod timed_stream;
+pub mod timeline;
 
 use admission::Limits;
 use app::{App, Numbers, Settings};

@@ -5,6 +5,7 @@
 
 use crate::routes::Route;
 use pinion_protocol::FaultCode;
+use pinion_protocol::names::Part;
 use std::cell::Cell;
 
 /// Upper bounds of the time-to-first-token buckets in seconds; vLLM's, so that dashboards fit.
@@ -22,6 +23,11 @@ pub const REQUEST_BOUNDS_S: &[f64] = &[
 pub const TOKEN_GAP_BOUNDS_S: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     10.0, 20.0, 40.0, 80.0,
+];
+/// Upper bounds of the buckets of a request's parts, in seconds: hops take microseconds, decodes minutes.
+pub const PART_BOUNDS_S: &[f64] = &[
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+    2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
 ];
 /// Upper bounds of the buckets of lengths, in tokens; they end above `CONTEXT_MAX`.
 pub const TOKENS_BOUNDS: &[f64] = &[
@@ -252,6 +258,8 @@ pub struct Metrics {
     pub end_to_end: Histogram,
     /// Where the time between went.
     pub phases: Phases,
+    /// The same without gaps, by [`Part`].
+    pub parts: [Histogram; Part::ALL.len()],
     /// Connections accepted.
     pub connections: Counter,
     /// Connections that ended.
@@ -276,6 +284,7 @@ impl Default for Metrics {
             token_gap: Histogram::new(TOKEN_GAP_BOUNDS_S),
             end_to_end: Histogram::new(REQUEST_BOUNDS_S),
             phases: Phases::default(),
+            parts: std::array::from_fn(|_| Histogram::new(PART_BOUNDS_S)),
             connections: Counter::default(),
             connections_closed: Counter::default(),
             accept_errors: Counter::default(),

@@ -10,6 +10,7 @@ use crate::limits::{IDS_CAPACITY_MAX, SCORES_BYTES_MAX, STREAM_BUFFER_BYTES};
 use crate::openai::{Ending, Event, Shape, Usage, logprobs};
 use crate::routes::Route;
 use crate::sse;
+use crate::timeline::Timeline;
 use bytes::{Bytes, BytesMut};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Delta, FinishReason, Finished};
 use pinion_protocol::scores::TokenScore;
@@ -58,6 +59,8 @@ pub struct Facts {
     pub route: Route,
     /// `X-Request-Id` of the answer.
     pub label: String,
+    /// The answer says where its time went.
+    pub timings: bool,
     /// The tokenizer that has it.
     pub tokenizer: u16,
     /// More ids than this cannot come.
@@ -70,6 +73,8 @@ pub struct Facts {
 pub struct Request {
     /// Fixed facts.
     pub facts: Facts,
+    /// Where its time went up to the latest record; kept only if the answer says so.
+    pub timeline: Timeline,
     form: Form,
     out: BytesMut,
     ids: Vec<u32>,
@@ -98,6 +103,7 @@ impl Request {
         Request {
             ids: Vec::with_capacity(tokens_hint.min(IDS_CAPACITY_MAX).min(facts.ids_max)),
             facts,
+            timeline: Timeline::default(),
             form,
             out: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
             held: String::new(),
@@ -312,7 +318,8 @@ impl Request {
         if let Form::Events(writer) = &self.form
             && !writer.is_part()
         {
-            sse::write_end(writer, usage, &mut self.out);
+            let timeline = self.facts.timings.then_some(&self.timeline);
+            sse::write_end(writer, usage, timeline, &mut self.out);
         }
         self.outcome = Some(Outcome::Text(ending, usage));
     }
@@ -336,7 +343,10 @@ impl Request {
             (Form::PlainStream | Form::Whole, Event::Text(text)) => {
                 self.out.extend_from_slice(text.as_bytes())
             }
-            (Form::PlainStream | Form::Whole, Event::Role | Event::Finish { .. } | Event::Usage(_)) => {}
+            (
+                Form::PlainStream | Form::Whole,
+                Event::Role | Event::Finish { .. } | Event::Usage(_) | Event::Timings(_),
+            ) => {}
         }
     }
 

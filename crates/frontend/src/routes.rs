@@ -51,15 +51,17 @@ pub enum Route {
     OpenApi = 13,
     /// `/docs`.
     Docs = 14,
+    /// `/debug/slow`.
+    DebugSlow = 15,
     /// Everything else.
-    Unknown = 15,
+    Unknown = 16,
 }
 
 const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 16] = [
+    pub const ALL: [Route; 17] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -75,6 +77,7 @@ impl Route {
         Route::Embeddings,
         Route::OpenApi,
         Route::Docs,
+        Route::DebugSlow,
         Route::Unknown,
     ];
 
@@ -95,6 +98,7 @@ impl Route {
             "/v1/embeddings" => Route::Embeddings,
             "/openapi.json" => Route::OpenApi,
             "/docs" => Route::Docs,
+            "/debug/slow" => Route::DebugSlow,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
         }
@@ -118,6 +122,7 @@ impl Route {
             Route::Embeddings => "/v1/embeddings",
             Route::OpenApi => "/openapi.json",
             Route::Docs => "/docs",
+            Route::DebugSlow => "/debug/slow",
             Route::Unknown => "unknown",
         }
     }
@@ -155,6 +160,7 @@ impl Route {
             | Route::Version
             | Route::OpenApi
             | Route::Docs
+            | Route::DebugSlow
             | Route::Unknown => Method::GET,
         }
     }
@@ -228,6 +234,7 @@ async fn dispatch(
         )),
         Route::OpenApi => Ok(info::openapi(app)),
         Route::Docs => Ok(info::docs(app)),
+        Route::DebugSlow => Ok(info::debug_slow(app)),
         Route::Unknown => Err(Refusal::NoRoute(String::new())),
     }
 }

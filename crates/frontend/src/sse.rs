@@ -5,6 +5,7 @@
 //! `--no-fast-sse` selects the plain one.
 
 use crate::openai::{Ending, Event, Head, Logprobs, Shape, Usage, chunk_json};
+use crate::timeline::Timeline;
 use bytes::{BufMut, BytesMut};
 
 /// A comment: no client takes it for an event.
@@ -89,7 +90,7 @@ impl Writer {
 
     /// Appends one event. No allocation once `out` is large enough, on the fast path.
     pub fn write(&self, event: &Event<'_>, out: &mut BytesMut) {
-        if self.prefix.is_empty() {
+        if self.prefix.is_empty() || matches!(event, Event::Timings(_)) {
             return self.write_scored(event, None, out);
         } else if let Event::Usage(usage) = event {
             self.write_usage(*usage, out);
@@ -110,7 +111,7 @@ impl Writer {
         let (text, ending) = match event {
             Event::Text(text) => (*text, None),
             Event::Finish { text, ending } => (*text, Some(*ending)),
-            Event::Role | Event::Usage(_) => ("", None),
+            Event::Role | Event::Usage(_) | Event::Timings(_) => ("", None),
         };
         out.reserve(self.prefix.len() + text.len() + 96);
         out.put_slice(&self.prefix);
@@ -127,7 +128,7 @@ impl Writer {
                         escape(text, out);
                         out.put_slice(b"\"");
                     }
-                    Event::Finish { .. } | Event::Usage(_) => {}
+                    Event::Finish { .. } | Event::Usage(_) | Event::Timings(_) => {}
                 }
                 out.put_slice(CHAT_DELTA_END);
             }
@@ -162,10 +163,14 @@ pub fn write_error(body: &[u8], out: &mut BytesMut) {
     out.put_slice(END);
 }
 
-/// Appends what follows the last choice of a complete stream: the counts, if they are wanted, and the end mark.
-pub fn write_end(writer: &Writer, usage: Usage, out: &mut BytesMut) {
+/// Appends what follows the last choice of a complete stream: the counts and the timeline, if they are wanted, and the
+/// end mark.
+pub fn write_end(writer: &Writer, usage: Usage, timeline: Option<&Timeline>, out: &mut BytesMut) {
     if writer.head.include_usage {
         writer.write(&Event::Usage(usage), out);
+    }
+    if let Some(timeline) = timeline {
+        writer.write(&Event::Timings(timeline), out);
     }
     write_done(out);
 }

@@ -4,6 +4,7 @@ use crate::ledger::{Ledger, Origin};
 use crate::openai::Usage;
 use crate::outgoing::Job;
 use crate::request::{Form, Outcome, Request};
+use crate::timeline::Timeline;
 use pinion_protocol::names::Stage;
 use pinion_protocol::{Fault, RequestId};
 use std::cell::RefCell;
@@ -15,6 +16,7 @@ pub struct Ticket {
     /// The request.
     pub request: Rc<RefCell<Request>>,
     id: RequestId,
+    received_ns: u64,
 }
 
 impl Ticket {
@@ -25,9 +27,10 @@ impl Ticket {
         job: Job,
         form: Form,
     ) -> Result<Ticket, Fault> {
+        let received_ns = origin.received_ns;
         let request = ledger.borrow_mut().begin(origin, job, form)?;
         let id = request.borrow().facts.id;
-        Ok(Ticket { ledger: ledger.clone(), request, id })
+        Ok(Ticket { ledger: ledger.clone(), request, id, received_ns })
     }
 
     /// Why the request failed, if it did.
@@ -36,6 +39,12 @@ impl Ticket {
             Some(Outcome::Failed(fault)) => Some(fault.clone()),
             _ => None,
         }
+    }
+
+    /// Where the request's time went up to now, if the answer shall say so.
+    pub fn timeline(&self) -> Option<Timeline> {
+        let timings = self.request.borrow().facts.timings;
+        timings.then(|| self.ledger.borrow().timeline(self.id, self.received_ns))
     }
 
     /// Whether the request has its outcome.

@@ -67,7 +67,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
     };
     let sampling = Sampling { max_tokens: Some(WARM_UP_STEPS + STEPS), ..Sampling::default() };
     let job = Job::Generate { sampling, prompt: Prompt::Ids(vec![1]), stop: Vec::new(), include_stop: false };
-    let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1 };
+    let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1, timings: false };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();
     let id = ticket.request.borrow().facts.id;
     (id, AnswerBody::Stream(Stream::new(vec![ticket])))

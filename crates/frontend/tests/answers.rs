@@ -249,7 +249,8 @@ fn a_tokenizer_death_spares_what_the_engine_has() {
         let tokenizer = Peer::new(Role::Tokenizer, 0);
         let first = h.post_raw("/v1/completions", COMPLETION).await;
         let with_engine = h.submit().await.id;
-        h.table.slot(usize::from(with_engine.slot)).unwrap().stamp(Stage::EngineReceived as usize, 1);
+        let slot = h.table.slot(usize::from(with_engine.slot)).unwrap();
+        slot.stamp(with_engine.generation, Stage::EngineReceived as usize, pinion_shm::clock::now_ns());
         let second = h.post_raw("/v1/completions", COMPLETION).await;
         h.submit().await;
         h.app.ledger.borrow_mut().peer_lost(tokenizer);

@@ -164,7 +164,7 @@ fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
         let client = h.post_raw("/v1/completions", body).await;
         let id = h.submit().await.id;
         let slot = h.table.slot(usize::from(id.slot)).unwrap();
-        slot.set_counter(Counter::PromptTokens as usize, 3);
+        slot.set_counter(id.generation, Counter::PromptTokens as usize, 3);
         h.delta(id, 0, &[1], "a", 0);
         h.delta(id, 1, &[2, 3], "b", 0);
         let labels = "{model_name=\"tiny\",engine=\"0\"}";
@@ -186,7 +186,7 @@ fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
             (Stage::FirstToken, 300),
             (Stage::LastToken, 900),
         ] {
-            slot.stamp(stage as usize, ns + at_ms * 1_000_000);
+            slot.stamp(id.generation, stage as usize, ns + at_ms * 1_000_000);
         }
         h.delta(id, 3, &[4], "c", DELTA_LAST);
         h.finish(id, FinishReason::Length, 4);

@@ -8,7 +8,7 @@ pub const SLOTS_MAX: u32 = 32_768;
 /// Stages of the timeline kept in a slot.
 pub const STAGE_COUNT: usize = 16;
 /// Counters kept in a slot.
-pub const COUNTER_COUNT: usize = 8;
+pub const COUNTER_COUNT: usize = 16;
 /// Gauges on a status page.
 pub const GAUGE_COUNT: usize = 64;
 /// Stop strings of one request.

@@ -1,4 +1,5 @@
-//! One vocabulary for the timeline: the stages and counters of a request's slot.
+//! One vocabulary for the timeline: the stages and counters of a request's slot, and the parts that the stages
+//! divide a request's time into.
 
 /// Boundaries of a request's life. Each stamp is written once, by one role, in CLOCK_MONOTONIC nanoseconds,
 /// into the request's slot; 0 means not reached.
@@ -49,6 +50,76 @@ impl Stage {
     ];
 }
 
+/// What a request spends its time on. The parts follow one another without a gap and without overlap, so that
+/// together they are the time from the parsed head to the last bytes; each ends at a [`Stage`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Part {
+    /// Frontend: reading the body, checking it, sending it on.
+    Admission = 0,
+    /// Waiting for a tokenizer.
+    TokenizerQueue = 1,
+    /// Tokenizer: template, encode, checks.
+    Tokenize = 2,
+    /// Waiting for the engine to take it: a step is under way.
+    EngineInbox = 3,
+    /// Waiting in the engine for a first place in a step.
+    Queue = 4,
+    /// From the first step to the first token.
+    Prefill = 5,
+    /// From the first token to the last, preemptions included.
+    Decode = 6,
+    /// From the last token to the last text.
+    Detokenize = 7,
+    /// From the last text to the last bytes handed to the socket.
+    Write = 8,
+}
+
+impl Part {
+    /// All, in the order of a request's life.
+    pub const ALL: [Part; 9] = [
+        Part::Admission,
+        Part::TokenizerQueue,
+        Part::Tokenize,
+        Part::EngineInbox,
+        Part::Queue,
+        Part::Prefill,
+        Part::Decode,
+        Part::Detokenize,
+        Part::Write,
+    ];
+
+    /// Label in metrics, timings and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Admission => "admission",
+            Part::TokenizerQueue => "tokenizer_queue",
+            Part::Tokenize => "tokenize",
+            Part::EngineInbox => "engine_inbox",
+            Part::Queue => "queue",
+            Part::Prefill => "prefill",
+            Part::Decode => "decode",
+            Part::Detokenize => "detokenize",
+            Part::Write => "write",
+        }
+    }
+
+    /// The stage at which it ends; it begins where the part before it ended, the first at [`Stage::Received`].
+    pub fn ends_at(self) -> Stage {
+        match self {
+            Part::Admission => Stage::Submitted,
+            Part::TokenizerQueue => Stage::TokenizeBegin,
+            Part::Tokenize => Stage::TokenizeEnd,
+            Part::EngineInbox => Stage::EngineReceived,
+            Part::Queue => Stage::FirstScheduled,
+            Part::Prefill => Stage::FirstToken,
+            Part::Decode => Stage::LastToken,
+            Part::Detokenize => Stage::LastText,
+            Part::Write => Stage::LastWrite,
+        }
+    }
+}
+
 /// Counters in a request's slot, each written by one role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -61,6 +132,32 @@ pub enum Counter {
     GeneratedTokens = 2,
     /// Engine: times the request was preempted.
     Preemptions = 3,
+    /// Engine: steps that the request took part in.
+    Steps = 4,
+    /// Engine: rows of those steps, added up.
+    BatchRowsSum = 5,
+    /// Engine: rows of the largest of them.
+    BatchRowsMax = 6,
+    /// Engine: prompt tokens of all requests in those steps, added up.
+    BatchPrefillSum = 7,
+    /// Engine: prompt tokens of the step that had the most.
+    BatchPrefillMax = 8,
+}
+
+impl Counter {
+    /// All, in the order of their numbers.
+    pub const ALL: [Counter; 9] = [
+        Counter::PromptTokens,
+        Counter::CachedTokens,
+        Counter::GeneratedTokens,
+        Counter::Preemptions,
+        Counter::Steps,
+        Counter::BatchRowsSum,
+        Counter::BatchRowsMax,
+        Counter::BatchPrefillSum,
+        Counter::BatchPrefillMax,
+    ];
 }
 
 const _: () = assert!(Stage::ALL.len() <= crate::limits::STAGE_COUNT);
+const _: () = assert!(Counter::ALL.len() <= crate::limits::COUNTER_COUNT);

@@ -35,7 +35,7 @@ mod request;
 mod scheduler;
 mod sequence;
 
-pub use plan::{Ended, Event, PlanRow, RowResult, RowView, StepPlan};
+pub use plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
 pub use policy::{Admission, Policy};
 pub use request::{Limits, Refusal, Request};
 pub use scheduler::{Scheduler, Totals};

@@ -84,6 +84,48 @@ pub struct Event {
     pub eos: bool,
 }
 
+/// What a step had in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepLoad {
+    /// Rows.
+    pub rows: u32,
+    /// Tokens of the rows that do not decode.
+    pub prefill_tokens: u32,
+}
+
+/// What shared the steps that a request took part in, itself included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Company {
+    /// Steps.
+    pub steps: u32,
+    /// Their rows, added up.
+    pub rows_sum: u64,
+    /// Rows of the largest.
+    pub rows_max: u32,
+    /// Their prefill tokens, added up.
+    pub prefill_sum: u64,
+    /// Prefill tokens of the step that had the most.
+    pub prefill_max: u32,
+}
+
+impl Company {
+    pub(crate) fn join(&mut self, load: StepLoad) {
+        self.steps += 1;
+        self.rows_sum += u64::from(load.rows);
+        self.rows_max = self.rows_max.max(load.rows);
+        self.prefill_sum += u64::from(load.prefill_tokens);
+        self.prefill_max = self.prefill_max.max(load.prefill_tokens);
+    }
+}
+
+impl StepPlan {
+    /// What the step has in it. A row of one token that draws decodes, or costs as much as if it did.
+    pub fn load(&self) -> StepLoad {
+        let decodes = self.rows.iter().filter(|row| row.len == 1 && row.draw.is_some()).count() as u32;
+        StepLoad { rows: self.rows.len() as u32, prefill_tokens: self.token_count - decodes }
+    }
+}
+
 /// A request that has left the scheduler; its blocks are free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
@@ -91,6 +133,8 @@ pub struct Ended {
     pub finished: Finished,
     /// Times the request gave its blocks back and was computed again.
     pub preemptions: u32,
+    /// What shared its steps.
+    pub company: Company,
     /// Whether an [`Event`] with `last` has said so already.
     pub announced: bool,
 }

@@ -1,7 +1,7 @@
 //! The tables, and what happens to them outside of planning: admission, commit and the ways out.
 
 use crate::kv::{BlockPool, blocks_for};
-use crate::plan::{Ended, Event, PlanRow, RowResult, RowView, StepPlan};
+use crate::plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
 use crate::policy::Policy;
 use crate::request::{Limits, Refusal, Request};
 use crate::sequence::Sequence;
@@ -138,6 +138,7 @@ impl Scheduler {
             scheduled_before: false,
             refused_at: 0,
             preemptions: 0,
+            company: Company::default(),
         };
         self.next_ordinal += 1;
         let over = sequence.end(self.limits.eos);
@@ -208,9 +209,10 @@ impl Scheduler {
         assert!(std::mem::take(&mut self.planned), "a commit follows a plan");
         assert_eq!(results.len(), self.plan.rows.len(), "one result per row");
         self.events.clear();
+        let load = self.plan.load();
         for (index, result) in results.iter().enumerate() {
             let row = self.plan.rows[index];
-            self.commit_row(&row, *result);
+            self.commit_row(&row, *result, load);
         }
         let sequences = &self.sequences;
         self.running.retain(|&key| sequences[key as usize].is_some());
@@ -220,7 +222,7 @@ impl Scheduler {
         &self.events
     }
 
-    fn commit_row(&mut self, row: &PlanRow, result: RowResult) {
+    fn commit_row(&mut self, row: &PlanRow, result: RowResult, load: StepLoad) {
         let Some(sequence) = self.sequences[row.key as usize].as_mut().filter(|s| s.ordinal == row.ordinal)
         else {
             return;
@@ -228,6 +230,7 @@ impl Scheduler {
         let prompt_left = sequence.prompt_tokens.saturating_sub(row.start);
         self.totals.prompt_tokens += u64::from(row.len.min(prompt_left));
         sequence.computed = row.start + row.len;
+        sequence.company.join(load);
         match (row.draw, result) {
             (Some(index), RowResult::Token(token)) => {
                 sequence.ids.push(token);
@@ -321,7 +324,7 @@ impl Scheduler {
     fn leave(&mut self, key: u32, reason: FinishReason, announced: bool) {
         let sequence = self.remove(key);
         let (finished, preemptions) = (sequence.finished(reason), sequence.preemptions);
-        self.finished.push(Ended { finished, preemptions, announced });
+        self.finished.push(Ended { finished, preemptions, company: sequence.company, announced });
         self.totals.finished += 1;
     }
 

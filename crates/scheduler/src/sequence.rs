@@ -1,5 +1,6 @@
 //! One request inside the scheduler.
 
+use crate::plan::Company;
 use pinion_protocol::frontend_inbox::{FinishReason, Finished};
 use pinion_protocol::{RequestId, Sampling};
 
@@ -34,6 +35,7 @@ pub(crate) struct Sequence {
     /// With so few blocks available it was found not to fit.
     pub(crate) refused_at: u32,
     pub(crate) preemptions: u32,
+    pub(crate) company: Company,
 }
 
 impl Sequence {

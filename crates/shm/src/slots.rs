@@ -1,10 +1,18 @@
-//! Request slots: one 256-byte entry per request of a frontend.
+//! Request slots: one 320-byte entry per request of a frontend.
 //!
 //! A slot holds (a) a state word: generation, live, cancelled, stopped; (b) the timeline, one stamp per
 //! stage, each written by one role; (c) counters, each written by one role. Cancelling is one
 //! compare-and-swap that every role sees, and not a message that can queue. Which stage and counter means
 //! what is the caller's vocabulary.
+//!
+//! Stamps and counters name their request: each word holds 48 bits of value over the low 16 bits of the
+//! generation. A writer looks at the state word first and leaves a slot alone that has moved on; if it is
+//! stopped between look and store for so long that the slot is used again, its word carries the old
+//! generation and reads as "not reached". What remains: such a late store can hide the new request's own
+//! stamp of the same stage (it reads as missing, never as a wrong time), and a writer stopped for exactly a
+//! multiple of 65 536 uses of one slot would be believed.
 
+use crate::clock;
 use crate::region::{AttachError, Region, RegionKind, Words};
 use crate::sync::{AtomicU64, Ordering};
 use std::io;
@@ -13,14 +21,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// Stages of one slot's timeline.
 pub const STAGES_PER_SLOT: usize = 16;
 /// Counters of one slot.
-pub const COUNTERS_PER_SLOT: usize = 8;
+pub const COUNTERS_PER_SLOT: usize = 16;
 
-/// The state has the first cache line for itself, then two lines of stamps and one of counters.
-const SLOT_WORDS: usize = 32;
+/// The state has the first cache line for itself, then two lines of stamps and two of counters.
+const SLOT_WORDS: usize = 40;
 const STATE: usize = 0;
 const STAMPS: usize = 8;
 const COUNTERS: usize = STAMPS + STAGES_PER_SLOT;
 const _: () = assert!(COUNTERS + COUNTERS_PER_SLOT == SLOT_WORDS);
+
+/// Bits of the generation in a stamp or counter.
+const TAG_BITS: u32 = 16;
+const VALUE_MASK: u64 = u64::MAX >> TAG_BITS;
 
 const LIVE: u64 = 1 << 32;
 const CANCELLED: u64 = 1 << 33;
@@ -149,28 +161,42 @@ impl Slot<'_> {
         self.change(generation, |word| word | STOPPED)
     }
 
-    /// Writes the stamp of `stage`. Panics from [`STAGES_PER_SLOT`] on.
-    pub fn stamp(&self, stage: usize, ns: u64) {
-        self.stamps()[stage].store(ns, Ordering::Relaxed);
+    /// Writes the stamp of `stage` for the request of `generation`; a slot that has moved on is left alone.
+    /// Panics from [`STAGES_PER_SLOT`] on.
+    pub fn stamp(&self, generation: u32, stage: usize, ns: u64) {
+        self.put(generation, STAMPS + bounded(stage, STAGES_PER_SLOT), ns);
     }
 
-    /// The stamp of `stage`, 0 when not reached. Panics from [`STAGES_PER_SLOT`] on.
-    pub fn stamped(&self, stage: usize) -> u64 {
-        self.stamps()[stage].load(Ordering::Relaxed)
+    /// The stamp of `stage` by the request of `generation`, 0 when not reached. A slot keeps 48 bits, so a
+    /// stamp reads right for 39 hours around the present. Panics from [`STAGES_PER_SLOT`] on.
+    pub fn stamped(&self, generation: u32, stage: usize) -> u64 {
+        match self.taken(generation, STAMPS + bounded(stage, STAGES_PER_SLOT)) {
+            None | Some(0) => 0,
+            Some(low) => widened(low, clock::now_ns()),
+        }
     }
 
-    /// Replaces counter `counter`. Panics from [`COUNTERS_PER_SLOT`] on.
-    pub fn set_counter(&self, counter: usize, value: u64) {
-        self.words[COUNTERS..][counter].store(value, Ordering::Relaxed);
+    /// Replaces counter `counter` for the request of `generation`; a slot that has moved on is left alone.
+    /// Values up to 2^48 − 1. Panics from [`COUNTERS_PER_SLOT`] on.
+    pub fn set_counter(&self, generation: u32, counter: usize, value: u64) {
+        self.put(generation, COUNTERS + bounded(counter, COUNTERS_PER_SLOT), value.min(VALUE_MASK));
     }
 
-    /// Counter `counter`. Panics from [`COUNTERS_PER_SLOT`] on.
-    pub fn counter(&self, counter: usize) -> u64 {
-        self.words[COUNTERS..][counter].load(Ordering::Relaxed)
+    /// Counter `counter` of the request of `generation`, 0 when not written. Panics from
+    /// [`COUNTERS_PER_SLOT`] on.
+    pub fn counter(&self, generation: u32, counter: usize) -> u64 {
+        self.taken(generation, COUNTERS + bounded(counter, COUNTERS_PER_SLOT)).unwrap_or(0)
     }
 
-    fn stamps(&self) -> &[AtomicU64] {
-        &self.words[STAMPS..COUNTERS]
+    fn put(&self, generation: u32, word: usize, value: u64) {
+        if self.state().generation == generation {
+            self.words[word].store(value << TAG_BITS | u64::from(generation as u16), Ordering::Relaxed);
+        }
+    }
+
+    fn taken(&self, generation: u32, word: usize) -> Option<u64> {
+        let word = self.words[word].load(Ordering::Relaxed);
+        (word as u16 == generation as u16).then_some(word >> TAG_BITS)
     }
 
     /// Swaps the state word for `update` of it while it is live in `generation`.
@@ -188,5 +214,33 @@ impl Slot<'_> {
             }
         }
         false
+    }
+}
+
+fn bounded(index: usize, count: usize) -> usize {
+    assert!(index < count, "stages and counters are named by the program, not by what it reads");
+    index
+}
+
+/// The time nearest to `now_ns` whose low 48 bits are `low`; never 0.
+fn widened(low: u64, now_ns: u64) -> u64 {
+    let ahead = ((low.wrapping_sub(now_ns) << TAG_BITS) as i64) >> TAG_BITS;
+    now_ns.saturating_add_signed(ahead).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_keeps_its_time_across_a_wrap_of_its_48_bits() {
+        for now_ns in [1 << 20, (1 << 48) - 5, 1 << 48, (7 << 48) + 12, u64::MAX >> 8] {
+            for distance in [0, 1, 1_000_000_000, 3_600_000_000_000_i64] {
+                for signed in [-distance, distance] {
+                    let Some(ns) = now_ns.checked_add_signed(signed).filter(|ns| *ns > 0) else { continue };
+                    assert_eq!(widened(ns & VALUE_MASK, now_ns), ns, "{now_ns} {signed}");
+                }
+            }
+        }
     }
 }

@@ -139,7 +139,11 @@ fn send(session: &mut Session, id: RequestId, answer: &Answer, payload: &mut Vec
         Answer::Admit(admit) => {
             admit.encode(payload);
             if let Some(slot) = session.links.slot(id) {
-                slot.set_counter(Counter::PromptTokens as usize, u64::from(admit.prompt_tokens));
+                slot.set_counter(
+                    id.generation,
+                    Counter::PromptTokens as usize,
+                    u64::from(admit.prompt_tokens),
+                );
             }
             session.status.add(Gauge::Encoded as usize, 1);
             (Peer::new(Role::Engine, 0), engine_inbox::kind::ADMIT)
@@ -188,6 +192,6 @@ fn stamp(session: &Session, id: RequestId, stage: Stage) {
     if session.links.is_current(id)
         && let Some(slot) = session.links.slot(id)
     {
-        slot.stamp(stage as usize, clock::now_ns());
+        slot.stamp(id.generation, stage as usize, clock::now_ns());
     }
 }

@@ -117,12 +117,12 @@ impl Rig {
         self.tables[usize::from(id.frontend)]
             .slot(usize::from(id.slot))
             .expect("a slot")
-            .stamped(stage as usize)
+            .stamped(id.generation, stage as usize)
     }
 
     pub fn counted(&self, id: RequestId, counter: Counter) -> u64 {
         let slot = self.tables[usize::from(id.frontend)].slot(usize::from(id.slot));
-        slot.expect("a slot").counter(counter as usize)
+        slot.expect("a slot").counter(id.generation, counter as usize)
     }
 
     /// A raw record from one of the tokenizers.
@@ -219,12 +219,12 @@ impl Ports for Rig {
 
     fn stamp(&self, id: RequestId, stage: Stage, ns: u64) {
         let slot = self.tables[usize::from(id.frontend)].slot(usize::from(id.slot));
-        slot.expect("a slot").stamp(stage as usize, ns);
+        slot.expect("a slot").stamp(id.generation, stage as usize, ns);
     }
 
     fn count(&self, id: RequestId, counter: Counter, value: u64) {
         let slot = self.tables[usize::from(id.frontend)].slot(usize::from(id.slot));
-        slot.expect("a slot").set_counter(counter as usize, value);
+        slot.expect("a slot").set_counter(id.generation, counter as usize, value);
     }
 
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {

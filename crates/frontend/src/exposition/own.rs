@@ -4,6 +4,7 @@ use super::Kind::{Counter, Gauge, Histogram};
 use super::{Family, Series, View};
 use crate::health::Health;
 use pinion_protocol::Role;
+use pinion_protocol::names::Part;
 use pinion_protocol::status::{EDGE_WORDS, Gauge as Word, LauncherGauge, Phase};
 
 const PHASES: [Phase; 5] =
@@ -47,6 +48,12 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| series.histogram(&[], &view.app.metrics.token_gap)),
     plain("pinion_e2e_request_latency_seconds", Histogram, "From the parsed head to the last bytes of the answer.",
         |view, series| series.histogram(&[], &view.app.metrics.end_to_end)),
+    Family { name: "pinion_stage_seconds", kind: Histogram,
+        help: "Where the time of completed generations went; the stages of a request add up to its latency.",
+        labels: &["stage"],
+        write: |view, series| for (part, histogram) in Part::ALL.iter().zip(&view.app.metrics.parts) {
+            series.histogram(&[&part.name()], histogram);
+        } },
     plain("pinion_connections_open", Gauge, "Open client connections.",
         |view, series| {
             let metrics = &view.app.metrics;

@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`: the answer and its chunks.
 
-use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, to_json, usage_member};
+use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, timings_member, to_json, usage_member};
+use crate::timeline::{Timeline, Timings};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -12,6 +13,8 @@ struct Chunk<'a> {
     choices: &'a [ChunkChoice<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
 }
 
 #[derive(Serialize)]
@@ -38,6 +41,8 @@ struct Completion<'a> {
     model: &'a str,
     choices: Vec<Choice<'a>>,
     usage: UsageBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
 }
 
 #[derive(Serialize)]
@@ -55,7 +60,12 @@ struct Message<'a> {
     refusal: Option<()>,
 }
 
-fn render(head: &Head, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBody>>) -> Vec<u8> {
+fn render(
+    head: &Head,
+    choices: &[ChunkChoice<'_>],
+    usage: Option<Option<UsageBody>>,
+    timings: Option<Timings>,
+) -> Vec<u8> {
     to_json(&Chunk {
         id: &head.id,
         object: "chat.completion.chunk",
@@ -63,6 +73,7 @@ fn render(head: &Head, choices: &[ChunkChoice<'_>], usage: Option<Option<UsageBo
         model: &head.model,
         choices,
         usage,
+        timings,
     })
 }
 
@@ -78,19 +89,24 @@ pub(super) fn chunk_json(
     match event {
         Event::Role => {
             let delta = Delta { role: Some("assistant"), content: Some("") };
-            render(head, &choice(delta, None), usage)
+            render(head, &choice(delta, None), usage, None)
         }
         Event::Text(text) => {
             let delta = Delta { role: None, content: Some(text) };
-            render(head, &choice(delta, None), usage)
+            render(head, &choice(delta, None), usage, None)
         }
-        Event::Finish { ending, .. } => render(head, &choice(Delta::default(), Some(*ending)), usage),
-        Event::Usage(_) => render(head, &[], usage),
+        Event::Finish { ending, .. } => render(head, &choice(Delta::default(), Some(*ending)), usage, None),
+        Event::Usage(_) | Event::Timings(_) => render(head, &[], usage, timings_member(event)),
     }
 }
 
 /// The whole answer.
-pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> Vec<u8> {
+pub(super) fn answer_json(
+    head: &Head,
+    answers: &[Answer<'_>],
+    usage: Usage,
+    timeline: Option<&Timeline>,
+) -> Vec<u8> {
     let choices = (0..).zip(answers).map(|(index, answer)| Choice {
         index,
         message: Message { role: "assistant", content: answer.text, refusal: None },
@@ -104,5 +120,6 @@ pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> 
         model: &head.model,
         choices: choices.collect(),
         usage: usage.into(),
+        timings: timeline.map(Timings::from),
     })
 }

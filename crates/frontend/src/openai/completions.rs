@@ -1,6 +1,7 @@
 //! `/v1/completions`: the answer and its chunks.
 
-use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, to_json, usage_member};
+use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, timings_member, to_json, usage_member};
+use crate::timeline::{Timeline, Timings};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -12,6 +13,8 @@ struct Completion<'a> {
     choices: &'a [Choice<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
 }
 
 #[derive(Serialize)]
@@ -22,7 +25,12 @@ struct Choice<'a> {
     finish_reason: Option<Ending>,
 }
 
-fn render(head: &Head, choices: &[Choice<'_>], usage: Option<Option<UsageBody>>) -> Vec<u8> {
+fn render(
+    head: &Head,
+    choices: &[Choice<'_>],
+    usage: Option<Option<UsageBody>>,
+    timings: Option<Timings>,
+) -> Vec<u8> {
     to_json(&Completion {
         id: &head.id,
         object: "text_completion",
@@ -30,6 +38,7 @@ fn render(head: &Head, choices: &[Choice<'_>], usage: Option<Option<UsageBody>>)
         model: &head.model,
         choices,
         usage,
+        timings,
     })
 }
 
@@ -43,15 +52,20 @@ pub(super) fn chunk_json(
     let choice = |text, finish_reason| [Choice { index, text, logprobs, finish_reason }];
     let usage = usage_member(head, event);
     match event {
-        Event::Role => render(head, &choice("", None), usage),
-        Event::Text(text) => render(head, &choice(text, None), usage),
-        Event::Finish { text, ending } => render(head, &choice(text, Some(*ending)), usage),
-        Event::Usage(_) => render(head, &[], usage),
+        Event::Role => render(head, &choice("", None), usage, None),
+        Event::Text(text) => render(head, &choice(text, None), usage, None),
+        Event::Finish { text, ending } => render(head, &choice(text, Some(*ending)), usage, None),
+        Event::Usage(_) | Event::Timings(_) => render(head, &[], usage, timings_member(event)),
     }
 }
 
 /// The whole answer.
-pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> Vec<u8> {
+pub(super) fn answer_json(
+    head: &Head,
+    answers: &[Answer<'_>],
+    usage: Usage,
+    timeline: Option<&Timeline>,
+) -> Vec<u8> {
     let choices = (0..).zip(answers).map(|(index, answer)| Choice {
         index,
         text: answer.text,
@@ -59,5 +73,5 @@ pub(super) fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> 
         finish_reason: Some(answer.ending),
     });
     let choices: Vec<Choice<'_>> = choices.collect();
-    render(head, &choices, Some(Some(usage.into())))
+    render(head, &choices, Some(Some(usage.into())), timeline.map(Timings::from))
 }

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod completions;
 pub mod logprobs;
 
+use crate::timeline::{Timeline, Timings};
 pub use logprobs::{Logprobs, logprobs};
 use pinion_protocol::frontend_inbox::Finished;
 use serde::Serialize;
@@ -134,6 +135,8 @@ pub enum Event<'a> {
     },
     /// The counts, after the finish.
     Usage(Usage),
+    /// Where the time went, after everything else.
+    Timings(&'a Timeline),
 }
 
 /// One complete choice of a whole answer.
@@ -156,10 +159,15 @@ pub fn chunk_json(head: &Head, index: u32, event: &Event<'_>, logprobs: Option<&
 }
 
 /// Renders a whole answer through serde.
-pub fn answer_json(head: &Head, answers: &[Answer<'_>], usage: Usage) -> Vec<u8> {
+pub fn answer_json(
+    head: &Head,
+    answers: &[Answer<'_>],
+    usage: Usage,
+    timeline: Option<&Timeline>,
+) -> Vec<u8> {
     match head.shape {
-        Shape::Completions => completions::answer_json(head, answers, usage),
-        Shape::Chat => chat::answer_json(head, answers, usage),
+        Shape::Completions => completions::answer_json(head, answers, usage, timeline),
+        Shape::Chat => chat::answer_json(head, answers, usage, timeline),
     }
 }
 
@@ -172,6 +180,16 @@ pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
 pub(crate) fn usage_member(head: &Head, event: &Event<'_>) -> Option<Option<UsageBody>> {
     match event {
         Event::Usage(usage) => Some(Some((*usage).into())),
-        Event::Role | Event::Text(_) | Event::Finish { .. } => head.include_usage.then_some(None),
+        Event::Role | Event::Text(_) | Event::Finish { .. } | Event::Timings(_) => {
+            head.include_usage.then_some(None)
+        }
+    }
+}
+
+/// The `timings` member of a chunk: left out of all but their own.
+pub(crate) fn timings_member(event: &Event<'_>) -> Option<Timings> {
+    match event {
+        Event::Timings(timeline) => Some(Timings::from(*timeline)),
+        Event::Role | Event::Text(_) | Event::Finish { .. } | Event::Usage(_) => None,
     }
 }

@@ -92,6 +92,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("stop", ALL, Shape::Schema(STOP), "Strings that end the text."),
     field("stream", ALL, Shape::Boolean, "Answer as server-sent events; as bare text from /generate."),
     field("stream_options", ALL, Shape::Schema(STREAM_OPTIONS), "Only with stream: include_usage sends the counts."),
+    field("timings", ALL, Shape::Boolean, "Say where the time went: a member of the answer, an event before the end of a stream."),
     field("ignore_eos", OPENAI, Shape::Boolean, "Go on past the end-of-sequence token."),
     field("stop_on_eos", GENERATE, Shape::Boolean, "End at the end-of-sequence token."),
     field("do_sample", GENERATE, Shape::Boolean, "Off is greedy."),

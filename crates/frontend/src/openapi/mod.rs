@@ -56,6 +56,7 @@ fn operation(route: Route) -> Operation {
         Route::Embeddings => Operation { errors: &[401, 405, 501], ..looks("Not served.", None) },
         Route::OpenApi => looks("This document.", Some("Document")),
         Route::Docs => Operation { also: &["text/html"], ..looks("This document for people.", None) },
+        Route::DebugSlow => looks("The slowest requests of the last hour.", Some("Document")),
         Route::Unknown => looks("", None),
     }
 }
