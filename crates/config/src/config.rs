@@ -35,6 +35,15 @@ impl Dtype {
     }
 }
 
+/// What the data edges between the roles are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ipc {
+    /// Rings in shared memory.
+    Ring,
+    /// `ipc-channel`, as control of the ablation.
+    Channel,
+}
+
 /// How the model's linear layers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinearKind {
@@ -174,4 +183,6 @@ pub struct Config {
     pub pin: bool,
     /// Every role is a thread of one process.
     pub in_process: bool,
+    /// What carries records between the roles.
+    pub ipc: Ipc,
 }

@@ -25,7 +25,7 @@ mod table;
 mod topology;
 mod value;
 
-pub use config::{AttentionKind, Backend, Config, Dtype, LinearKind, ModelFacts};
+pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use exit::Exit;
 pub use fault::{ConfigFault, Faults, Origin};

@@ -158,6 +158,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "in-process", group: Processes, kind: Switch, preset: Is("off"),
         help: "Run every role as a thread of one process, over the same rings: the control of an ablation. A role that \
                crashes then takes the others along." },
+    Opt { name: "ipc", group: Processes, preset: Is("ring"),
+        kind: Choice { accepted: &[choice("ring", &[]), choice("channel", &[])], refused: &[] },
+        help: "What carries records between the roles: `ring` in shared memory, or `channel`, which is ipc-channel over \
+               sockets: slower, and a role that does not read can block another. It is the control of an ablation." },
     Opt { name: "cpus-frontend", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
         help: "CPUs of the frontends, like 2-3,8. Whole cores; no CPU in two roles' sets." },
     Opt { name: "cpus-tokenizer", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),

@@ -1,6 +1,6 @@
 //! From settled values to a [`Config`]: works out what nobody said and checks what must hold between options.
 
-use crate::config::{AttentionKind, Backend, Config, Dtype, LinearKind, ModelFacts};
+use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::fault::{Collector, Faults, Origin};
 use crate::machine::Machine;
@@ -121,6 +121,7 @@ pub(crate) fn from_facts(
         cpu_plan,
         pin,
         in_process: settings.switch("in-process").unwrap_or(false),
+        ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
 }
 

@@ -157,7 +157,9 @@ impl Member {
         let Some(running) = self.running.as_mut().filter(|r| r.control.is_none()) else { return Ok(()) };
         let Ok(Some(_)) = fdpass::recv(running.socket.as_fd()) else { return Ok(()) };
         let Some(rendezvous) = running.rendezvous.take() else { return Ok(()) };
-        running.control = Some(rendezvous.accept()?);
+        let control = rendezvous.accept()?;
+        wiring.send_edges(self.peer, None, &control)?;
+        running.control = Some(control);
         for owed in std::mem::take(&mut running.owed) {
             match owed {
                 Owed::Message(message) => self.tell(wiring, &message),
@@ -192,11 +194,12 @@ impl Member {
     /// Hands over new ends of the edges shared with `renewed`.
     pub fn reattach(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
         let Some(running) = &mut self.running else { return Ok(()) };
-        if running.control.is_none() {
+        let Some(control) = &running.control else {
             running.owed.push(Owed::Edges(renewed));
             return Ok(());
-        }
+        };
         wiring.reattach(self.peer, renewed, running.socket.as_fd())?;
+        wiring.send_edges(self.peer, Some(renewed), control)?;
         self.tell(wiring, &ToRole::Attached);
         Ok(())
     }

@@ -4,7 +4,8 @@
 //! Nothing has a name in the file system and everything is close-on-exec: a role gets exactly the
 //! descriptors it is sent.
 
-use pinion_config::{ApiKeys, Config, Edge, Topology};
+use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, bytes_channel};
+use pinion_config::{ApiKeys, Config, Edge, Ipc, Topology};
 use pinion_protocol::control::Attach;
 use pinion_protocol::status::{EDGE_WORDS, LauncherGauge};
 use pinion_protocol::{Peer, Role, layout_hash};
@@ -13,6 +14,9 @@ use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind, sealed_blob};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::{clock, fdpass, ring};
+use pinion_worker::EdgeEnd;
+use pinion_worker::control::LauncherEnd;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +28,21 @@ struct Ring {
     edge: Edge,
     epoch: u32,
     region: Region,
+    /// Carries the records instead of the ring under `--ipc channel`.
+    channel: Option<Channel>,
+}
+
+/// Both ends of a channel; the reader's goes out once.
+struct Channel {
+    sender: IpcBytesSender,
+    receiver: RefCell<Option<IpcBytesReceiver>>,
+}
+
+impl Channel {
+    fn new() -> io::Result<Channel> {
+        let (sender, receiver) = bytes_channel()?;
+        Ok(Channel { sender, receiver: RefCell::new(Some(receiver)) })
+    }
 }
 
 /// All shared objects of one running service.
@@ -62,7 +81,8 @@ impl Wiring {
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;
-            wiring.rings.push(Ring { edge: *edge, epoch: 1, region });
+            let channel = (config.ipc == Ipc::Channel).then(Channel::new).transpose()?;
+            wiring.rings.push(Ring { edge: *edge, epoch: 1, region, channel });
         }
         for _ in 0..config.frontends {
             wiring.slots.push((1, SlotTable::create(hash, 1, slot_count)?));
@@ -89,9 +109,10 @@ impl Wiring {
     /// Fresh rings (epoch + 1) for every edge of a dead role, and a fresh slot table if it was a frontend:
     /// nothing that a dead process may have half-written is ever used again.
     pub fn renew(&mut self, peer: Peer) -> io::Result<()> {
-        for ring in self.rings.iter_mut().filter(|ring| ring.edge.from == peer || ring.edge.to == peer) {
+        for ring in self.rings.iter_mut().filter(|ring| ring.touches(peer)) {
             ring.epoch += 1;
             ring.region = make_ring(&ring.edge, ring.epoch)?;
+            ring.channel = ring.channel.is_some().then(Channel::new).transpose()?;
         }
         if peer.role == Role::Frontend
             && let Some((epoch, table)) = self.slots.get_mut(usize::from(peer.index))
@@ -140,15 +161,31 @@ impl Wiring {
         {
             send(socket, &Attach::Slots { frontend: renewed.index, epoch: *epoch }, &[table.fd()])?;
         }
-        let shared = |ring: &&Ring| ring.edge.from == renewed || ring.edge.to == renewed;
-        for ring in self.rings.iter().filter(shared) {
+        for ring in self.rings.iter().filter(|ring| ring.touches(renewed)) {
             self.send_ring(ring, me, socket)?;
         }
         send(socket, &Attach::Done, &[])
     }
 
+    /// Under `--ipc channel`: one end for every edge of `me` that was attached, all of them or those that it shares
+    /// with `renewed`.
+    pub fn send_edges(&self, me: Peer, renewed: Option<Peer>, to: &LauncherEnd) -> io::Result<()> {
+        let attached = |ring: &&Ring| ring.touches(me) && renewed.is_none_or(|renewed| ring.touches(renewed));
+        for Ring { edge, channel, .. } in self.rings.iter().filter(attached) {
+            let Some(channel) = channel else { continue };
+            if edge.to == me {
+                let receiver = channel.receiver.take();
+                let end = |receiver| EdgeEnd::Read { from: edge.from, receiver };
+                to.send_edge(receiver.map_or(EdgeEnd::Unchanged, end))?;
+            } else {
+                to.send_edge(EdgeEnd::Write { to: edge.to, sender: channel.sender.clone() })?;
+            }
+        }
+        Ok(())
+    }
+
     fn send_ring(&self, ring: &Ring, me: Peer, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let Ring { edge, epoch, region } = ring;
+        let Ring { edge, epoch, region, channel: _ } = ring;
         if edge.to == me {
             send(socket, &Attach::Inbox { from: edge.from, epoch: *epoch }, &[region.fd()])?;
         }
@@ -173,6 +210,12 @@ impl Wiring {
     /// The bound socket.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
+    }
+}
+
+impl Ring {
+    fn touches(&self, peer: Peer) -> bool {
+        self.edge.from == peer || self.edge.to == peer
     }
 }
 

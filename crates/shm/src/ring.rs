@@ -218,6 +218,11 @@ impl<W: Words, D: Wake> Writer<W, D> {
         Ok(())
     }
 
+    /// Gives up the ring and keeps the way to wake its reader.
+    pub fn into_doorbell(self) -> D {
+        self.doorbell
+    }
+
     /// Makes everything pushed visible at once and wakes the reader if it sleeps. Nothing pushed: no-op.
     pub fn publish(&mut self) {
         if self.staged == self.published {

@@ -4,18 +4,24 @@
 //! `send` can block and each receive allocates. So control messages are few, the launcher keeps count of
 //! what a role has not yet taken, and a role looks only when the count on its status page has changed.
 
+use crate::channel::EdgeEnd;
 use ipc_channel::TryRecvError;
-use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcSender, bytes_channel};
+use ipc_channel::ipc::{
+    self, IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcReceiver, IpcSender, bytes_channel,
+};
 use pinion_protocol::control::{FromRole, ToRole};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::time::Duration;
 
 /// What a role sends through the one-shot server: the launcher's ends of a pair of channels.
 #[derive(Serialize, Deserialize)]
 struct Ends {
     to_role: IpcBytesSender,
     from_role: IpcBytesReceiver,
+    /// For the ends of data edges, if those are channels.
+    edges: Option<IpcSender<EdgeEnd>>,
 }
 
 /// The name under which one role may connect once.
@@ -41,7 +47,7 @@ impl Rendezvous {
     /// connected: until then it would block.
     pub fn accept(self) -> io::Result<LauncherEnd> {
         let (_, ends) = self.server.accept().map_err(io::Error::other)?;
-        Ok(LauncherEnd { to_role: ends.to_role, from_role: ends.from_role })
+        Ok(LauncherEnd { to_role: ends.to_role, from_role: ends.from_role, edges: ends.edges })
     }
 }
 
@@ -49,12 +55,18 @@ impl Rendezvous {
 pub struct LauncherEnd {
     to_role: IpcBytesSender,
     from_role: IpcBytesReceiver,
+    edges: Option<IpcSender<EdgeEnd>>,
 }
 
 impl LauncherEnd {
     /// Sends one message. May block when the role has hundreds unread; the caller keeps count.
     pub fn send(&self, message: &ToRole) -> io::Result<()> {
         self.to_role.send(&encode(message))
+    }
+
+    /// Hands over the end of a data edge; nothing to do for a role whose edges are rings.
+    pub fn send_edge(&self, end: EdgeEnd) -> io::Result<()> {
+        self.edges.as_ref().map_or(Ok(()), |edges| edges.send(end)).map_err(io::Error::other)
     }
 
     /// The next message, if one waits.
@@ -67,15 +79,24 @@ impl LauncherEnd {
 pub(crate) struct RoleEnd {
     to_launcher: IpcBytesSender,
     from_launcher: IpcBytesReceiver,
+    edges: Option<IpcReceiver<EdgeEnd>>,
 }
 
 impl RoleEnd {
-    pub(crate) fn connect(name: &str) -> io::Result<RoleEnd> {
+    /// `with_edges`: data edges are channels too, whose ends the launcher will send.
+    pub(crate) fn connect(name: &str, with_edges: bool) -> io::Result<RoleEnd> {
         let (to_role, from_launcher) = bytes_channel()?;
         let (to_launcher, from_role) = bytes_channel()?;
         let server = IpcSender::connect(name.to_owned())?;
-        server.send(Ends { to_role, from_role }).map_err(io::Error::other)?;
-        Ok(RoleEnd { to_launcher, from_launcher })
+        let (edges_in, edges) = with_edges.then(ipc::channel).transpose()?.unzip();
+        server.send(Ends { to_role, from_role, edges: edges_in }).map_err(io::Error::other)?;
+        Ok(RoleEnd { to_launcher, from_launcher, edges })
+    }
+
+    /// The next end of a data edge; `None` if edges are rings.
+    pub(crate) fn edge(&self, timeout: Duration) -> io::Result<Option<EdgeEnd>> {
+        let Some(edges) = &self.edges else { return Ok(None) };
+        edges.try_recv_timeout(timeout).map(Some).map_err(io::Error::other)
     }
 
     /// Sends one message; a launcher that is gone is not an error here, the kernel ends us too.

@@ -5,6 +5,7 @@
 //! [`process`]: `Session::attach → build → ready → loop → stop`. The launcher's half of the control channel is
 //! [`control::LauncherEnd`], beside the role's half, so that both can be read together.
 
+mod channel;
 pub mod control;
 mod links;
 mod pin;
@@ -13,6 +14,7 @@ mod session;
 mod start_error;
 pub mod telemetry;
 
+pub use channel::EdgeEnd;
 pub use links::{Inbox, Links, Outbox, Overflow};
 pub use process::{attached, process};
 pub use session::{ControlEvent, Session};

@@ -1,7 +1,12 @@
 //! A role's ends of the data edges: inboxes to read, outboxes to write, slot tables to look requests up in.
+//!
+//! An edge is a ring, or under `--ipc channel` an `ipc-channel`; who reads and writes it sees no difference.
 
+use crate::channel::{ChannelReader, ChannelWriter};
+use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId};
+use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::Region;
 use pinion_shm::ring::{PushError, Reader, Record, Writer};
@@ -12,18 +17,35 @@ use std::net::TcpListener;
 /// Bytes of backlog an [`Outbox`] keeps beyond its full ring before it reports [`Overflow`].
 pub(crate) const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
-/// A ring to read from.
+/// What an inbox reads.
+enum Source {
+    Ring(Reader<Region>),
+    Channel(ChannelReader),
+}
+
+/// What an outbox writes.
+enum Target {
+    Ring(Writer<Region, Doorbell>),
+    Channel(ChannelWriter),
+}
+
+/// An edge to read from.
 pub struct Inbox {
     /// The writer.
     pub from: Peer,
-    reader: Reader<Region>,
+    source: Source,
     status: Page,
     dead: bool,
 }
 
 impl Inbox {
     pub(crate) fn new(from: Peer, reader: Reader<Region>, status: Page) -> Inbox {
-        Inbox { from, reader, status, dead: false }
+        Inbox { from, source: Source::Ring(reader), status, dead: false }
+    }
+
+    /// Reads from a channel from here on.
+    pub(crate) fn use_channel(&mut self, receiver: IpcBytesReceiver) {
+        self.source = Source::Channel(ChannelReader::new(receiver));
     }
 
     /// The next record, copied out of the ring. A ring whose content does not check is logged, counted, and
@@ -34,32 +56,48 @@ impl Inbox {
         if self.dead {
             return None;
         }
-        match self.reader.next() {
-            Ok(record) => record,
-            Err(fault) => {
-                self.dead = true;
-                self.status.add(Gauge::MalformedRecords as usize, 1);
-                tracing::error!(from = %self.from, ?fault, "ring is corrupt; ignoring it until it is replaced");
-                None
-            }
-        }
+        let fault = match &mut self.source {
+            Source::Ring(reader) => match reader.next() {
+                Ok(record) => return record,
+                Err(fault) => format!("{fault:?}"),
+            },
+            Source::Channel(reader) => match reader.next() {
+                Ok(record) => return record,
+                Err(fault) => fault.0.to_owned(),
+            },
+        };
+        self.dead = true;
+        self.status.add(Gauge::MalformedRecords as usize, 1);
+        tracing::error!(from = %self.from, fault, "edge is corrupt; ignoring it until it is replaced");
+        None
     }
 
     /// Bytes waiting.
     pub fn used_bytes(&self) -> usize {
-        self.reader.used_bytes()
+        match &self.source {
+            Source::Ring(reader) => reader.used_bytes(),
+            Source::Channel(reader) => reader.used_bytes(),
+        }
     }
 
     pub(crate) fn arm(&self) -> bool {
-        self.dead || self.reader.arm()
+        self.dead
+            || match &self.source {
+                Source::Ring(reader) => reader.arm(),
+                // Its writer always rings, so looking after the doorbell was drained is enough.
+                Source::Channel(reader) => reader.used_bytes() == 0,
+            }
     }
 
     pub(crate) fn disarm(&self) {
-        self.reader.disarm();
+        match &self.source {
+            Source::Ring(reader) => reader.disarm(),
+            Source::Channel(_) => {}
+        }
     }
 
     pub(crate) fn has_data(&self) -> bool {
-        !self.dead && self.reader.used_bytes() > 0
+        !self.dead && self.used_bytes() > 0
     }
 }
 
@@ -67,25 +105,45 @@ impl Inbox {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow;
 
-/// A ring to write to, with a bounded backlog so that a full ring never makes the writer wait.
+/// An edge to write to, with a bounded backlog so that a full ring never makes the writer wait.
 pub struct Outbox {
     /// The reader.
     pub to: Peer,
-    writer: Writer<Region>,
+    target: Target,
     backlog: VecDeque<(u16, Vec<u8>)>,
     backlog_bytes: usize,
 }
 
 impl Outbox {
-    pub(crate) fn new(to: Peer, writer: Writer<Region>) -> Outbox {
-        Outbox { to, writer, backlog: VecDeque::new(), backlog_bytes: 0 }
+    pub(crate) fn new(to: Peer, writer: Writer<Region, Doorbell>) -> Outbox {
+        Outbox { to, target: Target::Ring(writer), backlog: VecDeque::new(), backlog_bytes: 0 }
+    }
+
+    /// Writes to a channel from here on; what the ring held is lost.
+    pub(crate) fn use_channel(self, sender: IpcBytesSender) -> Outbox {
+        let doorbell = match self.target {
+            Target::Ring(writer) => writer.into_doorbell(),
+            Target::Channel(writer) => writer.into_doorbell(),
+        };
+        let target = Target::Channel(ChannelWriter::new(sender, doorbell));
+        Outbox { to: self.to, target, backlog: VecDeque::new(), backlog_bytes: 0 }
     }
 
     /// Stages one record, in order: in the ring, or behind what the ring could not take. Allocates only in
     /// the latter case. Nothing is visible to the reader before [`Outbox::publish`].
     pub fn send(&mut self, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
+        let writer = match &mut self.target {
+            Target::Ring(writer) => writer,
+            Target::Channel(writer) if writer.staged_bytes() + payload.len() > BACKLOG_BYTES_MAX => {
+                return Err(Overflow);
+            }
+            Target::Channel(writer) => {
+                writer.push(kind, payload);
+                return Ok(());
+            }
+        };
         if self.backlog.is_empty() {
-            match self.writer.push(kind, payload) {
+            match writer.push(kind, payload) {
                 Ok(()) => return Ok(()),
                 Err(PushError::Full) => {}
                 Err(PushError::TooLarge) => {
@@ -105,14 +163,18 @@ impl Outbox {
     /// Makes everything staged visible, moves backlog into the ring as far as it fits, and wakes a sleeping
     /// reader: at most one syscall.
     pub fn publish(&mut self) {
+        let writer = match &mut self.target {
+            Target::Ring(writer) => writer,
+            Target::Channel(writer) => return writer.publish(),
+        };
         while let Some((kind, payload)) = self.backlog.front() {
-            if self.writer.push(*kind, payload).is_err() {
+            if writer.push(*kind, payload).is_err() {
                 break;
             }
             self.backlog_bytes -= payload.len();
             self.backlog.pop_front();
         }
-        self.writer.publish();
+        writer.publish();
     }
 
     /// Bytes that wait outside the ring.

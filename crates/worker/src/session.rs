@@ -1,10 +1,11 @@
 //! One role process's side of the launcher's arrangement.
 
+use crate::channel::EdgeEnd;
 use crate::control::RoleEnd;
 use crate::links::{Inbox, Links, Outbox};
 use crate::start_error::StartError;
 use crate::{pin, telemetry};
-use pinion_config::{Config, Topology};
+use pinion_config::{Config, Ipc, Topology};
 use pinion_protocol::control::{Attach, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role, layout_hash};
@@ -101,8 +102,9 @@ impl Session {
         for (message, fds) in set {
             builder.take(message, fds)?;
         }
-        let session = builder.finish(role, socket)?;
+        let mut session = builder.finish(role, socket)?;
         fdpass::send(session.socket.as_fd(), &[1], &[]).map_err(|e| StartError::attach("control", e))?;
+        session.take_edges(session.links.inboxes.len() + session.links.outboxes.len())?;
         Ok(session)
     }
 
@@ -187,6 +189,9 @@ impl Session {
     fn take_attachments(&mut self) -> Result<(), StartError> {
         let set = receive_set(self.socket.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
             .map_err(|error| error.unwrap_or(StartError::Orphan))?;
+        let is_edge =
+            |(message, _): &&(Attach, _)| matches!(message, Attach::Inbox { .. } | Attach::Outbox { .. });
+        let edge_count = set.iter().filter(is_edge).count();
         for (message, mut fds) in set {
             match message {
                 Attach::Inbox { from, epoch } => {
@@ -215,6 +220,29 @@ impl Session {
                 | Attach::Status { .. }
                 | Attach::Listener
                 | Attach::Done => {}
+            }
+        }
+        self.take_edges(edge_count)
+    }
+
+    /// Under `--ipc channel` one end follows for every edge that was attached.
+    fn take_edges(&mut self, count: usize) -> Result<(), StartError> {
+        for _ in 0..count {
+            let end = self.control.edge(ATTACH_TIMEOUT).map_err(|e| StartError::attach("channel", e))?;
+            match end {
+                Some(EdgeEnd::Read { from, receiver }) => {
+                    if let Some(inbox) = self.links.inboxes.iter_mut().find(|inbox| inbox.from == from) {
+                        inbox.use_channel(receiver);
+                    }
+                }
+                Some(EdgeEnd::Write { to, sender }) => {
+                    if let Some(index) = self.links.outboxes.iter().position(|outbox| outbox.to == to) {
+                        let outbox = self.links.outboxes.remove(index).use_channel(sender);
+                        self.links.outboxes.insert(index, outbox);
+                    }
+                }
+                Some(EdgeEnd::Unchanged) => {}
+                None => return Ok(()),
             }
         }
         Ok(())
@@ -430,7 +458,8 @@ impl Builder {
         }
         // The count is read before connecting: the launcher sends nothing to us before that.
         let control_seen = status.get(Gauge::ControlSequence as usize);
-        let control = RoleEnd::connect(&control_name).map_err(|e| StartError::attach("control", e))?;
+        let control = RoleEnd::connect(&control_name, config.ipc == Ipc::Channel)
+            .map_err(|e| StartError::attach("control", e))?;
         control.send(&FromRole::Hello { me, pid: std::process::id() });
         Ok(Session {
             me,
