@@ -104,6 +104,8 @@ impl Server {
             | ControlEvent::OutboxReplaced { .. }
             | ControlEvent::PeerLost(_)
             | ControlEvent::PeerReady(_)
+            | ControlEvent::Admin { .. }
+            | ControlEvent::AdminDone { .. }
             | ControlEvent::Open
             | ControlEvent::Stop => {}
         }

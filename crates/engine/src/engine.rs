@@ -254,6 +254,12 @@ impl Engine {
         }
     }
 
+    /// Forgets what the prefix cache holds; requests that are here go on undisturbed.
+    pub fn clear_prefix_cache(&mut self, ports: &impl Ports) {
+        self.scheduler.clear_prefix_cache();
+        self.set_gauges(ports, 0, 0);
+    }
+
     /// The detokenizer has died: its requests end with an event of their frontend.
     pub fn lose_detokenizer(&mut self, index: u16) {
         let detokenizer_count = self.sizes.detokenizer_count;

@@ -5,6 +5,7 @@ use crate::options::build;
 use crate::ports::Ports;
 use pinion_config::Exit;
 use pinion_protocol::Role;
+use pinion_protocol::control::Admin;
 use pinion_shm::clock;
 use pinion_worker::{ControlEvent, Session};
 use std::process::ExitCode;
@@ -76,7 +77,12 @@ fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session) {
             }
             session.publish();
         }
+        ControlEvent::Admin { number, admin: Admin::ClearPrefixCache } => {
+            engine.clear_prefix_cache(session);
+            session.admin_done(number, Ok(()));
+        }
         ControlEvent::OutboxReplaced { .. }
+        | ControlEvent::AdminDone { .. }
         | ControlEvent::PeerReady(_)
         | ControlEvent::Open
         | ControlEvent::Drain { .. }

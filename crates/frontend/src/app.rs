@@ -4,6 +4,7 @@ use crate::admission::Limits;
 use crate::health::Health;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
+use crate::orders::Orders;
 use pinion_config::{ApiKeys, Config, Topology};
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -75,6 +76,8 @@ pub struct App {
     pub topology: Topology,
     /// Ids and seeds.
     pub numbers: Numbers,
+    /// Orders of operators that the launcher has.
+    pub orders: Orders,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
 }

@@ -22,6 +22,7 @@ pub mod limits;
 pub mod metrics;
 pub mod openai;
 mod openapi;
+pub mod orders;
 pub mod outgoing;
 mod prompts;
 pub mod reactor;
@@ -41,6 +42,7 @@ use app::{App, Numbers, Settings};
 use health::Health;
 use ledger::{Ledger, Setup};
 use metrics::Metrics;
+use orders::Orders;
 use pinion_config::Exit;
 use pinion_protocol::{Peer, Role};
 use pinion_worker::Session;
@@ -92,7 +94,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
     let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
     Ok(Rc::new(App {
-        ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet, metrics.clone()))),
+        ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,
         limits: Limits {
             model: config.served_model_name.clone(),
@@ -103,6 +105,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
         health: Health { pages },
         topology: session.topology.clone(),
         numbers: Numbers::new(seed),
+        orders: Orders::new(outlet, limits::ORDER_TIMEOUT),
         started_unix_s: app::unix_s(),
     }))
 }

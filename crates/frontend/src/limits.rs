@@ -35,6 +35,10 @@ pub const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Time between two looks at what only time can tell (an engine that finished without its text, a drain
 /// deadline).
 pub const TICK: Duration = Duration::from_millis(100);
+/// An operator's order is carried out in this time, or the client is told that it was not.
+pub const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Orders of one frontend under way at a time.
+pub const ORDERS_MAX: usize = 8;
 /// Time between two lines about the load.
 pub const STATS_PERIOD: Duration = Duration::from_secs(10);
 /// A request whose engine has finished gets its last text within this time, or ends with an error.

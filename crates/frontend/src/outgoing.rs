@@ -2,6 +2,7 @@
 //!
 //! The ring itself is behind [`Outlet`], so that tests can stand in for the other roles.
 
+use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, Open};
 use pinion_protocol::tokenizer_inbox::{self, Decode, Encode, Prompt, Submit};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, Sampling};
@@ -17,6 +18,8 @@ pub trait Outlet {
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
     /// Makes what was staged for `to` visible.
     fn publish(&mut self, to: Peer);
+    /// Gives the launcher an operator's order.
+    fn order(&mut self, number: u64, deadline_ns: u64, admin: Admin);
 }
 
 /// Work for the other roles.

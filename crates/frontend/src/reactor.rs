@@ -10,6 +10,7 @@ use crate::outgoing::Outlet;
 use crate::server;
 use crate::stats::{Sample, Stats};
 use pinion_config::Exit;
+use pinion_protocol::control::Admin;
 use pinion_protocol::{Fault, FaultCode, Peer};
 use pinion_shm::clock;
 use pinion_worker::{ControlEvent, Inbox, Overflow, Session};
@@ -39,6 +40,10 @@ impl Outlet for SessionOutlet {
         if let Some(outbox) = self.0.borrow_mut().links.outbox(to) {
             outbox.publish();
         }
+    }
+
+    fn order(&mut self, number: u64, deadline_ns: u64, admin: Admin) {
+        self.0.borrow().order(number, deadline_ns, admin);
     }
 }
 
@@ -132,7 +137,12 @@ impl Reactor {
                 Some(ControlEvent::InboxReplaced { mut old, .. }) => {
                     while take_some(&mut old, &self.app.ledger, clock::now_ns()) > 0 {}
                 }
-                Some(ControlEvent::OutboxReplaced { .. } | ControlEvent::SlotsReplaced { .. }) => {}
+                Some(ControlEvent::AdminDone { number, outcome }) => self.app.orders.done(number, outcome),
+                Some(
+                    ControlEvent::Admin { .. }
+                    | ControlEvent::OutboxReplaced { .. }
+                    | ControlEvent::SlotsReplaced { .. },
+                ) => {}
             }
         }
     }

@@ -6,13 +6,14 @@ use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::{HttpError, Refusal};
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{auth, cors, generate, info};
+use crate::{auth, cors, generate, info, orders};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
     ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use pinion_protocol::control::Admin;
 use pinion_shm::clock;
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -53,15 +54,17 @@ pub enum Route {
     Docs = 14,
     /// `/debug/slow`.
     DebugSlow = 15,
+    /// `/reset_prefix_cache`.
+    ResetPrefixCache = 16,
     /// Everything else.
-    Unknown = 16,
+    Unknown = 17,
 }
 
 const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 17] = [
+    pub const ALL: [Route; 18] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -78,6 +81,7 @@ impl Route {
         Route::OpenApi,
         Route::Docs,
         Route::DebugSlow,
+        Route::ResetPrefixCache,
         Route::Unknown,
     ];
 
@@ -99,6 +103,7 @@ impl Route {
             "/openapi.json" => Route::OpenApi,
             "/docs" => Route::Docs,
             "/debug/slow" => Route::DebugSlow,
+            "/reset_prefix_cache" => Route::ResetPrefixCache,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
         }
@@ -123,6 +128,7 @@ impl Route {
             Route::OpenApi => "/openapi.json",
             Route::Docs => "/docs",
             Route::DebugSlow => "/debug/slow",
+            Route::ResetPrefixCache => "/reset_prefix_cache",
             Route::Unknown => "unknown",
         }
     }
@@ -150,7 +156,8 @@ impl Route {
             | Route::Generate
             | Route::Tokenize
             | Route::Detokenize
-            | Route::Embeddings => Method::POST,
+            | Route::Embeddings
+            | Route::ResetPrefixCache => Method::POST,
             Route::Models
             | Route::Model
             | Route::Health
@@ -235,6 +242,7 @@ async fn dispatch(
         Route::OpenApi => Ok(info::openapi(app)),
         Route::Docs => Ok(info::docs(app)),
         Route::DebugSlow => Ok(info::debug_slow(app)),
+        Route::ResetPrefixCache => orders::serve(app, Admin::ClearPrefixCache).await,
         Route::Unknown => Err(Refusal::NoRoute(String::new())),
     }
 }

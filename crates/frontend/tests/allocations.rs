@@ -17,6 +17,7 @@ use pinion_frontend::request::Form;
 use pinion_frontend::routes::Route;
 use pinion_frontend::sse;
 use pinion_frontend::ticket::Ticket;
+use pinion_protocol::control::Admin;
 use pinion_protocol::frontend_inbox::{kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
 use pinion_protocol::tokenizer_inbox::Prompt;
@@ -42,6 +43,8 @@ impl Outlet for Nowhere {
     }
 
     fn publish(&mut self, _: Peer) {}
+
+    fn order(&mut self, _: u64, _: u64, _: Admin) {}
 }
 
 fn ledger() -> Rc<RefCell<Ledger>> {

@@ -5,7 +5,7 @@ use crate::restart::RestartPolicy;
 use crate::wiring::Wiring;
 use pinion_config::Process;
 use pinion_protocol::Peer;
-use pinion_protocol::control::{FromRole, ToRole};
+use pinion_protocol::control::{Admin, AdminOutcome, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_shm::fdpass;
 use pinion_worker::control::{LauncherEnd, Rendezvous};
@@ -47,6 +47,22 @@ pub enum Happening {
         reason: String,
         /// Exit code for the launcher.
         exit_code: i32,
+    },
+    /// It gives an order of an operator.
+    Ordered {
+        /// Its number for it.
+        number: u64,
+        /// When nobody waits for the answer any more.
+        deadline_ns: u64,
+        /// What to do.
+        admin: Admin,
+    },
+    /// It answers an order.
+    Answered {
+        /// Our number for it.
+        number: u64,
+        /// What came of it.
+        outcome: AdminOutcome,
     },
     /// Its process ended.
     Ended(ExitStatus),
@@ -142,6 +158,12 @@ impl Member {
                 }
                 FromRole::Failed { reason, exit_code } => {
                     return Ok(Some(Happening::Failed { reason, exit_code }));
+                }
+                FromRole::Admin { number, deadline_ns, admin } => {
+                    return Ok(Some(Happening::Ordered { number, deadline_ns, admin }));
+                }
+                FromRole::AdminDone { number, outcome } => {
+                    return Ok(Some(Happening::Answered { number, outcome }));
                 }
                 FromRole::Hello { .. } | FromRole::Phase { .. } => {}
             }

@@ -1,6 +1,7 @@
 //! The life of a service in one loop: start every role, open the port when all are ready, watch, restart,
 //! drain, end. One thread; every wait has a deadline.
 
+use crate::admin::{Answer, Orders};
 use crate::host::Host;
 use crate::member::{Happening, Member};
 use crate::restart::Verdict;
@@ -11,7 +12,7 @@ use nix::sys::socket::{
     sockopt,
 };
 use pinion_config::{Config, Exit, Topology};
-use pinion_protocol::control::ToRole;
+use pinion_protocol::control::{Admin, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{clock, doorbell};
@@ -66,6 +67,7 @@ struct Service {
     address: SocketAddr,
     wiring: Wiring,
     members: Vec<Member>,
+    orders: Orders,
     stage: Stage,
     restarts: u64,
     cut_short: bool,
@@ -112,6 +114,7 @@ impl Service {
             address,
             wiring,
             members,
+            orders: Orders::default(),
             stage: Stage::Starting,
             restarts: 0,
             cut_short: false,
@@ -153,6 +156,8 @@ impl Service {
             }
         }
         self.wiring.update_board(self.restarts);
+        let late = self.orders.expired(clock::now_ns());
+        self.answer(late);
         self.advance()
     }
 
@@ -197,7 +202,50 @@ impl Service {
                 }
                 Ok(())
             }
-            Happening::Ended(status) => self.ended(index, status),
+            Happening::Ordered { number, deadline_ns, admin } => {
+                self.ordered(peer, number, deadline_ns, admin);
+                Ok(())
+            }
+            Happening::Answered { number, outcome } => {
+                let answer = self.orders.answered(peer, number, outcome);
+                self.answer(answer);
+                Ok(())
+            }
+            Happening::Ended(status) => {
+                let answers = self.orders.lost(peer);
+                self.answer(answers);
+                self.ended(index, status)
+            }
+        }
+    }
+
+    /// Hands a frontend's order to all who carry it out.
+    fn ordered(&mut self, asker: Peer, number: u64, deadline_ns: u64, admin: Admin) {
+        let concerned = |member: &&Member| admin.roles().contains(&member.peer.role);
+        let all_ready = self.members.iter().filter(concerned).all(|member| member.ready);
+        let doers: Vec<Peer> = self.members.iter().filter(concerned).map(|member| member.peer).collect();
+        let taken = if all_ready {
+            self.orders.take(asker, number, deadline_ns, doers.clone())
+        } else {
+            Err(Answer { to: asker, number, outcome: Err("a role that has to do it is down".to_owned()) })
+        };
+        match taken {
+            Ok(number) => {
+                tracing::info!(%asker, number, ?admin, "order");
+                for member in self.members.iter_mut().filter(|member| doers.contains(&member.peer)) {
+                    member.tell(&self.wiring, &ToRole::Admin { number, admin });
+                }
+            }
+            Err(refusal) => self.answer(Some(refusal)),
+        }
+    }
+
+    fn answer(&mut self, answers: impl IntoIterator<Item = Answer>) {
+        for Answer { to, number, outcome } in answers {
+            let message = ToRole::AdminDone { number, outcome };
+            for member in self.members.iter_mut().filter(|member| member.peer == to) {
+                member.tell(&self.wiring, &message);
+            }
         }
     }
 

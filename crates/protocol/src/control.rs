@@ -4,7 +4,7 @@
 //! A role learns that something waits by one load: [`crate::status::Gauge::ControlSequence`] on its own
 //! status page counts what the launcher has sent.
 
-use crate::ids::Peer;
+use crate::ids::{Peer, Role};
 use crate::status::Phase;
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +59,26 @@ pub enum Attach {
     Done,
 }
 
+/// What an operator asks of a running service through a frontend's admin routes. The frontend sends it to the launcher,
+/// which hands it to every process of the roles that carry it out, and answers when all of them have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Admin {
+    /// Forget what the prefix cache holds; requests that are under way keep theirs.
+    ClearPrefixCache,
+}
+
+impl Admin {
+    /// Who carries it out.
+    pub fn roles(self) -> &'static [Role] {
+        match self {
+            Admin::ClearPrefixCache => &[Role::Engine],
+        }
+    }
+}
+
+/// Whether an order was carried out, or why not, in one line for the operator.
+pub type AdminOutcome = Result<(), String>;
+
 /// Launcher → role.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToRole {
@@ -83,6 +103,20 @@ pub enum ToRole {
     PeerReady {
         /// Who.
         peer: Peer,
+    },
+    /// Carry this out and answer with [`FromRole::AdminDone`].
+    Admin {
+        /// The launcher's number for the order, for the answer.
+        number: u64,
+        /// What to do.
+        admin: Admin,
+    },
+    /// The end of an order that this frontend gave.
+    AdminDone {
+        /// The frontend's own number.
+        number: u64,
+        /// What came of it.
+        outcome: AdminOutcome,
     },
 }
 
@@ -112,5 +146,21 @@ pub enum FromRole {
     Phase {
         /// To what.
         phase: Phase,
+    },
+    /// An order of an operator, from a frontend.
+    Admin {
+        /// The frontend's number for it, for the answer.
+        number: u64,
+        /// CLOCK_MONOTONIC ns after which nobody waits for the answer.
+        deadline_ns: u64,
+        /// What to do.
+        admin: Admin,
+    },
+    /// An order was carried out, or cannot be.
+    AdminDone {
+        /// The launcher's number.
+        number: u64,
+        /// What came of it.
+        outcome: AdminOutcome,
     },
 }

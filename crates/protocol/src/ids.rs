@@ -45,7 +45,7 @@ pub struct Peer {
 
 impl Peer {
     /// The peer `role`-`index`.
-    pub fn new(role: Role, index: u16) -> Peer {
+    pub const fn new(role: Role, index: u16) -> Peer {
         Peer { role, index }
     }
 }

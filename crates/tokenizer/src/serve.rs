@@ -71,6 +71,8 @@ pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
                 ControlEvent::Open
                 | ControlEvent::PeerLost(_)
                 | ControlEvent::PeerReady(_)
+                | ControlEvent::Admin { .. }
+                | ControlEvent::AdminDone { .. }
                 | ControlEvent::InboxReplaced { .. }
                 | ControlEvent::OutboxReplaced { .. }
                 | ControlEvent::SlotsReplaced { .. } => {}

@@ -7,6 +7,7 @@
 
 mod channel;
 pub mod control;
+mod event;
 mod links;
 mod pin;
 mod process;
@@ -15,7 +16,8 @@ mod start_error;
 pub mod telemetry;
 
 pub use channel::EdgeEnd;
+pub use event::ControlEvent;
 pub use links::{Inbox, Links, Outbox, Overflow};
 pub use process::{attached, process};
-pub use session::{ControlEvent, Session};
+pub use session::Session;
 pub use start_error::StartError;

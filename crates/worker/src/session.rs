@@ -2,11 +2,12 @@
 
 use crate::channel::EdgeEnd;
 use crate::control::RoleEnd;
+use crate::event::ControlEvent;
 use crate::links::{Inbox, Links, Outbox};
 use crate::start_error::StartError;
 use crate::{pin, telemetry};
 use pinion_config::{Config, Ipc, Topology};
-use pinion_protocol::control::{Attach, FromRole, ToRole};
+use pinion_protocol::control::{Admin, AdminOutcome, Attach, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role, layout_hash};
 use pinion_shm::doorbell::{self, Doorbell};
@@ -25,40 +26,6 @@ use std::time::Duration;
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest any sleep lasts, so that a heartbeat is never older than this in an idle role.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
-
-/// Something the launcher said. Links are already replaced when the role sees the event.
-pub enum ControlEvent {
-    /// Finish what is in flight, take nothing new; the launcher kills at the deadline.
-    Drain {
-        /// CLOCK_MONOTONIC ns.
-        deadline_ns: u64,
-    },
-    /// Leave the loop now.
-    Stop,
-    /// Every role is ready; the listening socket listens.
-    Open,
-    /// A peer died.
-    PeerLost(Peer),
-    /// The successor of a dead peer is ready.
-    PeerReady(Peer),
-    /// A ring to read from was replaced; the old one may still hold records.
-    InboxReplaced {
-        /// Its writer.
-        from: Peer,
-        /// The old end.
-        old: Inbox,
-    },
-    /// A ring to write to was replaced; what the old one held is lost with its reader.
-    OutboxReplaced {
-        /// Its reader.
-        to: Peer,
-    },
-    /// A frontend has a fresh slot table: every request of its predecessor is gone.
-    SlotsReplaced {
-        /// Its index.
-        frontend: u16,
-    },
-}
 
 /// A role that is attached.
 pub struct Session {
@@ -137,6 +104,17 @@ impl Session {
         self.control.send(&FromRole::Phase { phase });
     }
 
+    /// Asks the launcher to have an order carried out. Its end comes as [`ControlEvent::AdminDone`] with the same number,
+    /// if it comes before the deadline.
+    pub fn order(&self, number: u64, deadline_ns: u64, admin: Admin) {
+        self.control.send(&FromRole::Admin { number, deadline_ns, admin });
+    }
+
+    /// Answers a [`ControlEvent::Admin`].
+    pub fn admin_done(&self, number: u64, outcome: AdminOutcome) {
+        self.control.send(&FromRole::AdminDone { number, outcome });
+    }
+
     /// Stores the heartbeat: one clock read, one store.
     pub fn beat(&self) {
         self.status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
@@ -174,6 +152,8 @@ impl Session {
             ToRole::Open => ControlEvent::Open,
             ToRole::PeerLost { peer } => ControlEvent::PeerLost(peer),
             ToRole::PeerReady { peer } => ControlEvent::PeerReady(peer),
+            ToRole::Admin { number, admin } => ControlEvent::Admin { number, admin },
+            ToRole::AdminDone { number, outcome } => ControlEvent::AdminDone { number, outcome },
             ToRole::Attached => {
                 if let Err(error) = self.take_attachments() {
                     tracing::error!(%error, "cannot take new links");

@@ -57,6 +57,11 @@ fn operation(route: Route) -> Operation {
         Route::OpenApi => looks("This document.", Some("Document")),
         Route::Docs => Operation { also: &["text/html"], ..looks("This document for people.", None) },
         Route::DebugSlow => looks("The slowest requests of the last hour.", Some("Document")),
+        Route::ResetPrefixCache => Operation {
+            also: &["text/plain"],
+            errors: &[401, 405, 503],
+            ..looks("Forget what the prefix cache holds.", None)
+        },
         Route::Unknown => looks("", None),
     }
 }

@@ -9,8 +9,10 @@ use pinion_frontend::app::{App, Numbers, Settings};
 use pinion_frontend::health::Health;
 use pinion_frontend::ledger::{Ledger, Setup};
 use pinion_frontend::metrics::Metrics;
+use pinion_frontend::orders::Orders;
 use pinion_frontend::outgoing::Outlet;
 use pinion_frontend::server;
+use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, Open};
 use pinion_protocol::frontend_inbox::{FinishReason, Finished, Reject, kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
@@ -31,11 +33,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
+/// Most tests let nobody carry out an order.
+const ORDER_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// Records that would have gone to other roles.
 #[derive(Default)]
 pub(crate) struct Sent {
     pub(crate) opens: VecDeque<Open>,
     pub(crate) jobs: VecDeque<TokenizerRecord>,
+    pub(crate) orders: VecDeque<(u64, Admin)>,
     pub(crate) full: bool,
     pub(crate) panics: bool,
 }
@@ -58,6 +64,10 @@ impl Outlet for Sent {
     }
 
     fn publish(&mut self, _to: Peer) {}
+
+    fn order(&mut self, number: u64, _deadline_ns: u64, admin: Admin) {
+        self.orders.push_back((number, admin));
+    }
 }
 
 /// What a test may change.
@@ -148,6 +158,7 @@ impl Harness {
             health: Health { pages },
             topology: Topology { processes: Vec::new(), edges },
             numbers: Numbers::new(1),
+            orders: Orders::new(sent.clone(), ORDER_TIMEOUT),
             started_unix_s: 1_790_000_000,
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,0 +1,78 @@
+//! The prefix cache from outside: what is found again, what it saves, and how it is emptied.
+
+use pinion_testkit::{Answer, Api, End, PATIENCE, Server, wait_until};
+use serde_json::{Value, json};
+
+const KEY: &str = "sk-operator";
+const RESET: &str = "/reset_prefix_cache";
+
+fn bearer() -> String {
+    format!("Bearer {KEY}")
+}
+
+/// One completion, whole; its text and how many of its prompt tokens were found in the cache.
+fn complete(server: &Server, prompt: &str, tokens: usize) -> (String, u64) {
+    let body = json!({"prompt": prompt, "max_tokens": tokens}).to_string();
+    let fields = [("authorization", bearer())];
+    let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let response = server.request("POST", "/v1/completions", &fields, body.as_bytes()).expect("an answer");
+    assert_eq!(response.status(), 200, "{}", response.text());
+    let answer: Value = response.json();
+    let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+    (
+        answer["choices"][0]["text"].as_str().expect("a text").to_owned(),
+        cached.as_u64().expect("cached_tokens are in usage"),
+    )
+}
+
+fn reset(server: &Server, fields: &[(&str, &str)]) -> u16 {
+    server.request("POST", RESET, fields, b"").expect("an answer").status()
+}
+
+#[test]
+fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
+    let server =
+        Server::fake_with(&["--block-size", "16", "--fake-step-us", "5000"], &[("PINION_API_KEY", KEY)]);
+    let oracle = server.oracle();
+    let prompt = "the same beginning of many prompts ".repeat(8);
+    let bearer = bearer();
+    let key = [("authorization", bearer.as_str())];
+
+    let (first, cold) = complete(&server, &prompt, 8);
+    let (second, warm) = complete(&server, &prompt, 8);
+    assert_eq!(cold, 0);
+    assert!(warm >= 128, "{warm} tokens were found");
+    assert!(server.metric("pinion_kv_blocks_cached") > 0.0);
+
+    for (fields, status) in [(&[][..], 401), (&[("authorization", "Bearer sk-wrong")], 401)] {
+        assert_eq!(reset(&server, fields), status, "{fields:?}");
+    }
+    assert_eq!(server.request("GET", RESET, &key, b"").expect("an answer").status(), 405);
+    assert!(complete(&server, &prompt, 8).1 >= 128, "whoever has no key empties nothing");
+
+    // A stream is under way and holds the prefix while the cache is emptied.
+    let body = json!({"prompt": prompt, "max_tokens": 150, "stream": true}).to_string();
+    let mut connection = server.connect();
+    connection
+        .request("POST", "/v1/completions", &[("authorization", &bearer)], body.as_bytes())
+        .expect("the service reads requests");
+    wait_until("the stream runs", PATIENCE, || {
+        (server.metric("pinion_requests_running") > 0.0).then_some(())
+    });
+    assert_eq!(reset(&server, &key), 200);
+    assert_eq!(server.metric("pinion_kv_blocks_cached"), 0.0);
+    let (third, after) = complete(&server, &prompt, 8);
+    assert_eq!(after, 0, "nothing is found any more, also not what a running request holds");
+    let stream = Answer::read(Api::Completions, true, connection);
+    assert_eq!((stream.status, &stream.end), (200, &End::Complete));
+
+    let ids = oracle.encode(&prompt);
+    assert_eq!(stream.text, oracle.text(&ids, 150));
+    for text in [first, second, third] {
+        assert_eq!(text, oracle.text(&ids, 8));
+    }
+    server.wait_idle();
+    assert_eq!(reset(&server, &key), 200, "an idle engine hears it too");
+    assert_eq!(server.metric("pinion_kv_blocks_cached"), 0.0);
+    server.stop();
+}
