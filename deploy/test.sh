@@ -42,7 +42,7 @@ loom_run() { # loom_run RUSTFLAGS
 }
 
 # Unit, property and parity tests of every crate but the one that starts processes.
-step_unit() { cargo test --locked --workspace --exclude pinion-testkit; }
+step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude pinion-bench; }
 
 # The fake backend must build and pass with no libtorch at all.
 step_no_torch() {
@@ -53,7 +53,7 @@ step_no_torch() {
 # The real processes, from outside.
 step_processes() {
     cargo build --locked --workspace --bins
-    cargo test --locked --package pinion-testkit
+    cargo test --locked --package pinion-testkit --package pinion-bench
 }
 
 # The official OpenAI clients, unchanged, against the demo model.

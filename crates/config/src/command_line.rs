@@ -12,11 +12,13 @@ pub(crate) enum Request {
     Serve,
     ShowConfig,
     Version,
+    /// Everything behind `bench`, which is not for us to read.
+    Bench(Vec<String>),
     /// The topic, if one was named.
     Help(Option<String>),
 }
 
-const COMMANDS: &str = "serve, config show, help, version";
+const COMMANDS: &str = "serve, config show, bench, help, version";
 
 /// Reads the arguments. Help and version win over everything else, faults included.
 pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Collector) -> (Request, Typed) {
@@ -54,8 +56,10 @@ pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Colle
     (request, typed)
 }
 
+/// What is done without a value of ours.
 fn asks_for_text(words: &[String]) -> Option<Request> {
     match words.first().map(String::as_str) {
+        Some("bench") => return Some(Request::Bench(words[1..].to_vec())),
         Some("help") => return Some(Request::Help(words.get(1).cloned())),
         Some("version") => return Some(Request::Version),
         _ => {}

@@ -53,7 +53,7 @@ fn short() -> String {
     format!(
         "Serve a large language model from separate, pinned processes.\n\n\
          Usage:\n  pinion serve DIR [flags]\n  pinion config show [flags]    every value and where it comes from\n  \
-         pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
+         pinion bench ...              measure a server (docs/BENCHMARKING.md)\n  pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
          search for\n  --help=all          everything\n\n\
          {}",
         lines(needed),

@@ -44,6 +44,8 @@ pub enum Command {
     Serve(Box<Config>),
     /// `pinion --version`: the caller prints its version.
     Version,
+    /// `pinion bench`: the arguments of the benchmark tool, which stands beside the launcher.
+    Bench(Vec<String>),
     /// `pinion --help`: the text to print.
     Help(String),
     /// `pinion config show`: every value with its origin, to print.
@@ -66,6 +68,7 @@ pub fn parse(
     let (request, typed) = command_line::split(args, &mut faults);
     match request {
         Request::Version => return Ok(Command::Version),
+        Request::Bench(arguments) => return Ok(Command::Bench(arguments)),
         Request::Help(topic) => return Ok(Command::Help(help::text(topic.as_deref()))),
         Request::Serve | Request::ShowConfig => {}
     }

@@ -12,6 +12,8 @@ use std::process::ExitCode;
 
 /// Of the binary that runs every role in one process; it stands beside `pinion`.
 const IN_PROCESS_BINARY: &str = "pinion-in-process";
+/// Of the benchmark tool; it stands there, too, where it was built.
+const BENCH_BINARY: &str = "pinion-bench";
 
 /// Parses once, then runs the command. `threads` are the roles that are linked into this binary, if they are.
 pub fn run(threads: Option<RoleMain>) -> ExitCode {
@@ -26,6 +28,7 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
     match command {
         Command::Version => println!("pinion {}", env!("CARGO_PKG_VERSION")),
         Command::Help(text) | Command::ShowConfig(text) => println!("{text}"),
+        Command::Bench(arguments) => return become_bench(&arguments),
         Command::Serve(config) => return run_service(*config, threads),
     }
     Exit::Ok.into()
@@ -49,6 +52,18 @@ fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         Ok(()) => code.into(),
         Err(_) => Exit::System.into(),
     }
+}
+
+/// Replaces this process by the benchmark tool.
+fn become_bench(arguments: &[String]) -> ExitCode {
+    let own = std::env::current_exe().unwrap_or_default();
+    let binary = own.with_file_name(BENCH_BINARY);
+    let error = std::process::Command::new(&binary).args(arguments).exec();
+    eprintln!(
+        "pinion: error: cannot start {}: {error}; `cargo build --release --package {BENCH_BINARY}` makes it",
+        binary.display()
+    );
+    Exit::System.into()
 }
 
 /// Replaces this process. Thread pools read their variables once, when they are loaded, so those of the engine

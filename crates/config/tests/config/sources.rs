@@ -157,6 +157,9 @@ fn commands() {
     for args in [vec!["version"], vec!["--version"], vec!["serve", "-V"], vec!["--version", "--frobnicate"]] {
         assert_eq!(run(&args), Ok(Command::Version), "{args:?}");
     }
+    // What follows is the other tool's, even what looks like ours.
+    let line = |words: &[&str]| words.iter().map(|word| word.to_string()).collect::<Vec<String>>();
+    assert_eq!(run(&["bench", "online", "--help"]), Ok(Command::Bench(line(&["online", "--help"]))));
     for args in
         [vec![], vec!["help"], vec!["-h"], vec!["serve", "--help"], vec!["serve", "--port=x", "--help=port"]]
     {

@@ -1,12 +1,13 @@
-//! What only some crates may do: unsafe in shm and ops, async in the frontend, flags and environment in config.
+//! What only some crates may do: unsafe in shm and ops, async in the frontend and in the benchmark client, flags and
+//! environment in config.
 
 use super::source::{line_of, test_bodies, word_offsets};
 use super::{Fault, File, Tree};
 
 const UNSAFE_CRATES: &[&str] = &["shm", "ops"];
-const ASYNC_CRATES: &[&str] = &["frontend"];
-/// xtask and testkit are tools with command lines of their own.
-const ENVIRONMENT_CRATES: &[&str] = &["config", "xtask", "testkit"];
+const ASYNC_CRATES: &[&str] = &["frontend", "bench"];
+/// xtask, testkit and bench are tools with command lines of their own.
+const ENVIRONMENT_CRATES: &[&str] = &["config", "xtask", "testkit", "bench"];
 /// The one module that has a command line: it hands that and the whole environment to config, unread.
 const COMMAND_LINE: &str = "crates/launcher/src/command_line.rs";
 
@@ -92,6 +93,8 @@ mod tests {
                 .is_empty()
         );
         assert!(async_code(&Tree::of(&[("crates/frontend/src/lib.rs", text)])).is_empty());
+        let client = Tree::of(&[("benchmarks/bench/src/http.rs", text)]);
+        assert_eq!((async_code(&client).len(), unsafe_code(&client).len()), (0, 1));
         let calm = "#![forbid(unsafe_code)]\n// unsafe async\nlet s = \"unsafe\";";
         assert!(unsafe_code(&Tree::of(&[("crates/engine/src/lib.rs", calm)])).is_empty());
     }

@@ -63,9 +63,10 @@ impl File {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
-    /// `shm` for crates/shm/src/lib.rs; nothing outside crates/.
+    /// `shm` for crates/shm/src/lib.rs, `bench` for benchmarks/bench/src/main.rs; nothing elsewhere.
     fn crate_folder(&self) -> Option<&str> {
-        self.path.strip_prefix("crates/")?.split('/').next()
+        let inside = self.path.strip_prefix("crates/").or_else(|| self.path.strip_prefix("benchmarks/"))?;
+        inside.split('/').next()
     }
 }
 

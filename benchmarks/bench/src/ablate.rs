@@ -1,0 +1,240 @@
+//! What a comparison says: medians of each variant, and ratios to the base of the same round with their spread.
+
+use crate::bootstrap::{Ratio, median};
+use crate::results::RunRecord;
+use crate::table::{self, number};
+use serde::{Deserialize, Serialize};
+
+/// One figure that is compared.
+pub(crate) struct Metric {
+    pub name: &'static str,
+    pub title: &'static str,
+    pub more_is_better: bool,
+    pub of: fn(&RunRecord) -> f64,
+}
+
+/// All of them; a scenario names those that it wants.
+#[rustfmt::skip]
+pub(crate) const METRICS: &[Metric] = &[
+    Metric { name: "output_tok_s", title: "output tok/s", more_is_better: true, of: |run| run.figures.output_tokens_per_s },
+    Metric { name: "req_s", title: "req/s", more_is_better: true, of: |run| run.figures.requests_per_s },
+    Metric { name: "goodput", title: "goodput share", more_is_better: true,
+        of: |run| run.figures.goodput.map_or(f64::NAN, |goodput| goodput.share) },
+    Metric { name: "ttft_p50_ms", title: "TTFT p50", more_is_better: false, of: |run| run.figures.ttft_ms.p50 },
+    Metric { name: "ttft_p99_ms", title: "TTFT p99", more_is_better: false, of: |run| run.figures.ttft_ms.p99 },
+    Metric { name: "tpot_p50_ms", title: "TPOT p50", more_is_better: false, of: |run| run.figures.tpot_ms.p50 },
+    Metric { name: "tpot_p99_ms", title: "TPOT p99", more_is_better: false, of: |run| run.figures.tpot_ms.p99 },
+    Metric { name: "itl_p99_ms", title: "ITL p99", more_is_better: false, of: |run| run.figures.itl_ms.p99 },
+    Metric { name: "e2e_p50_ms", title: "E2E p50", more_is_better: false, of: |run| run.figures.e2e_ms.p50 },
+    Metric { name: "e2e_p99_ms", title: "E2E p99", more_is_better: false, of: |run| run.figures.e2e_ms.p99 },
+];
+
+/// Pairs below which nothing is called a win: one odd round would decide.
+const PAIRS_MIN: usize = 3;
+
+/// Who is better beyond the spread of the rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Base,
+    Variant,
+    Same,
+}
+
+/// One variant against the base in one figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Compared {
+    pub label: String,
+    pub scale: f64,
+    pub metric: String,
+    pub median: f64,
+    pub base_median: f64,
+    /// Median over the rounds of variant / base, and its interval.
+    pub ratio: f64,
+    pub low: f64,
+    pub high: f64,
+    pub pairs: usize,
+    pub better: Verdict,
+}
+
+fn verdict(ratio: &Ratio, more_is_better: bool) -> Verdict {
+    if ratio.pairs < PAIRS_MIN || (ratio.low..=ratio.high).contains(&1.0) || ratio.median.is_nan() {
+        return Verdict::Same;
+    }
+    if (ratio.median > 1.0) == more_is_better { Verdict::Variant } else { Verdict::Base }
+}
+
+/// In the order of the runs, without repetition.
+pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in values {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
+/// Compares every variant with `base`, scale by scale, in the figures named (all, if none are).
+pub(crate) fn compare(runs: &[RunRecord], base: &str, metrics: &[String], seed: u64) -> Vec<Compared> {
+    let wanted = |metric: &&Metric| metrics.is_empty() || metrics.iter().any(|name| name == metric.name);
+    let mut compared = Vec::new();
+    for scale in distinct(runs.iter().map(|run| run.scale)) {
+        let at_scale: Vec<&RunRecord> = runs.iter().filter(|run| run.scale == scale).collect();
+        for label in distinct(at_scale.iter().map(|run| run.label.as_str())) {
+            for metric in METRICS.iter().filter(wanted) {
+                let values = |label: &str| -> Vec<(u32, f64)> {
+                    let own = at_scale.iter().filter(|run| run.label == label);
+                    own.map(|run| (run.round, (metric.of)(run)))
+                        .filter(|(_, value)| value.is_finite())
+                        .collect()
+                };
+                let (own, bases) = (values(label), values(base));
+                let ratios: Vec<f64> = own
+                    .iter()
+                    .filter_map(|(round, value)| {
+                        let (_, other) = bases.iter().find(|(of_base, _)| of_base == round)?;
+                        (*other > 0.0).then_some(value / other)
+                    })
+                    .collect();
+                if ratios.is_empty() {
+                    continue;
+                }
+                let ratio = Ratio::of(&ratios, seed);
+                let plain =
+                    |values: &[(u32, f64)]| median(&values.iter().map(|(_, v)| *v).collect::<Vec<_>>());
+                compared.push(Compared {
+                    label: label.to_owned(),
+                    scale,
+                    metric: metric.name.to_owned(),
+                    median: plain(&own),
+                    base_median: plain(&bases),
+                    ratio: ratio.median,
+                    low: ratio.low,
+                    high: ratio.high,
+                    pairs: ratio.pairs,
+                    better: if label == base {
+                        Verdict::Same
+                    } else {
+                        verdict(&ratio, metric.more_is_better)
+                    },
+                });
+            }
+        }
+    }
+    compared
+}
+
+/// One table per scale: medians, ratios in brackets, and where either side wins.
+pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
+    let mut out = String::new();
+    let scales = distinct(compared.iter().map(|row| row.scale));
+    for scale in &scales {
+        if *scale > 0.0 && scales.len() > 1 {
+            out.push_str(&format!("scale {}\n\n", number(*scale)));
+        }
+        let rows: Vec<&Compared> = compared.iter().filter(|row| row.scale == *scale).collect();
+        let metrics = distinct(rows.iter().map(|row| row.metric.as_str()));
+        let title = |name: &str| {
+            METRICS.iter().find(|metric| metric.name == name).map_or(name.to_owned(), |m| m.title.to_owned())
+        };
+        let titles: Vec<String> = metrics.iter().map(|name| title(name)).collect();
+        let mut header = vec!["variant", "pairs"];
+        header.extend(titles.iter().map(String::as_str));
+        header.push("beyond the spread");
+        let line = |label: &str| {
+            let own: Vec<&&Compared> = rows.iter().filter(|row| row.label == label).collect();
+            let cell = |name: &&str| match own.iter().find(|row| row.metric == **name) {
+                None => "–".to_owned(),
+                Some(row) if label == base => number(row.median),
+                Some(row) => {
+                    format!("{} ×{:.3} ({:.3}–{:.3})", number(row.median), row.ratio, row.low, row.high)
+                }
+            };
+            let mut cells =
+                vec![label.to_owned(), own.iter().map(|row| row.pairs).max().unwrap_or(0).to_string()];
+            cells.extend(metrics.iter().map(cell));
+            cells.push(if label == base { "base".to_owned() } else { wins(&own, &title) });
+            cells
+        };
+        let labels = distinct(rows.iter().map(|row| row.label.as_str()));
+        out.push_str(&table::render(&header, &labels.into_iter().map(line).collect::<Vec<_>>()));
+        out.push('\n');
+    }
+    out
+}
+
+fn wins(rows: &[&&Compared], title: &dyn Fn(&str) -> String) -> String {
+    let of = |verdict: Verdict| -> Vec<String> {
+        rows.iter().filter(|row| row.better == verdict).map(|row| title(&row.metric)).collect()
+    };
+    let (base, variant) = (of(Verdict::Base), of(Verdict::Variant));
+    match (base.is_empty(), variant.is_empty()) {
+        (true, true) => "same".to_owned(),
+        (false, true) => format!("base: {}", base.join(", ")),
+        (true, false) => format!("VARIANT: {}", variant.join(", ")),
+        (false, false) => format!("base: {}; VARIANT: {}", base.join(", "), variant.join(", ")),
+    }
+}
+
+/// How the seed project writes a switch: `-x` for a default that is turned off, `+y` for something turned on.
+pub(crate) fn label_of(flags: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for word in flags.split_whitespace() {
+        let named = word.strip_prefix("--").map(|name| match name.strip_prefix("no-") {
+            Some(off) => format!("-{off}"),
+            None => format!("+{}", name.replace('=', " ")),
+        });
+        words.push(named.unwrap_or_else(|| word.to_owned()));
+    }
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(label: &str, round: u32, tokens_per_s: f64, p99: f64) -> RunRecord {
+        let mut record = RunRecord { label: label.to_owned(), round, ..RunRecord::default() };
+        record.figures.output_tokens_per_s = tokens_per_s;
+        record.figures.e2e_ms.p99 = p99;
+        record
+    }
+
+    #[test]
+    fn ratios_are_paired_by_round_and_judged_by_direction() {
+        let mut runs = Vec::new();
+        for round in 0..6 {
+            // The machine slows down over the rounds; both slow down alike.
+            let pace = 1.0 - 0.1 * f64::from(round);
+            runs.push(run("base", round, 100.0 * pace, 50.0 / pace));
+            runs.push(run("-x", round, (90.0 + f64::from(round % 2)) * pace, 50.0 / pace));
+            runs.push(run("+y", round, 100.0 * pace, 40.0 / pace));
+        }
+        runs.push(run("+y", 9, 1.0, 1.0)); // a round without its base counts for nothing
+        let metrics = ["output_tok_s", "e2e_p99_ms"].map(str::to_owned);
+        let compared = compare(&runs, "base", &metrics, 1);
+        let of = |label: &str, metric: &str| {
+            let found = compared.iter().find(|row| row.label == label && row.metric == metric);
+            let row = found.expect("compared");
+            ((row.ratio * 1000.0).round() / 1000.0, row.pairs, row.better)
+        };
+        assert_eq!(of("-x", "output_tok_s"), (0.905, 6, Verdict::Base));
+        assert_eq!(of("-x", "e2e_p99_ms"), (1.0, 6, Verdict::Same));
+        assert_eq!(of("+y", "e2e_p99_ms"), (0.8, 6, Verdict::Variant));
+        let text = tables(&compared, "base");
+        assert!(text.contains("VARIANT: E2E p99") && text.contains("base: output tok/s"), "{text}");
+    }
+
+    #[test]
+    fn switches_are_named_as_the_seed_names_them() {
+        let cases = [
+            ("--no-prefix-cache", "-prefix-cache"),
+            ("--linear plain", "+linear plain"),
+            ("--admission=pack --no-pin", "+admission pack -pin"),
+        ];
+        for (flags, label) in cases {
+            assert_eq!(label_of(flags), label);
+        }
+    }
+}

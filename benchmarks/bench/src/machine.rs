@@ -1,0 +1,103 @@
+//! Where and from what a result came: versions, commit, hardware. A field that cannot be found out is empty.
+
+use serde::{Deserialize, Serialize};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Stands in every result.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    pub tool: String,
+    /// Commit of the folder in which the tool ran, with `+changes` if that had any.
+    pub commit: String,
+    pub time_utc: String,
+    pub command: Vec<String>,
+    pub hardware: Hardware,
+}
+
+/// The machine that client and, where it was started here, server ran on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Hardware {
+    pub cpu: String,
+    pub logical_cpus: usize,
+    pub memory_gib: f64,
+    pub kernel: String,
+    /// 1-minute load average at the start: above a few tenths, something else ran too.
+    pub load_before: f64,
+}
+
+impl Origin {
+    pub(crate) fn here(command: &[String]) -> Origin {
+        Origin {
+            tool: concat!("pinion-bench ", env!("CARGO_PKG_VERSION")).to_owned(),
+            commit: commit(),
+            time_utc: utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
+            command: command.to_vec(),
+            hardware: Hardware::here(),
+        }
+    }
+}
+
+impl Hardware {
+    fn here() -> Hardware {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+            line.split_once(':').map_or(String::new(), |(_, value)| value.trim().to_owned())
+        };
+        let memory_kib = field(&read("/proc/meminfo"), "MemTotal");
+        let memory_kib: f64 = memory_kib.split(' ').next().unwrap_or_default().parse().unwrap_or(0.0);
+        let load = read("/proc/loadavg");
+        Hardware {
+            cpu: field(&read("/proc/cpuinfo"), "model name"),
+            logical_cpus: std::thread::available_parallelism().map_or(0, usize::from),
+            memory_gib: (memory_kib / 104_857.6).round() / 10.0,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            load_before: load.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0),
+        }
+    }
+}
+
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return String::new() };
+    let changed =
+        git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty());
+    if changed { format!("{commit}+changes") } else { commit }
+}
+
+/// `2026-11-20T13:45:07Z`.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March, counted from the year 0 (Howard Hinnant's civil_from_days).
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_everyone_writes_them() {
+        let cases = [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_700_158_623, "2023-11-16T18:17:03Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+        ];
+        for (seconds, text) in cases {
+            assert_eq!(utc(seconds), text);
+        }
+    }
+}

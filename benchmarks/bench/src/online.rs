@@ -1,0 +1,464 @@
+//! `online`: a trace replayed against a server, once per time scale or rate.
+//!
+//! [`Plan`] is everything that can be known before a server is there; [`Plan::measure`] is one measured run. The
+//! scenario runner uses both, too.
+
+use crate::figures::{self, Targets};
+use crate::http::{self, exchange, runtime};
+use crate::machine::Origin;
+use crate::metrics::Scrape;
+use crate::prompts::{Form, Prompts, Source};
+use crate::replay::{COMPLETIONS, Run, replay};
+use crate::results::{Folder, ResultFile, RunRecord, fingerprint};
+use crate::server::{Server, ServerFacts};
+use crate::table;
+use crate::target::Target;
+use crate::trace::{self, Format, Row, Synthetic};
+use crate::workload::{Bounds, Fields, Fit, Selection, jobs, select};
+use clap::Args;
+use hyper::Method;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Lengths of a warm-up request.
+const WARMUP_INPUT: u32 = 128;
+const WARMUP_OUTPUT: u32 = 32;
+/// Prompts of the warm-up come from a seed of their own, so that they share nothing with the measured ones.
+const WARMUP_SEED: u64 = 0x77a2;
+/// Where Pinion and vLLM empty their prefix caches.
+const RESET_CACHE: &str = "/reset_prefix_cache";
+
+/// Where the server is.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ServerArgs {
+    /// A running server, like http://127.0.0.1:8000.
+    #[arg(long, conflicts_with = "serve")]
+    pub url: Option<String>,
+    /// Command that starts a server, with {port} where its port stands: a fresh process for every run.
+    #[arg(long)]
+    pub serve: Option<String>,
+    /// Value of `model` [default: the first of /v1/models].
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Sent as a bearer token.
+    #[arg(long)]
+    pub api_key: Option<String>,
+    /// A server started with --serve must answer in so many seconds.
+    #[arg(long, default_value_t = 180)]
+    pub ready_timeout_s: u64,
+    /// Name of the server in tables and plots.
+    #[arg(long, default_value = "server")]
+    pub label: String,
+}
+
+/// What prompts are made of and how they are asked for; the same for every workload.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PromptArgs {
+    /// Folder with the model's tokenizer.json and config.json: vocabulary and context come from there.
+    #[arg(long)]
+    pub tokenizer: Option<PathBuf>,
+    /// Size of the vocabulary, where there is no --tokenizer.
+    #[arg(long)]
+    pub vocab: Option<u32>,
+    /// Tokens that prompt and answer may have together [default: the model's].
+    #[arg(long)]
+    pub context: Option<u32>,
+    /// Send prompts as token ids, or as text for servers that take no ids.
+    #[arg(long, value_enum, default_value = "ids")]
+    pub prompt_form: Form,
+    /// Temperature; 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f64,
+    #[arg(long)]
+    pub top_p: Option<f64>,
+    #[arg(long)]
+    pub top_k: Option<u32>,
+    /// Let answers end early where the model says so; otherwise every answer has exactly the length asked for.
+    #[arg(long)]
+    pub stop_at_eos: bool,
+    /// JSON object of further fields, like '{"cache_prompt": false}'.
+    #[arg(long)]
+    pub extra_fields: Option<String>,
+    /// Seed of prompts, synthetic arrivals and orders.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A request is given up after so many seconds.
+    #[arg(long, default_value_t = 600)]
+    pub request_timeout_s: u64,
+}
+
+/// What is sent, and when.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct WorkArgs {
+    /// Trace file.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Schema of the trace file.
+    #[arg(long, value_enum, default_value = "auto")]
+    trace_format: Format,
+    /// Instead of a trace: Poisson arrivals at this rate per second.
+    #[arg(long, conflicts_with = "trace")]
+    poisson: Option<f64>,
+    /// Shape of the synthetic gaps: 1 is Poisson, below 1 comes in bursts (0.25: their deviation is twice the mean).
+    #[arg(long, default_value_t = 1.0)]
+    gamma_shape: f64,
+    /// Input length of synthetic requests, in tokens.
+    #[arg(long, default_value_t = 256)]
+    input_len: u32,
+    /// Output length of synthetic requests, in tokens.
+    #[arg(long, default_value_t = 64)]
+    output_len: u32,
+    /// Synthetic lengths are spread evenly over ± this share.
+    #[arg(long, default_value_t = 0.0)]
+    length_spread: f64,
+    /// Requests per run: the first ones of the trace that fit.
+    #[arg(long, default_value_t = 200)]
+    requests: usize,
+    /// Rows of the trace to pass over first.
+    #[arg(long, default_value_t = 0)]
+    skip: usize,
+    /// Time scales, one run each: arrival = (t − t0) × scale, so less is heavier [default: 0.4,0.8,1.6; synthetic: 1].
+    #[arg(long, value_delimiter = ',', conflicts_with = "rate")]
+    scales: Vec<f64>,
+    /// Mean arrivals per second, one run each, instead of scales.
+    #[arg(long, value_delimiter = ',')]
+    rate: Vec<f64>,
+    /// Most input tokens of a request.
+    #[arg(long)]
+    max_input: Option<u32>,
+    /// Most output tokens of a request (the seed project's runs have 128).
+    #[arg(long)]
+    max_output: Option<u32>,
+    /// Requests that are too long are cut, or left out.
+    #[arg(long, value_enum, default_value = "clamp")]
+    fit: Fit,
+    /// Where the tokens of prompts come from.
+    #[arg(long, value_enum, default_value = "blocks")]
+    prompts: Source,
+    /// Short for --prompts one-text: every prompt a beginning of the same text, as in the seed project's benchmark.
+    #[arg(long)]
+    seed_prompts: bool,
+    /// Requests one after the other before each run.
+    #[arg(long, default_value_t = 5)]
+    warmup: usize,
+    /// Targets in ms for goodput, like ttft=200,tpot=50.
+    #[arg(long)]
+    slo: Option<String>,
+    #[command(flatten)]
+    prompt: PromptArgs,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct OnlineArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
+    /// Measure this client instead of a server: its own null server stands at the other end.
+    #[arg(long, conflicts_with_all = ["url", "serve"])]
+    self_test: bool,
+    /// Folder of the result; a run that is in it already is not repeated.
+    #[arg(long, default_value = "target/bench/online")]
+    out: PathBuf,
+}
+
+impl PromptArgs {
+    pub(crate) fn fields(&self, model: &str, stream: bool) -> Result<Fields, String> {
+        let extra = self.extra_fields.as_deref().unwrap_or("{}");
+        let extra: serde_json::Value =
+            serde_json::from_str(extra).map_err(|error| format!("--extra-fields: {error}"))?;
+        Ok(Fields {
+            model: model.to_owned(),
+            stream,
+            ignore_eos: !self.stop_at_eos,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            extra: extra.as_object().ok_or("--extra-fields is no JSON object")?.clone(),
+        })
+    }
+
+    pub(crate) fn prompts(&self, source: Source, seed: u64) -> Result<Prompts, String> {
+        Prompts::new(source, self.prompt_form, seed, self.tokenizer.as_deref(), self.vocab)
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.request_timeout_s)
+    }
+
+    /// The model's context, by flag or by its config.json.
+    pub(crate) fn context_tokens(&self) -> Result<u32, String> {
+        let of_folder = |folder: &Path| {
+            let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
+            let config: serde_json::Value = serde_json::from_str(&text).ok()?;
+            let names = ["n_positions", "max_position_embeddings"];
+            names.iter().find_map(|name| config[*name].as_u64()).and_then(|n| u32::try_from(n).ok())
+        };
+        let found = self.context.or_else(|| self.tokenizer.as_deref().and_then(of_folder));
+        found.ok_or_else(|| "the context is not known: say --context N or --tokenizer DIR".to_owned())
+    }
+}
+
+/// One run of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Point {
+    pub scale: f64,
+    pub rate_per_s: f64,
+}
+
+/// Everything that is known before a server is there.
+pub(crate) struct Plan {
+    args: WorkArgs,
+    selection: Selection,
+    targets: Option<Targets>,
+    context: u32,
+    pub points: Vec<Point>,
+}
+
+impl Plan {
+    pub(crate) fn new(args: &WorkArgs) -> Result<Plan, String> {
+        let mut args = args.clone();
+        if args.seed_prompts {
+            args.prompts = Source::OneText;
+        }
+        let context = args.prompt.context_tokens()?;
+        let bounds = Bounds {
+            context,
+            input_max: args.max_input.unwrap_or(u32::MAX),
+            output_max: args.max_output.unwrap_or(u32::MAX),
+            fit: args.fit,
+        };
+        let trace = match (&args.trace, args.poisson) {
+            (Some(path), _) => trace::read(path, args.trace_format)?,
+            (None, Some(rate_per_s)) => Synthetic {
+                rate_per_s,
+                shape: args.gamma_shape,
+                requests: args.requests,
+                input_tokens: args.input_len,
+                output_tokens: args.output_len,
+                length_spread: args.length_spread,
+                seed: args.prompt.seed,
+            }
+            .trace(),
+            (None, None) => return Err("say --trace FILE or --poisson RATE".to_owned()),
+        };
+        let selection = select(&trace, args.skip, args.requests, &bounds)?;
+        let natural = selection.natural_rate();
+        if args.scales.is_empty() && args.rate.is_empty() {
+            args.scales = if args.trace.is_some() { vec![0.4, 0.8, 1.6] } else { vec![1.0] };
+        }
+        let by_scale = args.scales.iter().map(|&scale| Point { scale, rate_per_s: natural / scale });
+        let by_rate = args.rate.iter().map(|&rate| Point { scale: natural / rate, rate_per_s: rate });
+        let points: Vec<Point> = by_scale.chain(by_rate).collect();
+        if points.iter().any(|point| point.scale <= 0.0 || !point.scale.is_finite()) {
+            return Err("scales and rates are above 0".to_owned());
+        }
+        let targets = args.slo.as_deref().map(Targets::parse).transpose()?;
+        Ok(Plan { args, selection, targets, context, points })
+    }
+
+    /// What a reader of the result should know about the workload.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let mean = |of: fn(&(Row, crate::workload::Lengths)) -> u32| {
+            let sum: u64 = self.selection.rows.iter().map(|row| u64::from(of(row))).sum();
+            sum as f64 / self.selection.rows.len() as f64
+        };
+        vec![format!(
+            "{} requests, {} cut to fit, {} left out; mean input {:.0}, mean output {:.0} tokens; {:.2} arrivals/s at scale 1; \
+             prompts: {:?}, sent as {:?}",
+            self.selection.rows.len(),
+            self.selection.clamped,
+            self.selection.dropped,
+            mean(|(_, lengths)| lengths.input),
+            mean(|(_, lengths)| lengths.output),
+            self.selection.natural_rate(),
+            self.args.prompts,
+            self.args.prompt.prompt_form,
+        )]
+    }
+
+    /// One measured run. `seed_shift` is added to the prompts' seed, so that a cache that could not be cleared finds
+    /// nothing.
+    pub(crate) fn measure(
+        &self,
+        point: Point,
+        target: &Target,
+        mut record: RunRecord,
+        seed_shift: u64,
+    ) -> Result<(RunRecord, Run), String> {
+        let args = &self.args.prompt;
+        let fields = args.fields(&record.server.model, true)?;
+        let prompts = args.prompts(self.args.prompts, args.seed + seed_shift)?;
+        let jobs = jobs(&self.selection, point.scale, &prompts, &fields)?;
+        self.warm_up(target, &fields)?;
+        let before = Scrape::of(target);
+        let run = replay(&jobs, target, args.timeout(), true)?;
+        let after = Scrape::of(target);
+        record.scale = point.scale;
+        record.offered_per_s = point.rate_per_s;
+        record.complete(figures::of(&run, self.targets, true), &run, &before, &after);
+        Ok((record, run))
+    }
+
+    fn warm_up(&self, target: &Target, fields: &Fields) -> Result<(), String> {
+        let args = &self.args.prompt;
+        let prompts = args.prompts(Source::Random, args.seed ^ WARMUP_SEED)?;
+        let output = WARMUP_OUTPUT.min(self.context / 2).max(1);
+        let input = WARMUP_INPUT.min(self.context - output).max(1);
+        let row = Row { at_s: 0.0, input_tokens: input, output_tokens: output, blocks: Vec::new() };
+        let runtime = runtime()?;
+        for index in 0..self.args.warmup {
+            let body = fields.body(prompts.render(&prompts.ids(index, &row, 0, input))?, output);
+            let reply = runtime.block_on(exchange(target, COMPLETIONS, body, args.timeout()));
+            if let Some(error) = crate::answer::read(&reply, true).error {
+                let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(300)]).into_owned();
+                return Err(format!("the warm-up failed: {error} {text}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Empties the server's prefix cache; the answer says what became of it, and whether prompts must differ.
+fn clear_cache(target: &Target) -> (String, bool) {
+    match http::ask(target, Method::POST, RESET_CACHE) {
+        Ok((200..=299, _)) => (format!("one server, cache cleared by POST {RESET_CACHE}"), false),
+        _ => (format!("one server without {RESET_CACHE}; each run has prompts of its own"), true),
+    }
+}
+
+fn self_test_command() -> Result<String, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    Ok(format!("'{}' null-server --port {{port}}", own.display()))
+}
+
+pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
+    let mut server = args.server.clone();
+    if args.self_test {
+        server.serve = Some(self_test_command()?);
+        server.label = "null server".to_owned();
+    }
+    let plan = Plan::new(&args.work)?;
+    let folder = Folder::open(&args.out)?;
+    let command: Vec<String> = std::env::args().collect();
+    let origin = Origin::here(&command);
+    let settings = format!("{:?} {server:?} {}", args.work, origin.commit);
+    let mut result = ResultFile {
+        kind: "online".to_owned(),
+        scenario: command[1..].join(" "),
+        seed: args.work.prompt.seed,
+        notes: plan.notes(),
+        origin,
+        ..ResultFile::default()
+    };
+    eprintln!("{}", result.notes[0]);
+    for (index, &point) in plan.points.iter().enumerate() {
+        let key = format!("{}-scale-{:.3}", slug(&server.label), point.scale);
+        let fingerprint = fingerprint(&settings);
+        if let Some(record) = folder.finished(&key, &fingerprint) {
+            eprintln!("{key}: kept from an earlier run");
+            result.runs.push(record);
+            continue;
+        }
+        eprintln!("{key}: {:.2} arrivals/s", point.rate_per_s);
+        let record = RunRecord { key, fingerprint, label: server.label.clone(), ..RunRecord::default() };
+        let (record, run) = one_run(&plan, point, &server, record, &folder, index as u64)?;
+        folder.keep(&record, &run)?;
+        result.runs.push(record);
+    }
+    let path = folder.write("online.json", &result)?;
+    println!("{}", summary(&result.runs));
+    println!("written: {}", path.display());
+    Ok(())
+}
+
+fn one_run(
+    plan: &Plan,
+    point: Point,
+    server: &ServerArgs,
+    mut record: RunRecord,
+    folder: &Folder,
+    index: u64,
+) -> Result<(RunRecord, Run), String> {
+    let key = server.api_key.as_deref();
+    if let Some(command) = &server.serve {
+        let limit = Duration::from_secs(server.ready_timeout_s);
+        let started = Server::start(command, &folder.log_path(&record.key), limit, key);
+        let started = started.map_err(|fault| fault.to_string())?;
+        record.server = ServerFacts::ask(&started.target, Some(&started.command), server.model.as_deref())?;
+        record.cache_state = "a fresh server process for this run".to_owned();
+        return plan.measure(point, &started.target, record, 0);
+    }
+    let url = server.url.as_deref().ok_or("say --url URL or --serve COMMAND")?;
+    let target = Target::parse(url, key)?;
+    record.server = ServerFacts::ask(&target, None, server.model.as_deref())?;
+    let (state, shift) = clear_cache(&target);
+    record.cache_state = state;
+    plan.measure(point, &target, record, if shift { index } else { 0 })
+}
+
+/// Letters, digits and dashes only: for file names.
+pub(crate) fn slug(text: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let text: String = text.chars().map(plain).collect();
+    let text = text.trim_matches('-');
+    if text.is_empty() { "server".to_owned() } else { text.to_owned() }
+}
+
+/// The table of an online result.
+pub(crate) fn summary(runs: &[RunRecord]) -> String {
+    let header = [
+        "server",
+        "scale",
+        "req/s",
+        "done",
+        "failed",
+        "TTFT p50/p90/p99 ms",
+        "ITL p50/p90/p99 ms",
+        "TPOT p50/p90/p99 ms",
+        "E2E p50/p90/p99 ms",
+        "E2E p99/p50",
+        "output tok/s",
+        "goodput",
+        "send lag p99 ms",
+        "client core share",
+    ];
+    let number = table::number;
+    let three = |spread: &figures::Spread| {
+        format!("{} / {} / {}", number(spread.p50), number(spread.p90), number(spread.p99))
+    };
+    let rows = runs.iter().map(|run| {
+        let figures = &run.figures;
+        vec![
+            run.label.clone(),
+            number(run.scale),
+            number(run.offered_per_s),
+            figures.completed.to_string(),
+            (figures.requests - figures.completed).to_string(),
+            three(&figures.ttft_ms),
+            three(&figures.itl_ms),
+            three(&figures.tpot_ms),
+            three(&figures.e2e_ms),
+            number(figures.e2e_p99_over_p50),
+            number(figures.output_tokens_per_s),
+            figures.goodput.map_or("–".to_owned(), |goodput| format!("{:.1} %", goodput.share * 100.0)),
+            number(figures.send_lag_ms.p99),
+            number(figures.client.cpu_share_of_one_core),
+        ]
+    });
+    table::render(&header, &rows.collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_become_file_names() {
+        for (label, name) in
+            [("-prefix cache", "prefix-cache"), ("llama-server", "llama-server"), ("/", "server")]
+        {
+            assert_eq!(slug(label), name);
+        }
+    }
+}

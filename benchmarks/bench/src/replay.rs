@@ -1,0 +1,112 @@
+//! The open loop: every request leaves at its scheduled time, whatever became of the ones before it.
+//!
+//! A thread of its own keeps the schedule (the runtime's timers are a millisecond coarse); one other thread runs all
+//! connections. Latencies are counted from the schedule, so a server or a client that falls behind cannot hide it.
+
+use crate::answer::{self, Outcome};
+use crate::http::{Reply, exchange, runtime};
+use crate::target::Target;
+use crate::workload::{Job, Lengths};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use pinion_shm::clock::now_ns;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// From the start of a run to its first request: everything is in place by then.
+const LEAD_NS: u64 = 200_000_000;
+/// The route that is measured.
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+
+/// One request of a finished run. Times are nanoseconds from the run's start.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    pub scheduled_ns: u64,
+    pub sent_ns: u64,
+    pub lengths: Lengths,
+    /// With its times counted from the run's start, too.
+    pub outcome: Outcome,
+}
+
+/// What the client itself used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClientCost {
+    /// User and system time of this process during the run.
+    pub cpu_s: f64,
+    pub cpu_share_of_one_core: f64,
+    pub cpu_us_per_token_event: f64,
+}
+
+/// A finished run.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// In the order of the schedule.
+    pub requests: Vec<Measured>,
+    /// From the first scheduled arrival to the last byte.
+    pub wall_s: f64,
+    pub client: ClientCost,
+}
+
+fn cpu_s() -> f64 {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return 0.0 };
+    (usage.user_time().num_microseconds() + usage.system_time().num_microseconds()) as f64 / 1e6
+}
+
+/// Sends every job at its time and waits for all answers.
+pub(crate) fn replay(jobs: &[Job], target: &Target, limit: Duration, streaming: bool) -> Result<Run, String> {
+    let (cpu_before, start_ns) = (cpu_s(), now_ns() + LEAD_NS);
+    let (due, mut released) = mpsc::channel(jobs.len().max(1));
+    let schedule: Vec<u64> = jobs.iter().map(|job| start_ns + job.at_ns).collect();
+    let clock = std::thread::spawn(move || keep_schedule(&schedule, &due));
+    let replies = runtime()?.block_on(async {
+        let mut open = JoinSet::new();
+        while let Some(index) = released.recv().await {
+            let (target, body): (Target, _) = (target.clone(), jobs[index].body.clone());
+            open.spawn(async move { (index, exchange(&target, COMPLETIONS, body, limit).await) });
+        }
+        open.join_all().await
+    });
+    let cpu = cpu_s() - cpu_before;
+    clock.join().map_err(|_| "the schedule's thread panicked".to_owned())?;
+    Ok(finish(jobs, replies, start_ns, streaming, cpu))
+}
+
+/// Releases each index at its time.
+fn keep_schedule(schedule: &[u64], due: &mpsc::Sender<usize>) {
+    let mut order: Vec<usize> = (0..schedule.len()).collect();
+    order.sort_by_key(|&index| schedule[index]);
+    for index in order {
+        let wait_ns = schedule[index].saturating_sub(now_ns());
+        if wait_ns > 0 {
+            std::thread::sleep(Duration::from_nanos(wait_ns));
+        }
+        if due.blocking_send(index).is_err() {
+            return; // the run is over
+        }
+    }
+}
+
+fn finish(jobs: &[Job], mut replies: Vec<(usize, Reply)>, start_ns: u64, streaming: bool, cpu_s: f64) -> Run {
+    replies.sort_by_key(|(index, _)| *index);
+    let since_start = |ns: u64| ns.saturating_sub(start_ns);
+    let mut requests = Vec::with_capacity(replies.len());
+    for (index, reply) in replies {
+        let mut outcome = answer::read(&reply, streaming);
+        outcome.end_ns = since_start(outcome.end_ns);
+        outcome.event_ns.iter_mut().for_each(|ns| *ns = since_start(*ns));
+        let (scheduled_ns, lengths) = (jobs[index].at_ns, jobs[index].lengths);
+        requests.push(Measured { scheduled_ns, sent_ns: since_start(reply.sent_ns), lengths, outcome });
+    }
+    let begin = requests.iter().map(|request| request.scheduled_ns).min().unwrap_or(0);
+    let end = requests.iter().map(|request| request.outcome.end_ns).max().unwrap_or(0);
+    let wall_s = end.saturating_sub(begin) as f64 / 1e9;
+    let events: usize = requests.iter().map(|request| request.outcome.event_ns.len()).sum();
+    let client = ClientCost {
+        cpu_s,
+        cpu_share_of_one_core: if wall_s > 0.0 { cpu_s / wall_s } else { 0.0 },
+        cpu_us_per_token_event: if events > 0 { cpu_s * 1e6 / events as f64 } else { 0.0 },
+    };
+    Run { requests, wall_s, client }
+}

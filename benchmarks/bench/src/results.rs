@@ -1,0 +1,210 @@
+//! Result files. One measurement is `runs/KEY.json` with its raw rows in `runs/KEY.csv`; a whole result is one JSON
+//! file that holds all of them. A measurement that is there already, made from the same settings and the same commit, is
+//! not made again, so every command can be stopped and started.
+
+use crate::ablate::Compared;
+use crate::figures::{self, Figures};
+use crate::machine::Origin;
+use crate::metrics::Scrape;
+use crate::replay::Run;
+use crate::server::ServerFacts;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Steps per factor of ten in the histogram of gaps.
+const GAP_STEPS_PER_DECADE: u32 = 20;
+
+/// One measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunRecord {
+    pub key: String,
+    /// Of everything that decides what was measured.
+    pub fingerprint: String,
+    /// Variant or server, as plots name it.
+    pub label: String,
+    pub round: u32,
+    /// Factor on the trace's times; 0 where there is none.
+    pub scale: f64,
+    /// Mean arrivals per second that were scheduled.
+    pub offered_per_s: f64,
+    /// In what state the server's caches were: a fresh process, cleared, or as they were.
+    pub cache_state: String,
+    pub server: ServerFacts,
+    pub figures: Figures,
+    /// Lower edge in ms and count of the gaps between token events.
+    pub gap_histogram_ms: Vec<(f64, u64)>,
+    /// Mean ms per request in each stage, from the server's metrics.
+    pub stages_ms: Vec<(String, f64)>,
+    /// Output tokens by the scheduler's own counter, warm-up excluded.
+    pub server_output_tokens: Option<u64>,
+    /// The raw rows, beside this file.
+    pub rows_file: String,
+}
+
+/// A whole result.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ResultFile {
+    /// `online`, `offline`, `compare` or `ablate`.
+    pub kind: String,
+    pub origin: Origin,
+    /// The scenario's text, or the arguments that stand for one.
+    pub scenario: String,
+    pub seed: u64,
+    pub notes: Vec<String>,
+    pub runs: Vec<RunRecord>,
+    /// Label of the variant that the others are compared with.
+    #[serde(default)]
+    pub base: String,
+    #[serde(default)]
+    pub compared: Vec<Compared>,
+}
+
+/// 64-bit FNV-1a, in hexadecimal.
+pub(crate) fn fingerprint(text: &str) -> String {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+/// The folder of one result.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> Result<Folder, String> {
+        let runs = path.join("runs");
+        std::fs::create_dir_all(&runs).map_err(|error| format!("{}: {error}", runs.display()))?;
+        Ok(Folder(path.to_owned()))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn run_path(&self, key: &str, ending: &str) -> PathBuf {
+        self.0.join("runs").join(format!("{key}.{ending}"))
+    }
+
+    /// Where the server of a run writes.
+    pub(crate) fn log_path(&self, key: &str) -> PathBuf {
+        self.run_path(key, "server.log")
+    }
+
+    /// A run that was finished before, from the same settings.
+    pub(crate) fn finished(&self, key: &str, fingerprint: &str) -> Option<RunRecord> {
+        let text = std::fs::read_to_string(self.run_path(key, "json")).ok()?;
+        let record: RunRecord = serde_json::from_str(&text).ok()?;
+        (record.fingerprint == fingerprint).then_some(record)
+    }
+
+    /// Writes the rows, then the record: a record that is there is complete.
+    pub(crate) fn keep(&self, record: &RunRecord, run: &Run) -> Result<(), String> {
+        write_whole(&self.run_path(&record.key, "csv"), rows_csv(run)?.as_bytes())?;
+        write_whole(&self.run_path(&record.key, "json"), pretty(record)?.as_bytes())
+    }
+
+    pub(crate) fn write(&self, name: &str, result: &ResultFile) -> Result<PathBuf, String> {
+        let path = self.0.join(name);
+        write_whole(&path, pretty(result)?.as_bytes())?;
+        Ok(path)
+    }
+}
+
+fn pretty(value: &impl Serialize) -> Result<String, String> {
+    serde_json::to_string_pretty(value).map_err(|error| error.to_string())
+}
+
+/// Under another name first: no reader sees half a file.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    let fault = |error: std::io::Error| format!("{}: {error}", path.display());
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let mut file = std::fs::File::create(&part).map_err(fault)?;
+    file.write_all(bytes).map_err(fault)?;
+    std::fs::rename(&part, path).map_err(fault)
+}
+
+/// One line per request: times in µs from the run's start, gaps between token events in µs.
+fn rows_csv(run: &Run) -> Result<String, String> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let header = [
+        "request",
+        "scheduled_us",
+        "sent_us",
+        "first_us",
+        "end_us",
+        "input",
+        "output_asked",
+        "output",
+        "prompt_counted",
+        "cached",
+        "finish",
+        "error",
+        "gaps_us",
+    ];
+    let fault = |error: csv::Error| error.to_string();
+    writer.write_record(header).map_err(fault)?;
+    let us = |ns: u64| (ns / 1000).to_string();
+    let optional = |count: Option<u32>| count.map_or(String::new(), |count| count.to_string());
+    for (index, request) in run.requests.iter().enumerate() {
+        let outcome = &request.outcome;
+        let gaps = outcome.event_ns.windows(2).map(|pair| us(pair[1].saturating_sub(pair[0])));
+        let record = [
+            index.to_string(),
+            us(request.scheduled_ns),
+            us(request.sent_ns),
+            outcome.event_ns.first().map_or(String::new(), |ns| us(*ns)),
+            us(outcome.end_ns),
+            request.lengths.input.to_string(),
+            request.lengths.output.to_string(),
+            outcome.output_tokens.to_string(),
+            optional(outcome.prompt_tokens),
+            optional(outcome.cached_tokens),
+            outcome.finish_reason.clone().unwrap_or_default(),
+            outcome.error.clone().unwrap_or_default(),
+            gaps.collect::<Vec<_>>().join(" "),
+        ];
+        writer.write_record(record).map_err(fault)?;
+    }
+    let bytes = writer.into_inner().map_err(|error| error.to_string())?;
+    String::from_utf8(bytes).map_err(|error| error.to_string())
+}
+
+impl RunRecord {
+    /// Fills in what follows from a finished run and from the server's metrics around it.
+    pub(crate) fn complete(&mut self, figures: Figures, run: &Run, before: &Scrape, after: &Scrape) {
+        self.figures = figures;
+        self.gap_histogram_ms = figures::gap_histogram(&run.requests, GAP_STEPS_PER_DECADE);
+        self.stages_ms = after.stages_since(before);
+        self.server_output_tokens = after.generated_since(before);
+        self.rows_file = format!("runs/{}.csv", self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finished_run_is_found_again_only_for_the_same_settings() {
+        let scratch = pinion_testkit::Folder::new();
+        let folder = Folder::open(scratch.path()).expect("a folder");
+        let settings = fingerprint("--rate 4");
+        let record =
+            RunRecord { key: "a-1".to_owned(), fingerprint: settings.clone(), ..RunRecord::default() };
+        let run = Run { requests: Vec::new(), wall_s: 0.0, client: crate::replay::ClientCost::default() };
+        assert_eq!(folder.finished("a-1", &settings), None);
+        folder.keep(&record, &run).expect("written");
+        assert_eq!(folder.finished("a-1", &settings), Some(record));
+        assert_eq!(folder.finished("a-1", &fingerprint("--rate 5")), None);
+        std::fs::write(scratch.path().join("runs/a-1.json"), "{\"key\":").expect("cut short");
+        assert_eq!(folder.finished("a-1", &settings), None, "half a file is no result");
+    }
+
+    #[test]
+    fn fingerprints_are_fnv() {
+        assert_eq!(fingerprint(""), "cbf29ce484222325");
+        assert_eq!(fingerprint("a"), "af63dc4c8601ec8c");
+    }
+}

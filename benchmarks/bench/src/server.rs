@@ -1,0 +1,163 @@
+//! A server that is started for a measurement and ended after it.
+
+use crate::http;
+use crate::target::Target;
+use hyper::Method;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Between two looks at a server that starts or ends.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a server may take to end after SIGTERM before it is killed.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// What stands for the port in a command.
+const PORT_MARK: &str = "{port}";
+/// What Pinion says of a flag that it does not know.
+const UNKNOWN_FLAG: &str = "no such flag";
+
+/// Why there is no server.
+#[derive(Debug)]
+pub(crate) enum StartFault {
+    /// It does not know one of its flags: an older version.
+    UnknownFlag(String),
+    Failed(String),
+}
+
+impl std::fmt::Display for StartFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (StartFault::UnknownFlag(text) | StartFault::Failed(text)) = self;
+        f.write_str(text)
+    }
+}
+
+/// A running server. It is ended on drop.
+pub(crate) struct Server {
+    child: Child,
+    pub target: Target,
+    /// As it was run, with its port.
+    pub command: String,
+}
+
+/// A free port of the loopback, or why there is none.
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+    listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
+}
+
+impl Server {
+    /// Runs `command` through the shell with `{port}` replaced, both outputs into `log`, and waits until it serves.
+    pub(crate) fn start(
+        command: &str,
+        log: &Path,
+        limit: Duration,
+        key: Option<&str>,
+    ) -> Result<Server, StartFault> {
+        let failed = |message: String| StartFault::Failed(message);
+        if !command.contains(PORT_MARK) {
+            return Err(failed(format!("the server command needs {PORT_MARK} where its port stands")));
+        }
+        let port = free_port().map_err(failed)?;
+        let command = command.replace(PORT_MARK, &port.to_string());
+        let target = Target::parse(&format!("http://127.0.0.1:{port}"), key).map_err(failed)?;
+        let open = || File::create(log).map_err(|error| failed(format!("{}: {error}", log.display())));
+        let spawned = Command::new("sh")
+            .arg("-c")
+            .arg(format!("exec {command}"))
+            .stdin(Stdio::null())
+            .stdout(open()?)
+            .stderr(File::options().append(true).open(log).map_err(|error| failed(error.to_string()))?)
+            .spawn();
+        let child = spawned.map_err(|error| failed(format!("cannot start the server: {error}")))?;
+        let mut server = Server { child, target, command };
+        server.wait_ready(log.to_owned(), limit)?;
+        Ok(server)
+    }
+
+    fn wait_ready(&mut self, log: PathBuf, limit: Duration) -> Result<(), StartFault> {
+        let deadline = Instant::now() + limit;
+        let tail = || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(8)..].join("\n")
+        };
+        while !is_ready(&self.target) {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let (text, command) = (tail(), &self.command);
+                if let Some(line) = text.lines().find(|line| line.contains(UNKNOWN_FLAG)) {
+                    return Err(StartFault::UnknownFlag(line.trim().to_owned()));
+                }
+                return Err(StartFault::Failed(format!("`{command}` ended with {status}:\n{text}")));
+            }
+            if Instant::now() > deadline {
+                let message = format!("`{}` does not serve after {limit:?}:\n{}", self.command, tail());
+                return Err(StartFault::Failed(message));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+/// `/health` says so, or, where there is none, `/v1/models` answers.
+fn is_ready(target: &Target) -> bool {
+    match http::ask(target, Method::GET, "/health") {
+        Ok((200, _)) => true,
+        Ok((404 | 405, _)) => http::get(target, "/v1/models").is_some(),
+        _ => false,
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Ok(pid) = i32::try_from(self.child.id()).map(Pid::from_raw) else { return };
+        if kill(pid, Signal::SIGTERM).is_ok() {
+            let deadline = Instant::now() + STOP_LIMIT;
+            while Instant::now() < deadline {
+                if !matches!(self.child.try_wait(), Ok(None)) {
+                    return;
+                }
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+            eprintln!("the server did not end in {STOP_LIMIT:?} after SIGTERM; killing it");
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the server is asked about itself once.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct ServerFacts {
+    /// How it was started, if it was started here.
+    pub command: Option<String>,
+    pub url: String,
+    pub model: String,
+    /// Its `/version`, as it stands.
+    pub version: Option<serde_json::Value>,
+}
+
+impl ServerFacts {
+    /// `model` is the name to send; without one the first of `/v1/models` is taken.
+    pub(crate) fn ask(target: &Target, command: Option<&str>, model: Option<&str>) -> Result<Self, String> {
+        let json = |path| http::get(target, path).and_then(|text| serde_json::from_str(&text).ok());
+        let models: Option<serde_json::Value> = json("/v1/models");
+        let listed = models.as_ref().and_then(|models| models["data"][0]["id"].as_str());
+        let Some(model) = model.or(listed) else {
+            return Err(format!(
+                "{}/v1/models lists no model; is a server there? say --model NAME",
+                target.url()
+            ));
+        };
+        Ok(ServerFacts {
+            command: command.map(str::to_owned),
+            url: target.url(),
+            model: model.to_owned(),
+            version: json("/version"),
+        })
+    }
+}
