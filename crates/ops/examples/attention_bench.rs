@@ -2,7 +2,7 @@
 //! 64, one layer after another over a cache far larger than L2) in GB/s of KV read, and a prefill of 256 in GFLOP/s.
 //!
 //! Uses the thread's CPU time where the system tells it, so that a busy machine disturbs less. The share of the roofline
-//! is these figures over the machine's read bandwidth and its fp32 FMA (or vdpbf16ps) peak.
+//! is these figures over those of `machine_limits`.
 
 use half::bf16;
 use pinion_ops::attention::{Batch, Launch, Rows, paged_attention};
