@@ -173,6 +173,8 @@ pub struct Config {
     pub restart_backoff_ms: u64,
     /// Restarts of one role within a minute before the service gives up.
     pub restart_limit: u32,
+    /// A role that has not turned its loop for so long is killed, in ms; 0 is never.
+    pub stuck_timeout_ms: u64,
     /// What is logged, in tracing's filter syntax.
     pub log_filter: String,
     /// Log lines are JSON.

@@ -182,6 +182,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Wait before the first restart of a role that died; it doubles with each further one." },
     Opt { name: "restart-limit", group: Lifecycle, kind: Number { min: 0, max: 100_000 }, preset: Is("10"),
         help: "Restarts of one role within a minute before the service gives up." },
+    Opt { name: "stuck-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("60s"),
+        help: "A role whose loop has not turned for so long is killed and restarted; 0 never. Must be longer than the \
+               longest step of the model." },
     Opt { name: "log", group: Lifecycle, kind: Text, preset: Is("info"),
         help: "What is logged: a level, or a filter like `info,pinion_engine=debug`." },
     Opt { name: "log-format", group: Lifecycle, preset: Is("text"),

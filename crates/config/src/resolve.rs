@@ -116,6 +116,7 @@ pub(crate) fn from_facts(
         drain_timeout_ms: take.number("drain-timeout"),
         restart_backoff_ms: take.number("restart-backoff"),
         restart_limit: take.word("restart-limit"),
+        stuck_timeout_ms: take.number("stuck-timeout"),
         log_filter: settings.text("log").unwrap_or("info").to_owned(),
         log_json: take.is("log-format", "json"),
         cpu_plan,

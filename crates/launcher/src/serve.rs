@@ -27,6 +27,8 @@ const TICK: Duration = Duration::from_millis(50);
 const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 /// Connections the kernel queues for the frontends.
 const LISTEN_BACKLOG: i32 = 1024;
+/// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
+const OWN_PAUSE_NS: u64 = 1_000_000_000;
 const MS_NS: u64 = 1_000_000;
 
 /// Why the service ends, and with which exit code.
@@ -71,6 +73,10 @@ struct Service {
     stage: Stage,
     restarts: u64,
     cut_short: bool,
+    /// The last turn of the loop.
+    turned_ns: u64,
+    /// Silence of roles before this does not count.
+    silent_from_ns: u64,
 }
 
 /// Runs the service to its end. Returns when no role is left, but for threads that did not leave in time.
@@ -118,6 +124,8 @@ impl Service {
             stage: Stage::Starting,
             restarts: 0,
             cut_short: false,
+            turned_ns: clock::now_ns(),
+            silent_from_ns: 0,
         };
         for index in 0..service.members.len() {
             if let Err(ending) = service.spawn(index) {
@@ -311,9 +319,11 @@ impl Service {
             }
             Stage::Serving => {
                 self.check_start_deadlines(now_ns)?;
+                self.kill_stuck(now_ns);
                 self.restart_due(now_ns)?;
             }
             Stage::Draining { deadline_ns } => {
+                self.kill_stuck(now_ns);
                 let frontend_left = |member: &Member| member.peer.role == Role::Frontend && member.lives();
                 if !self.members.iter().any(frontend_left) || now_ns > deadline_ns {
                     self.cut_short |= now_ns > deadline_ns;
@@ -361,6 +371,24 @@ impl Service {
                 ),
             )),
             None => Ok(()),
+        }
+    }
+
+    /// A loop that no longer turns is as good as dead; killing it makes it one that comes back.
+    fn kill_stuck(&mut self, now_ns: u64) {
+        if now_ns - std::mem::replace(&mut self.turned_ns, now_ns) > OWN_PAUSE_NS {
+            self.silent_from_ns = now_ns;
+        }
+        let limit_ns = self.config.stuck_timeout_ms * MS_NS;
+        for member in self.members.iter_mut().filter(|member| limit_ns > 0 && member.ready) {
+            let beat_ns = self.wiring.page(member.peer).get(Gauge::HeartbeatNs as usize);
+            let silent_ns = now_ns.saturating_sub(beat_ns.max(self.silent_from_ns));
+            if silent_ns > limit_ns {
+                tracing::error!(peer = %member.peer, silent_ms = silent_ns / MS_NS, "stuck; killing it");
+                member.kill();
+                // Its end is reported like any other; it is not looked at again before its successor is ready.
+                member.ready = false;
+            }
         }
     }
 

@@ -73,6 +73,25 @@ fn an_engine_in_full_flight_does_not_wait_for_a_detokenizer_that_stands_still() 
 }
 
 #[test]
+fn a_role_that_never_moves_on_is_replaced() {
+    let server = Server::fake(&["--stuck-timeout", "1500ms"]);
+    for role in ROLES {
+        let old = server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;
+        kill(old, Signal::SIGSTOP);
+        wait_until(&format!("{role} is replaced"), PATIENCE, || {
+            server.role(role).filter(|found| found.pid != old)
+        });
+        let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
+        wait_until("requests are served again", PATIENCE, || {
+            let answered = server.request("POST", Api::Completions.path(), &[], body.as_bytes());
+            answered.ok().filter(|response| response.status() == 200)
+        });
+        server.check_serves(role);
+    }
+    server.stop();
+}
+
+#[test]
 fn health_tells_of_a_role_that_stands_still() {
     let server = Server::fake(&[]);
     let engine = server.role("engine-0").expect("an engine runs").pid;
