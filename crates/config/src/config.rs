@@ -1,6 +1,7 @@
 //! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
 
 use crate::cpu_plan::CpuPlan;
+use crate::lifecycle::Lifecycle;
 use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
 use serde::{Deserialize, Serialize};
@@ -165,20 +166,8 @@ pub struct Config {
     pub vllm_metrics: bool,
     /// Source of the seeds of requests that name none.
     pub seed: u64,
-    /// All roles must be ready in this time, in ms.
-    pub start_timeout_ms: u64,
-    /// Open requests may finish for so long after the first signal, in ms.
-    pub drain_timeout_ms: u64,
-    /// Wait before the first restart of a role; it doubles with each further one, in ms.
-    pub restart_backoff_ms: u64,
-    /// Restarts of one role within a minute before the service gives up.
-    pub restart_limit: u32,
-    /// A role that has not turned its loop for so long is killed, in ms; 0 is never.
-    pub stuck_timeout_ms: u64,
-    /// What is logged, in tracing's filter syntax.
-    pub log_filter: String,
-    /// Log lines are JSON.
-    pub log_json: bool,
+    /// Start, stop and logs.
+    pub lifecycle: Lifecycle,
     /// Which role runs where.
     pub cpu_plan: CpuPlan,
     /// Roles are pinned to the plan's CPUs.

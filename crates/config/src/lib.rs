@@ -13,6 +13,7 @@ pub mod docs;
 mod exit;
 mod fault;
 mod help;
+mod lifecycle;
 mod machine;
 mod model_folder;
 mod options;
@@ -29,6 +30,7 @@ pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFa
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use exit::Exit;
 pub use fault::{ConfigFault, Faults, Origin};
+pub use lifecycle::Lifecycle;
 pub use machine::{Cpu, Machine};
 pub use scheduling::{AdmissionKind, Scheduling};
 pub use secret::{ApiKeys, SECRET_VARIABLES};

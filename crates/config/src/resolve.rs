@@ -3,6 +3,7 @@
 use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::fault::{Collector, Faults, Origin};
+use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
 use crate::model_folder;
 use crate::scheduling::Scheduling;
@@ -112,13 +113,7 @@ pub(crate) fn from_facts(
         keep_alive_ms: take.number("keep-alive"),
         vllm_metrics: take.is("metrics-compat", "vllm"),
         seed: take.number("seed"),
-        start_timeout_ms: take.number("start-timeout"),
-        drain_timeout_ms: take.number("drain-timeout"),
-        restart_backoff_ms: take.number("restart-backoff"),
-        restart_limit: take.word("restart-limit"),
-        stuck_timeout_ms: take.number("stuck-timeout"),
-        log_filter: settings.text("log").unwrap_or("info").to_owned(),
-        log_json: take.is("log-format", "json"),
+        lifecycle: Lifecycle::new(settings),
         cpu_plan,
         pin,
         in_process: settings.switch("in-process").unwrap_or(false),
@@ -155,14 +150,14 @@ impl Config {
 
 /// Reads options that always have a value: their default is a text in the table, and their range there fits
 /// the type.
-struct Take<'a>(&'a Settings);
+pub(crate) struct Take<'a>(pub(crate) &'a Settings);
 
 impl Take<'_> {
-    fn number(&self, name: &str) -> u64 {
+    pub(crate) fn number(&self, name: &str) -> u64 {
         self.0.number(name).expect("an option with a fixed default has a value")
     }
 
-    fn word(&self, name: &str) -> u32 {
+    pub(crate) fn word(&self, name: &str) -> u32 {
         u32::try_from(self.number(name)).expect("the option's range fits 32 bits")
     }
 
@@ -170,7 +165,7 @@ impl Take<'_> {
         u16::try_from(self.number(name)).expect("the option's range fits 16 bits")
     }
 
-    fn is(&self, name: &str, word: &str) -> bool {
+    pub(crate) fn is(&self, name: &str, word: &str) -> bool {
         self.0.text(name) == Some(word)
     }
 }

@@ -2,7 +2,7 @@
 //! `pinion-in-process`, whose roles are threads. The first becomes the second when it is asked to.
 
 use crate::host::{Host, RoleMain, thread_variables};
-use crate::serve;
+use crate::{ending, serve};
 use pinion_config::{Command, Config, Exit, Machine, Topology};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
@@ -45,10 +45,10 @@ fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         None => Host::Processes { folder },
         Some(main) => Host::Threads(main),
     };
-    telemetry::install(&config.log_filter, config.log_json);
-    let ending = serve::serve(config, host);
-    let code = ending.code;
-    match serve::report(&ending) {
+    telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+    let end = serve::serve(config, host);
+    let code = end.code;
+    match ending::report(&end) {
         Ok(()) => code.into(),
         Err(_) => Exit::System.into(),
     }

@@ -6,8 +6,10 @@
 
 pub mod admin;
 pub mod command_line;
+pub mod ending;
 mod host;
 pub mod member;
+mod port;
 pub mod restart;
 pub mod serve;
 mod signals;

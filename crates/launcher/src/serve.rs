@@ -2,23 +2,20 @@
 //! drain, end. One thread; every wait has a deadline.
 
 use crate::admin::{Answer, Orders};
+use crate::ending::{Ending, role_exit, start_failure};
 use crate::host::Host;
 use crate::member::{Happening, Member};
+use crate::port::bind_port;
 use crate::restart::Verdict;
 use crate::signals::Signals;
 use crate::wiring::Wiring;
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, listen, setsockopt, socket,
-    sockopt,
-};
+use nix::sys::socket::{Backlog, listen};
 use pinion_config::{Config, Exit, Topology};
 use pinion_protocol::control::{Admin, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{clock, doorbell};
-use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// The loop's longest sleep: how old the ring depths that frontends report can get.
@@ -30,25 +27,6 @@ const LISTEN_BACKLOG: i32 = 1024;
 /// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
 const OWN_PAUSE_NS: u64 = 1_000_000_000;
 const MS_NS: u64 = 1_000_000;
-
-/// Why the service ends, and with which exit code.
-#[derive(Debug)]
-pub struct Ending {
-    /// One line for the operator; empty after a clean stop.
-    pub reason: String,
-    /// The launcher's exit code.
-    pub code: Exit,
-}
-
-impl Ending {
-    fn new(code: Exit, reason: impl Into<String>) -> Ending {
-        Ending { reason: reason.into(), code }
-    }
-
-    fn system(what: &str, error: impl std::fmt::Display) -> Ending {
-        Ending::new(Exit::System, format!("{what}: {error}"))
-    }
-}
 
 enum Stage {
     Starting,
@@ -140,7 +118,7 @@ impl Service {
         let member = &mut self.members[index];
         let started = member.spawn(&self.wiring, &self.host);
         started.map_err(|error| Ending::new(Exit::Start, error.to_string()))?;
-        member.start_deadline_ns = clock::now_ns() + self.config.start_timeout_ms * MS_NS;
+        member.start_deadline_ns = clock::now_ns() + self.config.lifecycle.start_timeout_ms * MS_NS;
         tracing::info!(peer = %member.peer, pid = member.pid(), "started");
         Ok(())
     }
@@ -171,12 +149,12 @@ impl Service {
 
     /// The first signal drains, the second ends at once.
     fn signalled(&mut self) -> Option<Ending> {
-        let deadline_ns = clock::now_ns() + self.config.drain_timeout_ms * MS_NS;
+        let deadline_ns = clock::now_ns() + self.config.lifecycle.drain_timeout_ms * MS_NS;
         match self.stage {
             Stage::Starting => Some(Ending::new(Exit::Ok, "stopped before it was ready")),
             Stage::Serving => {
                 tracing::info!(
-                    timeout_ms = self.config.drain_timeout_ms,
+                    timeout_ms = self.config.lifecycle.drain_timeout_ms,
                     "draining; a second signal stops at once"
                 );
                 self.stage = Stage::Draining { deadline_ns };
@@ -284,7 +262,7 @@ impl Service {
     fn bury(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
         let now_ns = clock::now_ns();
         let peer = self.members[index].peer;
-        let backoff_ns = self.config.restart_backoff_ms * MS_NS;
+        let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
         let page = self.wiring.page(peer);
         page.set(Gauge::Phase as usize, Phase::Restarting as u64);
         for gauge in
@@ -293,7 +271,7 @@ impl Service {
             page.set(gauge as usize, 0);
         }
         self.tell_others(peer, &ToRole::PeerLost { peer });
-        match self.members[index].policy.died(now_ns, backoff_ns, self.config.restart_limit) {
+        match self.members[index].policy.died(now_ns, backoff_ns, self.config.lifecycle.restart_limit) {
             Verdict::RestartAt { ns } => {
                 let in_ms = (ns - now_ns) / MS_NS;
                 tracing::warn!(%peer, %status, in_ms, "role died; restarting it");
@@ -367,7 +345,7 @@ impl Service {
                 Exit::Start,
                 format!(
                     "{} was not ready within {} ms (--start-timeout)",
-                    member.peer, self.config.start_timeout_ms
+                    member.peer, self.config.lifecycle.start_timeout_ms
                 ),
             )),
             None => Ok(()),
@@ -379,7 +357,7 @@ impl Service {
         if now_ns - std::mem::replace(&mut self.turned_ns, now_ns) > OWN_PAUSE_NS {
             self.silent_from_ns = now_ns;
         }
-        let limit_ns = self.config.stuck_timeout_ms * MS_NS;
+        let limit_ns = self.config.lifecycle.stuck_timeout_ms * MS_NS;
         for member in self.members.iter_mut().filter(|member| limit_ns > 0 && member.ready) {
             let beat_ns = self.wiring.page(member.peer).get(Gauge::HeartbeatNs as usize);
             let silent_ns = now_ns.saturating_sub(beat_ns.max(self.silent_from_ns));
@@ -457,52 +435,4 @@ impl Service {
             }
         }
     }
-}
-
-/// Binds, so that a taken port is known before anything is loaded, but does not listen: until every role is
-/// ready a client is refused, not kept waiting.
-fn bind_port(config: &Config) -> Result<(OwnedFd, SocketAddr), Ending> {
-    let wanted = SocketAddr::new(config.host, config.port);
-    let fail = |error: nix::Error| {
-        let hint = if error == nix::Error::EADDRINUSE { " (--port chooses another)" } else { "" };
-        Ending::new(Exit::Port, format!("cannot bind {wanted}: {}{hint}", error.desc()))
-    };
-    let family = if wanted.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket(family, SockType::Stream, flags, None).map_err(fail)?;
-    setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(fail)?;
-    match wanted {
-        SocketAddr::V4(v4) => bind(fd.as_raw_fd(), &SockaddrIn::from(v4)),
-        SocketAddr::V6(v6) => bind(fd.as_raw_fd(), &SockaddrIn6::from(v6)),
-    }
-    .map_err(fail)?;
-    let bound = TcpListener::from(fd);
-    let address = bound.local_addr().map_err(|e| Ending::system("cannot read the bound address", e))?;
-    Ok((bound.into(), address))
-}
-
-/// The exit code for a role's own reason not to start.
-fn role_exit(exit_code: i32) -> Exit {
-    Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == exit_code).unwrap_or(Exit::Start)
-}
-
-/// A process that ended before it could say why.
-fn start_failure(peer: Peer, status: std::process::ExitStatus) -> String {
-    match (peer.role, status.code()) {
-        (Role::Engine, Some(127)) => format!(
-            "{peer} could not be loaded: libtorch is missing or not the expected one; \
-             `deploy/launch.sh --setup-only` puts it in place"
-        ),
-        _ => format!("{peer} ended before it was ready ({status}); its last lines are above"),
-    }
-}
-
-/// Prints an ending the way the command line shows it, on standard error.
-pub fn report(ending: &Ending) -> io::Result<()> {
-    use std::io::Write;
-    if ending.reason.is_empty() {
-        return Ok(());
-    }
-    let word = if ending.code == Exit::Ok { "pinion" } else { "pinion: error" };
-    writeln!(io::stderr().lock(), "{word}: {}", ending.reason)
 }

@@ -427,7 +427,7 @@ impl Builder {
         }
         let config = self.config.ok_or_else(missing("config"))?;
         let status = self.status.ok_or_else(missing("status page"))?;
-        telemetry::install(&config.log_filter, config.log_json);
+        telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
         let topology = Topology::new(&config);
         let process = topology.process(me).ok_or_else(missing("process in topology"))?;
         let spin_ns = u64::from(process.spin_us) * 1_000;

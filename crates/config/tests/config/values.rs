@@ -56,7 +56,7 @@ fn numbers_bytes_and_times_take_units_exactly() {
             "seed" => c.seed,
             "body-bytes-max" => c.body_bytes_max as u64,
             "write-timeout" => c.write_timeout_ms,
-            _ => c.drain_timeout_ms,
+            _ => c.lifecycle.drain_timeout_ms,
         };
         match (serve_result(&machine(), &model, &[&flag], &[]), expected) {
             (Ok(config), Ok(number)) => assert_eq!(value(&config), *number, "{flag}"),

@@ -1,0 +1,39 @@
+//! Start, stop, restarts and logs.
+
+use crate::resolve::Take;
+use crate::sources::Settings;
+use serde::{Deserialize, Serialize};
+
+/// How the service starts, ends, and brings roles back; and what it logs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lifecycle {
+    /// All roles must be ready in this time, in ms.
+    pub start_timeout_ms: u64,
+    /// Open requests may finish for so long after the first signal, in ms.
+    pub drain_timeout_ms: u64,
+    /// Wait before the first restart of a role; it doubles with each further one, in ms.
+    pub restart_backoff_ms: u64,
+    /// Restarts of one role within a minute before the service gives up.
+    pub restart_limit: u32,
+    /// A role that has not turned its loop for so long is killed, in ms; 0 is never.
+    pub stuck_timeout_ms: u64,
+    /// What is logged, in tracing's filter syntax.
+    pub log_filter: String,
+    /// Log lines are JSON.
+    pub log_json: bool,
+}
+
+impl Lifecycle {
+    pub(crate) fn new(settings: &Settings) -> Lifecycle {
+        let take = Take(settings);
+        Lifecycle {
+            start_timeout_ms: take.number("start-timeout"),
+            drain_timeout_ms: take.number("drain-timeout"),
+            restart_backoff_ms: take.number("restart-backoff"),
+            restart_limit: take.word("restart-limit"),
+            stuck_timeout_ms: take.number("stuck-timeout"),
+            log_filter: settings.text("log").unwrap_or("info").to_owned(),
+            log_json: take.is("log-format", "json"),
+        }
+    }
+}
