@@ -33,6 +33,8 @@ pub struct Scheduling {
     pub prefill_priority_threshold: Option<u32>,
     /// Take in more than the command budget while fewer requests than fill a step are in the engine.
     pub fill_to_target: bool,
+    /// Launch a step before the results of the one before are read.
+    pub overlap: bool,
 }
 
 impl Scheduling {
@@ -53,6 +55,7 @@ impl Scheduling {
             prefill_max_batch_size: limit("prefill-max-batch-size"),
             prefill_priority_threshold: limit("prefill-priority-threshold"),
             fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
+            overlap: settings.switch("overlap").unwrap_or(true),
         }
     }
 }

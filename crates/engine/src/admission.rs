@@ -90,7 +90,7 @@ impl Engine {
 
     /// What the scheduler cannot know: the vocabulary, and who takes the tokens.
     fn objection(&self, admit: &Admit) -> Option<Fault> {
-        let vocab_size = self.model.info().vocab_size;
+        let vocab_size = self.pipeline.info().vocab_size;
         if let Some(token) = admit.ids.iter().find(|&&token| token >= vocab_size) {
             let message = format!("token id {token} is not below the vocabulary size {vocab_size}");
             return Some(Fault::field("prompt", message));

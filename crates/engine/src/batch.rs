@@ -1,7 +1,7 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
-use pinion_model::{Row, RowShaping, SampleParams, Shaping, StepBatch};
-use pinion_protocol::{RequestId, Sampling};
+use pinion_model::{FUTURE_TOKEN, Row, RowShaping, SampleParams, Shaping, StepBatch};
+use pinion_protocol::Sampling;
 use pinion_scheduler::Scheduler;
 
 /// One step's tokens, positions, rows and block tables. No allocation: every buffer starts at its largest size.
@@ -11,8 +11,6 @@ pub(crate) struct Batch {
     positions: Vec<u32>,
     rows: Vec<Row>,
     blocks: Vec<u32>,
-    /// Whose the rows are.
-    ids: Vec<RequestId>,
 }
 
 impl Batch {
@@ -22,7 +20,6 @@ impl Batch {
             positions: Vec::with_capacity(token_count_max),
             rows: Vec::with_capacity(row_count_max),
             blocks: Vec::with_capacity(block_count_max),
-            ids: Vec::with_capacity(row_count_max),
         }
     }
 
@@ -32,10 +29,8 @@ impl Batch {
         self.positions.clear();
         self.rows.clear();
         self.blocks.clear();
-        self.ids.clear();
         for planned in &scheduler.current_plan().rows {
             let view = scheduler.row(planned);
-            self.ids.push(planned.id);
             self.rows.push(Row {
                 slot: planned.lane,
                 query_start: self.tokens.len() as u32,
@@ -47,14 +42,11 @@ impl Batch {
                 sample: planned.draw.map(|index| sample_params(view.sampling, index)),
             });
             self.tokens.extend_from_slice(view.tokens);
+            let unknown = planned.len as usize - view.tokens.len();
+            self.tokens.extend(std::iter::repeat_n(FUTURE_TOKEN, unknown));
             self.positions.extend(planned.start..planned.start + planned.len);
             self.blocks.extend_from_slice(view.blocks);
         }
-    }
-
-    /// Whose the rows are, in row order.
-    pub(crate) fn ids(&self) -> &[RequestId] {
-        &self.ids
     }
 
     /// `shaping` belongs to the plan that the batch was filled from.
@@ -85,7 +77,9 @@ impl RowShaping for PlanShaping<'_> {
         if !sampling.shapes_logits(generated) {
             return None;
         }
-        let (prompt, output) = view.ids.split_at(view.prompt_tokens as usize);
+        // Who does not look at the output may run before all of it is known.
+        let read = if sampling.reads_output() { view.ids } else { &[] };
+        let (prompt, output) = read.split_at_checked(view.prompt_tokens as usize).unwrap_or_default();
         let waits = generated < sampling.min_tokens;
         Some(Shaping {
             prompt,
@@ -171,5 +165,13 @@ mod tests {
         let row = batch.rows[0];
         assert_eq!((row.query_len, row.context_len, row.prompt_len, row.blocks_len), (1, 4, 2, 2));
         assert_eq!(row.sample, draw(2));
+
+        // Before that step's token is known: the next row stands on it.
+        assert!(scheduler.plan_ahead(0).is_some());
+        batch.fill(&scheduler);
+        assert_eq!((&batch.tokens[..], &batch.positions[..]), (&[FUTURE_TOKEN][..], &[4][..]));
+        let row = batch.rows[0];
+        assert_eq!((row.query_len, row.context_len, row.prompt_len, row.blocks_len), (1, 5, 2, 3));
+        assert_eq!(row.sample, draw(3));
     }
 }

@@ -1,9 +1,13 @@
-//! The step loop: drain the inbox, plan, launch, publish.
+//! The step loop: drain the inbox, plan, launch, retire the step before, commit, publish.
+//!
+//! With a pipeline of depth 2 the loop plans and launches a step while the one before it still runs, and commits and
+//! publishes that one's tokens while the new one does: docs/design/0005-overlap.md. With depth 1 each step is retired in
+//! the turn that launched it.
 
 use crate::batch::{Batch, PlanShaping};
 use crate::ports::Ports;
 use crate::publish::Streams;
-use pinion_model::{Model, RowOutcome, StepOutput};
+use pinion_model::{Pipeline, RowOutcome, StepError, StepOutput};
 use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
@@ -65,11 +69,11 @@ enum Wish {
     Forget,
 }
 
-/// One model, its scheduler and the reused buffers between them.
+/// One model's pipeline, its scheduler and the reused buffers between them.
 pub struct Engine {
     pub(crate) sizes: Sizes,
     pub(crate) scheduler: Scheduler,
-    pub(crate) model: Box<dyn Model>,
+    pub(crate) pipeline: Box<dyn Pipeline>,
     pub(crate) streams: Streams,
     pub(crate) encoded: Vec<u8>,
     pub(crate) next_inbox: usize,
@@ -79,12 +83,18 @@ pub struct Engine {
     wishes: Vec<(RequestId, Wish)>,
     ended: Vec<Ended>,
     next_watched: usize,
+    /// Steps that were launched and not retired.
+    in_flight: usize,
+    /// Since when the oldest of them has the model for itself.
+    running_since_ns: u64,
+    /// Number of the last retired step.
+    step: u64,
     failed_steps: u32,
 }
 
 impl Engine {
     /// An engine with nothing to do. Everything that the loop needs is allocated here.
-    pub fn new(model: Box<dyn Model>, sizes: Sizes) -> Engine {
+    pub fn new(pipeline: Box<dyn Pipeline>, sizes: Sizes) -> Engine {
         let limits = &sizes.limits;
         let row_count_max = limits.max_num_seqs.min(limits.max_num_batched_tokens) as usize;
         let token_count_max = limits.max_num_batched_tokens as usize;
@@ -100,8 +110,11 @@ impl Engine {
             wishes: Vec::with_capacity(row_count_max + WAITING_WATCHED_MAX),
             ended: Vec::with_capacity(limits.max_requests as usize),
             next_watched: 0,
+            in_flight: 0,
+            running_since_ns: 0,
+            step: 0,
             failed_steps: 0,
-            model,
+            pipeline,
             sizes,
         }
     }
@@ -109,18 +122,28 @@ impl Engine {
     /// One turn of the loop.
     ///
     /// # Errors
-    /// [`Broken`]: the model failed [`FAILED_STEPS_MAX`] times in a row. The requests of those steps have their ends.
+    /// [`Broken`]: the model failed [`FAILED_STEPS_MAX`] times in a row, and the requests of those steps have their
+    /// ends; or it is gone.
     pub fn turn(&mut self, ports: &mut impl Ports) -> Result<Turn, Broken> {
         let received = self.drain(ports);
         self.watch(ports);
 
-        let began_ns = ports.now_ns();
-        let row_count = self.scheduler.plan(began_ns).rows.len();
-        let launched = if row_count > 0 { self.launch(ports, began_ns) } else { Ok(()) };
+        let launched = self.plan(ports);
+        if launched {
+            self.launch(ports)?;
+        }
+        // As many steps as may be are in flight, or no other can be before the oldest is committed.
+        let full = self.in_flight == self.pipeline.depth();
+        let retires = self.in_flight > 0 && (full || !launched);
+        let mut failure = Ok(());
+        if retires {
+            failure = self.retire()?;
+            self.commit(ports);
+        }
 
-        let ended_count = self.publish(ports, began_ns);
-        launched?;
-        let worked = received > 0 || row_count > 0 || ended_count > 0;
+        let ended_count = self.publish(ports);
+        failure?;
+        let worked = received > 0 || launched || retires || ended_count > 0;
         Ok(if worked { Turn::Worked } else { Turn::Idle })
     }
 
@@ -142,61 +165,84 @@ impl Engine {
         }
     }
 
-    /// Runs the model over the plan and fills `results`, one per row. A failed step fails its rows and no other
-    /// request.
-    fn launch(&mut self, ports: &impl Ports, began_ns: u64) -> Result<(), Broken> {
-        self.batch.fill(&self.scheduler);
-        let rows = &self.scheduler.current_plan().rows;
-        for row in rows.iter().filter(|row| row.first) {
-            ports.stamp(row.id, Stage::FirstScheduled, began_ns);
-        }
-        self.results.clear();
-        let shaping = PlanShaping { scheduler: &self.scheduler, eos: self.sizes.limits.eos };
-        let failure = match self.model.step(&self.batch.as_step(&shaping), &mut self.output) {
-            Ok(()) if self.output.rows.len() == rows.len() => {
-                let vocab_size = self.model.info().vocab_size;
-                self.results.extend(self.output.rows.iter().map(|row| result(*row, vocab_size)));
-                self.failed_steps = 0;
-                return Ok(());
-            }
-            Ok(()) => format!("{} outcomes for {} rows", self.output.rows.len(), rows.len()),
-            Err(error) => error.to_string(),
+    /// Plans a step: behind the one in flight if there is one. False if there is nothing to launch now.
+    fn plan(&mut self, ports: &impl Ports) -> bool {
+        let now_ns = ports.now_ns();
+        let planned = match self.in_flight {
+            0 => Some(self.scheduler.plan(now_ns)),
+            _ => self.scheduler.plan_ahead(now_ns),
         };
-        self.results.resize(rows.len(), RowResult::Failed(FaultCode::Internal));
-        self.failed_steps += 1;
-        tracing::error!(%failure, rows = rows.len(), in_a_row = self.failed_steps, "a step failed; so do its requests");
-        if self.failed_steps < FAILED_STEPS_MAX {
-            return Ok(());
+        let rows = planned.map_or(&[][..], |plan| &plan.rows);
+        for row in rows.iter().filter(|row| row.first) {
+            ports.stamp(row.id, Stage::FirstScheduled, now_ns);
         }
-        Err(Broken {
-            reason: format!("{FAILED_STEPS_MAX} steps failed in a row, the last one with: {failure}"),
-        })
+        !rows.is_empty()
     }
 
-    /// Commits the results and sends what came of them. Gives how many requests ended.
-    fn publish(&mut self, ports: &mut impl Ports, began_ns: u64) -> usize {
+    /// Hands the plan to the model.
+    fn launch(&mut self, ports: &impl Ports) -> Result<(), Broken> {
+        self.batch.fill(&self.scheduler);
+        let shaping = PlanShaping { scheduler: &self.scheduler, eos: self.sizes.limits.eos };
+        if self.in_flight == 0 {
+            self.running_since_ns = ports.now_ns();
+        }
+        self.in_flight += 1;
+        let launched = self.pipeline.launch(&self.batch.as_step(&shaping));
+        launched.map_err(|gone| Broken { reason: gone.to_string() })
+    }
+
+    /// Waits for the oldest step in flight and fills `results`, one per row. A failed step fails its rows and no other
+    /// request; the inner result says whether it was one too many. The outer one says that the model is gone: then
+    /// nothing is known about the rows, and whoever comes after this process goes on with them.
+    fn retire(&mut self) -> Result<Result<(), Broken>, Broken> {
+        self.in_flight -= 1;
+        self.results.clear();
+        let row_count = self.scheduler.oldest_plan().rows.len();
+        let failure = match self.pipeline.retire(&mut self.output) {
+            Ok(()) if self.output.rows.len() == row_count => {
+                let vocab_size = self.pipeline.info().vocab_size;
+                self.results.extend(self.output.rows.iter().map(|row| result(*row, vocab_size)));
+                self.failed_steps = 0;
+                return Ok(Ok(()));
+            }
+            Ok(()) => format!("{} outcomes for {row_count} rows", self.output.rows.len()),
+            Err(StepError::Gone { reason }) => return Err(Broken { reason }),
+            Err(error) => error.to_string(),
+        };
+        self.results.resize(row_count, RowResult::Failed(FaultCode::Internal));
+        self.failed_steps += 1;
+        tracing::error!(%failure, rows = row_count, in_a_row = self.failed_steps, "a step failed; so do its requests");
+        let reason = format!("{FAILED_STEPS_MAX} steps failed in a row, the last one with: {failure}");
+        Ok(if self.failed_steps < FAILED_STEPS_MAX { Ok(()) } else { Err(Broken { reason }) })
+    }
+
+    /// Commits the results of the step that was retired and stages its tokens.
+    fn commit(&mut self, ports: &impl Ports) {
         let now_ns = ports.now_ns();
-        let row_count = self.scheduler.current_plan().rows.len();
-        // Events come in row order, at most one for each row.
-        let mut rows = self.batch.ids().iter().enumerate();
-        for event in self.scheduler.commit(&self.results[..row_count]) {
-            let row = rows.find(|(_, id)| **id == event.id).map(|(row, _)| row);
-            self.streams.token(event, row.map_or(&[], |row| self.output.logprobs(row)));
+        self.step = self.scheduler.oldest_plan().step;
+        for event in self.scheduler.commit(&self.results) {
+            self.streams.token(event, self.output.logprobs(event.row as usize));
             if event.first {
                 ports.stamp(event.id, Stage::FirstToken, now_ns);
             }
         }
+        ports.set_gauge(Gauge::LastStepNs, now_ns.saturating_sub(self.running_since_ns));
+        self.running_since_ns = now_ns;
+    }
+
+    /// Sends what came of the turn. Gives how many requests ended.
+    fn publish(&mut self, ports: &mut impl Ports) -> usize {
+        let now_ns = ports.now_ns();
         let mut ended_count = self.publish_ended(ports, now_ns);
-        let step = self.scheduler.current_plan().step;
         let (streams, scheduler) = (&mut self.streams, &mut self.scheduler);
         let detokenizer_count = self.sizes.detokenizer_count;
-        streams.flush(ports, step, now_ns, |stuck| {
+        streams.flush(ports, self.step, now_ns, |stuck| {
             tracing::error!(detokenizer = stuck, "the detokenizer does not read; its requests end");
             let theirs = |id: RequestId| id.detokenizer(detokenizer_count) == stuck;
             ended_count += end_where(scheduler, FaultCode::Unavailable, theirs);
         });
         ports.publish();
-        self.set_gauges(ports, row_count, now_ns - began_ns);
+        self.set_gauges(ports);
         ended_count
     }
 
@@ -225,9 +271,9 @@ impl Engine {
         ended_count
     }
 
-    fn set_gauges(&self, ports: &impl Ports, row_count: usize, step_ns: u64) {
+    fn set_gauges(&self, ports: &impl Ports) {
         let (plan, totals) = (self.scheduler.current_plan(), self.scheduler.totals());
-        ports.set_gauge(Gauge::Steps, plan.step);
+        ports.set_gauge(Gauge::Steps, self.step);
         ports.set_gauge(Gauge::KvBlocksUsed, u64::from(self.scheduler.pool().held()));
         ports.set_gauge(Gauge::KvBlocksTotal, u64::from(self.scheduler.pool().total()));
         ports.set_gauge(Gauge::KvBlocksCached, u64::from(self.scheduler.pool().cached()));
@@ -240,9 +286,6 @@ impl Engine {
         ports.set_gauge(Gauge::RequestsFinished, totals.finished);
         ports.set_gauge(Gauge::Preemptions, totals.preemptions);
         ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
-        if row_count > 0 {
-            ports.set_gauge(Gauge::LastStepNs, step_ns);
-        }
     }
 
     /// Drops every request that `gone` names, without a word: whoever would hear it has gone.
@@ -257,7 +300,7 @@ impl Engine {
     /// Forgets what the prefix cache holds; requests that are here go on undisturbed.
     pub fn clear_prefix_cache(&mut self, ports: &impl Ports) {
         self.scheduler.clear_prefix_cache();
-        self.set_gauges(ports, 0, 0);
+        self.set_gauges(ports);
     }
 
     /// The detokenizer has died: its requests end with an event of their frontend.
@@ -267,9 +310,9 @@ impl Engine {
         self.streams.forget(index);
     }
 
-    /// Whether no request is here and nothing waits to be sent.
+    /// Whether no request is here, no step is in flight and nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
-        self.scheduler.is_empty() && !self.streams.owes()
+        self.in_flight == 0 && self.scheduler.is_empty() && !self.streams.owes()
     }
 
     /// Whether a consumer is owed events that its outbox did not take.

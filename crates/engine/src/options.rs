@@ -3,7 +3,8 @@
 use crate::engine::{Engine, Sizes};
 use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, FakeTiming, KvSize, LoadError, ModelInfo, ModelOptions, WarmUp, load,
+    AttentionKernel, DtypeChoice, FakeTiming, Inline, KvSize, LoadError, ModelInfo, ModelOptions, Pipeline,
+    STEP_DEADLINE, Threaded, WarmUp, load,
 };
 use pinion_scheduler::{Admission, Limits, Policy};
 
@@ -75,12 +76,22 @@ fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
     }
 }
 
+/// Loads the model: on a thread of its own for overlap, or else on this one.
+fn start(config: &Config) -> Result<Box<dyn Pipeline>, LoadError> {
+    let (folder, options) = (config.model_dir.clone(), model_options(config));
+    if config.scheduling.overlap {
+        let threaded = Threaded::start(move || load(&folder, &options), STEP_DEADLINE)?;
+        return Ok(Box::new(threaded));
+    }
+    Ok(Box::new(Inline::new(load(&folder, &options)?)))
+}
+
 /// Loads and warms the model. Gives the engine and one line about it for the operator.
 ///
 /// # Errors
 /// The reason, and the code that the service should exit with.
 pub fn build(config: &Config) -> Result<(Engine, String), (String, Exit)> {
-    let mut model = load(&config.model_dir, &model_options(config)).map_err(|error| {
+    let mut pipeline = start(config).map_err(|error| {
         let exit = match error {
             LoadError::Options { .. } => Exit::Usage,
             LoadError::Backend { .. } => Exit::System,
@@ -89,16 +100,17 @@ pub fn build(config: &Config) -> Result<(Engine, String), (String, Exit)> {
         (error.to_string(), exit)
     })?;
     let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
-    model.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
-    let info = model.info().clone();
+    pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
+    let info = pipeline.info().clone();
     let summary = format!(
-        "{} {}, {} KV blocks of {} tokens ({} MiB), {} thread(s)",
+        "{} {}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
         info.family,
         info.dtype,
         info.block_count,
         info.block_size,
         (u64::from(info.block_count) * info.kv_block_bytes) >> 20,
         config.engine_threads,
+        if pipeline.depth() > 1 { "on" } else { "off" },
     );
-    Ok((Engine::new(model, sizes(config, &info)), summary))
+    Ok((Engine::new(pipeline, sizes(config, &info)), summary))
 }

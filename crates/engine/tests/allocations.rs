@@ -12,8 +12,8 @@ const SEQUENCES: u16 = 32;
 const WARM_UP_STEPS: u32 = 50;
 const STEPS: u32 = 1000;
 
-/// An engine in which 32 sequences decode, past their prefill.
-fn decoding() -> (Engine, Rig) {
+/// An engine in which 32 sequences decode, past their prefill. With `penalties` every other one looks at its output.
+fn decoding(overlap: bool, penalties: bool) -> (Engine, Rig) {
     let limits = Limits {
         max_num_seqs: u32::from(SEQUENCES),
         max_num_batched_tokens: 256,
@@ -25,16 +25,17 @@ fn decoding() -> (Engine, Rig) {
     };
     let sizes = Sizes { limits, ..rig::small() };
     assert!(sizes.policy.prefix_cache);
-    let (mut engine, mut rig, mut random) = (rig::engine(sizes), Rig::new(), Random(1));
+    let (mut engine, mut rig, mut random) = (rig::engine(sizes, overlap), Rig::new(), Random(1));
     for n in 0..SEQUENCES {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
         // Every fourth prompt is the same, so that blocks are shared and found to be the same while they grow.
         let prompt = if n % 4 == 0 { (100..120).collect() } else { random.prompt(20) };
         // Every other request has all that a request can ask of its logits.
+        let penalty = if penalties { 0.1 } else { 0.0 };
         let shaped = Sampling {
-            repetition_penalty: 1.1,
-            frequency_penalty: 0.1,
-            presence_penalty: 0.1,
+            repetition_penalty: 1.0 + penalty,
+            frequency_penalty: penalty,
+            presence_penalty: penalty,
             min_tokens: 1900,
             logit_bias: vec![(3, 0.5), (4, -0.5)],
             stop_token_ids: vec![5, 6],
@@ -54,9 +55,16 @@ fn decoding() -> (Engine, Rig) {
 
 #[test]
 fn a_thousand_steps_of_32_sequences_allocate_nothing() {
-    let (mut engine, mut rig) = decoding();
+    // A row that needs the last token is launched when that is committed: every other turn.
+    for (overlap, penalties, turns) in [(false, true, STEPS), (true, false, STEPS), (true, true, 2 * STEPS)] {
+        check_steps(overlap, penalties, turns);
+    }
+}
+
+fn check_steps(overlap: bool, penalties: bool, turns: u32) {
+    let (mut engine, mut rig) = decoding(overlap, penalties);
     let (before, mut allocations) = (rig.gauge(Gauge::GeneratedTokens), 0);
-    for _ in 0..STEPS {
+    for _ in 0..turns {
         let counted = allocation_counter::measure(|| {
             assert_eq!(engine.turn(&mut rig), Ok(Turn::Worked));
         });
@@ -65,14 +73,16 @@ fn a_thousand_steps_of_32_sequences_allocate_nothing() {
     }
     let tokens = rig.gauge(Gauge::GeneratedTokens) - before;
     assert_eq!(tokens, u64::from(STEPS) * u64::from(SEQUENCES), "every sequence gets a token in every step");
-    println!("{allocations} allocations for {tokens} tokens in {STEPS} steps");
+    println!(
+        "overlap {overlap}, penalties {penalties}: {allocations} allocations for {tokens} tokens in {STEPS} steps"
+    );
     assert_eq!(allocations, 0);
 }
 
 /// The counter counts: admitting a request does allocate.
 #[test]
 fn admission_is_seen_by_the_counter() {
-    let (mut engine, mut rig) = decoding();
+    let (mut engine, mut rig) = decoding(false, true);
     let id = rig.open(0, SLOTS - 1);
     rig.admit(id, &[1, 2, 3], 3, Sampling::default());
     let counted = allocation_counter::measure(|| {

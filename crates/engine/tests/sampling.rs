@@ -4,73 +4,11 @@
 mod rig;
 
 use pinion_engine::{Engine, Turn};
-use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
-    StepOutput, WarmUp,
-};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, Sampling};
-use rig::{EOS, Random, Rig, Story, small};
-
-/// Ids that the hashed model knows; the ids of prompts stay below it too.
-const HASHED_VOCABULARY: u32 = 64;
-
-/// Logits are a hash of the last token and its position, so they depend on the row alone, to the last bit. The fake
-/// inside checks the batch.
-struct Hashed {
-    inner: FakeModel,
-    info: ModelInfo,
-    sampler: Sampler,
-    logits: Vec<f32>,
-}
-
-impl Hashed {
-    fn engine() -> Engine {
-        let sizes = small();
-        let shape = FakeShape {
-            vocab_size: HASHED_VOCABULARY,
-            max_context: sizes.limits.max_model_len,
-            eos: sizes.limits.eos,
-            block_size: sizes.limits.block_size,
-            block_count: sizes.limits.block_count,
-        };
-        let inner = FakeModel::new(shape, FakeTiming::default());
-        let (info, sampler) = (inner.info().clone(), Sampler::new(HASHED_VOCABULARY as usize));
-        Engine::new(Box::new(Hashed { inner, info, sampler, logits: Vec::new() }), sizes)
-    }
-}
-
-impl Model for Hashed {
-    fn info(&self) -> &ModelInfo {
-        &self.info
-    }
-
-    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
-        self.inner.step(batch, &mut StepOutput::default())?;
-        out.clear();
-        for (index, row) in batch.rows.iter().enumerate() {
-            let Some(params) = &row.sample else {
-                out.push(RowOutcome::None);
-                continue;
-            };
-            let last = row.query_range().end - 1;
-            let mut random = Random(u64::from(batch.tokens[last]) << 32 | u64::from(batch.positions[last]));
-            self.logits.clear();
-            self.logits.extend((0..HASHED_VOCABULARY).map(|_| random.below(4000) as f32 / 1000.0));
-            self.sampler.draw_row(&mut self.logits, params, batch.shaping.shaping(index), out);
-        }
-        Ok(())
-    }
-
-    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
-        self.inner.logits(batch, out)
-    }
-
-    fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
-        self.inner.warm_up(shapes)
-    }
-}
+use rig::hashed::{HASHED_VOCABULARY, Hashed};
+use rig::{EOS, Random, Rig, Story};
 
 /// One request of every kind.
 fn every_kind() -> Vec<Sampling> {
@@ -117,7 +55,7 @@ fn alone(ids: &[u32], prompt_tokens: usize, sampling: &Sampling) -> (Vec<u32>, F
 }
 
 fn story_alone(ids: &[u32], prompt_tokens: usize, sampling: &Sampling) -> (Story, FinishReason) {
-    let (mut engine, mut rig) = (Hashed::engine(), Rig::new());
+    let (mut engine, mut rig) = (Hashed::engine(false), Rig::new());
     let id = rig.open(0, 0);
     rig.admit(id, ids, prompt_tokens, sampling.clone());
     settle(&mut engine, &mut rig);
@@ -138,12 +76,12 @@ fn check_logprobs(story: &Story, sampling: &Sampling) {
 #[test]
 fn a_request_gets_the_same_tokens_alone_and_among_others() {
     let mut preemptions = 0;
-    for seed in 0..12 {
+    for (seed, overlap) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
         let mut random = Random(seed);
         let prompts: Vec<Vec<u32>> = (0..every_kind().len())
             .map(|_| (0..1 + random.below(40)).map(|_| random.below(HASHED_VOCABULARY)).collect())
             .collect();
-        let (mut engine, mut rig) = (Hashed::engine(), Rig::new());
+        let (mut engine, mut rig) = (Hashed::engine(overlap), Rig::new());
         let mut admitted = Vec::new();
         for (slot, (sampling, prompt)) in every_kind().into_iter().zip(&prompts).enumerate() {
             let id = rig.open(slot as u16 % 2, slot as u16 / 2);
@@ -214,7 +152,7 @@ fn each_parameter_does_what_it_says() {
 
 #[test]
 fn ids_outside_the_vocabulary_are_refused_by_name_and_harm_nobody() {
-    let (mut engine, mut rig) = (Hashed::engine(), Rig::new());
+    let (mut engine, mut rig) = (Hashed::engine(false), Rig::new());
     let fine = rig.open(0, 0);
     rig.admit(fine, &[1, 2], 2, Sampling::default());
     let cases = [
@@ -238,7 +176,7 @@ fn ids_outside_the_vocabulary_are_refused_by_name_and_harm_nobody() {
 /// A row that is not asked to sample is not shaped either, and a model's outcome stays per row.
 #[test]
 fn outcomes_stay_in_their_rows() {
-    let (mut engine, mut rig) = (Hashed::engine(), Rig::new());
+    let (mut engine, mut rig) = (Hashed::engine(false), Rig::new());
     let long: Vec<u32> = (0..60).collect();
     let (shaped, plain) = (rig.open(0, 0), rig.open(0, 1));
     let sampling = Sampling { logit_bias: vec![(9, 100.0)], max_tokens: Some(3), ..Sampling::default() };

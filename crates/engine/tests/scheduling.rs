@@ -12,7 +12,8 @@ use rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 
 /// Runs requests that begin alike, two of three of them, through a small pool. Gives the rig and how many turns it took.
 fn run(policy: Policy) -> (Rig, u32) {
-    let (mut engine, mut rig, mut random) = (rig::engine(Sizes { policy, ..small() }), Rig::new(), Random(3));
+    let (mut engine, mut rig, mut random) =
+        (rig::engine(Sizes { policy, ..small() }, false), Rig::new(), Random(3));
     let common = random.prompt(40);
     let mut expected = Vec::new();
     for n in 0..FRONTENDS * SLOTS {
@@ -77,7 +78,7 @@ fn every_policy_gives_the_same_tokens() {
 fn an_engine_with_room_takes_in_more_than_its_budget() {
     for (fill_to_target, here) in [(false, [5, 10, 15]), (true, [8, 13, 18])] {
         let limits = Limits { block_count: 1000, ..small().limits };
-        let mut engine = rig::engine(Sizes { limits, fill_to_target, ..small() });
+        let mut engine = rig::engine(Sizes { limits, fill_to_target, ..small() }, false);
         let mut rig = Rig::new();
         for slot in 0..SLOTS {
             let id = rig.open(0, slot);

@@ -41,7 +41,13 @@ fn settle(engine: &mut Engine, rig: &mut Rig) {
 
 #[test]
 fn sixty_four_requests_get_the_oracles_tokens() {
-    let (mut engine, mut rig, mut random) = (rig::engine(small()), Rig::new(), Random(11));
+    for overlap in [false, true] {
+        check_oracle(overlap);
+    }
+}
+
+fn check_oracle(overlap: bool) {
+    let (mut engine, mut rig, mut random) = (rig::engine(small(), overlap), Rig::new(), Random(11));
     let mut expected = HashMap::new();
     for n in 0..FRONTENDS * SLOTS {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
@@ -72,8 +78,14 @@ fn sixty_four_requests_get_the_oracles_tokens() {
 /// Cancels, stop strings and closed slots at every phase, over and over on the same slots.
 #[test]
 fn leaving_at_any_moment_leaves_nothing_behind() {
+    for overlap in [false, true] {
+        check_leaving(overlap);
+    }
+}
+
+fn check_leaving(overlap: bool) {
     for seed in 0..40 {
-        let (mut engine, mut rig, mut random) = (rig::engine(small()), Rig::new(), Random(seed));
+        let (mut engine, mut rig, mut random) = (rig::engine(small(), overlap), Rig::new(), Random(seed));
         let mut open: Vec<(RequestId, Vec<u32>, u32)> = Vec::new();
         let mut closed = Vec::new();
         let mut asked: Vec<(RequestId, FinishReason)> = Vec::new();
@@ -139,7 +151,13 @@ fn check_story(rig: &Rig, id: RequestId, seed: u64, asked: &[(RequestId, FinishR
 
 #[test]
 fn what_cannot_run_is_rejected_and_the_rest_goes_on() {
-    let (mut engine, mut rig) = (rig::engine(small()), Rig::new());
+    for overlap in [false, true] {
+        check_refusals(overlap);
+    }
+}
+
+fn check_refusals(overlap: bool) {
+    let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
     let fine = rig.open(0, 0);
     rig.admit(fine, &[1, 2], 2, asks(5));
     let foreign = rig.open(0, 1);
@@ -172,7 +190,13 @@ fn what_cannot_run_is_rejected_and_the_rest_goes_on() {
 
 #[test]
 fn a_detokenizer_that_does_not_read_costs_only_its_own_requests() {
-    let (mut engine, mut rig) = (rig::engine(small()), Rig::new());
+    for overlap in [false, true] {
+        check_stuck_detokenizer(overlap);
+    }
+}
+
+fn check_stuck_detokenizer(overlap: bool) {
+    let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
     let ids: Vec<_> = (0..12).map(|slot| rig.open(slot % FRONTENDS, slot)).collect();
     for id in &ids {
         rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(30));
@@ -204,7 +228,13 @@ fn a_detokenizer_that_does_not_read_costs_only_its_own_requests() {
 
 #[test]
 fn a_lost_peer_takes_its_requests_along_in_silence() {
-    let (mut engine, mut rig) = (rig::engine(small()), Rig::new());
+    for overlap in [false, true] {
+        check_lost_peer(overlap);
+    }
+}
+
+fn check_lost_peer(overlap: bool) {
+    let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
     let ids: Vec<_> = (0..16).map(|slot| rig.open(slot / 8, slot)).collect();
     for id in &ids {
         rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(30));
@@ -257,16 +287,22 @@ impl Model for Flaky {
     }
 }
 
-fn flaky(sizes: Sizes) -> (Engine, Arc<AtomicU32>, Arc<AtomicU32>) {
+fn flaky(sizes: Sizes, overlap: bool) -> (Engine, Arc<AtomicU32>, Arc<AtomicU32>) {
     let (failures, poison) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(u32::MAX)));
     let inner = rig::fake(&sizes.limits);
     let model = Flaky { inner, failures: failures.clone(), poison: poison.clone() };
-    (Engine::new(Box::new(model), sizes), failures, poison)
+    (Engine::new(rig::pipeline(Box::new(model), overlap), sizes), failures, poison)
 }
 
 #[test]
 fn a_failed_step_fails_its_requests_and_a_failed_row_its_own() {
-    let (mut engine, failures, poison) = flaky(small());
+    for overlap in [false, true] {
+        check_failed_step(overlap);
+    }
+}
+
+fn check_failed_step(overlap: bool) {
+    let (mut engine, failures, poison) = flaky(small(), overlap);
     let mut rig = Rig::new();
     let ids: Vec<_> = (0..12).map(|slot| rig.open(0, slot)).collect();
     for id in &ids {
@@ -290,10 +326,11 @@ fn a_failed_step_fails_its_requests_and_a_failed_row_its_own() {
     assert!(counts["Failed(Internal)"] >= 7 && counts["Length"] >= 1, "{counts:?}");
 }
 
-/// Only failures in a row count: one good step between them and the engine goes on.
+/// Only failures in a row count: one good step between them and the engine goes on. Which step is the good one is only
+/// known without overlap.
 #[test]
 fn a_good_step_forgives_the_failures_before_it() {
-    let (mut engine, failures, _) = flaky(small());
+    let (mut engine, failures, _) = flaky(small(), false);
     let mut rig = Rig::new();
     for slot in 0..SLOTS {
         failures.store(u32::from(slot % 6 != 5), Ordering::Relaxed);
@@ -306,7 +343,13 @@ fn a_good_step_forgives_the_failures_before_it() {
 
 #[test]
 fn a_model_that_only_fails_ends_the_engine_with_a_reason() {
-    let (mut engine, failures, _) = flaky(small());
+    for overlap in [false, true] {
+        check_broken(overlap);
+    }
+}
+
+fn check_broken(overlap: bool) {
+    let (mut engine, failures, _) = flaky(small(), overlap);
     let mut rig = Rig::new();
     failures.store(u32::MAX, Ordering::Relaxed);
     let mut broken: Option<Broken> = None;
@@ -322,8 +365,10 @@ fn a_model_that_only_fails_ends_the_engine_with_a_reason() {
     }
     rig.read();
     let reason = broken.expect("it fails for good").reason;
-    assert!(reason.contains("as asked") && ids.len() == 8, "{reason} after {}", ids.len());
-    for id in ids {
+    // With overlap the ninth step was launched before the eighth was known to have failed.
+    let launched = if overlap { 9 } else { 8 };
+    assert!(reason.contains("as asked") && ids.len() == launched, "{reason} after {}", ids.len());
+    for id in ids.drain(..8) {
         assert_eq!(rig.ended(id).1.reason, FinishReason::Failed(FaultCode::Internal));
     }
 }

@@ -50,7 +50,8 @@ impl Row {
 /// One step's input, borrowed from the engine's reused buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBatch<'a> {
-    /// Query token ids of all rows, \[tokens\].
+    /// Query token ids of all rows, \[tokens\]. A [`FUTURE_TOKEN`](crate::FUTURE_TOKEN) is put in place by the
+    /// [`Pipeline`](crate::Pipeline) before a [`Model`](crate::Model) sees the batch.
     pub tokens: &'a [u32],
     /// Position of each query token in its sequence, \[tokens\]: `context_len - query_len + i` for a row's i-th token.
     pub positions: &'a [u32],
@@ -207,6 +208,11 @@ pub enum StepError {
         /// Its message.
         message: String,
     },
+    /// What runs the model has died or does not answer: this step has no result, and neither will any other.
+    Gone {
+        /// How it ended.
+        reason: String,
+    },
 }
 
 impl fmt::Display for StepError {
@@ -214,6 +220,7 @@ impl fmt::Display for StepError {
         match self {
             Self::BadBatch { row, reason } => write!(f, "malformed batch at row {row}: {reason}"),
             Self::Backend { operation, message } => write!(f, "{operation} failed: {message}"),
+            Self::Gone { reason } => f.write_str(reason),
         }
     }
 }

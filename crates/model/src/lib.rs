@@ -1,6 +1,6 @@
 //! Models over Hugging Face folders, the sampler, and the deterministic fake.
 //!
-//! Start at [`Model`] (one step over a flat batch), [`load`] and [`StepBatch`]. [`FakeModel`] and the sampler need no
+//! Start at [`Model`] (one step over a flat batch), [`Pipeline`] (how the engine drives one), [`load`] and [`StepBatch`]. [`FakeModel`] and the sampler need no
 //! libtorch; with the default feature `torch` off nothing here links it. This crate does not schedule, does not own
 //! requests and does not know the other processes.
 
@@ -13,6 +13,8 @@ mod gpt2;
 mod gpt2_weights;
 mod load;
 mod logprobs;
+mod owned_batch;
+mod pipeline;
 mod sampler;
 mod shaping;
 #[cfg(feature = "torch")]
@@ -25,6 +27,7 @@ pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use pinion_ops::{AttentionKernel, LinearKind};
+pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Threaded};
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{RowShaping, Shaping, Unshaped};
 

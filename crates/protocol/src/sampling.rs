@@ -65,11 +65,12 @@ impl Default for Sampling {
 impl Sampling {
     /// Whether anything but the model decides the logits of the token that follows `generated` others.
     pub fn shapes_logits(&self, generated: u32) -> bool {
-        self.repetition_penalty != 1.0
-            || self.frequency_penalty != 0.0
-            || self.presence_penalty != 0.0
-            || !self.logit_bias.is_empty()
-            || generated < self.min_tokens
+        self.reads_output() || !self.logit_bias.is_empty() || generated < self.min_tokens
+    }
+
+    /// Whether the logits depend on which tokens were generated, as with penalties.
+    pub fn reads_output(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 
     /// Whether `token` ends a text in which `before` tokens were generated before it.

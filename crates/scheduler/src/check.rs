@@ -17,7 +17,10 @@ impl Scheduler {
         let mut queue = self.waiting.iter().map(|&key| self.sequence(key)).skip_while(|s| s.preemptions > 0);
         assert!(queue.clone().is_sorted_by_key(|s| s.ordinal), "in order of arrival behind the preempted");
         assert!(queue.all(|s| s.preemptions == 0), "the preempted stand first");
-        assert!(by_order.clone().all(|s| s.len() < s.length_max), "who is at the end has left");
+        assert!(
+            by_order.clone().all(|s| s.generated() + s.prompt_tokens < s.length_max),
+            "who is at the end has left"
+        );
         assert_eq!(by_order.count(), live().count(), "every request runs or waits");
         assert_eq!(self.by_id.len(), live().count(), "every request can be found by its id");
         assert_eq!(self.free_keys.len() + self.by_id.len(), self.sequences.len(), "no key is lost");
@@ -25,12 +28,14 @@ impl Scheduler {
         assert_eq!(self.free_lanes.len() + self.running.len(), lanes, "no lane is lost");
         for sequence in self.running.iter().map(|&key| self.sequence(key)) {
             assert!(sequence.lane.is_some() && sequence.pending() > 0, "a running request has work");
+            assert!(sequence.drawing <= self.outstanding, "at most one draw in a step");
             let covered = sequence.blocks.len() as u32 * self.limits.block_size;
             assert!(covered >= sequence.computed, "what is computed lies in blocks");
         }
         assert!(live().all(|s| s.registered as usize <= s.blocks.len()), "what is registered is held");
         for sequence in self.waiting.iter().map(|&key| self.sequence(key)) {
             assert!(sequence.lane.is_none() && sequence.blocks.is_empty(), "who waits holds nothing");
+            assert_eq!((sequence.computed, sequence.drawing), (0, 0), "who waits has no row");
         }
         self.pool.check(self.sequences.iter().flatten().map(|s| s.blocks.as_slice()));
     }

@@ -3,7 +3,7 @@
 use pinion_protocol::frontend_inbox::Finished;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
 
-/// What the next step computes. Rows that decode one token stand first, then prefill chunks, each group oldest
+/// What a step computes. Rows that decode one token stand first, then prefill chunks, each group oldest
 /// first; the rows together never hold more tokens than the budget.
 #[derive(Debug, Clone, Default)]
 pub struct StepPlan {
@@ -44,9 +44,9 @@ pub struct PlanRow {
 /// What the model needs to know about a row beside the row itself, borrowed from the scheduler.
 #[derive(Debug, Clone, Copy)]
 pub struct RowView<'a> {
-    /// Ids of the tokens to compute.
+    /// Ids of the tokens to compute. The last one is missing if an outstanding step draws it.
     pub tokens: &'a [u32],
-    /// All ids of the sequence: the prompt, then what was generated.
+    /// All known ids of the sequence: the prompt, then what was generated.
     pub ids: &'a [u32],
     /// The sequence's block table; it covers the sequence up to the end of the row.
     pub blocks: &'a [u32],
@@ -72,6 +72,8 @@ pub enum RowResult {
 pub struct Event {
     /// Whose it is.
     pub id: RequestId,
+    /// Index of the row that drew it.
+    pub row: u32,
     /// The token.
     pub token: u32,
     /// Index among the generated tokens, from 0.

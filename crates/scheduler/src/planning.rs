@@ -9,20 +9,53 @@ use crate::plan::{PlanRow, StepPlan};
 const ADMISSION_RESERVE_DIVISOR: u32 = 100;
 
 impl Scheduler {
-    /// Fills the next step. The plan is empty when nothing can run.
+    /// Fills the next step. The plan is empty, and needs no commit, when nothing can run.
     ///
     /// # Panics
-    /// If the previous plan was not committed.
+    /// If a plan is outstanding.
     pub fn plan(&mut self, now_ns: u64) -> &StepPlan {
-        assert!(!self.planned, "each plan is committed before the next");
-        self.plan.rows.clear();
-        self.prefill_rows.clear();
-        (self.plan.token_count, self.plan.preempted_count) = (0, 0);
-
+        assert_eq!(self.outstanding, 0, "each plan is committed before the next; see plan_ahead");
+        self.plan.preempted_count = 0;
         let mut grown = 0;
         while grown < self.running.len() && self.grow(grown) {
             grown += 1;
         }
+        self.fill(grown, now_ns);
+        &self.plan
+    }
+
+    /// Fills the step after the outstanding one, before that one's tokens are known: its rows may stand on a token
+    /// that the outstanding step draws. `None` if that one must be committed first: nothing else can run, or blocks run
+    /// short (whoever has an outstanding row is not preempted), or a draw needs a token that is not here yet.
+    ///
+    /// # Panics
+    /// If not exactly one plan is outstanding.
+    pub fn plan_ahead(&mut self, now_ns: u64) -> Option<&StepPlan> {
+        assert_eq!(self.outstanding, 1, "one plan is outstanding");
+        let mut running = self.running.iter().map(|&key| self.sequence(key));
+        if running.any(|sequence| !sequence.completes() && sequence.waits_for_token()) {
+            return None;
+        }
+        // Blocks taken before the pool ran dry stay with their sequences, which need them in the next step anyway.
+        let grown = self.running.len();
+        if !(0..grown).all(|index| self.grow_freely(index)) {
+            return None;
+        }
+        std::mem::swap(&mut self.plan, &mut self.earlier);
+        (self.plan.step, self.plan.preempted_count) = (self.earlier.step, 0);
+        self.fill(grown, now_ns);
+        if self.plan.rows.is_empty() {
+            std::mem::swap(&mut self.plan, &mut self.earlier);
+            return None;
+        }
+        Some(&self.plan)
+    }
+
+    /// Makes the rows of the plan. The first `grown` running sequences have the blocks for all their tokens.
+    fn fill(&mut self, grown: usize, now_ns: u64) {
+        self.plan.rows.clear();
+        self.prefill_rows.clear();
+        self.plan.token_count = 0;
         let prefill_first = self.prefill_first();
         if !prefill_first {
             self.place_decodes(grown);
@@ -33,10 +66,16 @@ impl Scheduler {
         }
 
         self.plan.rows.extend_from_slice(&self.prefill_rows);
-        self.plan.step += u64::from(!self.plan.rows.is_empty());
         self.plan.oldest_waiting_ns = self.oldest_arrived_ns().map_or(0, |ns| now_ns.saturating_sub(ns));
-        self.planned = true;
-        &self.plan
+        for index in 0..self.plan.rows.len() {
+            let PlanRow { key, len, draw, .. } = self.plan.rows[index];
+            let sequence = self.sequence_mut(key);
+            sequence.computed += len;
+            sequence.drawing += u32::from(draw.is_some());
+        }
+        let filled = u32::from(!self.plan.rows.is_empty());
+        self.plan.step += u64::from(filled);
+        self.outstanding += filled;
     }
 
     /// When the oldest waiting request arrived: the first behind the preempted ones, or one of those.
@@ -49,23 +88,28 @@ impl Scheduler {
     /// Gives the running sequence at `index` the blocks for all its tokens, at the cost of those that started last if
     /// need be. False if it was itself the last: then it runs no more.
     fn grow(&mut self, index: usize) -> bool {
-        let key = self.running[index];
-        loop {
-            let needed = blocks_for(self.sequence(key).len(), self.limits.block_size) as usize;
-            if self.sequence(key).blocks.len() >= needed {
-                return true;
-            }
-            match self.pool.take() {
-                Some(block) => self.sequence_mut(key).blocks.push(block),
-                None => {
-                    self.preempt_last();
-                    if index == self.running.len() {
-                        assert!(index > 0, "a request that runs alone fits in the pool");
-                        return false;
-                    }
-                }
+        while !self.grow_freely(index) {
+            self.preempt_last();
+            if index == self.running.len() {
+                assert!(index > 0, "a request that runs alone fits in the pool");
+                return false;
             }
         }
+        true
+    }
+
+    /// Gives the running sequence at `index` the blocks for all its tokens, as far as there are any. False if there are
+    /// too few.
+    fn grow_freely(&mut self, index: usize) -> bool {
+        let key = self.running[index];
+        let sequence = self.sequences[key as usize].as_mut().expect("a running key names a sequence");
+        // The KV of a last token is never read.
+        let needed = blocks_for(sequence.len(), self.limits.block_size) as usize;
+        while !sequence.completes() && sequence.blocks.len() < needed {
+            let Some(block) = self.pool.take() else { return false };
+            sequence.blocks.push(block);
+        }
+        true
     }
 
     /// The running request that started last gives everything back and waits at the head of the queue.
@@ -84,7 +128,8 @@ impl Scheduler {
     fn place_decodes(&mut self, count: usize) {
         for index in 0..count {
             let key = self.running[index];
-            if self.sequence(key).decodes() && self.room() > 0 {
+            let sequence = self.sequence(key);
+            if sequence.decodes() && !sequence.completes() && self.room() > 0 {
                 let row = self.row_of(key, 1);
                 self.plan.rows.push(row);
             }
@@ -103,7 +148,7 @@ impl Scheduler {
             let key = self.running[next];
             next += 1;
             let sequence = self.sequence(key);
-            if sequence.decodes() && !started {
+            if sequence.completes() || sequence.decodes() && !started {
                 continue;
             }
             let chunk_max = self.policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
@@ -174,7 +219,7 @@ impl Scheduler {
             lane: sequence.lane.expect("a running sequence has a lane"),
             start: sequence.computed,
             len,
-            draw: (len == sequence.pending()).then(|| sequence.generated()),
+            draw: (len == sequence.pending()).then(|| sequence.len() - sequence.prompt_tokens),
             first: !std::mem::replace(&mut sequence.scheduled_before, true),
         }
     }

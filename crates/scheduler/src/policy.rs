@@ -100,7 +100,8 @@ impl Scheduler {
     pub(crate) fn prefill_first(&mut self) -> bool {
         let first = self.prefill_first_steps < PREFILL_FIRST_STEPS_MAX
             && self.policy.prefill_first_from.is_some_and(|from| {
-                let prefills = self.running.iter().filter(|&&key| !self.sequence(key).decodes()).count();
+                let prefills = self.running.iter().map(|&key| self.sequence(key));
+                let prefills = prefills.filter(|s| !s.decodes() && !s.completes()).count();
                 prefills + self.waiting.len() >= from as usize
             });
         self.prefill_first_steps = if first { self.prefill_first_steps + 1 } else { 0 };

@@ -28,7 +28,8 @@ pub struct Totals {
     pub prefix_hit_tokens: u64,
 }
 
-/// See the crate's head. `plan` and `commit` alternate; everything else may be called at any time.
+/// See the crate's head. `plan` and `commit` alternate, or `plan_ahead` and `commit` while a plan is outstanding;
+/// everything else may be called at any time.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) limits: Limits,
@@ -44,13 +45,16 @@ pub struct Scheduler {
     pub(crate) waiting: VecDeque<u32>,
     pub(crate) free_lanes: Vec<u32>,
     next_ordinal: u64,
+    /// The last plan.
     pub(crate) plan: StepPlan,
+    /// The one before it, if both are outstanding.
+    pub(crate) earlier: StepPlan,
+    /// Plans that wait for their commit: 0, 1 or 2.
+    pub(crate) outstanding: u32,
     /// Prefill rows of the plan in the making.
     pub(crate) prefill_rows: Vec<PlanRow>,
     /// Steps in a row, up to the last one, in which prompts came before decodes.
     pub(crate) prefill_first_steps: u32,
-    /// Between a plan and its commit.
-    pub(crate) planned: bool,
     events: Vec<Event>,
     finished: Vec<Ended>,
     pub(crate) totals: Totals,
@@ -93,9 +97,10 @@ impl Scheduler {
             free_lanes: (0..limits.running_max()).rev().collect(),
             next_ordinal: 0,
             plan: StepPlan { rows: Vec::with_capacity(running), ..StepPlan::default() },
+            earlier: StepPlan { rows: Vec::with_capacity(running), ..StepPlan::default() },
+            outstanding: 0,
             prefill_rows: Vec::with_capacity(running),
             prefill_first_steps: 0,
-            planned: false,
             events: Vec::with_capacity(running),
             finished: Vec::with_capacity(requests),
             totals: Totals::default(),
@@ -128,6 +133,7 @@ impl Scheduler {
             resumed_tokens,
             length_max,
             computed: 0,
+            drawing: 0,
             blocks: Vec::with_capacity(block_count),
             registered: 0,
             cached_tokens: 0,
@@ -178,9 +184,14 @@ impl Scheduler {
         Ok(wanted as u32)
     }
 
-    /// The plan that waits for its commit, or the last one.
+    /// The last plan.
     pub fn current_plan(&self) -> &StepPlan {
         &self.plan
+    }
+
+    /// The plan that the next commit is for: the oldest outstanding one, or the last one if none is.
+    pub fn oldest_plan(&self) -> &StepPlan {
+        if self.outstanding == 2 { &self.earlier } else { &self.plan }
     }
 
     /// Tokens and blocks of a row of the current plan.
@@ -190,8 +201,10 @@ impl Scheduler {
     pub fn row(&self, row: &PlanRow) -> RowView<'_> {
         let sequence = self.sequence(row.key);
         assert_eq!(sequence.ordinal, row.ordinal, "a plan's rows are read before anything is discarded");
+        let known = sequence.ids.len();
+        let end = known.min((row.start + row.len) as usize);
         RowView {
-            tokens: &sequence.ids[row.start as usize..][..row.len as usize],
+            tokens: &sequence.ids[known.min(row.start as usize)..end],
             ids: &sequence.ids,
             blocks: &sequence.blocks,
             sampling: &sequence.sampling,
@@ -199,21 +212,27 @@ impl Scheduler {
         }
     }
 
-    /// Applies what the model answered, one result per row of the plan, and gives the new tokens in row order. A
-    /// result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests that ended
-    /// since the plan are skipped.
+    /// Applies what the model answered, one result per row of the oldest outstanding plan, and gives the new tokens in
+    /// row order. A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests
+    /// that ended since the plan are skipped.
+    ///
+    /// A request that ends here may have a row in a plan that was made ahead. That row is stale: its token is skipped,
+    /// and its blocks are given back now although the row may still write to them. That is safe because a device runs
+    /// steps in the order of their launches, so whoever gets such a block writes later; and a block that the prefix
+    /// cache knows is whole, while a row only writes behind the tokens that are whole.
     ///
     /// # Panics
-    /// If there is no plan, or another number of results than rows.
+    /// If there is another number of results than rows.
     pub fn commit(&mut self, results: &[RowResult]) -> &[Event] {
-        assert!(std::mem::take(&mut self.planned), "a commit follows a plan");
-        assert_eq!(results.len(), self.plan.rows.len(), "one result per row");
         self.events.clear();
-        let load = self.plan.load();
+        let rows = if self.outstanding == 0 { 0 } else { self.oldest_plan().rows.len() };
+        assert_eq!(results.len(), rows, "one result per row");
+        let load = self.oldest_plan().load();
         for (index, result) in results.iter().enumerate() {
-            let row = self.plan.rows[index];
-            self.commit_row(&row, *result, load);
+            let row = self.oldest_plan().rows[index];
+            self.commit_row(index as u32, &row, *result, load);
         }
+        self.outstanding = self.outstanding.saturating_sub(1);
         let sequences = &self.sequences;
         self.running.retain(|&key| sequences[key as usize].is_some());
         if cfg!(debug_assertions) {
@@ -222,14 +241,14 @@ impl Scheduler {
         &self.events
     }
 
-    fn commit_row(&mut self, row: &PlanRow, result: RowResult, load: StepLoad) {
+    fn commit_row(&mut self, index_in_plan: u32, row: &PlanRow, result: RowResult, load: StepLoad) {
         let Some(sequence) = self.sequences[row.key as usize].as_mut().filter(|s| s.ordinal == row.ordinal)
         else {
             return;
         };
         let prompt_left = sequence.prompt_tokens.saturating_sub(row.start);
         self.totals.prompt_tokens += u64::from(row.len.min(prompt_left));
-        sequence.computed = row.start + row.len;
+        sequence.drawing -= u32::from(row.draw.is_some());
         sequence.company.join(load);
         match (row.draw, result) {
             (Some(index), RowResult::Token(token)) => {
@@ -237,6 +256,7 @@ impl Scheduler {
                 let end = sequence.end(self.limits.eos);
                 self.events.push(Event {
                     id: row.id,
+                    row: index_in_plan,
                     token,
                     sequence: index,
                     first: index == sequence.resumed_tokens,
@@ -244,7 +264,7 @@ impl Scheduler {
                     eos: end == Some(FinishReason::Stop),
                 });
                 self.totals.generated_tokens += 1;
-                self.register(row.key);
+                self.register(row.key, row.start + row.len);
                 if let Some(reason) = end {
                     self.leave(row.key, reason, true);
                 }
@@ -262,12 +282,12 @@ impl Scheduler {
         }
     }
 
-    /// Makes the whole blocks that are computed findable. Only called when a token was drawn: it depends on all KV
-    /// before it, so nothing that was not finite becomes findable.
-    fn register(&mut self, key: u32) {
+    /// Makes the whole blocks of the first `computed` tokens findable. Only called when a token was drawn after them: it
+    /// depends on all KV before it, so nothing that was not finite becomes findable.
+    fn register(&mut self, key: u32, computed: u32) {
         let sequence = self.sequences[key as usize].as_mut().expect("a key names a sequence");
         let block_size = self.limits.block_size as usize;
-        let whole = sequence.computed as usize / block_size;
+        let whole = computed as usize / block_size;
         for index in sequence.registered as usize..whole {
             let before = index.checked_sub(1).map(|before| sequence.blocks[before]);
             let tokens = &sequence.ids[index * block_size..][..block_size];

@@ -17,8 +17,10 @@ pub(crate) struct Sequence {
     pub(crate) resumed_tokens: u32,
     /// Length of `ids` at which the request ends.
     pub(crate) length_max: u32,
-    /// The first `computed` tokens have their KV in `blocks`.
+    /// The first `computed` tokens have their KV in `blocks`, or will have it when the outstanding steps are done.
     pub(crate) computed: u32,
+    /// Tokens that outstanding steps draw: they follow `ids`, and nobody here knows them yet.
+    pub(crate) drawing: u32,
     pub(crate) blocks: Vec<u32>,
     /// The first so many of `blocks` have been offered to the prefix cache, or came from it.
     pub(crate) registered: u32,
@@ -39,9 +41,20 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Length in tokens.
+    /// Length in tokens, those that outstanding steps draw included.
     pub(crate) fn len(&self) -> u32 {
-        self.ids.len() as u32
+        self.ids.len() as u32 + self.drawing
+    }
+
+    /// Whether the outstanding steps take it to its last token, whatever they draw.
+    pub(crate) fn completes(&self) -> bool {
+        self.len() >= self.length_max
+    }
+
+    /// Whether its next draw needs a token that an outstanding step draws: the one place that says whose logits depend
+    /// on what the host knows. Biases and banned ids depend on how many tokens there are, not on which.
+    pub(crate) fn waits_for_token(&self) -> bool {
+        self.drawing > 0 && self.sampling.reads_output()
     }
 
     /// Tokens whose KV is missing: 1 when decoding, more during prefill.
@@ -54,8 +67,9 @@ impl Sequence {
         self.computed > 0 && self.pending() == 1
     }
 
+    /// Generated tokens that are here.
     pub(crate) fn generated(&self) -> u32 {
-        self.len() - self.prompt_tokens
+        self.ids.len() as u32 - self.prompt_tokens
     }
 
     /// Why the request ends here, if it does.
@@ -65,7 +79,7 @@ impl Sequence {
         let stops = last.zip(before).is_some_and(|(token, before)| self.sampling.ends_at(token, before, eos));
         if stops {
             Some(FinishReason::Stop)
-        } else if self.len() >= self.length_max {
+        } else if self.ids.len() as u32 >= self.length_max {
             Some(FinishReason::Length)
         } else {
             None

@@ -11,6 +11,7 @@ const DEFAULT: Scheduling = Scheduling {
     prefill_max_batch_size: None,
     prefill_priority_threshold: None,
     fill_to_target: true,
+    overlap: true,
 };
 
 #[test]
@@ -21,6 +22,7 @@ fn each_switch_sets_its_own_field() {
         (&[][..], DEFAULT),
         (&["--no-prefix-cache"], Scheduling { prefix_cache: false, ..DEFAULT }),
         (&["--no-fill-to-target"], Scheduling { fill_to_target: false, ..DEFAULT }),
+        (&["--no-overlap"], Scheduling { overlap: false, ..DEFAULT }),
         (&["--admission=pack"], admission(AdmissionKind::Pack)),
         (&["--admission", "shortest"], admission(AdmissionKind::Shortest)),
         (

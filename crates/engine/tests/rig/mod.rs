@@ -3,8 +3,12 @@
 
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
+pub mod hashed;
+
 use pinion_engine::{Engine, Ports, Sizes};
-use pinion_model::{FakeModel, FakeShape, FakeTiming, Model};
+use pinion_model::{
+    FakeModel, FakeShape, FakeTiming, Inline, Model, Pipeline, STEP_DEADLINE, Threaded, WarmUp,
+};
 use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, decode_step};
 use pinion_protocol::engine_inbox::{self, Admit};
 use pinion_protocol::frontend_inbox::{self, Finished, Reject};
@@ -285,8 +289,23 @@ pub fn fake(limits: &Limits) -> Box<dyn Model> {
     Box::new(FakeModel::new(shape, FakeTiming::default()))
 }
 
-pub fn engine(sizes: Sizes) -> Engine {
-    Engine::new(fake(&sizes.limits), sizes)
+pub fn pipeline(model: Box<dyn Model>, overlap: bool) -> Box<dyn Pipeline> {
+    if overlap {
+        Box::new(Threaded::start(|| Ok(model), STEP_DEADLINE).expect("a thread for the model"))
+    } else {
+        Box::new(Inline::new(model))
+    }
+}
+
+/// The shapes that an engine of these limits tells its pipeline before the first step.
+pub fn shapes(limits: &Limits) -> WarmUp {
+    WarmUp { max_rows: limits.max_num_seqs, max_tokens: limits.max_num_batched_tokens }
+}
+
+pub fn engine(sizes: Sizes, overlap: bool) -> Engine {
+    let mut pipeline = pipeline(fake(&sizes.limits), overlap);
+    pipeline.warm_up(&shapes(&sizes.limits)).expect("the fake model is always warm");
+    Engine::new(pipeline, sizes)
 }
 
 /// SplitMix64, so that a seed printed by a failing test replays it.

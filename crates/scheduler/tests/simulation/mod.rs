@@ -11,7 +11,7 @@ use pinion_protocol::{FaultCode, RequestId, Sampling};
 use pinion_scheduler::{
     Admission, Ended, Limits, PlanRow, Policy, Refusal, Request, RowResult, Scheduler, Totals,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 pub const VOCABULARY: u32 = 24;
 pub const EOS: u32 = 0;
@@ -46,12 +46,15 @@ fn alone(ids: &[u32], generate: usize, ignore_eos: bool) -> Vec<u32> {
 struct Mock {
     block_size: usize,
     kv: Vec<u64>,
+    /// What the last step drew, by lane.
+    drawn: Vec<u32>,
 }
 
 impl Mock {
     fn new(limits: &Limits) -> Mock {
         let size = limits.block_size as usize;
-        Mock { block_size: size, kv: vec![0xdead; size * limits.block_count as usize] }
+        let kv = vec![0xdead; size * limits.block_count as usize];
+        Mock { block_size: size, kv, drawn: vec![EOS; limits.max_num_seqs as usize] }
     }
 
     fn at(&mut self, blocks: &[u32], position: usize) -> &mut u64 {
@@ -62,17 +65,25 @@ impl Mock {
     /// Computes a row. What a poisoned row writes is wrong.
     fn row(&mut self, scheduler: &Scheduler, row: &PlanRow, poisoned: bool) -> RowResult {
         let view = scheduler.row(row);
-        assert_eq!(view.tokens.len(), row.len as usize);
+        let future = self.drawn[row.lane as usize];
+        let tokens: Vec<u32> = view.tokens.iter().copied().chain([future]).take(row.len as usize).collect();
+        assert_eq!(tokens.len(), row.len as usize, "at most one token is not known");
+        if view.sampling.reads_output() {
+            assert_eq!(view.tokens.len(), tokens.len(), "its draw looks at all tokens before it");
+        }
         let start = row.start as usize;
         let mut state = (0..start).fold(1, |state, position| mix(state, *self.at(view.blocks, position)));
-        for (offset, &token) in view.tokens.iter().enumerate() {
+        for (offset, &token) in tokens.iter().enumerate() {
             let value = mix(state, u64::from(token) + if poisoned { 1 << 40 } else { 0 });
             *self.at(view.blocks, start + offset) = value;
             state = mix(state, value);
         }
         match row.draw {
             Some(_) if poisoned => RowResult::Failed(FaultCode::NonFinite),
-            Some(_) => RowResult::Token(draw(state)),
+            Some(_) => {
+                self.drawn[row.lane as usize] = draw(state);
+                RowResult::Token(draw(state))
+            }
             None => RowResult::Computed,
         }
     }
@@ -122,6 +133,8 @@ pub struct Schedule {
     pub arrivals: Vec<Arrival>,
     /// Empties the prefix cache after every so many steps.
     pub clear_every: Option<u32>,
+    /// Each step is planned and run before the one before it is committed.
+    pub ahead: bool,
 }
 
 /// One request as the test sees it.
@@ -145,6 +158,8 @@ struct Simulation {
     scheduler: Scheduler,
     mock: Mock,
     step: u32,
+    /// Results of the steps that wait for their commit.
+    in_flight: VecDeque<Vec<(RequestId, RowResult)>>,
     watched: HashMap<RequestId, Watched>,
     /// Most steps in which the requests so far can be done: one of them advances in each.
     work_steps: u32,
@@ -169,17 +184,20 @@ pub fn simulate(schedule: Schedule) -> Outcome {
         scheduler: Scheduler::with_policy(limits, policy),
         mock: Mock::new(&limits),
         step: 0,
+        in_flight: VecDeque::new(),
         watched: HashMap::new(),
         work_steps: 0,
     };
     let mut arrivals = arrivals.into_iter().enumerate().peekable();
-    while arrivals.peek().is_some() || !simulation.scheduler.is_empty() {
+    let mut again = true;
+    while again || arrivals.peek().is_some() || !simulation.in_flight.is_empty() {
         while let Some((slot, arrival)) = arrivals.next_if(|(_, a)| a.at_step <= simulation.step) {
             simulation.arrive(slot, arrival);
         }
         simulation.exits();
         simulation.run_step();
         simulation.check_waits(last_arrival);
+        again = !simulation.scheduler.is_empty();
     }
     simulation.check_end();
     let pool = simulation.scheduler.pool();
@@ -202,7 +220,9 @@ impl Simulation {
         ids.extend(&expected[..resumed]);
         let prompt_tokens = arrival.prompt.len() as u32;
         let (max_tokens, ignore_eos) = (Some(arrival.max_tokens), arrival.ignore_eos);
-        let sampling = Sampling { max_tokens, ignore_eos, ..Sampling::default() };
+        // The mock takes no notice, but the scheduler must.
+        let frequency_penalty = if slot.is_multiple_of(5) { 0.5 } else { 0.0 };
+        let sampling = Sampling { max_tokens, ignore_eos, frequency_penalty, ..Sampling::default() };
         let request = Request { id, sampling, ids, prompt_tokens };
         let length = prompt_tokens + arrival.max_tokens;
         let fits = length <= limits.max_model_len.min(limits.block_count * limits.block_size);
@@ -214,7 +234,9 @@ impl Simulation {
                     assert_eq!(self.scheduler.admit(request, 0), Err(Refusal::Duplicate));
                 }
                 let pauses = self.schedule.policy.prefill_first_from.map_or(0, |_| PREFILL_FIRST_STEPS_MAX);
-                self.work_steps += length * (1 + pauses);
+                // Ahead, a step that is not launched may stand between two that are.
+                let turns = if self.schedule.ahead { 2 * length + 2 } else { length };
+                self.work_steps += turns * (1 + pauses);
                 let watched = Watched {
                     got: expected[..resumed].to_vec(),
                     deadline: self.step + self.work_steps,
@@ -270,25 +292,10 @@ impl Simulation {
     }
 
     fn run_step(&mut self) {
-        let rows = self.plan();
-        self.mock.check_writes(&self.scheduler, &rows);
-        let mut results = Vec::new();
-        for row in &rows {
-            let watched = self.watched.get_mut(&row.id).expect("who runs was admitted");
-            let since = self.step - watched.arrival.at_step;
-            let poisoned = matches!(watched.arrival.exit, Some(Exit::Fail(after)) if after <= since);
-            let result = self.mock.row(&self.scheduler, row, poisoned);
-            watched.failed |= matches!(result, RowResult::Failed(_));
-            watched.started = true;
-            results.push(result);
+        let launched = self.launch();
+        if !launched || !self.schedule.ahead || self.in_flight.len() == 2 {
+            self.commit();
         }
-        for event in self.scheduler.commit(&results) {
-            let watched = self.watched.get_mut(&event.id).expect("who runs was admitted");
-            assert_eq!(event.sequence as usize, watched.got.len(), "no token is repeated or skipped");
-            watched.got.push(event.token);
-            assert_eq!(event.last, watched.got.len() == watched.expected.len());
-        }
-        self.scheduler.check();
         self.collect();
         self.step += 1;
         if self.schedule.clear_every.is_some_and(|every| self.step.is_multiple_of(every)) {
@@ -297,9 +304,50 @@ impl Simulation {
         }
     }
 
-    fn plan(&mut self) -> Vec<PlanRow> {
+    /// Plans a step and computes it, as a device does that runs steps in the order of their launches.
+    fn launch(&mut self) -> bool {
+        let Some(rows) = self.plan() else { return false };
+        self.mock.check_writes(&self.scheduler, &rows);
+        let mut results = Vec::new();
+        for row in &rows {
+            let watched = self.watched.get_mut(&row.id).expect("who runs was admitted");
+            let since = self.step - watched.arrival.at_step;
+            let poisoned = matches!(watched.arrival.exit, Some(Exit::Fail(after)) if after <= since);
+            let result = self.mock.row(&self.scheduler, row, poisoned);
+            watched.started = true;
+            results.push((row.id, result));
+        }
+        let launched = !results.is_empty();
+        if launched {
+            self.in_flight.push_back(results);
+        }
+        launched
+    }
+
+    fn commit(&mut self) {
+        let step = self.in_flight.pop_front().unwrap_or_default();
+        for (id, result) in &step {
+            let watched = self.watched.get_mut(id).expect("who runs was admitted");
+            watched.failed |= matches!(result, RowResult::Failed(_)) && watched.ended.is_none();
+        }
+        let results: Vec<RowResult> = step.into_iter().map(|(_, result)| result).collect();
+        for event in self.scheduler.commit(&results) {
+            let watched = self.watched.get_mut(&event.id).expect("who runs was admitted");
+            assert_eq!(event.sequence as usize, watched.got.len(), "no token is repeated or skipped");
+            watched.got.push(event.token);
+            assert_eq!(event.last, watched.got.len() == watched.expected.len());
+            assert_eq!(results[event.row as usize], RowResult::Token(event.token));
+        }
+        self.scheduler.check();
+    }
+
+    /// The rows of the next step; `None` if the one in flight must be committed first.
+    fn plan(&mut self) -> Option<Vec<PlanRow>> {
         let (limits, policy) = (self.schedule.limits, self.schedule.policy);
-        let plan = self.scheduler.plan(u64::from(self.step));
+        let ahead = !self.in_flight.is_empty();
+        let preemptions = self.scheduler.totals().preemptions;
+        let now_ns = u64::from(self.step);
+        let plan = if ahead { self.scheduler.plan_ahead(now_ns)? } else { self.scheduler.plan(now_ns) };
         assert!(plan.token_count <= limits.max_num_batched_tokens, "over the token budget");
         assert!(plan.rows.len() <= limits.max_num_seqs as usize, "over the sequence limit");
         assert!(plan.rows.iter().all(|row| row.len > 0), "a row without a token");
@@ -309,11 +357,16 @@ impl Simulation {
         let chunks = plan.rows.iter().filter(|row| row.len > 1).count();
         assert!(chunks <= policy.prefill_rows_max.unwrap_or(u32::MAX) as usize, "over the prefill batch");
         let rows = plan.rows.clone();
+        assert!(
+            !ahead || self.scheduler.totals().preemptions == preemptions,
+            "preempted with a row in flight"
+        );
+        self.scheduler.check();
         assert!(self.scheduler.is_empty() || !rows.is_empty(), "requests are here and nothing is planned");
         for (index, row) in rows.iter().enumerate() {
             assert!(rows[..index].iter().all(|other| other.lane != row.lane && other.id != row.id));
         }
-        rows
+        Some(rows)
     }
 
     fn check_waits(&self, last_arrival: u32) {

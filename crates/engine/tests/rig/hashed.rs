@@ -1,0 +1,68 @@
+//! A model whose draws show every parameter of a request.
+
+use super::{Random, pipeline, small};
+use pinion_engine::Engine;
+use pinion_model::{
+    FakeModel, FakeShape, FakeTiming, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
+    StepOutput, WarmUp,
+};
+
+/// Ids that the hashed model knows; the ids of prompts stay below it too.
+pub const HASHED_VOCABULARY: u32 = 64;
+
+/// Logits are a hash of the last token and its position, so they depend on the row alone, to the last bit. The fake
+/// inside checks the batch.
+pub struct Hashed {
+    inner: FakeModel,
+    info: ModelInfo,
+    sampler: Sampler,
+    logits: Vec<f32>,
+}
+
+impl Hashed {
+    pub fn engine(overlap: bool) -> Engine {
+        let sizes = small();
+        let shape = FakeShape {
+            vocab_size: HASHED_VOCABULARY,
+            max_context: sizes.limits.max_model_len,
+            eos: sizes.limits.eos,
+            block_size: sizes.limits.block_size,
+            block_count: sizes.limits.block_count,
+        };
+        let inner = FakeModel::new(shape, FakeTiming::default());
+        let (info, sampler) = (inner.info().clone(), Sampler::new(HASHED_VOCABULARY as usize));
+        let model = Hashed { inner, info, sampler, logits: Vec::new() };
+        Engine::new(pipeline(Box::new(model), overlap), sizes)
+    }
+}
+
+impl Model for Hashed {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
+        self.inner.step(batch, &mut StepOutput::default())?;
+        out.clear();
+        for (index, row) in batch.rows.iter().enumerate() {
+            let Some(params) = &row.sample else {
+                out.push(RowOutcome::None);
+                continue;
+            };
+            let last = row.query_range().end - 1;
+            let mut random = Random(u64::from(batch.tokens[last]) << 32 | u64::from(batch.positions[last]));
+            self.logits.clear();
+            self.logits.extend((0..HASHED_VOCABULARY).map(|_| random.below(4000) as f32 / 1000.0));
+            self.sampler.draw_row(&mut self.logits, params, batch.shaping.shaping(index), out);
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        self.inner.logits(batch, out)
+    }
+
+    fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
+        self.inner.warm_up(shapes)
+    }
+}

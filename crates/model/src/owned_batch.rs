@@ -1,0 +1,128 @@
+//! A batch that owns what it names, to be handed to another thread. Its buffers are used again and keep their sizes.
+
+use crate::{ModelInfo, Row, RowShaping, Shaping, StepBatch, WarmUp};
+use std::ops::Range;
+
+/// Most entries of a list that get room before the first step. A longer one costs reallocations until it has its size.
+const RESERVED_MAX: usize = 1 << 22;
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct OwnedBatch {
+    pub(crate) tokens: Vec<u32>,
+    positions: Vec<u32>,
+    pub(crate) rows: Vec<Row>,
+    blocks: Vec<u32>,
+    /// In the order of the rows.
+    shapings: Vec<OwnedShaping>,
+    /// The lists of ids of all shapings.
+    ids: Vec<u32>,
+    biases: Vec<(u32, f32)>,
+}
+
+/// A [`Shaping`] with ranges for its lists.
+#[derive(Debug)]
+struct OwnedShaping {
+    row: usize,
+    prompt: Range<usize>,
+    output: Range<usize>,
+    bias: Range<usize>,
+    banned_ids: Range<usize>,
+    banned_id: Option<u32>,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
+}
+
+/// Appends `items` and gives where they stand.
+fn append<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Range<usize> {
+    let start = list.len();
+    list.extend_from_slice(items);
+    start..list.len()
+}
+
+impl OwnedBatch {
+    /// Makes room for the largest batch.
+    pub(crate) fn reserve(&mut self, shapes: &WarmUp, info: &ModelInfo) {
+        let (rows, tokens) = (shapes.max_rows as usize, shapes.max_tokens as usize);
+        let row_blocks = info.max_context.div_ceil(info.block_size).min(info.block_count) as usize;
+        let pool_tokens = info.block_count as usize * info.block_size as usize;
+        self.tokens.reserve(tokens);
+        self.positions.reserve(tokens);
+        self.rows.reserve(rows);
+        self.shapings.reserve(rows);
+        self.blocks.reserve(rows.saturating_mul(row_blocks).min(RESERVED_MAX));
+        self.ids.reserve(pool_tokens.min(RESERVED_MAX));
+    }
+
+    pub(crate) fn copy_from(&mut self, batch: &StepBatch<'_>) {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(batch.tokens);
+        self.positions.clear();
+        self.positions.extend_from_slice(batch.positions);
+        self.rows.clear();
+        self.rows.extend_from_slice(batch.rows);
+        self.blocks.clear();
+        self.blocks.extend_from_slice(batch.blocks);
+        self.shapings.clear();
+        self.ids.clear();
+        self.biases.clear();
+        for (row, _) in batch.rows.iter().enumerate().filter(|(_, row)| row.sample.is_some()) {
+            if let Some(shaping) = batch.shaping.shaping(row) {
+                self.push_shaping(row, &shaping);
+            }
+        }
+    }
+
+    fn push_shaping(&mut self, row: usize, shaping: &Shaping<'_>) {
+        // Every field by name: what is added to a shaping must be copied too.
+        let &Shaping {
+            prompt,
+            output,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            bias,
+            banned_id,
+            banned_ids,
+        } = shaping;
+        self.shapings.push(OwnedShaping {
+            row,
+            prompt: append(&mut self.ids, prompt),
+            output: append(&mut self.ids, output),
+            bias: append(&mut self.biases, bias),
+            banned_ids: append(&mut self.ids, banned_ids),
+            banned_id,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+        });
+    }
+
+    pub(crate) fn as_step(&self) -> StepBatch<'_> {
+        StepBatch {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            rows: &self.rows,
+            blocks: &self.blocks,
+            shaping: self,
+        }
+    }
+}
+
+impl RowShaping for OwnedBatch {
+    fn shaping(&self, row: usize) -> Option<Shaping<'_>> {
+        let found = self.shapings.binary_search_by_key(&row, |shaping| shaping.row).ok()?;
+        let owned = &self.shapings[found];
+        Some(Shaping {
+            prompt: &self.ids[owned.prompt.clone()],
+            output: &self.ids[owned.output.clone()],
+            repetition_penalty: owned.repetition_penalty,
+            frequency_penalty: owned.frequency_penalty,
+            presence_penalty: owned.presence_penalty,
+            bias: &self.biases[owned.bias.clone()],
+            banned_id: owned.banned_id,
+            banned_ids: &self.ids[owned.banned_ids.clone()],
+        })
+    }
+}
