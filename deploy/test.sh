@@ -4,7 +4,7 @@
 # two cores, most of it the first build.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients no_torch
+#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients no_torch cuda
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -78,14 +78,17 @@ step_clients() {
     return "$status"
 }
 
-STEPS=(fmt tidy loom clippy unit processes clients no_torch)
+# Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md.
+step_cuda() { "$ROOT/deploy/cuda.sh" --check; }
+
+STEPS=(fmt tidy loom clippy unit processes clients no_torch cuda)
 
 setup
 cd "$ROOT"
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
 LOGS=$TARGET/test-logs
 mkdir -p "$LOGS"
-[ $# -gt 0 ] && STEPS=("$@")
+[ $# -gt 0 ] && STEPS=("$@" cuda)
 passed=0
 for step in "${STEPS[@]}"; do
     say "== $step"

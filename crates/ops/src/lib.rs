@@ -9,6 +9,7 @@
 
 pub mod attention;
 mod cpu;
+pub mod cuda;
 mod ffi;
 mod kv_pool;
 #[cfg(feature = "torch")]

@@ -1,0 +1,86 @@
+//! What the sampler kernel reads and writes for each row, as bytes.
+
+/// Bytes of one [`Draw`] on the device.
+pub const DRAW_BYTES: usize = 32;
+/// Bytes of one sampled row on the device; see [`Sampled::read`].
+pub const SAMPLED_BYTES: usize = 8;
+
+/// How a row's token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrawMode {
+    /// Not at all.
+    Skip,
+    /// The likeliest, ties to the lowest id.
+    Greedy,
+    /// Drawn.
+    Draw,
+}
+
+/// How one row is sampled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draw {
+    /// Uniform in \[0, 1).
+    pub draw: f64,
+    /// 1 / temperature.
+    pub inverse_temperature: f32,
+    /// 1 or more is off.
+    pub top_p: f32,
+    /// 0 is off.
+    pub min_p: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// Where the token is kept for the next step.
+    pub lane: u32,
+    /// Whether and how.
+    pub mode: DrawMode,
+}
+
+impl Draw {
+    /// The bytes that the device reads.
+    pub fn write(&self, to: &mut [u8]) {
+        let mode = match self.mode {
+            DrawMode::Skip => 0u32,
+            DrawMode::Greedy => 1,
+            DrawMode::Draw => 2,
+        };
+        to[0..8].copy_from_slice(&self.draw.to_le_bytes());
+        let words = [
+            self.inverse_temperature.to_bits(),
+            self.top_p.to_bits(),
+            self.min_p.to_bits(),
+            self.top_k,
+            self.lane,
+            mode,
+        ];
+        for (to, word) in to[8..DRAW_BYTES].chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// What a row came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampledState {
+    /// It was not sampled.
+    None,
+    /// A token.
+    Token(u32),
+    /// The logits hold a NaN or an infinity.
+    NonFinite,
+}
+
+/// Reads what the sampler writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampled;
+
+impl Sampled {
+    /// The state in `bytes`, which the device wrote.
+    pub fn read(bytes: &[u8]) -> SampledState {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        match word(4) {
+            1 => SampledState::Token(word(0)),
+            2 => SampledState::NonFinite,
+            _ => SampledState::None,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The safe side of kernels/include/pinion_cuda.h: a device opened at run time from a shared object, its memory, streams
+//! and graphs, and our CUDA kernels.
+//!
+//! Start at [`Device::open`]. Nothing of CUDA is linked: a machine without it gets one line that says why
+//! ([`CudaError`]). The same object built by kernels/emulation/build.sh runs the kernels in this process; tests hold them
+//! against [`twin`] there. Memory lives as long as its device, so an address in a captured graph stays good.
+
+mod device;
+mod draw;
+mod kernels;
+mod launch;
+mod memory;
+mod symbols;
+pub mod twin;
+
+pub use device::{CudaError, Device, DeviceCounts, DeviceFacts, Event, Graph, Stream};
+pub use draw::{DRAW_BYTES, Draw, DrawMode, SAMPLED_BYTES, Sampled, SampledState};
+pub use kernels::{
+    Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gate,
+    Gather, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Rope, Sample, TokenBatch,
+    UpdateTables,
+};
+pub use memory::{Pinned, Span};
+
+/// In place of a lane: the token is padding.
+pub const NO_LANE: u32 = u32::MAX;
+/// In place of a token id: what the lane's last step sampled.
+pub const FUTURE_TOKEN: u32 = u32::MAX;
+/// Largest vocabulary that the sampler kernel takes.
+pub const SAMPLE_VOCAB_MAX: u32 = 131_072;
+
+/// Element types of device tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CudaDtype {
+    /// IEEE single precision: for comparisons, no kernel is quick in it.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+impl CudaDtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// `"f32"`, `"bf16"` or `"f16"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+            Self::F16 => 2,
+        }
+    }
+}

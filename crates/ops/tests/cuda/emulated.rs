@@ -1,0 +1,18 @@
+//! The emulated device, built when it is first asked for.
+
+use pinion_ops::cuda::Device;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The object's path. The script locks, and rebuilds only what has changed.
+pub(crate) fn object() -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/emulation/build.sh");
+    let output = Command::new(script).output().expect("the script can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
+}
+
+/// The device.
+pub(crate) fn emulated() -> Device {
+    Device::open(&object(), 0).expect("the emulated device opens everywhere")
+}

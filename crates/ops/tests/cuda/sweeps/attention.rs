@@ -1,0 +1,223 @@
+//! The sweeps of the attention kernels.
+
+use super::{Bench, DTYPES, Random, Scale, check_near, tolerance};
+use pinion_ops::cuda::{
+    Append, Attention, CudaDtype, DecodeSplit, Device, NO_LANE, PREFILL_TILE, Prefill, Span, TokenBatch, twin,
+};
+
+/// A paged cache with scattered tables, on the device and in the twin.
+struct Paged {
+    cache: Span,
+    twin: twin::Cache,
+    tables: Vec<Vec<u32>>,
+    tables_span: Span,
+    table_stride: usize,
+}
+
+impl Paged {
+    /// Room for `lanes` sequences of up to `positions` tokens; values past them are random too.
+    fn new(
+        bench: &Bench,
+        dtype: CudaDtype,
+        random: &mut Random,
+        shape: [usize; 3],
+        lanes: usize,
+        positions: usize,
+    ) -> Paged {
+        let [kv_heads, block_size, head_dim] = shape;
+        let table_stride = positions.div_ceil(block_size) + random.below(3);
+        let mut order: Vec<u32> = (0..(lanes * table_stride + 2) as u32).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, random.below(i + 1));
+        }
+        let tables: Vec<Vec<u32>> = order.chunks(table_stride).take(lanes).map(<[u32]>::to_vec).collect();
+        let (cache, values) = bench.random(dtype, random, order.len() * kv_heads * 2 * block_size * head_dim);
+        let tables_span = bench.words(&tables.concat());
+        Paged {
+            cache,
+            twin: twin::Cache { values, kv_heads, block_size, head_dim },
+            tables,
+            tables_span,
+            table_stride,
+        }
+    }
+
+    fn append(&mut self, lane: u32, position: u32, k: &[f32], v: &[f32]) {
+        if lane != NO_LANE {
+            self.twin.append(&self.tables[lane as usize], position as usize, k, v);
+        }
+    }
+
+    /// What each query should give; zeros for padding.
+    fn attend<'a>(
+        &self,
+        lanes: &[u32],
+        positions: &[u32],
+        queries: impl Iterator<Item = &'a [f32]>,
+        scale: f32,
+    ) -> Vec<f32> {
+        let mut want = Vec::new();
+        for (query, (&lane, &position)) in queries.zip(lanes.iter().zip(positions)) {
+            want.extend(match lane {
+                NO_LANE => vec![0.0; query.len()],
+                lane => self.twin.attend(&self.tables[lane as usize], position as usize, query, scale),
+            });
+        }
+        want
+    }
+
+    fn batch(
+        &self,
+        bench: &Bench,
+        dtype: CudaDtype,
+        lanes: &[u32],
+        positions: &[u32],
+        heads: usize,
+    ) -> TokenBatch {
+        TokenBatch {
+            lanes: bench.words(lanes),
+            positions: bench.words(positions),
+            tables: self.tables_span,
+            tokens: lanes.len() as u32,
+            table_stride: self.table_stride as u32,
+            heads: heads as u32,
+            kv_heads: self.twin.kv_heads as u32,
+            head_dim: self.twin.head_dim as u32,
+            block_size: self.twin.block_size as u32,
+            dtype,
+        }
+    }
+}
+
+/// One query token a lane, with padding, grouped heads, every split; the append on the way.
+pub(crate) fn decode_attention(device: &Device, scale: Scale) {
+    let bench = Bench::new(device);
+    for seed in 0..3 * scale.cases {
+        let mut random = Random(4000 + seed);
+        let dtype = random.pick(&DTYPES);
+        let (kv_heads, group, dim) =
+            (1 + random.below(3), random.pick(&[1usize, 2, 3, 4, 8]), random.pick(&[16usize, 32, 64, 128]));
+        let (heads, lanes, block_size) =
+            (kv_heads * group, 1 + random.below(4), random.pick(&[1usize, 4, 16, 32]));
+        let mut paged =
+            Paged::new(&bench, dtype, &mut random, [kv_heads, block_size, dim], lanes, scale.context_max);
+        // q, k and v side by side, as the fused projection gives them; each lane once, and padding among them.
+        let stride = (heads + 2 * kv_heads) * dim;
+        let mut lane_of: Vec<u32> = (0..lanes as u32).collect();
+        lane_of.insert(random.below(lanes + 1), NO_LANE);
+        let positions: Vec<u32> = lane_of.iter().map(|_| random.below(scale.context_max) as u32).collect();
+        let tokens = lane_of.len();
+        let (qkv, values) = bench.random(dtype, &mut random, tokens * stride);
+        let part = |at: usize| qkv.from(at * dim * dtype.size());
+        let batch = paged.batch(&bench, dtype, &lane_of, &positions, heads);
+        let splits = random.pick(&[1u32, 2, 3, 7]);
+        let counters = bench.words(&vec![0; tokens * heads]);
+        let partials = bench.room(tokens * heads * splits as usize * (dim + 2) * 4);
+        let factor = 2.0 / (dim as f32).sqrt();
+        let (k_at, v_at) = (heads * dim, (heads + kv_heads) * dim);
+        for (token, row) in values.chunks_exact(stride).enumerate() {
+            paged.append(lane_of[token], positions[token], &row[k_at..v_at], &row[v_at..]);
+        }
+        let out = bench.room(tokens * heads * dim * dtype.size());
+        let appends = seed % 4 != 0;
+        if !appends {
+            let args = Append {
+                batch,
+                k: part(heads),
+                v: part(heads + kv_heads),
+                cache: paged.cache,
+                stride: stride as u32,
+            };
+            bench.stream.kv_append(&args).expect("a launch");
+        }
+        let args = Attention {
+            batch,
+            q: qkv,
+            q_stride: stride as u32,
+            append: appends.then_some((part(heads), part(heads + kv_heads), stride as u32)),
+            cache: paged.cache,
+            out,
+            out_stride: (heads * dim) as u32,
+            queries: None,
+            split: (splits > 1).then_some(DecodeSplit { splits, partials, counters }),
+            scale: factor,
+        };
+        // The counters are zero again after the first launch, or the second would not end well.
+        for _ in 0..2 {
+            bench.stream.attention(&args).expect("a launch");
+        }
+        let queries = values.chunks_exact(stride).map(|row| &row[..heads * dim]);
+        let want = paged.attend(&lane_of, &positions, queries, factor);
+        check_near("decode attention", seed, &bench.get(dtype, out), &want, tolerance(dtype));
+        check_near("append", seed, &bench.get(dtype, paged.cache), &paged.twin.values, 0.0);
+    }
+}
+
+/// Chunks of several sequences, with tails, in one launch; and the same through the kernel for single tokens.
+pub(crate) fn prefill_attention(device: &Device, scale: Scale) {
+    let bench = Bench::new(device);
+    for seed in 0..scale.cases {
+        let mut random = Random(5000 + seed);
+        let dtype = random.pick(&[CudaDtype::Bf16, CudaDtype::F16]);
+        let (kv_heads, group, dim) = (1 + random.below(2), 1 + random.below(2), random.pick(&[64usize, 128]));
+        let (heads, lanes, block_size) =
+            (kv_heads * group, 1 + random.below(3), random.pick(&[4usize, 16, 32]));
+        let paged =
+            Paged::new(&bench, dtype, &mut random, [kv_heads, block_size, dim], lanes, scale.context_max);
+        let (mut lane_of, mut positions, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
+        for lane in 0..lanes as u32 {
+            let len = 1 + random.below(scale.context_max.min(140));
+            let first = random.below(scale.context_max - len + 1);
+            for begin in (0..len).step_by(PREFILL_TILE as usize) {
+                tiles.extend([
+                    (lane_of.len() + begin) as u32,
+                    (len - begin).min(PREFILL_TILE as usize) as u32,
+                ]);
+            }
+            lane_of.extend(std::iter::repeat_n(lane, len));
+            positions.extend((first..first + len).map(|position| position as u32));
+        }
+        let tokens = lane_of.len();
+        let (q, q_values) = bench.random(dtype, &mut random, tokens * heads * dim);
+        let batch = paged.batch(&bench, dtype, &lane_of, &positions, heads);
+        let out = bench.room(tokens * heads * dim * dtype.size());
+        let (stride, factor) = ((heads * dim) as u32, 3.0 / (dim as f32).sqrt());
+        let want = paged.attend(&lane_of, &positions, q_values.chunks_exact(heads * dim), factor);
+        let args = Prefill {
+            batch,
+            q,
+            q_stride: stride,
+            cache: paged.cache,
+            out,
+            out_stride: stride,
+            tiles: bench.words(&tiles),
+            count: (tiles.len() / 2) as u32,
+            scale: factor,
+        };
+        bench.stream.prefill_attention(&args).expect("a launch");
+        check_near("prefill attention", seed, &bench.get(dtype, out), &want, 2.0 * tolerance(dtype));
+
+        // Every other token through the other kernel: it overwrites its own rows and no others.
+        let queries: Vec<u32> = (0..tokens as u32).step_by(2).collect();
+        let before = bench.get(dtype, out);
+        let args = Attention {
+            batch,
+            q,
+            q_stride: stride,
+            append: None,
+            cache: paged.cache,
+            out,
+            out_stride: stride,
+            queries: Some((bench.words(&queries), queries.len() as u32)),
+            split: None,
+            scale: factor,
+        };
+        bench.stream.attention(&args).expect("a launch");
+        let after = bench.get(dtype, out);
+        check_near("attention of picked tokens", seed, &after, &want, 2.0 * tolerance(dtype));
+        for token in (1..tokens).step_by(2) {
+            let range = token * heads * dim..(token + 1) * heads * dim;
+            assert_eq!(before[range.clone()], after[range], "token {token}, seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Builds libpinion_cuda.so: our CUDA kernels and the runtime half of kernels/include/pinion_cuda.h, with the CUDA runtime
+# linked in. Needs g++ and pip, no GPU, no driver and no CUDA on the machine: the compiler comes from PyPI (118 MB, kept).
+#
+#   deploy/cuda.sh            builds target/cuda/libpinion_cuda.so for sm_80, sm_89, sm_90a and as PTX
+#   deploy/cuda.sh --check    the same, and holds the compiler's report on registers and spills against kernels/README.md
+#
+# Objects are kept in the cache folder under a hash of what they are made from, so a second build is a link.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+# All five by name: cuda-toolkit[nvcc] alone takes nvvm and crt of another version.
+CUDA_VERSION=13.0.2
+CUDA_WHEELS="cuda-toolkit[nvcc,nvvm,crt,cccl,cudart]==$CUDA_VERSION"
+CUDA_TARGETS=(-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_89,code=sm_89
+              -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_90,code=compute_90)
+NVCC_FLAGS=(-std=c++17 -O3 -Xcompiler -fPIC --expt-relaxed-constexpr -Xptxas -v --threads 2)
+
+setup_nvcc() {
+    CUDA_HOME=$CACHE/cuda-$CUDA_VERSION/nvidia/cu13
+    if [ -x "$CUDA_HOME/bin/nvcc" ]; then
+        return
+    fi
+    need "$PYTHON" "downloading nvcc"
+    mkdir -p "$CACHE"
+    local part
+    part=$(mktemp -d "$CACHE/cuda.XXXXXX")
+    say "downloading nvcc of CUDA $CUDA_VERSION (118 MB)"
+    pip_install "$part" "$CUDA_WHEELS"
+    [ -x "$part/nvidia/cu13/bin/nvcc" ] || die "what was downloaded holds no nvcc"
+    mv -T "$part" "$CACHE/cuda-$CUDA_VERSION" 2>/dev/null || rm -rf "$part"
+}
+
+# An object depends on its own source, the headers and the flags.
+object_of() { # object_of SOURCE
+    local hash
+    hash=$(cat "$1" "$ROOT"/kernels/cuda/*.h "$ROOT/kernels/include/pinion_cuda.h" - <<<"$CUDA_VERSION ${CUDA_TARGETS[*]} ${NVCC_FLAGS[*]}" |
+        sha256sum | cut -c1-32)
+    printf '%s/cuda-objects/%s-%s' "$CACHE" "$(basename "$1" .cu)" "$hash"
+}
+
+compile() { # compile SOURCE
+    local kept part
+    kept=$(object_of "$1")
+    [ ! -e "$kept.o" ] || [ ! -e "$kept.log" ] || return 0
+    part=$kept.$$
+    if ! "$CUDA_HOME/bin/nvcc" "${NVCC_FLAGS[@]}" "${CUDA_TARGETS[@]}" -c "$1" -o "$part.o" >"$part.log" 2>&1; then
+        grep -v '^ptxas info' "$part.log" >&2
+        die "nvcc could not compile $1"
+    fi
+    mv "$part.log" "$kept.log"
+    mv "$part.o" "$kept.o"
+}
+
+build_cuda() {
+    local out=${CARGO_TARGET_DIR:-$ROOT/target}/cuda source objects=() logs=() start=$SECONDS
+    mkdir -p "$out" "$CACHE/cuda-objects"
+    for source in "$ROOT"/kernels/cuda/*.cu; do
+        compile "$source"
+        objects+=("$(object_of "$source").o")
+        logs+=("$(object_of "$source").log")
+    done
+    g++ -shared -s -o "$out/libpinion_cuda.so.part" "${objects[@]}" -L"$CUDA_HOME/lib" -l:libcudart_static.a -ldl -lrt -lpthread \
+        -static-libstdc++ -static-libgcc -Wl,-z,defs
+    mv "$out/libpinion_cuda.so.part" "$out/libpinion_cuda.so"
+    say "$out/libpinion_cuda.so, $(du -h "$out/libpinion_cuda.so" | cut -f1), in $((SECONDS - start)) s"
+    cat "${logs[@]}" >"$out/ptxas.log"
+    "$PYTHON" "$ROOT/kernels/registers.py" "$out/ptxas.log" ${1:+"$ROOT/kernels/README.md"}
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    need g++ "linking the CUDA object"
+    setup_nvcc
+    case "${1:-}" in
+    "") build_cuda ;;
+    --check) build_cuda check ;;
+    *) die "unknown argument $1" ;;
+    esac
+fi

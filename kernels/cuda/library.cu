@@ -1,0 +1,153 @@
+// Products through cuBLASLt, opened at run time: the object then needs no library but the driver's, and takes the one that
+// the machine's Python or CUDA has. Declarations are our own; the functions and numbers are the same from CUDA 11 to 13.
+#include <dlfcn.h>
+
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "target.h"
+
+namespace pinion {
+namespace {
+
+using Opaque = void*;
+// cublasLtMatmulAlgo_t and cublasLtMatmulHeuristicResult_t of cublasLt.h.
+struct Algorithm {
+    uint64_t data[8];
+};
+struct Heuristic {
+    Algorithm algorithm;
+    size_t workspace_bytes;
+    int state;
+    float waves;
+    int reserved[4];
+};
+enum { COMPUTE_32F = 68, TYPE_32F = 0, TYPE_16F = 2, TYPE_16BF = 14 };
+enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
+
+struct Library {
+    int (*create)(Opaque*);
+    int (*desc_create)(Opaque*, int, int);
+    int (*desc_set)(Opaque, int, const void*, size_t);
+    int (*layout_create)(Opaque*, int, uint64_t, uint64_t, int64_t);
+    int (*preference_create)(Opaque*);
+    int (*preference_set)(Opaque, int, const void*, size_t);
+    int (*heuristic)(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, int, Heuristic*, int*);
+    int (*matmul)(Opaque, Opaque, const void*, const void*, Opaque, const void*, Opaque, const void*, const void*, Opaque, void*,
+                  Opaque, const Algorithm*, void*, size_t, cudaStream_t);
+    Opaque handle = nullptr;
+    void* workspace = nullptr;
+    size_t workspace_bytes = 0;
+};
+
+// What a shape needs at each call, made once. Entries live as long as the process: one for each shape of the model.
+struct Plan {
+    Opaque desc, weight, x, y;
+    Algorithm algorithm;
+};
+
+std::mutex lock;
+Library* library = nullptr;
+std::unordered_map<std::string, Plan>* plans = nullptr;
+
+template <typename F>
+bool find(void* object, const char* name, F& to) {
+    to = reinterpret_cast<F>(dlsym(object, name));
+    return to != nullptr;
+}
+
+int type_of(int32_t dtype) {
+    return dtype == PINION_CUDA_F32 ? TYPE_32F : dtype == PINION_CUDA_F16 ? TYPE_16F : TYPE_16BF;
+}
+
+// In the library's column-major words: y^T [n, m] = weight^T^T [n, k] . x^T [k, m].
+int32_t make_plan(const PinionCudaProduct& args, Plan& plan) {
+    const int transposed = 1, plain = 0, epilogue = args.bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+    Library& lib = *library;
+    Opaque preference = nullptr;
+    Heuristic found = {};
+    int count = 0;
+    void* bias = at<void>(args.bias);
+    bool good = lib.desc_create(&plan.desc, COMPUTE_32F, TYPE_32F) == 0 &&
+                lib.desc_set(plan.desc, DESC_TRANSA, &transposed, sizeof transposed) == 0 &&
+                lib.desc_set(plan.desc, DESC_TRANSB, &plain, sizeof plain) == 0 &&
+                lib.desc_set(plan.desc, DESC_EPILOGUE, &epilogue, sizeof epilogue) == 0 &&
+                (!bias || lib.desc_set(plan.desc, DESC_BIAS_POINTER, &bias, sizeof bias) == 0) &&
+                lib.layout_create(&plan.weight, type_of(args.dtype), args.k, args.n, args.k) == 0 &&
+                lib.layout_create(&plan.x, type_of(args.dtype), args.k, args.m, args.k) == 0 &&
+                lib.layout_create(&plan.y, type_of(args.y_dtype), args.n, args.m, args.n) == 0 &&
+                lib.preference_create(&preference) == 0 &&
+                lib.preference_set(preference, PREFERENCE_WORKSPACE, &lib.workspace_bytes, sizeof lib.workspace_bytes) == 0 &&
+                lib.heuristic(lib.handle, plan.desc, plan.weight, plan.x, plan.y, plan.y, preference, 1, &found, &count) == 0 &&
+                count > 0;
+    plan.algorithm = found.algorithm;
+    return good ? 0 : PINION_CUDA_PRODUCT_FAILED;
+}
+
+int32_t plan_for(const PinionCudaProduct& args, Plan*& plan) {
+    const uint32_t fields[] = {args.m, args.n, args.k, uint32_t(args.dtype), uint32_t(args.y_dtype), args.bias != 0, uint32_t(args.accumulate)};
+    std::string key(reinterpret_cast<const char*>(fields), sizeof fields);
+    auto found = plans->find(key);
+    if (found == plans->end()) {
+        Plan made = {};
+        int32_t status = make_plan(args, made);
+        if (status) return status;
+        found = plans->emplace(key, made).first;
+    }
+    plan = &found->second;
+    return 0;
+}
+
+} // namespace
+
+int32_t library_product(const PinionCudaProduct& args, void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!library) return PINION_CUDA_NO_PRODUCTS;
+    Plan* plan = nullptr;
+    int32_t status = plan_for(args, plan);
+    if (status) return status;
+    const void* bias = at<void>(args.bias);
+    if (bias && library->desc_set(plan->desc, DESC_BIAS_POINTER, &bias, sizeof bias)) return PINION_CUDA_PRODUCT_FAILED;
+    const float one = 1.0f, kept = args.accumulate ? 1.0f : 0.0f;
+    pinion_count_launch();
+    int code = library->matmul(library->handle, plan->desc, &one, at<void>(args.weight), plan->weight, at<void>(args.x), plan->x, &kept,
+                               at<void>(args.y), plan->y, at<void>(args.y), plan->y, &plan->algorithm, library->workspace,
+                               library->workspace_bytes, static_cast<cudaStream_t>(stream));
+    if (code) return PINION_CUDA_PRODUCT_FAILED;
+    if (args.activation == PINION_CUDA_NONE) return 0;
+    // The activation is a launch of its own: the library's is the tanh form alone.
+    if (args.y_dtype != args.dtype) return PINION_CUDA_BAD_ARGUMENT;
+    PinionCudaBias activation = {args.y, 0, args.m, args.n, args.dtype, args.activation};
+    return pinion_cuda_bias_activation(&activation, stream);
+}
+
+} // namespace pinion
+
+using namespace pinion;
+
+extern "C" int32_t pinion_cuda_products_open(const char* path, uint64_t workspace_bytes) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (library) return 0;
+    const char* names[] = {path, "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+    void* object = nullptr;
+    for (const char* name : names)
+        if (name && !object) object = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!object) return PINION_CUDA_NO_PRODUCTS;
+    auto* made = new Library();
+    bool whole = find(object, "cublasLtCreate", made->create) && find(object, "cublasLtMatmulDescCreate", made->desc_create) &&
+                 find(object, "cublasLtMatmulDescSetAttribute", made->desc_set) &&
+                 find(object, "cublasLtMatrixLayoutCreate", made->layout_create) &&
+                 find(object, "cublasLtMatmulPreferenceCreate", made->preference_create) &&
+                 find(object, "cublasLtMatmulPreferenceSetAttribute", made->preference_set) &&
+                 find(object, "cublasLtMatmulAlgoGetHeuristic", made->heuristic) && find(object, "cublasLtMatmul", made->matmul);
+    if (!whole || made->create(&made->handle) != 0 || cudaMalloc(&made->workspace, workspace_bytes) != cudaSuccess) {
+        delete made;
+        return PINION_CUDA_NO_PRODUCTS;
+    }
+    made->workspace_bytes = workspace_bytes;
+    plans = new std::unordered_map<std::string, Plan>();
+    library = made;
+    return 0;
+}

@@ -1,0 +1,139 @@
+// Residual sum and norm in one pass over the row; bias and activation; the gated unit of the Llama family.
+// Contract: pinion_cuda.h. Twins: crates/ops/src/cuda/twin.rs.
+#include "target.h"
+
+namespace pinion {
+namespace {
+
+constexpr unsigned THREADS = 128;
+
+struct NormShared {
+    float scratch[THREADS / WARP];
+};
+
+// One block a row. A thread reads back only what it wrote itself, so the row needs no barrier of its own.
+template <typename T>
+__global__ void __launch_bounds__(THREADS) norm_kernel(PinionCudaNorm args) {
+    constexpr unsigned N = PER_CHUNK<T>;
+    auto& shared = shared_as<NormShared>();
+    size_t row = size_t(blockIdx.x) * args.width;
+    T* x = at<T>(args.x) + row;
+    const T* delta = args.delta ? at<T>(args.delta) + row : nullptr;
+    const T* delta_bias = at<T>(args.delta_bias);
+    float sum = 0.0f;
+    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+        float values[N], more[N];
+        unpack<T>(load_chunk(x + i), values);
+        if (delta) {
+            unpack<T>(load_chunk(delta + i), more);
+            for (unsigned j = 0; j < N; j++) values[j] += more[j];
+        }
+        if (delta_bias) {
+            unpack<T>(load_chunk(delta_bias + i), more);
+            for (unsigned j = 0; j < N; j++) values[j] += more[j];
+        }
+        if (delta || delta_bias) {
+            Chunk chunk = pack<T>(values);
+            store_chunk(x + i, chunk);
+            unpack<T>(chunk, values);
+        }
+        for (unsigned j = 0; j < N; j++) sum += args.rms ? values[j] * values[j] : values[j];
+    }
+    if (!args.out) return;
+    float mean = block_reduce(sum, shared.scratch, Sum()) / float(args.width);
+    float variance = mean;
+    if (args.rms) {
+        mean = 0.0f;
+    } else {
+        float squares = 0.0f;
+        for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+            float values[N];
+            unpack<T>(load_chunk(x + i), values);
+            for (unsigned j = 0; j < N; j++) squares += (values[j] - mean) * (values[j] - mean);
+        }
+        variance = block_reduce(squares, shared.scratch, Sum()) / float(args.width);
+    }
+    float scale = 1.0f / sqrtf(variance + args.epsilon);
+    const T* weight = at<T>(args.weight);
+    const T* bias = at<T>(args.bias);
+    T* out = at<T>(args.out) + row;
+    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+        float values[N], factors[N], shifts[N];
+        unpack<T>(load_chunk(x + i), values);
+        unpack<T>(load_chunk(weight + i), factors);
+        for (unsigned j = 0; j < N; j++) shifts[j] = 0.0f;
+        if (bias) unpack<T>(load_chunk(bias + i), shifts);
+        for (unsigned j = 0; j < N; j++) values[j] = (values[j] - mean) * scale * factors[j] + shifts[j];
+        store_chunk(out + i, pack<T>(values));
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) bias_kernel(PinionCudaBias args) {
+    constexpr unsigned N = PER_CHUNK<T>;
+    unsigned i = (blockIdx.x * THREADS + threadIdx.x) * N;
+    if (i >= args.width) return;
+    T* x = at<T>(args.x) + size_t(blockIdx.y) * args.width + i;
+    float values[N], shifts[N];
+    unpack<T>(load_chunk(x), values);
+    for (unsigned j = 0; j < N; j++) shifts[j] = 0.0f;
+    if (args.bias) unpack<T>(load_chunk(at<T>(args.bias) + i), shifts);
+    for (unsigned j = 0; j < N; j++) values[j] = activate(values[j] + shifts[j], args.activation);
+    store_chunk(x, pack<T>(values));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) swiglu_kernel(PinionCudaGate args) {
+    constexpr unsigned N = PER_CHUNK<T>;
+    unsigned i = (blockIdx.x * THREADS + threadIdx.x) * N;
+    if (i >= args.width) return;
+    const T* x = at<T>(args.x) + size_t(blockIdx.y) * 2 * args.width + i;
+    float gate[N], up[N];
+    unpack<T>(load_chunk(x), gate);
+    unpack<T>(load_chunk(x + args.width), up);
+    for (unsigned j = 0; j < N; j++) up[j] *= gate[j] / (1.0f + expf(-gate[j]));
+    store_chunk(at<T>(args.out) + size_t(blockIdx.y) * args.width + i, pack<T>(up));
+}
+
+// A grid's second axis has at most this many blocks.
+constexpr unsigned ROWS_MAX = 65535;
+
+} // namespace
+} // namespace pinion
+
+using namespace pinion;
+
+extern "C" int32_t pinion_cuda_norm(const PinionCudaNorm* given, void* stream) {
+    PinionCudaNorm args = *given;
+    return with_dtype(args.dtype, [&](auto element) -> int32_t {
+        using T = decltype(element);
+        if (args.rows == 0 || args.width == 0 || args.width % PER_CHUNK<T> != 0) return PINION_CUDA_BAD_ARGUMENT;
+        auto kernel = &norm_kernel<T>;
+        PINION_LAUNCH(kernel, dim3(args.rows), dim3(THREADS), sizeof(NormShared), stream, args);
+        return launch_result();
+    });
+}
+
+extern "C" int32_t pinion_cuda_bias_activation(const PinionCudaBias* given, void* stream) {
+    PinionCudaBias args = *given;
+    return with_dtype(args.dtype, [&](auto element) -> int32_t {
+        using T = decltype(element);
+        if (args.rows == 0 || args.rows > ROWS_MAX || args.width == 0 || args.width % PER_CHUNK<T> != 0)
+            return PINION_CUDA_BAD_ARGUMENT;
+        auto kernel = &bias_kernel<T>;
+        PINION_LAUNCH(kernel, dim3(ceil_div(args.width, THREADS * PER_CHUNK<T>), args.rows), dim3(THREADS), 0, stream, args);
+        return launch_result();
+    });
+}
+
+extern "C" int32_t pinion_cuda_swiglu(const PinionCudaGate* given, void* stream) {
+    PinionCudaGate args = *given;
+    return with_dtype(args.dtype, [&](auto element) -> int32_t {
+        using T = decltype(element);
+        if (args.rows == 0 || args.rows > ROWS_MAX || args.width == 0 || args.width % PER_CHUNK<T> != 0)
+            return PINION_CUDA_BAD_ARGUMENT;
+        auto kernel = &swiglu_kernel<T>;
+        PINION_LAUNCH(kernel, dim3(ceil_div(args.width, THREADS * PER_CHUNK<T>), args.rows), dim3(THREADS), 0, stream, args);
+        return launch_result();
+    });
+}

@@ -1,0 +1,21 @@
+// Where a position lies in the paged cache.
+#pragma once
+#include "target.h"
+
+namespace pinion {
+
+// Index of the first element of the K row of `position`; its V row lies block_size * head_dim further.
+__device__ __forceinline__ size_t cache_row(const PinionCudaBatch& batch, const uint32_t* table, unsigned kv_head, unsigned position) {
+    size_t block = table[position / batch.block_size];
+    // [blocks, kv_heads, 2, block_size, head_dim]
+    size_t run = (block * batch.kv_heads + kv_head) * 2 * batch.block_size;
+    return (run + position % batch.block_size) * batch.head_dim;
+}
+
+inline bool batch_is_good(const PinionCudaBatch& batch) {
+    bool dim = batch.head_dim == 16 || batch.head_dim == 32 || batch.head_dim == 64 || batch.head_dim == 128;
+    return dim && batch.tokens > 0 && batch.block_size > 0 && batch.kv_heads > 0 && batch.heads % batch.kv_heads == 0 &&
+           batch.heads > 0 && batch.table_stride > 0;
+}
+
+} // namespace pinion

@@ -1,0 +1,120 @@
+// Device memory, streams, events and graphs over the CUDA runtime. Contract: pinion_cuda.h.
+#include <atomic>
+
+#include "target.h"
+
+namespace {
+std::atomic<uint64_t> launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes;
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+} // namespace
+
+void pinion_count_launch() { launches.fetch_add(1, std::memory_order_relaxed); }
+
+namespace pinion {
+int32_t launch_result() { return cudaGetLastError(); }
+} // namespace pinion
+
+extern "C" {
+
+int32_t pinion_cuda_abi(void) { return PINION_CUDA_ABI; }
+
+const char* pinion_cuda_error_text(int32_t code) {
+    switch (code) {
+    case PINION_CUDA_BAD_ARGUMENT: return "an argument is outside the kernel's contract";
+    case PINION_CUDA_NO_PRODUCTS: return "cuBLASLt could not be opened";
+    case PINION_CUDA_PRODUCT_FAILED: return "cuBLASLt refused a product";
+    default: return cudaGetErrorString(static_cast<cudaError_t>(code));
+    }
+}
+
+int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
+    *facts = PinionCudaFacts();
+    cudaError_t code = cudaSetDevice(index);
+    cudaDeviceProp properties;
+    if (code == cudaSuccess) code = cudaGetDeviceProperties(&properties, index);
+    size_t free_bytes = 0, memory_bytes = 0;
+    if (code == cudaSuccess) code = cudaMemGetInfo(&free_bytes, &memory_bytes);
+    if (code != cudaSuccess) return code;
+    for (unsigned i = 0; i + 1 < sizeof facts->name && properties.name[i]; i++) facts->name[i] = properties.name[i];
+    facts->memory_bytes = memory_bytes;
+    facts->free_bytes = free_bytes;
+    facts->multiprocessors = properties.multiProcessorCount;
+    facts->capability = 10 * properties.major + properties.minor;
+    facts->cooperative = properties.cooperativeLaunch != 0;
+    return 0;
+}
+
+void pinion_cuda_counts(PinionCudaCounts* counts) {
+    *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes};
+}
+
+int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address) {
+    void* memory = nullptr;
+    cudaError_t code = cudaMalloc(&memory, bytes);
+    *address = reinterpret_cast<uintptr_t>(memory);
+    if (code == cudaSuccess) allocated_bytes += bytes;
+    return code;
+}
+int32_t pinion_cuda_free(uint64_t address) { return cudaFree(pinion::at<void>(address)); }
+int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory) { return cudaMallocHost(memory, bytes); }
+int32_t pinion_cuda_pinned_free(void* memory) { return cudaFreeHost(memory); }
+
+int32_t pinion_cuda_stream_create(void** stream) {
+    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+}
+int32_t pinion_cuda_stream_destroy(void* stream) { return cudaStreamDestroy(stream_of(stream)); }
+int32_t pinion_cuda_stream_synchronize(void* stream) { return cudaStreamSynchronize(stream_of(stream)); }
+
+int32_t pinion_cuda_event_create(void** event, int32_t timed) {
+    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), timed ? cudaEventDefault : cudaEventDisableTiming);
+}
+int32_t pinion_cuda_event_destroy(void* event) { return cudaEventDestroy(event_of(event)); }
+int32_t pinion_cuda_event_record(void* event, void* stream) { return cudaEventRecord(event_of(event), stream_of(stream)); }
+int32_t pinion_cuda_event_query(void* event, int32_t* done) {
+    cudaError_t code = cudaEventQuery(event_of(event));
+    *done = code == cudaSuccess;
+    return code == cudaErrorNotReady ? 0 : code;
+}
+int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
+    return cudaEventElapsedTime(ms, event_of(begin), event_of(end));
+}
+
+int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream) {
+    to_device_bytes += bytes;
+    return cudaMemcpyAsync(pinion::at<void>(to), from, bytes, cudaMemcpyHostToDevice, stream_of(stream));
+}
+int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream) {
+    to_host_bytes += bytes;
+    return cudaMemcpyAsync(to, pinion::at<void>(from), bytes, cudaMemcpyDeviceToHost, stream_of(stream));
+}
+int32_t pinion_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream) {
+    return cudaMemcpyAsync(pinion::at<void>(to), pinion::at<void>(from), bytes, cudaMemcpyDeviceToDevice, stream_of(stream));
+}
+int32_t pinion_cuda_fill(uint64_t to, int32_t byte, uint64_t bytes, void* stream) {
+    return cudaMemsetAsync(pinion::at<void>(to), byte, bytes, stream_of(stream));
+}
+
+int32_t pinion_cuda_capture_begin(void* stream) {
+    captures++;
+    return cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal);
+}
+int32_t pinion_cuda_capture_end(void* stream, void** graph) {
+    cudaGraph_t recorded = nullptr;
+    cudaGraphExec_t ready = nullptr;
+    cudaError_t code = cudaStreamEndCapture(stream_of(stream), &recorded);
+    if (code == cudaSuccess) code = cudaGraphInstantiate(&ready, recorded, 0);
+    // The first launch of a graph uploads it; that belongs before ready as well.
+    if (code == cudaSuccess) code = cudaGraphUpload(ready, stream_of(stream));
+    if (recorded) cudaGraphDestroy(recorded);
+    *graph = ready;
+    return code;
+}
+int32_t pinion_cuda_graph_launch(void* graph, void* stream) {
+    replays++;
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream));
+}
+int32_t pinion_cuda_graph_destroy(void* graph) { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
+} // extern "C"

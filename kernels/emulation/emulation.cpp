@@ -1,0 +1,175 @@
+// The scheduler of the emulated threads. See emulation.h.
+#include "emulation.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <memory>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace emulation {
+
+Fiber* current = nullptr;
+dim3 block_shape, grid_shape;
+
+namespace {
+
+constexpr size_t STACK_BYTES = 64 * 1024;
+bool descending = false;
+const std::function<void()>* kernel_body = nullptr;
+Barrier* grid_wide = nullptr;
+unsigned grid_threads = 0;
+
+[[noreturn]] void fiber_main();
+
+#if defined(__x86_64__)
+// Saves the callee-saved registers on the stack, stores the stack pointer, takes the other one.
+extern "C" void pinion_emulation_switch(void** from, void* to);
+asm(R"(
+    .text
+    .globl pinion_emulation_switch
+    .type pinion_emulation_switch,@function
+pinion_emulation_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size pinion_emulation_switch,.-pinion_emulation_switch
+)");
+void* scheduler_stack = nullptr;
+void prepare(Fiber& fiber, unsigned char* stack) {
+    auto** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack + STACK_BYTES) & ~uintptr_t{15});
+    *--top = nullptr;
+    *--top = reinterpret_cast<void*>(&fiber_main);
+    for (int i = 0; i < 6; i++) *--top = nullptr;
+    fiber.stack_pointer = top;
+}
+void enter(Fiber& fiber) { pinion_emulation_switch(&scheduler_stack, fiber.stack_pointer); }
+void leave(Fiber& fiber) { pinion_emulation_switch(&fiber.stack_pointer, scheduler_stack); }
+#else
+ucontext_t scheduler_context;
+void prepare(Fiber& fiber, unsigned char* stack) {
+    auto* context = new ucontext_t;
+    getcontext(context);
+    context->uc_stack.ss_sp = stack;
+    context->uc_stack.ss_size = STACK_BYTES;
+    makecontext(context, reinterpret_cast<void (*)()>(&fiber_main), 0);
+    fiber.stack_pointer = context;
+}
+void enter(Fiber& fiber) { swapcontext(&scheduler_context, static_cast<ucontext_t*>(fiber.stack_pointer)); }
+void leave(Fiber& fiber) { swapcontext(static_cast<ucontext_t*>(fiber.stack_pointer), &scheduler_context); }
+#endif
+
+void fiber_main() {
+    (*kernel_body)();
+    current->done = true;
+    leave(*current);
+    abort();
+}
+
+// Runs the fibers until all are done. A pass in which nobody could run is a barrier that not everybody reaches.
+void schedule(const char* name, std::vector<Fiber>& fibers) {
+    size_t left = fibers.size();
+    while (left > 0) {
+        bool moved = false;
+        for (size_t i = 0; i < fibers.size(); i++) {
+            Fiber& fiber = fibers[descending ? fibers.size() - 1 - i : i];
+            if (fiber.done || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
+            fiber.waits_on = nullptr;
+            current = &fiber;
+            enter(fiber);
+            moved = true;
+            if (fiber.done) left--;
+        }
+        if (!moved) {
+            fprintf(stderr, "kernel %s: %zu threads wait at a barrier that the others do not reach\n", name, left);
+            abort();
+        }
+    }
+    current = nullptr;
+}
+
+dim3 unpack(unsigned linear, dim3 shape) {
+    return {linear % shape.x, linear / shape.x % shape.y, linear / (shape.x * shape.y)};
+}
+
+std::vector<unsigned char> stacks;
+
+} // namespace
+
+void wait(Barrier& barrier, unsigned expected) {
+    if (++barrier.arrived == expected) {
+        barrier.arrived = 0;
+        barrier.generation++;
+        return;
+    }
+    Fiber& self = *current;
+    self.waits_on = &barrier.generation;
+    self.waits_past = barrier.generation;
+    leave(self);
+}
+
+void grid_barrier() { wait(*grid_wide, grid_threads); }
+
+void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool cooperative, const std::function<void()>& body) {
+    unsigned block_count = grid.x * grid.y * grid.z, threads = block.x * block.y * block.z;
+    unsigned at_once = cooperative ? block_count : 1;
+    unsigned warps = (threads + 31) / 32;
+    if (block_count == 0 || threads == 0 || threads > 1024 || shared_bytes > 227 * 1024) {
+        fprintf(stderr, "kernel %s: %u blocks of %u threads and %zu bytes cannot be launched\n", name, block_count, threads, shared_bytes);
+        abort();
+    }
+    if (stacks.size() < size_t{at_once} * threads * STACK_BYTES) stacks.resize(size_t{at_once} * threads * STACK_BYTES);
+    descending = !descending;
+    kernel_body = &body;
+    block_shape = block;
+    grid_shape = grid;
+    Barrier grid_state;
+    grid_wide = &grid_state;
+    grid_threads = block_count * threads;
+    // Shared memory starts with a pattern: what is read before it is written shows.
+    std::vector<unsigned char> shared(at_once * ((shared_bytes + 127) / 128 * 128 + 128));
+    std::vector<Warp> warp_states(size_t{at_once} * warps);
+    std::vector<Block> blocks(at_once);
+    std::vector<Fiber> fibers(size_t{at_once} * threads);
+    for (unsigned first = 0; first < block_count; first += at_once) {
+        memset(shared.data(), 0xcd, shared.size());
+        for (unsigned b = 0; b < at_once; b++) {
+            Block& state = blocks[b];
+            state = Block();
+            unsigned index = first + b;
+            state.index = unpack(descending ? block_count - 1 - index : index, grid);
+            state.warps = &warp_states[size_t{b} * warps];
+            auto base = reinterpret_cast<uintptr_t>(shared.data() + b * (shared.size() / at_once));
+            state.shared = reinterpret_cast<unsigned char*>((base + 127) & ~uintptr_t{127});
+            state.threads = threads;
+            for (unsigned w = 0; w < warps; w++) state.warps[w].barrier = Barrier();
+            for (unsigned t = 0; t < threads; t++) {
+                Fiber& fiber = fibers[size_t{b} * threads + t];
+                fiber = Fiber();
+                fiber.linear = t;
+                fiber.thread_index = unpack(t, block);
+                fiber.block = &state;
+                prepare(fiber, stacks.data() + (size_t{b} * threads + t) * STACK_BYTES);
+            }
+        }
+        schedule(name, fibers);
+    }
+}
+
+} // namespace emulation

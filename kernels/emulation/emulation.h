@@ -1,0 +1,121 @@
+// A block of CUDA threads on the host: each thread is a fiber, barriers and warp exchanges switch between them.
+//
+// Kernels include cuda/target.h, which takes this file when the compiler is not nvcc. One operating-system thread runs
+// everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Threads and
+// blocks run in ascending order in one launch and in descending order in the next: a kernel that misses a barrier gives
+// different results in the two.
+// Not emulated: alignment faults, memory order between blocks, time.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <math.h>
+#include <string.h>
+
+#include <functional>
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+namespace emulation {
+
+struct Block;
+struct Fiber {
+    dim3 thread_index{0, 0, 0};
+    unsigned linear = 0;
+    unsigned exchange = 0; // which of the warp's two exchange buffers is next
+    Block* block = nullptr;
+    void* stack_pointer = nullptr;
+    const uint64_t* waits_on = nullptr;
+    uint64_t waits_past = 0;
+    bool done = false;
+};
+
+struct Barrier {
+    uint64_t generation = 0;
+    unsigned arrived = 0;
+};
+
+struct Warp {
+    Barrier barrier;
+    uint64_t slots[2][32][4];
+};
+
+struct Block {
+    dim3 index{0, 0, 0};
+    Barrier barrier;
+    Warp* warps = nullptr;
+    unsigned char* shared = nullptr;
+    unsigned threads = 0;
+};
+
+extern Fiber* current;
+extern dim3 block_shape, grid_shape;
+void wait(Barrier& barrier, unsigned expected);
+void grid_barrier();
+// Runs a kernel's blocks, one after another or (cooperative) all at once.
+void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool cooperative, const std::function<void()>& body);
+
+inline Warp& warp() { return current->block->warps[current->linear / 32]; }
+inline unsigned lane() { return current->linear % 32; }
+inline void warp_wait() {
+    unsigned first = current->linear / 32 * 32;
+    unsigned left = current->block->threads - first;
+    wait(warp().barrier, left < 32 ? left : 32);
+}
+
+// Every lane gives a value and reads that of `from`.
+template <typename T>
+inline T exchange(T value, unsigned from) {
+    static_assert(sizeof(T) <= 32, "an exchange slot has 32 bytes");
+    auto& slots = warp().slots[current->exchange];
+    current->exchange ^= 1;
+    memcpy(slots[lane()], &value, sizeof value);
+    warp_wait();
+    T other;
+    memcpy(&other, slots[from % 32], sizeof other);
+    return other;
+}
+
+// Queues or captures work on a stream (runtime.cpp of this folder); a stream runs its work at once.
+void enqueue(void* stream, std::function<void()> work);
+
+} // namespace emulation
+
+#define threadIdx (emulation::current->thread_index)
+#define blockIdx (emulation::current->block->index)
+#define blockDim (emulation::block_shape)
+#define gridDim (emulation::grid_shape)
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __restrict__ __restrict
+
+inline void __syncthreads() { emulation::wait(emulation::current->block->barrier, emulation::current->block->threads); }
+inline void __syncwarp() { emulation::warp_wait(); }
+inline void __threadfence() {}
+
+template <typename T>
+inline T atomicAdd(T* at, T value) {
+    T old = *at;
+    *at = old + value;
+    return old;
+}
+template <typename T>
+inline T atomicMax(T* at, T value) {
+    T old = *at;
+    if (value > old) *at = value;
+    return old;
+}
+
+#define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                              \
+    emulation::enqueue(stream, [=] {                                                                               \
+        emulation::run(#kernel, grid, block, shared_bytes, false, [=] { kernel(__VA_ARGS__); });                   \
+    })
+#define PINION_LAUNCH_COOPERATIVE(kernel, grid, block, shared_bytes, stream, args)                                 \
+    (emulation::enqueue(stream,                                                                                    \
+                        [=] { emulation::run(#kernel, grid, block, shared_bytes, true, [=] { kernel(args); }); }), \
+     0)

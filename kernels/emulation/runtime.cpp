@@ -1,0 +1,195 @@
+// The runtime half of pinion_cuda.h where the device is this process: memory is memory, a stream runs its work at once,
+// a graph is the list of what was queued while it was captured. Products of many rows are plain loops.
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "../cuda/target.h"
+
+namespace {
+
+using Work = std::function<void()>;
+
+struct Stream {
+    std::vector<Work>* capture = nullptr;
+};
+
+// Tests run on several threads; the emulated threads of a kernel are global.
+std::recursive_mutex device;
+std::atomic<uint64_t> launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes;
+constexpr int32_t CAPTURE_INVALID = 901;
+constexpr int32_t OUT_OF_MEMORY = 2;
+
+Stream* stream_of(void* stream) { return static_cast<Stream*>(stream); }
+
+} // namespace
+
+void emulation::enqueue(void* stream, std::function<void()> work) {
+    std::lock_guard<std::recursive_mutex> guard(device);
+    launches++;
+    if (stream_of(stream)->capture)
+        stream_of(stream)->capture->push_back(std::move(work));
+    else
+        work();
+}
+
+namespace pinion {
+
+int32_t launch_result() { return 0; }
+
+int32_t library_product(const PinionCudaProduct& args, void* stream) {
+    int32_t status = with_dtype(args.dtype, [&](auto element) -> int32_t {
+        using T = decltype(element);
+        emulation::enqueue(stream, [args] {
+            for (unsigned r = 0; r < args.m; r++) {
+                for (unsigned o = 0; o < args.n; o++) {
+                    const T* x = at<T>(args.x) + size_t(r) * args.k;
+                    const T* weight = at<T>(args.weight) + size_t(o) * args.k;
+                    float sum = 0.0f;
+                    for (unsigned i = 0; i < args.k; i++) sum += to_float(x[i]) * to_float(weight[i]);
+                    if (args.bias) sum += to_float(at<T>(args.bias)[o]);
+                    size_t to = size_t(r) * args.n + o;
+                    if (args.y_dtype == PINION_CUDA_F32) {
+                        float* y = at<float>(args.y) + to;
+                        *y = args.accumulate ? *y + sum : sum;
+                    } else {
+                        T* y = at<T>(args.y) + to;
+                        *y = from_float<T>(args.accumulate ? to_float(*y) + sum : sum);
+                    }
+                }
+            }
+        });
+        return 0;
+    });
+    if (status || args.activation == PINION_CUDA_NONE) return status;
+    PinionCudaBias activation = {args.y, 0, args.m, args.n, args.dtype, args.activation};
+    return pinion_cuda_bias_activation(&activation, stream);
+}
+
+} // namespace pinion
+
+extern "C" {
+
+int32_t pinion_cuda_abi(void) { return PINION_CUDA_ABI; }
+
+const char* pinion_cuda_error_text(int32_t code) {
+    switch (code) {
+    case PINION_CUDA_BAD_ARGUMENT: return "an argument is outside the kernel's contract";
+    case CAPTURE_INVALID: return "the operation is not permitted while a stream is captured";
+    case OUT_OF_MEMORY: return "out of memory";
+    default: return "an unknown error";
+    }
+}
+
+int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
+    *facts = PinionCudaFacts();
+    if (index != 0) return 101; // as the runtime: no such device
+    strcpy(facts->name, "emulated device");
+    facts->memory_bytes = facts->free_bytes = uint64_t{1} << 28;
+    facts->multiprocessors = 2;
+    facts->capability = 90;
+    facts->cooperative = 1;
+    facts->emulated = 1;
+    return 0;
+}
+
+void pinion_cuda_counts(PinionCudaCounts* counts) {
+    *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes};
+}
+
+int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address) {
+    void* memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *address = reinterpret_cast<uintptr_t>(memory);
+    if (!memory) return OUT_OF_MEMORY;
+    memset(memory, 0xcd, bytes);
+    allocated_bytes += bytes;
+    return 0;
+}
+int32_t pinion_cuda_free(uint64_t address) {
+    free(pinion::at<void>(address));
+    return 0;
+}
+int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory) {
+    *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return *memory ? 0 : OUT_OF_MEMORY;
+}
+int32_t pinion_cuda_pinned_free(void* memory) {
+    free(memory);
+    return 0;
+}
+
+int32_t pinion_cuda_stream_create(void** stream) {
+    *stream = new Stream();
+    return 0;
+}
+int32_t pinion_cuda_stream_destroy(void* stream) {
+    delete stream_of(stream);
+    return 0;
+}
+int32_t pinion_cuda_stream_synchronize(void* stream) { return stream_of(stream)->capture ? CAPTURE_INVALID : 0; }
+int32_t pinion_cuda_event_create(void** event, int32_t) {
+    *event = new char;
+    return 0;
+}
+int32_t pinion_cuda_event_destroy(void* event) {
+    delete static_cast<char*>(event);
+    return 0;
+}
+int32_t pinion_cuda_event_record(void*, void*) { return 0; }
+int32_t pinion_cuda_event_query(void*, int32_t* done) {
+    *done = 1;
+    return 0;
+}
+int32_t pinion_cuda_event_elapsed_ms(void*, void*, float* ms) {
+    *ms = 0.0f;
+    return 0;
+}
+
+// Host memory may change before a graph is replayed, so copies from and to it are not captured.
+int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream) {
+    if (stream_of(stream)->capture) return CAPTURE_INVALID;
+    to_device_bytes += bytes;
+    memcpy(pinion::at<void>(to), from, bytes);
+    return 0;
+}
+int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream) {
+    if (stream_of(stream)->capture) return CAPTURE_INVALID;
+    to_host_bytes += bytes;
+    memcpy(to, pinion::at<void>(from), bytes);
+    return 0;
+}
+int32_t pinion_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream) {
+    emulation::enqueue(stream, [=] { memcpy(pinion::at<void>(to), pinion::at<void>(from), bytes); });
+    return 0;
+}
+int32_t pinion_cuda_fill(uint64_t to, int32_t byte, uint64_t bytes, void* stream) {
+    emulation::enqueue(stream, [=] { memset(pinion::at<void>(to), byte, bytes); });
+    return 0;
+}
+
+int32_t pinion_cuda_capture_begin(void* stream) {
+    if (stream_of(stream)->capture) return CAPTURE_INVALID;
+    captures++;
+    stream_of(stream)->capture = new std::vector<Work>();
+    return 0;
+}
+int32_t pinion_cuda_capture_end(void* stream, void** graph) {
+    *graph = stream_of(stream)->capture;
+    stream_of(stream)->capture = nullptr;
+    return *graph ? 0 : CAPTURE_INVALID;
+}
+int32_t pinion_cuda_graph_launch(void* graph, void*) {
+    std::lock_guard<std::recursive_mutex> guard(device);
+    replays++;
+    for (auto& work : *static_cast<std::vector<Work>*>(graph)) work();
+    return 0;
+}
+int32_t pinion_cuda_graph_destroy(void* graph) {
+    delete static_cast<std::vector<Work>*>(graph);
+    return 0;
+}
+
+int32_t pinion_cuda_products_open(const char*, uint64_t) { return 0; }
+
+} // extern "C"

@@ -1,0 +1,229 @@
+// Contract of libpinion_cuda.so: device memory, streams, graphs, products and kernels behind plain C.
+//
+// The object needs nothing but a driver: the CUDA runtime is linked statically, cuBLASLt is opened by name when asked for.
+// The same sources, compiled by the host's C++ compiler against kernels/emulation, give an object with the same functions
+// whose "device" is this process: what a machine without a GPU can test.
+//
+// Device memory is a 64-bit address. Every function gives 0 or an error code (pinion_cuda_error_text says what it means);
+// launches return when the work is queued. Nothing here allocates in a step, makes a thread or throws.
+//
+// KV cache of one layer: [blocks, kv_heads, 2, block_size, head_dim], K before V on axis 2, as in pinion_attention.h.
+// Block tables: [lanes, table_stride] on the device; entry [lane][p / block_size] is the block that holds position p.
+// A query token names its lane and its position; a token with lane PINION_NO_LANE is padding: nothing is read or written
+// for it but its row of the output, which becomes 0.
+// dtype: PINION_F32, PINION_BF16 or PINION_F16 of activations, weights and cache alike; sums are fp32.
+// Rows are contiguous and 16-byte aligned; a width is a multiple of 16 bytes. head_dim is 16, 32, 64 or 128.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PINION_CUDA_ABI = 1 };
+enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
+enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
+#define PINION_NO_LANE 0xffffffffu
+// In place of a token id: the token that the lane's last step sampled.
+#define PINION_FUTURE_TOKEN 0xffffffffu
+// Codes of this object, beside those of the CUDA runtime (which are below 2000).
+enum { PINION_CUDA_BAD_ARGUMENT = 5001, PINION_CUDA_NO_PRODUCTS = 5002, PINION_CUDA_PRODUCT_FAILED = 5003 };
+
+typedef struct PinionCudaFacts {
+    char name[128];
+    uint64_t memory_bytes;
+    uint64_t free_bytes;
+    uint32_t multiprocessors;
+    uint32_t capability;  // 10 * major + minor
+    uint32_t cooperative; // whether grid-wide barriers can be used
+    uint32_t emulated;    // 1 when the device is this process
+} PinionCudaFacts;
+
+typedef struct PinionCudaCounts { // since the object was opened
+    uint64_t launches;
+    uint64_t captures;
+    uint64_t replays;
+    uint64_t to_device_bytes;
+    uint64_t to_host_bytes;
+    uint64_t allocated_bytes;
+} PinionCudaCounts;
+
+int32_t pinion_cuda_abi(void);
+const char* pinion_cuda_error_text(int32_t code);
+int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts);
+void pinion_cuda_counts(PinionCudaCounts* counts);
+
+int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address);
+int32_t pinion_cuda_free(uint64_t address);
+int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory);
+int32_t pinion_cuda_pinned_free(void* memory);
+int32_t pinion_cuda_stream_create(void** stream);
+int32_t pinion_cuda_stream_destroy(void* stream);
+int32_t pinion_cuda_stream_synchronize(void* stream);
+int32_t pinion_cuda_event_create(void** event, int32_t timed);
+int32_t pinion_cuda_event_destroy(void* event);
+int32_t pinion_cuda_event_record(void* event, void* stream);
+// *done is 1 when everything before the record has run.
+int32_t pinion_cuda_event_query(void* event, int32_t* done);
+int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms);
+int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream);
+int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream);
+int32_t pinion_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream);
+int32_t pinion_cuda_fill(uint64_t to, int32_t byte, uint64_t bytes, void* stream);
+int32_t pinion_cuda_capture_begin(void* stream);
+int32_t pinion_cuda_capture_end(void* stream, void** graph);
+int32_t pinion_cuda_graph_launch(void* graph, void* stream);
+int32_t pinion_cuda_graph_destroy(void* graph);
+
+// y [m, n] = activation(x [m, k] . weight [n, k]^T + bias [n]) (+ what y holds, with `accumulate`). y is y_dtype: dtype or
+// PINION_CUDA_F32. bias may be 0. method: 0 = own kernel for m <= PINION_GEMV_ROWS_MAX and k a multiple of 16 bytes, else
+// the library; 1 = own kernel; 2 = library.
+// Bytes moved: n * k weights once (own kernel: streamed past L1), x from L1/L2, y once.
+enum { PINION_GEMV_ROWS_MAX = 8 };
+typedef struct PinionCudaProduct {
+    uint64_t x, weight, bias, y;
+    uint32_t m, n, k;
+    int32_t dtype, y_dtype, activation, method, accumulate;
+} PinionCudaProduct;
+// Opens cuBLASLt: `path` or, when null, by its usual names. Fails with PINION_CUDA_NO_PRODUCTS.
+int32_t pinion_cuda_products_open(const char* path, uint64_t workspace_bytes);
+// Algorithms are chosen once for each shape, at its first use: use each shape before ready.
+int32_t pinion_cuda_product(const PinionCudaProduct* args, void* stream);
+
+// x [rows, width] += delta [rows, width] + delta_bias [width] (either may be 0; x is then unchanged);
+// out = norm(x) * weight + bias: LayerNorm, or RMSNorm when bias is 0 and `rms`. out may be 0: only the sum is made.
+typedef struct PinionCudaNorm {
+    uint64_t x, delta, delta_bias, weight, bias, out;
+    uint32_t rows, width;
+    float epsilon;
+    int32_t dtype, rms;
+} PinionCudaNorm;
+int32_t pinion_cuda_norm(const PinionCudaNorm* args, void* stream);
+
+// x [rows, width] = activation(x + bias), in place.
+typedef struct PinionCudaBias {
+    uint64_t x, bias;
+    uint32_t rows, width;
+    int32_t dtype, activation;
+} PinionCudaBias;
+int32_t pinion_cuda_bias_activation(const PinionCudaBias* args, void* stream);
+
+// out [rows, width] = silu(x [rows, 0, width]) * x [rows, 1, width].
+typedef struct PinionCudaGate {
+    uint64_t x, out;
+    uint32_t rows, width;
+    int32_t dtype;
+} PinionCudaGate;
+int32_t pinion_cuda_swiglu(const PinionCudaGate* args, void* stream);
+
+// Rotates x [tokens, heads, head_dim] (stride elements between tokens) in place: element i pairs with i + head_dim / 2.
+// angles [positions, head_dim / 2, 2] fp32: cosine, sine.
+typedef struct PinionCudaRope {
+    uint64_t x, positions, angles;
+    uint32_t tokens, heads, head_dim, stride, positions_max;
+    int32_t dtype;
+} PinionCudaRope;
+int32_t pinion_cuda_rope(const PinionCudaRope* args, void* stream);
+
+// out [tokens, width] = token_table[token] + position_table[position]; position_table may be 0. Ids past the tables are
+// clamped: the engine checks what it sends, and a lane's token is below the vocabulary by construction.
+typedef struct PinionCudaEmbed {
+    uint64_t tokens, positions, lanes, lane_tokens, token_table, position_table, out;
+    uint32_t count, width, vocab, positions_max;
+    int32_t dtype;
+} PinionCudaEmbed;
+int32_t pinion_cuda_embed(const PinionCudaEmbed* args, void* stream);
+
+// out [count, width] = x [index[i], width].
+typedef struct PinionCudaGather {
+    uint64_t x, index, out;
+    uint32_t count, width, rows;
+    int32_t dtype;
+} PinionCudaGather;
+int32_t pinion_cuda_gather(const PinionCudaGather* args, void* stream);
+
+// tables[lane][index] = block for each of `count` updates {lane, index, block} (u32 each).
+typedef struct PinionCudaTables {
+    uint64_t updates, tables;
+    uint32_t count, lanes, table_stride;
+} PinionCudaTables;
+int32_t pinion_cuda_update_tables(const PinionCudaTables* args, void* stream);
+
+// Copies whole blocks {from, to} (u32 each) in every layer; layer_bytes apart, block_bytes each.
+typedef struct PinionCudaBlocks {
+    uint64_t cache, pairs, layer_bytes, block_bytes;
+    uint32_t count, layers;
+} PinionCudaBlocks;
+int32_t pinion_cuda_copy_blocks(const PinionCudaBlocks* args, void* stream);
+
+typedef struct PinionCudaBatch {
+    uint64_t lanes;     // u32 [tokens]
+    uint64_t positions; // u32 [tokens]
+    uint64_t tables;    // u32 [lanes, table_stride]
+    uint32_t tokens, table_stride, heads, kv_heads, head_dim, block_size;
+    int32_t dtype;
+} PinionCudaBatch;
+
+// Writes k, v [tokens, kv_heads, head_dim] (stride elements between tokens) to the cache of one layer.
+typedef struct PinionCudaAppend {
+    PinionCudaBatch batch;
+    uint64_t k, v, cache;
+    uint32_t stride;
+} PinionCudaAppend;
+int32_t pinion_cuda_kv_append(const PinionCudaAppend* args, void* stream);
+
+// One query token at a time: softmax(scale * q . K) . V over positions 0..=its own.
+// With `append`, k and v of each token are taken from `k` and `v` and written to the cache on the way; the tokens must
+// then be of different lanes. `queries` (u32 [count]) picks tokens; 0 takes tokens 0..count.
+// The context is split over `splits` blocks; partials is fp32 [count, heads, splits, head_dim + 2], counters is zeroed
+// u32 [count, heads] and is zero again afterwards; both may be 0 with one split.
+// Bytes moved: 2 * context * kv_heads * head_dim elements for each query (times heads / kv_heads when that is not
+// 1, 2, 4 or 8).
+typedef struct PinionCudaAttention {
+    PinionCudaBatch batch;
+    uint64_t q, k, v, cache, out, queries, partials, counters;
+    uint32_t q_stride, kv_stride, out_stride, count, splits, append;
+    float scale;
+} PinionCudaAttention;
+int32_t pinion_cuda_attention(const PinionCudaAttention* args, void* stream);
+
+// Tiles of up to PINION_PREFILL_TILE query tokens that follow each other in one sequence, on tensor cores (mma m16n8k16):
+// bf16 and f16, head_dim 64 or 128. tiles: u32 [count, 2] {first token, tokens}. K and V must be in the cache already.
+enum { PINION_PREFILL_TILE = 64 };
+typedef struct PinionCudaPrefill {
+    PinionCudaBatch batch;
+    uint64_t q, cache, out, tiles;
+    uint32_t q_stride, out_stride, count;
+    float scale;
+} PinionCudaPrefill;
+int32_t pinion_cuda_prefill_attention(const PinionCudaPrefill* args, void* stream);
+
+// How one row is sampled. `draw` is the uniform number that (seed, position) stand for; the host makes it.
+enum { PINION_SAMPLE_SKIP = 0, PINION_SAMPLE_GREEDY = 1, PINION_SAMPLE_DRAW = 2 };
+typedef struct PinionCudaDraw {
+    double draw;
+    float inverse_temperature;
+    float top_p;
+    float min_p;
+    uint32_t top_k;
+    uint32_t lane;
+    uint32_t mode;
+} PinionCudaDraw;
+enum { PINION_SAMPLED_NONE = 0, PINION_SAMPLED_TOKEN = 1, PINION_SAMPLED_NONFINITE = 2 };
+typedef struct PinionCudaSampled {
+    uint32_t token;
+    uint32_t state;
+} PinionCudaSampled;
+// logits fp32 [rows, vocab]; draws [rows]; sampled [rows]; the token also goes to lane_tokens[lane] (u32). vocab is at most
+// PINION_SAMPLE_VOCAB_MAX. Probabilities are summed in fixed point (2^-46 of the likeliest), so a row's token does not
+// depend on the order of the sum: the same as the host's sampler but where a draw lands within that of an edge.
+enum { PINION_SAMPLE_VOCAB_MAX = 131072 };
+typedef struct PinionCudaSample {
+    uint64_t logits, draws, sampled, lane_tokens;
+    uint32_t rows, vocab, lanes;
+} PinionCudaSample;
+int32_t pinion_cuda_sample(const PinionCudaSample* args, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
