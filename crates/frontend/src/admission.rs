@@ -2,8 +2,9 @@
 //!
 //! Every generation route calls [`admit`]; no route checks a parameter by itself, so a limit cannot be missing
 //! from one of them. What needs the tokenizer (does the prompt fit the context?) is the tokenizer's to check.
-//! The shapes of prompts and stop strings are in [`crate::prompts`], the sampling parameters in [`crate::sampling`].
+//! The shapes of prompts and stop strings are in [`crate::prompts`], those of chats in [`crate::chat`], the sampling parameters in [`crate::sampling`].
 
+use crate::chat;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
@@ -59,7 +60,7 @@ pub struct Admitted {
 /// "not wanted". Absent and null always pass.
 type Harmless = fn(&Value) -> bool;
 
-const fn unsupported() -> [(&'static str, Harmless); 14] {
+const fn unsupported() -> [(&'static str, Harmless); 15] {
     let zero: Harmless = |v| v.as_f64() == Some(0.0);
     let no: Harmless = |v| v.as_bool() == Some(false);
     let empty_array: Harmless = |v| v.as_array().is_some_and(Vec::is_empty);
@@ -79,6 +80,7 @@ const fn unsupported() -> [(&'static str, Harmless); 14] {
         ("use_beam_search", no),
         ("guided_json", |_| false),
         ("guided_regex", |_| false),
+        ("chat_template", |_| false),
     ]
 }
 
@@ -91,7 +93,7 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     check_unsupported(&mut fields)?;
     let prompts = match api {
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
-        Api::Chat => vec![prompts::messages(&mut fields)?],
+        Api::Chat => vec![chat::prompt(&mut fields)?],
     };
     let choices_per_prompt = choices(api, &mut fields, prompts.len())?;
     let stop = prompts::stop(&mut fields)?;
@@ -136,12 +138,12 @@ fn choices(api: Api, fields: &mut Fields, prompt_count: usize) -> Result<u32, Fa
 pub fn admit_tokenize(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
-    match (fields.take("prompt"), fields.take("messages")) {
-        (Some(Value::String(text)), None) => Ok(Prompt::Text(text)),
-        (Some(other), None) => Err(crate::json::wrong_type("prompt", "a string", &other)),
-        (None, Some(messages)) => prompts::rendered(messages),
-        (Some(_), Some(_)) => Err(Fault::field("messages", "give either prompt or messages, not both")),
-        (None, None) => Err(Fault::field("prompt", "prompt or messages is required")),
+    match (fields.take("prompt"), fields.has("messages")) {
+        (Some(Value::String(text)), false) => Ok(Prompt::Text(text)),
+        (Some(other), false) => Err(crate::json::wrong_type("prompt", "a string", &other)),
+        (None, true) => chat::prompt(&mut fields),
+        (Some(_), true) => Err(Fault::field("messages", "give either prompt or messages, not both")),
+        (None, false) => Err(Fault::field("prompt", "prompt or messages is required")),
     }
 }
 

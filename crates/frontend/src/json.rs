@@ -25,7 +25,7 @@ pub(crate) fn taken_names() -> Vec<String> {
 }
 
 /// Refuses nesting over [`JSON_DEPTH_MAX`] by looking at brackets outside strings, before anything recurses.
-fn check_depth(body: &[u8]) -> Result<(), Fault> {
+pub(crate) fn check_depth(body: &[u8]) -> Result<(), Fault> {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for &byte in body {
         if in_string {
@@ -42,7 +42,7 @@ fn check_depth(body: &[u8]) -> Result<(), Fault> {
             b'[' | b'{' => {
                 depth += 1;
                 if depth > JSON_DEPTH_MAX {
-                    let message = format!("the JSON body is nested deeper than {JSON_DEPTH_MAX} levels");
+                    let message = format!("JSON is nested deeper than {JSON_DEPTH_MAX} levels");
                     return Err(Fault::new(FaultCode::InvalidValue, message));
                 }
             }
@@ -93,6 +93,11 @@ impl Fields {
         #[cfg(test)]
         TAKEN.with_borrow_mut(|taken| taken.push(name.to_owned()));
         self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Whether a field is there and not `null`; it stays.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// A boolean.

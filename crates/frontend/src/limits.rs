@@ -15,6 +15,18 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 pub const PREFLIGHT_FIELDS_BYTES_MAX: usize = 1024;
 /// Seconds for which a browser may remember the answer to a preflight.
 pub const PREFLIGHT_MAX_AGE_S: u32 = 600;
+/// Parts of one message's content.
+pub const CONTENT_PARTS_MAX: usize = 4096;
+/// Tool calls of one message.
+pub const TOOL_CALLS_MAX: usize = 128;
+/// Bytes of a function's name, as OpenAI has it.
+pub const FUNCTION_NAME_BYTES_MAX: usize = 64;
+/// Documents of one chat.
+pub const DOCUMENTS_MAX: usize = 1024;
+/// Names that a request gives its chat template.
+pub const TEMPLATE_KWARGS_MAX: usize = 64;
+/// Bytes of those and their values, as JSON.
+pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a client's value quoted in an error message.
 pub const QUOTED_BYTES_MAX: usize = 60;
 /// Pause of the accept loop when the process is out of descriptors.

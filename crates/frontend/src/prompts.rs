@@ -1,17 +1,15 @@
-//! The shapes in which clients give prompts, chat messages and stop strings.
+//! The shapes in which clients give prompts and stop strings; those of chats are in [`crate::chat`].
 //!
 //! Called by [`crate::admission`] only.
 
 use crate::admission::{Limits, token_id};
 use crate::json::{Fields, wrong_type};
-use pinion_protocol::limits::{CHOICES_MAX, MESSAGES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::limits::{CHOICES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode};
-use serde::Serialize;
 use serde_json::Value;
 
 const PROMPT_SHAPES: &str = "a string, an array of token ids, or an array of these";
-const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// `prompt` of `/generate`, and of `/v1/completions` where it may be a list of up to [`CHOICES_MAX`] prompts.
 pub(crate) fn prompts(fields: &mut Fields, limits: &Limits, list: bool) -> Result<Vec<Prompt>, Fault> {
@@ -58,85 +56,6 @@ pub(crate) fn ids(name: &str, items: &[Value], limits: &Limits) -> Result<Vec<u3
         return Err(Fault { param: Some(name.to_owned()), ..fault });
     }
     items.iter().map(|item| token_id(name, item, limits)).collect()
-}
-
-/// `messages` of `/v1/chat/completions`.
-pub(crate) fn messages(fields: &mut Fields) -> Result<Prompt, Fault> {
-    match fields.take("messages") {
-        Some(messages) => rendered(messages),
-        None => Err(Fault::field("messages", "messages is required")),
-    }
-}
-
-#[derive(Serialize)]
-struct Message<'a> {
-    role: &'a str,
-    content: String,
-}
-
-/// Checks messages and renders them as the JSON array of `{role, content}` that tokenizers take.
-pub(crate) fn rendered(messages: Value) -> Result<Prompt, Fault> {
-    let items = match &messages {
-        Value::Array(items) => items,
-        other => return Err(wrong_type("messages", "an array of messages", other)),
-    };
-    if items.is_empty() || items.len() > MESSAGES_MAX {
-        let message = format!("messages must have from 1 to {MESSAGES_MAX} entries, got {}", items.len());
-        return Err(Fault::field("messages", message));
-    }
-    let checked: Vec<Message<'_>> =
-        items.iter().enumerate().map(|(index, item)| message(index, item)).collect::<Result<_, _>>()?;
-    let json = serde_json::to_string(&checked).expect("strings always serialise");
-    Ok(Prompt::Messages(json))
-}
-
-fn message(index: usize, item: &Value) -> Result<Message<'_>, Fault> {
-    let name = |field: &str| format!("messages[{index}].{field}");
-    let Some(members) = item.as_object() else {
-        return Err(wrong_type(&format!("messages[{index}]"), "an object", item));
-    };
-    let role = match members.get("role") {
-        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role.as_str(),
-        other => {
-            let wanted = format!("one of {}", ROLES.join(", "));
-            return Err(wrong_type(&name("role"), &wanted, other.unwrap_or(&Value::Null)));
-        }
-    };
-    for field in ["tool_calls", "function_call", "audio"] {
-        let given = members.get(field).filter(|v| !v.is_null() && v.as_array().is_none_or(|a| !a.is_empty()));
-        if given.is_some() {
-            let field = name(field);
-            return Err(Fault::field(&field, format!("{field} is not supported by this version")));
-        }
-    }
-    let content = match members.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => joined(index, parts)?,
-        None | Some(Value::Null) if role == "assistant" => String::new(),
-        other => {
-            let wanted = "a string or an array of text parts";
-            return Err(wrong_type(&name("content"), wanted, other.unwrap_or(&Value::Null)));
-        }
-    };
-    Ok(Message { role, content })
-}
-
-/// The text of content parts, one after the other.
-fn joined(index: usize, parts: &[Value]) -> Result<String, Fault> {
-    let mut text = String::new();
-    for (part_index, part) in parts.iter().enumerate() {
-        let kind = part.get("type").and_then(Value::as_str);
-        let piece = part.get("text").and_then(Value::as_str);
-        match (kind, piece) {
-            (Some("text"), Some(piece)) => text.push_str(piece),
-            _ => {
-                let name = format!("messages[{index}].content[{part_index}]");
-                let message = format!("{name} must be a text part: {{\"type\": \"text\", \"text\": ...}}");
-                return Err(Fault::field(&name, message));
-            }
-        }
-    }
-    Ok(text)
 }
 
 /// `stop`: a string or up to [`STOP_STRINGS_MAX`] of them, none empty.

@@ -62,7 +62,10 @@ fn a_whole_chat_answer_has_a_message() {
         let body = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
         let reply = exchange(&h, "/v1/chat/completions", body, async |h| {
             let submit = h.submit().await;
-            assert_eq!(submit.prompt, Prompt::Messages(r#"[{"role":"user","content":"hi"}]"#.into()));
+            assert_eq!(
+                submit.prompt,
+                Prompt::Chat(r#"{"messages":[{"role":"user","content":"hi"}]}"#.into())
+            );
             h.finish(submit.id, FinishReason::Stop, 1);
             h.delta(submit.id, 0, &[1], "yes", DELTA_LAST);
         })

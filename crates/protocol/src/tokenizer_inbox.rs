@@ -21,8 +21,9 @@ pub mod kind {
 pub enum Prompt {
     /// Plain text, to be encoded.
     Text(String),
-    /// A JSON array of `{role, content}` objects, already checked in shape; to be rendered and encoded.
-    Messages(String),
+    /// A chat as a JSON object (`messages`, `tools`, and how to render them), already checked in shape; to be rendered and
+    /// encoded.
+    Chat(String),
     /// Token ids, already checked against the vocabulary; only their number is left to check.
     Ids(Vec<u32>),
 }
@@ -45,7 +46,7 @@ pub struct Submit {
 pub struct Encode {
     /// Whose it is.
     pub id: RequestId,
-    /// Text or messages.
+    /// Text or a chat.
     pub prompt: Prompt,
 }
 
@@ -70,7 +71,7 @@ pub enum TokenizerRecord {
 }
 
 const FORM_TEXT: u32 = 0;
-const FORM_MESSAGES: u32 = 1;
+const FORM_CHAT: u32 = 1;
 const FORM_IDS: u32 = 2;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -80,7 +81,7 @@ struct Header {
     /// Its lists follow this header.
     sampling: SamplingRecord,
     form: u32,
-    /// Bytes for text and messages, ids for ids.
+    /// Bytes for text and chats, ids for ids.
     prompt_len: u32,
     resume_len: u32,
     reserved: u32,
@@ -89,7 +90,7 @@ struct Header {
 fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: &Sampling, prompt: &Prompt, resume: &[u32]) {
     let (form, prompt_len) = match prompt {
         Prompt::Text(text) => (FORM_TEXT, text.len()),
-        Prompt::Messages(json) => (FORM_MESSAGES, json.len()),
+        Prompt::Chat(json) => (FORM_CHAT, json.len()),
         Prompt::Ids(ids) => (FORM_IDS, ids.len()),
     };
     let header = Header {
@@ -103,7 +104,7 @@ fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: &Sampling, prompt: &P
     put(out, &header);
     sampling.put_lists(out);
     match prompt {
-        Prompt::Text(text) | Prompt::Messages(text) => out.extend_from_slice(text.as_bytes()),
+        Prompt::Text(text) | Prompt::Chat(text) => out.extend_from_slice(text.as_bytes()),
         Prompt::Ids(ids) => put_ids(out, ids),
     }
     put_ids(out, resume);
@@ -146,7 +147,7 @@ impl TokenizerRecord {
                 let len = header.prompt_len as usize;
                 let prompt = match header.form {
                     FORM_TEXT => Prompt::Text(cursor.text(len, "prompt text")?.to_owned()),
-                    FORM_MESSAGES => Prompt::Messages(cursor.text(len, "messages")?.to_owned()),
+                    FORM_CHAT => Prompt::Chat(cursor.text(len, "chat")?.to_owned()),
                     FORM_IDS => Prompt::Ids(cursor.ids(len, "prompt ids")?),
                     _ => return Err(Malformed("prompt form")),
                 };
@@ -185,9 +186,7 @@ mod tests {
     #[test]
     fn every_form_round_trips_and_every_truncation_is_refused() {
         let id = RequestId { frontend: 0, slot: 7, generation: 3 };
-        for prompt in
-            [Prompt::Text("héllo".into()), Prompt::Messages("[]".into()), Prompt::Ids(vec![1, 2, 3])]
-        {
+        for prompt in [Prompt::Text("héllo".into()), Prompt::Chat("{}".into()), Prompt::Ids(vec![1, 2, 3])] {
             let sampling =
                 Sampling { logit_bias: vec![(5, -1.5)], stop_token_ids: vec![6, 7], ..Sampling::default() };
             let submit = Submit { id, sampling, prompt, resume: vec![9, 8] };

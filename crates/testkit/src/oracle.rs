@@ -1,7 +1,7 @@
 //! What the fake model must answer.
 
 use pinion_model::fake_token;
-use pinion_text::{ChatOptions, ChatRenderer, StopMatcher, TextCodec};
+use pinion_text::{ChatRenderer, StopMatcher, TextCodec};
 use std::path::Path;
 
 /// The fake model's answers over the tokenizer of one model folder.
@@ -32,8 +32,8 @@ impl Oracle {
 
     /// Ids of a chat, given as the API's `messages`.
     pub fn encode_chat(&self, messages: &serde_json::Value) -> Vec<u32> {
-        let options = ChatOptions { add_generation_prompt: true, tools_json: None, unix_seconds: 0 };
-        let text = self.chat.render(&messages.to_string(), &options).expect("test chats render");
+        let chat = serde_json::json!({ "messages": messages }).to_string();
+        let text = self.chat.render(&chat, 0).expect("test chats render");
         self.encode(&text)
     }
 

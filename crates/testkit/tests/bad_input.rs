@@ -107,7 +107,7 @@ fn messages_are_checked_one_by_one() {
         (json!([{"role": "user", "content": null}]), "messages[0].content"),
         (
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
-            "messages[0].content[0]",
+            "messages[0].content[0].type",
         ),
     ];
     beside_a_stream(|server, still_answers| {

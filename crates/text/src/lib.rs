@@ -19,7 +19,7 @@ mod token_bytes;
 mod utf8_tail;
 
 pub use byte_tokenizer::byte_tokenizer_json;
-pub use chat::{ChatOptions, ChatRenderer};
+pub use chat::ChatRenderer;
 pub use codec::{EncodeError, LoadError, TextCodec};
 pub use stop::StopMatcher;
 pub use stream::TextStream;

@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
 
 use pinion_protocol::Fault;
+use pinion_text::ChatRenderer;
 use pinion_text::chat::{RENDERED_BYTES_MAX, TEMPLATE_STEPS_MAX};
-use pinion_text::{ChatOptions, ChatRenderer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,20 +41,47 @@ fn check(folder: &Path) -> usize {
             ChatRenderer::load(&model).unwrap_or_else(|e| panic!("{name}: {e}"))
         });
         let conversation = members(conversations[case["conversation"].as_str().unwrap()].get());
-        let options = ChatOptions {
-            add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
-            tools_json: conversation.get("tools").map(|tools| tools.get()),
-            unix_seconds: expected["unix_seconds"].as_i64().unwrap(),
-        };
-        let rendered = renderer.render(conversation["messages"].get(), &options);
-        if let Some(difference) = difference(case, rendered) {
-            differences.push(difference);
+        let part = |name: &str| conversation.get(name).map_or("null", |part| part.get());
+        let as_in_python = part("messages").to_owned();
+        // Where jinja2 shows nothing of a call in this form, or fails on it, ours finds another form that it shows.
+        let shows = |name: &str| case["text"].as_str().is_none_or(|text| text.contains(name));
+        let as_in_the_api = in_the_api_s_spelling(&as_in_python)
+            .filter(|(_, name)| !case["fails"].is_string() && shows(name))
+            .map(|(messages, _)| messages);
+        for messages in [Some(as_in_python), as_in_the_api].into_iter().flatten() {
+            let chat = format!(
+                r#"{{"messages": {messages}, "tools": {}, "chat_template_kwargs": {}, "add_generation_prompt": {}}}"#,
+                part("tools"),
+                part("chat_template_kwargs"),
+                case["add_generation_prompt"]
+            );
+            let rendered = renderer.render(&chat, expected["unix_seconds"].as_i64().unwrap());
+            differences.extend(difference(case, rendered));
         }
     }
     std::fs::remove_dir_all(model).unwrap();
     let shown = &differences[..differences.len().min(5)];
     assert!(shown.is_empty(), "{} differ, such as:\n{}", differences.len(), shown.join("\n"));
     cases.len()
+}
+
+/// The messages with the arguments of tool calls as text, and null for no content beside them, and the first function
+/// that is called; `None` without calls.
+fn in_the_api_s_spelling(messages: &str) -> Option<(String, String)> {
+    let mut messages: Value = serde_json::from_str(messages).unwrap();
+    let mut called = None;
+    for message in messages.as_array_mut().unwrap() {
+        let Some(calls) = message.get_mut("tool_calls") else { continue };
+        called = called.or_else(|| Some(calls[0]["function"]["name"].as_str().unwrap().to_owned()));
+        for call in calls.as_array_mut().unwrap() {
+            let arguments = &mut call["function"]["arguments"];
+            *arguments = Value::from(arguments.to_string());
+        }
+        if message["content"] == "" {
+            message["content"] = Value::Null;
+        }
+    }
+    called.map(|name| (messages.to_string(), name))
 }
 
 fn difference(case: &Value, rendered: Result<String, Fault>) -> Option<String> {
@@ -88,8 +115,10 @@ fn prompt_formats_render_as_in_jinja2() {
     assert!(!read(&here().join("expected.json")).contains("\"fails\""));
 }
 
-const OPTIONS: ChatOptions<'static> =
-    ChatOptions { add_generation_prompt: true, tools_json: None, unix_seconds: 1_722_513_600 };
+/// What the renderer makes of these messages, given as a JSON array.
+fn rendered(renderer: &ChatRenderer, messages: &str) -> Result<String, Fault> {
+    renderer.render(&format!(r#"{{"messages": {messages}}}"#), 1_722_513_600)
+}
 
 /// A model folder with these files and the renderer that it gives.
 fn load(name: &str, files: &[(&str, &str)]) -> Result<ChatRenderer, String> {
@@ -129,7 +158,7 @@ fn the_folder_decides_which_template_is_used() {
     for (index, (files, expected)) in cases.into_iter().enumerate() {
         let renderer = load(&format!("decides-{index}"), files).unwrap();
         assert_eq!(renderer.has_template(), expected != plain);
-        let text = renderer.render(r#"[{"role": "user", "content": "hi"}]"#, &OPTIONS);
+        let text = rendered(&renderer, r#"[{"role": "user", "content": "hi"}]"#);
         assert_eq!(text.as_deref(), Ok(expected), "{files:?}");
     }
 }
@@ -168,11 +197,78 @@ fn content_takes_the_form_that_the_template_knows() {
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "c"}
     ]"#;
-    let cases = [(string, "[ab]s[c]s"), (parts, "[a][b][c]"), (either, "[ab]s[c]s")];
+    let cases = [(string, "[a\nb]s[c]s"), (parts, "[a][b][c]"), (either, "[a\nb]s[c]s")];
     for (index, (template, expected)) in cases.into_iter().enumerate() {
         let renderer = load(&format!("parts-{index}"), &[("chat_template.jinja", template)]).unwrap();
-        assert_eq!(renderer.render(json, &OPTIONS).as_deref(), Ok(expected), "{template}");
+        assert_eq!(rendered(&renderer, json).as_deref(), Ok(expected), "{template}");
     }
+}
+
+#[test]
+fn calls_and_developers_take_the_form_that_the_template_knows() {
+    let json = r#"[
+        {"role": "developer", "content": "d"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\":  2}"}}]},
+        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "r"}
+    ]"#;
+    let call = "{% for c in m.tool_calls or [] %}{{ c.function.name }}";
+    let object = format!(
+        "{{% for m in messages %}}[{{{{ m.role }}}}:{{{{ m.content }}}}]{call}{{{{ c.function.arguments | tojson \
+         }}}}{{% endfor %}}{{% endfor %}}"
+    );
+    let text = object.replace("c.function.arguments | tojson", "'' + c.function.arguments");
+    let null = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}".to_owned()
+        + call
+        + "{{ c.function.arguments | tojson }}{% endfor %}{% elif m.role != 'developer' %}\
+           <{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
+    let cases = [
+        (object, r#"[developer:d][assistant:]f{"z": 1, "a": 2}[tool:r]"#),
+        (text, r#"[developer:d][assistant:]f{"z": 1, "a":  2}[tool:r]"#),
+        (null, r#"<system>df{"z": 1, "a": 2}<tool>r"#),
+    ];
+    for (index, (template, expected)) in cases.into_iter().enumerate() {
+        let renderer = load(&format!("calls-{index}"), &[("chat_template.jinja", &template)]).unwrap();
+        assert_eq!(rendered(&renderer, json).as_deref(), Ok(expected), "{template}");
+    }
+}
+
+#[test]
+fn the_last_message_can_be_continued() {
+    let ends = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}";
+    let trims = ends.replace("m.content", "m.content | trim");
+    let hides = "{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}</s>{% endfor %}";
+    let cases = [
+        (ends, "Once upon", Some("<user>hi</s><assistant>Once upon")),
+        (ends, " Once ", Some("<user>hi</s><assistant> Once ")),
+        (&trims, " Once ", Some("<user>hi</s><assistant>Once")),
+        (ends, "hi", Some("<user>hi</s><assistant>hi")),
+        (hides, "Once", None),
+    ];
+    for (index, (template, content, expected)) in cases.into_iter().enumerate() {
+        let renderer = load(&format!("continued-{index}"), &[("chat_template.jinja", template)]).unwrap();
+        let chat = format!(
+            r#"{{"messages": [{{"role": "user", "content": "hi"}}, {{"role": "assistant", "content": "{content}"}}],
+                "continue_final_message": true, "add_generation_prompt": false}}"#
+        );
+        let text = renderer.render(&chat, 0);
+        assert_eq!(text.as_deref().ok(), expected, "{template}");
+        let fault = text.err().map(|fault| fault.param.unwrap());
+        assert_eq!(fault.as_deref(), expected.is_none().then_some("continue_final_message"));
+        let plain = ChatRenderer::plain().render(&chat, 0);
+        assert_eq!(plain, Ok(format!("User: hi\nAssistant: {}", content)));
+    }
+}
+
+#[test]
+fn a_request_s_names_do_not_replace_ours() {
+    let template =
+        "{{ messages[0].content }}{{ add_generation_prompt }}{{ tools is defined }}{{ mine }}{{ bos_token }}";
+    let config = ("tokenizer_config.json", r#"{"bos_token": "<s>"}"#);
+    let renderer = load("names", &[("chat_template.jinja", template), config]).unwrap();
+    let chat = r#"{"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {
+        "messages": [], "add_generation_prompt": 3, "tools": [1], "mine": "m", "bos_token": "<t>"}}"#;
+    assert_eq!(renderer.render(chat, 0).as_deref(), Ok("hiTrueFalsem<t>"));
 }
 
 #[test]
@@ -214,7 +310,7 @@ fn a_harmful_template_costs_one_request() {
     for (index, (template, expected)) in cases.into_iter().enumerate() {
         let renderer = load(&format!("harm-{index}"), &[("chat_template.jinja", template)]).unwrap();
         let start = std::time::Instant::now();
-        let fault = renderer.render(r#"[{"role": "user", "content": "hi"}]"#, &OPTIONS).expect_err(template);
+        let fault = rendered(&renderer, r#"[{"role": "user", "content": "hi"}]"#).expect_err(template);
         let took = start.elapsed();
         assert_eq!(fault.param.as_deref(), Some("messages"), "{template}");
         assert!(fault.message.contains(expected), "{template}: {fault}");

@@ -85,6 +85,7 @@ def render(template, conversation, generation_prompt):
             documents=None,
             add_generation_prompt=generation_prompt,
             **TOKENS,
+            **conversation.get("chat_template_kwargs", {}),
         )
         return {"text": text}
     except jinja2.exceptions.TemplateError as error:

@@ -7,7 +7,7 @@ use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
 use pinion_protocol::{Fault, FaultCode, RequestId};
-use pinion_text::{ChatOptions, ChatRenderer, EncodeError, TextCodec};
+use pinion_text::{ChatRenderer, EncodeError, TextCodec};
 
 /// What a request may not exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,10 +133,7 @@ impl Tokenizer {
         let ids = match prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(text) => self.encode(param, &text, tokens_max)?,
-            Prompt::Messages(json) => {
-                let options = ChatOptions { add_generation_prompt: true, tools_json: None, unix_seconds };
-                self.encode(param, &self.chat.render(&json, &options)?, tokens_max)?
-            }
+            Prompt::Chat(json) => self.encode(param, &self.chat.render(&json, unix_seconds)?, tokens_max)?,
         };
         if ids.is_empty() {
             return Err(Fault::field(
@@ -204,6 +201,6 @@ fn context_fault(param: &str, message: String) -> Fault {
 fn param_of(prompt: &Prompt) -> &'static str {
     match prompt {
         Prompt::Text(_) | Prompt::Ids(_) => "prompt",
-        Prompt::Messages(_) => "messages",
+        Prompt::Chat(_) => "messages",
     }
 }

@@ -30,7 +30,7 @@ fn text(text: &str) -> Prompt {
 }
 
 fn messages(json: &str) -> Prompt {
-    Prompt::Messages(json.to_owned())
+    Prompt::Chat(format!("{{\"messages\": {json}}}"))
 }
 
 fn submit(prompt: Prompt, max_tokens: Option<u32>, resume: &[u32]) -> TokenizerRecord {

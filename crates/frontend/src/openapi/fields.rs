@@ -64,6 +64,9 @@ const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
     {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
 const LOGPROBS: &str =
     r#"{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 5}, {"type": "null"}, {"const": false}]}"#;
+const DOCUMENTS: &str = r#"{"type": ["array", "null"], "maxItems": 1024, "items": {"type": "object"}}"#;
+const TEMPLATE_KWARGS: &str = r#"{"type": ["object", "null"], "maxProperties": 64, "propertyNames": {"not": {"enum":
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"]}}}"#;
 const STREAM_OPTIONS: &str =
     r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}}"#;
 
@@ -74,6 +77,10 @@ pub(super) const FIELDS: &[Field] = &[
     Field { required: true, ..field("prompt", COMPLETIONS, Shape::Schema(PROMPTS), "What to continue: text or token ids, or a list of them.") },
     Field { required: true, ..field("prompt", GENERATE, Shape::Schema(ONE_PROMPT), "What to continue: text or token ids.") },
     Field { required: true, ..field("messages", CHAT, Shape::Schema(r##"{"$ref": "#/components/schemas/Messages"}"##), "What to answer.") },
+    field("add_generation_prompt", CHAT, Shape::Boolean, "End the prompt with the opening of the assistant's turn."),
+    field("continue_final_message", CHAT, Shape::Boolean, "Go on with the last message."),
+    field("documents", CHAT, Shape::Schema(DOCUMENTS), "For templates that quote documents."),
+    field("chat_template_kwargs", CHAT, Shape::Schema(TEMPLATE_KWARGS), "More names for the chat template."),
     field("max_tokens", OPENAI, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
     field("max_completion_tokens", CHAT, Shape::Integer { min: 1, max: INT }, "The same; wins over max_tokens."),
     field("max_new_tokens", GENERATE, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
@@ -117,6 +124,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("use_beam_search", ALL, Shape::Neutral("[false]"), "Not supported."),
     field("guided_json", ALL, Shape::Neutral("[]"), "Not supported."),
     field("guided_regex", ALL, Shape::Neutral("[]"), "Not supported."),
+    field("chat_template", ALL, Shape::Neutral("[]"), "The model's own is used."),
 ];
 
 impl Shape {

@@ -1,15 +1,32 @@
-//! Checks the messages of a request and takes them apart.
+//! Takes a chat apart: the messages, and what goes to the template beside them.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use pinion_protocol::Fault;
 use pinion_protocol::limits::MESSAGES_MAX;
 
+/// A chat as it crossed from the frontend, checked as far as the forms depend on it.
+pub(super) struct Chat {
+    pub(super) messages: Vec<Message>,
+    /// An array; undefined if there are none.
+    pub(super) tools: Value,
+    /// An array; undefined if there are none.
+    pub(super) documents: Value,
+    /// An object of more names for the template; undefined if there are none.
+    pub(super) template_kwargs: Value,
+    /// End with the opening of the assistant's turn.
+    pub(super) add_generation_prompt: bool,
+    /// End inside the last message.
+    pub(super) continue_final_message: bool,
+}
+
 /// One message. A member that is not looked at here stays in `members` for the template.
 pub(super) struct Message {
     pub(super) role: String,
     /// `None` where the content is null or absent, which only an assistant's may be.
     pub(super) content: Option<Content>,
+    /// Tools that an assistant called; undefined if there are none.
+    pub(super) tool_calls: Value,
     pub(super) members: Value,
 }
 
@@ -27,10 +44,34 @@ impl Content {
     }
 }
 
-/// The messages of a JSON array. The roles are not judged: which there are is up to the template.
-pub(super) fn parse(messages_json: &str) -> Result<Vec<Message>, Fault> {
-    let array: Value = serde_json::from_str(messages_json)
+/// The chat of a JSON object. The roles are not judged: which there are is up to the template.
+pub(super) fn parse(chat_json: &str) -> Result<Chat, Fault> {
+    let chat: Value = serde_json::from_str(chat_json)
         .map_err(|e| Fault::field("messages", format!("not valid JSON: {e}")))?;
+    let flag = |name: &str, preset: bool| match member(&chat, name).kind() {
+        ValueKind::Undefined | ValueKind::None => Ok(preset),
+        ValueKind::Bool => Ok(member(&chat, name).is_true()),
+        _ => Err(Fault::field(name, "must be a boolean")),
+    };
+    let given = |name: &str, wanted: ValueKind| {
+        let value = member(&chat, name);
+        match value.kind() {
+            ValueKind::Undefined | ValueKind::None => Ok(Value::UNDEFINED),
+            kind if kind == wanted => Ok(value),
+            _ => Err(Fault::field(name, "is not of the right type")),
+        }
+    };
+    Ok(Chat {
+        messages: messages(&member(&chat, "messages"))?,
+        tools: given("tools", ValueKind::Seq)?,
+        documents: given("documents", ValueKind::Seq)?,
+        template_kwargs: given("chat_template_kwargs", ValueKind::Map)?,
+        add_generation_prompt: flag("add_generation_prompt", true)?,
+        continue_final_message: flag("continue_final_message", false)?,
+    })
+}
+
+fn messages(array: &Value) -> Result<Vec<Message>, Fault> {
     let count = match array.kind() {
         ValueKind::Seq => array.len().unwrap_or(0),
         _ => return Err(Fault::field("messages", "must be an array of {role, content} objects")),
@@ -42,7 +83,7 @@ pub(super) fn parse(messages_json: &str) -> Result<Vec<Message>, Fault> {
         let message = format!("has {count} messages, but at most {MESSAGES_MAX} are accepted");
         return Err(Fault::field("messages", message));
     }
-    items(&array).enumerate().map(|(index, members)| message(index, members)).collect()
+    items(array).enumerate().map(|(index, members)| message(index, members)).collect()
 }
 
 fn message(index: usize, members: Value) -> Result<Message, Fault> {
@@ -64,13 +105,20 @@ fn message(index: usize, members: Value) -> Result<Message, Fault> {
         ValueKind::None | ValueKind::Undefined if role == "assistant" => None,
         _ => return Err(Fault::field(&at(".content"), "must be a string or an array of text parts")),
     };
-    Ok(Message { role: role.to_owned(), content, members })
+    let tool_calls = match member(&members, "tool_calls") {
+        calls if calls.kind() == ValueKind::Seq && calls.is_true() => calls,
+        _ => Value::UNDEFINED,
+    };
+    Ok(Message { role: role.to_owned(), content, tool_calls, members })
 }
 
-/// The text of content parts, one after the other.
+/// The text of content parts, a line each.
 fn joined(index: usize, parts: &Value) -> Result<String, Fault> {
     let mut text = String::new();
     for (part_index, part) in items(parts).enumerate() {
+        if part_index > 0 {
+            text.push('\n');
+        }
         let at = |field: &str| format!("messages[{index}].content[{part_index}]{field}");
         if member(&part, "type").as_str() != Some("text") {
             return Err(Fault::field(&at(".type"), "only parts of type \"text\" are supported"));
@@ -84,12 +132,12 @@ fn joined(index: usize, parts: &Value) -> Result<String, Fault> {
 }
 
 /// The items of an array; nothing if it is none.
-fn items(array: &Value) -> impl Iterator<Item = Value> {
+pub(super) fn items(array: &Value) -> impl Iterator<Item = Value> {
     array.try_iter().ok().into_iter().flatten()
 }
 
 /// A member of an object; undefined if there is none.
-fn member(object: &Value, name: &str) -> Value {
+pub(super) fn member(object: &Value, name: &str) -> Value {
     object.get_attr(name).unwrap_or_default()
 }
 
@@ -101,6 +149,7 @@ mod tests {
     fn faults_name_the_field() {
         let cases = [
             ("", "messages"),
+            ("null", "messages"),
             ("{}", "messages"),
             ("\"text\"", "messages"),
             ("[]", "messages"),
@@ -123,12 +172,23 @@ mod tests {
             ),
         ];
         for (json, param) in cases {
-            let fault = parse(json).err().expect(json);
+            let fault = parse(&format!(r#"{{"messages": {json}}}"#)).err().expect(json);
             assert_eq!(fault.param.as_deref(), Some(param), "{json}");
         }
-        let many = format!("[{}]", vec![r#"{"role": "user", "content": ""}"#; MESSAGES_MAX + 1].join(","));
+        let many = vec![r#"{"role": "user", "content": ""}"#; MESSAGES_MAX + 1].join(",");
+        let many = format!(r#"{{"messages": [{many}]}}"#);
         assert_eq!(parse(&many).err().expect("too many").param.as_deref(), Some("messages"));
-        let deep = "[".repeat(10_000);
+        let deep = r#"{"messages":"#.to_owned() + &"[".repeat(10_000);
         assert_eq!(parse(&deep).err().expect("too deep").param.as_deref(), Some("messages"));
+        for (name, value) in [
+            ("tools", "{}"),
+            ("documents", "3"),
+            ("chat_template_kwargs", "[]"),
+            ("add_generation_prompt", "1"),
+            ("continue_final_message", "\"yes\""),
+        ] {
+            let json = format!(r#"{{"messages": [{{"role": "user", "content": ""}}], "{name}": {value}}}"#);
+            assert_eq!(parse(&json).err().expect(name).param.as_deref(), Some(name));
+        }
     }
 }

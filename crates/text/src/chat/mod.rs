@@ -2,10 +2,11 @@
 //! lines where the folder brings none. A template never comes from a request.
 //!
 //! [`ChatRenderer`] is the one entry point. [`source`] finds the template, [`template`] runs it within limits,
-//! [`messages`] checks what the client sent, [`plain`] is the form without a template, [`python`] and [`date`]
-//! write what Python would have written.
+//! [`messages`] checks what the client sent, [`forms`] gives it the spelling that the template knows, [`plain`] is the
+//! form without a template, [`python`] and [`date`] write what Python would have written.
 
 mod date;
+mod forms;
 mod messages;
 mod plain;
 mod python;
@@ -13,7 +14,7 @@ mod source;
 mod template;
 
 use crate::codec::LoadError;
-use minijinja::Value;
+use messages::{Chat, Content};
 use pinion_protocol::Fault;
 use std::path::Path;
 use template::Template;
@@ -26,17 +27,6 @@ pub struct ChatRenderer(Form);
 enum Form {
     Plain,
     Template(Box<Template>),
-}
-
-/// What a render needs besides the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChatOptions<'a> {
-    /// End with the opening of the assistant's turn.
-    pub add_generation_prompt: bool,
-    /// A JSON array of tool descriptions; `None` leaves `tools` undefined. Plain lines have no place for them.
-    pub tools_json: Option<&'a str>,
-    /// Seconds since 1970, for templates that write the date.
-    pub unix_seconds: i64,
 }
 
 impl ChatRenderer {
@@ -61,30 +51,43 @@ impl ChatRenderer {
         matches!(self.0, Form::Template(_))
     }
 
-    /// The text of a JSON array of `{role, content}` objects. The content is a string or an array of
-    /// `{"type": "text", "text": ..}` parts, which are joined without anything between them unless the
-    /// template takes them apart itself; an assistant's may be null. The same input always gives the same text.
+    /// The text of a chat, given as a JSON object:
+    ///
+    /// - `messages`, an array of `{role, content}` objects. The content is a string or an array of
+    ///   `{"type": "text", "text": ..}` parts, which become lines unless the template takes them apart itself;
+    ///   an assistant's may be null. Other members are for the template.
+    /// - `tools` and `documents`, arrays, and `chat_template_kwargs`, an object of more names for the template.
+    ///   Plain lines have no place for them.
+    /// - `add_generation_prompt` (true): end with the opening of the assistant's turn.
+    /// - `continue_final_message` (false): end with the last message's content instead of its end mark.
+    ///
+    /// `unix_seconds` is for templates that write the date. The same input always gives the same text.
     ///
     /// The template's own beginning-of-sequence token is in the text, so the text is to be encoded without
     /// another one, as [`crate::TextCodec::encode`] does.
     ///
     /// Errors name the field in the API's spelling, such as `messages[2].content`; what the template refuses
     /// is a fault of `messages` in the template's words.
-    pub fn render(&self, messages_json: &str, options: &ChatOptions<'_>) -> Result<String, Fault> {
-        let messages = messages::parse(messages_json)?;
-        let tools = options.tools_json.map(tools).transpose()?;
-        match &self.0 {
-            Form::Plain => plain::render(&messages, options.add_generation_prompt),
-            Form::Template(template) => template.render(&messages, tools, options),
-        }
+    pub fn render(&self, chat_json: &str, unix_seconds: i64) -> Result<String, Fault> {
+        let chat = messages::parse(chat_json)?;
+        let text = match &self.0 {
+            Form::Plain => plain::render(&chat.messages, chat.add_generation_prompt),
+            Form::Template(template) => template.render(&chat, unix_seconds),
+        }?;
+        if chat.continue_final_message { continued(text, &chat) } else { Ok(text) }
     }
 }
 
-fn tools(json: &str) -> Result<Value, Fault> {
-    let tools: Value =
-        serde_json::from_str(json).map_err(|e| Fault::field("tools", format!("not valid JSON: {e}")))?;
-    match tools.kind() {
-        minijinja::value::ValueKind::Seq => Ok(tools),
-        _ => Err(Fault::field("tools", "must be an array of tools")),
-    }
+/// The text up to the end of the last message's content, found as transformers finds it: the last place where the
+/// content stands without the white space around it, and with that behind it if the template kept it.
+fn continued(mut text: String, chat: &Chat) -> Result<String, Fault> {
+    let content = chat.messages.last().and_then(|message| message.content.as_ref()).map_or("", Content::text);
+    let (trimmed, kept) = (content.trim(), content.trim_start());
+    let Some(at) = text.rfind(trimmed) else {
+        let message = "the chat template does not show the last message's content as it is";
+        return Err(Fault::field("continue_final_message", message));
+    };
+    let length = if text[at..].starts_with(kept) { kept.len() } else { trimmed.len() };
+    text.truncate(at + length);
+    Ok(text)
 }

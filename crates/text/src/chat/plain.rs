@@ -42,6 +42,10 @@ mod tests {
     use super::super::messages::parse;
     use super::*;
 
+    fn parsed(json: &str) -> Vec<Message> {
+        parse(&format!(r#"{{"messages": {json}}}"#)).unwrap().messages
+    }
+
     #[test]
     fn messages_become_labelled_lines() {
         let json = r#"[
@@ -51,16 +55,15 @@ mod tests {
             {"role": "assistant", "content": null},
             {"role": "tool", "content": "42", "tool_call_id": "x"}
         ]"#;
-        let lines = "System: Be brief.\nSystem: \nUser: Héllo\n終\nAssistant: \nTool: 42\n";
-        let messages = parse(json).unwrap();
+        let lines = "System: Be brief.\nSystem: \nUser: Hé\nllo\n終\nAssistant: \nTool: 42\n";
+        let messages = parsed(json);
         assert_eq!(render(&messages, false).as_deref(), Ok(lines));
         assert_eq!(render(&messages, true), Ok(format!("{lines}Assistant:")));
     }
 
     #[test]
     fn an_unknown_role_is_named() {
-        let messages =
-            parse(r#"[{"role": "user", "content": "a"}, {"role": "wizard", "content": "a"}]"#).unwrap();
+        let messages = parsed(r#"[{"role": "user", "content": "a"}, {"role": "wizard", "content": "a"}]"#);
         assert_eq!(render(&messages, true).unwrap_err().param.as_deref(), Some("messages[1].role"));
     }
 }

@@ -11,9 +11,10 @@
 //! model's folder can still make a tokenizer run out of them, which ends that process.
 
 use super::date::strftime;
-use super::messages::{Content, Message, parse};
+use super::forms::Forms;
+use super::messages::{Chat, parse};
+use super::python;
 use super::source::SpecialTokens;
-use super::{ChatOptions, python};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use pinion_protocol::Fault;
@@ -28,14 +29,10 @@ pub const RENDERED_BYTES_MAX: usize = 16 << 20;
 
 const NAME: &str = "chat_template";
 const CLOCK: &str = "pinion_unix_seconds";
-/// What the probe's content is; no template writes it by itself.
-const PROBE: &str = "pinion-probe-3f9b";
-
 pub(super) struct Template {
     environment: Environment<'static>,
     tokens: SpecialTokens,
-    /// The template takes content apart into parts and shows nothing of a string.
-    wants_parts: bool,
+    forms: Forms,
 }
 
 impl Template {
@@ -56,42 +53,43 @@ impl Template {
         python::install(&mut environment);
         let compiled = guarded(|| environment.add_template_owned(NAME, as_the_library_reads(&source)));
         compiled.map_err(|refusal| refusal.reason())?;
-        let mut template = Template { environment, tokens, wants_parts: false };
-        template.wants_parts = !template.shows_probe() && {
-            template.wants_parts = true;
-            template.shows_probe()
-        };
+        let mut template = Template { environment, tokens, forms: Forms::default() };
+        template.forms = Forms::learn(|forms, chat, words| template.shows(forms, chat, words));
         Ok(template)
     }
 
-    /// Whether the content of a message gets into the text in the form that is set.
-    fn shows_probe(&self) -> bool {
-        let messages = parse(&format!(r#"[{{"role": "user", "content": "{PROBE}"}}]"#));
-        let options = ChatOptions { add_generation_prompt: false, tools_json: None, unix_seconds: 0 };
-        messages
-            .and_then(|messages| self.render(&messages, None, &options))
-            .is_ok_and(|text| text.contains(PROBE))
+    /// Whether all these words of a chat get into its text.
+    fn shows(&self, forms: Forms, chat: &str, words: &[&str]) -> bool {
+        parse(chat)
+            .and_then(|chat| self.render_in(forms, &chat, 0))
+            .is_ok_and(|text| words.iter().all(|word| text.contains(word)))
     }
 
-    pub(super) fn render(
-        &self,
-        messages: &[Message],
-        tools: Option<Value>,
-        options: &ChatOptions<'_>,
-    ) -> Result<String, Fault> {
-        let messages: Value = messages.iter().map(|message| self.value_of(message)).collect();
-        let mut context: Vec<(&str, Value)> =
-            self.tokens.iter().map(|(name, token)| (*name, Value::from(token))).collect();
-        context.push(("messages", messages));
-        context.push(("add_generation_prompt", Value::from(options.add_generation_prompt)));
-        context.push((CLOCK, Value::from(options.unix_seconds)));
-        if let Some(tools) = tools {
-            context.push(("tools", tools));
-        }
+    pub(super) fn render(&self, chat: &Chat, unix_seconds: i64) -> Result<String, Fault> {
+        self.render_in(self.forms, chat, unix_seconds)
+    }
+
+    fn render_in(&self, forms: Forms, chat: &Chat, unix_seconds: i64) -> Result<String, Fault> {
+        let messages: Value = chat.messages.iter().map(|message| forms.message(message)).collect();
+        let tokens = self.tokens.iter().map(|(name, token)| (Value::from(*name), Value::from(token)));
+        let mut context: Vec<(Value, Value)> = tokens.collect();
+        // What follows has the last word, so that no request's name takes the place of ours.
+        let names = chat.template_kwargs.try_iter().into_iter().flatten();
+        context.extend(names.map(|name| {
+            let value = chat.template_kwargs.get_item(&name).unwrap_or_default();
+            (name, value)
+        }));
+        context.push(("messages".into(), messages));
+        context.push(("add_generation_prompt".into(), Value::from(chat.add_generation_prompt)));
+        context.push((CLOCK.into(), Value::from(unix_seconds)));
+        // Undefined where there are none: the library refuses some questions about a null.
+        context.push(("tools".into(), chat.tools.clone()));
+        context.push(("documents".into(), chat.documents.clone()));
+        let context = Value::from_pairs(context);
         let mut text = Bounded { bytes: Vec::new(), is_over: false };
         let rendered = guarded(|| {
             let template = self.environment.get_template(NAME)?;
-            template.render_captured_to(Value::from_pairs(context), &mut text).map(|_| ())
+            template.render_captured_to(context, &mut text).map(|_| ())
         });
         if text.is_over {
             let message = format!("the chat template writes more than {RENDERED_BYTES_MAX} bytes for them");
@@ -100,29 +98,6 @@ impl Template {
         rendered.map_err(|refusal| Fault::field("messages", refusal.message()))?;
         String::from_utf8(text.bytes)
             .map_err(|_| Fault::field("messages", "the chat template's text is not UTF-8"))
-    }
-
-    /// The message as the template sees it: as it was sent, but the content in the form that the template
-    /// knows.
-    fn value_of(&self, message: &Message) -> Value {
-        let content = match (&message.content, self.wants_parts) {
-            (Some(Content::Parts(_, text)), false) => Value::from(text),
-            (Some(Content::Parts(parts, _)), true) => parts.clone(),
-            (Some(Content::Text(text)), true) => {
-                Value::from(vec![Value::from_pairs([("type", "text"), ("text", text)])])
-            }
-            (Some(Content::Text(_)), false) | (None, _) => return message.members.clone(),
-        };
-        let Ok(names) = message.members.try_iter() else { return message.members.clone() };
-        Value::from_pairs(names.map(|name| {
-            let is_content = name.as_str() == Some("content");
-            let value = if is_content {
-                content.clone()
-            } else {
-                message.members.get_item(&name).unwrap_or_default()
-            };
-            (name, value)
-        }))
     }
 }
 
