@@ -11,6 +11,8 @@ use std::ffi::OsString;
 pub(crate) enum Request {
     Serve,
     ShowConfig,
+    /// The words that follow.
+    Trace(Vec<String>),
     Version,
     /// Everything behind `bench`, which is not for us to read.
     Bench(Vec<String>),
@@ -18,7 +20,7 @@ pub(crate) enum Request {
     Help(Option<String>),
 }
 
-const COMMANDS: &str = "serve, config show, bench, help, version";
+const COMMANDS: &str = "serve, config show, trace, bench, help, version";
 
 /// Reads the arguments. Help and version win over everything else, faults included.
 pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Collector) -> (Request, Typed) {
@@ -42,6 +44,7 @@ pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Colle
             }
             (Request::ShowConfig, words.get(2..).unwrap_or(&[]))
         }
+        Some("trace") => return (Request::Trace(words.split_off(1)), Vec::new()),
         Some(flag) if flag.starts_with('-') => {
             faults.add(&line, format!("a command comes first: {COMMANDS}"));
             (Request::Serve, &words[..])

@@ -2,6 +2,7 @@
 
 use crate::cpu_plan::CpuPlan;
 use crate::lifecycle::Lifecycle;
+use crate::observe::Observe;
 use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
 use serde::{Deserialize, Serialize};
@@ -176,4 +177,6 @@ pub struct Config {
     pub in_process: bool,
     /// What carries records between the roles.
     pub ipc: Ipc,
+    /// What is recorded.
+    pub observe: Observe,
 }

@@ -23,6 +23,9 @@ pub(crate) fn text(topic: Option<&str>) -> String {
     let Some(topic) = topic.map(|t| t.trim_start_matches("--").to_lowercase().replace('_', "-")) else {
         return short();
     };
+    if topic == "trace" {
+        return crate::trace_command::HELP.to_owned();
+    }
     if topic == "all" {
         return Group::ALL.iter().map(|&g| group(g)).collect::<Vec<_>>().join("\n") + "\n" + &exits();
     }
@@ -53,7 +56,9 @@ fn short() -> String {
     format!(
         "Serve a large language model from separate, pinned processes.\n\n\
          Usage:\n  pinion serve DIR [flags]\n  pinion config show [flags]    every value and where it comes from\n  \
-         pinion bench ...              measure a server (docs/BENCHMARKING.md)\n  pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
+         pinion bench ...              measure a server (docs/BENCHMARKING.md)\n  \
+         pinion trace                  what a running service does, for Perfetto; see pinion help trace\n  \
+         pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
          search for\n  --help=all          everything\n\n\
          {}",
         lines(needed),

@@ -16,6 +16,7 @@ mod help;
 mod lifecycle;
 mod machine;
 mod model_folder;
+mod observe;
 mod options;
 mod resolve;
 mod scheduling;
@@ -24,6 +25,7 @@ mod show;
 mod sources;
 mod table;
 mod topology;
+mod trace_command;
 mod value;
 
 pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
@@ -32,9 +34,11 @@ pub use exit::Exit;
 pub use fault::{ConfigFault, Faults, Origin};
 pub use lifecycle::Lifecycle;
 pub use machine::{Cpu, Machine};
+pub use observe::{Observe, nvtx_injection};
 pub use scheduling::{AdmissionKind, Scheduling};
 pub use secret::{ApiKeys, SECRET_VARIABLES};
 pub use topology::{Edge, Process, Topology};
+pub use trace_command::TraceCommand;
 
 use command_line::Request;
 use std::ffi::OsString;
@@ -44,6 +48,8 @@ use std::ffi::OsString;
 pub enum Command {
     /// `pinion serve`.
     Serve(Box<Config>),
+    /// `pinion trace`.
+    Trace(TraceCommand),
     /// `pinion --version`: the caller prints its version.
     Version,
     /// `pinion bench`: the arguments of the benchmark tool, which stands beside the launcher.
@@ -71,6 +77,13 @@ pub fn parse(
     match request {
         Request::Version => return Ok(Command::Version),
         Request::Bench(arguments) => return Ok(Command::Bench(arguments)),
+        Request::Trace(words) => {
+            let key = env.into_iter().find(|(name, _)| name == "PINION_API_KEY");
+            let key = key.and_then(|(_, key)| key.into_string().ok());
+            let command = trace_command::read(&words, key, &mut faults);
+            faults.into_result()?;
+            return Ok(Command::Trace(command));
+        }
         Request::Help(topic) => return Ok(Command::Help(help::text(topic.as_deref()))),
         Request::Serve | Request::ShowConfig => {}
     }

@@ -177,6 +177,13 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "How long a role that owns its cores looks for work before it sleeps, in µs. A role that shares a core \
                never spins." },
 
+    Opt { name: "timeline", group: Observe, kind: Switch, preset: Is("on"),
+        help: "Stamp every request's stages and record what every process does in a ring of its own, 1 MiB each: what \
+               `pinion trace`, `timings` and /debug/slow show. Off is for measuring what that costs." },
+    Opt { name: "nvtx", group: Observe, kind: Switch, preset: Is("off"),
+        help: "Show the same spans to NVIDIA's tools as NVTX ranges: to the one that started the service \
+               (NVTX_INJECTION64_PATH, as nsys sets it), else through libnvToolsExt.so.1." },
+
     Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
         help: "All roles must be ready in this time." },
     Opt { name: "drain-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("30s"),

@@ -6,6 +6,7 @@ use crate::fault::{Collector, Faults, Origin};
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
 use crate::model_folder;
+use crate::observe::Observe;
 use crate::scheduling::Scheduling;
 use crate::sources::Settings;
 use crate::topology::Topology;
@@ -117,6 +118,7 @@ pub(crate) fn from_facts(
         cpu_plan,
         pin,
         in_process: settings.switch("in-process").unwrap_or(false),
+        observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
 }

@@ -7,12 +7,13 @@ pub(crate) enum Group {
     Http,
     Engine,
     Processes,
+    Observe,
     Lifecycle,
 }
 
 impl Group {
-    pub(crate) const ALL: [Group; 5] =
-        [Group::Model, Group::Http, Group::Engine, Group::Processes, Group::Lifecycle];
+    pub(crate) const ALL: [Group; 6] =
+        [Group::Model, Group::Http, Group::Engine, Group::Processes, Group::Observe, Group::Lifecycle];
 
     /// The word for `--help=<group>`.
     pub(crate) fn name(self) -> &'static str {
@@ -21,6 +22,7 @@ impl Group {
             Group::Http => "http",
             Group::Engine => "engine",
             Group::Processes => "processes",
+            Group::Observe => "observe",
             Group::Lifecycle => "lifecycle",
         }
     }
@@ -31,6 +33,7 @@ impl Group {
             Group::Http => "HTTP and streams",
             Group::Engine => "Batching, memory and kernels",
             Group::Processes => "Processes and CPUs",
+            Group::Observe => "Timeline and profiles",
             Group::Lifecycle => "Start, stop and logs",
         }
     }

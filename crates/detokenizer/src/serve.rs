@@ -3,6 +3,7 @@
 use crate::detokenizer::{Counts, Detokenizer};
 use pinion_config::Exit;
 use pinion_protocol::frontend_inbox::kind::DELTAS;
+use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Malformed, Peer, Role};
 use pinion_shm::clock;
@@ -154,7 +155,11 @@ impl Server {
     }
 
     fn handle_step(&mut self, from: Peer, record_kind: u16) {
-        if let Err(error) = self.detokenizer.step(record_kind, &self.step, clock::now_ns()) {
+        let recorder = self.session.recorder.clone();
+        let now_ns = clock::now_ns();
+        recorder.push(SpanName::Detokenize);
+        let before = self.detokenizer.counts();
+        if let Err(error) = self.detokenizer.step(record_kind, &self.step, now_ns) {
             malformed(&self.session.status, from, error);
         }
         for frontend in 0..self.session.config.frontends {
@@ -165,6 +170,13 @@ impl Server {
         }
         self.detokenizer.clear();
         self.session.links.publish();
+        if recorder.records() {
+            let after = self.detokenizer.counts();
+            let deltas = after.deltas - before.deltas;
+            let events = deltas + after.stale - before.stale;
+            recorder.record(SpanName::Detokenize, now_ns, clock::now_ns(), [events, deltas]);
+        }
+        recorder.pop();
     }
 
     fn report(&mut self) {

@@ -6,6 +6,9 @@ use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::orders::Orders;
 use pinion_config::{ApiKeys, Config, Topology};
+use pinion_protocol::Peer;
+use pinion_shm::region::Region;
+use pinion_worker::Recorder;
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
@@ -78,6 +81,10 @@ pub struct App {
     pub numbers: Numbers,
     /// Orders of operators that the launcher has.
     pub orders: Orders,
+    /// What this process's thread does.
+    pub recorder: Rc<Recorder>,
+    /// Rings of spans of all processes, each with its track.
+    pub spans: Vec<(Peer, u16, Region)>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
 }

@@ -5,6 +5,7 @@ use crate::openai::Usage;
 use crate::sse;
 use crate::ticket::Ticket;
 use crate::timeline::Timeline;
+use crate::trace::Trace;
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 use pinion_protocol::Fault;
@@ -21,6 +22,8 @@ pub enum AnswerBody {
     Whole(Bytes, Vec<Ticket>),
     /// Bytes as they come.
     Stream(Stream),
+    /// What the processes do.
+    Trace(Box<Trace>),
 }
 
 /// One request's share of a stream.
@@ -200,6 +203,9 @@ impl Body for AnswerBody {
             AnswerBody::Stream(stream) => {
                 Poll::Ready(ready!(stream.poll(context)).map(|next| next.map(Frame::data)))
             }
+            AnswerBody::Trace(trace) => {
+                Poll::Ready(ready!(trace.poll(context)).map(|next| next.map(Frame::data)))
+            }
         }
     }
 
@@ -207,13 +213,14 @@ impl Body for AnswerBody {
         match self {
             AnswerBody::Whole(bytes, _) => bytes.is_empty(),
             AnswerBody::Stream(stream) => stream.voices.is_empty(),
+            AnswerBody::Trace(trace) => trace.is_over(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             AnswerBody::Whole(bytes, _) => SizeHint::with_exact(bytes.len() as u64),
-            AnswerBody::Stream(_) => SizeHint::default(),
+            AnswerBody::Stream(_) | AnswerBody::Trace(_) => SizeHint::default(),
         }
     }
 }

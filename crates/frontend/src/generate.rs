@@ -7,6 +7,7 @@ use crate::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
 use crate::app::{self, App, unix_s};
 use crate::body::{AnswerBody, End, Stream};
 use crate::errors::Refusal;
+use crate::json::Fields;
 use crate::ledger::Origin;
 use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX};
 use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json, logprobs};
@@ -16,11 +17,13 @@ use crate::routes::{Arrival, Route, whole};
 use crate::sse;
 use crate::ticket::Ticket;
 use crate::timeline::{Timeline, Timings};
+use crate::trace::{TRACE_SECONDS_MAX, Trace};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
+use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use serde_json::json as value;
 use std::future::poll_fn;
@@ -44,16 +47,34 @@ pub(crate) async fn serve(
         _ => Api::Generate,
     };
     let body = read_body(app, request.into_body()).await?;
-    let admitted = admit(api, &body, &app.limits, app.numbers.fresh_seed())?;
+    let begin_ns = app.recorder.begin(SpanName::FrontendAdmit);
+    let begun = admit_and_begin(app, &arrival, api, &body);
+    let first = begun.as_ref().ok().and_then(|begun| begun.tickets.first());
+    let request = first.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id));
+    app.recorder.end(SpanName::FrontendAdmit, begin_ns, [request, body.len() as u64]);
     drop(body);
-    let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
-    let head = head(app, api, admitted.include_usage);
-    let tickets = begin(app, &arrival, admitted, head.as_ref())?;
+    let Begun { tickets, head, stream, choices_per_prompt } = begun?;
     if stream {
         stream_answer(app, tickets, head, choices_per_prompt).await
     } else {
         whole_answer(tickets, head, choices_per_prompt).await
     }
+}
+
+/// Requests that are on their way, and how their answer leaves.
+struct Begun {
+    tickets: Vec<Ticket>,
+    head: Option<Head>,
+    stream: bool,
+    choices_per_prompt: usize,
+}
+
+fn admit_and_begin(app: &App, arrival: &Arrival, api: Api, body: &[u8]) -> Result<Begun, Fault> {
+    let admitted = admit(api, body, &app.limits, app.numbers.fresh_seed())?;
+    let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
+    let head = head(app, api, admitted.include_usage);
+    let tickets = begin(app, arrival, admitted, head.as_ref())?;
+    Ok(Begun { tickets, head, stream, choices_per_prompt })
 }
 
 /// Takes a slot for each choice, in the order of their numbers: the first prompt's, then the second's. Either all
@@ -265,6 +286,22 @@ pub(crate) async fn detokenize(
 
 fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
     whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), vec![ticket]))
+}
+
+/// `POST /debug/trace`: `seconds`, from 0, which is what is still known, to [`TRACE_SECONDS_MAX`].
+pub(crate) async fn trace(
+    app: &Rc<App>,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let mut fields = Fields::parse(if body.is_empty() { b"{}" } else { &body })?;
+    let seconds = fields.integer("seconds", 0..=i128::from(TRACE_SECONDS_MAX))?.unwrap_or(0);
+    if app.spans.is_empty() {
+        let message = "the service records nothing: it was started with --no-timeline";
+        return Err(Fault::new(FaultCode::Unavailable, message).into());
+    }
+    let trace = Trace::new(app, u64::try_from(seconds).unwrap_or(0));
+    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Trace(Box::new(trace))))
 }
 
 /// Reads a body up to its limit, in its time. A declared length over the limit is refused unread.

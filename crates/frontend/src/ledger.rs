@@ -21,6 +21,7 @@ use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role};
 use pinion_shm::clock;
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
+use pinion_worker::Recorder;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -41,6 +42,8 @@ pub struct Setup {
     pub max_model_len: u32,
     /// Bytes that may wait for one client.
     pub buffer_bytes_max: usize,
+    /// Where the parts of ended requests are kept.
+    pub recorder: Rc<Recorder>,
 }
 
 /// Where a request comes from.
@@ -383,6 +386,7 @@ impl Ledger {
             "request"
         );
         if request.facts.route.generates() {
+            timeline.record(&self.setup.recorder, &request.facts, self.setup.detokenizers);
             self.slow.look(&timeline, now_ns, || Slow {
                 label: request.facts.label.clone(),
                 id: entry.id,

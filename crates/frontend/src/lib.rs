@@ -38,6 +38,7 @@ pub mod stats;
 pub mod ticket;
 pub mod timed_stream;
 pub mod timeline;
+mod trace;
 
 use admission::Limits;
 use app::{App, Numbers, Settings};
@@ -91,6 +92,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
         detokenizers: config.detokenizers,
         max_model_len: config.max_model_len,
         buffer_bytes_max: config.stream_buffer_bytes_max,
+        recorder: session.recorder.clone(),
     };
     let mut pages = session.links.pages.clone();
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
@@ -108,6 +110,8 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
         topology: session.topology.clone(),
         numbers: Numbers::new(seed),
         orders: Orders::new(outlet, limits::ORDER_TIMEOUT),
+        recorder: session.recorder.clone(),
+        spans: session.links.spans.clone(),
         started_unix_s: app::unix_s(),
     }))
 }

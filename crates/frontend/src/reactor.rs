@@ -11,6 +11,7 @@ use crate::server;
 use crate::stats::{Sample, Stats};
 use pinion_config::Exit;
 use pinion_protocol::control::Admin;
+use pinion_protocol::spans::SpanName;
 use pinion_protocol::{Fault, FaultCode, Peer};
 use pinion_shm::clock;
 use pinion_worker::{ControlEvent, Inbox, Overflow, Session};
@@ -191,7 +192,13 @@ impl Reactor {
 
     fn take_records(&mut self, now_ns: u64) -> usize {
         let mut session = self.session.borrow_mut();
-        session.links.inboxes.iter_mut().map(|inbox| take_some(inbox, &self.app.ledger, now_ns)).sum()
+        let taken =
+            session.links.inboxes.iter_mut().map(|inbox| take_some(inbox, &self.app.ledger, now_ns)).sum();
+        if taken > 0 && self.app.recorder.records() {
+            let arguments = [taken as u64, 0];
+            self.app.recorder.record(SpanName::FrontendRecords, now_ns, clock::now_ns(), arguments);
+        }
+        taken
     }
 
     fn tick(&mut self, now_ns: u64) -> Result<(), String> {

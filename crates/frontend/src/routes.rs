@@ -56,15 +56,17 @@ pub enum Route {
     DebugSlow = 15,
     /// `/reset_prefix_cache`.
     ResetPrefixCache = 16,
+    /// `/debug/trace`.
+    DebugTrace = 17,
     /// Everything else.
-    Unknown = 17,
+    Unknown = 18,
 }
 
 const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 18] = [
+    pub const ALL: [Route; 19] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -82,6 +84,7 @@ impl Route {
         Route::Docs,
         Route::DebugSlow,
         Route::ResetPrefixCache,
+        Route::DebugTrace,
         Route::Unknown,
     ];
 
@@ -103,6 +106,7 @@ impl Route {
             "/openapi.json" => Route::OpenApi,
             "/docs" => Route::Docs,
             "/debug/slow" => Route::DebugSlow,
+            "/debug/trace" => Route::DebugTrace,
             "/reset_prefix_cache" => Route::ResetPrefixCache,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
@@ -128,6 +132,7 @@ impl Route {
             Route::OpenApi => "/openapi.json",
             Route::Docs => "/docs",
             Route::DebugSlow => "/debug/slow",
+            Route::DebugTrace => "/debug/trace",
             Route::ResetPrefixCache => "/reset_prefix_cache",
             Route::Unknown => "unknown",
         }
@@ -157,7 +162,8 @@ impl Route {
             | Route::Tokenize
             | Route::Detokenize
             | Route::Embeddings
-            | Route::ResetPrefixCache => Method::POST,
+            | Route::ResetPrefixCache
+            | Route::DebugTrace => Method::POST,
             Route::Models
             | Route::Model
             | Route::Health
@@ -242,6 +248,7 @@ async fn dispatch(
         Route::OpenApi => Ok(info::openapi(app)),
         Route::Docs => Ok(info::docs(app)),
         Route::DebugSlow => Ok(info::debug_slow(app)),
+        Route::DebugTrace => generate::trace(app, request).await,
         Route::ResetPrefixCache => orders::serve(app, Admin::ClearPrefixCache).await,
         Route::Unknown => Err(Refusal::NoRoute(String::new())),
     }

@@ -95,6 +95,7 @@ pub async fn connection(app: Rc<App>, stream: TcpStream, mut closing: watch::Rec
         settings.header_timeout,
         settings.write_timeout,
         app.metrics.clone(),
+        app.recorder.clone(),
     );
     let mut builder = http1::Builder::new();
     builder

@@ -5,6 +5,8 @@
 //! response body, and with it the request.
 
 use crate::metrics::Metrics;
+use pinion_protocol::spans::SpanName;
+use pinion_worker::Recorder;
 use std::cell::Cell;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -60,6 +62,7 @@ pub struct TimedStream<S> {
     head: Deadline,
     write: Deadline,
     metrics: Rc<Metrics>,
+    recorder: Rc<Recorder>,
 }
 
 impl<S> TimedStream<S> {
@@ -70,15 +73,24 @@ impl<S> TimedStream<S> {
         head_limit: Duration,
         write_limit: Duration,
         metrics: Rc<Metrics>,
+        recorder: Rc<Recorder>,
     ) -> TimedStream<S> {
         let (head, write) = (Deadline::new(head_limit), Deadline::new(write_limit));
-        TimedStream { inner, doing, head, write, metrics }
+        TimedStream { inner, doing, head, write, metrics, recorder }
     }
 
     fn timed_out<T>(&self, what: &str) -> Poll<io::Result<T>> {
         self.metrics.timeouts.add(1);
         tracing::debug!(what, "connection timed out");
         Poll::Ready(Err(ErrorKind::TimedOut.into()))
+    }
+
+    fn wrote(&self, begin_ns: u64, result: &Poll<io::Result<usize>>) {
+        let bytes = match result {
+            Poll::Ready(Ok(bytes)) => *bytes as u64,
+            Poll::Ready(Err(_)) | Poll::Pending => 0,
+        };
+        self.recorder.end(SpanName::FrontendWrite, begin_ns, [bytes, 0]);
     }
 
     /// Passes on what a write gave, watching that it does not stay pending for too long.
@@ -128,7 +140,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        let begin_ns = self.recorder.begin(SpanName::FrontendWrite);
         let result = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.wrote(begin_ns, &result);
         self.watch_write(result, context)
     }
 
@@ -137,7 +151,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let begin_ns = self.recorder.begin(SpanName::FrontendWrite);
         let result = Pin::new(&mut self.inner).poll_write_vectored(context, slices);
+        self.wrote(begin_ns, &result);
         self.watch_write(result, context)
     }
 

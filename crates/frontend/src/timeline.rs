@@ -5,8 +5,11 @@
 //! always add up to the whole. Shown as `timings` ([`Timings`]), as a `Server-Timing` field, in the histograms of
 //! `/metrics` and on `/debug/slow` ([`crate::slow`]).
 
+use crate::request::Facts;
 use pinion_protocol::names::{Counter, Part, Stage};
+use pinion_protocol::spans::{SpanName, request_word};
 use pinion_shm::slots::Slot;
+use pinion_worker::Recorder;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -70,6 +73,32 @@ impl Timeline {
     /// One counter.
     pub fn counter(&self, counter: Counter) -> u64 {
         self.counters[counter as usize]
+    }
+
+    /// Keeps the parts as spans. The detail says which process had the request, so that a trace can join its parts to
+    /// what those did.
+    pub(crate) fn record(&self, recorder: &Recorder, facts: &Facts, detokenizers: u16) {
+        if !recorder.records() {
+            return;
+        }
+        let mut begin_ns = self.received_ns;
+        for part in Part::ALL {
+            let end_ns = begin_ns + self.part_ns(part);
+            let detail = match part {
+                Part::Tokenize => u64::from(facts.tokenizer),
+                Part::Detokenize => u64::from(facts.id.detokenizer(detokenizers)),
+                Part::Write => self.total_ns,
+                Part::Admission
+                | Part::TokenizerQueue
+                | Part::EngineInbox
+                | Part::Queue
+                | Part::Prefill
+                | Part::Decode => 0,
+            };
+            let arguments = [request_word(facts.id), detail];
+            recorder.record(SpanName::Request(part), begin_ns, end_ns, arguments);
+            begin_ns = end_ns;
+        }
     }
 
     /// The value of a `Server-Timing` field: the parts and the whole, in milliseconds.

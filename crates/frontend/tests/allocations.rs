@@ -23,7 +23,10 @@ use pinion_protocol::limits::GAUGE_COUNT;
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Peer, RequestId, Sampling};
 use pinion_shm::page::Page;
+use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::slots::SlotTable;
+use pinion_shm::spans::{self, SpanWriter};
+use pinion_worker::Recorder;
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -48,6 +51,7 @@ impl Outlet for Nowhere {
 }
 
 fn ledger() -> Rc<RefCell<Ledger>> {
+    let ring = Region::create("pinion-test", RegionKind::Spans, 1, 1, spans::region_words(64)).unwrap();
     let setup = Setup {
         frontend: 0,
         table: SlotTable::create(1, 1, STREAMS).unwrap(),
@@ -56,6 +60,7 @@ fn ledger() -> Rc<RefCell<Ledger>> {
         detokenizers: 1,
         max_model_len: LIMITS.max_model_len,
         buffer_bytes_max: 1 << 20,
+        recorder: Rc::new(Recorder::new(SpanWriter::new(ring), None)),
     };
     Rc::new(RefCell::new(Ledger::new(setup, Rc::new(RefCell::new(Nowhere)), Rc::new(Metrics::default()))))
 }

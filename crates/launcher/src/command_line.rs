@@ -29,6 +29,7 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
         Command::Version => println!("pinion {}", env!("CARGO_PKG_VERSION")),
         Command::Help(text) | Command::ShowConfig(text) => println!("{text}"),
         Command::Bench(arguments) => return become_bench(&arguments),
+        Command::Trace(command) => return crate::trace::run(&command).into(),
         Command::Serve(config) => return run_service(*config, threads),
     }
     Exit::Ok.into()

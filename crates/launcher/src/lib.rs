@@ -13,6 +13,7 @@ mod port;
 pub mod restart;
 pub mod serve;
 mod signals;
+mod trace;
 pub mod wiring;
 
 pub use host::{Host, RoleMain};

@@ -7,13 +7,14 @@
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, bytes_channel};
 use pinion_config::{ApiKeys, Config, Edge, Ipc, Topology};
 use pinion_protocol::control::Attach;
+use pinion_protocol::spans::{SPANS_KEPT, track_count};
 use pinion_protocol::status::{EDGE_WORDS, LauncherGauge};
 use pinion_protocol::{Peer, Role, layout_hash};
 use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind, sealed_blob};
 use pinion_shm::slots::SlotTable;
-use pinion_shm::{clock, fdpass, ring};
+use pinion_shm::{clock, fdpass, ring, spans};
 use pinion_worker::EdgeEnd;
 use pinion_worker::control::LauncherEnd;
 use std::cell::RefCell;
@@ -52,6 +53,8 @@ pub struct Wiring {
     slot_count: usize,
     pages: BTreeMap<Peer, Page>,
     doorbells: BTreeMap<Peer, Doorbell>,
+    /// What each thread of a role did lately, by role and track. A successor goes on in its predecessor's.
+    spans: Vec<(Peer, u16, Region)>,
     board: Page,
     config: OwnedFd,
     /// The same for everybody but the frontends: without the keys of clients.
@@ -74,6 +77,7 @@ impl Wiring {
             slot_count,
             pages: BTreeMap::new(),
             doorbells: BTreeMap::new(),
+            spans: Vec::new(),
             board: Page::create(hash, 1, EDGE_WORDS + 2 * topology.edges.len())?,
             config: sealed(config)?,
             config_without_keys: sealed(&Config { api_keys: ApiKeys::default(), ..config.clone() })?,
@@ -90,8 +94,20 @@ impl Wiring {
         for process in &topology.processes {
             wiring.pages.insert(process.peer, Page::create(hash, 1, pinion_protocol::limits::GAUGE_COUNT)?);
             wiring.doorbells.insert(process.peer, Doorbell::create()?);
+            if config.observe.timeline {
+                wiring.make_spans(process.peer)?;
+            }
         }
         Ok(wiring)
+    }
+
+    fn make_spans(&mut self, peer: Peer) -> io::Result<()> {
+        for track in 0..track_count(peer.role) {
+            let (name, words) = (format!("pinion-spans-{peer}"), spans::region_words(SPANS_KEPT));
+            let region = Region::create(&name, RegionKind::Spans, layout_hash(), 1, words)?;
+            self.spans.push((peer, track, region));
+        }
+        Ok(())
     }
 
     /// The status page of a role.
@@ -143,6 +159,11 @@ impl Wiring {
         }
         for ring in &self.rings {
             self.send_ring(ring, me, socket)?;
+        }
+        for (of, track, region) in &self.spans {
+            if *of == me || me.role == Role::Frontend {
+                send(socket, &Attach::Spans { of: *of, track: *track }, &[region.fd()])?;
+            }
         }
         if me.role == Role::Frontend {
             for (peer, page) in self.pages.iter().filter(|(peer, _)| **peer != me) {

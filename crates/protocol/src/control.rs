@@ -32,6 +32,14 @@ pub enum Attach {
         /// Whose page.
         of: Peer,
     },
+    /// The ring of spans of one track of `of`: for the role itself to write, for frontends all of them to read;
+    /// [memfd].
+    Spans {
+        /// Whose.
+        of: Peer,
+        /// Which of its threads.
+        track: u16,
+    },
     /// The slot table of a frontend; [memfd].
     Slots {
         /// Index of the frontend.

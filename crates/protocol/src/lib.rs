@@ -19,6 +19,7 @@ pub mod limits;
 pub mod names;
 pub mod sampling;
 pub mod scores;
+pub mod spans;
 pub mod status;
 pub mod tokenizer_inbox;
 mod wire;

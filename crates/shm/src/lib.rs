@@ -3,6 +3,7 @@
 //! * [`region`]: one sealed memfd per edge, checked at attach; [`words`]: what lies inside, as atomics.
 //! * [`ring`]: single producer, single consumer, variable-size records. Start here.
 //! * [`slots`]: request slots (generation, cancel and stop bits, timeline); [`page`]: status pages.
+//! * [`spans`]: what each process did lately, always recorded; the `nvtx` module shows the same to NVIDIA's tools.
 //! * [`doorbell`]: eventfd wake-ups and the one bounded wait; [`fdpass`]: descriptors over a socket;
 //!   [`pidfd`]: noticing death; [`clock`]: the one clock of the timeline.
 //!
@@ -22,11 +23,14 @@ pub mod doorbell;
 pub mod fdpass;
 pub mod pidfd;
 pub mod ring;
+pub mod spans;
 pub mod sync;
 pub mod words;
 
 // Mapped memory holds real atomics, which the model checker cannot follow: under loom only the algorithms
 // over heap words exist.
+#[cfg(not(loom))]
+pub mod nvtx;
 #[cfg(not(loom))]
 pub mod page;
 #[cfg(not(loom))]

@@ -42,6 +42,8 @@ pub enum RegionKind {
     Page = 3,
     /// Read-only bytes.
     Blob = 4,
+    /// What a process did lately.
+    Spans = 5,
 }
 
 /// Why a descriptor was refused.

@@ -70,6 +70,8 @@ impl SlotState {
 #[derive(Clone)]
 pub struct SlotTable {
     region: Region,
+    /// Bit per stage: this process does not stamp it.
+    muted: u16,
 }
 
 impl SlotTable {
@@ -78,6 +80,7 @@ impl SlotTable {
         let words = count.saturating_mul(SLOT_WORDS);
         Ok(SlotTable {
             region: Region::create("pinion-slots", RegionKind::Slots, layout_hash, epoch, words)?,
+            muted: 0,
         })
     }
 
@@ -89,7 +92,14 @@ impl SlotTable {
             let claimed = words.next_multiple_of(SLOT_WORDS) as u64;
             return Err(AttachError::Length { claimed, found: words as u64 });
         }
-        Ok(SlotTable { region })
+        Ok(SlotTable { region, muted: 0 })
+    }
+
+    /// The same table, of whose stages this process stamps only those for which `stamps` holds.
+    pub fn stamping(mut self, stamps: impl Fn(usize) -> bool) -> SlotTable {
+        let muted = (0..STAGES_PER_SLOT).filter(|stage| !stamps(*stage));
+        self.muted = muted.fold(0, |bits, stage| bits | 1 << stage);
+        self
     }
 
     /// How many slots it has.
@@ -105,7 +115,8 @@ impl SlotTable {
     /// Slot `i`; `None` past the end.
     pub fn slot(&self, i: usize) -> Option<Slot<'_>> {
         let words = self.region.words().chunks_exact(SLOT_WORDS).nth(i)?;
-        Some(Slot { words: words.try_into().expect("a chunk has the words of a slot") })
+        let words = words.try_into().expect("a chunk has the words of a slot");
+        Some(Slot { words, muted: self.muted })
     }
 
     /// The memfd, for sending it to a peer.
@@ -123,6 +134,7 @@ impl SlotTable {
 #[derive(Clone, Copy)]
 pub struct Slot<'a> {
     words: &'a [AtomicU64; SLOT_WORDS],
+    muted: u16,
 }
 
 impl Slot<'_> {
@@ -164,7 +176,10 @@ impl Slot<'_> {
     /// Writes the stamp of `stage` for the request of `generation`; a slot that has moved on is left alone.
     /// Panics from [`STAGES_PER_SLOT`] on.
     pub fn stamp(&self, generation: u32, stage: usize, ns: u64) {
-        self.put(generation, STAMPS + bounded(stage, STAGES_PER_SLOT), ns);
+        let stage = bounded(stage, STAGES_PER_SLOT);
+        if self.muted >> stage & 1 == 0 {
+            self.put(generation, STAMPS + stage, ns);
+        }
     }
 
     /// The stamp of `stage` by the request of `generation`, 0 when not reached. A slot keeps 48 bits, so a

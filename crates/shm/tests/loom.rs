@@ -25,6 +25,7 @@
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use pinion_shm::ring::{PushError, Reader, Wake, Writer, region_words};
+use pinion_shm::spans::{Span, SpanReader, SpanWriter, region_words as region_words_of_spans};
 use pinion_shm::words::HeapWords;
 use std::sync::Arc;
 
@@ -175,5 +176,24 @@ fn a_full_ring_refuses_and_recovers() {
             assert_eq!((record.sequence, record.payload), (sequence, &payload(sequence, 16)[..]));
         }
         assert!(reader.next().unwrap().is_none());
+    });
+}
+
+/// A writer that overwrites the one record of its ring while a reader reads it: what comes out is whole.
+#[test]
+fn a_span_is_never_half() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let words = HeapWords::new(region_words_of_spans(1));
+        let writer = SpanWriter::new(words.clone()).unwrap();
+        let span = |n: u64| Span { name: n as u32, begin_ns: n, duration_ns: n, arguments: [n, n] };
+        writer.write(span(1));
+        let thread = thread::spawn(move || writer.write(span(2)));
+        let mut reader = SpanReader::from_oldest(words).unwrap();
+        if let Some(found) = reader.next_span() {
+            assert_eq!(found, span(found.begin_ns));
+        }
+        thread.join().unwrap();
     });
 }

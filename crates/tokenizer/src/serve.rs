@@ -4,6 +4,7 @@ use crate::answer::{Answer, Limits, Tokenizer, cancelled, request_id};
 use pinion_config::Exit;
 use pinion_protocol::frontend_inbox::{self, Reject};
 use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
@@ -101,7 +102,12 @@ fn take_turn(session: &mut Session, tokenizer: &Tokenizer, payload: &mut Vec<u8>
         taken = true;
         match TokenizerRecord::decode(record.kind, record.payload) {
             Ok(record) if request_id(&record).frontend == from.index => {
+                let (id, recorder) = (request_id(&record), session.recorder.clone());
+                let begin_ns = recorder.begin(SpanName::Tokenize);
                 take_record(session, tokenizer, record, payload);
+                let counter = Counter::PromptTokens as usize;
+                let tokens = session.links.slot(id).map_or(0, |slot| slot.counter(id.generation, counter));
+                recorder.end(SpanName::Tokenize, begin_ns, [request_word(id), tokens]);
             }
             Ok(record) => malformed(session, from, &format_args!("it names request {}", request_id(&record))),
             Err(error) => malformed(session, from, &error),

@@ -5,12 +5,14 @@
 //! [`process`]: `Session::attach → build → ready → loop → stop`. The launcher's half of the control channel is
 //! [`control::LauncherEnd`], beside the role's half, so that both can be read together.
 
+mod attach;
 mod channel;
 pub mod control;
 mod event;
 mod links;
 mod pin;
 mod process;
+mod recorder;
 mod session;
 mod start_error;
 pub mod telemetry;
@@ -19,5 +21,6 @@ pub use channel::EdgeEnd;
 pub use event::ControlEvent;
 pub use links::{Inbox, Links, Outbox, Overflow};
 pub use process::{attached, process};
+pub use recorder::Recorder;
 pub use session::Session;
 pub use start_error::StartError;

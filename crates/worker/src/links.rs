@@ -193,6 +193,8 @@ pub struct Links {
     pub listener: Option<TcpListener>,
     /// For frontends: the status pages of every other process, the launcher's included.
     pub pages: Vec<(Peer, Page)>,
+    /// Rings of spans: a role's own, and for frontends everybody's, each with its track.
+    pub spans: Vec<(Peer, u16, Region)>,
     pub(crate) slots: Vec<SlotTable>,
 }
 
@@ -203,6 +205,7 @@ impl Links {
             outboxes: Vec::new(),
             listener: None,
             pages: Vec::new(),
+            spans: Vec::new(),
             slots: Vec::new(),
         }
     }

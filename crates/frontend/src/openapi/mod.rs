@@ -62,6 +62,7 @@ fn operation(route: Route) -> Operation {
             errors: &[401, 405, 503],
             ..looks("Forget what the prefix cache holds.", None)
         },
+        Route::DebugTrace => works("What every process does, as a trace.", "TraceRequest", "Document", &[]),
         Route::Unknown => looks("", None),
     }
 }

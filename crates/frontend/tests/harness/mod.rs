@@ -21,8 +21,10 @@ use pinion_protocol::tokenizer_inbox::{Submit, TokenizerRecord};
 use pinion_protocol::{Fault, Peer, RequestId, Role};
 use pinion_shm::clock;
 use pinion_shm::page::Page;
+use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::slots::SlotTable;
-use pinion_worker::Overflow;
+use pinion_shm::spans::{self, SpanWriter};
+use pinion_worker::{Overflow, Recorder};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -129,6 +131,9 @@ impl Harness {
         let table = SlotTable::create(1, 1, options.slots).unwrap();
         let sent = Rc::new(RefCell::new(Sent::default()));
         let metrics = Rc::new(Metrics::default());
+        let words = spans::region_words(1024);
+        let ring = Region::create("pinion-test", RegionKind::Spans, 1, 1, words).unwrap();
+        let recorder = Rc::new(Recorder::new(SpanWriter::new(ring.clone()), None));
         let setup = Setup {
             frontend: 0,
             table: table.clone(),
@@ -137,6 +142,7 @@ impl Harness {
             detokenizers: 1,
             max_model_len: 4096,
             buffer_bytes_max: options.buffer_bytes_max,
+            recorder: recorder.clone(),
         };
         let launcher_page = Page::create(1, 1, EDGE_WORDS + 64).unwrap();
         launcher_page.set(EDGE_WORDS, 96);
@@ -159,6 +165,8 @@ impl Harness {
             topology: Topology { processes: Vec::new(), edges },
             numbers: Numbers::new(1),
             orders: Orders::new(sent.clone(), ORDER_TIMEOUT),
+            recorder,
+            spans: vec![(Peer::new(Role::Frontend, 0), 0, ring)],
             started_unix_s: 1_790_000_000,
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

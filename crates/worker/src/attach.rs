@@ -1,0 +1,240 @@
+//! The first set of descriptors, and what a session is built from; later sets use the same openers.
+
+use crate::control::RoleEnd;
+use crate::links::{Inbox, Links, Outbox};
+use crate::recorder::Recorder;
+use crate::session::Session;
+use crate::start_error::StartError;
+use crate::{pin, telemetry};
+use pinion_config::{Config, Ipc, Topology};
+use pinion_protocol::control::{Attach, FromRole};
+use pinion_protocol::names::Stage;
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Peer, Role, layout_hash};
+use pinion_shm::doorbell::{self, Doorbell};
+use pinion_shm::nvtx::Nvtx;
+use pinion_shm::page::Page;
+use pinion_shm::region::{Region, RegionKind};
+use pinion_shm::ring::{Reader, Writer};
+use pinion_shm::slots::SlotTable;
+use pinion_shm::spans::SpanWriter;
+use pinion_shm::{clock, fdpass, region};
+use std::collections::VecDeque;
+use std::net::TcpListener;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub(crate) type AttachSet = Vec<(Attach, Vec<OwnedFd>)>;
+
+/// Receives datagrams until [`Attach::Done`]. `Err(None)` means that the descriptor is no launcher's socket.
+pub(crate) fn receive_set(socket: BorrowedFd<'_>, deadline_ns: u64) -> Result<AttachSet, Option<StartError>> {
+    let mut set = Vec::new();
+    loop {
+        match fdpass::recv(socket) {
+            Ok(Some(received)) => {
+                let message: Attach =
+                    bincode::deserialize(&received.bytes).map_err(|e| StartError::attach("message", e))?;
+                if message == Attach::Done {
+                    return Ok(set);
+                }
+                set.push((message, received.fds));
+            }
+            Ok(None) => {
+                let left_ns = deadline_ns.saturating_sub(clock::now_ns());
+                if left_ns == 0 {
+                    return Err(Some(StartError::attach("descriptors", "nothing came in time")));
+                }
+                doorbell::wait(&[socket], Duration::from_nanos(left_ns))
+                    .map_err(|e| StartError::attach("descriptors", e))?;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                return Err(Some(StartError::Orphan));
+            }
+            Err(_) => return Err(None),
+        }
+    }
+}
+
+fn take_fd(fds: &mut Vec<OwnedFd>, what: &'static str) -> Result<OwnedFd, StartError> {
+    if fds.is_empty() {
+        Err(StartError::attach(what, "its descriptor is missing"))
+    } else {
+        Ok(fds.remove(0))
+    }
+}
+
+fn open_ring(epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
+    let fd = take_fd(fds, "ring")?;
+    Region::attach(fd, RegionKind::Ring, layout_hash(), Some(epoch))
+        .map_err(|e| StartError::attach("ring", e))
+}
+
+pub(crate) fn open_inbox(
+    from: Peer,
+    epoch: u32,
+    fds: &mut Vec<OwnedFd>,
+    status: &Page,
+) -> Result<Inbox, StartError> {
+    let reader = Reader::new(open_ring(epoch, fds)?, epoch).map_err(|e| StartError::attach("ring", e))?;
+    Ok(Inbox::new(from, reader, status.clone()))
+}
+
+pub(crate) fn open_outbox(to: Peer, epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Outbox, StartError> {
+    let ring = open_ring(epoch, fds)?;
+    let doorbell = Doorbell::from_fd(take_fd(fds, "doorbell")?);
+    let writer = Writer::new(ring, epoch, doorbell).map_err(|e| StartError::attach("ring", e))?;
+    Ok(Outbox::new(to, writer))
+}
+
+/// Without the timeline, only the stamp that recovery looks at is written outside of frontends.
+pub(crate) fn open_slots(
+    epoch: u32,
+    fds: &mut Vec<OwnedFd>,
+    role: Role,
+    config: &Config,
+) -> Result<SlotTable, StartError> {
+    let fd = take_fd(fds, "slot table")?;
+    let table =
+        SlotTable::attach(fd, layout_hash(), Some(epoch)).map_err(|e| StartError::attach("slot table", e))?;
+    let all = config.observe.timeline || role == Role::Frontend;
+    Ok(table.stamping(|stage| all || stage == Stage::EngineReceived as usize))
+}
+
+fn open_spans(fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
+    let fd = take_fd(fds, "ring of spans")?;
+    Region::attach(fd, RegionKind::Spans, layout_hash(), None)
+        .map_err(|e| StartError::attach("ring of spans", e))
+}
+
+/// Collects the first set of descriptors.
+#[derive(Default)]
+pub(crate) struct Builder {
+    hello: Option<(Peer, u32, String)>,
+    config: Option<Config>,
+    doorbell: Option<Doorbell>,
+    status: Option<Page>,
+    links: Option<Links>,
+    /// This role's own, by track.
+    spans: Vec<Region>,
+}
+
+impl Builder {
+    pub(crate) fn take(&mut self, message: Attach, mut fds: Vec<OwnedFd>) -> Result<(), StartError> {
+        match message {
+            Attach::Hello { me, epoch, layout_hash: theirs, control_name, launcher_pid } => {
+                let ours = layout_hash();
+                if theirs != ours {
+                    return Err(StartError::Layout { theirs, ours });
+                }
+                let parent_pid = nix::unistd::getppid().as_raw() as u32;
+                if ![parent_pid, std::process::id()].contains(&launcher_pid) {
+                    return Err(StartError::Orphan);
+                }
+                let bytes = region::read_blob(take_fd(&mut fds, "config")?)
+                    .map_err(|e| StartError::attach("config", e))?;
+                self.config =
+                    Some(bincode::deserialize(&bytes).map_err(|e| StartError::attach("config", e))?);
+                self.hello = Some((me, epoch, control_name));
+                self.links = Some(Links::empty());
+            }
+            Attach::Doorbell => self.doorbell = Some(Doorbell::from_fd(take_fd(&mut fds, "doorbell")?)),
+            Attach::Status { of } => {
+                let page = Page::attach(take_fd(&mut fds, "status page")?, layout_hash(), None)
+                    .map_err(|e| StartError::attach("status page", e))?;
+                if self.hello.as_ref().is_some_and(|(me, ..)| *me == of) {
+                    self.status = Some(page);
+                } else {
+                    self.links()?.pages.push((of, page));
+                }
+            }
+            Attach::Slots { frontend: _, epoch } => {
+                let missing = || StartError::attach("slot table", "before hello");
+                let role = self.hello.as_ref().ok_or_else(missing)?.0.role;
+                let config = self.config.as_ref().ok_or_else(missing)?;
+                let table = open_slots(epoch, &mut fds, role, config)?;
+                self.links()?.slots.push(table);
+            }
+            Attach::Spans { of, track } => {
+                let region = open_spans(&mut fds)?;
+                if self.hello.as_ref().is_some_and(|(me, ..)| *me == of) {
+                    self.spans.push(region.clone());
+                }
+                self.links()?.spans.push((of, track, region));
+            }
+            Attach::Inbox { from, epoch } => {
+                let status =
+                    self.status.clone().ok_or_else(|| StartError::attach("inbox", "before status"))?;
+                let inbox = open_inbox(from, epoch, &mut fds, &status)?;
+                self.links()?.inboxes.push(inbox);
+            }
+            Attach::Outbox { to, epoch } => {
+                let outbox = open_outbox(to, epoch, &mut fds)?;
+                self.links()?.outboxes.push(outbox);
+            }
+            Attach::Listener => {
+                let fd = take_fd(&mut fds, "listener")?;
+                self.links()?.listener = Some(TcpListener::from(fd));
+            }
+            Attach::Done => {}
+        }
+        Ok(())
+    }
+
+    fn links(&mut self) -> Result<&mut Links, StartError> {
+        self.links.as_mut().ok_or_else(|| StartError::attach("links", "before hello"))
+    }
+
+    pub(crate) fn finish(self, role: Role, socket: OwnedFd) -> Result<Session, StartError> {
+        let missing = |what| move || StartError::attach(what, "missing from the launcher's set");
+        let (me, epoch, control_name) = self.hello.ok_or_else(missing("hello"))?;
+        if me.role != role {
+            return Err(StartError::attach("hello", format!("meant for {me}")));
+        }
+        let config = self.config.ok_or_else(missing("config"))?;
+        let status = self.status.ok_or_else(missing("status page"))?;
+        telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+        let topology = Topology::new(&config);
+        let process = topology.process(me).ok_or_else(missing("process in topology"))?;
+        let spin_ns = u64::from(process.spin_us) * 1_000;
+        if config.pin
+            && let Err(reason) = pin::pin_to(&process.cpus)
+        {
+            tracing::warn!(%me, reason, "not pinned");
+        }
+        // The count is read before connecting: the launcher sends nothing to us before that.
+        let control_seen = status.get(Gauge::ControlSequence as usize);
+        let control = RoleEnd::connect(&control_name, config.ipc == Ipc::Channel)
+            .map_err(|e| StartError::attach("control", e))?;
+        control.send(&FromRole::Hello { me, pid: std::process::id() });
+        let nvtx = nvtx(&config);
+        let mut recorders = self.spans.into_iter().map(|ring| Recorder::new(SpanWriter::new(ring), nvtx));
+        let recorder = recorders.next().unwrap_or_else(|| Recorder::new(None, nvtx));
+        let model_recorder = recorders.next();
+        Ok(Session {
+            me,
+            epoch,
+            topology,
+            status,
+            links: self.links.ok_or_else(missing("links"))?,
+            recorder: Rc::new(recorder),
+            model_recorder,
+            socket,
+            doorbell: self.doorbell.ok_or_else(missing("doorbell"))?,
+            control,
+            control_seen,
+            events: VecDeque::new(),
+            spin_ns,
+            config,
+        })
+    }
+}
+
+/// The tool that listens, if one is wanted. Without it the service goes on: it is there to serve.
+fn nvtx(config: &Config) -> Option<Nvtx> {
+    if !config.observe.nvtx {
+        return None;
+    }
+    let opened = Nvtx::open(pinion_config::nvtx_injection().as_deref());
+    opened.inspect_err(|reason| tracing::warn!(reason, "no NVTX ranges")).ok()
+}
