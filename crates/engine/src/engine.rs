@@ -10,9 +10,12 @@ use crate::publish::Streams;
 use pinion_model::{Pipeline, RowOutcome, StepError, StepOutput};
 use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, RequestId};
 use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler};
+use pinion_shm::clock;
+use pinion_worker::Recorder;
 
 /// So many failed steps in a row mean that the model is broken and the process must be replaced.
 const FAILED_STEPS_MAX: u32 = 8;
@@ -125,6 +128,7 @@ impl Engine {
     /// [`Broken`]: the model failed [`FAILED_STEPS_MAX`] times in a row, and the requests of those steps have their
     /// ends; or it is gone.
     pub fn turn(&mut self, ports: &mut impl Ports) -> Result<Turn, Broken> {
+        let begin_ns = ports.recorder().begin(SpanName::EngineStep);
         let received = self.drain(ports);
         self.watch(ports);
 
@@ -138,12 +142,21 @@ impl Engine {
         let mut failure = Ok(());
         if retires {
             failure = self.retire()?;
-            self.commit(ports);
         }
 
+        let commit_ns = ports.recorder().begin(SpanName::EngineCommit);
+        if retires {
+            self.commit(ports);
+        }
         let ended_count = self.publish(ports);
         failure?;
         let worked = received > 0 || launched || retires || ended_count > 0;
+        let rows = if retires { self.results.len() as u64 } else { 0 };
+        let spans = [
+            (SpanName::EngineCommit, commit_ns, [rows, ended_count as u64]),
+            (SpanName::EngineStep, begin_ns, [self.step, rows]),
+        ];
+        record_turn(ports.recorder(), spans, worked);
         Ok(if worked { Turn::Worked } else { Turn::Idle })
     }
 
@@ -168,6 +181,7 @@ impl Engine {
     /// Plans a step: behind the one in flight if there is one. False if there is nothing to launch now.
     fn plan(&mut self, ports: &impl Ports) -> bool {
         let now_ns = ports.now_ns();
+        ports.recorder().push(SpanName::EnginePlan);
         let planned = match self.in_flight {
             0 => Some(self.scheduler.plan(now_ns)),
             _ => self.scheduler.plan_ahead(now_ns),
@@ -176,7 +190,18 @@ impl Engine {
         for row in rows.iter().filter(|row| row.first) {
             ports.stamp(row.id, Stage::FirstScheduled, now_ns);
         }
-        !rows.is_empty()
+        let launches = !rows.is_empty();
+        if launches && ports.recorder().records() {
+            let queued = [self.scheduler.running().len(), self.scheduler.waiting().len()];
+            ports.recorder().record(
+                SpanName::EnginePlan,
+                now_ns,
+                ports.now_ns(),
+                queued.map(|count| count as u64),
+            );
+        }
+        ports.recorder().pop();
+        launches
     }
 
     /// Hands the plan to the model.
@@ -318,6 +343,17 @@ impl Engine {
     /// Whether a consumer is owed events that its outbox did not take.
     pub fn owes(&self) -> bool {
         self.streams.owes()
+    }
+}
+
+/// Ends the ranges of a turn, inner ones first, and keeps their spans if there was work in them.
+fn record_turn(recorder: &Recorder, spans: [(SpanName, u64, [u64; 2]); 2], worked: bool) {
+    let end_ns = if worked && recorder.records() { clock::now_ns() } else { 0 };
+    for (name, begin_ns, arguments) in spans {
+        if end_ns > 0 {
+            recorder.record(name, begin_ns, end_ns, arguments);
+        }
+        recorder.pop();
     }
 }
 

@@ -12,6 +12,7 @@ mod engine;
 mod options;
 mod ports;
 mod publish;
+mod recorded;
 mod role;
 
 pub use engine::{Broken, Engine, Sizes, Turn};

@@ -1,12 +1,14 @@
 //! From the resolved config to a loaded model and an engine around it.
 
 use crate::engine::{Engine, Sizes};
+use crate::recorded::Recorded;
 use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, FakeTiming, Inline, KvSize, LoadError, ModelInfo, ModelOptions, Pipeline,
-    STEP_DEADLINE, Threaded, WarmUp, load,
+    AttentionKernel, DtypeChoice, FakeTiming, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
+    Pipeline, STEP_DEADLINE, Threaded, WarmUp, load,
 };
 use pinion_scheduler::{Admission, Limits, Policy};
+use pinion_worker::Recorder;
 
 /// What the model is told.
 pub fn model_options(config: &Config) -> ModelOptions {
@@ -77,21 +79,25 @@ fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
 }
 
 /// Loads the model: on a thread of its own for overlap, or else on this one.
-fn start(config: &Config) -> Result<Box<dyn Pipeline>, LoadError> {
+fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadError> {
     let (folder, options) = (config.model_dir.clone(), model_options(config));
+    let load = move || {
+        let model: Box<dyn Model> = Box::new(Recorded::new(load(&folder, &options)?, recorder));
+        Ok(model)
+    };
     if config.scheduling.overlap {
-        let threaded = Threaded::start(move || load(&folder, &options), STEP_DEADLINE)?;
+        let threaded = Threaded::start(load, STEP_DEADLINE)?;
         return Ok(Box::new(threaded));
     }
-    Ok(Box::new(Inline::new(load(&folder, &options)?)))
+    Ok(Box::new(Inline::new(load()?)))
 }
 
-/// Loads and warms the model. Gives the engine and one line about it for the operator.
+/// Loads and warms the model, whose steps go into `recorder`. Gives the engine and one line about it for the operator.
 ///
 /// # Errors
 /// The reason, and the code that the service should exit with.
-pub fn build(config: &Config) -> Result<(Engine, String), (String, Exit)> {
-    let mut pipeline = start(config).map_err(|error| {
+pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (String, Exit)> {
+    let mut pipeline = start(config, recorder).map_err(|error| {
         let exit = match error {
             LoadError::Options { .. } => Exit::Usage,
             LoadError::Backend { .. } => Exit::System,

@@ -6,7 +6,7 @@ use pinion_protocol::{Peer, RequestId};
 use pinion_shm::clock;
 use pinion_shm::ring::Record;
 use pinion_shm::slots::SlotState;
-use pinion_worker::{Overflow, Session};
+use pinion_worker::{Overflow, Recorder, Session};
 
 /// The loop's edges. [`Session`] has them in production; a test has its own.
 pub trait Ports {
@@ -33,6 +33,8 @@ pub trait Ports {
     fn set_gauge(&self, gauge: Gauge, value: u64);
     /// Adds one to a gauge of the engine's status page.
     fn add_one(&self, gauge: Gauge);
+    /// Where the loop's spans go.
+    fn recorder(&self) -> &Recorder;
 }
 
 impl Ports for Session {
@@ -79,5 +81,9 @@ impl Ports for Session {
 
     fn add_one(&self, gauge: Gauge) {
         self.status.add(gauge as usize, 1);
+    }
+
+    fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 }

@@ -18,7 +18,7 @@ const BACKLOG_WAIT: Duration = Duration::from_millis(2);
 
 /// The role's life: builds the engine, then runs it.
 pub fn live(mut session: Session) -> ExitCode {
-    let (engine, summary) = match build(&session.config) {
+    let (engine, summary) = match build(&session.config, session.model_recorder.take().unwrap_or_default()) {
         Ok(built) => built,
         Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
     };

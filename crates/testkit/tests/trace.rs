@@ -137,6 +137,16 @@ fn a_trace_has_every_process_on_one_clock() {
             &["pinion.frontend.admit", "pinion.frontend.records", "pinion.frontend.write"][..],
         ),
         ("pinion-tokenizer-0", &["pinion.tokenize"]),
+        (
+            "pinion-engine-0",
+            &[
+                "pinion.engine.step",
+                "pinion.engine.plan",
+                "pinion.engine.commit",
+                "pinion.prefill",
+                "pinion.decode",
+            ],
+        ),
         ("pinion-detokenizer-0", &["pinion.detokenize"]),
     ] {
         let seen = names.get(process).unwrap_or_else(|| panic!("{process} is missing: {names:?}"));

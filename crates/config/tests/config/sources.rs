@@ -172,9 +172,12 @@ fn commands() {
     for (args, reason) in [
         (
             vec!["server", &dir],
-            "command line: `server` is no command; there are serve, config show, help, version",
+            "command line: `server` is no command; there are serve, config show, trace, bench, help, version",
         ),
-        (vec!["--model", &dir], "command line: a command comes first: serve, config show, help, version"),
+        (
+            vec!["--model", &dir],
+            "command line: a command comes first: serve, config show, trace, bench, help, version",
+        ),
         (vec!["config", "--model", &dir], "command line: `config` is followed by `show`"),
     ] {
         let faults = run(&args).unwrap_err().to_string();

@@ -18,10 +18,12 @@ use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role, Sampling};
 use pinion_scheduler::{Limits, Policy};
 use pinion_shm::page::Page;
+use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::ring::{Reader, Record, Wake, Writer, region_words};
 use pinion_shm::slots::{SlotState, SlotTable};
+use pinion_shm::spans::{self, SpanWriter};
 use pinion_shm::words::HeapWords;
-use pinion_worker::Overflow;
+use pinion_worker::{Overflow, Recorder};
 use std::collections::{HashMap, HashSet};
 
 pub const FRONTENDS: u16 = 2;
@@ -75,6 +77,7 @@ pub struct Rig {
     pub stuck: HashSet<Peer>,
     pub stories: HashMap<RequestId, Story>,
     pub records_sent: u64,
+    recorder: Recorder,
     now_ns: std::cell::Cell<u64>,
 }
 
@@ -91,6 +94,7 @@ impl Rig {
             stuck: HashSet::new(),
             stories: HashMap::new(),
             records_sent: 0,
+            recorder: recorder(),
             now_ns: std::cell::Cell::new(1),
         }
     }
@@ -257,6 +261,17 @@ impl Ports for Rig {
     fn add_one(&self, gauge: Gauge) {
         self.page.add(gauge as usize, 1);
     }
+
+    fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+}
+
+/// With a ring, as in the service, so that what the tests count includes it.
+fn recorder() -> Recorder {
+    let words = spans::region_words(256);
+    let ring = Region::create("pinion-test", RegionKind::Spans, 1, 1, words).expect("memory for a ring");
+    Recorder::new(SpanWriter::new(ring), None)
 }
 
 /// Sizes that make preemption, chunks and queueing common.
