@@ -37,6 +37,10 @@ impl Model for Recorded {
         result
     }
 
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        self.model.logits(batch, out)
+    }
+
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
         self.model.warm_up(shapes)
     }
