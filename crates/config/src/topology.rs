@@ -9,6 +9,7 @@ use crate::config::Config;
 use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
 use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord};
 use pinion_protocol::limits::{DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::prompt_scores::PROMPT_RECORD_BYTES_MAX;
 use pinion_protocol::sampling::{LISTS_BYTES_MAX, SamplingRecord};
 use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry, SCORES_BYTES_MAX};
 use pinion_protocol::{Peer, RequestId, Role};
@@ -33,6 +34,8 @@ const ORDINARY_STOP_BYTES: usize = 64;
 const ORDINARY_DELTA_TEXT_BYTES: usize = 12;
 /// Text of one delta at most: what a stop string held back, and the longest tokens.
 const DELTA_TEXT_BYTES_MAX: usize = STOP_STRING_BYTES_MAX + 768;
+/// Records of prompt scores that may wait for one detokenizer.
+const WAITING_PROMPT_RECORDS: usize = 8;
 /// Rejections that may wait for one frontend.
 const WAITING_REJECTS: usize = 64;
 
@@ -209,7 +212,9 @@ impl RingSizes {
         let endings = self.slots_total * size_of::<TokenEvent>();
         // a step in which every request asks for every logprob
         let logprobs = self.sequences * ENTRIES_MAX * size_of::<LogprobEntry>();
-        ring_bytes(lag + endings, step + logprobs)
+        // scores of prompts: a step's worth and a bit, before the engine slows them down
+        let scores = WAITING_PROMPT_RECORDS * (PROMPT_RECORD_BYTES_MAX + RECORD_HEAD_BYTES);
+        ring_bytes(lag + endings + scores, PROMPT_RECORD_BYTES_MAX.max(step + logprobs))
     }
 
     fn engine_to_frontend(&self) -> usize {

@@ -9,8 +9,9 @@ use crate::stream::{Progress, Stream};
 use pinion_protocol::detokenizer_inbox::{
     EVENT_LAST, EVENT_TOKEN, Open, StepLogprobs, TokenEvent, decode_step, kind,
 };
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_PROMPT, DELTA_STOPPED};
 use pinion_protocol::names::Stage;
+use pinion_protocol::prompt_scores::{PromptHeader, begin_prompt_score, decode_prompt};
 use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
 use pinion_protocol::{Malformed, RequestId};
 use pinion_shm::slots::{Slot, SlotTable};
@@ -107,6 +108,9 @@ impl Detokenizer {
     /// A record from an engine, taken at `now_ns`: one event per sequence of a step. What it gives is in
     /// [`Detokenizer::records`] afterwards.
     pub fn step(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) -> Result<(), Malformed> {
+        if record_kind == kind::PROMPT {
+            return self.prompt(payload);
+        }
         if record_kind != kind::STEP {
             return Err(Malformed("kind of a record from an engine"));
         }
@@ -121,6 +125,53 @@ impl Detokenizer {
         answer
     }
 
+    /// Scores of prompt tokens: a delta for each, without text.
+    fn prompt(&mut self, payload: &[u8]) -> Result<(), Malformed> {
+        let record = decode_prompt(payload)?;
+        let PromptHeader { id, first_index, token_count, .. } = record.header;
+        let Some(stream) = stream_of(&mut self.streams, id) else {
+            self.counts.stale += 1;
+            return Ok(());
+        };
+        if stream.progress != Progress::Flowing {
+            return Ok(());
+        }
+        let mut answer = Ok(());
+        for at in 0..token_count {
+            match record.read(at, &mut self.logprobs) {
+                Ok(rank) => {
+                    self.scores.clear();
+                    begin_prompt_score(&mut self.scores, rank);
+                    self.put_scores();
+                    let piece = Piece {
+                        id,
+                        sequence: first_index + at,
+                        ids: &[],
+                        text: "",
+                        flags: DELTA_PROMPT,
+                        scores: &self.scores,
+                    };
+                    self.outgoing[usize::from(id.frontend)].put(piece, self.record_bytes_max);
+                    self.counts.deltas += 1;
+                }
+                // The frontend sees the gap and ends the request.
+                Err(malformed) => answer = Err(malformed),
+            }
+        }
+        self.outgoing.iter_mut().for_each(Outgoing::close);
+        answer
+    }
+
+    /// Appends what is in `logprobs` to `scores`, with the tokens' texts.
+    fn put_scores(&mut self) {
+        begin_scores(&mut self.scores, self.logprobs.len());
+        for entry in &self.logprobs {
+            self.bytes.clear();
+            self.codec.token_bytes(entry.token, &mut self.bytes);
+            put_score(&mut self.scores, *entry, &self.bytes);
+        }
+    }
+
     /// Replaces `scores` by those of the event's token.
     fn score(&mut self, event: &TokenEvent, logprobs: StepLogprobs<'_>) -> Result<(), Malformed> {
         self.scores.clear();
@@ -128,12 +179,7 @@ impl Detokenizer {
             return Ok(());
         }
         logprobs.read(event, &mut self.logprobs)?;
-        begin_scores(&mut self.scores, self.logprobs.len());
-        for entry in &self.logprobs {
-            self.bytes.clear();
-            self.codec.token_bytes(entry.token, &mut self.bytes);
-            put_score(&mut self.scores, *entry, &self.bytes);
-        }
+        self.put_scores();
         Ok(())
     }
 

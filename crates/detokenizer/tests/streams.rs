@@ -7,8 +7,11 @@ use pinion_protocol::RequestId;
 use pinion_protocol::detokenizer_inbox::{
     EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, encode_step, kind,
 };
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, deltas};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_PROMPT, DELTA_STOPPED, deltas};
 use pinion_protocol::names::Stage;
+use pinion_protocol::prompt_scores::{
+    PROMPT_FIRST, PromptHeader, PromptScore, decode_prompt_scores, encode_prompt,
+};
 use pinion_protocol::scores::{LogprobEntry, Score, TokenScore};
 use pinion_shm::slots::SlotTable;
 use pinion_text::{TextCodec, byte_tokenizer_json};
@@ -243,9 +246,9 @@ fn scores_go_with_their_token() {
     let record = bench.detokenizer.records(0).next().unwrap().to_vec();
     let all: Vec<_> = deltas(&record).map(Result::unwrap).collect();
     assert_eq!((all[0].text, all[0].scores()), ("b", Ok(vec![])));
-    let score = |logprob, bytes: &[u8]| Score { logprob, bytes: bytes.to_vec() };
-    let alternatives = vec![score(-1.5, b"a"), score(-2.5, b"")];
-    let expected = TokenScore { drawn: score(-0.5, b"\xc3"), alternatives };
+    let score = |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec() };
+    let alternatives = vec![score(97, -1.5, b"a"), score(EOS, -2.5, b"")];
+    let expected = TokenScore { drawn: score(0xC3, -0.5, b"\xc3"), alternatives };
     assert_eq!((all[1].text, all[1].scores()), ("", Ok(vec![expected])));
 
     // What does not add up costs the scores, not the token.
@@ -401,4 +404,45 @@ fn a_token_costs_no_allocation() {
     run(warm_up);
     let counted = allocation_counter::measure(|| run(steady));
     assert_eq!(counted.count_total, 0, "over {} tokens", steady.len() * SLOTS);
+}
+
+/// Scores of a prompt's tokens are deltas without text, cut into records like all others.
+#[test]
+fn scores_of_a_prompt_get_their_texts() {
+    let mut bench = Bench::new(1, 100);
+    let (id, gone) = (bench.open(0, 0, &[], &[]), RequestId { frontend: 0, slot: 3, generation: 9 });
+    let entry = |token, logprob| LogprobEntry { token, logprob };
+    let header = PromptHeader { id, first_index: 0, token_count: 1, entry_count: 1, flags: PROMPT_FIRST };
+    let mut payload = Vec::new();
+    encode_prompt(&mut payload, &header, &[0], &[entry(104, 0.0)]);
+    bench.detokenizer.step(kind::PROMPT, &payload, 1).unwrap();
+    let header = PromptHeader { first_index: 1, token_count: 2, entry_count: 2, flags: 0, ..header };
+    let entries = [entry(0xC3, -1.5), entry(97, -0.5), entry(EOS, -2.5), entry(98, -0.25)];
+    encode_prompt(&mut payload, &header, &[4, 2], &entries);
+    bench.detokenizer.step(kind::PROMPT, &payload, 1).unwrap();
+    // One of a request that is not here is dropped.
+    encode_prompt(&mut payload, &PromptHeader { id: gone, ..header }, &[4, 2], &entries);
+    bench.detokenizer.step(kind::PROMPT, &payload, 1).unwrap();
+
+    let records: Vec<Vec<u8>> = bench.detokenizer.records(0).map(<[u8]>::to_vec).collect();
+    assert_eq!(records.len(), 3, "each has its own with records this small");
+    let mut all = Vec::new();
+    for (index, delta) in (0..).zip(records.iter().flat_map(|record| deltas(record))) {
+        let delta = delta.unwrap();
+        assert_eq!((delta.header.id, delta.header.first_sequence, delta.text), (id, index, ""));
+        assert_ne!(delta.header.flags & DELTA_PROMPT, 0);
+        all.extend(decode_prompt_scores(delta.score_bytes).unwrap());
+    }
+    let score = |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec() };
+    let of = |rank, drawn, alternatives| PromptScore { rank, score: TokenScore { drawn, alternatives } };
+    assert_eq!(
+        all,
+        [
+            of(None, score(104, 0.0, b"h"), vec![]),
+            of(Some(4), score(0xC3, -1.5, b"\xc3"), vec![score(97, -0.5, b"a")]),
+            of(Some(2), score(EOS, -2.5, b""), vec![score(98, -0.25, b"b")]),
+        ]
+    );
+    assert_eq!(bench.detokenizer.counts().stale, 1);
+    assert!(bench.detokenizer.step(kind::PROMPT, &payload[..payload.len() - 1], 1).is_err());
 }

@@ -1,8 +1,8 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
-use pinion_model::{FUTURE_TOKEN, Row, RowShaping, SampleParams, Shaping, StepBatch};
+use pinion_model::{FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch};
 use pinion_protocol::Sampling;
-use pinion_scheduler::Scheduler;
+use pinion_scheduler::{PlanRow, RowView, Scheduler};
 
 /// One step's tokens, positions, rows and block tables. No allocation: every buffer starts at its largest size.
 #[derive(Debug)]
@@ -40,6 +40,7 @@ impl Batch {
                 blocks_start: self.blocks.len() as u32,
                 blocks_len: view.blocks.len() as u32,
                 sample: planned.draw.map(|index| sample_params(view.sampling, index)),
+                scored: scored(planned, &view),
             });
             self.tokens.extend_from_slice(view.tokens);
             let unknown = planned.len as usize - view.tokens.len();
@@ -92,6 +93,21 @@ impl RowShaping for PlanShaping<'_> {
             banned_ids: if waits { &sampling.stop_token_ids } else { &[] },
         })
     }
+}
+
+/// A prompt's token is scored at the position before it, so the first one is not.
+fn scored(row: &PlanRow, view: &RowView<'_>) -> Option<Scored> {
+    let report = row.report();
+    let begin = report.start.max(1);
+    if begin >= report.end {
+        return None;
+    }
+    Some(Scored {
+        first: begin - 1 - row.start,
+        len: report.end - begin,
+        after: view.ids.get((row.start + row.len) as usize).copied().unwrap_or(0),
+        alternatives: view.sampling.prompt_logprobs.unwrap_or(0),
+    })
 }
 
 /// `index` counts the generated tokens from 0 and is all that the draw depends on besides the seed, so a request that

@@ -21,6 +21,11 @@ use pinion_worker::Recorder;
 const FAILED_STEPS_MAX: u32 = 8;
 /// Waiting requests whose slots are looked at in one turn; running ones are looked at in every turn.
 const WAITING_WATCHED_MAX: usize = 64;
+/// Prompt tokens whose logprobs one step reports, but for one of each row: each meets the head and takes up to a record's
+/// share of the ring.
+const SCORES_PER_STEP_MAX: u32 = 128;
+/// With so much waiting for the detokenizers, steps report as few prompt tokens as they can.
+const SCORES_BACKLOG_BYTES_MAX: usize = 64 << 10;
 
 /// The sizes that an engine works within.
 #[derive(Debug, Clone, Copy)]
@@ -132,6 +137,8 @@ impl Engine {
         let received = self.drain(ports);
         self.watch(ports);
 
+        let lags = ports.detokenizer_backlog_bytes() > SCORES_BACKLOG_BYTES_MAX;
+        self.scheduler.limit_scores(if lags { 0 } else { SCORES_PER_STEP_MAX });
         let launched = self.plan(ports);
         if launched {
             self.launch(ports)?;
@@ -242,7 +249,8 @@ impl Engine {
     }
 
     /// Commits the results of the step that was retired and stages its tokens.
-    fn commit(&mut self, ports: &impl Ports) {
+    fn commit(&mut self, ports: &mut impl Ports) {
+        self.publish_prompts(ports);
         let now_ns = ports.now_ns();
         self.step = self.scheduler.oldest_plan().step;
         for event in self.scheduler.commit(&self.results) {
@@ -269,6 +277,23 @@ impl Engine {
         ports.publish();
         self.set_gauges(ports);
         ended_count
+    }
+
+    /// Sends the scores of prompt tokens, which go ahead of whatever their requests generate.
+    fn publish_prompts(&mut self, ports: &mut impl Ports) {
+        let plan = self.scheduler.oldest_plan();
+        if plan.score_count == 0 {
+            return;
+        }
+        for (index, (row, result)) in plan.rows.iter().zip(&self.results).enumerate() {
+            let report = row.report();
+            if report.is_empty() || matches!(result, RowResult::Failed(_)) {
+                continue;
+            }
+            let Some(ids) = self.scheduler.ids_of(row) else { continue };
+            let begin = ids.first().copied().filter(|_| report.start == 0);
+            self.streams.prompt(ports, row.id, report.start, begin, self.output.prompt_scores(index));
+        }
     }
 
     fn publish_ended(&mut self, ports: &mut impl Ports, now_ns: u64) -> usize {

@@ -2,11 +2,11 @@
 
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{Peer, RequestId};
+use pinion_protocol::{Peer, RequestId, Role};
 use pinion_shm::clock;
 use pinion_shm::ring::Record;
 use pinion_shm::slots::SlotState;
-use pinion_worker::{Overflow, Recorder, Session};
+use pinion_worker::{Outbox, Overflow, Recorder, Session};
 
 /// The loop's edges. [`Session`] has them in production; a test has its own.
 pub trait Ports {
@@ -27,6 +27,8 @@ pub trait Ports {
     /// # Errors
     /// [`Overflow`]: the reader has not read for so long that the backlog is over its bound.
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow>;
+    /// Bytes that wait for detokenizers beyond what their rings took.
+    fn detokenizer_backlog_bytes(&self) -> usize;
     /// Makes everything staged visible.
     fn publish(&mut self);
     /// Replaces a gauge of the engine's status page.
@@ -69,6 +71,11 @@ impl Ports for Session {
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
         let outbox = self.links.outbox(to).expect("the topology joins the engine to every consumer");
         outbox.send(kind, payload)
+    }
+
+    fn detokenizer_backlog_bytes(&self) -> usize {
+        let outboxes = self.links.outboxes.iter().filter(|outbox| outbox.to.role == Role::Detokenizer);
+        outboxes.map(Outbox::backlog_bytes).sum()
     }
 
     fn publish(&mut self) {

@@ -5,9 +5,10 @@
 //! step and one last event for each of its requests) wait here until its outbox takes them.
 
 use crate::ports::Ports;
-use pinion_model::Logprob;
+use pinion_model::{Logprob, PromptScores};
 use pinion_protocol::detokenizer_inbox::{self, EVENT_EOS, EVENT_LAST, EVENT_TOKEN, TokenEvent, encode_step};
-use pinion_protocol::limits::STEP_EVENTS_MAX;
+use pinion_protocol::limits::{PROMPT_SCORES_PER_RECORD_MAX, STEP_EVENTS_MAX};
+use pinion_protocol::prompt_scores::{PROMPT_FIRST, PromptHeader, encode_prompt};
 use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::{Peer, RequestId, Role};
 use pinion_scheduler::Event;
@@ -27,6 +28,8 @@ struct Stream {
 pub(crate) struct Streams {
     streams: Vec<Stream>,
     encoded: Vec<u8>,
+    /// Of one record of prompt scores.
+    entries: Vec<LogprobEntry>,
     /// Events that one record may hold; the rings are sized by it.
     record_events_max: usize,
 }
@@ -41,6 +44,7 @@ impl Streams {
         Streams {
             streams: (0..detokenizer_count.max(1)).map(|_| stream()).collect(),
             encoded: Vec::with_capacity(record_bytes),
+            entries: Vec::new(),
             record_events_max,
         }
     }
@@ -60,7 +64,6 @@ impl Streams {
         let last = if event.last { EVENT_LAST } else { 0 };
         let eos = if event.eos { EVENT_EOS } else { 0 };
         let stream = self.stream(event.id);
-        let entry = |&Logprob { token, logprob }: &Logprob| LogprobEntry { token, logprob };
         stream.logprobs.extend(logprobs.iter().map(entry));
         stream.events.push(TokenEvent {
             id: event.id,
@@ -70,6 +73,47 @@ impl Streams {
             logprob_index: 0,
             logprob_count: logprobs.len() as u16,
         });
+    }
+
+    /// Sends the scores of a request's prompt tokens from `first_index` on, ahead of the step's events. `begin` is the
+    /// prompt's first token, if it is one of them: it comes before those that have scores. Records that the outbox does
+    /// not take are lost: the stuck detokenizer's requests end.
+    pub(crate) fn prompt(
+        &mut self,
+        ports: &mut impl Ports,
+        id: RequestId,
+        first_index: u32,
+        begin: Option<u32>,
+        scores: PromptScores<'_>,
+    ) {
+        let to = Peer::new(Role::Detokenizer, self.of(id));
+        let mut header =
+            PromptHeader { id, first_index, token_count: 1, entry_count: 1, flags: PROMPT_FIRST };
+        let mut taken = true;
+        if let Some(token) = begin {
+            encode_prompt(&mut self.encoded, &header, &[0], &[LogprobEntry { token, logprob: 0.0 }]);
+            taken &= ports.send(to, detokenizer_inbox::kind::PROMPT, &self.encoded).is_ok();
+            header.first_index += 1;
+        }
+        let each = scores.logprobs.len() / scores.ranks.len().max(1);
+        let ranks = scores.ranks.chunks(PROMPT_SCORES_PER_RECORD_MAX);
+        let logprobs = scores.logprobs.chunks((PROMPT_SCORES_PER_RECORD_MAX * each).max(1));
+        for (ranks, logprobs) in ranks.zip(logprobs) {
+            header = PromptHeader {
+                token_count: ranks.len() as u32,
+                entry_count: each as u32,
+                flags: 0,
+                ..header
+            };
+            self.entries.clear();
+            self.entries.extend(logprobs.iter().map(entry));
+            encode_prompt(&mut self.encoded, &header, ranks, &self.entries);
+            taken &= ports.send(to, detokenizer_inbox::kind::PROMPT, &self.encoded).is_ok();
+            header.first_index += header.token_count;
+        }
+        if !taken {
+            tracing::error!(%id, "the detokenizer does not take the scores of a prompt");
+        }
     }
 
     /// The end of a request that did not end with a token.
@@ -136,4 +180,8 @@ impl Streams {
             stream.stuck = false;
         }
     }
+}
+
+fn entry(&Logprob { token, logprob }: &Logprob) -> LogprobEntry {
+    LogprobEntry { token, logprob }
 }

@@ -8,7 +8,7 @@ use crate::chat;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
-use pinion_protocol::limits::CHOICES_MAX;
+use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use serde_json::Value;
@@ -54,6 +54,26 @@ pub struct Admitted {
     pub include_stop: bool,
     /// Whether the answer says where its time went.
     pub timings: bool,
+    /// What the answer shows besides the text.
+    pub shown: Shown,
+}
+
+/// What an answer shows besides the generated text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// The prompt's text goes ahead of the answer's, and with `logprobs` the scores of its tokens.
+    pub echo: bool,
+    /// So many likeliest tokens beside each token.
+    pub logprobs: Option<u32>,
+    /// The scores of the prompt's tokens in a member of their own, with so many likeliest ones.
+    pub prompt_logprobs: Option<u32>,
+}
+
+impl Shown {
+    /// What the engine is asked to report about the prompt.
+    fn asked(&self) -> Option<u32> {
+        self.prompt_logprobs.max(self.logprobs.filter(|_| self.echo))
+    }
 }
 
 /// Fields that would change the answer and that this version cannot honour, each with the values that mean
@@ -89,7 +109,7 @@ const fn unsupported() -> [(&'static str, Harmless); 15] {
 pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
-    let logprobs = logprobs(api, &mut fields)?;
+    let shown = shown(api, &mut fields)?;
     check_unsupported(&mut fields)?;
     let prompts = match api {
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
@@ -98,8 +118,15 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     let choices_per_prompt = choices(api, &mut fields, prompts.len())?;
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
-    let sampling = Sampling { logprobs, ..sampling(api, &mut fields, limits, fresh_seed)? };
+    let (logprobs, prompt_logprobs) = (shown.logprobs, shown.asked());
+    let sampling = Sampling { logprobs, prompt_logprobs, ..sampling(api, &mut fields, limits, fresh_seed)? };
+    if sampling.max_tokens == Some(0) && !shown.echo && shown.prompt_logprobs.is_none() {
+        return Err(Fault::field("max_tokens", "max_tokens may be 0 only with echo or prompt_logprobs"));
+    }
     let stream = fields.boolean("stream")?.unwrap_or(false);
+    if stream && shown.prompt_logprobs.is_some() {
+        return Err(Fault::field("prompt_logprobs", "prompt_logprobs are not available when stream is true"));
+    }
     let include_usage = stream_options(&mut fields, stream)?;
     let timings = fields.boolean("timings")?.unwrap_or(false);
     if timings && stream && api == Api::Generate {
@@ -114,8 +141,22 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         stop,
         include_stop,
         timings,
+        shown,
     };
     Ok(admitted)
+}
+
+fn shown(api: Api, fields: &mut Fields) -> Result<Shown, Fault> {
+    let logprobs = logprobs(api, fields)?;
+    let echo = api == Api::Completions && fields.boolean("echo")?.unwrap_or(false);
+    let prompt_logprobs = match api {
+        Api::Completions | Api::Chat => {
+            fields.integer("prompt_logprobs", 0..=i128::from(LOGPROB_ALTERNATIVES_MAX))?
+        }
+        // Left to the fields that are not supported.
+        Api::Generate => None,
+    };
+    Ok(Shown { echo, logprobs, prompt_logprobs: prompt_logprobs.and_then(|n| u32::try_from(n).ok()) })
 }
 
 /// `n`, and `best_of`, which must not ask for more: nothing ranks candidates here.

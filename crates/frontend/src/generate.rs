@@ -3,15 +3,16 @@
 //! A streaming answer begins when its first bytes are there, so that whatever fails before them still gets its
 //! own status, and the head leaves together with the first chunk.
 
-use crate::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
+use crate::admission::{Admitted, Api, Shown, admit, admit_detokenize, admit_tokenize};
 use crate::app::{self, App, unix_s};
 use crate::body::{AnswerBody, End, Stream};
 use crate::errors::Refusal;
 use crate::json::Fields;
 use crate::ledger::Origin;
 use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX};
-use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json, logprobs};
+use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json, echoed, logprobs, prompt_logprobs};
 use crate::outgoing::Job;
+use crate::prompt_part::PromptPart;
 use crate::request::{Form, Outcome};
 use crate::routes::{Arrival, Route, whole};
 use crate::sse;
@@ -23,8 +24,12 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
+use pinion_protocol::prompt_scores::PromptScore;
+use pinion_protocol::scores::TokenScore;
 use pinion_protocol::spans::{SpanName, request_word};
+use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
+use pinion_shm::clock;
 use serde_json::json as value;
 use std::future::poll_fn;
 use std::iter::repeat_n;
@@ -47,17 +52,25 @@ pub(crate) async fn serve(
         _ => Api::Generate,
     };
     let body = read_body(app, request.into_body()).await?;
-    let begin_ns = app.recorder.begin(SpanName::FrontendAdmit);
-    let begun = admit_and_begin(app, &arrival, api, &body);
-    let first = begun.as_ref().ok().and_then(|begun| begun.tickets.first());
-    let request = first.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id));
-    app.recorder.end(SpanName::FrontendAdmit, begin_ns, [request, body.len() as u64]);
+    let begin_ns = clock::now_ns();
+    let admitted = admit(api, &body, &app.limits, app.numbers.fresh_seed());
+    let body_bytes = body.len() as u64;
     drop(body);
+    let record = |request| {
+        let (name, end_ns) = (SpanName::FrontendAdmit, clock::now_ns());
+        app.recorder.record(name, begin_ns, end_ns, [request, body_bytes]);
+    };
+    let admitted = admitted.inspect_err(|_| record(0))?;
+    let shown = admitted.shown;
+    let echoes = if shown.echo { echoes(app, &arrival, &admitted.prompts).await? } else { Vec::new() };
+    let begun = begin_all(app, &arrival, api, admitted, &echoes);
+    let first = begun.as_ref().ok().and_then(|begun| begun.tickets.first());
+    record(first.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id)));
     let Begun { tickets, head, stream, choices_per_prompt } = begun?;
     if stream {
         stream_answer(app, tickets, head, choices_per_prompt).await
     } else {
-        whole_answer(tickets, head, choices_per_prompt).await
+        whole_answer(tickets, head, choices_per_prompt, shown).await
     }
 }
 
@@ -69,12 +82,43 @@ struct Begun {
     choices_per_prompt: usize,
 }
 
-fn admit_and_begin(app: &App, arrival: &Arrival, api: Api, body: &[u8]) -> Result<Begun, Fault> {
-    let admitted = admit(api, body, &app.limits, app.numbers.fresh_seed())?;
+fn begin_all(
+    app: &App,
+    arrival: &Arrival,
+    api: Api,
+    admitted: Admitted,
+    echoes: &[String],
+) -> Result<Begun, Fault> {
     let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
+    let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
     let head = head(app, api, admitted.include_usage);
     let tickets = begin(app, arrival, admitted, head.as_ref())?;
+    if asked || shown.echo {
+        let alternatives = shown.logprobs.unwrap_or(0) as usize;
+        for (index, ticket) in tickets.iter().enumerate() {
+            let text = echoes.get(index / choices_per_prompt).cloned().unwrap_or_default();
+            ticket.request.borrow_mut().show_prompt(PromptPart::new(text, asked, alternatives));
+        }
+    }
     Ok(Begun { tickets, head, stream, choices_per_prompt })
+}
+
+/// The texts of prompts. Those of token ids are decoded first: then nothing of the answer waits for them.
+async fn echoes(app: &App, arrival: &Arrival, prompts: &[Prompt]) -> Result<Vec<String>, Refusal> {
+    let mut texts = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        texts.push(match prompt {
+            Prompt::Text(text) => text.clone(),
+            Prompt::Chat(_) => String::new(),
+            Prompt::Ids(ids) => {
+                let origin = Origin { route: Route::Detokenize, ..origin(arrival) };
+                let ticket = Ticket::begin(&app.ledger, origin, Job::Decode(ids.clone()), Form::Whole)?;
+                let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
+                text
+            }
+        });
+    }
+    Ok(texts)
 }
 
 /// Takes a slot for each choice, in the order of their numbers: the first prompt's, then the second's. Either all
@@ -197,17 +241,14 @@ async fn whole_answer(
     tickets: Vec<Ticket>,
     head: Option<Head>,
     choices_per_prompt: usize,
+    shown: Shown,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let ends = outcomes(&tickets).await?;
-    let texts: Vec<Bytes> = tickets.iter().map(|ticket| ticket.request.borrow_mut().take_output()).collect();
-    let scores: Vec<_> = tickets.iter().map(|ticket| ticket.request.borrow_mut().take_scores()).collect();
+    let parts: Vec<Part> = tickets.iter().map(Part::of).collect::<Result<_, _>>()?;
     let (mut answers, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
-    for ((end, text), scores) in ends.iter().zip(&texts).zip(&scores) {
+    for (end, part) in ends.iter().zip(&parts) {
         let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
-        let text = std::str::from_utf8(text).map_err(|_| unexpected())?;
-        let shape = head.as_ref().map(|head| head.shape).filter(|_| !scores.is_empty());
-        let logprobs = shape.map(|shape| logprobs(shape, scores, &mut 0));
-        answers.push(Answer { text, logprobs, ending });
+        answers.push(part.answer(ending, head.as_ref(), shown));
         usages.push(usage);
     }
     let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
@@ -223,6 +264,34 @@ async fn whole_answer(
         response.headers_mut().insert(HeaderName::from_static("server-timing"), value);
     }
     Ok(response)
+}
+
+/// What came of one choice of a whole answer.
+struct Part {
+    text: String,
+    scores: Vec<TokenScore>,
+    prompt: Vec<PromptScore>,
+}
+
+impl Part {
+    fn of(ticket: &Ticket) -> Result<Part, Refusal> {
+        let mut request = ticket.request.borrow_mut();
+        let (mut text, prompt) = request.take_prompt()?;
+        text.push_str(std::str::from_utf8(&request.take_output()).map_err(|_| unexpected())?);
+        Ok(Part { text, scores: request.take_scores(), prompt })
+    }
+
+    fn answer(&self, ending: Ending, head: Option<&Head>, shown: Shown) -> Answer<'_> {
+        let scored = shown.logprobs.zip(head);
+        let logprobs = scored.map(|(alternatives, head)| match head.shape {
+            Shape::Completions if shown.echo => {
+                echoed(&self.prompt, alternatives as usize, &self.scores, &mut 0)
+            }
+            shape => logprobs(shape, &self.scores, &mut 0),
+        });
+        let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
+        Answer { text: &self.text, logprobs, prompt_logprobs: prompt, ending }
+    }
 }
 
 /// Waits until every request has its outcome, or one has failed.

@@ -26,6 +26,7 @@ pub mod openai;
 mod openapi;
 pub mod orders;
 pub mod outgoing;
+pub mod prompt_part;
 mod prompts;
 pub mod reactor;
 pub mod request;

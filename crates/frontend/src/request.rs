@@ -7,12 +7,16 @@
 
 use crate::errors::HttpError;
 use crate::limits::{IDS_CAPACITY_MAX, SCORES_BYTES_MAX, STREAM_BUFFER_BYTES};
-use crate::openai::{Ending, Event, Shape, Usage, logprobs};
+use crate::openai::{Ending, Event, Shape, Usage, echoed, logprobs};
+use crate::prompt_part::{self, PromptPart};
 use crate::routes::Route;
 use crate::sse;
 use crate::timeline::Timeline;
 use bytes::{Bytes, BytesMut};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Delta, FinishReason, Finished};
+use pinion_protocol::frontend_inbox::{
+    DELTA_LAST, DELTA_PROMPT, DELTA_STOPPED, Delta, FinishReason, Finished,
+};
+use pinion_protocol::prompt_scores::PromptScore;
 use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use std::task::{Context, Waker};
@@ -78,6 +82,8 @@ pub struct Request {
     form: Form,
     out: BytesMut,
     ids: Vec<u32>,
+    /// What the answer shows of its prompt.
+    prompt: Option<PromptPart>,
     /// Last piece of a completion's text, which goes out with the finish reason.
     held: String,
     /// Scores of the tokens that no chunk has shown yet; of all tokens if the answer leaves whole.
@@ -106,6 +112,7 @@ impl Request {
             timeline: Timeline::default(),
             form,
             out: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
+            prompt: None,
             held: String::new(),
             scores: Vec::new(),
             score_bytes: 0,
@@ -119,6 +126,11 @@ impl Request {
             role_said: false,
             finish_said: false,
         }
+    }
+
+    /// The answer shows its prompt. To be said before any record is taken.
+    pub fn show_prompt(&mut self, prompt: PromptPart) {
+        self.prompt = Some(prompt);
     }
 
     /// Generated ids received so far.
@@ -174,6 +186,12 @@ impl Request {
 
     fn take_text(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
         let header = &delta.header;
+        if header.flags & DELTA_PROMPT != 0 {
+            let prompt = self.prompt.as_mut().ok_or_else(prompt_part::lost)?;
+            prompt.take(delta)?;
+            return self.say_prompt(false);
+        }
+        self.say_prompt(true)?;
         let expected = self.ids.len();
         let count = header.token_count as usize;
         if count > 0 && (header.first_sequence as usize != expected || expected + count > self.facts.ids_max)
@@ -190,6 +208,10 @@ impl Request {
         } else if !delta.text.is_empty() {
             self.say(&Event::Text(delta.text));
         }
+        self.check_unread()
+    }
+
+    fn check_unread(&self) -> Result<(), Fault> {
         let waits_for_client = !matches!(self.form, Form::Whole);
         if waits_for_client && self.out.len() > self.facts.buffer_bytes_max {
             return Err(Fault::new(
@@ -200,18 +222,38 @@ impl Request {
         Ok(())
     }
 
+    /// Streams what there is of the prompt: all of it if the `last` piece is due. A whole answer has it in the end.
+    fn say_prompt(&mut self, last: bool) -> Result<(), Fault> {
+        let Some(prompt) = self.prompt.as_mut().filter(|prompt| !prompt.is_said()) else { return Ok(()) };
+        check_score_bytes(self.score_bytes + prompt.bytes())?;
+        let Form::Events(writer) = &self.form else { return Ok(()) };
+        if let Some(piece) = prompt.next_piece(last)? {
+            let event = Event::Text(&piece.text);
+            if piece.scores.is_empty() {
+                writer.write(&event, &mut self.out);
+            } else {
+                let mut offset = piece.offset;
+                let logprobs = echoed(&piece.scores, prompt.alternatives(), &[], &mut offset);
+                writer.write_scored(&event, Some(&logprobs), &mut self.out);
+            }
+        }
+        if last {
+            self.scored_chars = prompt.close();
+        }
+        self.check_unread()
+    }
+
+    /// The text and the scores of the prompt, for a whole answer.
+    pub fn take_prompt(&mut self) -> Result<(String, Vec<PromptScore>), Fault> {
+        self.prompt.as_mut().map_or_else(|| Ok(Default::default()), PromptPart::rest)
+    }
+
     fn take_scores_of(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
         let scores =
             delta.scores().map_err(|malformed| Fault::new(FaultCode::Internal, malformed.to_string()))?;
         self.scores.extend(scores);
         self.score_bytes += delta.score_bytes.len();
-        if self.score_bytes > SCORES_BYTES_MAX {
-            let message = format!(
-                "the answer's logprobs have more than {SCORES_BYTES_MAX} bytes in one piece; ask for a stream"
-            );
-            return Err(Fault::field("logprobs", message));
-        }
-        Ok(())
+        check_score_bytes(self.score_bytes)
     }
 
     /// The scores of all tokens of a whole answer.
@@ -304,6 +346,9 @@ impl Request {
         });
         let ending = if self.stopped { Some(Ending::Stop) } else { by_engine };
         let Some(ending) = ending else { return };
+        if !self.has_prompt_scores() {
+            return self.fail(prompt_part::lost());
+        }
         if !self.finish_said {
             self.finish_said = true;
             let held = std::mem::take(&mut self.held);
@@ -312,6 +357,12 @@ impl Request {
         if let Some(finished) = self.finished {
             self.end(ending, Usage::from(&finished));
         }
+    }
+
+    /// Whether every score of the prompt came that was asked for. They come before the last text if they come at all.
+    fn has_prompt_scores(&self) -> bool {
+        let parts = self.prompt.as_ref().zip(self.finished);
+        parts.is_none_or(|(prompt, finished)| prompt.is_complete(finished.prompt_tokens))
     }
 
     fn end(&mut self, ending: Ending, usage: Usage) {
@@ -373,6 +424,16 @@ impl Request {
     pub fn take_output(&mut self) -> Bytes {
         self.out.split().freeze()
     }
+}
+
+fn check_score_bytes(bytes: usize) -> Result<(), Fault> {
+    if bytes <= SCORES_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "the answer's logprobs have more than {SCORES_BYTES_MAX} bytes in one piece; ask for a stream"
+    );
+    Err(Fault::field("logprobs", message))
 }
 
 fn engine_message(code: FaultCode) -> &'static str {

@@ -21,7 +21,7 @@ const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
 /// `logprobs` of completions, at most, as OpenAI has it.
 const COMPLETIONS_LOGPROBS_MAX: i128 = 5;
 
-/// All of them but `logprobs`. `fresh_seed` is used if the client gives no seed.
+/// All of them but those about logprobs. `fresh_seed` is used if the client gives no seed.
 pub(crate) fn sampling(
     api: Api,
     fields: &mut Fields,
@@ -59,6 +59,7 @@ pub(crate) fn sampling(
         ignore_eos,
         logit_bias: logit_bias(fields, limits)?,
         logprobs: None,
+        prompt_logprobs: None,
         stop_token_ids: stop_token_ids(fields, limits)?,
     })
 }
@@ -92,7 +93,9 @@ pub(crate) fn logprobs(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fau
 
 /// `None` is "until the context is full".
 fn max_tokens(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
-    let range = 1..=i128::from(i32::MAX);
+    // Nothing may be what is wanted where the prompt is shown; admission knows whether it is.
+    let least = i128::from(api != Api::Completions);
+    let range = least..=i128::from(i32::MAX);
     let (names, default): (&[&str], _) = match api {
         Api::Completions => (&["max_tokens"], Some(COMPLETIONS_TOKENS_DEFAULT)),
         Api::Chat => (&["max_completion_tokens", "max_tokens"], None),

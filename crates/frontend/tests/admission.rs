@@ -206,6 +206,7 @@ fn values_arrive_where_they_belong() {
         ignore_eos: true,
         logit_bias: vec![(99, -100.0), (0, 1.5)],
         logprobs: Some(2),
+        prompt_logprobs: None,
         stop_token_ids: vec![0, 99],
     };
     assert_eq!(full.sampling, expected);
@@ -239,7 +240,6 @@ fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes(
     let table = [
         ("best_of", "3", "1"),
         ("top_logprobs", "5", "0"),
-        ("echo", "true", "false"),
         ("suffix", "\"x\"", "\"\""),
         ("tools", "[{}]", "[]"),
         ("tool_choice", "\"required\"", "\"auto\""),
@@ -252,6 +252,49 @@ fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes(
         for api in [Api::Completions, Api::Chat, Api::Generate] {
             check_field(api, field, &[refused_value], &[passing_value]);
         }
+    }
+}
+
+#[test]
+fn what_is_shown_of_the_prompt_is_what_the_engine_is_asked_for() {
+    // echo, logprobs, prompt_logprobs, max_tokens: what the engine is to report, or the field at fault.
+    let table = [
+        (json!({"echo": true}), Ok(None)),
+        (json!({"echo": true, "max_tokens": 0}), Ok(None)),
+        (json!({"echo": true, "logprobs": 3}), Ok(Some(3))),
+        (json!({"echo": false, "logprobs": 3}), Ok(None)),
+        (json!({"echo": true, "logprobs": 0, "stream": true}), Ok(Some(0))),
+        (json!({"prompt_logprobs": 0, "max_tokens": 0}), Ok(Some(0))),
+        (json!({"prompt_logprobs": 20}), Ok(Some(20))),
+        (json!({"prompt_logprobs": 2, "echo": true, "logprobs": 5}), Ok(Some(5))),
+        (json!({"prompt_logprobs": 7, "echo": true, "logprobs": 5}), Ok(Some(7))),
+        (json!({"max_tokens": 0}), Err("max_tokens")),
+        (json!({"max_tokens": 0, "logprobs": 3}), Err("max_tokens")),
+        (json!({"max_tokens": 0, "echo": true, "min_tokens": 1}), Err("min_tokens")),
+        (json!({"prompt_logprobs": 1, "stream": true}), Err("prompt_logprobs")),
+    ];
+    for (extra, expected) in table {
+        let body = body(Api::Completions, extra.clone()).to_string();
+        match expected {
+            Ok(asked) => {
+                assert_eq!(passes(Api::Completions, extra).sampling.prompt_logprobs, asked, "{body}")
+            }
+            Err(field) => assert_eq!(refused(Api::Completions, &body).1.as_deref(), Some(field), "{body}"),
+        }
+    }
+    for api in [Api::Completions, Api::Chat] {
+        check_field(
+            api,
+            "prompt_logprobs",
+            &["-1", "21", "1000000000", "true", "\"1\"", "1.5"],
+            &["0", "20", "null"],
+        );
+    }
+    assert_eq!(passes(Api::Chat, json!({"prompt_logprobs": 4})).sampling.prompt_logprobs, Some(4));
+    check_field(Api::Generate, "prompt_logprobs", &["1"], &["null"]);
+    check_field(Api::Completions, "echo", &["1", "\"true\""], &["true", "false", "null"]);
+    for api in [Api::Chat, Api::Generate] {
+        check_field(api, "echo", &["true"], &["false"]);
     }
 }
 

@@ -56,7 +56,7 @@ fn completions_have_lists_side_by_side() {
             {"y": -1.5, "z": -2.5, "\u{fffd}": -0.125},
             {"q": -0.75, "": -3.0},
         ],
-        "text_offset": [0, 1, 2, 3],
+        "text_offset": [0, 1, 2, 2],
     });
     for stream in [false, true] {
         let expected = expected.clone();

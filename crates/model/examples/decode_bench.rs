@@ -44,6 +44,7 @@ fn time_steps(model: &mut dyn Model, row_count: u32, query_len: u32, context: u3
             blocks_start: index * row_blocks,
             blocks_len: row_blocks,
             sample: Some(SampleParams::GREEDY),
+            scored: None,
         })
         .collect();
     let batch = StepBatch {

@@ -8,6 +8,19 @@ use crate::sampler::SampleParams;
 use crate::shaping::RowShaping;
 use std::fmt;
 
+/// Query tokens of a row whose successors, known because they are the prompt's, are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scored {
+    /// The first of them, counted from the row's first query token.
+    pub first: u32,
+    /// How many there are, at least 1.
+    pub len: u32,
+    /// The token that follows the row's last query token; read only if that one is scored.
+    pub after: u32,
+    /// How many of the likeliest tokens to report beside each, at most [`crate::ALTERNATIVES_MAX`].
+    pub alternatives: u32,
+}
+
 /// One sequence's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
@@ -28,6 +41,8 @@ pub struct Row {
     pub blocks_len: u32,
     /// How to sample the next token, or `None` for a prefill chunk that is not the last.
     pub sample: Option<SampleParams>,
+    /// Which successors to score, if the request asks for its prompt's logprobs.
+    pub scored: Option<Scored>,
 }
 
 impl Row {
@@ -39,6 +54,13 @@ impl Row {
     /// The row's block table as a range over [`StepBatch::blocks`].
     pub fn block_range(&self) -> std::ops::Range<usize> {
         self.blocks_start as usize..self.blocks_start as usize + self.blocks_len as usize
+    }
+
+    /// The scored query tokens as a range over [`StepBatch::tokens`]; empty if there are none.
+    pub fn scored_range(&self) -> std::ops::Range<usize> {
+        let (first, len) = self.scored.map_or((0, 0), |scored| (scored.first, scored.len));
+        let begin = self.query_start as usize + first as usize;
+        begin..begin + len as usize
     }
 
     /// Whether this row computes prompt positions or recomputes dropped ones, as opposed to one decode token.
@@ -118,14 +140,28 @@ impl StepBatch<'_> {
             if self.positions[range.clone()].iter().zip(first..).any(|(&have, want)| have != want) {
                 return bad(index, "positions do not end at the context length");
             }
-            if self.tokens[range].iter().any(|&token| token >= limits.vocab_size) {
+            if self.tokens[range.clone()].iter().any(|&token| token >= limits.vocab_size) {
                 return bad(index, "token id out of the vocabulary");
+            }
+            if row.scored_range().end > range.end {
+                return bad(index, "scored range past the end of the row");
+            }
+            if row.scored.is_some_and(|scored| scored.after >= limits.vocab_size) {
+                return bad(index, "scored token out of the vocabulary");
             }
         }
         if next != self.tokens.len() {
             return bad(self.rows.len(), "tokens after the last row");
         }
         Ok(())
+    }
+}
+
+impl StepBatch<'_> {
+    /// The token that follows the scored query token at `index` of [`StepBatch::tokens`].
+    pub(crate) fn successor(&self, row: &Row, scored: &Scored, index: usize) -> u32 {
+        let next = index + 1;
+        if next < row.query_range().end { self.tokens[next] } else { scored.after }
     }
 }
 
@@ -140,6 +176,15 @@ pub enum RowOutcome {
     NonFinite,
 }
 
+/// Scores of consecutive prompt tokens.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct PromptScores<'a> {
+    /// For each token its own logprob, then those of the likeliest at its place; the same number for each.
+    pub logprobs: &'a [Logprob],
+    /// For each token its place among all, from 1 for the likeliest; tokens that are as likely share the best place.
+    pub ranks: &'a [u32],
+}
+
 /// A step's result, reused from step to step.
 #[derive(Debug, Default, Clone)]
 pub struct StepOutput {
@@ -147,6 +192,12 @@ pub struct StepOutput {
     pub rows: Vec<RowOutcome>,
     /// Logprobs of all rows that ask for them, one row after the other.
     pub(crate) logprobs: Vec<Logprob>,
+    /// Logprobs of prompt tokens of all rows that have some scored, one row after the other.
+    pub(crate) prompt_logprobs: Vec<Logprob>,
+    /// The rank of each scored prompt token among all, from 1.
+    pub(crate) prompt_ranks: Vec<u32>,
+    /// Where each row's prompt logprobs and ranks end, for rows up to the last that has some.
+    prompt_ends: Vec<(usize, usize)>,
     /// Where each row's logprobs end; the rows of a model that reports none are not there.
     logprob_ends: Vec<usize>,
 }
@@ -156,8 +207,8 @@ impl StepOutput {
     pub fn with_capacity(row_count: usize) -> Self {
         Self {
             rows: Vec::with_capacity(row_count),
-            logprobs: Vec::new(),
             logprob_ends: Vec::with_capacity(row_count),
+            ..Self::default()
         }
     }
 
@@ -166,6 +217,9 @@ impl StepOutput {
         self.rows.clear();
         self.logprobs.clear();
         self.logprob_ends.clear();
+        self.prompt_logprobs.clear();
+        self.prompt_ranks.clear();
+        self.prompt_ends.clear();
     }
 
     /// Appends a row, whose logprobs are those appended since the row before.
@@ -179,6 +233,24 @@ impl StepOutput {
         let Some(&end) = self.logprob_ends.get(row) else { return &[] };
         let begin = row.checked_sub(1).map_or(0, |before| self.logprob_ends[before]);
         &self.logprobs[begin..end]
+    }
+
+    /// `row` has the prompt scores that were appended since the last call; rows are named in their order.
+    pub(crate) fn end_prompt_scores(&mut self, row: usize) {
+        let begin = self.prompt_ends.last().copied().unwrap_or_default();
+        self.prompt_ends.resize(row, begin);
+        self.prompt_ends.push((self.prompt_logprobs.len(), self.prompt_ranks.len()));
+    }
+
+    /// The scores of `row`'s prompt tokens, in their order.
+    pub fn prompt_scores(&self, row: usize) -> PromptScores<'_> {
+        let end = |row: usize| self.prompt_ends.get(row).copied();
+        let Some((logprobs_end, ranks_end)) = end(row) else { return PromptScores::default() };
+        let (logprobs, ranks) = row.checked_sub(1).and_then(end).unwrap_or_default();
+        PromptScores {
+            logprobs: &self.prompt_logprobs[logprobs..logprobs_end],
+            ranks: &self.prompt_ranks[ranks..ranks_end],
+        }
     }
 
     /// The token sampled for `row`, if there is one.

@@ -5,7 +5,8 @@
 //! any other way. So a wrong block table, a reused block or a wrong prefix hit shows as wrong tokens, and a resumed,
 //! re-batched or prefix-cached request gives the same tokens as an undisturbed one.
 //!
-//! As logits it has 1 for that token and 0 for the others. It is always greedy, whatever the temperature; penalties, biases
+//! As logits it has 1 for that token and 0 for the others; after a part of a prompt, 1 for the token that would follow if
+//! that part were the prompt. It is always greedy, whatever the temperature; penalties, biases
 //! and banned ids act on those logits.
 
 use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
@@ -169,6 +170,23 @@ impl FakeModel {
         self.sampler.draw_row(&mut self.logits, &greedy, shaping, out);
     }
 
+    /// What the positions before a prompt's tokens say of them: each prefix is a prompt of its own.
+    fn score_prompts(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) {
+        for (index, row) in batch.rows.iter().enumerate() {
+            let Some(scored) = &row.scored else { continue };
+            let blocks = &batch.blocks[row.block_range()];
+            for at in row.scored_range() {
+                let prefix = self.cache[self.cache_index(blocks, batch.positions[at])];
+                let likeliest = token_of(prefix, 0, self.info.vocab_size, self.info.eos);
+                self.logits.fill(0.0);
+                self.logits[likeliest as usize] = 1.0;
+                let token = batch.successor(row, scored, at);
+                self.sampler.score_known(&self.logits, token, scored.alternatives, out);
+            }
+            out.end_prompt_scores(index);
+        }
+    }
+
     fn wait(&self, started: Instant, batch: &StepBatch<'_>) {
         let prefill: u64 =
             batch.rows.iter().filter(|row| row.is_prefill()).map(|row| u64::from(row.query_len)).sum();
@@ -214,6 +232,7 @@ impl Model for FakeModel {
                 shaping => self.sample(token, &params, shaping, out),
             }
         }
+        self.score_prompts(batch, out);
         self.wait(started, batch);
         Ok(())
     }

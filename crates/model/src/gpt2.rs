@@ -1,7 +1,8 @@
 //! GPT-2 on libtorch, attending over the paged KV in place.
 //!
 //! Mirrors `GPT2LMHeadModel` in transformers' models/gpt2/modeling_gpt2.py. Activations are `[tokens, hidden]` with the
-//! query tokens of all rows one after another; only the last token of a row that samples meets the head.
+//! query tokens of all rows one after another; only the last token of a row that samples meets the head,
+//! and the tokens of a prompt whose logprobs are wanted, a few at a time.
 
 use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
 use crate::config_json::ConfigJson;
@@ -17,6 +18,9 @@ use pinion_ops::tensor::{
 use pinion_ops::{Dtype, KernelLevel, KvPool, KvShape, supports_bf16};
 use std::path::Path;
 use tch::{Device, Tensor};
+
+/// Prompt tokens that meet the head at once: its logits, `[64, vocab]`, are 13 MB for GPT-2's vocabulary.
+const SCORED_TOKENS_PER_PRODUCT: usize = 64;
 
 /// A loaded GPT-2 with its KV pool.
 #[derive(Debug)]
@@ -144,12 +148,13 @@ impl Gpt2 {
         })
     }
 
-    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits`.
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<(), StepError> {
+    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and gives the last layer's output,
+    /// `[tokens, hidden]`, if there are rows.
+    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
         batch.check(&self.info.batch_limits())?;
         if batch.rows.is_empty() {
             self.logits.clear();
-            return Ok(());
+            return Ok(None);
         }
         self.arrays.fill(batch);
         let arrays = &self.arrays;
@@ -161,7 +166,37 @@ impl Gpt2 {
         };
         let checked = checked.check(self.layers.pool.shape()).map_err(|error| step_error(error.into()))?;
         let _no_grad = tch::no_grad_guard();
-        run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map_err(step_error)
+        run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map(Some).map_err(step_error)
+    }
+
+    /// Scores the prompt tokens of the rows that ask, [`SCORED_TOKENS_PER_PRODUCT`] at a time. A row with a number that is
+    /// not finite fails.
+    fn score_prompts(
+        &mut self,
+        hidden: &Tensor,
+        batch: &StepBatch<'_>,
+        out: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        let _no_grad = tch::no_grad_guard();
+        for (index, row) in batch.rows.iter().enumerate() {
+            let Some(scored) = &row.scored else { continue };
+            let range = row.scored_range();
+            for begin in range.clone().step_by(SCORED_TOKENS_PER_PRODUCT) {
+                let len = SCORED_TOKENS_PER_PRODUCT.min(range.end - begin);
+                // [len, hidden] to [len, vocab]
+                let some =
+                    hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
+                head(&self.weights, &self.layers, &some, &mut self.logits).map_err(step_error)?;
+                for (at, logits) in (begin..).zip(self.logits.chunks_exact(self.info.vocab_size as usize)) {
+                    let token = batch.successor(row, scored, at);
+                    if !self.sampler.score_known(logits, token, scored.alternatives, out) {
+                        out.rows[index] = RowOutcome::NonFinite;
+                    }
+                }
+            }
+            out.end_prompt_scores(index);
+        }
+        Ok(())
     }
 }
 
@@ -172,7 +207,7 @@ fn run(
     arrays: &Arrays,
     batch: &CheckedBatch<'_>,
     logits: &mut Vec<f32>,
-) -> Result<(), TensorError> {
+) -> Result<Tensor, TensorError> {
     let tokens = Tensor::f_from_slice(&arrays.tokens)?;
     let positions = Tensor::f_from_slice(&arrays.positions)?;
     // inputs_embeds + position_embeds: [tokens, hidden]
@@ -184,13 +219,23 @@ fn run(
     }
     if arrays.sampled.is_empty() {
         logits.clear();
-        return Ok(());
+        return Ok(hidden);
     }
     // [sampling rows, hidden]: `slice_indices` of `logits_to_keep`, taken before the last norm.
     let last = hidden.f_index_select(0, &Tensor::f_from_slice(&arrays.sampled)?)?;
-    let last = layers.norm(&last, &weights.norm_final)?;
-    // [sampling rows, vocab]
-    copy_to_f32(&weights.head.forward(&last)?, logits)
+    head(weights, layers, &last, logits)?;
+    Ok(hidden)
+}
+
+/// The last norm and the head of `GPT2LMHeadModel.forward`: `[some, hidden]` to `[some, vocab]`.
+fn head(
+    weights: &Gpt2Weights,
+    layers: &Layers,
+    hidden: &Tensor,
+    logits: &mut Vec<f32>,
+) -> Result<(), TensorError> {
+    let normed = layers.norm(hidden, &weights.norm_final)?;
+    copy_to_f32(&weights.head.forward(&normed)?, logits)
 }
 
 impl Layers {
@@ -237,7 +282,7 @@ impl Model for Gpt2 {
 
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
         out.clear();
-        self.forward(batch)?;
+        let hidden = self.forward(batch)?;
         let mut rows = self.logits.chunks_exact_mut(self.info.vocab_size as usize);
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(params) = &row.sample else {
@@ -247,7 +292,12 @@ impl Model for Gpt2 {
             let logits = rows.next().expect("the head gave one row of logits for each sampling row");
             self.sampler.draw_row(logits, params, batch.shaping.shaping(index), out);
         }
-        Ok(())
+        match hidden {
+            Some(hidden) if batch.rows.iter().any(|row| row.scored.is_some()) => {
+                self.score_prompts(&hidden, batch, out)
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {

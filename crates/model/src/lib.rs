@@ -22,7 +22,7 @@ mod warm_up;
 #[cfg(feature = "torch")]
 mod weights;
 
-pub use batch::{BatchLimits, Row, RowOutcome, StepBatch, StepError, StepOutput};
+pub use batch::{BatchLimits, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput};
 pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
@@ -80,8 +80,8 @@ pub trait Model: Send {
     /// Facts about the model, fixed at load.
     fn info(&self) -> &ModelInfo;
 
-    /// Runs one step: writes the KV of every query token, attends, and samples for the rows that ask. `out.rows` gets
-    /// one outcome per row. A row's result does not depend on the other rows, but for the last bits: a matrix product may
+    /// Runs one step: writes the KV of every query token, attends, samples for the rows that ask, and scores the prompt
+    /// tokens of those that ask for that. `out.rows` gets one outcome per row. A row's result does not depend on the other rows, but for the last bits: a matrix product may
     /// sum in another order when the batch has another size.
     ///
     /// # Errors

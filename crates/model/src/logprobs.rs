@@ -65,6 +65,12 @@ impl Scorer {
         out.extend(self.best.iter().map(|&key| self.score(id_of(key))));
     }
 
+    /// The place of a token among all, from 1: one behind those that are likelier. O(vocab).
+    pub(crate) fn rank(&self, token: u32) -> u32 {
+        let own = self.logits.get(token as usize).copied().unwrap_or(f32::MIN);
+        1 + self.logits.iter().filter(|&&logit| logit > own).count() as u32
+    }
+
     fn score(&self, token: u32) -> Logprob {
         let logit = self.logits.get(token as usize).copied().unwrap_or(f32::MIN);
         let logprob = f64::from(logit) - f64::from(self.max) - self.log_sum;

@@ -347,6 +347,7 @@ mod tests {
             blocks_start: 0,
             blocks_len: blocks.len() as u32,
             sample: Some(SampleParams::GREEDY),
+            scored: None,
         };
         batch.copy_from(&StepBatch {
             tokens: &[if index == 0 { 7 } else { FUTURE_TOKEN }],

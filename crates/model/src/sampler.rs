@@ -96,6 +96,24 @@ impl Sampler {
         out.push(outcome);
     }
 
+    /// Scores a token that is known: appends its logprob, those of the likeliest, and its rank. False if a logit is not
+    /// finite; nothing is appended then. No allocation but for the growth of `out`.
+    pub(crate) fn score_known(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        alternatives: u32,
+        out: &mut StepOutput,
+    ) -> bool {
+        if finite_max(logits).is_none() {
+            return false;
+        }
+        self.scorer.read(logits, alternatives);
+        self.scorer.report(token, &mut out.prompt_logprobs);
+        out.prompt_ranks.push(self.scorer.rank(token));
+        true
+    }
+
     /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or if
     /// there are none. O(vocab); sorts only the candidates that top-k and top-p can reach.
     pub fn sample(&mut self, logits: &[f32], params: &SampleParams) -> RowOutcome {

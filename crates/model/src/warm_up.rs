@@ -36,6 +36,7 @@ fn step(
             blocks_start: 0,
             blocks_len: row_blocks,
             sample: Some(sample),
+            scored: None,
         })
         .collect();
     let batch = StepBatch {

@@ -60,6 +60,7 @@ fn step(model: &mut FakeModel, ids: &[u32], cached: usize, prompt_len: usize, bl
         blocks_start: 0,
         blocks_len: blocks.len() as u32,
         sample: Some(SampleParams::GREEDY),
+        scored: None,
     };
     let batch =
         StepBatch { tokens: &ids[cached..], positions: &positions, rows: &[row], blocks, shaping: &Unshaped };
@@ -114,6 +115,7 @@ fn malformed_batches_are_errors_and_name_the_row() {
         blocks_start: 0,
         blocks_len: 2,
         sample: None,
+        scored: None,
     };
     let mut model = FakeModel::new(FakeShape { block_count: 4, ..SHAPE }, FakeTiming::default());
     let mut step = |tokens: &[u32], positions: &[u32], row: Row, blocks: &[u32]| {
@@ -156,6 +158,7 @@ fn programmed_times_are_kept() {
         blocks_start: 0,
         blocks_len: 3,
         sample: None,
+        scored: None,
     };
     let positions: Vec<u32> = (0..10).collect();
     let mut time = |query_len: u32| {

@@ -173,6 +173,7 @@ fn prefill(model: &mut dyn Model, prompts: &[&[u32]]) -> (Vec<RowOutcome>, Vec<f
             blocks_start: index as u32 * 8,
             blocks_len: 8,
             sample: Some(SampleParams::GREEDY),
+            scored: None,
         });
         tokens.extend_from_slice(prompt);
         positions.extend(0..prompt.len() as u32);

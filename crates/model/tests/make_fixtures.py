@@ -2,12 +2,16 @@
 """Writes the golden data of the parity tests: three tiny random GPT-2 models and what transformers answers.
 
     make_fixtures.py OUT_DIR            OUT_DIR is crates/model/tests/fixtures
+    make_fixtures.py OUT_DIR --scores   only prompt_scores.json, for the models that are there
 
-Each OUT_DIR/<name>/ holds config.json, model.safetensors and golden.json:
+Each OUT_DIR/<name>/ holds config.json, model.safetensors, golden.json and prompt_scores.json:
 
     {"cases": [{"prompt": [ids], "greedy": [64 ids], "logits_last": [vocabulary floats] or null}, ...],
      "margin_min": smallest relative distance of the two best logits over all greedy steps,
      "transformers": version, "torch": version, "seed": n}
+
+    {"cases": [{"prompt": [ids], "logprobs": [one float for each id but the first], "ranks": [the same],
+                "best": [the three likeliest ids at the same places]}, ...], "transformers": version, "torch": version}
 
 `greedy` is the plain argmax after prompt and output so far, with the end-of-text id treated as any other.
 `logits_last` stands at the last prompt position, in fp32, and is given for the first few cases only.
@@ -86,6 +90,29 @@ def golden(model: GPT2LMHeadModel) -> dict:
     return {"cases": cases, "margin_min": margin_min, **versions, "seed": SEED}
 
 
+@torch.no_grad()
+def prompt_scores(model: GPT2LMHeadModel, prompts: list[list[int]]) -> dict:
+    """What the model thought of each token of the prompts after those before it: log-softmax in fp32."""
+    cases = []
+    for prompt in prompts:
+        logprobs = torch.log_softmax(model(torch.tensor([prompt]), use_cache=False).logits[0, :-1].float(), -1)
+        own = logprobs.gather(1, torch.tensor(prompt[1:]).unsqueeze(1))
+        cases.append({
+            "prompt": prompt,
+            "logprobs": own[:, 0].tolist(),
+            "ranks": (1 + (logprobs > own).sum(1)).tolist(),
+            "best": logprobs.topk(3).indices.tolist(),
+        })
+    return {"cases": cases, "transformers": transformers.__version__, "torch": torch.__version__}
+
+
+def write_scores(folder: pathlib.Path) -> None:
+    model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    answers = prompt_scores(model, [case["prompt"] for case in cases if len(case["prompt"]) > 1])
+    (folder / "prompt_scores.json").write_text(encode(answers) + "\n")
+
+
 def encode(value) -> str:
     """JSON with nine significant digits per float, which is enough to give back every fp32 exactly."""
     if isinstance(value, dict):
@@ -98,9 +125,13 @@ def encode(value) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["--scores"]):
         sys.exit(__doc__)
     torch.set_num_threads(1)
+    if sys.argv[2:]:
+        for name in SHAPES:
+            write_scores(pathlib.Path(sys.argv[1]) / name)
+        return
     for name, shape in SHAPES.items():
         model = build(shape)
         answers = golden(model)
@@ -109,6 +140,7 @@ def main() -> None:
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
         (folder / "golden.json").write_text(encode(answers) + "\n")
+        write_scores(folder)
         distinct = sum(len(set(case["greedy"])) for case in answers["cases"]) 
         distinct /= len(answers["cases"])
         print(f"{name}: margin {answers['margin_min']:.2e}, {distinct:.0f} distinct ids of 64")

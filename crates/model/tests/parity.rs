@@ -81,6 +81,7 @@ fn last_logits(model: &mut dyn Model, prompt: &[u32]) -> Vec<f32> {
         blocks_start: 0,
         blocks_len: block_count,
         sample: Some(SampleParams::GREEDY),
+        scored: None,
     };
     let batch = StepBatch {
         tokens: prompt,

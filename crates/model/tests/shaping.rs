@@ -175,6 +175,7 @@ fn the_fake_model_is_shaped_too() {
         blocks_start,
         blocks_len: 1,
         sample: Some(SampleParams { temperature: 1.0, ..SampleParams::GREEDY }),
+        scored: None,
     };
     let none = Wish {
         prompt: prompt.to_vec(),

@@ -14,6 +14,8 @@ pub mod kind {
     pub const OPEN: u16 = 1;
     /// [`super::StepHeader`] and its [`super::TokenEvent`]s, from an engine.
     pub const STEP: u16 = 2;
+    /// [`crate::prompt_scores`], from an engine.
+    pub const PROMPT: u16 = 3;
 }
 
 /// A stream begins.

@@ -100,6 +100,10 @@ pub const DELTA_STOPPED: u32 = 2;
 /// Scores of the tokens follow the text: their length in bytes as a u32, then [`crate::scores`], padded like the text.
 pub const DELTA_SCORES: u32 = 4;
 
+/// The delta is a token of the prompt and not of the answer: its sequence number is its place in the prompt, and its
+/// scores are [`crate::prompt_scores`].
+pub const DELTA_PROMPT: u32 = 8;
+
 /// Head of one request's share of a delta record: 24 bytes, then `token_count` ids, then `text_len` bytes of
 /// UTF-8, padded with zeros to a multiple of 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

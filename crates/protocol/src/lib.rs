@@ -17,6 +17,7 @@ pub mod frontend_inbox;
 pub mod ids;
 pub mod limits;
 pub mod names;
+pub mod prompt_scores;
 pub mod sampling;
 pub mod scores;
 pub mod spans;

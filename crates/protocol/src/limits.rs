@@ -35,6 +35,8 @@ pub const LOGIT_BIAS_MAX: f32 = 100.0;
 pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
 /// Alternatives reported with each token, as OpenAI has it for chats.
 pub const LOGPROB_ALTERNATIVES_MAX: u32 = 20;
+/// Scores of prompt tokens in one record from an engine.
+pub const PROMPT_SCORES_PER_RECORD_MAX: usize = 32;
 /// Bytes of a token's text in its score; longer ones are cut.
 pub const SCORE_TEXT_BYTES_MAX: usize = 256;
 /// Stop ids of one request.

@@ -37,6 +37,9 @@ pub struct Sampling {
     pub logit_bias: Vec<(u32, f32)>,
     /// Report each token's logprob and those of so many likeliest tokens, at most [`LOGPROB_ALTERNATIVES_MAX`].
     pub logprobs: Option<u32>,
+    /// Report the logprob of each token of the prompt and those of so many likeliest tokens at its place, at most
+    /// [`LOGPROB_ALTERNATIVES_MAX`].
+    pub prompt_logprobs: Option<u32>,
     /// Token ids that end the text as the end-of-sequence token does, whatever `ignore_eos` says.
     pub stop_token_ids: Vec<u32>,
 }
@@ -57,6 +60,7 @@ impl Default for Sampling {
             ignore_eos: false,
             logit_bias: Vec::new(),
             logprobs: None,
+            prompt_logprobs: None,
             stop_token_ids: Vec::new(),
         }
     }
@@ -92,7 +96,8 @@ const IGNORE_EOS: u32 = 1;
 const HAS_TOP_K: u32 = 2;
 const HAS_MAX_TOKENS: u32 = 4;
 const HAS_LOGPROBS: u32 = 8;
-const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS;
+const HAS_PROMPT_LOGPROBS: u32 = 16;
+const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS | HAS_PROMPT_LOGPROBS;
 
 /// Bytes of the longest lists that follow a header.
 pub const LISTS_BYTES_MAX: usize = (2 * LOGIT_BIAS_ENTRIES_MAX + STOP_TOKEN_IDS_MAX) * size_of::<u32>();
@@ -116,7 +121,7 @@ pub struct SamplingRecord {
     logit_bias_count: u32,
     stop_token_id_count: u32,
     logprobs: u32,
-    reserved: u32,
+    prompt_logprobs: u32,
 }
 
 const _: () = assert!(size_of::<SamplingRecord>() == 64);
@@ -136,6 +141,9 @@ impl From<&Sampling> for SamplingRecord {
         if s.logprobs.is_some() {
             flags |= HAS_LOGPROBS;
         }
+        if s.prompt_logprobs.is_some() {
+            flags |= HAS_PROMPT_LOGPROBS;
+        }
         SamplingRecord {
             seed: s.seed,
             temperature: s.temperature,
@@ -151,7 +159,7 @@ impl From<&Sampling> for SamplingRecord {
             logit_bias_count: s.logit_bias.len() as u32,
             stop_token_id_count: s.stop_token_ids.len() as u32,
             logprobs: s.logprobs.unwrap_or(0),
-            reserved: 0,
+            prompt_logprobs: s.prompt_logprobs.unwrap_or(0),
         }
     }
 }
@@ -169,6 +177,7 @@ impl SamplingRecord {
             && additive.contains(&self.presence_penalty)
             && self.flags & !KNOWN_FLAGS == 0
             && self.logprobs <= LOGPROB_ALTERNATIVES_MAX
+            && self.prompt_logprobs <= LOGPROB_ALTERNATIVES_MAX
             && (self.flags & HAS_MAX_TOKENS == 0 || self.min_tokens <= self.max_tokens)
     }
 
@@ -200,6 +209,7 @@ impl SamplingRecord {
             ignore_eos: self.flags & IGNORE_EOS != 0,
             logit_bias,
             logprobs: (self.flags & HAS_LOGPROBS != 0).then_some(self.logprobs),
+            prompt_logprobs: (self.flags & HAS_PROMPT_LOGPROBS != 0).then_some(self.prompt_logprobs),
             stop_token_ids: cursor.ids(stop_count, "stop token ids")?,
         })
     }
@@ -227,6 +237,7 @@ mod tests {
                 max_tokens: Some(0),
                 ignore_eos: true,
                 logprobs: Some(0),
+                prompt_logprobs: Some(0),
                 ..Sampling::default()
             },
             Sampling { top_k: None, max_tokens: None, seed: u64::MAX, min_tokens: 9, ..Sampling::default() },
@@ -238,6 +249,7 @@ mod tests {
                 min_tokens: 16,
                 logit_bias: vec![(3, -100.0), (u32::MAX, 100.0), (0, -0.0)],
                 logprobs: Some(20),
+                prompt_logprobs: Some(19),
                 stop_token_ids: vec![0, u32::MAX],
                 ..Sampling::default()
             },
@@ -265,6 +277,7 @@ mod tests {
         for s in [
             Sampling { min_tokens: 17, ..base() },
             Sampling { logprobs: Some(21), ..base() },
+            Sampling { prompt_logprobs: Some(21), ..base() },
             Sampling { repetition_penalty: 0.0, ..base() },
             Sampling { frequency_penalty: 2.1, ..base() },
             Sampling { min_p: -0.1, ..base() },

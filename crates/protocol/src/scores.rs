@@ -18,12 +18,14 @@ pub struct LogprobEntry {
 /// Entries of one token at most: its own and the alternatives.
 pub const ENTRIES_MAX: usize = 1 + LOGPROB_ALTERNATIVES_MAX as usize;
 
-/// Bytes of one token's scores at most.
-pub const SCORES_BYTES_MAX: usize = 2 * size_of::<u32>() + ENTRIES_MAX * (12 + SCORE_TEXT_BYTES_MAX) + 4;
+/// Bytes of one token's scores at most, with the rank that a prompt's token has.
+pub const SCORES_BYTES_MAX: usize = 4 * size_of::<u32>() + ENTRIES_MAX * (12 + SCORE_TEXT_BYTES_MAX) + 4;
 
 /// A token's text and logprob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
+    /// Its id.
+    pub token: u32,
     /// Its logprob.
     pub logprob: f32,
     /// Its bytes, which may be a part of a character; none for a special token.
@@ -57,15 +59,20 @@ pub(crate) fn decode_scores(bytes: &[u8]) -> Result<Vec<TokenScore>, Malformed> 
     let mut cursor = Cursor(bytes);
     let mut all = Vec::new();
     while !cursor.0.is_empty() {
-        let count: u32 = cursor.take("score count")?;
-        if count == 0 || count as usize > ENTRIES_MAX {
-            return Err(Malformed("score count"));
-        }
-        let drawn = take_score(&mut cursor)?;
-        let alternatives = (1..count).map(|_| take_score(&mut cursor)).collect::<Result<_, _>>()?;
-        all.push(TokenScore { drawn, alternatives });
+        all.push(take_token_score(&mut cursor)?);
     }
     Ok(all)
+}
+
+/// Takes what [`begin_scores`] began.
+pub(crate) fn take_token_score(cursor: &mut Cursor<'_>) -> Result<TokenScore, Malformed> {
+    let count: u32 = cursor.take("score count")?;
+    if count == 0 || count as usize > ENTRIES_MAX {
+        return Err(Malformed("score count"));
+    }
+    let drawn = take_score(cursor)?;
+    let alternatives = (1..count).map(|_| take_score(cursor)).collect::<Result<_, _>>()?;
+    Ok(TokenScore { drawn, alternatives })
 }
 
 fn take_score(cursor: &mut Cursor<'_>) -> Result<Score, Malformed> {
@@ -74,7 +81,8 @@ fn take_score(cursor: &mut Cursor<'_>) -> Result<Score, Malformed> {
     if !entry.logprob.is_finite() || len as usize > SCORE_TEXT_BYTES_MAX {
         return Err(Malformed("score"));
     }
-    Ok(Score { logprob: entry.logprob, bytes: cursor.bytes(len as usize, "score text")?.to_vec() })
+    let bytes = cursor.bytes(len as usize, "score text")?.to_vec();
+    Ok(Score { token: entry.token, logprob: entry.logprob, bytes })
 }
 
 #[cfg(test)]
@@ -91,10 +99,10 @@ mod tests {
         let first_end = bytes.len();
         begin_scores(&mut bytes, 1);
         put_score(&mut bytes, entry(9, 0.0), &[b'x'; SCORE_TEXT_BYTES_MAX + 1]);
-        let score = |logprob, bytes: &[u8]| Score { logprob, bytes: bytes.to_vec() };
+        let score = |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec() };
         let expected = vec![
-            TokenScore { drawn: score(-1.5, b"\xc3"), alternatives: vec![score(-0.5, b"")] },
-            TokenScore { drawn: score(0.0, &[b'x'; SCORE_TEXT_BYTES_MAX]), alternatives: vec![] },
+            TokenScore { drawn: score(7, -1.5, b"\xc3"), alternatives: vec![score(8, -0.5, b"")] },
+            TokenScore { drawn: score(9, 0.0, &[b'x'; SCORE_TEXT_BYTES_MAX]), alternatives: vec![] },
         ];
         assert_eq!(decode_scores(&bytes), Ok(expected));
         for cut in (1..bytes.len()).filter(|cut| *cut != first_end) {

@@ -2,6 +2,7 @@
 
 use pinion_protocol::frontend_inbox::Finished;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
+use std::ops::Range;
 
 /// What a step computes. Rows that decode one token stand first, then prefill chunks, each group oldest
 /// first; the rows together never hold more tokens than the budget.
@@ -13,6 +14,8 @@ pub struct StepPlan {
     pub rows: Vec<PlanRow>,
     /// Tokens of all rows.
     pub token_count: u32,
+    /// Prompt tokens of all rows whose logprobs are reported.
+    pub score_count: u32,
     /// Requests that gave their blocks back while this step was planned.
     pub preempted_count: u32,
     /// Time since the oldest waiting request arrived, in ns; 0 if none waits.
@@ -37,8 +40,20 @@ pub struct PlanRow {
     /// Index among the generated tokens of the one to sample after this row; `None` for a prefill chunk that is not
     /// the last.
     pub draw: Option<u32>,
+    /// Index of the first prompt token whose logprob this row reports: the model's for that token after those before it.
+    /// The very first token of a prompt has none and is reported as itself.
+    pub report_start: u32,
+    /// Prompt tokens that it reports.
+    pub report_len: u32,
     /// Whether the request takes part in a step for the first time.
     pub first: bool,
+}
+
+impl PlanRow {
+    /// Indices of the prompt tokens whose logprobs this row reports.
+    pub fn report(&self) -> Range<u32> {
+        self.report_start..self.report_start + self.report_len
+    }
 }
 
 /// What the model needs to know about a row beside the row itself, borrowed from the scheduler.

@@ -55,7 +55,7 @@ impl Scheduler {
     fn fill(&mut self, grown: usize, now_ns: u64) {
         self.plan.rows.clear();
         self.prefill_rows.clear();
-        self.plan.token_count = 0;
+        (self.plan.token_count, self.plan.score_count) = (0, 0);
         let prefill_first = self.prefill_first();
         if !prefill_first {
             self.place_decodes(grown);
@@ -152,10 +152,16 @@ impl Scheduler {
                 continue;
             }
             let chunk_max = self.policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
-            let len = sequence.pending().min(chunk_max).min(self.room());
+            let owed_max = if sequence.owes_prompt_logprobs() { self.score_room() } else { u32::MAX };
+            let len = sequence.pending().min(chunk_max).min(self.room()).min(owed_max);
             let row = self.row_of(key, len);
             self.prefill_rows.push(row);
         }
+    }
+
+    /// Tokens that a row may have that reports logprobs of its prompt: one at least, so that nobody who runs is left out.
+    fn score_room(&self) -> u32 {
+        self.score_tokens_max.saturating_sub(self.plan.score_count).max(1)
     }
 
     /// Tokens that the step still takes.
@@ -179,11 +185,14 @@ impl Scheduler {
         if available <= sequence.refused_at {
             return false;
         }
-        self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
+        if !sequence.owes_prompt_logprobs() {
+            self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
+        }
         let hits = sequence.blocks.len() as u32;
         let cached_hits = hits - self.pool.held_of(&sequence.blocks);
         // One token more than it has: else a full last block would mean preemption in the very next step.
-        if available - cached_hits < blocks_for(sequence.len() + 1, block_size) - hits + reserve {
+        let soon = (sequence.len() + 1).min(sequence.length_max);
+        if available - cached_hits < blocks_for(soon, block_size) - hits + reserve {
             sequence.blocks.clear();
             sequence.refused_at = available;
             return false;
@@ -212,15 +221,21 @@ impl Scheduler {
     fn row_of(&mut self, key: u32, len: u32) -> PlanRow {
         self.plan.token_count += len;
         let sequence = self.sequence_mut(key);
-        PlanRow {
+        let start = sequence.computed;
+        let report = sequence.report(start, len);
+        let row = PlanRow {
             id: sequence.id,
             key,
             ordinal: sequence.ordinal,
             lane: sequence.lane.expect("a running sequence has a lane"),
-            start: sequence.computed,
+            start,
             len,
-            draw: (len == sequence.pending()).then(|| sequence.len() - sequence.prompt_tokens),
+            draw: sequence.draws_after(len).then(|| sequence.len() - sequence.prompt_tokens),
+            report_start: report.start,
+            report_len: report.len() as u32,
             first: !std::mem::replace(&mut sequence.scheduled_before, true),
-        }
+        };
+        self.plan.score_count += row.report_len;
+        row
     }
 }

@@ -55,6 +55,8 @@ pub struct Scheduler {
     pub(crate) prefill_rows: Vec<PlanRow>,
     /// Steps in a row, up to the last one, in which prompts came before decodes.
     pub(crate) prefill_first_steps: u32,
+    /// Prompt tokens of a step whose logprobs are reported, at most, but for one token of each row.
+    pub(crate) score_tokens_max: u32,
     events: Vec<Event>,
     finished: Vec<Ended>,
     pub(crate) totals: Totals,
@@ -101,10 +103,17 @@ impl Scheduler {
             outstanding: 0,
             prefill_rows: Vec::with_capacity(running),
             prefill_first_steps: 0,
+            score_tokens_max: u32::MAX,
             events: Vec::with_capacity(running),
             finished: Vec::with_capacity(requests),
             totals: Totals::default(),
         }
+    }
+
+    /// From the next plan on, rows that report logprobs of their prompts have so many tokens together, and one each at
+    /// least: their scoring and their records are what a step is slowed by.
+    pub fn limit_scores(&mut self, tokens_max: u32) {
+        self.score_tokens_max = tokens_max;
     }
 
     /// Takes a request into the queue. One that brings along all it could generate ends at once, through the finished
@@ -123,6 +132,8 @@ impl Scheduler {
         };
         let Request { id, sampling, mut ids, prompt_tokens } = request;
         let resumed_tokens = ids.len() as u32 - prompt_tokens;
+        // A request that goes on has told of its prompt before.
+        let asks = sampling.prompt_logprobs.is_some() && resumed_tokens == 0;
         ids.reserve_exact(length_max as usize - ids.len());
         let block_count = blocks_for(length_max, self.limits.block_size) as usize;
         let sequence = Sequence {
@@ -137,6 +148,7 @@ impl Scheduler {
             blocks: Vec::with_capacity(block_count),
             registered: 0,
             cached_tokens: 0,
+            reported: if asks { 0 } else { prompt_tokens },
             lane: None,
             ordinal: self.next_ordinal,
             starts_before: self.totals.starts,
@@ -147,7 +159,7 @@ impl Scheduler {
             company: Company::default(),
         };
         self.next_ordinal += 1;
-        let over = sequence.end(self.limits.eos);
+        let over = sequence.end(self.limits.eos).filter(|_| !sequence.owes_prompt_logprobs());
         self.sequences[key as usize] = Some(sequence);
         self.by_id.insert(id, key);
         self.waiting.push_back(key);
@@ -212,6 +224,12 @@ impl Scheduler {
         }
     }
 
+    /// All ids of a row's request, unless it has ended since the plan.
+    pub fn ids_of(&self, row: &PlanRow) -> Option<&[u32]> {
+        let sequence = self.sequences[row.key as usize].as_ref();
+        sequence.filter(|sequence| sequence.ordinal == row.ordinal).map(|sequence| sequence.ids.as_slice())
+    }
+
     /// Applies what the model answered, one result per row of the oldest outstanding plan, and gives the new tokens in
     /// row order. A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests
     /// that ended since the plan are skipped.
@@ -250,6 +268,9 @@ impl Scheduler {
         self.totals.prompt_tokens += u64::from(row.len.min(prompt_left));
         sequence.drawing -= u32::from(row.draw.is_some());
         sequence.company.join(load);
+        if row.report_len > 0 && !matches!(result, RowResult::Failed(_)) {
+            sequence.reported = row.report().end;
+        }
         match (row.draw, result) {
             (Some(index), RowResult::Token(token)) => {
                 sequence.ids.push(token);
@@ -269,7 +290,12 @@ impl Scheduler {
                     self.leave(row.key, reason, true);
                 }
             }
-            (None, RowResult::Computed) => {}
+            (None, RowResult::Computed) => {
+                // Nothing is to be generated: the prompt is all there is.
+                if sequence.ids.len() as u32 >= sequence.length_max && !sequence.owes_prompt_logprobs() {
+                    self.leave(row.key, FinishReason::Length, false);
+                }
+            }
             (_, RowResult::Failed(code)) => {
                 if code == FaultCode::NonFinite {
                     self.forget(row.key);

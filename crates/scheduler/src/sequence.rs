@@ -3,6 +3,7 @@
 use crate::plan::Company;
 use pinion_protocol::frontend_inbox::{FinishReason, Finished};
 use pinion_protocol::{RequestId, Sampling};
+use std::ops::Range;
 
 /// A request's tokens and the blocks that hold their KV. `ids` and `blocks` have their final capacity from admission
 /// on, so that growing them never allocates.
@@ -28,6 +29,8 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: u32,
     /// Index in the running set's batch slots; `None` while waiting.
     pub(crate) lane: Option<u32>,
+    /// Prompt tokens whose logprobs have been reported; all of them if nobody asks.
+    pub(crate) reported: u32,
     /// Position in the order of arrival.
     pub(crate) ordinal: u64,
     pub(crate) arrived_ns: u64,
@@ -46,9 +49,11 @@ impl Sequence {
         self.ids.len() as u32 + self.drawing
     }
 
-    /// Whether the outstanding steps take it to its last token, whatever they draw.
+    /// Whether the outstanding steps take it to its last token, whatever they draw; or to the last one that is scored, if
+    /// none is drawn.
     pub(crate) fn completes(&self) -> bool {
-        self.len() >= self.length_max
+        let only_scored = self.length_max == self.prompt_tokens;
+        self.len() >= self.length_max && (!only_scored || self.pending() == 0)
     }
 
     /// Whether its next draw needs a token that an outstanding step draws: the one place that says whose logits depend
@@ -62,9 +67,27 @@ impl Sequence {
         self.len() - self.computed
     }
 
+    /// Whether logprobs of prompt tokens are still owed. Then every position is computed and none comes from the cache.
+    pub(crate) fn owes_prompt_logprobs(&self) -> bool {
+        self.reported < self.prompt_tokens
+    }
+
+    /// The prompt tokens that a row of `len` tokens from `start` on reports: its own first one if that begins the prompt,
+    /// and those that follow each position of the row, but for what an earlier row said before a preemption.
+    pub(crate) fn report(&self, start: u32, len: u32) -> Range<u32> {
+        let begin = if start == 0 { 0 } else { start + 1 };
+        let end = (start + len + 1).min(self.prompt_tokens);
+        self.reported.max(begin).min(end)..end
+    }
+
     /// Whether all but the last token are computed: one token more and the next can be drawn.
     pub(crate) fn decodes(&self) -> bool {
         self.computed > 0 && self.pending() == 1
+    }
+
+    /// Whether a row of the next `len` tokens ends with a draw. One that may generate nothing only has its prompt scored.
+    pub(crate) fn draws_after(&self, len: u32) -> bool {
+        len == self.pending() && self.len() < self.length_max
     }
 
     /// Generated tokens that are here.

@@ -74,8 +74,9 @@ impl Tokenizer {
     fn admit(&self, submit: Submit, unix_seconds: i64) -> Result<Admit, Fault> {
         let param = param_of(&submit.prompt);
         let mut sampling = submit.sampling;
-        // No prompt can be longer than this and leave room for one token.
-        let prompt_max = self.limits.max_model_len.saturating_sub(1);
+        // No prompt can be longer than this and leave room for one token, if one is wanted.
+        let least = u32::from(sampling.max_tokens != Some(0));
+        let prompt_max = self.limits.max_model_len.saturating_sub(least);
         let mut ids = self.prompt_ids(submit.prompt, prompt_max, unix_seconds)?;
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
@@ -83,9 +84,6 @@ impl Tokenizer {
         }
         let room = self.limits.max_model_len - prompt_tokens;
         let max_tokens = sampling.max_tokens.unwrap_or(room);
-        if max_tokens == 0 {
-            return Err(Fault::field("max_tokens", "must be at least 1"));
-        }
         if max_tokens > room {
             return Err(self.too_long(param, prompt_tokens, max_tokens));
         }
@@ -93,7 +91,8 @@ impl Tokenizer {
             let message = format!("must not be above the {max_tokens} tokens that may be generated");
             return Err(Fault::field("min_tokens", message));
         }
-        if submit.resume.len() >= max_tokens as usize {
+        // None is left after the last one, and with nothing to generate there is nothing to go on from.
+        if submit.resume.len() >= max_tokens.max(1) as usize {
             return Err(Fault::new(FaultCode::Internal, "the resumed request has no token left to generate"));
         }
         self.check_vocabulary(&submit.resume, "resume")?;

@@ -59,12 +59,14 @@ fn bytes_of(text: &str) -> Vec<u32> {
 #[test]
 fn what_fits_is_admitted_with_its_room() {
     let chat = r#"[{"role": "user", "content": "é"}]"#;
-    let cases: [(Prompt, Option<u32>, Vec<u32>, u32); 6] = [
+    let cases: [(Prompt, Option<u32>, Vec<u32>, u32); 7] = [
         (text("hé"), Some(5), bytes_of("hé"), 5),
         (text("hé"), None, bytes_of("hé"), 61),
         (Prompt::Ids(vec![256, 0]), None, vec![256, 0], 62),
         (text(&"x".repeat(63)), None, bytes_of(&"x".repeat(63)), 1),
         (Prompt::Ids(vec![1; 60]), Some(4), vec![1; 60], 4),
+        // Nothing to generate leaves the whole context to the prompt.
+        (Prompt::Ids(vec![1; 64]), Some(0), vec![1; 64], 0),
         (messages(chat), Some(1), bytes_of("User: é\nAssistant:"), 1),
     ];
     for (prompt, max_tokens, ids, room) in cases {
@@ -111,7 +113,7 @@ fn what_does_not_fit_is_rejected_with_its_field_and_numbers() {
             "token id 257 at position 1 is not below 257",
         ),
         (Prompt::Ids(vec![u32::MAX]), None, InvalidValue, "prompt", "4294967295"),
-        (text("a"), Some(0), InvalidValue, "max_tokens", "at least 1"),
+        (Prompt::Ids(vec![1; 65]), Some(0), ContextLengthExceeded, "prompt", "(65 in the prompt, 0 in"),
         (
             text(&"x".repeat(64)),
             None,

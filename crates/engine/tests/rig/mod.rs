@@ -9,10 +9,11 @@ use pinion_engine::{Engine, Ports, Sizes};
 use pinion_model::{
     FakeModel, FakeShape, FakeTiming, Inline, Model, Pipeline, STEP_DEADLINE, Threaded, WarmUp,
 };
-use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, decode_step};
+use pinion_protocol::detokenizer_inbox::{self, EVENT_EOS, EVENT_LAST, EVENT_TOKEN, decode_step};
 use pinion_protocol::engine_inbox::{self, Admit};
 use pinion_protocol::frontend_inbox::{self, Finished, Reject};
 use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::prompt_scores::decode_prompt;
 use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role, Sampling};
@@ -60,6 +61,8 @@ pub struct Story {
     pub tokens: Vec<u32>,
     /// Of each token: its own and the alternatives, as the record has them.
     pub logprobs: Vec<Vec<LogprobEntry>>,
+    /// Of each token of the prompt: its rank and its entries.
+    pub prompt: Vec<(Option<u32>, Vec<LogprobEntry>)>,
     pub first_sequence: Option<u32>,
     pub last_events: u32,
     pub eos: bool,
@@ -78,6 +81,8 @@ pub struct Rig {
     pub stories: HashMap<RequestId, Story>,
     pub records_sent: u64,
     recorder: Recorder,
+    /// What the engine is told of its outboxes.
+    pub backlog_bytes: usize,
     now_ns: std::cell::Cell<u64>,
 }
 
@@ -95,6 +100,7 @@ impl Rig {
             stories: HashMap::new(),
             records_sent: 0,
             recorder: recorder(),
+            backlog_bytes: 0,
             now_ns: std::cell::Cell::new(1),
         }
     }
@@ -155,6 +161,10 @@ impl Rig {
     pub fn read(&mut self) {
         for (index, edge) in self.to_detokenizer.iter_mut().enumerate() {
             while let Some(record) = edge.reader.next().expect("the ring is sound") {
+                if record.kind == detokenizer_inbox::kind::PROMPT {
+                    take_prompt(record.payload, &mut self.stories);
+                    continue;
+                }
                 let (_, events, logprobs) = decode_step(record.payload).expect("a step");
                 for event in events {
                     assert_eq!(usize::from(event.id.detokenizer(DETOKENIZERS)), index, "sent to another");
@@ -207,6 +217,19 @@ impl Rig {
     }
 }
 
+/// Scores of prompt tokens come in order, each once, before anything that the request generates.
+fn take_prompt(payload: &[u8], stories: &mut HashMap<RequestId, Story>) {
+    let record = decode_prompt(payload).expect("scores of a prompt");
+    let story = stories.entry(record.header.id).or_default();
+    assert_eq!((story.tokens.len(), story.last_events), (0, 0), "late scores of a prompt");
+    assert_eq!(record.header.first_index as usize, story.prompt.len(), "scores in order");
+    for at in 0..record.header.token_count {
+        let mut entries = Vec::new();
+        let rank = record.read(at, &mut entries).expect("a score");
+        story.prompt.push((rank, entries));
+    }
+}
+
 impl Ports for Rig {
     fn now_ns(&self) -> u64 {
         self.now_ns.set(self.now_ns.get() + 1000);
@@ -246,6 +269,10 @@ impl Ports for Rig {
         };
         self.records_sent += 1;
         edges[usize::from(to.index)].writer.push(kind, payload).map_err(|_| Overflow)
+    }
+
+    fn detokenizer_backlog_bytes(&self) -> usize {
+        self.backlog_bytes
     }
 
     fn publish(&mut self) {

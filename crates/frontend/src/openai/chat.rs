@@ -1,6 +1,9 @@
 //! `/v1/chat/completions`: the answer and its chunks.
 
-use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, timings_member, to_json, usage_member};
+use super::{
+    Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member, to_json,
+    usage_member,
+};
 use crate::timeline::{Timeline, Timings};
 use serde::Serialize;
 
@@ -43,6 +46,8 @@ struct Completion<'a> {
     usage: UsageBody,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<&'a PromptLogprobs<'a>>,
 }
 
 #[derive(Serialize)]
@@ -121,5 +126,6 @@ pub(super) fn answer_json(
         choices: choices.collect(),
         usage: usage.into(),
         timings: timeline.map(Timings::from),
+        prompt_logprobs: answers.first().and_then(|answer| answer.prompt_logprobs.as_ref()),
     })
 }

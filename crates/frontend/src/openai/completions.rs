@@ -1,6 +1,9 @@
 //! `/v1/completions`: the answer and its chunks.
 
-use super::{Answer, Ending, Event, Head, Logprobs, Usage, UsageBody, timings_member, to_json, usage_member};
+use super::{
+    Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member, to_json,
+    usage_member,
+};
 use crate::timeline::{Timeline, Timings};
 use serde::Serialize;
 
@@ -23,6 +26,8 @@ struct Choice<'a> {
     text: &'a str,
     logprobs: Option<&'a Logprobs<'a>>,
     finish_reason: Option<Ending>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<&'a PromptLogprobs<'a>>,
 }
 
 fn render(
@@ -49,7 +54,8 @@ pub(super) fn chunk_json(
     event: &Event<'_>,
     logprobs: Option<&Logprobs<'_>>,
 ) -> Vec<u8> {
-    let choice = |text, finish_reason| [Choice { index, text, logprobs, finish_reason }];
+    let choice =
+        |text, finish_reason| [Choice { index, text, logprobs, finish_reason, prompt_logprobs: None }];
     let usage = usage_member(head, event);
     match event {
         Event::Role => render(head, &choice("", None), usage, None),
@@ -71,6 +77,7 @@ pub(super) fn answer_json(
         text: answer.text,
         logprobs: answer.logprobs.as_ref(),
         finish_reason: Some(answer.ending),
+        prompt_logprobs: answer.prompt_logprobs.as_ref(),
     });
     let choices: Vec<Choice<'_>> = choices.collect();
     render(head, &choices, Some(Some(usage.into())), timeline.map(Timings::from))

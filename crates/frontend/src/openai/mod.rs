@@ -8,7 +8,7 @@ pub mod completions;
 pub mod logprobs;
 
 use crate::timeline::{Timeline, Timings};
-pub use logprobs::{Logprobs, logprobs};
+pub use logprobs::{Logprobs, PromptLogprobs, echoed, logprobs, prompt_logprobs};
 use pinion_protocol::frontend_inbox::Finished;
 use serde::Serialize;
 
@@ -146,6 +146,8 @@ pub struct Answer<'a> {
     pub text: &'a str,
     /// The scores of its tokens, if they were asked for.
     pub logprobs: Option<Logprobs<'a>>,
+    /// The scores of its prompt's tokens, if they were asked for by that name.
+    pub prompt_logprobs: Option<PromptLogprobs<'a>>,
     /// Why it ended.
     pub ending: Ending,
 }

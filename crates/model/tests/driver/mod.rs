@@ -107,6 +107,7 @@ fn run_step(
             blocks_start: blocks.len() as u32,
             blocks_len: sequence.blocks.len() as u32,
             sample: (query == todo).then_some(SampleParams { position, ..request.params }),
+            scored: None,
         });
         tokens.extend_from_slice(&sequence.ids[sequence.cached..context]);
         positions.extend(sequence.cached as u32..context as u32);

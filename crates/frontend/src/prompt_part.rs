@@ -1,0 +1,130 @@
+//! What an answer shows of its prompt: its text ahead of the answer's (`echo`), and the scores of its tokens.
+//!
+//! The text is known before the request begins; the scores come from the engine, each token's once and in order, before
+//! anything that is generated. They are kept as they came until they are shown.
+
+use pinion_protocol::frontend_inbox::Delta;
+use pinion_protocol::prompt_scores::{PromptScore, decode_prompt_scores};
+use pinion_protocol::{Fault, FaultCode};
+
+/// Tokens of a prompt that share one chunk of a stream.
+const TOKENS_PER_CHUNK: u32 = 64;
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub struct PromptPart {
+    /// The text that was not said yet.
+    text: String,
+    /// Whether scores come.
+    scored: bool,
+    /// Likeliest tokens to show beside each, if a stream says the scores.
+    alternatives: usize,
+    /// Scores of tokens that were not said yet, as they came.
+    bytes: Vec<u8>,
+    /// Tokens whose scores have come.
+    tokens: u32,
+    /// Those of them that are in `bytes`.
+    unsaid: u32,
+    /// Characters of the tokens that were said.
+    offset: usize,
+    /// A stream has said all of it.
+    said: bool,
+}
+
+/// A piece of the prompt for a stream.
+pub struct Piece {
+    /// Its text.
+    pub text: String,
+    /// Its tokens' scores.
+    pub scores: Vec<PromptScore>,
+    /// Characters before it.
+    pub offset: usize,
+}
+
+impl PromptPart {
+    /// `text` goes ahead of the answer; `scored` says that the engine was asked for scores.
+    pub fn new(text: String, scored: bool, alternatives: usize) -> PromptPart {
+        PromptPart { text, scored, alternatives, ..PromptPart::default() }
+    }
+
+    /// Likeliest tokens to show beside each.
+    pub fn alternatives(&self) -> usize {
+        self.alternatives
+    }
+
+    /// Takes the score of one token. One that came before, ahead of a restart, changes nothing. Errors: some are missing.
+    pub fn take(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        if delta.header.first_sequence < self.tokens {
+            return Ok(());
+        }
+        if !self.scored || self.said || delta.header.first_sequence > self.tokens {
+            return Err(lost());
+        }
+        self.bytes.extend_from_slice(delta.score_bytes);
+        self.tokens += 1;
+        self.unsaid += 1;
+        Ok(())
+    }
+
+    /// Bytes that the scores take.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether scores of every token of the prompt came, if they were asked for.
+    pub fn is_complete(&self, prompt_tokens: u32) -> bool {
+        !self.scored || self.tokens == prompt_tokens
+    }
+
+    /// The next piece for a stream: when enough tokens are there, or whatever is left if this is the `last` one. Errors:
+    /// scores that are none.
+    pub fn next_piece(&mut self, last: bool) -> Result<Option<Piece>, Fault> {
+        if self.unsaid < TOKENS_PER_CHUNK && !(last && (self.unsaid > 0 || !self.text.is_empty())) {
+            return Ok(None);
+        }
+        let scores = self.scores()?;
+        let begin = self.offset;
+        self.offset += scores.iter().map(|score| chars_begun(&score.score.drawn.bytes)).sum::<usize>();
+        let end = match self.text.char_indices().nth(self.offset - begin) {
+            Some((end, _)) if !last => end,
+            Some(_) | None => self.text.len(),
+        };
+        let rest = self.text.split_off(end);
+        let text = std::mem::replace(&mut self.text, rest);
+        (self.unsaid, self.bytes) = (0, Vec::new());
+        Ok(Some(Piece { text, scores, offset: begin }))
+    }
+
+    /// All that was not said. Errors: scores that are none.
+    pub fn rest(&mut self) -> Result<(String, Vec<PromptScore>), Fault> {
+        let scores = self.scores()?;
+        self.bytes = Vec::new();
+        Ok((std::mem::take(&mut self.text), scores))
+    }
+
+    /// A stream has said everything; gives the characters of its tokens.
+    pub fn close(&mut self) -> usize {
+        self.said = true;
+        self.offset
+    }
+
+    /// Whether a stream has said everything.
+    pub fn is_said(&self) -> bool {
+        self.said
+    }
+
+    fn scores(&self) -> Result<Vec<PromptScore>, Fault> {
+        decode_prompt_scores(&self.bytes).map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))
+    }
+}
+
+/// The fault of a request whose prompt's scores did not all come.
+pub fn lost() -> Fault {
+    Fault::new(FaultCode::Internal, "a part of the prompt's logprobs was lost inside the service")
+}
+
+/// Characters that begin in a token's bytes: over the tokens of a text they add up to its characters, also where one has
+/// its bytes in several tokens.
+pub fn chars_begun(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count()
+}
