@@ -42,7 +42,7 @@ fn check(timings: &Value) {
     let stages = timings["stages_ms"].as_object().unwrap();
     let sum: f64 = stages.values().map(|ms| ms.as_f64().unwrap()).sum();
     let e2e = timings["e2e_ms"].as_f64().unwrap();
-    assert!((sum - e2e).abs() < 1e-6 && e2e > 0.5, "{sum} {e2e}");
+    assert!((sum - e2e).abs() < 1e-6 && e2e > 0.0, "{sum} {e2e}");
     assert_eq!(
         (&timings["prompt_n"], &timings["cache_n"], &timings["predicted_n"]),
         (&json!(2), &json!(1), &json!(2))
