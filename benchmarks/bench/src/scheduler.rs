@@ -6,7 +6,7 @@ use crate::random::Random;
 use crate::results::write_whole;
 use crate::table;
 use clap::Args;
-use pinion_protocol::{RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling};
 use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
 use pinion_shm::clock::now_ns;
 use serde::Serialize;
@@ -97,6 +97,7 @@ impl Load {
         let ids = (0..prompt_tokens).map(|_| self.random.below(VOCAB) as u32).collect();
         let request = Request {
             id: RequestId { frontend: 0, slot: (self.next & 0xffff) as u16, generation: self.next },
+            claim: Claim::default(),
             sampling: Sampling { max_tokens: Some(output), ignore_eos: true, ..Sampling::default() },
             ids,
             prompt_tokens,

@@ -1,6 +1,7 @@
 //! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
 
 use crate::cpu_plan::CpuPlan;
+use crate::fairness::Fairness;
 use crate::lifecycle::Lifecycle;
 use crate::observe::Observe;
 use crate::scheduling::Scheduling;
@@ -159,6 +160,8 @@ pub struct Config {
     pub fast_sse: bool,
     /// Keys of which a client must have one. Only frontends get them.
     pub api_keys: ApiKeys,
+    /// Whose requests share the engine, and how.
+    pub fairness: Fairness,
     /// Web origins whose pages may use the API; `*` is all.
     pub cors_origins: Vec<String>,
     /// A silent stream gets a comment after this time, in ms; 0 is never.

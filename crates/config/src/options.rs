@@ -75,6 +75,13 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Keys of which a client must send one as `Authorization: Bearer KEY`; without any, nobody needs one. \
                Can be given several times, or as a list with commas. A flag is seen by everybody on the machine: \
                better use PINION_API_KEY or the config file." },
+    Opt { name: "fair-share", group: Http, preset: Is("off"),
+        kind: Choice { accepted: &[choice("off", &[]), choice("key", &[]), choice("user", &[])], refused: &[] },
+        help: "Whose requests share the engine: `off`, they are alike, whoever sends them; `key`, each API key is \
+               served the same number of tokens while it has requests waiting; `user`, each `user` of each key is." },
+    Opt { name: "api-key-weights", group: Http, kind: Text, preset: Absent,
+        help: "With fair-share: the parts of the API keys, as whole numbers from 1 to 1000 with commas, in the order \
+               of the keys; a key of weight 2 is served twice the tokens of one of weight 1." },
     Opt { name: "cors-origin", group: Http, kind: Origins, preset: Absent,
         help: "Web origins whose pages may use the API from a browser, like https://example.org, or `*` for all. Can \
                be given several times, or as a list with commas. Off, no browser lets a foreign page read an answer." },
@@ -112,9 +119,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "prefix-cache", group: Engine, kind: Switch, preset: Is("true"),
         help: "Keep the KV blocks of what was computed, so that requests that begin alike compute the rest only. Kept \
                blocks give way as soon as a running request needs memory." },
+    Opt { name: "prefix-partial", group: Engine, kind: Switch, preset: Is("true"),
+        help: "With prefix-cache: where requests part in the middle of a block, or a prompt ends there, the later one \
+               gets a copy of the beginning; off, it computes the block again." },
     Opt { name: "admission", group: Engine, preset: Is("fifo"),
         kind: Choice { accepted: &[choice("fifo", &[]), choice("pack", &[]), choice("shortest", &[]),
-                                   choice("deadline", &[])], refused: &[] },
+                                   choice("deadline", &[])],
+                       refused: &[(&["priority"], "priorities need no policy of their own: the field `priority` \
+                                                   works with each; use fifo, pack, shortest or deadline")] },
         help: "Which waiting request goes next: `fifo`, the first to arrive; `pack`, the shortest of the first 64; \
                `shortest`, the shortest of all, where later arrivals count as longer; `deadline`, the one whose first \
                token is due first (ttft-target). No request is overtaken more than 256 times." },

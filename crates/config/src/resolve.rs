@@ -2,6 +2,7 @@
 
 use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
+use crate::fairness::Fairness;
 use crate::fault::{Collector, Faults, Origin};
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
@@ -109,6 +110,7 @@ pub(crate) fn from_facts(
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
         fast_sse: settings.switch("fast-sse").unwrap_or(true),
+        fairness: Fairness::new(settings, &settings.api_keys("api-key"), faults),
         api_keys: settings.api_keys("api-key"),
         cors_origins: settings.origins("cors-origin"),
         keep_alive_ms: take.number("keep-alive"),

@@ -21,6 +21,8 @@ pub enum AdmissionKind {
 pub struct Scheduling {
     /// Keep KV blocks for requests that begin alike.
     pub prefix_cache: bool,
+    /// Copy the beginning of a block where requests part in the middle of it.
+    pub prefix_partial: bool,
     /// Who goes next.
     pub admission: AdmissionKind,
     /// [`AdmissionKind::Deadline`]: when the first token of a prompt of up to 256 tokens is due, in ms after arrival.
@@ -44,6 +46,7 @@ impl Scheduling {
         };
         Scheduling {
             prefix_cache: settings.switch("prefix-cache").unwrap_or(true),
+            prefix_partial: settings.switch("prefix-partial").unwrap_or(true),
             admission: match settings.text("admission") {
                 Some("pack") => AdmissionKind::Pack,
                 Some("shortest") => AdmissionKind::Shortest,

@@ -77,8 +77,8 @@ impl Engine {
             self.reject(id, fault, ports);
             return;
         }
-        let Admit { id, sampling, ids, prompt_tokens } = admit;
-        match self.scheduler.admit(Request { id, sampling, ids, prompt_tokens }, now_ns) {
+        let Admit { id, claim, sampling, ids, prompt_tokens } = admit;
+        match self.scheduler.admit(Request { id, claim, sampling, ids, prompt_tokens }, now_ns) {
             Ok(()) => {}
             Err(Refusal::Fault(fault)) => self.reject(id, fault, ports),
             Err(Refusal::Duplicate) => {

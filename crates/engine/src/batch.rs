@@ -1,6 +1,6 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
-use pinion_model::{FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch};
+use pinion_model::{BlockCopy, FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch};
 use pinion_protocol::Sampling;
 use pinion_scheduler::{PlanRow, RowView, Scheduler};
 
@@ -11,6 +11,7 @@ pub(crate) struct Batch {
     positions: Vec<u32>,
     rows: Vec<Row>,
     blocks: Vec<u32>,
+    copies: Vec<BlockCopy>,
 }
 
 impl Batch {
@@ -20,6 +21,7 @@ impl Batch {
             positions: Vec::with_capacity(token_count_max),
             rows: Vec::with_capacity(row_count_max),
             blocks: Vec::with_capacity(block_count_max),
+            copies: Vec::with_capacity(row_count_max),
         }
     }
 
@@ -29,6 +31,13 @@ impl Batch {
         self.positions.clear();
         self.rows.clear();
         self.blocks.clear();
+        let copies = scheduler.current_plan().copies.iter();
+        self.copies.clear();
+        self.copies.extend(copies.map(|copy| BlockCopy {
+            from: copy.from,
+            to: copy.to,
+            tokens: copy.tokens,
+        }));
         for planned in &scheduler.current_plan().rows {
             let view = scheduler.row(planned);
             self.rows.push(Row {
@@ -57,6 +66,7 @@ impl Batch {
             positions: &self.positions,
             rows: &self.rows,
             blocks: &self.blocks,
+            copies: &self.copies,
             shaping,
         }
     }
@@ -127,7 +137,7 @@ fn sample_params(sampling: &Sampling, index: u32) -> SampleParams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pinion_protocol::RequestId;
+    use pinion_protocol::{Claim, RequestId};
     use pinion_scheduler::{Limits, Request, RowResult};
 
     /// A resumed request of two prompt tokens and one generated token: its next draw has index 1.
@@ -154,7 +164,9 @@ mod tests {
         };
         let id = RequestId { frontend: 0, slot: 0, generation: 1 };
         let mut scheduler = Scheduler::new(limits);
-        scheduler.admit(Request { id, sampling, ids: vec![5, 6, 7], prompt_tokens: 2 }, 0).unwrap();
+        scheduler
+            .admit(Request { id, claim: Claim::default(), sampling, ids: vec![5, 6, 7], prompt_tokens: 2 }, 0)
+            .unwrap();
         let mut batch = Batch::new(2, 8, 8);
         let params = SampleParams {
             temperature: 0.5,

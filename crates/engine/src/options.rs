@@ -44,6 +44,7 @@ fn policy(config: &Config) -> Policy {
     let scheduling = &config.scheduling;
     Policy {
         prefix_cache: scheduling.prefix_cache,
+        prefix_partial: scheduling.prefix_partial,
         admission: match scheduling.admission {
             AdmissionKind::Fifo => Admission::Fifo,
             AdmissionKind::Pack => Admission::Pack,

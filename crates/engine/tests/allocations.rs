@@ -54,7 +54,7 @@ fn decoding(overlap: bool, penalties: bool) -> (Engine, Rig) {
 }
 
 #[test]
-fn a_thousand_steps_of_32_sequences_allocate_nothing() {
+fn row_04_a_thousand_steps_of_32_sequences_allocate_nothing() {
     // A row that needs the last token is launched when that is committed: every other turn.
     for (overlap, penalties, turns) in [(false, true, STEPS), (true, false, STEPS), (true, true, 2 * STEPS)] {
         check_steps(overlap, penalties, turns);

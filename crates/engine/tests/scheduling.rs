@@ -60,7 +60,7 @@ fn the_prefix_cache_saves_work_and_changes_nothing() {
 }
 
 #[test]
-fn every_policy_gives_the_same_tokens() {
+fn row_16_every_policy_gives_the_same_tokens() {
     let target_ns = 50_000;
     for admission in [Admission::Pack, Admission::Shortest, Admission::Deadline { target_ns }] {
         run(Policy {

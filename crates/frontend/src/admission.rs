@@ -8,7 +8,7 @@ use crate::chat;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
-use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX};
+use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use serde_json::Value;
@@ -40,6 +40,10 @@ pub struct Limits {
 pub struct Admitted {
     /// Answer as a stream.
     pub stream: bool,
+    /// A lower value is served earlier.
+    pub priority: i32,
+    /// On whose account it runs, among those of the same key.
+    pub user: Option<String>,
     /// Send a usage chunk at the end of the stream.
     pub include_usage: bool,
     /// How to draw.
@@ -123,6 +127,7 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     if sampling.max_tokens == Some(0) && !shown.echo && shown.prompt_logprobs.is_none() {
         return Err(Fault::field("max_tokens", "max_tokens may be 0 only with echo or prompt_logprobs"));
     }
+    let (priority, user) = (priority(&mut fields)?, user(&mut fields)?);
     let stream = fields.boolean("stream")?.unwrap_or(false);
     if stream && shown.prompt_logprobs.is_some() {
         return Err(Fault::field("prompt_logprobs", "prompt_logprobs are not available when stream is true"));
@@ -133,6 +138,8 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         return Err(Fault::field("timings", "timings have no place in a stream of bare text"));
     }
     let admitted = Admitted {
+        priority,
+        user,
         stream,
         include_usage,
         sampling,
@@ -157,6 +164,22 @@ fn shown(api: Api, fields: &mut Fields) -> Result<Shown, Fault> {
         Api::Generate => None,
     };
     Ok(Shown { echo, logprobs, prompt_logprobs: prompt_logprobs.and_then(|n| u32::try_from(n).ok()) })
+}
+
+/// As vLLM has it: a lower value is served earlier.
+fn priority(fields: &mut Fields) -> Result<i32, Fault> {
+    let given = fields.integer("priority", i128::from(i32::MIN)..=i128::from(i32::MAX))?;
+    Ok(given.and_then(|priority| i32::try_from(priority).ok()).unwrap_or(0))
+}
+
+/// Any name of the client's choice; it is a tenant where fair shares are by user.
+fn user(fields: &mut Fields) -> Result<Option<String>, Fault> {
+    const NAME: &str = "user";
+    let user = fields.string(NAME)?;
+    if user.as_ref().is_some_and(|user| user.len() > USER_BYTES_MAX) {
+        return Err(Fault::field(NAME, format!("{NAME} may have at most {USER_BYTES_MAX} bytes")));
+    }
+    Ok(user)
 }
 
 /// `n`, and `best_of`, which must not ask for more: nothing ranks candidates here.

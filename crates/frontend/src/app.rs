@@ -5,7 +5,7 @@ use crate::health::Health;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::orders::Orders;
-use pinion_config::{ApiKeys, Config, Topology};
+use pinion_config::{ApiKeys, Config, Fairness, Topology};
 use pinion_protocol::Peer;
 use pinion_shm::region::Region;
 use pinion_worker::Recorder;
@@ -31,6 +31,8 @@ pub struct Settings {
     pub fast_sse: bool,
     /// Keys of which a client must have one; empty asks for none.
     pub api_keys: ApiKeys,
+    /// Whose requests share the engine.
+    pub fairness: Fairness,
     /// Web origins whose pages may use the API.
     pub cors_origins: Vec<String>,
     /// A silent stream of events gets a comment after this time.
@@ -54,6 +56,7 @@ impl Settings {
             write_timeout: Duration::from_millis(config.write_timeout_ms),
             fast_sse: config.fast_sse,
             api_keys: config.api_keys.clone(),
+            fairness: config.fairness.clone(),
             cors_origins: config.cors_origins.clone(),
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
             vllm_metrics: config.vllm_metrics,

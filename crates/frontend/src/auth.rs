@@ -10,19 +10,20 @@ use hyper::header::AUTHORIZATION;
 use pinion_config::ApiKeys;
 use std::hint::black_box;
 
-/// Lets the request pass, or refuses it with 401.
-pub(crate) fn check(route: Route, headers: &HeaderMap, keys: &ApiKeys) -> Result<(), Refusal> {
+/// Lets the request pass, with the index of its key if one is needed, or refuses it with 401.
+pub(crate) fn check(route: Route, headers: &HeaderMap, keys: &ApiKeys) -> Result<Option<usize>, Refusal> {
     if keys.is_empty() || route.is_public() {
-        return Ok(());
+        return Ok(None);
     }
     let mut fields = headers.get_all(AUTHORIZATION).iter();
     // Two fields could be read differently by a proxy in front and by us.
     let (Some(field), None) = (fields.next(), fields.next()) else {
         return Err(Refusal::Unauthorized { shown: headers.contains_key(AUTHORIZATION) });
     };
-    match bearer(field.as_bytes()) {
-        Some(key) if holds(keys, key) => Ok(()),
-        shown => Err(Refusal::Unauthorized { shown: shown.is_some() }),
+    let shown = bearer(field.as_bytes());
+    match shown.and_then(|shown| place(keys, shown)) {
+        Some(index) => Ok(Some(index)),
+        None => Err(Refusal::Unauthorized { shown: shown.is_some() }),
     }
 }
 
@@ -33,9 +34,11 @@ fn bearer(field: &[u8]) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer") && !rest.is_empty()).then_some(rest)
 }
 
-/// Whether `shown` is one of the keys. All of them are looked at, whichever matches.
-fn holds(keys: &ApiKeys, shown: &[u8]) -> bool {
-    keys.iter().fold(false, |found, key| found | same(key, shown))
+/// Which of the keys `shown` is. All of them are looked at, whichever matches.
+fn place(keys: &ApiKeys, shown: &[u8]) -> Option<usize> {
+    keys.iter()
+        .enumerate()
+        .fold(None, |found, (index, key)| if same(key, shown) { Some(index) } else { found })
 }
 
 /// Compares in a time that depends on `shown` and on the key's length only: every byte is folded in, and the
@@ -55,13 +58,13 @@ mod tests {
     #[test]
     fn only_the_whole_key_matches() {
         let keys = ApiKeys::new(vec!["sk-first".into(), "sk-second".into()]);
-        for good in ["sk-first", "sk-second"] {
-            assert!(holds(&keys, good.as_bytes()), "{good}");
+        for (index, good) in ["sk-first", "sk-second"].into_iter().enumerate() {
+            assert_eq!(place(&keys, good.as_bytes()), Some(index), "{good}");
         }
         for bad in
             ["", "s", "sk-firs", "sk-first1", "sk-firsT", "sk-secon", "sk-first\0", "sk-firstsk-second"]
         {
-            assert!(!holds(&keys, bad.as_bytes()), "{bad:?}");
+            assert_eq!(place(&keys, bad.as_bytes()), None, "{bad:?}");
         }
     }
 

@@ -6,6 +6,7 @@
 use crate::admission::{Admitted, Api, Shown, admit, admit_detokenize, admit_tokenize};
 use crate::app::{self, App, unix_s};
 use crate::body::{AnswerBody, End, Stream};
+use crate::claim::claim;
 use crate::errors::Refusal;
 use crate::json::Fields;
 use crate::ledger::Origin;
@@ -129,8 +130,19 @@ fn begin(
     admitted: Admitted,
     head: Option<&Head>,
 ) -> Result<Vec<Ticket>, Fault> {
-    let Admitted { stream, sampling, prompts, choices_per_prompt, stop, include_stop, timings, .. } =
-        admitted;
+    let Admitted {
+        priority,
+        user,
+        stream,
+        sampling,
+        prompts,
+        choices_per_prompt,
+        stop,
+        include_stop,
+        timings,
+        ..
+    } = admitted;
+    let claim = claim(&app.settings.fairness, arrival.key, user.as_deref(), priority);
     let count = prompts.len() * choices_per_prompt as usize;
     if count > 1 {
         app.ledger.borrow().check_room(count)?;
@@ -139,7 +151,7 @@ fn begin(
     for prompt in prompts {
         for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
             let sampling = Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() };
-            let job = Job::Generate { sampling, prompt, stop: stop.clone(), include_stop };
+            let job = Job::Generate { claim, sampling, prompt, stop: stop.clone(), include_stop };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
             let form = match head.filter(|_| stream) {
                 Some(head) if count > 1 => {

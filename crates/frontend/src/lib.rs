@@ -11,6 +11,7 @@ pub mod app;
 mod auth;
 pub mod body;
 mod chat;
+mod claim;
 mod cors;
 pub mod errors;
 mod exposition;

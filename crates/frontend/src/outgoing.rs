@@ -5,7 +5,7 @@
 use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, Open};
 use pinion_protocol::tokenizer_inbox::{self, Decode, Encode, Prompt, Submit};
-use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, Sampling};
+use pinion_protocol::{Claim, Fault, FaultCode, Peer, RequestId, Role, Sampling};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -26,6 +26,8 @@ pub trait Outlet {
 pub enum Job {
     /// Generate text.
     Generate {
+        /// Its claim on the engine.
+        claim: Claim,
         /// How to draw.
         sampling: Sampling,
         /// What to continue.
@@ -120,12 +122,12 @@ impl Outgoing {
         let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
         let mut outlet = self.outlet.borrow_mut();
         let record_kind = match job {
-            Job::Generate { sampling, prompt, stop, include_stop } => {
+            Job::Generate { claim, sampling, prompt, stop, include_stop } => {
                 let to = Peer::new(Role::Detokenizer, way.detokenizer);
                 Open { id, stop, include_stop, resume: Vec::new() }.encode(&mut self.scratch);
                 outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
                 outlet.publish(to);
-                Submit { id, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);
+                Submit { id, claim, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);
                 tokenizer_inbox::kind::SUBMIT
             }
             Job::Encode(prompt) => {

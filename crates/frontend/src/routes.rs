@@ -187,6 +187,8 @@ pub struct Arrival {
     pub label: String,
     /// CLOCK_MONOTONIC ns at which the head was parsed.
     pub received_ns: u64,
+    /// Which of the service's keys it came with, if it asks for one.
+    pub key: Option<usize>,
 }
 
 /// Answers one request.
@@ -195,7 +197,7 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     let route = Route::of(request.uri().path());
     let label = label(request.headers()).unwrap_or_else(|| format!("req-{}", app.numbers.id()));
     let label_value = HeaderValue::from_str(&label);
-    let arrival = Arrival { route, label, received_ns };
+    let arrival = Arrival { route, label, received_ns, key: None };
     let origins = &app.settings.cors_origins;
     let origin = cors::allowed(origins, request.headers());
     let preflight = cors::preflight(origin.as_ref(), route, request.method(), request.headers());
@@ -219,11 +221,11 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
 
 async fn dispatch(
     app: &Rc<App>,
-    arrival: Arrival,
+    mut arrival: Arrival,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let route = arrival.route;
-    auth::check(route, request.headers(), &app.settings.api_keys)?;
+    arrival.key = auth::check(route, request.headers(), &app.settings.api_keys)?;
     if route == Route::Unknown {
         let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
         return Err(Refusal::NoRoute(path));

@@ -3,7 +3,7 @@
 
 use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -393,13 +393,13 @@ proptest! {
     /// check accepts.
     #[test]
     fn no_value_of_any_field_gets_through_unchecked(
-        values in prop::collection::vec(any_json(), 22), api_index in 0usize..3, keep in any::<u32>(),
+        values in prop::collection::vec(any_json(), 24), api_index in 0usize..3, keep in any::<u32>(),
     ) {
         let api = [Api::Completions, Api::Chat, Api::Generate][api_index];
         let names = ["prompt", "messages", "temperature", "top_p", "top_k", "seed", "max_tokens",
             "max_completion_tokens", "max_new_tokens", "stop", "stream", "stream_options", "min_p",
             "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "stop_token_ids",
-            "min_tokens", "include_stop_str_in_output", "logprobs", "top_logprobs"];
+            "min_tokens", "include_stop_str_in_output", "logprobs", "top_logprobs", "priority", "user"];
         let mut fields = body(api, json!({}));
         for (i, (name, value)) in names.iter().zip(values).enumerate() {
             if keep >> i & 1 == 1 {
@@ -409,6 +409,7 @@ proptest! {
         if let Ok(admitted) = admit(api, fields.to_string().as_bytes(), &limits(), FRESH_SEED) {
             let submit = Submit {
                 id: RequestId::default(),
+                claim: Claim { priority: admitted.priority, ..Claim::default() },
                 sampling: admitted.sampling,
                 prompt: admitted.prompts[0].clone(),
                 resume: Vec::new(),

@@ -21,7 +21,7 @@ use pinion_protocol::control::Admin;
 use pinion_protocol::frontend_inbox::{kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
 use pinion_protocol::tokenizer_inbox::Prompt;
-use pinion_protocol::{Peer, RequestId, Sampling};
+use pinion_protocol::{Claim, Peer, RequestId, Sampling};
 use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::slots::SlotTable;
@@ -74,7 +74,13 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         include_usage: true,
     };
     let sampling = Sampling { max_tokens: Some(WARM_UP_STEPS + STEPS), ..Sampling::default() };
-    let job = Job::Generate { sampling, prompt: Prompt::Ids(vec![1]), stop: Vec::new(), include_stop: false };
+    let job = Job::Generate {
+        claim: Claim::default(),
+        sampling,
+        prompt: Prompt::Ids(vec![1]),
+        stop: Vec::new(),
+        include_stop: false,
+    };
     let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1, timings: false };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();
     let id = ticket.request.borrow().facts.id;

@@ -52,6 +52,7 @@ fn time_steps(model: &mut dyn Model, row_count: u32, query_len: u32, context: u3
         positions: &positions,
         rows: &rows,
         blocks: &blocks,
+        copies: &[],
         shaping: &Unshaped,
     };
     let mut out = StepOutput::with_capacity(row_count as usize);

@@ -69,6 +69,17 @@ impl Row {
     }
 }
 
+/// A part of one block that is copied to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block to read.
+    pub from: u32,
+    /// The block to write.
+    pub to: u32,
+    /// Positions, from the first on; at most the block size.
+    pub tokens: u32,
+}
+
 /// One step's input, borrowed from the engine's reused buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBatch<'a> {
@@ -81,6 +92,8 @@ pub struct StepBatch<'a> {
     pub rows: &'a [Row],
     /// Block tables of all rows; a row names its range.
     pub blocks: &'a [u32],
+    /// What is copied within the KV cache before the rows are computed, in this order.
+    pub copies: &'a [BlockCopy],
     /// What the rows' requests do to their logits; asked only for rows that sample.
     pub shaping: &'a dyn RowShaping,
 }
@@ -107,6 +120,12 @@ impl StepBatch<'_> {
         let bad = |row: usize, reason: &'static str| Err(StepError::BadBatch { row, reason });
         if self.positions.len() != self.tokens.len() {
             return bad(0, "tokens and positions differ in length");
+        }
+        let within = |copy: &BlockCopy| {
+            copy.from.max(copy.to) < limits.block_count && copy.tokens <= limits.block_size
+        };
+        if !self.copies.iter().all(within) {
+            return bad(0, "a copy out of range");
         }
         let mut next = 0usize;
         for (index, row) in self.rows.iter().enumerate() {

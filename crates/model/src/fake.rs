@@ -128,6 +128,11 @@ impl FakeModel {
     }
 
     fn feed(&mut self, batch: &StepBatch<'_>) {
+        let size = self.info.block_size as usize;
+        for copy in batch.copies {
+            let from = copy.from as usize * size;
+            self.cache.copy_within(from..from + copy.tokens as usize, copy.to as usize * size);
+        }
         for row in batch.rows {
             let blocks = &batch.blocks[row.block_range()];
             let first = row.context_len - row.query_len;

@@ -152,6 +152,9 @@ impl Gpt2 {
     /// `[tokens, hidden]`, if there are rows.
     fn forward(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
         batch.check(&self.info.batch_limits())?;
+        for copy in batch.copies {
+            self.layers.pool.copy_block(copy.from as usize, copy.to as usize, copy.tokens as usize);
+        }
         if batch.rows.is_empty() {
             self.logits.clear();
             return Ok(None);

@@ -22,7 +22,9 @@ mod warm_up;
 #[cfg(feature = "torch")]
 mod weights;
 
-pub use batch::{BatchLimits, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput};
+pub use batch::{
+    BatchLimits, BlockCopy, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput,
+};
 pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};

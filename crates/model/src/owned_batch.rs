@@ -1,6 +1,6 @@
 //! A batch that owns what it names, to be handed to another thread. Its buffers are used again and keep their sizes.
 
-use crate::{ModelInfo, Row, RowShaping, Shaping, StepBatch, WarmUp};
+use crate::{BlockCopy, ModelInfo, Row, RowShaping, Shaping, StepBatch, WarmUp};
 use std::ops::Range;
 
 /// Most entries of a list that get room before the first step. A longer one costs reallocations until it has its size.
@@ -13,6 +13,7 @@ pub(crate) struct OwnedBatch {
     positions: Vec<u32>,
     pub(crate) rows: Vec<Row>,
     blocks: Vec<u32>,
+    copies: Vec<BlockCopy>,
     /// In the order of the rows.
     shapings: Vec<OwnedShaping>,
     /// The lists of ids of all shapings.
@@ -50,6 +51,7 @@ impl OwnedBatch {
         self.tokens.reserve(tokens);
         self.positions.reserve(tokens);
         self.rows.reserve(rows);
+        self.copies.reserve(rows);
         self.shapings.reserve(rows);
         self.blocks.reserve(rows.saturating_mul(row_blocks).min(RESERVED_MAX));
         self.ids.reserve(pool_tokens.min(RESERVED_MAX));
@@ -64,6 +66,8 @@ impl OwnedBatch {
         self.rows.extend_from_slice(batch.rows);
         self.blocks.clear();
         self.blocks.extend_from_slice(batch.blocks);
+        self.copies.clear();
+        self.copies.extend_from_slice(batch.copies);
         self.shapings.clear();
         self.ids.clear();
         self.biases.clear();
@@ -105,6 +109,7 @@ impl OwnedBatch {
             positions: &self.positions,
             rows: &self.rows,
             blocks: &self.blocks,
+            copies: &self.copies,
             shaping: self,
         }
     }

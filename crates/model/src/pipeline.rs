@@ -354,6 +354,7 @@ mod tests {
             positions: &[index],
             rows: &[row],
             blocks,
+            copies: &[],
             shaping: &Unshaped,
         });
     }

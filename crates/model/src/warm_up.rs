@@ -44,6 +44,7 @@ fn step(
         positions: &positions,
         rows: &rows,
         blocks: &blocks,
+        copies: &[],
         shaping: &Unshaped,
     };
     model.step(&batch, out)

@@ -6,8 +6,8 @@ mod driver;
 
 use driver::{Policy, Request, run};
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, SampleParams, StepBatch, StepError, StepOutput,
-    Unshaped, fake_token,
+    BlockCopy, FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, SampleParams, StepBatch, StepError,
+    StepOutput, Unshaped, fake_token,
 };
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -62,8 +62,14 @@ fn step(model: &mut FakeModel, ids: &[u32], cached: usize, prompt_len: usize, bl
         sample: Some(SampleParams::GREEDY),
         scored: None,
     };
-    let batch =
-        StepBatch { tokens: &ids[cached..], positions: &positions, rows: &[row], blocks, shaping: &Unshaped };
+    let batch = StepBatch {
+        tokens: &ids[cached..],
+        positions: &positions,
+        rows: &[row],
+        blocks,
+        copies: &[],
+        shaping: &Unshaped,
+    };
     let mut out = StepOutput::default();
     model.step(&batch, &mut out).unwrap();
     let mut logits = Vec::new();
@@ -121,7 +127,10 @@ fn malformed_batches_are_errors_and_name_the_row() {
     let mut step = |tokens: &[u32], positions: &[u32], row: Row, blocks: &[u32]| {
         let mut out = StepOutput::default();
         model
-            .step(&StepBatch { tokens, positions, rows: &[row], blocks, shaping: &Unshaped }, &mut out)
+            .step(
+                &StepBatch { tokens, positions, rows: &[row], blocks, copies: &[], shaping: &Unshaped },
+                &mut out,
+            )
             .map(|()| out.rows)
     };
     assert_eq!(step(&[1, 2], &[3, 4], good, &[0, 3]), Ok(vec![RowOutcome::None]));
@@ -164,12 +173,57 @@ fn programmed_times_are_kept() {
     let mut time = |query_len: u32| {
         let first = 10 - query_len as usize;
         let (tokens, positions) = (&ids[first..], &positions[first..]);
-        let batch =
-            StepBatch { tokens, positions, rows: &[row(query_len)], blocks: &[0, 1, 2], shaping: &Unshaped };
+        let batch = StepBatch {
+            tokens,
+            positions,
+            rows: &[row(query_len)],
+            blocks: &[0, 1, 2],
+            copies: &[],
+            shaping: &Unshaped,
+        };
         let start = Instant::now();
         model.step(&batch, &mut StepOutput::default()).unwrap();
         start.elapsed()
     };
     assert!(time(10) >= Duration::from_millis(8));
     assert!(time(1) >= Duration::from_millis(3));
+}
+
+/// The block in which a prompt parts from another one is copied up to there, and the tokens are those of the prompt.
+#[test]
+fn row_18_a_copied_beginning_of_a_block_is_as_good_as_a_computed_one() {
+    let shape = FakeShape { block_count: 4, ..SHAPE };
+    let size = shape.block_size as usize;
+    let first: Vec<u32> = (1..=2 * size as u32).collect();
+    let mut second = first[..2 * size - 1].to_vec();
+    second.push(77);
+    for copied in [true, false] {
+        let mut model = FakeModel::new(shape, FakeTiming::default());
+        step(&mut model, &first, 0, first.len(), &[0, 1]);
+        let cached = second.len() - 1;
+        let copies = [BlockCopy { from: 1, to: 3, tokens: (cached - size) as u32 }];
+        let row = Row {
+            slot: 0,
+            query_start: 0,
+            query_len: 1,
+            context_len: second.len() as u32,
+            prompt_len: second.len() as u32,
+            blocks_start: 0,
+            blocks_len: 2,
+            scored: None,
+            sample: Some(SampleParams::GREEDY),
+        };
+        let batch = StepBatch {
+            tokens: &second[cached..],
+            positions: &[cached as u32],
+            rows: &[row],
+            blocks: &[0, 3],
+            copies: if copied { &copies } else { &[] },
+            shaping: &Unshaped,
+        };
+        let mut out = StepOutput::default();
+        model.step(&batch, &mut out).unwrap();
+        let expected = fake_token(&second, 0, shape.vocab_size, shape.eos);
+        assert_eq!(out.token(0) == Some(expected), copied, "without the copy the fake must notice");
+    }
 }

@@ -183,6 +183,7 @@ fn prefill(model: &mut dyn Model, prompts: &[&[u32]]) -> (Vec<RowOutcome>, Vec<f
         positions: &positions,
         rows: &rows,
         blocks: &blocks,
+        copies: &[],
         shaping: &Unshaped,
     };
     let (mut out, mut logits) = (StepOutput::default(), Vec::new());

@@ -88,6 +88,7 @@ fn last_logits(model: &mut dyn Model, prompt: &[u32]) -> Vec<f32> {
         positions: &positions,
         rows: &[row],
         blocks: &blocks,
+        copies: &[],
         shaping: &Unshaped,
     };
     let mut logits = Vec::new();

@@ -69,6 +69,7 @@ fn scores(model: &mut dyn Model, prompt: &[u32], chunk: usize, alternatives: u32
             positions: &positions,
             rows: &rows,
             blocks: &blocks,
+            copies: &[],
             shaping: &Unshaped,
         };
         model.step(&batch, &mut out).unwrap();

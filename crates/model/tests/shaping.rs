@@ -199,6 +199,7 @@ fn the_fake_model_is_shaped_too() {
             positions: &[0, 1, 2, 0, 1, 2],
             rows: &[row(0, 0), row(3, 1)],
             blocks: &[4, 5],
+            copies: &[],
             shaping: &wish,
         };
         let mut out = StepOutput::default();

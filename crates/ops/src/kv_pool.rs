@@ -153,6 +153,26 @@ impl KvPool {
         self.memory[layer * bytes..(layer + 1) * bytes].as_mut_ptr().cast()
     }
 
+    /// Copies K and V of the first `tokens` positions of a block to another, in every layer.
+    ///
+    /// # Panics
+    /// If there is no such block, or a block has fewer positions.
+    pub fn copy_block(&mut self, from: usize, to: usize, tokens: usize) {
+        let shape = self.shape;
+        assert!(from.max(to) < shape.blocks && tokens <= shape.block_size, "a copy stays within the pool");
+        // [blocks, heads, 2, block_size, head_dim]: one run of positions for each head's K and V.
+        let run_bytes = shape.block_size * shape.head_dim * self.dtype.size();
+        let copied_bytes = tokens * shape.head_dim * self.dtype.size();
+        let block_bytes = shape.heads * 2 * run_bytes;
+        let layer_bytes = self.layer_bytes();
+        for layer in 0..shape.layers {
+            for run in 0..shape.heads * 2 {
+                let start = |block: usize| layer * layer_bytes + block * block_bytes + run * run_bytes;
+                self.memory.copy_within(start(from)..start(from) + copied_bytes, start(to));
+            }
+        }
+    }
+
     /// One layer's elements, `[blocks, heads, 2, block_size, head_dim]`.
     ///
     /// # Panics
@@ -169,5 +189,39 @@ impl KvPool {
             "a layer starts on an element boundary and holds whole elements"
         );
         elements
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<T: Element + PartialEq>() {
+        let shape = KvShape { layers: 2, blocks: 3, heads: 2, block_size: 4, head_dim: 3 };
+        for (from, to, tokens) in [(0, 2, 0), (0, 2, 1), (2, 0, 3), (1, 2, 4), (1, 1, 2)] {
+            let mut pool = KvPool::new(shape, T::DTYPE).expect("it is small");
+            // Below 256, so that bf16 holds each exactly.
+            let value = |layer: usize, at: usize| T::from_f32((layer + at % 251) as f32);
+            for layer in 0..shape.layers {
+                pool.layer_mut::<T>(layer).iter_mut().enumerate().for_each(|(at, x)| *x = value(layer, at));
+            }
+            pool.copy_block(from, to, tokens);
+            for layer in 0..shape.layers {
+                for (at, have) in pool.layer_mut::<T>(layer).iter().enumerate() {
+                    // [blocks, heads, 2, block_size, head_dim]
+                    let (block, rest) = (at / 48, at % 48);
+                    let position = rest % 12 / 3;
+                    let source = if block == to && position < tokens { from } else { block };
+                    let want = value(layer, source * 48 + rest);
+                    assert_eq!(*have, want, "{tokens} of {from} to {to}: layer {layer}, element {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn row_18_the_beginning_of_a_block_is_copied_in_every_layer_and_nothing_else_changes() {
+        check::<f32>();
+        check::<bf16>();
     }
 }

@@ -16,7 +16,7 @@ fn distance(a: &Tensor, b: &Tensor) -> f64 {
 }
 
 #[test]
-fn packed_equals_plain() {
+fn row_22_packed_equals_plain() {
     set_threads(1);
     tch::manual_seed(11);
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1.0 / 64.0)] {

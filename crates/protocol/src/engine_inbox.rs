@@ -1,5 +1,6 @@
 //! What an engine receives: admitted requests, from tokenizers.
 
+use crate::claim::Claim;
 use crate::ids::RequestId;
 use crate::sampling::{Sampling, SamplingRecord};
 use crate::wire::{Cursor, Malformed, put, put_ids};
@@ -17,6 +18,8 @@ pub mod kind {
 pub struct Admit {
     /// Whose it is.
     pub id: RequestId,
+    /// Its claim on the engine.
+    pub claim: Claim,
     /// How to draw; `max_tokens` is present and fits the context.
     pub sampling: Sampling,
     /// Prompt ids, then the ids already generated before a restart.
@@ -29,6 +32,7 @@ pub struct Admit {
 #[repr(C)]
 struct Header {
     id: RequestId,
+    claim: Claim,
     /// Its lists follow this header.
     sampling: SamplingRecord,
     id_count: u32,
@@ -41,6 +45,7 @@ impl Admit {
         out.clear();
         let header = Header {
             id: self.id,
+            claim: self.claim,
             sampling: (&self.sampling).into(),
             id_count: self.ids.len() as u32,
             prompt_tokens: self.prompt_tokens,
@@ -63,6 +68,7 @@ impl Admit {
         if header.prompt_tokens == 0 || header.prompt_tokens > header.id_count {
             return Err(Malformed("admitted prompt length"));
         }
-        Ok(Admit { id: header.id, sampling, ids, prompt_tokens: header.prompt_tokens })
+        let claim = header.claim.checked()?;
+        Ok(Admit { id: header.id, claim, sampling, ids, prompt_tokens: header.prompt_tokens })
     }
 }

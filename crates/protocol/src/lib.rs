@@ -9,6 +9,7 @@
 //! copy-then-check: a record comes out of a ring as owned bytes, `decode` checks every field, and only
 //! the checked value is used.
 
+pub mod claim;
 pub mod control;
 pub mod detokenizer_inbox;
 pub mod engine_inbox;
@@ -25,6 +26,7 @@ pub mod status;
 pub mod tokenizer_inbox;
 mod wire;
 
+pub use claim::Claim;
 pub use fault::{Blame, Fault, FaultCode};
 pub use ids::{Peer, RequestId, Role};
 pub use sampling::Sampling;

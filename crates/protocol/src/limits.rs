@@ -43,6 +43,10 @@ pub const SCORE_TEXT_BYTES_MAX: usize = 256;
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
 /// Bytes of one chat template render or detail text in a rejection.
 pub const DETAIL_BYTES_MAX: usize = 512;
+/// Weight of a tenant's part of the service.
+pub const TENANT_WEIGHT_MAX: u32 = 1000;
+/// Bytes of a `user` that names a tenant.
+pub const USER_BYTES_MAX: usize = 512;
 /// Choices of one HTTP request: its prompts times `n`.
 pub const CHOICES_MAX: usize = 128;
 /// Chat messages in one request.

@@ -1,5 +1,6 @@
 //! What a tokenizer receives, all of it from frontends.
 
+use crate::claim::Claim;
 use crate::ids::RequestId;
 use crate::limits::DETAIL_BYTES_MAX;
 use crate::sampling::{Sampling, SamplingRecord};
@@ -33,6 +34,8 @@ pub enum Prompt {
 pub struct Submit {
     /// Whose it is.
     pub id: RequestId,
+    /// Its claim on the engine.
+    pub claim: Claim,
     /// How to draw.
     pub sampling: Sampling,
     /// What to continue.
@@ -78,6 +81,7 @@ const FORM_IDS: u32 = 2;
 #[repr(C)]
 struct Header {
     id: RequestId,
+    claim: Claim,
     /// Its lists follow this header.
     sampling: SamplingRecord,
     form: u32,
@@ -87,7 +91,13 @@ struct Header {
     reserved: u32,
 }
 
-fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: &Sampling, prompt: &Prompt, resume: &[u32]) {
+fn put_request(
+    out: &mut Vec<u8>,
+    (id, claim): (RequestId, Claim),
+    sampling: &Sampling,
+    prompt: &Prompt,
+    resume: &[u32],
+) {
     let (form, prompt_len) = match prompt {
         Prompt::Text(text) => (FORM_TEXT, text.len()),
         Prompt::Chat(json) => (FORM_CHAT, json.len()),
@@ -95,6 +105,7 @@ fn put_request(out: &mut Vec<u8>, id: RequestId, sampling: &Sampling, prompt: &P
     };
     let header = Header {
         id,
+        claim,
         sampling: sampling.into(),
         form,
         prompt_len: prompt_len as u32,
@@ -114,7 +125,7 @@ impl Submit {
     /// Replaces `out` by the record's payload; its kind is [`kind::SUBMIT`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        put_request(out, self.id, &self.sampling, &self.prompt, &self.resume);
+        put_request(out, (self.id, self.claim), &self.sampling, &self.prompt, &self.resume);
     }
 }
 
@@ -122,7 +133,7 @@ impl Encode {
     /// Replaces `out` by the record's payload; its kind is [`kind::ENCODE`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        put_request(out, self.id, &Sampling::default(), &self.prompt, &[]);
+        put_request(out, (self.id, Claim::default()), &Sampling::default(), &self.prompt, &[]);
     }
 }
 
@@ -156,7 +167,8 @@ impl TokenizerRecord {
                 if record_kind == kind::ENCODE {
                     return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt }));
                 }
-                Ok(TokenizerRecord::Submit(Submit { id: header.id, sampling, prompt, resume }))
+                let claim = header.claim.checked()?;
+                Ok(TokenizerRecord::Submit(Submit { id: header.id, claim, sampling, prompt, resume }))
             }
             kind::DECODE => {
                 let id: RequestId = cursor.take("decode header")?;
@@ -189,7 +201,8 @@ mod tests {
         for prompt in [Prompt::Text("héllo".into()), Prompt::Chat("{}".into()), Prompt::Ids(vec![1, 2, 3])] {
             let sampling =
                 Sampling { logit_bias: vec![(5, -1.5)], stop_token_ids: vec![6, 7], ..Sampling::default() };
-            let submit = Submit { id, sampling, prompt, resume: vec![9, 8] };
+            let claim = Claim { tenant: 1 << 40, priority: -3, weight: 7 };
+            let submit = Submit { id, claim, sampling, prompt, resume: vec![9, 8] };
             let mut bytes = Vec::new();
             submit.encode(&mut bytes);
             assert_eq!(TokenizerRecord::decode(kind::SUBMIT, &bytes), Ok(TokenizerRecord::Submit(submit)));

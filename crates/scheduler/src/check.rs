@@ -11,7 +11,7 @@ impl Scheduler {
     pub fn check(&mut self) {
         let live = || self.sequences.iter().flatten();
         let by_order = self.running.iter().chain(&self.waiting).map(|&key| self.sequence(key));
-        if self.policy.admission == Admission::Fifo {
+        if self.policy.admission == Admission::Fifo && !self.mixed {
             let sorted = by_order.clone().is_sorted_by_key(|s| s.ordinal);
             assert!(sorted, "running, then waiting, in order of arrival");
         }
@@ -38,6 +38,12 @@ impl Scheduler {
             assert!(sequence.lane.is_none() && sequence.blocks.is_empty(), "who waits holds nothing");
             assert_eq!((sequence.computed, sequence.drawing), (0, 0), "who waits has no row");
         }
+        self.tenants.check(live().map(|s| s.tenant));
+        assert_eq!(
+            self.ranked as usize,
+            live().filter(|s| s.claim.priority != 0).count(),
+            "who has a priority"
+        );
         self.pool.check(self.sequences.iter().flatten().map(|s| s.blocks.as_slice()));
     }
 }

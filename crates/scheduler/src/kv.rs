@@ -130,6 +130,30 @@ impl BlockPool {
         }
     }
 
+    /// The block after `before` that begins with the most of `tokens`, and with how many. To be copied, not shared: its
+    /// holder may write to it behind them.
+    pub fn find_tail(&self, before: Option<u32>, tokens: &[u32]) -> Option<(u32, u32)> {
+        let prefixes = self.prefixes.as_ref()?;
+        let parent = before.map_or(Some(ROOT), |before| prefixes.serial(before))?;
+        prefixes.find_tail(parent, tokens)
+    }
+
+    /// Makes the first tokens of a held block findable that is not whole, after the contents of `before`. Does nothing
+    /// if another block begins with them already.
+    pub fn register_tail(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) {
+        let known = self.find_tail(before, tokens).is_some_and(|(_, common)| common as usize == tokens.len());
+        let Some(prefixes) = self.prefixes.as_mut().filter(|_| !known && !tokens.is_empty()) else { return };
+        let parent = before.map_or(Some(ROOT), |before| prefixes.serial(before));
+        if let Some(parent) = parent.filter(|_| prefixes.serial(block).is_none()) {
+            prefixes.insert(block, parent, tokens);
+        }
+    }
+
+    /// A name for what a block holds now, if it can be found.
+    pub fn contents(&self, block: u32) -> Option<u64> {
+        self.prefixes.as_ref()?.serial(block)
+    }
+
     /// How many of these blocks are held by somebody.
     pub fn held_of(&self, blocks: &[u32]) -> u32 {
         blocks.iter().filter(|&&block| self.references[block as usize] > 0).count() as u32
@@ -140,6 +164,9 @@ impl BlockPool {
     /// the same already, that one is shared and the given one is released.
     pub fn register(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) -> u32 {
         let Some(prefixes) = &mut self.prefixes else { return block };
+        if prefixes.serial(block).is_some() && prefixes.is_tail(block) {
+            prefixes.remove(block); // It is whole now.
+        }
         let parent = match before.map(|before| prefixes.serial(before)) {
             None => ROOT,
             Some(Some(serial)) => serial,

@@ -14,14 +14,15 @@
 //!
 //! # When blocks run out
 //! Entering the running set takes the blocks for all tokens known so far; decoding takes one more at each block
-//! boundary. If there is none, not even a cached one, the running request that started last gives all of its blocks
-//! back and returns to the front of the queue with its tokens as its prefix. Later it takes from the prefix cache what
+//! boundary. If there is none, not even a cached one, the least important running request, of equals the one that started
+//! last, gives all of its blocks back and returns to the front of the queue with its tokens as its prefix. Later it takes from the prefix cache what
 //! is still there, computes the rest again and draws the same tokens, because a draw depends only on (seed, index).
-//! The running request that started first is never a victim, and one that could not fit even alone is refused at the
-//! door, so there is always progress.
+//! Among equals the one that started first is never a victim, whoever was outranked a few times is outranked no more, and
+//! one that could not fit even alone is refused at the door, so there is always progress.
 //!
 //! # What is shared
-//! Whole blocks, found by all tokens up to their end. A block becomes findable when a token has been drawn after it was
+//! Whole blocks, found by all tokens up to their end. Of a block that is known only in part the beginning is copied
+//! ([`StepPlan::copies`]). A block becomes findable when a token has been drawn after it was
 //! computed, so a request that fails leaves nothing that could fail another. Sharing changes who computes, never
 //! what comes out.
 
@@ -34,8 +35,9 @@ mod prefix;
 mod request;
 mod scheduler;
 mod sequence;
+mod tenants;
 
-pub use plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
+pub use plan::{BlockCopy, Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
 pub use policy::{Admission, Policy};
 pub use request::{Limits, Refusal, Request};
 pub use scheduler::{Scheduler, Totals};

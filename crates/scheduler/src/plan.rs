@@ -12,6 +12,8 @@ pub struct StepPlan {
     pub step: u64,
     /// One row for each sequence that takes part.
     pub rows: Vec<PlanRow>,
+    /// What is copied within the KV cache before the rows are computed, in this order.
+    pub copies: Vec<BlockCopy>,
     /// Tokens of all rows.
     pub token_count: u32,
     /// Prompt tokens of all rows whose logprobs are reported.
@@ -20,6 +22,24 @@ pub struct StepPlan {
     pub preempted_count: u32,
     /// Time since the oldest waiting request arrived, in ns; 0 if none waits.
     pub oldest_waiting_ns: u64,
+}
+
+impl StepPlan {
+    /// An empty plan with room for so many rows.
+    pub(crate) fn with_capacity(rows: usize) -> StepPlan {
+        StepPlan { rows: Vec::with_capacity(rows), copies: Vec::with_capacity(rows), ..StepPlan::default() }
+    }
+}
+
+/// The beginning of a block that one sequence gets from another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block to read.
+    pub from: u32,
+    /// The block to write; nobody else holds it.
+    pub to: u32,
+    /// Positions to copy, from the first on.
+    pub tokens: u32,
 }
 
 /// One sequence's part of a step.

@@ -2,7 +2,7 @@
 
 use crate::Scheduler;
 use crate::kv::blocks_for;
-use crate::plan::{PlanRow, StepPlan};
+use crate::plan::{BlockCopy, PlanRow, StepPlan};
 
 /// One block in this many is kept back from newcomers while others run, so that they can cross a few block
 /// boundaries before somebody has to be preempted.
@@ -17,8 +17,8 @@ impl Scheduler {
         assert_eq!(self.outstanding, 0, "each plan is committed before the next; see plan_ahead");
         self.plan.preempted_count = 0;
         let mut grown = 0;
-        while grown < self.running.len() && self.grow(grown) {
-            grown += 1;
+        while grown < self.running.len() {
+            grown = self.grow(grown);
         }
         self.fill(grown, now_ns);
         &self.plan
@@ -54,6 +54,7 @@ impl Scheduler {
     /// Makes the rows of the plan. The first `grown` running sequences have the blocks for all their tokens.
     fn fill(&mut self, grown: usize, now_ns: u64) {
         self.plan.rows.clear();
+        self.plan.copies.clear();
         self.prefill_rows.clear();
         (self.plan.token_count, self.plan.score_count) = (0, 0);
         let prefill_first = self.prefill_first();
@@ -85,17 +86,18 @@ impl Scheduler {
         queue.take(preempted + 1).map(|sequence| sequence.arrived_ns).min()
     }
 
-    /// Gives the running sequence at `index` the blocks for all its tokens, at the cost of those that started last if
-    /// need be. False if it was itself the last: then it runs no more.
-    fn grow(&mut self, index: usize) -> bool {
+    /// Gives the running sequence at `index` the blocks for all its tokens, at the cost of less important ones if need
+    /// be, which may be itself. Gives the place of the next one to grow.
+    fn grow(&mut self, mut index: usize) -> usize {
         while !self.grow_freely(index) {
-            self.preempt_last();
-            if index == self.running.len() {
-                assert!(index > 0, "a request that runs alone fits in the pool");
-                return false;
+            let gone = self.preempt();
+            if gone == index {
+                assert!(!self.running.is_empty(), "a request that runs alone fits in the pool");
+                return index;
             }
+            index -= usize::from(gone < index);
         }
-        true
+        index + 1
     }
 
     /// Gives the running sequence at `index` the blocks for all its tokens, as far as there are any. False if there are
@@ -112,16 +114,21 @@ impl Scheduler {
         true
     }
 
-    /// The running request that started last gives everything back and waits at the head of the queue.
-    fn preempt_last(&mut self) {
-        let key = self.running.pop().expect("one who needs a block runs");
+    /// The least important running request gives everything back and waits at the head of the queue. Gives the place
+    /// that it had.
+    fn preempt(&mut self) -> usize {
+        let index = self.victim().expect("one who needs a block runs");
+        let key = self.running.remove(index);
         self.release(key);
+        let outranked = self.is_outranked(self.sequence(key).claim.priority);
         let sequence = self.sequence_mut(key);
         sequence.computed = 0;
         sequence.preemptions += 1;
+        sequence.outranked += u32::from(outranked);
         self.waiting.push_front(key);
         self.plan.preempted_count += 1;
         self.totals.preemptions += 1;
+        index
     }
 
     /// Rows for those of the first `count` running sequences that lack one token, as far as the step has room.
@@ -197,6 +204,13 @@ impl Scheduler {
             sequence.refused_at = available;
             return false;
         }
+        // Looked for before blocks are taken, which may take this one: its contents stand until the step begins.
+        let mut tail = None;
+        if self.policy.prefix_partial && !sequence.owes_prompt_logprobs() {
+            let rest = &sequence.ids[(hits * block_size) as usize..sequence.ids.len() - 1];
+            tail = self.pool.find_tail(sequence.blocks.last().copied(), rest);
+        }
+        sequence.copied_from = tail.and_then(|(from, _)| Some((from, self.pool.contents(from)?)));
         for &block in &sequence.blocks {
             self.pool.share(block);
         }
@@ -204,13 +218,19 @@ impl Scheduler {
             sequence.blocks.push(self.pool.take().expect("there are enough blocks"));
         }
         (sequence.registered, sequence.computed) = (hits, hits * block_size);
+        if let Some((from, tokens)) = tail {
+            self.plan.copies.push(BlockCopy { from, to: sequence.blocks[hits as usize], tokens });
+            sequence.computed += tokens;
+        }
         if sequence.preemptions == 0 {
             sequence.cached_tokens = sequence.computed.min(sequence.prompt_tokens);
             self.totals.prefix_query_tokens += u64::from(sequence.len());
             self.totals.prefix_hit_tokens += u64::from(sequence.computed);
+            self.tenants.charge(sequence.tenant, sequence.len() - sequence.computed);
         }
         sequence.refused_at = 0;
         sequence.lane = self.free_lanes.pop();
+        self.tenants.started(sequence.tenant);
         self.waiting.remove(index);
         self.running.push(key);
         self.totals.starts += 1;

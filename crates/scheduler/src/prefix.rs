@@ -1,11 +1,13 @@
 //! The prefix tree: which KV blocks hold which tokens after which prefix.
 //!
-//! A node is a whole block. It is found by the node before it and by its own token ids, which are compared in full, so
+//! A node is a block. It is found by the node before it and by its own token ids, which are compared in full, so
 //! a hash collision never shares a wrong block. Every node has a serial number that is used once; a child names its
 //! parent by that, so taking a node out makes everything below it unreachable and nothing else has to be touched.
 //! Unreachable nodes grow old and leave like all others.
 //!
-//! Only whole blocks are shared and nobody writes into a whole block, so no copy-on-write is needed.
+//! Only whole blocks are shared, and nobody writes into a whole block. A node may be the first tokens of a block to which
+//! its holder still writes behind them: a *tail*. It is never shared, but like the beginning of a whole block it can be
+//! copied by whoever goes on differently, so each node also stands in a list of those after the same parent.
 //!
 //! Idle nodes, those that nobody holds, stand in a list from the least recently used on. Holders give a block back
 //! after the blocks that follow it and hold it as long as those, so a node leaves the list before its parent does.
@@ -26,11 +28,28 @@ struct Node {
     parent: u64,
     /// The next node of the same bucket.
     bucket_next: u32,
+    /// Tokens: the block size, or less for a tail, which is in no bucket.
+    len: u32,
+    /// Neighbours in the list of nodes whose parents share a bucket.
+    sibling_before: u32,
+    sibling_next: u32,
     older: u32,
     newer: u32,
 }
 
-const VACANT: Node = Node { serial: ROOT, parent: ROOT, bucket_next: NONE, older: NONE, newer: NONE };
+const VACANT: Node = Node {
+    serial: ROOT,
+    parent: ROOT,
+    bucket_next: NONE,
+    len: 0,
+    sibling_before: NONE,
+    sibling_next: NONE,
+    older: NONE,
+    newer: NONE,
+};
+
+/// Nodes after the same parent that [`PrefixTree::find_tail`] looks at, the youngest first.
+const SIBLINGS_SEEN_MAX: usize = 32;
 
 /// See the module's head.
 #[derive(Debug, Clone)]
@@ -42,6 +61,8 @@ pub(crate) struct PrefixTree {
     tokens: Vec<u32>,
     /// First node of each bucket; a power of two of them.
     buckets: Vec<u32>,
+    /// First node of each list of siblings, by parent; as many.
+    families: Vec<u32>,
     /// Keyed by chance, so that no client can choose prompts that share a bucket.
     hasher: RandomState,
     serials_used: u64,
@@ -59,6 +80,7 @@ impl PrefixTree {
             nodes: vec![VACANT; count],
             tokens: vec![0; count * block_size as usize],
             buckets: vec![NONE; count.next_power_of_two()],
+            families: vec![NONE; count.next_power_of_two()],
             hasher: RandomState::new(),
             serials_used: ROOT,
             oldest: NONE,
@@ -94,19 +116,62 @@ impl PrefixTree {
         None
     }
 
-    /// Makes a held block the node of `tokens` after `parent`; there is none yet.
+    /// The node after `parent` that begins with the most of `tokens`, and with how many: at least one, at most all of
+    /// them. O([`SIBLINGS_SEEN_MAX`]).
+    pub(crate) fn find_tail(&self, parent: u64, tokens: &[u32]) -> Option<(u32, u32)> {
+        let (mut block, mut best) = (self.families[self.family(parent)], None);
+        for _ in 0..SIBLINGS_SEEN_MAX {
+            if block == NONE {
+                break;
+            }
+            let node = &self.nodes[block as usize];
+            if node.parent == parent {
+                let pairs = self.tokens_of(block).iter().zip(tokens);
+                let common = pairs.take_while(|(theirs, ours)| theirs == ours).count() as u32;
+                if common > best.map_or(0, |(_, most)| most) {
+                    best = Some((block, common));
+                }
+            }
+            block = node.sibling_next;
+        }
+        best
+    }
+
+    /// Makes a held block the node of `tokens` after `parent`; there is none yet. Fewer tokens than a block make a tail.
     pub(crate) fn insert(&mut self, block: u32, parent: u64, tokens: &[u32]) {
-        debug_assert!(self.serial(block).is_none() && self.find(parent, tokens).is_none());
-        let bucket = self.bucket(parent, tokens);
-        let bucket_next = std::mem::replace(&mut self.buckets[bucket], block);
+        debug_assert!(self.serial(block).is_none());
         self.serials_used += 1;
-        self.nodes[block as usize] = Node { serial: self.serials_used, parent, bucket_next, ..VACANT };
-        self.tokens[block as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
+        let (serial, len) = (self.serials_used, tokens.len() as u32);
+        let mut node = Node { serial, parent, len, ..VACANT };
+        if tokens.len() == self.block_size {
+            debug_assert!(self.find(parent, tokens).is_none());
+            let bucket = self.bucket(parent, tokens);
+            node.bucket_next = std::mem::replace(&mut self.buckets[bucket], block);
+        }
+        let family = self.family(parent);
+        node.sibling_next = std::mem::replace(&mut self.families[family], block);
+        if node.sibling_next != NONE {
+            self.nodes[node.sibling_next as usize].sibling_before = block;
+        }
+        self.nodes[block as usize] = node;
+        self.tokens[block as usize * self.block_size..][..tokens.len()].copy_from_slice(tokens);
     }
 
     /// Takes out a node that is not idle. What stands below it can no longer be found.
     pub(crate) fn remove(&mut self, block: u32) {
-        let Node { parent, bucket_next, .. } = self.nodes[block as usize];
+        let Node { parent, bucket_next, sibling_before, sibling_next, .. } = self.nodes[block as usize];
+        let family = self.family(parent);
+        match sibling_before {
+            NONE => self.families[family] = sibling_next,
+            before => self.nodes[before as usize].sibling_next = sibling_next,
+        }
+        if sibling_next != NONE {
+            self.nodes[sibling_next as usize].sibling_before = sibling_before;
+        }
+        if self.is_tail(block) {
+            self.nodes[block as usize] = VACANT;
+            return;
+        }
         let bucket = self.bucket(parent, self.tokens_of(block));
         if self.buckets[bucket] == block {
             self.buckets[bucket] = bucket_next;
@@ -159,8 +224,17 @@ impl PrefixTree {
         Some(block)
     }
 
+    /// Whether the node is less than a whole block.
+    pub(crate) fn is_tail(&self, block: u32) -> bool {
+        (self.nodes[block as usize].len as usize) < self.block_size
+    }
+
     fn tokens_of(&self, block: u32) -> &[u32] {
-        &self.tokens[block as usize * self.block_size..][..self.block_size]
+        &self.tokens[block as usize * self.block_size..][..self.nodes[block as usize].len as usize]
+    }
+
+    fn family(&self, parent: u64) -> usize {
+        self.hasher.hash_one(parent) as usize & (self.families.len() - 1)
     }
 
     fn bucket(&self, parent: u64, tokens: &[u32]) -> usize {
@@ -179,8 +253,23 @@ impl PrefixTree {
                 block = self.nodes[block as usize].bucket_next;
             }
         }
-        let nodes = self.nodes.iter().filter(|node| node.serial != ROOT).count();
-        assert_eq!(nodes, in_buckets, "every node can be found");
+        let mut in_families = 0;
+        for &first in &self.families {
+            let (mut block, mut before) = (first, NONE);
+            while block != NONE {
+                let node = &self.nodes[block as usize];
+                assert!(
+                    node.serial != ROOT && node.sibling_before == before,
+                    "block {block}: the family is no list"
+                );
+                in_families += 1;
+                assert!(in_families <= self.nodes.len(), "a family goes in a circle");
+                (before, block) = (block, node.sibling_next);
+            }
+        }
+        let nodes = self.nodes.iter().filter(|node| node.serial != ROOT);
+        let whole = nodes.clone().filter(|node| node.len as usize == self.block_size).count();
+        assert_eq!((whole, nodes.count()), (in_buckets, in_families), "every node can be found");
         let (mut block, mut count, mut older) = (self.oldest, 0, NONE);
         while block != NONE {
             assert_eq!(self.nodes[block as usize].older, older, "block {block}: the list is no list");

@@ -1,6 +1,6 @@
 //! What a scheduler works within and what it is given.
 
-use pinion_protocol::{Fault, RequestId, Sampling};
+use pinion_protocol::{Claim, Fault, RequestId, Sampling};
 
 /// The sizes that a scheduler works within, fixed for its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,8 @@ impl Limits {
 pub struct Request {
     /// Whose it is.
     pub id: RequestId,
+    /// How important it is, and on whose account it runs.
+    pub claim: Claim,
     /// How to draw, and how many.
     pub sampling: Sampling,
     /// Prompt ids, then ids that were already generated elsewhere.

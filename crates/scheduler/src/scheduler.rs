@@ -5,6 +5,7 @@ use crate::plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, 
 use crate::policy::Policy;
 use crate::request::{Limits, Refusal, Request};
 use crate::sequence::Sequence;
+use crate::tenants::Tenants;
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use std::collections::{HashMap, VecDeque};
@@ -44,6 +45,11 @@ pub struct Scheduler {
     /// Keys of the preempted ones in the order of their starts, then of the others in the order of arrival.
     pub(crate) waiting: VecDeque<u32>,
     pub(crate) free_lanes: Vec<u32>,
+    pub(crate) tenants: Tenants,
+    /// Requests of another priority than 0.
+    pub(crate) ranked: u32,
+    /// Whether requests have ever differed in priority or tenant.
+    pub(crate) mixed: bool,
     next_ordinal: u64,
     /// The last plan.
     pub(crate) plan: StepPlan,
@@ -97,9 +103,12 @@ impl Scheduler {
             running: Vec::with_capacity(running),
             waiting: VecDeque::with_capacity(requests),
             free_lanes: (0..limits.running_max()).rev().collect(),
+            tenants: Tenants::new(limits.max_requests),
+            ranked: 0,
+            mixed: false,
             next_ordinal: 0,
-            plan: StepPlan { rows: Vec::with_capacity(running), ..StepPlan::default() },
-            earlier: StepPlan { rows: Vec::with_capacity(running), ..StepPlan::default() },
+            plan: StepPlan::with_capacity(running),
+            earlier: StepPlan::with_capacity(running),
             outstanding: 0,
             prefill_rows: Vec::with_capacity(running),
             prefill_first_steps: 0,
@@ -130,7 +139,7 @@ impl Scheduler {
             let message = format!("the engine's queue of {} requests is full", self.limits.max_requests);
             return Err(Refusal::Fault(Fault::new(FaultCode::TooManyRequests, message)));
         };
-        let Request { id, sampling, mut ids, prompt_tokens } = request;
+        let Request { id, claim, sampling, mut ids, prompt_tokens } = request;
         let resumed_tokens = ids.len() as u32 - prompt_tokens;
         // A request that goes on has told of its prompt before.
         let asks = sampling.prompt_logprobs.is_some() && resumed_tokens == 0;
@@ -138,6 +147,8 @@ impl Scheduler {
         let block_count = blocks_for(length_max, self.limits.block_size) as usize;
         let sequence = Sequence {
             id,
+            claim,
+            tenant: self.tenants.enter(claim.tenant, claim.weight),
             sampling,
             ids,
             prompt_tokens,
@@ -147,6 +158,8 @@ impl Scheduler {
             drawing: 0,
             blocks: Vec::with_capacity(block_count),
             registered: 0,
+            copied_from: None,
+            drawn: false,
             cached_tokens: 0,
             reported: if asks { 0 } else { prompt_tokens },
             lane: None,
@@ -156,9 +169,12 @@ impl Scheduler {
             scheduled_before: false,
             refused_at: 0,
             preemptions: 0,
+            outranked: 0,
             company: Company::default(),
         };
         self.next_ordinal += 1;
+        self.ranked += u32::from(claim.priority != 0);
+        self.mixed |= self.ranked > 0 || self.tenants.live() > 1;
         let over = sequence.end(self.limits.eos).filter(|_| !sequence.owes_prompt_logprobs());
         self.sequences[key as usize] = Some(sequence);
         self.by_id.insert(id, key);
@@ -285,6 +301,7 @@ impl Scheduler {
                     eos: end == Some(FinishReason::Stop),
                 });
                 self.totals.generated_tokens += 1;
+                self.tenants.charge(sequence.tenant, 1);
                 self.register(row.key, row.start + row.len);
                 if let Some(reason) = end {
                     self.leave(row.key, reason, true);
@@ -320,12 +337,22 @@ impl Scheduler {
             sequence.blocks[index] = self.pool.register(sequence.blocks[index], before, tokens);
         }
         sequence.registered = sequence.registered.max(whole as u32);
+        if self.policy.prefix_partial && !std::mem::replace(&mut sequence.drawn, true) {
+            let tail = &sequence.ids[whole * block_size..computed as usize];
+            let before = whole.checked_sub(1).map(|before| sequence.blocks[before]);
+            if let Some(&block) = sequence.blocks.get(whole) {
+                self.pool.register_tail(block, before, tail);
+            }
+        }
     }
 
     /// A request had a number that is not finite. Wherever it came from, nobody shares this request's KV any more.
     fn forget(&mut self, key: u32) {
         let sequence = self.sequences[key as usize].as_ref().expect("a key names a sequence");
-        for &block in &sequence.blocks[..sequence.registered as usize] {
+        let copied =
+            sequence.copied_from.filter(|&(block, contents)| self.pool.contents(block) == Some(contents));
+        // Those that are not findable are not touched.
+        for block in sequence.blocks.iter().copied().chain(copied.map(|(block, _)| block)) {
             self.pool.forget(block);
         }
     }
@@ -378,6 +405,8 @@ impl Scheduler {
         self.release(key);
         let sequence = self.sequences[key as usize].take().expect("a key names a sequence");
         self.by_id.remove(&sequence.id);
+        self.tenants.leave(sequence.tenant);
+        self.ranked -= u32::from(sequence.claim.priority != 0);
         self.free_keys.push(key);
         sequence
     }
@@ -388,7 +417,7 @@ impl Scheduler {
         for block in sequence.blocks.drain(..).rev() {
             self.pool.release(block);
         }
-        sequence.registered = 0;
+        (sequence.registered, sequence.copied_from, sequence.drawn) = (0, None, false);
         self.free_lanes.extend(sequence.lane.take());
     }
 

@@ -2,7 +2,7 @@
 
 use crate::plan::Company;
 use pinion_protocol::frontend_inbox::{FinishReason, Finished};
-use pinion_protocol::{RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling};
 use std::ops::Range;
 
 /// A request's tokens and the blocks that hold their KV. `ids` and `blocks` have their final capacity from admission
@@ -10,6 +10,9 @@ use std::ops::Range;
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
+    pub(crate) claim: Claim,
+    /// Its tenant's place in the table.
+    pub(crate) tenant: u32,
     pub(crate) sampling: Sampling,
     /// The prompt, then the generated tokens.
     pub(crate) ids: Vec<u32>,
@@ -25,6 +28,10 @@ pub(crate) struct Sequence {
     pub(crate) blocks: Vec<u32>,
     /// The first so many of `blocks` have been offered to the prefix cache, or came from it.
     pub(crate) registered: u32,
+    /// Where the beginning of the block after those from the cache was copied from, and what that held.
+    pub(crate) copied_from: Option<(u32, u64)>,
+    /// A token was drawn since it last started.
+    pub(crate) drawn: bool,
     /// Prompt tokens that the first start found in the prefix cache.
     pub(crate) cached_tokens: u32,
     /// Index in the running set's batch slots; `None` while waiting.
@@ -40,6 +47,8 @@ pub(crate) struct Sequence {
     /// With so few blocks available it was found not to fit.
     pub(crate) refused_at: u32,
     pub(crate) preemptions: u32,
+    /// How many of them were in favour of a more important one.
+    pub(crate) outranked: u32,
     pub(crate) company: Company,
 }
 

@@ -1,7 +1,7 @@
 //! A step planned before the one in flight is committed: what it may stand on, what ends early, what comes too late.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use pinion_scheduler::{Limits, Request, RowResult, Scheduler};
 
 const EOS: u32 = 99;
@@ -21,7 +21,7 @@ fn id(slot: u16) -> RequestId {
 
 fn request(slot: u16, prompt_tokens: u32, sampling: Sampling) -> Request {
     let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // nobody begins like another
-    Request { id: id(slot), sampling, ids, prompt_tokens }
+    Request { id: id(slot), claim: Claim::default(), sampling, ids, prompt_tokens }
 }
 
 fn asks(max_tokens: u32) -> Sampling {

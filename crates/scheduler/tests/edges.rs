@@ -1,7 +1,7 @@
 //! The corners of admission, planning and leaving, one by one.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use pinion_scheduler::{Limits, Refusal, Request, RowResult, Scheduler};
 
 const EOS: u32 = 99;
@@ -22,7 +22,7 @@ fn id(slot: u16) -> RequestId {
 fn request(slot: u16, prompt_tokens: u32, max_tokens: Option<u32>) -> Request {
     let sampling = Sampling { max_tokens, ..Sampling::default() };
     let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // nobody begins like another
-    Request { id: id(slot), sampling, ids, prompt_tokens }
+    Request { id: id(slot), claim: Claim::default(), sampling, ids, prompt_tokens }
 }
 
 /// Plans and commits one step in which every sampling row draws `token`. Gives (slot, len, draws) of each row.
@@ -87,7 +87,8 @@ fn a_request_that_is_over_on_arrival_ends_at_once() {
     ] {
         let mut scheduler = Scheduler::new(LIMITS);
         let sampling = Sampling { max_tokens, ignore_eos, ..Sampling::default() };
-        let request = Request { id: id(0), sampling, ids: ids.clone(), prompt_tokens: 1 };
+        let request =
+            Request { id: id(0), claim: Claim::default(), sampling, ids: ids.clone(), prompt_tokens: 1 };
         assert_eq!(scheduler.admit(request, 0), Ok(()));
         let got: Vec<_> = reasons(&mut scheduler).into_iter().map(|(_, reason, n)| (reason, n)).collect();
         assert_eq!(got, Vec::from_iter(end), "{ids:?} of {max_tokens:?}");
@@ -149,7 +150,7 @@ fn a_newcomer_leaves_room_for_its_own_next_token() {
 }
 
 #[test]
-fn discard_is_idempotent_in_every_state() {
+fn row_10_discard_is_idempotent_in_every_state() {
     let mut scheduler = Scheduler::new(Limits { max_num_seqs: 1, ..LIMITS });
     scheduler.discard(id(9));
     scheduler.admit(request(0, 3, Some(1)), 0).unwrap();

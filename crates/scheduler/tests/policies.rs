@@ -1,6 +1,6 @@
 //! Each policy by what it does first, and that none of them lets a request starve.
 
-use pinion_protocol::{RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling};
 use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
 
 const LIMITS: Limits = Limits {
@@ -16,6 +16,7 @@ const LIMITS: Limits = Limits {
 /// Nothing begins alike.
 const PLAIN: Policy = Policy {
     prefix_cache: false,
+    prefix_partial: false,
     admission: Admission::Fifo,
     prefill_chunk_tokens_max: None,
     prefill_rows_max: None,
@@ -26,7 +27,8 @@ const PLAIN: Policy = Policy {
 fn admit(scheduler: &mut Scheduler, slot: u16, len: usize, max_tokens: u32, now_ns: u64) {
     let sampling = Sampling { max_tokens: Some(max_tokens), ..Sampling::default() };
     let id = RequestId { frontend: 0, slot, generation: 1 };
-    let request = Request { id, sampling, ids: vec![7; len], prompt_tokens: len as u32 };
+    let request =
+        Request { id, claim: Claim::default(), sampling, ids: vec![7; len], prompt_tokens: len as u32 };
     scheduler.admit(request, now_ns).expect("it fits");
 }
 

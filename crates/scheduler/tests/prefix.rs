@@ -1,6 +1,6 @@
 //! What the prefix cache saves, and what it must not keep.
 
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
 
 const LIMITS: Limits = Limits {
@@ -17,7 +17,9 @@ fn admit(scheduler: &mut Scheduler, slot: u16, ids: Vec<u32>, max_tokens: u32) {
     let sampling = Sampling { max_tokens: Some(max_tokens), ..Sampling::default() };
     let prompt_tokens = ids.len() as u32;
     let id = RequestId { frontend: 0, slot, generation: 1 };
-    scheduler.admit(Request { id, sampling, ids, prompt_tokens }, 0).expect("it fits");
+    scheduler
+        .admit(Request { id, claim: Claim::default(), sampling, ids, prompt_tokens }, 0)
+        .expect("it fits");
 }
 
 /// One step in which every row that draws gets `result`. Gives (slot, start, len) of each row.
@@ -44,6 +46,10 @@ fn cached_tokens(scheduler: &mut Scheduler) -> Vec<u32> {
     scheduler.drain_finished().map(|ended| ended.finished.cached_tokens).collect()
 }
 
+fn whole_blocks() -> Policy {
+    Policy { prefix_partial: false, ..Policy::default() }
+}
+
 /// A prompt without a repetition.
 fn prompt(len: u32) -> Vec<u32> {
     (0..len).collect()
@@ -61,7 +67,7 @@ fn a_repeated_prompt_computes_only_what_is_not_covered() {
         (1000, 15, 0),     // less than a block
         (1000, 0, 0),      // nothing in common
     ] {
-        for (policy, covered) in [(Policy::default(), covered), (off, 0)] {
+        for (policy, covered) in [(whole_blocks(), covered), (off, 0)] {
             let mut scheduler = Scheduler::with_policy(LIMITS, policy);
             admit(&mut scheduler, 0, prompt(1000), 1);
             assert_eq!(run(&mut scheduler), 1000);
@@ -79,7 +85,7 @@ fn a_repeated_prompt_computes_only_what_is_not_covered() {
 
 #[test]
 fn generated_tokens_are_found_too() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
     admit(&mut scheduler, 0, prompt(20), 30);
     run(&mut scheduler);
     let next_turn = [prompt(20), vec![1; 30], prompt(3)].concat();
@@ -89,7 +95,7 @@ fn generated_tokens_are_found_too() {
 
 #[test]
 fn running_requests_share_and_at_idle_nothing_is_held() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
     admit(&mut scheduler, 0, prompt(100), 9);
     step(&mut scheduler, RowResult::Token(1));
     let held = scheduler.pool().held();
@@ -104,7 +110,7 @@ fn running_requests_share_and_at_idle_nothing_is_held() {
 /// Two that start in the same step compute the same; afterwards they share.
 #[test]
 fn blocks_of_the_same_contents_become_one() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
     admit(&mut scheduler, 0, prompt(64), 2);
     admit(&mut scheduler, 1, prompt(64), 2);
     let rows = scheduler.plan(0).rows.len();
@@ -115,7 +121,7 @@ fn blocks_of_the_same_contents_become_one() {
 
 #[test]
 fn a_preempted_request_finds_its_blocks_again() {
-    let mut scheduler = Scheduler::new(Limits { block_count: 9, ..LIMITS });
+    let mut scheduler = Scheduler::with_policy(Limits { block_count: 9, ..LIMITS }, whole_blocks());
     admit(&mut scheduler, 0, prompt(33), 60);
     admit(&mut scheduler, 1, vec![7; 48], 60);
     let mut rows = Vec::new();
@@ -134,7 +140,7 @@ fn a_preempted_request_finds_its_blocks_again() {
 #[test]
 fn a_request_that_failed_leaves_nothing_to_be_found() {
     let failed = RowResult::Failed(FaultCode::NonFinite);
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
     admit(&mut scheduler, 0, prompt(600), 9);
     for _ in 0..3 {
         step(&mut scheduler, failed); // two chunks, then the first draw
@@ -153,7 +159,7 @@ fn a_request_that_failed_leaves_nothing_to_be_found() {
 
 #[test]
 fn a_cleared_cache_finds_nothing_and_disturbs_nobody() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
     admit(&mut scheduler, 0, prompt(64), 1);
     run(&mut scheduler);
     admit(&mut scheduler, 1, prompt(40), 50);
@@ -166,4 +172,69 @@ fn a_cleared_cache_finds_nothing_and_disturbs_nobody() {
     run(&mut scheduler);
     scheduler.check();
     assert_eq!(scheduler.pool().held(), 0);
+}
+
+#[test]
+fn row_19_where_requests_part_within_a_block_the_later_one_copies_its_beginning() {
+    // (length of the second prompt, how much of it is the first one, tokens that are covered)
+    for (len, common, covered) in [
+        (1000, 1000, 999), // all but the one that is computed for its logits
+        (992, 992, 991),
+        (1200, 1000, 1000),
+        (1000, 500, 500),
+        (1000, 15, 15),
+        (1000, 0, 0),
+        (2, 1, 1),
+        (1, 1, 0),
+    ] {
+        let mut scheduler = Scheduler::new(LIMITS);
+        admit(&mut scheduler, 0, prompt(1000), 1);
+        assert_eq!(run(&mut scheduler), 1000);
+        let second = (0..len).map(|n| if n < common { n } else { 5000 + n }).collect();
+        admit(&mut scheduler, 1, second, 1);
+        let plan = scheduler.plan(0);
+        let (copies, row) = (plan.copies.clone(), plan.rows[0]);
+        assert_eq!(row.start, covered, "{len} tokens, {common} in common");
+        assert_eq!(copies.iter().map(|copy| copy.tokens).sum::<u32>(), covered % 16);
+        let blocks = scheduler.row(&row).blocks;
+        assert!(copies.iter().all(|copy| copy.to == blocks[covered as usize / 16] && copy.from != copy.to));
+        scheduler.end(row.id, pinion_protocol::frontend_inbox::FinishReason::Cancelled);
+        scheduler.commit(&[RowResult::Computed]);
+        scheduler.check();
+        assert_eq!(scheduler.pool().held(), 0);
+    }
+}
+
+/// What `n` choices of one prompt compute, one after the other and all at once.
+#[test]
+fn row_18_choices_of_a_short_prompt_compute_it_once_if_it_is_there() {
+    for (policy, in_turn) in [(Policy::default(), 30 + 3), (whole_blocks(), 30 + 3 * 14)] {
+        let mut scheduler = Scheduler::with_policy(LIMITS, policy);
+        let mut computed = 0;
+        for slot in 0..4 {
+            admit(&mut scheduler, slot, prompt(30), 9);
+            let rows = step(&mut scheduler, RowResult::Token(1));
+            computed += rows.iter().filter(|row| row.0 == slot).map(|row| row.2).sum::<u32>();
+        }
+        assert_eq!(computed, in_turn, "each after the first token of the one before");
+        run(&mut scheduler);
+        assert_eq!(scheduler.totals().prompt_tokens, u64::from(in_turn));
+
+        let mut scheduler = Scheduler::with_policy(LIMITS, policy);
+        (0..4).for_each(|slot| admit(&mut scheduler, slot, prompt(30), 9));
+        run(&mut scheduler);
+        assert_eq!(scheduler.totals().prompt_tokens, 4 * 30, "nothing is there when all start in one step");
+    }
+}
+
+#[test]
+fn row_19_what_was_copied_from_is_forgotten_with_the_request_that_failed() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    admit(&mut scheduler, 0, prompt(30), 1);
+    assert_eq!(run(&mut scheduler), 30);
+    admit(&mut scheduler, 1, prompt(30), 9);
+    assert_eq!(step(&mut scheduler, RowResult::Failed(FaultCode::NonFinite)), [(1, 29, 1)]);
+    admit(&mut scheduler, 2, prompt(30), 1);
+    assert_eq!(run(&mut scheduler), 30, "neither the whole block nor the copied one is found");
+    scheduler.check();
 }

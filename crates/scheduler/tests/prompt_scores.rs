@@ -2,7 +2,7 @@
 //! goes on; a request that only wants them ends without a token.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use pinion_scheduler::{Limits, Policy, Refusal, Request, RowResult, Scheduler};
 use std::collections::HashMap;
 
@@ -23,7 +23,13 @@ fn request(slot: u16, prompt: Vec<u32>, resumed: u32, asks: bool, max_tokens: u3
         Sampling { max_tokens: Some(max_tokens), prompt_logprobs: asks.then_some(1), ..Sampling::default() };
     let prompt_tokens = prompt.len() as u32;
     let ids = prompt.into_iter().chain(0..resumed).collect();
-    Request { id: RequestId { frontend: 0, slot, generation: 1 }, sampling, ids, prompt_tokens }
+    Request {
+        id: RequestId { frontend: 0, slot, generation: 1 },
+        claim: Claim::default(),
+        sampling,
+        ids,
+        prompt_tokens,
+    }
 }
 
 /// What came of a run: the prompt tokens that were reported for each request, in order, and why it ended.

@@ -4,6 +4,7 @@
 
 mod simulation;
 
+use pinion_protocol::Claim;
 use pinion_scheduler::{Admission, Limits, Policy};
 use proptest::prelude::*;
 use simulation::{Arrival, EOS, Exit, REQUESTS_MAX, Schedule, VOCABULARY, mix, simulate};
@@ -33,9 +34,10 @@ fn admission() -> impl Strategy<Value = Admission> {
 
 fn policy() -> impl Strategy<Value = Policy> {
     let some = |range: std::ops::Range<u32>| proptest::option::of(range);
-    (any::<bool>(), admission(), some(1..12), some(1..4), some(0..4), 0..8u32).prop_map(
-        |(prefix_cache, admission, chunk, rows, first_from, overtaken_max)| Policy {
+    (any::<(bool, bool)>(), admission(), some(1..12), some(1..4), some(0..4), 0..8u32).prop_map(
+        |((prefix_cache, prefix_partial), admission, chunk, rows, first_from, overtaken_max)| Policy {
             prefix_cache,
+            prefix_partial,
             admission,
             prefill_chunk_tokens_max: chunk,
             prefill_rows_max: rows,
@@ -55,7 +57,14 @@ fn prompt() -> impl Strategy<Value = Vec<u32>> {
     })
 }
 
-fn arrival() -> impl Strategy<Value = Arrival> {
+/// Nine of sixteen schedules have requests that are all alike.
+fn claims() -> impl Strategy<Value = (i32, u64)> {
+    (prop_oneof![3 => Just(1), 1 => Just(4)], prop_oneof![3 => Just(1), 1 => Just(3)])
+}
+
+fn arrival((priorities, tenants): (i32, u64)) -> impl Strategy<Value = Arrival> {
+    let claim = (0..priorities, 0..tenants, 1..4u32);
+    let claim = claim.prop_map(|(priority, tenant, weight)| Claim { priority: priority - 1, tenant, weight });
     let exit = prop_oneof![
         6 => Just(None),
         1 => (0..40u32).prop_map(|after| Some(Exit::Cancel(after))),
@@ -63,8 +72,9 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         1 => (0..40u32).prop_map(|after| Some(Exit::Discard(after))),
         1 => (0..40u32).prop_map(|after| Some(Exit::Fail(after))),
     ];
-    (0..60u32, prompt(), 0..4u32, 1..30u32, any::<bool>(), exit).prop_map(
-        |(at_step, prompt, resumed, max_tokens, ignore_eos, exit)| Arrival {
+    (claim, 0..60u32, prompt(), 0..4u32, 1..30u32, any::<bool>(), exit).prop_map(
+        |(claim, at_step, prompt, resumed, max_tokens, ignore_eos, exit)| Arrival {
+            claim,
             at_step,
             prompt,
             resumed,
@@ -77,7 +87,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 
 fn schedule() -> impl Strategy<Value = Schedule> {
     let clear_every = proptest::option::weighted(0.2, 5..20u32);
-    let arrivals = proptest::collection::vec(arrival(), 1..24);
+    let arrivals = claims().prop_flat_map(|claims| proptest::collection::vec(arrival(claims), 1..24));
     (limits(), policy(), arrivals, clear_every, any::<bool>()).prop_map(
         |(limits, policy, arrivals, clear_every, ahead)| Schedule {
             limits,
@@ -97,7 +107,7 @@ proptest! {
     #![proptest_config(cases(10_000))]
 
     #[test]
-    fn every_request_gets_what_it_gets_alone(schedule in schedule()) {
+    fn row_09_every_request_ends_once_with_what_it_gets_alone(schedule in schedule()) {
         simulate(schedule);
     }
 }
@@ -106,7 +116,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn with_and_without_the_prefix_cache_the_same_tokens_come_out(schedule in schedule()) {
+    fn row_19_with_and_without_the_prefix_cache_the_same_tokens_come_out(schedule in schedule()) {
         let with = |prefix_cache| {
             let policy = Policy { prefix_cache, ..schedule.policy };
             simulate(Schedule { policy, ..schedule.clone() })
@@ -134,9 +144,25 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(1000))]
+
+    #[test]
+    fn row_18_with_and_without_copies_of_block_beginnings_the_same_tokens_come_out(schedule in schedule()) {
+        let with = |prefix_partial| {
+            let policy = Policy { prefix_cache: true, prefix_partial, ..schedule.policy };
+            simulate(Schedule { policy, ..schedule.clone() })
+        };
+        let (on, off) = (with(true), with(false));
+        for (id, tokens) in &on.tokens {
+            prop_assert_eq!(off.tokens.get(id).unwrap_or(tokens), tokens);
+        }
+    }
+}
+
 /// The random schedules would prove little if none of them ever ran out of blocks or found a prefix.
 #[test]
-fn a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
+fn row_18_a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
     let limits = Limits {
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
@@ -149,7 +175,15 @@ fn a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
     let arrival = |n: u32| {
         let prompt = [vec![5; 9], vec![n % 3 + 1; 4]].concat();
         let max_tokens = 18;
-        Arrival { at_step: 4 * n, prompt, resumed: 0, max_tokens, ignore_eos: false, exit: None }
+        Arrival {
+            claim: Claim::default(),
+            at_step: 4 * n,
+            prompt,
+            resumed: 0,
+            max_tokens,
+            ignore_eos: false,
+            exit: None,
+        }
     };
     let policies =
         [Admission::Fifo, Admission::Pack, Admission::Shortest, Admission::Deadline { target_ns: 9 }];

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling};
 use pinion_scheduler::{Limits, Request, RowResult, Scheduler};
 
 const EOS: u32 = 9;
@@ -69,5 +69,5 @@ fn limits() -> Limits {
 }
 
 fn request(id: RequestId, sampling: Sampling, ids: Vec<u32>) -> Request {
-    Request { id, sampling, ids, prompt_tokens: 2 }
+    Request { id, claim: Claim::default(), sampling, ids, prompt_tokens: 2 }
 }

@@ -1,6 +1,6 @@
 //! The prefix cache from outside: what is found again, what it saves, and how it is emptied.
 
-use pinion_testkit::{Answer, Api, End, PATIENCE, Server, wait_until};
+use pinion_testkit::{Answer, Api, End, PATIENCE, Server, fake_model, wait_until};
 use serde_json::{Value, json};
 
 const KEY: &str = "sk-operator";
@@ -75,4 +75,35 @@ fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
     assert_eq!(reset(&server, &key), 200, "an idle engine hears it too");
     assert_eq!(server.metric("pinion_kv_blocks_cached"), 0.0);
     server.stop();
+}
+
+/// Prompts of 1000 tokens: what is computed is what the cache does not cover, and the answers are those without it.
+#[test]
+fn row_19_a_prompt_that_is_known_costs_only_what_is_new() {
+    let long = |own: usize| format!("{}{}", "x".repeat(1000 - own), "y".repeat(own));
+    // The prompt's own last tokens, and what is computed: with copies, with whole blocks of 16 only, without the cache.
+    let turns = [(0, [1000, 1000, 1000]), (0, [1, 8, 1000]), (200, [200, 200, 1000]), (5, [5, 8, 1000])];
+    for (place, flag) in
+        [None, Some("--no-prefix-partial"), Some("--no-prefix-cache")].into_iter().enumerate()
+    {
+        let folder = fake_model(2048);
+        let flags: Vec<&str> = ["--backend", "fake", "--block-size", "16"].into_iter().chain(flag).collect();
+        let server = Server::start(folder.path(), &flags);
+        let oracle = server.oracle();
+        for (own, computed) in turns {
+            let before = server.metric("pinion_engine_prompt_tokens_total");
+            let prompt = long(own);
+            let ids = oracle.encode(&prompt);
+            assert_eq!(ids.len(), 1000, "a token is a byte");
+            let answer = server.ask(Api::Completions, &json!({"prompt": prompt, "max_tokens": 40}));
+            assert_eq!(answer.text, oracle.text(&ids, 40), "{flag:?}");
+            let after = server.metric("pinion_engine_prompt_tokens_total");
+            assert_eq!(after - before, f64::from(computed[place]), "{flag:?}: {own} new tokens");
+        }
+        let blocks = ["used", "cached", "free", "total"];
+        let [used, cached, free, total] =
+            blocks.map(|what| server.metric(&format!("pinion_kv_blocks_{what}")));
+        assert_eq!(used + cached + free, total, "held + cached + free = total");
+        server.stop();
+    }
 }

@@ -54,7 +54,7 @@ fn check(server: &Server, seed: u64) {
 }
 
 #[test]
-fn sixty_four_streams_get_exactly_their_own_text() {
+fn row_11_sixty_four_streams_get_exactly_their_own_text() {
     let server = Server::fake(&["--fake-step-us", "1000"]);
     check(&server, SEED);
     server.stop();
@@ -71,7 +71,7 @@ fn with_fewer_places_than_streams_and_little_kv() {
 }
 
 #[test]
-fn with_two_processes_of_every_kind_that_can_have_two() {
+fn row_07_with_two_processes_of_every_kind_that_can_have_two() {
     let flags = ["--frontends", "2", "--tokenizers", "2", "--detokenizers", "2", "--fake-step-us", "200"];
     let server = Server::fake(&flags);
     let names: Vec<String> = server.roles().into_iter().map(|role| role.name).collect();
@@ -92,7 +92,7 @@ fn tokens_arrive_while_the_answer_is_being_made() {
 }
 
 #[test]
-fn past_the_limit_requests_are_told_to_come_back() {
+fn row_08_past_the_limit_requests_are_told_to_come_back() {
     let server = Server::fake(&["--max-inflight", "4", "--fake-step-us", "50000"]);
     let body = json!({"prompt": "busy", "max_tokens": 500, "stream": true}).to_string();
     let mut open = Vec::new();

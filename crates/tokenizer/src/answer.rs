@@ -98,7 +98,7 @@ impl Tokenizer {
         self.check_vocabulary(&submit.resume, "resume")?;
         ids.extend_from_slice(&submit.resume);
         sampling.max_tokens = Some(max_tokens);
-        Ok(Admit { id: submit.id, sampling, ids, prompt_tokens })
+        Ok(Admit { id: submit.id, claim: submit.claim, sampling, ids, prompt_tokens })
     }
 
     fn encoded(&self, encode: Encode, unix_seconds: i64) -> Result<Encoded, Fault> {

@@ -5,11 +5,12 @@
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::Reject;
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json};
 use pinion_tokenizer::{Answer, Limits, Tokenizer};
 use std::path::Path;
 
+const CLAIM: Claim = Claim { tenant: 5, priority: -1, weight: 2 };
 const ID: RequestId = RequestId { frontend: 0, slot: 3, generation: 9 };
 /// 2024-08-01, noon.
 const NOW: i64 = 1_722_513_600;
@@ -35,7 +36,7 @@ fn messages(json: &str) -> Prompt {
 
 fn submit(prompt: Prompt, max_tokens: Option<u32>, resume: &[u32]) -> TokenizerRecord {
     let sampling = Sampling { seed: 7, top_k: Some(5), max_tokens, ..Sampling::default() };
-    TokenizerRecord::Submit(Submit { id: ID, sampling, prompt, resume: resume.to_vec() })
+    TokenizerRecord::Submit(Submit { id: ID, claim: CLAIM, sampling, prompt, resume: resume.to_vec() })
 }
 
 fn admitted(record: TokenizerRecord) -> Admit {
@@ -81,7 +82,13 @@ fn what_fits_is_admitted_with_its_room() {
 fn min_tokens_must_fit_the_room() {
     let with = |min_tokens, max_tokens| {
         let sampling = Sampling { max_tokens, min_tokens, ..Sampling::default() };
-        TokenizerRecord::Submit(Submit { id: ID, sampling, prompt: text("ab"), resume: Vec::new() })
+        TokenizerRecord::Submit(Submit {
+            id: ID,
+            claim: CLAIM,
+            sampling,
+            prompt: text("ab"),
+            resume: Vec::new(),
+        })
     };
     assert_eq!(admitted(with(62, None)).sampling.min_tokens, 62);
     assert_eq!(rejected(with(63, None)).fault.param.as_deref(), Some("min_tokens"));

@@ -1,7 +1,7 @@
 //! Options that hold lists, and the one of them that is a secret.
 
 use crate::tree::{Tree, run_on, serve, serve_result};
-use pinion_config::{Command, Config, Machine};
+use pinion_config::{Command, Config, FairShare, Machine};
 
 fn machine() -> Machine {
     Machine::uniform(4, 1)
@@ -61,5 +61,30 @@ fn a_key_is_never_shown() {
     for args in [vec!["--api-key", &bad], vec!["--api-key=sk,,x"], vec!["--config", nested.as_str()]] {
         let faults = serve_result(&machine(), &model, &args, &[("PINION_API_KEY", &bad)]).unwrap_err();
         assert!(!faults.to_string().contains("sk"), "{faults}");
+    }
+}
+
+#[test]
+fn fair_shares_are_by_nobody_key_or_user_and_weights_are_one_for_each_key() {
+    let (machine, model) = (Machine::uniform(4, 1), Tree::gpt2());
+    let keys = "--api-key=sk-a,sk-b";
+    for (args, by, weights) in [
+        (&[][..], FairShare::Off, &[][..]),
+        (&["--fair-share=key", keys], FairShare::Key, &[]),
+        (&["--fair-share", "user"], FairShare::User, &[]),
+        (&["--fair-share=key", keys, "--api-key-weights=1, 1000"], FairShare::Key, &[1, 1000]),
+    ] {
+        let config = serve(&machine, &model, args, &[]);
+        assert_eq!((config.fairness.by, &config.fairness.key_weights[..]), (by, weights), "{args:?}");
+    }
+    for (weights, reason) in [
+        ("--api-key-weights=1", "1 weights, and there are 2"),
+        ("--api-key-weights=1,0", "no whole number from 1 to 1000"),
+        ("--api-key-weights=1,1001", "no whole number from 1 to 1000"),
+        ("--api-key-weights=1,x", "no whole number from 1 to 1000"),
+        ("--admission=priority", "works with each"),
+    ] {
+        let faults = serve_result(&machine, &model, &[keys, weights], &[]).expect_err(weights).to_string();
+        assert!(faults.contains(reason), "{weights}: {faults}");
     }
 }

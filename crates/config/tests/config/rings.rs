@@ -9,7 +9,7 @@ use pinion_protocol::limits::{
 };
 use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit};
-use pinion_protocol::{Peer, RequestId, Role, Sampling};
+use pinion_protocol::{Claim, Peer, RequestId, Role, Sampling};
 use proptest::prelude::*;
 
 const ID: RequestId = RequestId { frontend: 0, slot: 1, generation: 2 };
@@ -74,13 +74,20 @@ fn check_largest(config: &Config) -> Result<(), String> {
     let text = Prompt::Text("x".repeat(config.body_bytes_max));
     let ids = Prompt::Ids(vec![1; config.body_bytes_max / 2]);
     for prompt in [text, ids] {
-        Submit { id: ID, sampling: sampling.clone(), prompt, resume: resume.clone() }.encode(&mut bytes);
+        Submit {
+            id: ID,
+            claim: Claim::default(),
+            sampling: sampling.clone(),
+            prompt,
+            resume: resume.clone(),
+        }
+        .encode(&mut bytes);
         fits(&bytes, Role::Frontend, Role::Tokenizer)?;
     }
     let stop = vec!["s".repeat(STOP_STRING_BYTES_MAX); STOP_STRINGS_MAX];
     Open { id: ID, stop, include_stop: false, resume: resume.clone() }.encode(&mut bytes);
     fits(&bytes, Role::Frontend, Role::Detokenizer)?;
-    Admit { id: ID, sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
+    Admit { id: ID, claim: Claim::default(), sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
     fits(&bytes, Role::Tokenizer, Role::Engine)?;
     let event = TokenEvent {
         id: ID,

@@ -5,6 +5,7 @@ use pinion_config::{AdmissionKind, Machine, Scheduling};
 
 const DEFAULT: Scheduling = Scheduling {
     prefix_cache: true,
+    prefix_partial: true,
     admission: AdmissionKind::Fifo,
     ttft_target_ms: 200,
     prefill_chunk_size: None,
@@ -21,6 +22,7 @@ fn each_switch_sets_its_own_field() {
     for (args, expected) in [
         (&[][..], DEFAULT),
         (&["--no-prefix-cache"], Scheduling { prefix_cache: false, ..DEFAULT }),
+        (&["--no-prefix-partial"], Scheduling { prefix_partial: false, ..DEFAULT }),
         (&["--no-fill-to-target"], Scheduling { fill_to_target: false, ..DEFAULT }),
         (&["--no-overlap"], Scheduling { overlap: false, ..DEFAULT }),
         (&["--admission=pack"], admission(AdmissionKind::Pack)),

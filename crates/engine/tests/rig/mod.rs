@@ -16,7 +16,7 @@ use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::prompt_scores::decode_prompt;
 use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{Peer, RequestId, Role, Sampling};
+use pinion_protocol::{Claim, Peer, RequestId, Role, Sampling};
 use pinion_scheduler::{Limits, Policy};
 use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
@@ -149,7 +149,7 @@ impl Rig {
     pub fn admit(&mut self, id: RequestId, ids: &[u32], prompt_tokens: usize, sampling: Sampling) {
         let mut bytes = Vec::new();
         let prompt_tokens = prompt_tokens as u32;
-        Admit { id, sampling, ids: ids.to_vec(), prompt_tokens }.encode(&mut bytes);
+        Admit { id, claim: Claim::default(), sampling, ids: ids.to_vec(), prompt_tokens }.encode(&mut bytes);
         self.post(id.slot, engine_inbox::kind::ADMIT, &bytes);
     }
 

@@ -72,6 +72,11 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal))),
     plain("pinion_kv_blocks_cached", Gauge, "KV blocks kept for requests that begin alike.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksCached))),
+    plain("pinion_kv_blocks_free", Gauge, "KV blocks that hold nothing; with the used and the cached ones all there are.",
+        |view, series| {
+            let taken = view.sum(Role::Engine, Word::KvBlocksUsed) + view.sum(Role::Engine, Word::KvBlocksCached);
+            series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal).saturating_sub(taken));
+        }),
     plain("pinion_prefix_cache_queries_total", Counter, "Tokens looked for in the prefix cache.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::PrefixQueryTokens))),
     plain("pinion_prefix_cache_hits_total", Counter, "Tokens found in the prefix cache.",

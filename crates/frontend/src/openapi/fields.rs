@@ -97,6 +97,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("min_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0}"#), "At most what may be generated."),
     field("include_stop_str_in_output", ALL, Shape::Boolean, "Send what ended the text."),
     field("seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same seed gives the same text."),
+    field("priority", ALL, Shape::Integer { min: i32::MIN as i128, max: INT }, "A lower value is served earlier."),
+    field("user", ALL, Shape::Schema(r#"{"type": ["string", "null"], "maxLength": 512}"#), "On whose account the request runs where fair shares are by user."),
     field("stop", ALL, Shape::Schema(STOP), "Strings that end the text."),
     field("stream", ALL, Shape::Boolean, "Answer as server-sent events; as bare text from /generate."),
     field("stream_options", ALL, Shape::Schema(STREAM_OPTIONS), "Only with stream: include_usage sends the counts."),

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests; each test binary uses some of them")]
 
-use pinion_config::{ApiKeys, Edge, Topology};
+use pinion_config::{ApiKeys, Edge, Fairness, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::app::{App, Numbers, Settings};
 use pinion_frontend::health::Health;
@@ -91,6 +91,7 @@ impl Default for Options {
             write_timeout: long,
             fast_sse: true,
             api_keys: ApiKeys::default(),
+            fairness: Fairness::default(),
             cors_origins: Vec::new(),
             keep_alive: None,
             vllm_metrics: true,

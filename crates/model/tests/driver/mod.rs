@@ -119,6 +119,7 @@ fn run_step(
         positions: &positions,
         rows: &rows,
         blocks: &blocks,
+        copies: &[],
         shaping: &Unshaped,
     };
     model.step(&batch, out).expect("a step of a well-formed batch");

@@ -7,7 +7,7 @@
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
 use pinion_scheduler::{
     Admission, Ended, Limits, PlanRow, Policy, Refusal, Request, RowResult, Scheduler, Totals,
 };
@@ -18,6 +18,10 @@ pub const EOS: u32 = 0;
 pub const REQUESTS_MAX: u32 = 16;
 /// A step with prompts first may leave a decode out, this many times in a row at most.
 const PREFILL_FIRST_STEPS_MAX: u32 = 4;
+/// More important ones may take a request's blocks away so often.
+const OUTRANKED_MAX: u32 = 4;
+/// Every so many starts go to the oldest request, if it has aged.
+const AGED_STARTS_EVERY: u64 = 4;
 
 pub fn mix(state: u64, value: u64) -> u64 {
     let mut x = (state ^ value.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -60,6 +64,19 @@ impl Mock {
     fn at(&mut self, blocks: &[u32], position: usize) -> &mut u64 {
         &mut self.kv
             [blocks[position / self.block_size] as usize * self.block_size + position % self.block_size]
+    }
+
+    /// Carries out the copies of the current plan. Nobody reads where they write.
+    fn copy(&mut self, scheduler: &Scheduler) {
+        let plan = scheduler.current_plan();
+        for (at, copy) in plan.copies.iter().enumerate() {
+            assert!(copy.tokens > 0 && copy.tokens <= self.block_size as u32);
+            assert!(plan.copies[..at].iter().all(|earlier| earlier.to != copy.to && earlier.to != copy.from));
+            let holders = plan.rows.iter().filter(|row| scheduler.row(row).blocks.contains(&copy.to)).count();
+            assert_eq!(holders, 1, "a copy is for one");
+            let [from, to] = [copy.from, copy.to].map(|block| block as usize * self.block_size);
+            self.kv.copy_within(from..from + copy.tokens as usize, to);
+        }
     }
 
     /// Computes a row. What a poisoned row writes is wrong.
@@ -117,6 +134,7 @@ pub enum Exit {
 
 #[derive(Debug, Clone)]
 pub struct Arrival {
+    pub claim: Claim,
     pub at_step: u32,
     pub prompt: Vec<u32>,
     pub resumed: u32,
@@ -163,6 +181,9 @@ struct Simulation {
     watched: HashMap<RequestId, Watched>,
     /// Most steps in which the requests so far can be done: one of them advances in each.
     work_steps: u32,
+    /// Whether requests differ in priority, and in tenant.
+    ranked: bool,
+    shared: bool,
 }
 
 /// What came of a schedule.
@@ -187,6 +208,8 @@ pub fn simulate(schedule: Schedule) -> Outcome {
         in_flight: VecDeque::new(),
         watched: HashMap::new(),
         work_steps: 0,
+        ranked: arrivals.iter().any(|arrival| arrival.claim.priority != arrivals[0].claim.priority),
+        shared: arrivals.iter().any(|arrival| arrival.claim.tenant != arrivals[0].claim.tenant),
     };
     let mut arrivals = arrivals.into_iter().enumerate().peekable();
     let mut again = true;
@@ -223,7 +246,7 @@ impl Simulation {
         // The mock takes no notice, but the scheduler must.
         let frequency_penalty = if slot.is_multiple_of(5) { 0.5 } else { 0.0 };
         let sampling = Sampling { max_tokens, ignore_eos, frequency_penalty, ..Sampling::default() };
-        let request = Request { id, sampling, ids, prompt_tokens };
+        let request = Request { id, claim: arrival.claim, sampling, ids, prompt_tokens };
         let length = prompt_tokens + arrival.max_tokens;
         let fits = length <= limits.max_model_len.min(limits.block_count * limits.block_size);
         let present = self.scheduler.running().len() + self.scheduler.waiting().len();
@@ -236,7 +259,9 @@ impl Simulation {
                 let pauses = self.schedule.policy.prefill_first_from.map_or(0, |_| PREFILL_FIRST_STEPS_MAX);
                 // Ahead, a step that is not launched may stand between two that are.
                 let turns = if self.schedule.ahead { 2 * length + 2 } else { length };
-                self.work_steps += turns * (1 + pauses);
+                // Work that more important ones undo is done again.
+                let repeats = if self.ranked { OUTRANKED_MAX } else { 0 };
+                self.work_steps += turns * (1 + pauses) * (1 + repeats);
                 let watched = Watched {
                     got: expected[..resumed].to_vec(),
                     deadline: self.step + self.work_steps,
@@ -307,6 +332,7 @@ impl Simulation {
     /// Plans a step and computes it, as a device does that runs steps in the order of their launches.
     fn launch(&mut self) -> bool {
         let Some(rows) = self.plan() else { return false };
+        self.mock.copy(&self.scheduler);
         self.mock.check_writes(&self.scheduler, &rows);
         let mut results = Vec::new();
         for row in &rows {
@@ -377,15 +403,20 @@ impl Simulation {
             if watched.ended.is_some() || watched.discarded {
                 continue;
             }
-            if policy.admission == Admission::Fifo {
+            if policy.admission == Admission::Fifo && !self.ranked && !self.shared {
                 assert!(self.step <= watched.deadline, "{id} starves");
             }
             let again = totals.preemptions - watched.before.preemptions;
-            let turns = u64::from(policy.overtaken_max) + watched.present + again;
+            let each = if self.ranked { AGED_STARTS_EVERY } else { 1 };
+            let turns = u64::from(policy.overtaken_max) + each * (watched.present + again + 1);
             let starts = totals.starts - watched.before.starts;
             // Those of the step in which its own turn comes may be counted as well.
             let in_a_step = u64::from(limits.max_num_seqs);
-            assert!(watched.started || starts <= turns + in_a_step, "{id} is overtaken too often");
+            // Between tenants it is tokens, not starts, that are bounded.
+            assert!(
+                watched.started || self.shared || starts <= turns + in_a_step,
+                "{id} is overtaken too often"
+            );
         }
     }
 

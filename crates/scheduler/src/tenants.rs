@@ -1,0 +1,194 @@
+//! Fair shares: how many tokens each tenant was served, weighted, so that the one that was served least goes next.
+//!
+//! This is the virtual token counter of Sheng et al. (Fairness in Serving Large Language Models, OSDI 2024): a tenant
+//! is charged for the prompt tokens that its requests compute when they first start, and for each token drawn. Who comes
+//! (back) starts at the least of those who are here, so nobody saves up a claim while away. Two tenants that both have
+//! requests waiting all the time are served tokens whose difference is bounded by what one of them can start at once.
+//!
+//! With one tenant all of this changes nothing.
+
+use std::collections::HashMap;
+
+/// Tenants without a request that are remembered, so that who pauses does not come back as if new.
+const IDLE_TENANTS_MAX: usize = 1024;
+/// What a token costs a tenant of weight 1.
+const TOKEN_UNITS: u64 = 1 << 16;
+
+#[derive(Debug, Clone)]
+struct Tenant {
+    name: u64,
+    weight: u32,
+    /// In units.
+    served: u64,
+    starts: u64,
+    /// Requests that are here.
+    requests: u32,
+}
+
+/// The bounded table of those who have requests here, and of some who had.
+#[derive(Debug, Clone)]
+pub(crate) struct Tenants {
+    table: Vec<Tenant>,
+    by_name: HashMap<u64, u32>,
+    capacity: usize,
+    /// Tenants with requests here.
+    live: u32,
+    /// What the last one to leave had been served.
+    floor: u64,
+}
+
+impl Tenants {
+    /// For so many requests at a time. Nothing is allocated later.
+    pub(crate) fn new(requests_max: u32) -> Self {
+        let capacity = requests_max as usize + IDLE_TENANTS_MAX;
+        Tenants {
+            table: Vec::with_capacity(capacity),
+            by_name: HashMap::with_capacity(capacity),
+            capacity,
+            live: 0,
+            floor: 0,
+        }
+    }
+
+    /// One more request of a tenant. Gives the tenant's place in the table, which it keeps while it has requests.
+    /// O(1), or O(tenants) for the first request of one.
+    pub(crate) fn enter(&mut self, name: u64, weight: u32) -> u32 {
+        let index = match self.by_name.get(&name) {
+            Some(&index) => index,
+            None => self.insert(name),
+        };
+        let here = self.table.iter().filter(|tenant| tenant.requests > 0).map(|tenant| tenant.served);
+        let least =
+            if self.table[index as usize].requests > 0 { 0 } else { here.min().unwrap_or(self.floor) };
+        let tenant = &mut self.table[index as usize];
+        tenant.weight = weight.max(1);
+        tenant.served = tenant.served.max(least);
+        tenant.requests += 1;
+        self.live += u32::from(tenant.requests == 1);
+        index
+    }
+
+    /// Takes a new place, or else that of the tenant without requests that was served least: it loses the least.
+    fn insert(&mut self, name: u64) -> u32 {
+        let tenant = Tenant { name, weight: 1, served: 0, starts: 0, requests: 0 };
+        let index = if self.table.len() < self.capacity {
+            self.table.push(tenant);
+            self.table.len() - 1
+        } else {
+            let idle = self.table.iter().enumerate().filter(|(_, tenant)| tenant.requests == 0);
+            let (index, _) =
+                idle.min_by_key(|(_, tenant)| tenant.served).expect("there are more places than requests");
+            let old = std::mem::replace(&mut self.table[index], tenant);
+            self.by_name.remove(&old.name);
+            index
+        };
+        self.by_name.insert(name, index as u32);
+        index as u32
+    }
+
+    /// A request has left.
+    pub(crate) fn leave(&mut self, index: u32) {
+        let tenant = &mut self.table[index as usize];
+        tenant.requests -= 1;
+        if tenant.requests == 0 {
+            self.floor = tenant.served;
+            self.live -= 1;
+        }
+    }
+
+    /// One of its requests has started.
+    pub(crate) fn started(&mut self, index: u32) {
+        self.table[index as usize].starts += 1;
+    }
+
+    /// Starts of its requests since it is in the table.
+    pub(crate) fn starts(&self, index: u32) -> u64 {
+        self.table[index as usize].starts
+    }
+
+    /// It is served so many tokens.
+    pub(crate) fn charge(&mut self, index: u32, tokens: u32) {
+        let tenant = &mut self.table[index as usize];
+        let units = u64::from(tokens) * TOKEN_UNITS / u64::from(tenant.weight);
+        tenant.served = tenant.served.saturating_add(units);
+    }
+
+    /// What it was served, weighted.
+    pub(crate) fn served(&self, index: u32) -> u64 {
+        self.table[index as usize].served
+    }
+
+    /// Tenants with requests here.
+    pub(crate) fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Checks the counts against the tenants of all requests that are here.
+    pub(crate) fn check(&self, tenants_of_requests: impl Iterator<Item = u32>) {
+        let requests: u32 = self.table.iter().map(|tenant| tenant.requests).sum();
+        let mut count = 0;
+        for index in tenants_of_requests {
+            assert!(self.table[index as usize].requests > 0, "a request's tenant is here");
+            count += 1;
+        }
+        assert_eq!(requests, count, "every request has one tenant");
+        assert_eq!(self.live as usize, self.table.iter().filter(|tenant| tenant.requests > 0).count());
+        assert_eq!(self.by_name.len(), self.table.len(), "every tenant can be found");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: u64 = TOKEN_UNITS;
+
+    #[test]
+    fn who_comes_starts_at_the_least_of_those_who_are_here() {
+        let mut tenants = Tenants::new(8);
+        let [a, b] = [1, 2].map(|name| tenants.enter(name, 1));
+        tenants.charge(a, 100);
+        tenants.charge(b, 40);
+        let c = tenants.enter(3, 1);
+        assert_eq!(tenants.served(c), 40 * TOKEN, "a new one");
+        tenants.leave(b);
+        tenants.charge(c, 50);
+        assert_eq!(tenants.enter(2, 1), b);
+        assert_eq!(tenants.served(b), 90 * TOKEN, "one that paused has saved nothing");
+        tenants.leave(a);
+        assert_eq!(tenants.enter(1, 1), a);
+        assert_eq!(tenants.served(a), 100 * TOKEN, "and has not lost what it owed");
+        [a, b, c].into_iter().for_each(|tenant| tenants.leave(tenant));
+        let d = tenants.enter(4, 1);
+        assert_eq!(
+            (tenants.served(d), tenants.live()),
+            (90 * TOKEN, 1),
+            "nobody is here: as the last who left"
+        );
+        tenants.check([d].into_iter());
+    }
+
+    #[test]
+    fn a_weight_divides_the_cost() {
+        let mut tenants = Tenants::new(8);
+        let [one, four] = [(1, 1), (2, 4)].map(|(name, weight)| tenants.enter(name, weight));
+        tenants.charge(one, 10);
+        tenants.charge(four, 40);
+        assert_eq!(tenants.served(one), tenants.served(four));
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_forgets_the_idle_one_that_was_served_least() {
+        let mut tenants = Tenants::new(2);
+        let stays = tenants.enter(u64::MAX, 1);
+        for name in 0..10 * IDLE_TENANTS_MAX as u64 {
+            let index = tenants.enter(name, 1);
+            tenants.charge(index, if name == 7 { 1 << 20 } else { 1 });
+            tenants.leave(index);
+        }
+        assert_eq!(tenants.table.len(), 2 + IDLE_TENANTS_MAX);
+        assert!(tenants.by_name.contains_key(&7), "whoever owes most is remembered longest");
+        assert!(tenants.by_name.contains_key(&u64::MAX), "whoever is here is not forgotten");
+        tenants.check([stays].into_iter());
+    }
+}

@@ -1,0 +1,218 @@
+//! Priorities and fair shares: who goes next, who gives way, and that nobody waits for ever.
+
+use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
+use std::collections::HashMap;
+
+const LIMITS: Limits = Limits {
+    max_num_seqs: 1,
+    max_num_batched_tokens: 16,
+    max_requests: 256,
+    max_model_len: 1024,
+    block_size: 4,
+    block_count: 1000,
+    eos: None,
+};
+
+const ADMISSIONS: [Admission; 4] =
+    [Admission::Fifo, Admission::Pack, Admission::Shortest, Admission::Deadline { target_ns: 1000 }];
+
+fn plain(admission: Admission) -> Policy {
+    Policy { prefix_cache: false, admission, ..Policy::default() }
+}
+
+fn id(slot: u16) -> RequestId {
+    RequestId { frontend: 0, slot, generation: 1 }
+}
+
+fn admit(scheduler: &mut Scheduler, slot: u16, claim: Claim, len: usize, max_tokens: u32) {
+    let sampling = Sampling { max_tokens: Some(max_tokens), ..Sampling::default() };
+    let request = Request { id: id(slot), claim, sampling, ids: vec![7; len], prompt_tokens: len as u32 };
+    scheduler.admit(request, u64::from(slot)).expect("it fits");
+}
+
+fn ranked(priority: i32) -> Claim {
+    Claim { priority, ..Claim::default() }
+}
+
+fn of_tenant(tenant: u64, weight: u32) -> Claim {
+    Claim { tenant, weight, ..Claim::default() }
+}
+
+/// One step. Gives the slots of its rows, and how many tokens each was served.
+fn step(scheduler: &mut Scheduler) -> Vec<(u16, u32)> {
+    let rows = scheduler.plan(0).rows.clone();
+    let result = |draws| if draws { RowResult::Token(1) } else { RowResult::Computed };
+    let results: Vec<RowResult> = rows.iter().map(|row| result(row.draw.is_some())).collect();
+    scheduler.commit(&results);
+    scheduler.check();
+    let _ = scheduler.drain_finished();
+    let prompt = |len: u32| if len > 1 { len } else { 0 };
+    rows.iter().map(|row| (row.id.slot, prompt(row.len) + u32::from(row.draw.is_some()))).collect()
+}
+
+/// The order in which the requests first ran.
+fn order(scheduler: &mut Scheduler) -> Vec<u16> {
+    let mut seen = Vec::new();
+    while !scheduler.is_empty() {
+        for (slot, _) in step(scheduler) {
+            if !seen.contains(&slot) {
+                seen.push(slot);
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn row_16_a_lower_priority_value_goes_first_and_the_policy_orders_its_equals() {
+    // (length, priority) in order of arrival.
+    let arrivals = [(9, 0), (2, 5), (5, -1), (8, -1), (2, 0), (2, -1)];
+    for (admission, expected) in [
+        (Admission::Fifo, [2, 3, 5, 0, 4, 1]),
+        (Admission::Pack, [5, 2, 3, 4, 0, 1]),
+        (Admission::Shortest, [5, 2, 3, 4, 0, 1]),
+        (Admission::Deadline { target_ns: 1000 }, [2, 3, 5, 0, 4, 1]),
+    ] {
+        let mut scheduler = Scheduler::with_policy(LIMITS, plain(admission));
+        for (slot, (len, priority)) in arrivals.into_iter().enumerate() {
+            admit(&mut scheduler, slot as u16, ranked(priority), len, 1);
+        }
+        assert_eq!(order(&mut scheduler), expected, "{admission:?}");
+    }
+}
+
+#[test]
+fn row_16_the_least_important_gives_its_blocks_and_of_equals_the_last() {
+    let limits = Limits { max_num_seqs: 3, block_count: 6, ..LIMITS };
+    for (priorities, victim) in
+        [([0, 0, 0], 2), ([5, 0, 0], 0), ([0, 5, 0], 1), ([-1, 3, 3], 2), ([1, 0, -9], 0)]
+    {
+        let mut scheduler = Scheduler::with_policy(limits, plain(Admission::Fifo));
+        for (slot, priority) in priorities.into_iter().enumerate() {
+            // Two blocks each; the pool is full when all run, and each needs a third one.
+            admit(&mut scheduler, slot as u16, ranked(priority), 5, 8);
+        }
+        while scheduler.totals().preemptions == 0 {
+            step(&mut scheduler);
+        }
+        let waiting: Vec<u16> = scheduler.waiting().map(|id| id.slot).collect();
+        assert_eq!(waiting, [victim], "{priorities:?}");
+        order(&mut scheduler);
+    }
+}
+
+/// A request of low importance against important ones that never stop coming.
+#[test]
+fn row_16_no_priority_starves_another() {
+    for admission in ADMISSIONS {
+        let policy = Policy { overtaken_max: 10, ..plain(admission) };
+        let mut scheduler = Scheduler::with_policy(LIMITS, policy);
+        let low = 5;
+        for slot in 0..low {
+            admit(&mut scheduler, slot, ranked(9), 30, 1);
+        }
+        let mut ran = Vec::new();
+        for next in low..200 {
+            while scheduler.waiting().filter(|id| id.slot >= low).count() == 0 {
+                admit(&mut scheduler, next, ranked(-9), 2, 1);
+            }
+            ran.extend(step(&mut scheduler).iter().map(|row| row.0));
+        }
+        ran.dedup();
+        let starts_of_low: Vec<usize> = (0..low)
+            .map(|slot| ran.iter().position(|&seen| seen == slot).unwrap_or_else(|| panic!("{slot} starves")))
+            .collect();
+        // Ten others, and then every fourth start.
+        let bound = |slot: usize| 10 + 4 * (slot + 1);
+        assert!(
+            starts_of_low.iter().enumerate().all(|(slot, &at)| at <= bound(slot)),
+            "{admission:?}: {starts_of_low:?}"
+        );
+        assert!(starts_of_low[0] >= 10, "{admission:?}: not before they have aged: {starts_of_low:?}");
+        let important = ran[..starts_of_low[4]].iter().filter(|&&slot| slot >= low).count();
+        assert!(important >= 3 * 4, "{admission:?}: most starts stay with the important: {ran:?}");
+    }
+}
+
+/// Two tenants, one with ten times the requests of the other: while both have requests waiting, what they are served
+/// differs by no more than they can start at once.
+#[test]
+fn row_16_two_tenants_are_served_alike_however_many_requests_one_sends() {
+    const PROMPT: usize = 12;
+    const TOKENS: u32 = 8;
+    for (admission, seqs, weight) in ADMISSIONS.into_iter().flat_map(|a| [(a, 1, 1), (a, 4, 1), (a, 4, 3)]) {
+        let limits = Limits { max_num_seqs: seqs, ..LIMITS };
+        let mut scheduler = Scheduler::with_policy(limits, plain(admission));
+        for slot in 0..200 {
+            admit(&mut scheduler, slot, of_tenant(1, 1), PROMPT, TOKENS);
+        }
+        let mut of_two = 0;
+        let mut served = [0u32; 2];
+        let bound = 2 * seqs * (PROMPT as u32 + TOKENS);
+        for _ in 0..400 {
+            // The other always has one or two waiting, never more.
+            while scheduler.waiting().filter(|id| id.slot >= 200).count() < 2 && of_two < 56 {
+                admit(&mut scheduler, 200 + of_two, of_tenant(2, weight), PROMPT, TOKENS);
+                of_two += 1;
+            }
+            if scheduler.waiting().filter(|id| id.slot >= 200).count() == 0
+                || scheduler.waiting().filter(|id| id.slot < 200).count() == 0
+            {
+                break;
+            }
+            for (slot, tokens) in step(&mut scheduler) {
+                served[usize::from(slot >= 200)] += tokens;
+            }
+            let difference = served[0].abs_diff(served[1] / weight);
+            assert!(
+                difference <= bound,
+                "{admission:?} {seqs} {weight}: {served:?} differ by more than {bound}"
+            );
+        }
+        assert!(served[0] > 10 * PROMPT as u32 && served[1] > 10 * PROMPT as u32, "{served:?}");
+    }
+}
+
+#[test]
+fn row_16_one_tenant_is_served_in_the_same_order_as_nobody_in_particular() {
+    for admission in ADMISSIONS {
+        let orders: Vec<Vec<u16>> = [of_tenant(0, 1), of_tenant(77, 1), of_tenant(77, 9)]
+            .into_iter()
+            .map(|claim| {
+                let limits = Limits { max_num_seqs: 3, block_count: 40, ..LIMITS };
+                let mut scheduler = Scheduler::with_policy(limits, plain(admission));
+                for slot in 0..60u16 {
+                    admit(
+                        &mut scheduler,
+                        slot,
+                        claim,
+                        1 + usize::from(slot * 7 % 31),
+                        1 + u32::from(slot % 5),
+                    );
+                }
+                order(&mut scheduler)
+            })
+            .collect();
+        assert_eq!(orders[0].len(), 60);
+        assert!(orders.iter().all(|order| *order == orders[0]), "{admission:?}");
+    }
+}
+
+/// Within a tenant its own priorities hold; they are nothing to the others.
+#[test]
+fn row_16_a_tenant_gains_nothing_by_calling_its_requests_important() {
+    let mut scheduler = Scheduler::with_policy(LIMITS, plain(Admission::Fifo));
+    for slot in 0..40u16 {
+        let (tenant, priority) = if slot < 20 { (1, -100 - i32::from(slot)) } else { (2, 0) };
+        admit(&mut scheduler, slot, Claim { tenant, priority, weight: 1 }, 4, 1);
+    }
+    let order = order(&mut scheduler);
+    let mut of_tenant: HashMap<bool, usize> = HashMap::new();
+    for slot in &order[..20] {
+        *of_tenant.entry(*slot < 20).or_default() += 1;
+    }
+    assert_eq!(of_tenant[&true].abs_diff(of_tenant[&false]), 0, "{order:?}");
+    let own: Vec<u16> = order.iter().copied().filter(|slot| *slot < 20).collect();
+    assert_eq!(own, (0..20).rev().collect::<Vec<_>>(), "its own order is by priority");
+}
