@@ -71,6 +71,8 @@ pub struct Shown {
     pub logprobs: Option<u32>,
     /// The scores of the prompt's tokens in a member of their own, with so many likeliest ones.
     pub prompt_logprobs: Option<u32>,
+    /// Of each prompt's answers only so many are shown, the likeliest.
+    pub best: Option<u32>,
 }
 
 impl Shown {
@@ -119,10 +121,13 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
         Api::Chat => vec![chat::prompt(&mut fields)?],
     };
-    let choices_per_prompt = choices(api, &mut fields, prompts.len())?;
+    let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;
+    let shown = Shown { best, ..shown };
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
-    let (logprobs, prompt_logprobs) = (shown.logprobs, shown.asked());
+    // Candidates are told apart by their logprobs.
+    let logprobs = shown.logprobs.or(best.map(|_| 0));
+    let prompt_logprobs = shown.asked();
     let sampling = Sampling { logprobs, prompt_logprobs, ..sampling(api, &mut fields, limits, fresh_seed)? };
     if sampling.max_tokens == Some(0) && !shown.echo && shown.prompt_logprobs.is_none() {
         return Err(Fault::field("max_tokens", "max_tokens may be 0 only with echo or prompt_logprobs"));
@@ -131,6 +136,9 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     let stream = fields.boolean("stream")?.unwrap_or(false);
     if stream && shown.prompt_logprobs.is_some() {
         return Err(Fault::field("prompt_logprobs", "prompt_logprobs are not available when stream is true"));
+    }
+    if stream && best.is_some() {
+        return Err(Fault::field("best_of", "best_of above n is not available when stream is true"));
     }
     let include_usage = stream_options(&mut fields, stream)?;
     let timings = fields.boolean("timings")?.unwrap_or(false);
@@ -163,7 +171,8 @@ fn shown(api: Api, fields: &mut Fields) -> Result<Shown, Fault> {
         // Left to the fields that are not supported.
         Api::Generate => None,
     };
-    Ok(Shown { echo, logprobs, prompt_logprobs: prompt_logprobs.and_then(|n| u32::try_from(n).ok()) })
+    let prompt_logprobs = prompt_logprobs.and_then(|n| u32::try_from(n).ok());
+    Ok(Shown { echo, logprobs, prompt_logprobs, best: None })
 }
 
 /// As vLLM has it: a lower value is served earlier.
@@ -182,20 +191,29 @@ fn user(fields: &mut Fields) -> Result<Option<String>, Fault> {
     Ok(user)
 }
 
-/// `n`, and `best_of`, which must not ask for more: nothing ranks candidates here.
-fn choices(api: Api, fields: &mut Fields, prompt_count: usize) -> Result<u32, Fault> {
+/// `n`, and `best_of`: how many answers each prompt gets, and how many of them are shown if that is fewer.
+fn choices(api: Api, fields: &mut Fields, prompt_count: usize) -> Result<(u32, Option<u32>), Fault> {
     let most = if api == Api::Generate { 1 } else { CHOICES_MAX as i128 };
     let n = fields.integer("n", 1..=most)?.unwrap_or(1);
-    if fields.integer("best_of", 1..=most)?.is_some_and(|best_of| best_of != n) {
-        return Err(Fault::field("best_of", "best_of other than n is not supported by this version"));
+    let best_of = fields.integer("best_of", 1..=most)?.unwrap_or(n);
+    if best_of < n {
+        return Err(Fault::field(
+            "best_of",
+            format!("best_of must be at least n, which is {n}; got {best_of}"),
+        ));
     }
-    let count = n as usize * prompt_count;
+    if best_of > n && api != Api::Completions {
+        return Err(Fault::field("best_of", "best_of above n is for completions"));
+    }
+    let count = best_of as usize * prompt_count;
     if count > CHOICES_MAX {
-        let message =
-            format!("{prompt_count} prompts with n = {n} are {count} choices; {CHOICES_MAX} are allowed");
-        return Err(Fault::field("n", message));
+        let name = if best_of > n { "best_of" } else { "n" };
+        let message = format!(
+            "{prompt_count} prompts with {name} = {best_of} are {count} choices; {CHOICES_MAX} are allowed"
+        );
+        return Err(Fault::field(name, message));
     }
-    Ok(n as u32)
+    Ok((best_of as u32, (best_of > n).then_some(n as u32)))
 }
 
 /// Admits a `/tokenize` request.

@@ -5,6 +5,7 @@
 
 use crate::admission::{Admitted, Api, Shown, admit, admit_detokenize, admit_tokenize};
 use crate::app::{self, App, unix_s};
+use crate::best_of;
 use crate::body::{AnswerBody, End, Stream};
 use crate::claim::claim;
 use crate::errors::Refusal;
@@ -257,12 +258,21 @@ async fn whole_answer(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let ends = outcomes(&tickets).await?;
     let parts: Vec<Part> = tickets.iter().map(Part::of).collect::<Result<_, _>>()?;
-    let (mut answers, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
-    for (end, part) in ends.iter().zip(&parts) {
+    let shown_parts = match shown.best {
+        Some(kept) => {
+            let scores: Vec<&[TokenScore]> = parts.iter().map(|part| part.scores.as_slice()).collect();
+            best_of::best(&scores, choices_per_prompt, kept as usize)
+        }
+        None => (0..parts.len()).collect(),
+    };
+    let (mut endings, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
+    for end in &ends {
         let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
-        answers.push(part.answer(ending, head.as_ref(), shown));
+        endings.push(ending);
         usages.push(usage);
     }
+    let answer = |index: usize| parts[index].answer(endings[index], head.as_ref(), shown);
+    let answers: Vec<Answer<'_>> = shown_parts.into_iter().map(answer).collect();
     let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
     let timeline = tickets.iter().filter_map(Ticket::timeline).max_by_key(Timeline::decode_ends_ns);
     let body = match (&head, answers.first()) {

@@ -9,6 +9,7 @@
 pub mod admission;
 pub mod app;
 mod auth;
+mod best_of;
 pub mod body;
 mod chat;
 mod claim;

@@ -238,7 +238,6 @@ fn values_arrive_where_they_belong() {
 #[test]
 fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes() {
     let table = [
-        ("best_of", "3", "1"),
         ("top_logprobs", "5", "0"),
         ("suffix", "\"x\"", "\"\""),
         ("tools", "[{}]", "[]"),

@@ -5,7 +5,8 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run, wait_for};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, FinishReason};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, FinishReason, kind, put_scored_delta};
+use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit};
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use serde_json::{Value, json};
@@ -187,7 +188,10 @@ fn too_many_choices_are_refused_before_any_begins() {
             (json!({"prompt": ["a", [1]], "n": 0}).to_string(), 400, "n"),
             (json!({"prompt": ["a", 1]}).to_string(), 400, "prompt"),
             (json!({"prompt": [[1], []]}).to_string(), 400, "prompt"),
-            (json!({"prompt": ["a", "b"], "best_of": 2}).to_string(), 400, "best_of"),
+            (json!({"prompt": "a", "n": 3, "best_of": 2}).to_string(), 400, "best_of"),
+            (json!({"prompt": "a", "best_of": 129}).to_string(), 400, "best_of"),
+            (json!({"prompt": vec!["a"; 65], "best_of": 2}).to_string(), 400, "best_of"),
+            (json!({"prompt": "a", "best_of": 2, "stream": true}).to_string(), 400, "best_of"),
         ] {
             let reply = h.post("/v1/completions", &body).await;
             let got = (reply.status, reply.json()["error"]["param"].clone());
@@ -200,4 +204,44 @@ fn too_many_choices_are_refused_before_any_begins() {
         assert!(reply.head.contains("retry-after: 1") && h.slots_used() == 5);
         drop(held);
     });
+}
+
+/// One token with this logprob.
+fn scored(h: &Harness, id: RequestId, text: &str, logprob: f32) {
+    let (mut scores, mut record) = (Vec::new(), Vec::new());
+    begin_scores(&mut scores, 1);
+    put_score(&mut scores, LogprobEntry { token: 1, logprob }, text.as_bytes());
+    put_scored_delta(&mut record, id, 0, &[1], text, DELTA_LAST, &scores);
+    h.take(kind::DELTAS, &record);
+    h.finish(id, FinishReason::Length, 1);
+}
+
+#[test]
+fn best_of_shows_the_likeliest_and_counts_all() {
+    for logprobs in [None, Some(1)] {
+        run(Options::default(), move |h| async move {
+            let body = json!({"prompt": ["a", "b"], "n": 2, "best_of": 4, "logprobs": logprobs}).to_string();
+            let roles = async {
+                let all = submits(&h, 8).await;
+                assert!(all.iter().all(|submit| submit.sampling.logprobs == logprobs.or(Some(0))));
+                let texts = ["w", "x", "y", "z", "W", "X", "Y", "Z"];
+                let likely = [-1.0, -0.5, -3.0, -0.25, -0.1, -5.0, -0.1, -0.2];
+                for ((submit, text), logprob) in all.iter().zip(texts).zip(likely) {
+                    scored(&h, submit.id, text, logprob);
+                }
+            };
+            let (reply, ()) = tokio::join!(h.post("/v1/completions", &body), roles);
+            let value = reply.json();
+            let choices = value["choices"].as_array().unwrap();
+            let told: Vec<(u64, &str)> = (choices.iter())
+                .map(|choice| (choice["index"].as_u64().unwrap(), choice["text"].as_str().unwrap()))
+                .collect();
+            assert_eq!(told, [(0, "z"), (1, "x"), (2, "W"), (3, "Y")]);
+            let has_logprobs = choices.iter().map(|choice| !choice["logprobs"].is_null());
+            assert!(has_logprobs.eq([logprobs.is_some(); 4]));
+            let usage = json!({"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14,
+                "prompt_tokens_details": {"cached_tokens": 2}});
+            assert_eq!((&value["usage"], h.slots_used()), (&usage, 0));
+        });
+    }
 }
