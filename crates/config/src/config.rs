@@ -158,6 +158,8 @@ pub struct Config {
     pub body_timeout_ms: u64,
     /// Write stream chunks from a prepared prefix instead of a JSON serialiser.
     pub fast_sse: bool,
+    /// Tokens of a stream that leave together.
+    pub stream_interval: u32,
     /// Keys of which a client must have one. Only frontends get them.
     pub api_keys: ApiKeys,
     /// Whose requests share the engine, and how.

@@ -71,6 +71,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "fast-sse", group: Http, kind: Switch, preset: Is("true"),
         help: "Write stream chunks from a prefix prepared once per request; off, every chunk goes through the JSON \
                serialiser. The bytes are the same." },
+    Opt { name: "stream-interval", group: Http,
+        kind: Number { min: 1, max: pinion_protocol::limits::STREAM_INTERVAL_MAX as u64 }, preset: Is("1"),
+        help: "Tokens of a stream that leave together, or fewer once they have 512 bytes: fewer and larger chunks. The \
+               first text leaves at once, the last with the end; the text is the same." },
     Opt { name: "api-key", group: Http, kind: Secrets, preset: Absent,
         help: "Keys of which a client must send one as `Authorization: Bearer KEY`; without any, nobody needs one. \
                Can be given several times, or as a list with commas. A flag is seen by everybody on the machine: \

@@ -111,6 +111,7 @@ pub(crate) fn from_facts(
         body_timeout_ms: take.number("body-timeout"),
         fast_sse: settings.switch("fast-sse").unwrap_or(true),
         fairness: Fairness::new(settings, &settings.api_keys("api-key"), faults),
+        stream_interval: take.word("stream-interval"),
         api_keys: settings.api_keys("api-key"),
         cors_origins: settings.origins("cors-origin"),
         keep_alive_ms: take.number("keep-alive"),

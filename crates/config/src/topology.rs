@@ -8,7 +8,9 @@
 use crate::config::Config;
 use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
 use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord};
-use pinion_protocol::limits::{DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::limits::{
+    DELTA_WAITING_BYTES_MAX, DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STREAM_INTERVAL_MAX,
+};
 use pinion_protocol::prompt_scores::PROMPT_RECORD_BYTES_MAX;
 use pinion_protocol::sampling::{LISTS_BYTES_MAX, SamplingRecord};
 use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry, SCORES_BYTES_MAX};
@@ -231,10 +233,11 @@ impl RingSizes {
         let lag = LAG_STEPS * (self.sequences * delta + RECORD_HEAD_BYTES);
         let endings = self.slots * (size_of::<DeltaHeader>() + RECORD_HEAD_BYTES);
         let longest = self.sequences * (size_of::<DeltaHeader>() + size_of::<u32>() + DELTA_TEXT_BYTES_MAX);
-        // records are cut, but a single delta may have the scores of its token
+        // records are cut, but a single delta may have the scores of its token, or tokens that waited for each other
         let scored =
             size_of::<DeltaHeader>() + 2 * size_of::<u32>() + DELTA_TEXT_BYTES_MAX + SCORES_BYTES_MAX;
-        ring_bytes(lag + endings, longest.max(scored))
+        let waited = DELTA_WAITING_BYTES_MAX + STREAM_INTERVAL_MAX as usize * size_of::<u32>();
+        ring_bytes(lag + endings, longest.max(scored + waited))
     }
 }
 

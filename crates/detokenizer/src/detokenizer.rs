@@ -6,10 +6,12 @@
 
 use crate::outgoing::{Outgoing, Piece};
 use crate::stream::{Progress, Stream};
+use crate::waiting::Waiting;
 use pinion_protocol::detokenizer_inbox::{
     EVENT_LAST, EVENT_TOKEN, Open, StepLogprobs, TokenEvent, decode_step, kind,
 };
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_PROMPT, DELTA_STOPPED};
+use pinion_protocol::limits::DELTA_WAITING_BYTES_MAX;
 use pinion_protocol::names::Stage;
 use pinion_protocol::prompt_scores::{PromptHeader, begin_prompt_score, decode_prompt};
 use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
@@ -33,6 +35,8 @@ pub struct Detokenizer {
     codec: TextCodec,
     eos: Option<u32>,
     record_bytes_max: usize,
+    /// Tokens of a stream that leave together.
+    interval: u32,
     /// By frontend.
     tables: Vec<SlotTable>,
     /// By frontend, then slot; grows to the largest slot used.
@@ -61,6 +65,7 @@ impl Detokenizer {
             codec,
             eos,
             record_bytes_max,
+            interval: 1,
             streams: tables.iter().map(|_| Vec::new()).collect(),
             outgoing: tables.iter().map(|_| Outgoing::default()).collect(),
             tables,
@@ -71,6 +76,11 @@ impl Detokenizer {
             logprobs: Vec::new(),
             bytes: Vec::new(),
         }
+    }
+
+    /// The same with so many tokens of a stream leaving together; its first text leaves at once and its tail with the end.
+    pub fn with_interval(self, interval: u32) -> Detokenizer {
+        Detokenizer { interval, ..self }
     }
 
     /// What happened so far.
@@ -93,7 +103,8 @@ impl Detokenizer {
             self.counts.stale += 1;
             return Ok(());
         }
-        let stream = Stream::new(open, &self.codec, self.eos, &mut self.piece, &mut self.text);
+        let (interval, eos) = (self.interval, self.eos);
+        let stream = Stream::new(open, &self.codec, eos, interval, &mut self.piece, &mut self.text);
         let streams = &mut self.streams[usize::from(from)];
         let slot = usize::from(id.slot);
         if streams.len() <= slot {
@@ -193,17 +204,21 @@ impl Detokenizer {
         let sequence = if event.flags & EVENT_TOKEN != 0 { event.sequence } else { stream.next_sequence };
         let flags = stream.advance(&self.codec, &event, &mut self.piece, &mut self.text);
         let is_first_text = !self.text.is_empty() && !std::mem::replace(&mut stream.has_text, true);
+        let ids: &[u32] = if event.flags & EVENT_TOKEN != 0 { &[event.token] } else { &[] };
+        let outgoing = &mut self.outgoing[usize::from(id.frontend)];
+        let piece = Piece { id, sequence, ids, text: &self.text, flags: 0, scores: &self.scores };
+        if let Some(flags) = flags {
+            let piece = Piece { flags, ..piece };
+            let leaves = flags != 0 || is_first_text || !stream.has_text;
+            self.counts.deltas += put(stream, outgoing, piece, leaves, self.record_bytes_max);
+        }
         if event.flags & EVENT_LAST != 0 {
             self.streams[usize::from(id.frontend)][usize::from(id.slot)] = None;
             self.counts.states -= 1;
         }
-        let Some(flags) = flags else { return };
-        self.counts.deltas += 1;
-        let ids: &[u32] = if event.flags & EVENT_TOKEN != 0 { &[event.token] } else { &[] };
-        let outgoing = &mut self.outgoing[usize::from(id.frontend)];
-        let piece = Piece { id, sequence, ids, text: &self.text, flags, scores: &self.scores };
-        outgoing.put(piece, self.record_bytes_max);
-        self.mark_slot(id, is_first_text, flags, now_ns);
+        if let Some(flags) = flags {
+            self.mark_slot(id, is_first_text, flags, now_ns);
+        }
     }
 
     /// Stamps the timeline, and lets the engine see a stop string by one store. A slot that has moved on is
@@ -275,6 +290,43 @@ impl Detokenizer {
     fn current_slot(&self, id: RequestId) -> Option<Slot<'_>> {
         current_slot(self.tables.get(usize::from(id.frontend))?, id)
     }
+}
+
+/// Sends a stream's piece with what waited before it, or lets it wait. Gives the number of deltas.
+fn put(
+    stream: &mut Stream,
+    outgoing: &mut Outgoing,
+    piece: Piece<'_>,
+    leaves: bool,
+    bytes_max: usize,
+) -> u64 {
+    let waiting = &mut stream.waiting;
+    if waiting.is_off() || stream.progress == Progress::Lost {
+        outgoing.put(piece, bytes_max);
+        return 1;
+    }
+    let mut deltas = 0;
+    if waiting.is_full_for(piece.text, piece.scores) {
+        send(waiting, outgoing, Piece { flags: 0, ..piece }, bytes_max);
+        deltas += 1;
+    }
+    let is_large = piece.text.len() + piece.scores.len() > DELTA_WAITING_BYTES_MAX;
+    if waiting.is_empty() && (leaves || is_large) {
+        outgoing.put(piece, bytes_max);
+        return deltas + 1;
+    }
+    if waiting.push(piece.sequence, piece.ids, piece.text, piece.scores) || leaves {
+        send(waiting, outgoing, piece, bytes_max);
+        deltas += 1;
+    }
+    deltas
+}
+
+/// Sends all that waits, with the flags of `piece`.
+fn send(waiting: &mut Waiting, outgoing: &mut Outgoing, piece: Piece<'_>, bytes_max: usize) {
+    let Waiting { first_sequence, ids, text, scores, .. } = &*waiting;
+    outgoing.put(Piece { sequence: *first_sequence, ids, text, scores, ..piece }, bytes_max);
+    waiting.clear();
 }
 
 /// The slot of `id` if it still holds that request.

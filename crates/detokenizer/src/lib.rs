@@ -8,6 +8,7 @@ pub mod detokenizer;
 mod outgoing;
 pub mod serve;
 mod stream;
+mod waiting;
 
 pub use detokenizer::{Counts, Detokenizer};
 pub use serve::live;

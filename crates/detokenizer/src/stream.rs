@@ -1,5 +1,6 @@
 //! What one request's text needs: decode state, stop strings, position.
 
+use crate::waiting::Waiting;
 use pinion_protocol::RequestId;
 use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED};
@@ -24,6 +25,8 @@ pub(crate) struct Stream {
     pub(crate) next_sequence: u32,
     /// Whether any text was sent.
     pub(crate) has_text: bool,
+    /// What leaves with a later token.
+    pub(crate) waiting: Waiting,
     /// What ended the text is part of it.
     include_stop: bool,
     text: TextStream,
@@ -37,6 +40,7 @@ impl Stream {
         open: Open,
         codec: &TextCodec,
         eos: Option<u32>,
+        interval: u32,
         piece: &mut String,
         text: &mut String,
     ) -> Stream {
@@ -45,6 +49,7 @@ impl Stream {
             progress: Progress::Flowing,
             next_sequence: open.resume.len() as u32,
             has_text: false,
+            waiting: Waiting::new(interval),
             include_stop: open.include_stop,
             text: TextStream::new(codec),
             stop: StopMatcher::new(open.stop).including(open.include_stop),

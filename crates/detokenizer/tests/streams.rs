@@ -52,7 +52,12 @@ impl Bench {
     fn new(frontends: usize, record_bytes_max: usize) -> Bench {
         let tables: Vec<SlotTable> =
             (0..frontends).map(|_| SlotTable::create(1, 1, SLOTS).unwrap()).collect();
+        Bench::with_interval(tables, record_bytes_max, 1)
+    }
+
+    fn with_interval(tables: Vec<SlotTable>, record_bytes_max: usize, interval: u32) -> Bench {
         let detokenizer = Detokenizer::new(codec(), Some(EOS), tables.clone(), record_bytes_max);
+        let detokenizer = detokenizer.with_interval(interval);
         Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false }
     }
 
@@ -149,8 +154,10 @@ proptest! {
             1..12,
         ),
         record_bytes_max in prop_oneof![Just(RECORD_BYTES_MAX), Just(64_usize)],
+        interval in prop_oneof![Just(1_u32), 2..20_u32],
     ) {
-        let mut bench = Bench::new(2, record_bytes_max);
+        let tables = (0..2).map(|_| SlotTable::create(1, 1, SLOTS).unwrap()).collect();
+        let mut bench = Bench::with_interval(tables, record_bytes_max, interval);
         let mut live = Vec::new();
         for (index, (ids, stops, ends_bare)) in streams.iter().enumerate() {
             let stop: Vec<&str> = stops.iter().map(String::as_str).collect();
@@ -373,10 +380,54 @@ fn a_frontend_that_stops_reading_loses_its_requests_and_no_others() {
     assert_eq!(bench.detokenizer.counts().states, 0);
 }
 
+/// The first text leaves at once, then every eighth token, then the tail; what is too much for one delta leaves earlier.
+#[test]
+fn row_12_stream_interval_sends_the_first_text_at_once_and_the_tail_with_the_end() {
+    let tables = vec![SlotTable::create(1, 1, SLOTS).unwrap()];
+    let mut bench = Bench::with_interval(tables, RECORD_BYTES_MAX, 8);
+    let id = bench.open(0, 0, &[], &[]);
+    // The first character has two bytes, so the first text comes with the second token.
+    let bytes: Vec<u8> = "é".bytes().chain(std::iter::repeat_n(b'a', 20)).collect();
+    let mut told = Vec::new();
+    for (sequence, &byte) in bytes.iter().enumerate() {
+        let last = if sequence + 1 == bytes.len() { EVENT_LAST } else { 0 };
+        bench.step(&[event(id, byte.into(), sequence as u32, last)]);
+        told.push(bench.received[&id].ids.len());
+    }
+    let expected: Vec<usize> = (1..=22)
+        .map(|n| match n {
+            1 | 2 => n,
+            22 => 22,
+            n => 2 + (n - 2) / 8 * 8,
+        })
+        .collect();
+    assert_eq!(told, expected);
+    assert_eq!(bench.received[&id].text, format!("é{}", "a".repeat(20)));
+
+    let id = bench.open(0, 1, &[], &[]);
+    bench.step(&[event(id, 97, 0, 0)]);
+    let logprobs: Vec<LogprobEntry> = (0..20).map(|token| LogprobEntry { token, logprob: -1.0 }).collect();
+    for sequence in 1..4 {
+        let mut payload = Vec::new();
+        let scored = TokenEvent { logprob_count: 20, ..event(id, 97, sequence, 0) };
+        encode_step(&mut payload, 1, 1, &[scored], &logprobs);
+        bench.detokenizer.step(kind::STEP, &payload, 1).unwrap();
+    }
+    let records: Vec<Vec<u8>> = bench.detokenizer.records(0).map(<[u8]>::to_vec).collect();
+    let sent =
+        records.iter().flat_map(|record| deltas(record)).map(|delta| delta.unwrap().scores().unwrap().len());
+    assert_eq!(sent.collect::<Vec<_>>(), [1, 1], "two of 260 bytes are more than fit, and the third waits");
+}
+
 /// The claim of the module: no allocation per token once the buffers have grown.
 #[test]
 fn a_token_costs_no_allocation() {
-    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    [1, 8].into_iter().for_each(check_allocations);
+}
+
+fn check_allocations(interval: u32) {
+    let tables = vec![SlotTable::create(1, 1, SLOTS).unwrap()];
+    let mut bench = Bench::with_interval(tables, RECORD_BYTES_MAX, interval);
     let ids: Vec<RequestId> =
         (0..SLOTS as u16).map(|slot| bench.open(0, slot, &["\n\n", "stop"], &[])).collect();
     let steps: Vec<Vec<u8>> = "sto é終 👩🏽 st\n!"
@@ -399,11 +450,12 @@ fn a_token_costs_no_allocation() {
             bytes += bench.detokenizer.records(0).map(<[u8]>::len).sum::<usize>();
             bench.detokenizer.clear();
         }
-        assert!(bytes >= payloads.len() * SLOTS * 28);
+        let each = if interval == 1 { 28 } else { 5 };
+        assert!(bytes >= payloads.len() * SLOTS * each);
     };
     run(warm_up);
     let counted = allocation_counter::measure(|| run(steady));
-    assert_eq!(counted.count_total, 0, "over {} tokens", steady.len() * SLOTS);
+    assert_eq!(counted.count_total, 0, "over {} tokens, {interval} at a time", steady.len() * SLOTS);
 }
 
 /// Scores of a prompt's tokens are deltas without text, cut into records like all others.

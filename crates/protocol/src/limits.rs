@@ -37,6 +37,10 @@ pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
 pub const LOGPROB_ALTERNATIVES_MAX: u32 = 20;
 /// Scores of prompt tokens in one record from an engine.
 pub const PROMPT_SCORES_PER_RECORD_MAX: usize = 32;
+/// Bytes of text and scores that may wait in a detokenizer to leave as one delta.
+pub const DELTA_WAITING_BYTES_MAX: usize = 512;
+/// Tokens of a stream that leave together, at most.
+pub const STREAM_INTERVAL_MAX: u32 = 128;
 /// Bytes of a token's text in its score; longer ones are cut.
 pub const SCORE_TEXT_BYTES_MAX: usize = 256;
 /// Stop ids of one request.

@@ -117,3 +117,24 @@ fn row_08_past_the_limit_requests_are_told_to_come_back() {
     server.wait_idle();
     server.stop();
 }
+
+#[test]
+fn row_12_stream_interval_changes_the_chunks_and_not_the_text() {
+    let mut chunks = Vec::new();
+    for interval in ["1", "16"] {
+        let server = Server::fake(&["--stream-interval", interval, "--fake-step-us", "2000"]);
+        let oracle = server.oracle();
+        let expected = oracle.text(&oracle.encode("in pieces"), 200);
+        for stream in [true, false] {
+            let body = json!({"prompt": "in pieces", "max_tokens": 200, "stream": stream});
+            let answer = server.ask(Api::Completions, &body);
+            assert_eq!((&answer.text, &answer.end), (&expected, &End::Complete), "{interval}");
+        }
+        let body = json!({"prompt": "in pieces", "max_tokens": 200, "stream": true});
+        chunks.push(server.post("/v1/completions", &body).text().matches("data: {").count());
+        server.wait_idle();
+        server.stop();
+    }
+    // A token is at most a byte here, so some give no chunk of their own.
+    assert!(chunks[0] > 60 && chunks[1] <= 200 / 16 + 3, "{chunks:?}");
+}
