@@ -4,7 +4,7 @@
 # two cores, most of it the first build.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients no_torch cuda
+#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -57,10 +57,31 @@ step_processes() {
 }
 
 # The official OpenAI clients, unchanged, against the demo model.
-step_clients() {
-    local log=$LOGS/clients-server.log
+step_clients() { with_server clients clients; }
+
+clients() { # clients URL
+    CACHE=$CACHE PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh"
+}
+
+# Tools that know nothing of us, on what the server says of itself: schemathesis on /openapi.json, and promtool on
+# /metrics where it is installed.
+step_checks() { with_server checks checks --backend fake; }
+
+checks() { # checks URL
+    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON "$ROOT/benchmarks/checks/schemathesis.sh" "$1" --max-examples 15 || return 1
+    if command -v promtool >/dev/null 2>&1; then
+        "$ROOT/benchmarks/checks/promtool.sh" "$1"
+    else
+        say "promtool is not installed here: nobody looks at /metrics"
+    fi
+}
+
+# Runs `CHECK URL` beside a server of the demo model.
+with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
+    local log=$LOGS/$1-server.log check=$2
+    shift 2
     cargo build --locked --workspace --bins
-    "$TARGET/debug/pinion" serve --port 0 --model "$ROOT/deploy/demo-model" 2>"$log" &
+    "$TARGET/debug/pinion" serve --port 0 --model "$ROOT/deploy/demo-model" "$@" 2>"$log" &
     local server=$! url= status=0
     for _ in $(seq 300); do
         url=$(sed -n 's/^pinion is ready: \(http[^ ]*\).*/\1/p' "$log")
@@ -72,7 +93,7 @@ step_clients() {
         tail -n 20 "$log"
         return 1
     fi
-    CACHE=$CACHE PYTHON=$PYTHON BASE_URL=$url/v1 "$ROOT/crates/testkit/clients/run.sh" || status=$?
+    "$check" "$url" || status=$?
     kill "$server"
     wait "$server" || status=$?
     return "$status"
@@ -81,14 +102,14 @@ step_clients() {
 # Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md.
 step_cuda() { "$ROOT/deploy/cuda.sh" --check; }
 
-STEPS=(fmt tidy loom clippy unit processes clients no_torch cuda)
+STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda)
 
 setup
 cd "$ROOT"
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
 LOGS=$TARGET/test-logs
 mkdir -p "$LOGS"
-[ $# -gt 0 ] && STEPS=("$@" cuda)
+[ $# -gt 0 ] && STEPS=("$@")
 passed=0
 for step in "${STEPS[@]}"; do
     say "== $step"
