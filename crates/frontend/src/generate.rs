@@ -3,7 +3,7 @@
 //! A streaming answer begins when its first bytes are there, so that whatever fails before them still gets its
 //! own status, and the head leaves together with the first chunk.
 
-use crate::admission::{Admitted, Api, Shown, admit, admit_detokenize, admit_tokenize};
+use crate::admission::{Admitted, Api, Limits, Shown, admit, admit_detokenize, admit_tokenize};
 use crate::app::{self, App, unix_s};
 use crate::best_of;
 use crate::body::{AnswerBody, End, Stream};
@@ -11,7 +11,7 @@ use crate::claim::claim;
 use crate::errors::Refusal;
 use crate::json::Fields;
 use crate::ledger::Origin;
-use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX};
+use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX, INLINE_BODY_BYTES_MAX};
 use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json, echoed, logprobs, prompt_logprobs};
 use crate::outgoing::Job;
 use crate::prompt_part::PromptPart;
@@ -54,14 +54,13 @@ pub(crate) async fn serve(
         _ => Api::Generate,
     };
     let body = read_body(app, request.into_body()).await?;
-    let begin_ns = clock::now_ns();
-    let admitted = admit(api, &body, &app.limits, app.numbers.fresh_seed());
-    let body_bytes = body.len() as u64;
-    drop(body);
+    let (begin_ns, body_bytes) = (clock::now_ns(), body.len() as u64);
     let record = |request| {
         let (name, end_ns) = (SpanName::FrontendAdmit, clock::now_ns());
         app.recorder.record(name, begin_ns, end_ns, [request, body_bytes]);
     };
+    let seed = app.numbers.fresh_seed();
+    let admitted = read(app, body, move |body, limits| admit(api, body, limits, seed)).await;
     let admitted = admitted.inspect_err(|_| record(0))?;
     let shown = admitted.shown;
     let echoes = if shown.echo { echoes(app, &arrival, &admitted.prompts).await? } else { Vec::new() };
@@ -103,6 +102,26 @@ fn begin_all(
         }
     }
     Ok(Begun { tickets, head, stream, choices_per_prompt })
+}
+
+/// Reads a body as what it asks for. A large one is read on the runtime's other thread: its JSON takes milliseconds, in
+/// which no stream would get its next chunk.
+async fn read<T: Send + 'static>(
+    app: &App,
+    body: Vec<u8>,
+    admit: impl FnOnce(&[u8], &Limits) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    if body.len() <= INLINE_BODY_BYTES_MAX {
+        return admit(&body, &app.limits);
+    }
+    let limits = app.limits.clone();
+    match tokio::task::spawn_blocking(move || admit(&body, &limits)).await {
+        Ok(admitted) => admitted,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(Fault::new(FaultCode::Unavailable, "the service is shutting down")),
+        },
+    }
 }
 
 /// The texts of prompts. Those of token ids are decoded first: then nothing of the answer waits for them.
@@ -355,7 +374,7 @@ pub(crate) async fn tokenize(
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
-    let prompt = admit_tokenize(&body, &app.limits)?;
+    let prompt = read(app, body, admit_tokenize).await?;
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
     let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
     let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
@@ -369,7 +388,7 @@ pub(crate) async fn detokenize(
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
-    let ids = admit_detokenize(&body, &app.limits)?;
+    let ids = read(app, body, admit_detokenize).await?;
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
     let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
     Ok(answered(ticket, value!({"prompt": text}).to_string()))

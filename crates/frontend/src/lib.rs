@@ -147,6 +147,7 @@ pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<Exit, String>
     warn_if_open(&session.borrow());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(limits::BODY_THREADS_MAX)
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))?;
     let tasks = tokio::task::LocalSet::new();

@@ -65,3 +65,7 @@ pub const STREAM_BUFFER_BYTES: usize = 4 << 10;
 pub const SCORES_BYTES_MAX: usize = 32 << 20;
 /// First capacity of a request's list of ids; a longer list grows by doubling.
 pub const IDS_CAPACITY_MAX: usize = 1024;
+/// Bodies above this are read on a thread beside the one that serves the streams ...
+pub const INLINE_BODY_BYTES_MAX: usize = 32 << 10;
+/// ... of which there are so many.
+pub const BODY_THREADS_MAX: usize = 1;
