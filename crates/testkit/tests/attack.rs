@@ -3,7 +3,7 @@
 
 use pinion_testkit::{Api, End, Server, check_refusal};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const STREAMS: usize = 32;
 const TOKENS: usize = 300;
@@ -85,30 +85,29 @@ fn every_bomb_is_refused_by_name_and_the_others_get_their_text() {
         Server::fake(&["--fake-step-us", "2000", "--body-bytes-max", "16777216", "--max-num-seqs", "40"]);
     let oracle = server.oracle();
     let bombs = bombs();
-    let open = AtomicUsize::new(STREAMS);
-    std::thread::scope(|scope| {
+    let busy = AtomicBool::new(true);
+    let answers: Vec<_> = std::thread::scope(|scope| {
         for index in 0..STREAMS {
-            let (server, oracle, open) = (&server, &oracle, &open);
+            let (server, oracle, busy) = (&server, &oracle, &busy);
             scope.spawn(move || {
                 let prompt = format!("stream {index}");
-                let body = json!({"prompt": prompt, "max_tokens": TOKENS, "stream": true});
-                let answer = server.ask(Api::Completions, &body);
-                open.fetch_sub(1, Ordering::Relaxed);
-                assert_eq!(answer.end, End::Complete, "stream {index}: {answer:?}");
-                assert_eq!(answer.text, oracle.text(&oracle.encode(&prompt), TOKENS), "stream {index}");
+                let expected = oracle.text(&oracle.encode(&prompt), TOKENS);
+                while busy.load(Ordering::Relaxed) {
+                    let body = json!({"prompt": prompt, "max_tokens": TOKENS, "stream": true});
+                    let answer = server.ask(Api::Completions, &body);
+                    assert_eq!(answer.end, End::Complete, "stream {index}: {answer:?}");
+                    assert_eq!(answer.text, expected, "stream {index}");
+                }
             });
         }
-        let mut beside = 0;
-        for (name, path, body, param) in &bombs {
-            beside += usize::from(open.load(Ordering::Relaxed) > 0);
-            let mut connection = server.connect();
-            let length = body.len().to_string();
-            let head = [("content-type", "application/json"), ("content-length", length.as_str())];
-            connection.request("POST", path, &head, body.as_bytes()).expect("the bomb is sent");
-            check_refusal(name, &connection.response().expect("an answer"), 400, *param);
-        }
-        assert!(beside > bombs.len() / 2, "only {beside} bombs met a stream");
+        let send = |bomb: &Bomb| server.request("POST", bomb.1, &[], bomb.2.as_bytes());
+        let answers = bombs.iter().map(send).collect();
+        busy.store(false, Ordering::Relaxed);
+        answers
     });
+    for ((name, _, _, param), answer) in bombs.iter().zip(answers) {
+        check_refusal(name, &answer.expect("an answer"), 400, *param);
+    }
     server.wait_idle();
     server.check_serves("after the bombs");
     server.stop();
