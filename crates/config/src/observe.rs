@@ -2,6 +2,26 @@
 
 use crate::sources::Settings;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A program that roles are started by, to be profiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Profiler {
+    /// NVIDIA's Nsight Systems.
+    Nsys,
+    /// Linux's own.
+    Perf,
+}
+
+impl Profiler {
+    /// Its program, and the name of its folder.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profiler::Nsys => "nsys",
+            Profiler::Perf => "perf",
+        }
+    }
+}
 
 /// The switches of the timeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -10,6 +30,12 @@ pub struct Observe {
     pub timeline: bool,
     /// Show the spans to NVIDIA's tools.
     pub nvtx: bool,
+    /// Roles are started by it.
+    pub profiler: Option<Profiler>,
+    /// Where its reports go.
+    pub profile_dir: PathBuf,
+    /// The engine writes down what it takes and what it makes of it.
+    pub record: Option<PathBuf>,
 }
 
 impl Observe {
@@ -17,6 +43,13 @@ impl Observe {
         Observe {
             timeline: settings.switch("timeline").unwrap_or(true),
             nvtx: settings.switch("nvtx").unwrap_or(false),
+            profiler: match settings.text("profile") {
+                Some("nsys") => Some(Profiler::Nsys),
+                Some("perf") => Some(Profiler::Perf),
+                _ => None,
+            },
+            profile_dir: PathBuf::from(settings.text("profile-dir").unwrap_or("profiles")),
+            record: settings.text("record").map(PathBuf::from),
         }
     }
 }

@@ -199,6 +199,15 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "nvtx", group: Observe, kind: Switch, preset: Is("off"),
         help: "Show the same spans to NVIDIA's tools as NVTX ranges: to the one that started the service \
                (NVTX_INJECTION64_PATH, as nsys sets it), else through libnvToolsExt.so.1." },
+    Opt { name: "profile", group: Observe, preset: Is("none"),
+        kind: Choice { accepted: &[choice("none", &[]), choice("nsys", &[]), choice("perf", &[])], refused: &[] },
+        help: "Start every role by `nsys profile` or `perf record`, which must be on PATH. Nothing is recorded before \
+               `POST /start_profile`; docs/PROFILING.md." },
+    Opt { name: "profile-dir", group: Observe, kind: Text, preset: Is("profiles"),
+        help: "Folder for what the profiler writes: <profiler>/<backend>/<role>/ and profile_manifest.json." },
+    Opt { name: "record", group: Observe, kind: Text, preset: Absent,
+        help: "File in which the engine writes down every arrival, parameter, cancel, batch and token, to be replayed by \
+               `pinion-engine replay FILE`. It holds the clients' prompts." },
 
     Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
         help: "All roles must be ready in this time." },

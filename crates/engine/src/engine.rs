@@ -141,6 +141,7 @@ impl Engine {
         self.scheduler.limit_scores(if lags { 0 } else { SCORES_PER_STEP_MAX });
         let launched = self.plan(ports);
         if launched {
+            ports.planned(self.scheduler.current_plan());
             self.launch(ports)?;
         }
         // As many steps as may be are in flight, or no other can be before the oldest is committed.

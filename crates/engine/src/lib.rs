@@ -13,9 +13,12 @@ mod options;
 mod ports;
 mod publish;
 mod recorded;
+mod replay_main;
 mod role;
+pub mod tape;
 
 pub use engine::{Broken, Engine, Sizes, Turn};
 pub use options::{build, model_options};
 pub use ports::Ports;
-pub use role::{live, run};
+pub use replay_main::replay;
+pub use role::{live, run, taped_turn};

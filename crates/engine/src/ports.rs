@@ -3,6 +3,7 @@
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role};
+use pinion_scheduler::StepPlan;
 use pinion_shm::clock;
 use pinion_shm::ring::Record;
 use pinion_shm::slots::SlotState;
@@ -35,6 +36,8 @@ pub trait Ports {
     fn set_gauge(&self, gauge: Gauge, value: u64);
     /// Adds one to a gauge of the engine's status page.
     fn add_one(&self, gauge: Gauge);
+    /// Hears of each batch that is launched.
+    fn planned(&self, _plan: &StepPlan) {}
     /// Where the loop's spans go.
     fn recorder(&self) -> &Recorder;
 }

@@ -1,8 +1,9 @@
 //! The engine among the other processes: what the launcher says, when to sleep, when to leave.
 
-use crate::engine::{Engine, Turn};
+use crate::engine::{Broken, Engine, Turn};
 use crate::options::build;
 use crate::ports::Ports;
+use crate::tape::{Group, Tape, Taped};
 use pinion_config::Exit;
 use pinion_protocol::Role;
 use pinion_protocol::control::Admin;
@@ -28,28 +29,54 @@ pub fn live(mut session: Session) -> ExitCode {
 
 /// Runs until the launcher says stop, a drain is over, or the model is broken.
 pub fn run(mut session: Session, mut engine: Engine) -> ExitCode {
+    let mut tape = match open_tape(&session) {
+        Ok(tape) => tape,
+        Err(reason) => return session.fail(&reason, i32::from(Exit::System.code())),
+    };
+    let served = serve(&mut session, &mut engine, &mut tape);
+    if let Some(tape) = tape {
+        tape.finish();
+    }
+    match served {
+        Ok(()) => session.stop(),
+        Err(Broken { reason }) => session.fail(&reason, i32::from(Exit::Start.code())),
+    }
+}
+
+/// The file to record into, if one is wanted. A successor does not overwrite what its predecessor wrote.
+fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
+    let Some(path) = &session.config.observe.record else { return Ok(None) };
+    let mut path = path.clone().into_os_string();
+    if session.epoch > 1 {
+        path.push(format!(".{}", session.epoch));
+    }
+    let tape = Tape::create(path.as_ref(), &session.config, session.links.inboxes.len());
+    tape.map(Some).map_err(|error| format!("cannot record into {}: {error}", path.display()))
+}
+
+fn serve(session: &mut Session, engine: &mut Engine, tape: &mut Option<Tape>) -> Result<(), Broken> {
     let mut drain_deadline_ns = None;
     loop {
         while let Some(event) = session.control() {
             match event {
-                ControlEvent::Stop => return session.stop(),
+                ControlEvent::Stop => return Ok(()),
                 ControlEvent::Drain { deadline_ns } => {
                     session.draining();
                     drain_deadline_ns = Some(deadline_ns);
                 }
-                other => apply(other, &mut engine, &mut session),
+                other => apply(other, engine, session, tape),
             }
         }
-        let turn = match engine.turn(&mut session) {
-            Ok(turn) => turn,
-            Err(broken) => return session.fail(&broken.reason, i32::from(Exit::Start.code())),
+        let turn = match tape {
+            None => engine.turn(session)?,
+            Some(tape) => taped_turn(session, engine, tape)?,
         };
         session.beat();
         let backlog = engine.owes() || session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
         if let Some(deadline_ns) = drain_deadline_ns {
             let done = turn == Turn::Idle && engine.is_empty() && !backlog;
             if done || clock::now_ns() > deadline_ns {
-                return session.stop();
+                return Ok(());
             }
         }
         if turn == Turn::Idle {
@@ -58,30 +85,65 @@ pub fn run(mut session: Session, mut engine: Engine) -> ExitCode {
     }
 }
 
+/// One turn, recorded.
+pub fn taped_turn(ports: &mut impl Ports, engine: &mut Engine, tape: &mut Tape) -> Result<Turn, Broken> {
+    tape.begin(Group::Turn, 0);
+    let turn = engine.turn(&mut Taped::new(ports, tape));
+    tape.end(turn != Ok(Turn::Idle));
+    turn
+}
+
+fn note(tape: &mut Option<Tape>, group: Group, index: u16) {
+    if let Some(tape) = tape {
+        tape.begin(group, index);
+        tape.end(true);
+    }
+}
+
 /// Peers come and go. Requests of a lost frontend or detokenizer have nobody to go to; requests of a lost tokenizer
 /// that reached its ring are as good as any.
-fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session) {
+fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: &mut Option<Tape>) {
     match event {
-        ControlEvent::SlotsReplaced { frontend } => engine.discard_where(|id| id.frontend == frontend),
+        ControlEvent::SlotsReplaced { frontend } => {
+            note(tape, Group::FrontendGone, frontend);
+            engine.discard_where(|id| id.frontend == frontend);
+        }
         ControlEvent::PeerLost(peer) => match peer.role {
-            Role::Frontend => engine.discard_where(|id| id.frontend == peer.index),
-            Role::Detokenizer => engine.lose_detokenizer(peer.index),
+            Role::Frontend => {
+                note(tape, Group::FrontendGone, peer.index);
+                engine.discard_where(|id| id.frontend == peer.index);
+            }
+            Role::Detokenizer => {
+                note(tape, Group::DetokenizerGone, peer.index);
+                engine.lose_detokenizer(peer.index);
+            }
             Role::Launcher | Role::Tokenizer | Role::Engine => {}
         },
         ControlEvent::OutboxReplaced { to } if to.role == Role::Detokenizer => {
+            note(tape, Group::DetokenizerGone, to.index);
             engine.lose_detokenizer(to.index);
         }
         ControlEvent::InboxReplaced { mut old, .. } => {
             while let Some(record) = old.next() {
-                engine.take_record(record.kind, record.payload, session);
+                match tape {
+                    None => engine.take_record(record.kind, record.payload, session),
+                    Some(tape) => {
+                        tape.begin_old_record(record.kind, record.payload);
+                        engine.take_record(record.kind, record.payload, &mut Taped::new(session, tape));
+                        tape.end(true);
+                    }
+                }
             }
             session.publish();
         }
         ControlEvent::Admin { number, admin: Admin::ClearPrefixCache } => {
+            note(tape, Group::CacheCleared, 0);
             engine.clear_prefix_cache(session);
             session.admin_done(number, Ok(()));
         }
-        ControlEvent::OutboxReplaced { .. }
+        // The launcher's own orders.
+        ControlEvent::Admin { admin: Admin::StartProfile | Admin::StopProfile, .. }
+        | ControlEvent::OutboxReplaced { .. }
         | ControlEvent::AdminDone { .. }
         | ControlEvent::PeerReady(_)
         | ControlEvent::Open

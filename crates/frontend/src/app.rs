@@ -39,6 +39,8 @@ pub struct Settings {
     pub keep_alive: Option<Duration>,
     /// Show the `vllm:*` families.
     pub vllm_metrics: bool,
+    /// The service was started with a profiler.
+    pub profiled: bool,
     /// Tokens in one KV block.
     pub block_size: u32,
     /// KV blocks in the engine's pool.
@@ -60,6 +62,7 @@ impl Settings {
             cors_origins: config.cors_origins.clone(),
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
             vllm_metrics: config.vllm_metrics,
+            profiled: config.observe.profiler.is_some(),
             block_size: config.block_size,
             kv_blocks: config.kv_blocks,
         }

@@ -14,6 +14,7 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use pinion_protocol::control::Admin;
+use pinion_protocol::{Fault, FaultCode};
 use pinion_shm::clock;
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -58,15 +59,19 @@ pub enum Route {
     ResetPrefixCache = 16,
     /// `/debug/trace`.
     DebugTrace = 17,
+    /// `/start_profile`.
+    StartProfile = 18,
+    /// `/stop_profile`.
+    StopProfile = 19,
     /// Everything else.
-    Unknown = 18,
+    Unknown = 20,
 }
 
 const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 19] = [
+    pub const ALL: [Route; 21] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -85,6 +90,8 @@ impl Route {
         Route::DebugSlow,
         Route::ResetPrefixCache,
         Route::DebugTrace,
+        Route::StartProfile,
+        Route::StopProfile,
         Route::Unknown,
     ];
 
@@ -107,6 +114,8 @@ impl Route {
             "/docs" => Route::Docs,
             "/debug/slow" => Route::DebugSlow,
             "/debug/trace" => Route::DebugTrace,
+            "/start_profile" => Route::StartProfile,
+            "/stop_profile" => Route::StopProfile,
             "/reset_prefix_cache" => Route::ResetPrefixCache,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
@@ -133,6 +142,8 @@ impl Route {
             Route::Docs => "/docs",
             Route::DebugSlow => "/debug/slow",
             Route::DebugTrace => "/debug/trace",
+            Route::StartProfile => "/start_profile",
+            Route::StopProfile => "/stop_profile",
             Route::ResetPrefixCache => "/reset_prefix_cache",
             Route::Unknown => "unknown",
         }
@@ -163,7 +174,9 @@ impl Route {
             | Route::Detokenize
             | Route::Embeddings
             | Route::ResetPrefixCache
-            | Route::DebugTrace => Method::POST,
+            | Route::DebugTrace
+            | Route::StartProfile
+            | Route::StopProfile => Method::POST,
             Route::Models
             | Route::Model
             | Route::Health
@@ -251,6 +264,12 @@ async fn dispatch(
         Route::Docs => Ok(info::docs(app)),
         Route::DebugSlow => Ok(info::debug_slow(app)),
         Route::DebugTrace => generate::trace(app, request).await,
+        Route::StartProfile | Route::StopProfile if !app.settings.profiled => {
+            let reason = "the service was not started with --profile; /debug/trace needs no profiler";
+            Err(Fault::new(FaultCode::InvalidValue, reason).into())
+        }
+        Route::StartProfile => orders::serve(app, Admin::StartProfile).await,
+        Route::StopProfile => orders::serve(app, Admin::StopProfile).await,
         Route::ResetPrefixCache => orders::serve(app, Admin::ClearPrefixCache).await,
         Route::Unknown => Err(Refusal::NoRoute(String::new())),
     }

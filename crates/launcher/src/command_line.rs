@@ -2,6 +2,7 @@
 //! `pinion-in-process`, whose roles are threads. The first becomes the second when it is asked to.
 
 use crate::host::{Host, RoleMain, thread_variables};
+use crate::profile::Profile;
 use crate::{ending, serve};
 use pinion_config::{Command, Config, Exit, Machine, Topology};
 use pinion_protocol::Role;
@@ -9,6 +10,7 @@ use pinion_worker::telemetry;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 
 /// Of the binary that runs every role in one process; it stands beside `pinion`.
 const IN_PROCESS_BINARY: &str = "pinion-in-process";
@@ -43,7 +45,10 @@ fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
     };
     let host = match threads {
         None if config.in_process => return become_one_process(&config, folder.join(IN_PROCESS_BINARY)),
-        None => Host::Processes { folder },
+        None => {
+            let profile = Profile::of(&config).map(Rc::new);
+            Host::Processes { folder, profile }
+        }
         Some(main) => Host::Threads(main),
     };
     telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);

@@ -3,6 +3,7 @@
 //! The thread form is the control of an ablation: the same roles, rings and control messages without process
 //! boundaries. A thread cannot be killed, so a role that hangs there is left behind and ends with the process.
 
+use crate::profile::Profile;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pinion_config::{Process, SECRET_VARIABLES};
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::rc::Rc;
 use std::thread::JoinHandle;
 
 /// Exit code of a process whose main thread panicked; a role's thread that panics is reported with the same.
@@ -29,6 +31,8 @@ pub enum Host {
     Processes {
         /// Of `pinion-<role>`.
         folder: PathBuf,
+        /// What starts them, if they are profiled.
+        profile: Option<Rc<Profile>>,
     },
     /// Each in a thread of this process.
     Threads(RoleMain),
@@ -48,14 +52,26 @@ pub(crate) enum Body {
 }
 
 impl Host {
+    /// What roles are started by.
+    pub(crate) fn profile(&self) -> Option<&Profile> {
+        match self {
+            Host::Processes { profile, .. } => profile.as_deref(),
+            Host::Threads(_) => None,
+        }
+    }
+
     /// Starts `process` with `socket` as its end of the descriptor socket.
     pub(crate) fn spawn(&self, process: &Process, socket: OwnedFd) -> io::Result<Body> {
         match self {
-            Host::Processes { folder } => {
+            Host::Processes { folder, profile } => {
                 let binary = folder.join(binary_name(process.peer.role));
-                let mut command = role_command(&binary, process);
+                let mut command = match profile {
+                    None => role_command(&binary, process),
+                    Some(profile) => profiled_command(profile, &binary, process)?,
+                };
                 let child = command.stdin(Stdio::from(socket)).spawn().map_err(|error| {
-                    io::Error::new(error.kind(), format!("cannot start {}: {error}", binary.display()))
+                    let program = command.get_program().to_string_lossy().into_owned();
+                    io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
                 })?;
                 let pidfd = pidfd::open(child.id())?;
                 Ok(Body::Process { child, pidfd })
@@ -133,17 +149,25 @@ pub(crate) fn thread_variables(process: &Process) -> Vec<(&'static str, String)>
 
 fn role_command(binary: &std::path::Path, process: &Process) -> Command {
     let mut command = Command::new(binary);
+    command.arg0(format!("{}-{}", binary_name(process.peer.role), process.peer.index)).stdout(Stdio::null());
+    surround(&mut command, process);
     command
-        .arg0(format!("{}-{}", binary_name(process.peer.role), process.peer.index))
-        // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
-        .process_group(0)
-        .stdout(Stdio::null())
-        .envs(thread_variables(process));
+}
+
+fn profiled_command(profile: &Profile, binary: &std::path::Path, process: &Process) -> io::Result<Command> {
+    let mut command = profile.wrap(process.peer, binary, &thread_variables(process))?;
+    surround(&mut command, process);
+    Ok(command)
+}
+
+/// What every role process has around it.
+fn surround(command: &mut Command, process: &Process) {
+    // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
+    command.process_group(0).envs(thread_variables(process));
     // Roles get their config by descriptor; a secret has no business in their environment.
     for variable in SECRET_VARIABLES {
         command.env_remove(variable);
     }
-    command
 }
 
 fn binary_name(role: Role) -> String {

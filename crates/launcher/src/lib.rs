@@ -10,6 +10,7 @@ pub mod ending;
 mod host;
 pub mod member;
 mod port;
+pub mod profile;
 pub mod restart;
 pub mod serve;
 mod signals;

@@ -6,6 +6,7 @@ use crate::ending::{Ending, role_exit, start_failure};
 use crate::host::Host;
 use crate::member::{Happening, Member};
 use crate::port::bind_port;
+use crate::profile::Recording;
 use crate::restart::Verdict;
 use crate::signals::Signals;
 use crate::wiring::Wiring;
@@ -22,6 +23,8 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(50);
 /// How long roles have to leave after everything is done, before they are killed.
 const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
+/// The same when each has a profiler around it.
+const REPORT_TIMEOUT_NS: u64 = 60_000_000_000;
 /// Connections the kernel queues for the frontends.
 const LISTEN_BACKLOG: i32 = 1024;
 /// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
@@ -48,6 +51,7 @@ struct Service {
     wiring: Wiring,
     members: Vec<Member>,
     orders: Orders,
+    recording: Recording,
     stage: Stage,
     restarts: u64,
     cut_short: bool,
@@ -74,6 +78,9 @@ pub fn serve(config: Config, host: Host) -> Ending {
         }
     };
     service.kill_all();
+    if let Some(profile) = service.host.profile() {
+        profile.write_manifest();
+    }
     ending
 }
 
@@ -99,6 +106,7 @@ impl Service {
             wiring,
             members,
             orders: Orders::default(),
+            recording: Recording::default(),
             stage: Stage::Starting,
             restarts: 0,
             cut_short: false,
@@ -140,6 +148,9 @@ impl Service {
             {
                 self.happened(index, happening)?;
             }
+        }
+        if let Some((to, number, outcome)) = self.recording.look(clock::now_ns()) {
+            self.answer([Answer { to, number, outcome }]);
         }
         self.wiring.update_board(self.restarts);
         let late = self.orders.expired(clock::now_ns());
@@ -198,6 +209,9 @@ impl Service {
                 Ok(())
             }
             Happening::Ended(status) => {
+                if let Some(profile) = self.host.profile().filter(|_| !status.success()) {
+                    profile.ended(peer, &status.to_string());
+                }
                 let answers = self.orders.lost(peer);
                 self.answer(answers);
                 self.ended(index, status)
@@ -207,6 +221,13 @@ impl Service {
 
     /// Hands a frontend's order to all who carry it out.
     fn ordered(&mut self, asker: Peer, number: u64, deadline_ns: u64, admin: Admin) {
+        if matches!(admin, Admin::StartProfile | Admin::StopProfile) {
+            let starts = admin == Admin::StartProfile;
+            let order = (asker, number, deadline_ns);
+            let outcome = self.recording.order(self.host.profile(), starts, order);
+            self.answer(outcome.map(|outcome| Answer { to: asker, number, outcome }));
+            return;
+        }
         let concerned = |member: &&Member| admin.roles().contains(&member.peer.role);
         let all_ready = self.members.iter().filter(concerned).all(|member| member.ready);
         let doers: Vec<Peer> = self.members.iter().filter(concerned).map(|member| member.peer).collect();
@@ -224,6 +245,11 @@ impl Service {
             }
             Err(refusal) => self.answer(Some(refusal)),
         }
+    }
+
+    /// A profiler writes its report before its role counts as gone.
+    fn stop_timeout_ns(&self) -> u64 {
+        self.host.profile().map_or(STOP_TIMEOUT_NS, |_| REPORT_TIMEOUT_NS)
     }
 
     fn answer(&mut self, answers: impl IntoIterator<Item = Answer>) {
@@ -305,7 +331,7 @@ impl Service {
                 let frontend_left = |member: &Member| member.peer.role == Role::Frontend && member.lives();
                 if !self.members.iter().any(frontend_left) || now_ns > deadline_ns {
                     self.cut_short |= now_ns > deadline_ns;
-                    self.stage = Stage::Stopping { deadline_ns: now_ns + STOP_TIMEOUT_NS };
+                    self.stage = Stage::Stopping { deadline_ns: now_ns + self.stop_timeout_ns() };
                     for member in &mut self.members {
                         member.tell(&self.wiring, &ToRole::Stop);
                     }

@@ -60,6 +60,8 @@ pub struct Wiring {
     /// The same for everybody but the frontends: without the keys of clients.
     config_without_keys: OwnedFd,
     listener: OwnedFd,
+    /// A profiler stands between the launcher and each role.
+    wrapped: bool,
 }
 
 impl Wiring {
@@ -82,6 +84,7 @@ impl Wiring {
             config: sealed(config)?,
             config_without_keys: sealed(&Config { api_keys: ApiKeys::default(), ..config.clone() })?,
             listener,
+            wrapped: config.observe.profiler.is_some(),
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;
@@ -147,6 +150,7 @@ impl Wiring {
             layout_hash: layout_hash(),
             control_name: control_name.to_owned(),
             launcher_pid: std::process::id(),
+            wrapped: self.wrapped,
         };
         let config = if me.role == Role::Frontend { &self.config } else { &self.config_without_keys };
         send(socket, &hello, &[config.as_fd()])?;

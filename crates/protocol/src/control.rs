@@ -21,8 +21,10 @@ pub enum Attach {
         layout_hash: u64,
         /// Name of the one-shot `ipc-channel` server to connect to.
         control_name: String,
-        /// The launcher's process id; a role whose parent is another exits.
+        /// The launcher's process id; a role whose parent is another exits ...
         launcher_pid: u32,
+        /// ... unless it was started by a profiler, which is its parent then.
+        wrapped: bool,
     },
     /// The role's own doorbell; [eventfd].
     Doorbell,
@@ -73,13 +75,18 @@ pub enum Attach {
 pub enum Admin {
     /// Forget what the prefix cache holds; requests that are under way keep theirs.
     ClearPrefixCache,
+    /// The profilers that the roles were started by record from now on.
+    StartProfile,
+    /// They stop and write what they have.
+    StopProfile,
 }
 
 impl Admin {
-    /// Who carries it out.
+    /// Who carries it out; the launcher itself what is nobody else's.
     pub fn roles(self) -> &'static [Role] {
         match self {
             Admin::ClearPrefixCache => &[Role::Engine],
+            Admin::StartProfile | Admin::StopProfile => &[],
         }
     }
 }

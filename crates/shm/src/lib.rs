@@ -22,6 +22,7 @@ pub mod clock;
 pub mod doorbell;
 pub mod fdpass;
 pub mod pidfd;
+pub mod process;
 pub mod ring;
 pub mod spans;
 pub mod sync;

@@ -122,13 +122,13 @@ pub(crate) struct Builder {
 impl Builder {
     pub(crate) fn take(&mut self, message: Attach, mut fds: Vec<OwnedFd>) -> Result<(), StartError> {
         match message {
-            Attach::Hello { me, epoch, layout_hash: theirs, control_name, launcher_pid } => {
+            Attach::Hello { me, epoch, layout_hash: theirs, control_name, launcher_pid, wrapped } => {
                 let ours = layout_hash();
                 if theirs != ours {
                     return Err(StartError::Layout { theirs, ours });
                 }
                 let parent_pid = nix::unistd::getppid().as_raw() as u32;
-                if ![parent_pid, std::process::id()].contains(&launcher_pid) {
+                if !wrapped && ![parent_pid, std::process::id()].contains(&launcher_pid) {
                     return Err(StartError::Orphan);
                 }
                 let bytes = region::read_blob(take_fd(&mut fds, "config")?)

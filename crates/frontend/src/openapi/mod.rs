@@ -63,6 +63,11 @@ fn operation(route: Route) -> Operation {
             ..looks("Forget what the prefix cache holds.", None)
         },
         Route::DebugTrace => works("What every process does, as a trace.", "TraceRequest", "Document", &[]),
+        Route::StartProfile | Route::StopProfile => Operation {
+            also: &["text/plain"],
+            errors: &[400, 401, 405, 503],
+            ..looks("Let the profilers around the roles record, or stop them.", None)
+        },
         Route::Unknown => looks("", None),
     }
 }

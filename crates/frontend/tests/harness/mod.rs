@@ -95,6 +95,7 @@ impl Default for Options {
             cors_origins: Vec::new(),
             keep_alive: None,
             vllm_metrics: true,
+            profiled: false,
             block_size: 16,
             kv_blocks: 64,
         };

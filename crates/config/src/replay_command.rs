@@ -1,0 +1,132 @@
+//! The words after `pinion-engine replay`: a recording, and the switches that shall be other than they were recorded.
+
+use crate::config::{AttentionKind, Config, LinearKind};
+use crate::scheduling::AdmissionKind;
+use std::path::PathBuf;
+
+/// What an engine's replay is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayCommand {
+    /// The recording.
+    pub file: PathBuf,
+    /// Flags with their values; `true` and `false` for switches.
+    changes: Vec<(String, String)>,
+}
+
+/// How it is called.
+const USAGE: &str = "pinion-engine replay FILE [--[no-]overlap] [--[no-]prefix-cache] [--[no-]fill-to-target] \
+    [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
+    [--prefill-chunk-size N] [--linear packed|plain] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
+
+/// The replay that this process was started for, if it was. Errors: one line for the operator.
+pub fn replay_command() -> Option<Result<ReplayCommand, String>> {
+    let mut words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    (words.next()? == "replay").then(|| read(words))
+}
+
+fn read(words: impl Iterator<Item = String>) -> Result<ReplayCommand, String> {
+    let (mut file, mut changes) = (None, Vec::new());
+    let mut words = words.peekable();
+    while let Some(word) = words.next() {
+        let Some(flag) = word.strip_prefix("--") else {
+            if file.replace(PathBuf::from(&word)).is_some() {
+                return Err(format!("one recording at a time; {USAGE}"));
+            }
+            continue;
+        };
+        if let Some((name, value)) = flag.split_once('=') {
+            changes.push((name.to_owned(), value.to_owned()));
+        } else if let Some(name) = flag.strip_prefix("no-") {
+            changes.push((name.to_owned(), "false".to_owned()));
+        } else if ["overlap", "prefix-cache", "fill-to-target"].contains(&flag) {
+            changes.push((flag.to_owned(), "true".to_owned()));
+        } else {
+            let value = words.next().ok_or_else(|| format!("--{flag} needs a value; {USAGE}"))?;
+            changes.push((flag.to_owned(), value));
+        }
+    }
+    let file = file.ok_or_else(|| USAGE.to_owned())?;
+    Ok(ReplayCommand { file, changes })
+}
+
+impl ReplayCommand {
+    /// Whether nothing is changed: then everything must come out as it was.
+    pub fn is_exact(&self) -> bool {
+        self.changes.iter().all(|(name, _)| ["model", "fake-step-us"].contains(&name.as_str()))
+    }
+
+    /// The recorded config with the changes. Errors: the flag that is wrong.
+    pub fn apply(&self, config: &mut Config) -> Result<(), String> {
+        for (name, value) in &self.changes {
+            change(config, name, value).ok_or_else(|| format!("--{name} {value}: {USAGE}"))?;
+        }
+        if config.max_num_batched_tokens < config.max_num_seqs {
+            return Err("--max-num-batched-tokens must be at least --max-num-seqs".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
+    let switch = || value.parse::<bool>().ok();
+    let number = || value.parse::<u32>().ok().filter(|number| *number > 0);
+    match name {
+        "overlap" => config.scheduling.overlap = switch()?,
+        "prefix-cache" => config.scheduling.prefix_cache = switch()?,
+        "fill-to-target" => config.scheduling.fill_to_target = switch()?,
+        "admission" => {
+            config.scheduling.admission = match value {
+                "fifo" => AdmissionKind::Fifo,
+                "pack" => AdmissionKind::Pack,
+                "shortest" => AdmissionKind::Shortest,
+                "deadline" => AdmissionKind::Deadline,
+                _ => return None,
+            }
+        }
+        "max-num-seqs" => config.max_num_seqs = number()?,
+        "max-num-batched-tokens" => config.max_num_batched_tokens = number()?,
+        "command-budget" => config.command_budget = number()?,
+        "prefill-chunk-size" => config.scheduling.prefill_chunk_size = Some(number()?),
+        "linear" => {
+            config.linear = match value {
+                "packed" => LinearKind::Packed,
+                "plain" => LinearKind::Plain,
+                _ => return None,
+            }
+        }
+        "attention" => {
+            config.attention = match value {
+                "vector" => AttentionKind::Vector,
+                "twin" => AttentionKind::Twin,
+                _ => return None,
+            }
+        }
+        "fake-step-us" => config.fake_step_us = value.parse().ok()?,
+        "model" => config.model_dir = PathBuf::from(value),
+        _ => return None,
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Result<ReplayCommand, String> {
+        read(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn words_become_changes_or_one_line() {
+        let command = words("f --no-overlap --admission pack --prefix-cache").unwrap();
+        let change = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let expected =
+            [change("overlap", "false"), change("admission", "pack"), change("prefix-cache", "true")];
+        assert_eq!((command.file.as_path(), &command.changes[..]), ("f".as_ref(), &expected[..]));
+        assert!(words("f").unwrap().is_exact() && words("f --model x").unwrap().is_exact());
+        assert!(!command.is_exact());
+        for wrong in ["", "f g", "f --admission"] {
+            assert!(words(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

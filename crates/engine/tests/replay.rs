@@ -1,0 +1,135 @@
+//! What is recorded comes out again: the same batches and tokens, with cancels, stops and mixed sampling; and with a
+//! switch changed the report says what differs.
+
+mod rig;
+
+use pinion_engine::tape::{Recording, Report, Tape, read, replay};
+use pinion_engine::{Engine, Turn, taped_turn};
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{RequestId, Sampling};
+use rig::hashed::{HASHED_VOCABULARY, Hashed};
+use rig::{Random, Rig};
+use std::path::{Path, PathBuf};
+
+/// Any config does: the engine of a replay is made by the test.
+fn config() -> pinion_config::Config {
+    let facts = pinion_config::ModelFacts {
+        max_context: 64,
+        vocab_size: HASHED_VOCABULARY,
+        eos: None,
+        layers: 1,
+        heads: 1,
+        head_dim: 1,
+        hidden: 1,
+        has_chat_template: false,
+    };
+    let machine = pinion_config::Machine::detect();
+    let backend = pinion_config::Backend::Fake;
+    pinion_config::Config::with_defaults(Path::new("/"), facts, backend, &machine)
+        .expect("defaults are a config")
+}
+
+fn turn(engine: &mut Engine, rig: &mut Rig, tape: &mut Tape) -> Turn {
+    let turn = taped_turn(rig, engine, tape).expect("the model works");
+    rig.read();
+    turn
+}
+
+/// Requests that come little by little, greedy and seeded, some of which are cancelled or stopped at any moment.
+fn record(file: &Path, seed: u64, overlap: bool) {
+    let (mut engine, mut rig, mut random) = (Hashed::engine(overlap), Rig::new(), Random(seed));
+    let mut tape = Tape::create(file, &config(), 2).expect("a file of our own");
+    let mut ids: Vec<RequestId> = Vec::new();
+    for n in 0..40_u32 {
+        let id = rig.open((n % 2) as u16, (n / 2) as u16);
+        let prompt: Vec<u32> = (0..1 + random.below(40)).map(|_| random.below(HASHED_VOCABULARY)).collect();
+        let sampling = Sampling {
+            temperature: if n % 2 == 0 { 0.0 } else { 0.8 },
+            seed: u64::from(n),
+            max_tokens: Some(1 + random.below(20)),
+            ..Sampling::default()
+        };
+        rig.admit(id, &prompt, prompt.len(), sampling);
+        ids.push(id);
+        for _ in 0..random.below(4) {
+            turn(&mut engine, &mut rig, &mut tape);
+        }
+        let one = ids[random.below(ids.len() as u32) as usize];
+        match random.below(5) {
+            0 => _ = rig.cancel(one),
+            1 => _ = rig.stop(one),
+            _ => {}
+        }
+    }
+    for _ in 0..100_000 {
+        if turn(&mut engine, &mut rig, &mut tape) == Turn::Idle && engine.is_empty() {
+            break;
+        }
+    }
+    assert!(engine.is_empty() && rig.gauge(Gauge::KvBlocksUsed) == 0);
+    tape.finish();
+}
+
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str) -> File {
+        File(std::env::temp_dir().join(format!("pinion-{}-{name}", std::process::id())))
+    }
+
+    fn read(&self) -> Recording {
+        read(&self.0).expect("a recording")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn check(report: &Report) {
+    assert!(report.identical && report.complete && report.first_difference.is_none(), "{report:?}");
+    assert_eq!(
+        (report.steps[0], report.rows[0], report.tokens[0]),
+        (report.steps[1], report.rows[1], report.tokens[1])
+    );
+    assert!(report.tokens[0] > 100 && report.requests > 20, "too little to show anything: {report:?}");
+}
+
+#[test]
+fn a_recorded_run_replays_to_identical_batches_and_tokens() {
+    for overlap in [false, true] {
+        for seed in 0..8 {
+            println!("seed {seed}, overlap {overlap}");
+            let file = File::new(&format!("exact-{overlap}-{seed}"));
+            record(&file.0, seed, overlap);
+            let recording = file.read();
+            check(&replay(&recording, Hashed::engine(overlap)).expect("the model works"));
+        }
+    }
+}
+
+#[test]
+fn with_a_switch_changed_the_report_says_what_differs() {
+    let file = File::new("changed");
+    record(&file.0, 3, true);
+    let report = replay(&file.read(), Hashed::engine(false)).expect("the model works");
+    assert!(!report.identical && report.first_difference.is_some(), "{report:?}");
+    assert!(report.requests_that_differ < report.requests / 2, "{report:?}");
+}
+
+#[test]
+fn a_file_that_is_cut_or_none_is_an_error_or_says_that_it_is_not_whole() {
+    let file = File::new("cut");
+    record(&file.0, 5, false);
+    let bytes = std::fs::read(&file.0).expect("the file");
+    std::fs::write(&file.0, &bytes[..bytes.len() / 2]).expect("the file");
+    let cut = file.read();
+    assert!(!cut.complete && !cut.groups.is_empty());
+    replay(&cut, Hashed::engine(false)).expect("what is there can be replayed");
+    for wrong in [&b""[..], b"PINIONRC", b"something else", b"PINIONRC\x02\0\0\0"] {
+        std::fs::write(&file.0, wrong).expect("the file");
+        assert!(read(&file.0).is_err(), "{wrong:?}");
+    }
+}
