@@ -81,7 +81,9 @@ pub(crate) fn compare(runs: &[RunRecord], base: &str, metrics: &[String], seed: 
     let mut compared = Vec::new();
     for scale in distinct(runs.iter().map(|run| run.scale)) {
         let at_scale: Vec<&RunRecord> = runs.iter().filter(|run| run.scale == scale).collect();
-        for label in distinct(at_scale.iter().map(|run| run.label.as_str())) {
+        let mut labels = distinct(at_scale.iter().map(|run| run.label.as_str()));
+        labels.sort_by_key(|label| *label != base);
+        for label in labels {
             for metric in METRICS.iter().filter(wanted) {
                 let values = |label: &str| -> Vec<(u32, f64)> {
                     let own = at_scale.iter().filter(|run| run.label == label);

@@ -16,6 +16,7 @@ mod metrics;
 mod null_server;
 mod offline;
 mod online;
+mod plot;
 mod prompts;
 mod random;
 mod replay;
@@ -54,6 +55,8 @@ enum Command {
     Compare(scenario::ScenarioArgs),
     /// The same for a list of switches, each against the base setting; says where the base loses.
     Ablate(scenario::ScenarioArgs),
+    /// Draws SVG and PNG, and one HTML report, from result files.
+    Plot(plot::PlotArgs),
     /// A server that makes tokens on a fixed schedule and computes nothing: what the client itself costs.
     NullServer(null_server::NullServerArgs),
 }
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Ipc(args) => ipc::run(&args),
         Command::Compare(args) => scenario::run(&args, scenario::Kind::Compare),
         Command::Ablate(args) => scenario::run(&args, scenario::Kind::Ablate),
+        Command::Plot(args) => plot::run(&args),
         Command::NullServer(args) => null_server::run(&args),
     };
     match outcome {

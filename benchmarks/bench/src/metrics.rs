@@ -2,7 +2,7 @@
 
 use crate::http;
 use crate::target::Target;
-use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The counters that matter here, by name, most telling first; a server has one of them or none.
 const GENERATED: &[&str] = &[
@@ -14,14 +14,30 @@ const GENERATED: &[&str] = &[
 const STAGE_SUM: &str = "pinion_stage_seconds_sum";
 const STAGE_COUNT: &str = "pinion_stage_seconds_count";
 
-/// One scrape: series as written, to value.
+/// Between two looks at a counter that may still move.
+const LOOK_INTERVAL: Duration = Duration::from_millis(60);
+/// Looks after which a counter is taken as it is: someone else uses the server.
+const LOOKS_MAX: usize = 50;
+
+/// One scrape: series as written, with their values, in the page's order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Scrape(BTreeMap<String, f64>);
+pub(crate) struct Scrape(Vec<(String, f64)>);
 
 impl Scrape {
-    /// Empty where the server has no such page.
-    pub(crate) fn of(target: &Target) -> Scrape {
-        http::get(target, "/metrics").map_or_else(Scrape::default, |text| Scrape::parse(&text))
+    /// Of an idle server: looks until its token counter stands still, because counters may follow the last answer by
+    /// a moment. Empty where the server has no such page.
+    pub(crate) fn settled(target: &Target) -> Scrape {
+        let look = || http::get(target, "/metrics").map_or_else(Scrape::default, |text| Scrape::parse(&text));
+        let mut last = look();
+        for _ in 0..LOOKS_MAX {
+            std::thread::sleep(LOOK_INTERVAL);
+            let next = look();
+            if next.generated_since(&last).is_none_or(|tokens| tokens == 0) {
+                return next;
+            }
+            last = next;
+        }
+        last
     }
 
     fn parse(text: &str) -> Scrape {
@@ -51,10 +67,13 @@ impl Scrape {
         GENERATED.iter().find_map(difference).map(|tokens| tokens.round() as u64)
     }
 
-    /// Mean milliseconds per request in each stage between `before` and this one, in the page's order of names.
+    /// Mean milliseconds per request in each stage between `before` and this one, in the page's order.
     pub(crate) fn stages_since(&self, before: &Scrape) -> Vec<(String, f64)> {
         let delta = |name: &str, labels: &str| {
-            let of = |scrape: &Scrape| scrape.0.get(&format!("{name}{labels}")).copied();
+            let of = |scrape: &Scrape| {
+                let mut found = scrape.series(name).filter(|(own, _)| *own == labels);
+                found.next().map(|(_, value)| value)
+            };
             Some(of(self)? - of(before).unwrap_or(0.0))
         };
         let mut stages = Vec::new();

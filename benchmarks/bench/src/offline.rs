@@ -9,7 +9,7 @@ use crate::metrics::Scrape;
 use crate::online::{PromptArgs, ServerArgs, slug};
 use crate::prompts::Source;
 use crate::random::Random;
-use crate::replay::{Run, replay};
+use crate::replay::{Pace, Run, Sending, replay};
 use crate::results::{Folder, ResultFile, RunRecord, fingerprint};
 use crate::server::{Server, ServerFacts, StartFault};
 use crate::table::{self, number};
@@ -95,16 +95,17 @@ impl BatchArgs {
     pub(crate) fn measure(&self, target: &Target, mut record: RunRecord) -> Result<(RunRecord, Run), String> {
         let fields = self.prompt.fields(&record.server.model, false)?;
         let batch = self.jobs(&fields, self.prompt.seed)?;
+        let sending = Sending { pace: Pace::Open, streaming: false, limit: self.prompt.timeout() };
         if !self.no_warmup {
             let warmup = self.jobs(&fields, self.prompt.seed ^ WARMUP_SEED)?;
-            let run = replay(&warmup, target, self.prompt.timeout(), false)?;
+            let run = replay(&warmup, target, sending)?;
             if let Some(error) = run.requests.iter().find_map(|request| request.outcome.error.as_ref()) {
                 return Err(format!("the warm-up failed: {error}"));
             }
         }
-        let before = Scrape::of(target);
-        let run = replay(&batch, target, self.prompt.timeout(), false)?;
-        let after = Scrape::of(target);
+        let before = Scrape::settled(target);
+        let run = replay(&batch, target, sending)?;
+        let after = Scrape::settled(target);
         let figures = figures::of(&run, None, false);
         let counted = figures.output_tokens;
         record.complete(figures, &run, &before, &after);

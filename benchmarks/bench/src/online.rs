@@ -8,8 +8,8 @@ use crate::http::{self, exchange, runtime};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::prompts::{Form, Prompts, Source};
-use crate::replay::{COMPLETIONS, Run, replay};
-use crate::results::{Folder, ResultFile, RunRecord, fingerprint};
+use crate::replay::{COMPLETIONS, Pace, Run, Sending, replay};
+use crate::results::{Folder, ResultFile, RunRecord, fingerprint, summary};
 use crate::server::{Server, ServerFacts};
 use crate::table;
 use crate::target::Target;
@@ -123,13 +123,17 @@ pub(crate) struct WorkArgs {
     /// Mean arrivals per second, one run each, instead of scales.
     #[arg(long, value_delimiter = ',')]
     rate: Vec<f64>,
+    /// Closed loop instead: so many streams, each with one request after the other; one run per number. Latencies then
+    /// count from sending.
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["scales", "rate"])]
+    streams: Vec<usize>,
     /// Most input tokens of a request.
     #[arg(long)]
     max_input: Option<u32>,
     /// Most output tokens of a request (the seed project's runs have 128).
     #[arg(long)]
     max_output: Option<u32>,
-    /// Requests that are too long are cut, or left out.
+    /// Requests that do not fit the context are cut, or left out.
     #[arg(long, value_enum, default_value = "clamp")]
     fit: Fit,
     /// Where the tokens of prompts come from.
@@ -204,6 +208,19 @@ impl PromptArgs {
 pub(crate) struct Point {
     pub scale: f64,
     pub rate_per_s: f64,
+    /// Of a closed loop; 0 in an open one.
+    pub streams: usize,
+}
+
+impl Point {
+    /// For file names.
+    pub(crate) fn name(&self) -> String {
+        if self.streams > 0 {
+            format!("streams-{}", self.streams)
+        } else {
+            format!("scale-{:.3}", self.scale)
+        }
+    }
 }
 
 /// Everything that is known before a server is there.
@@ -228,7 +245,9 @@ impl Plan {
             output_max: args.max_output.unwrap_or(u32::MAX),
             fit: args.fit,
         };
-        let trace = match (&args.trace, args.poisson) {
+        // Streams need lengths, and no arrivals.
+        let rate = args.poisson.or((!args.streams.is_empty()).then_some(1.0));
+        let trace = match (&args.trace, rate) {
             (Some(path), _) => trace::read(path, args.trace_format)?,
             (None, Some(rate_per_s)) => Synthetic {
                 rate_per_s,
@@ -240,19 +259,10 @@ impl Plan {
                 seed: args.prompt.seed,
             }
             .trace(),
-            (None, None) => return Err("say --trace FILE or --poisson RATE".to_owned()),
+            (None, None) => return Err("say --trace FILE, --poisson RATE or --streams N".to_owned()),
         };
         let selection = select(&trace, args.skip, args.requests, &bounds)?;
-        let natural = selection.natural_rate();
-        if args.scales.is_empty() && args.rate.is_empty() {
-            args.scales = if args.trace.is_some() { vec![0.4, 0.8, 1.6] } else { vec![1.0] };
-        }
-        let by_scale = args.scales.iter().map(|&scale| Point { scale, rate_per_s: natural / scale });
-        let by_rate = args.rate.iter().map(|&rate| Point { scale: natural / rate, rate_per_s: rate });
-        let points: Vec<Point> = by_scale.chain(by_rate).collect();
-        if points.iter().any(|point| point.scale <= 0.0 || !point.scale.is_finite()) {
-            return Err("scales and rates are above 0".to_owned());
-        }
+        let points = points(&args, selection.natural_rate())?;
         let targets = args.slo.as_deref().map(Targets::parse).transpose()?;
         Ok(Plan { args, selection, targets, context, points })
     }
@@ -291,10 +301,12 @@ impl Plan {
         let prompts = args.prompts(self.args.prompts, args.seed + seed_shift)?;
         let jobs = jobs(&self.selection, point.scale, &prompts, &fields)?;
         self.warm_up(target, &fields)?;
-        let before = Scrape::of(target);
-        let run = replay(&jobs, target, args.timeout(), true)?;
-        let after = Scrape::of(target);
+        let before = Scrape::settled(target);
+        let pace = if point.streams > 0 { Pace::Closed(point.streams) } else { Pace::Open };
+        let run = replay(&jobs, target, Sending { pace, streaming: true, limit: args.timeout() })?;
+        let after = Scrape::settled(target);
         record.scale = point.scale;
+        record.streams = point.streams;
         record.offered_per_s = point.rate_per_s;
         record.complete(figures::of(&run, self.targets, true), &run, &before, &after);
         Ok((record, run))
@@ -317,6 +329,20 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+fn points(args: &WorkArgs, natural: f64) -> Result<Vec<Point>, String> {
+    let default: &[f64] = if args.trace.is_some() { &[0.4, 0.8, 1.6] } else { &[1.0] };
+    let chosen = args.scales.len() + args.rate.len() + args.streams.len() > 0;
+    let scales = if chosen { &args.scales[..] } else { default };
+    let by_scale = scales.iter().map(|&scale| Point { scale, rate_per_s: natural / scale, streams: 0 });
+    let by_rate = args.rate.iter().map(|&rate| Point { scale: natural / rate, rate_per_s: rate, streams: 0 });
+    let closed = args.streams.iter().map(|&streams| Point { scale: 0.0, rate_per_s: 0.0, streams });
+    let points: Vec<Point> = by_scale.chain(by_rate).chain(closed).collect();
+    if points.iter().any(|point| point.streams == 0 && !(point.scale.is_finite() && point.scale > 0.0)) {
+        return Err("scales, rates and numbers of streams are above 0".to_owned());
+    }
+    Ok(points)
 }
 
 /// Empties the server's prefix cache; the answer says what became of it, and whether prompts must differ.
@@ -353,14 +379,18 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
     };
     eprintln!("{}", result.notes[0]);
     for (index, &point) in plan.points.iter().enumerate() {
-        let key = format!("{}-scale-{:.3}", slug(&server.label), point.scale);
+        let key = format!("{}-{}", slug(&server.label), point.name());
         let fingerprint = fingerprint(&settings);
         if let Some(record) = folder.finished(&key, &fingerprint) {
             eprintln!("{key}: kept from an earlier run");
             result.runs.push(record);
             continue;
         }
-        eprintln!("{key}: {:.2} arrivals/s", point.rate_per_s);
+        if point.streams > 0 {
+            eprintln!("{key}");
+        } else {
+            eprintln!("{key}: {:.2} arrivals/s", point.rate_per_s);
+        }
         let record = RunRecord { key, fingerprint, label: server.label.clone(), ..RunRecord::default() };
         let (record, run) = one_run(&plan, point, &server, record, &folder, index as u64)?;
         folder.keep(&record, &run)?;
@@ -368,6 +398,14 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
     }
     let path = folder.write("online.json", &result)?;
     println!("{}", summary(&result.runs));
+    for run in result.runs.iter().filter(|run| run.figures.wire_lag_ms.count > 0) {
+        let (lag, cpu) = (&run.figures.wire_lag_ms, run.figures.client.cpu_us_per_token_event);
+        let (p50, p99, max) = (table::number(lag.p50), table::number(lag.p99), table::number(lag.max));
+        println!(
+            "scale {}: from the server's write to the client's stamp {p50} / {p99} / {max} ms (p50/p99/max); {cpu:.1} µs of client CPU per token",
+            run.scale
+        );
+    }
     println!("written: {}", path.display());
     Ok(())
 }
@@ -403,50 +441,6 @@ pub(crate) fn slug(text: &str) -> String {
     let text: String = text.chars().map(plain).collect();
     let text = text.trim_matches('-');
     if text.is_empty() { "server".to_owned() } else { text.to_owned() }
-}
-
-/// The table of an online result.
-pub(crate) fn summary(runs: &[RunRecord]) -> String {
-    let header = [
-        "server",
-        "scale",
-        "req/s",
-        "done",
-        "failed",
-        "TTFT p50/p90/p99 ms",
-        "ITL p50/p90/p99 ms",
-        "TPOT p50/p90/p99 ms",
-        "E2E p50/p90/p99 ms",
-        "E2E p99/p50",
-        "output tok/s",
-        "goodput",
-        "send lag p99 ms",
-        "client core share",
-    ];
-    let number = table::number;
-    let three = |spread: &figures::Spread| {
-        format!("{} / {} / {}", number(spread.p50), number(spread.p90), number(spread.p99))
-    };
-    let rows = runs.iter().map(|run| {
-        let figures = &run.figures;
-        vec![
-            run.label.clone(),
-            number(run.scale),
-            number(run.offered_per_s),
-            figures.completed.to_string(),
-            (figures.requests - figures.completed).to_string(),
-            three(&figures.ttft_ms),
-            three(&figures.itl_ms),
-            three(&figures.tpot_ms),
-            three(&figures.e2e_ms),
-            number(figures.e2e_p99_over_p50),
-            number(figures.output_tokens_per_s),
-            figures.goodput.map_or("–".to_owned(), |goodput| format!("{:.1} %", goodput.share * 100.0)),
-            number(figures.send_lag_ms.p99),
-            number(figures.client.cpu_share_of_one_core),
-        ]
-    });
-    table::render(&header, &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The open loop: every request leaves at its scheduled time, whatever became of the ones before it.
+//! The open loop: every request leaves at its scheduled time, whatever became of the ones before it. And the closed one,
+//! for comparison with tables that have it: so many streams, each of which sends its next request when its last is done.
 //!
 //! A thread of its own keeps the schedule (the runtime's timers are a millisecond coarse); one other thread runs all
 //! connections. Latencies are counted from the schedule, so a server or a client that falls behind cannot hide it.
@@ -7,10 +8,13 @@ use crate::answer::{self, Outcome};
 use crate::http::{Reply, exchange, runtime};
 use crate::target::Target;
 use crate::workload::{Job, Lengths};
+use bytes::Bytes;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use pinion_shm::clock::now_ns;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -54,8 +58,59 @@ fn cpu_s() -> f64 {
     (usage.user_time().num_microseconds() + usage.system_time().num_microseconds()) as f64 / 1e6
 }
 
-/// Sends every job at its time and waits for all answers.
-pub(crate) fn replay(jobs: &[Job], target: &Target, limit: Duration, streaming: bool) -> Result<Run, String> {
+/// When requests leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// At their scheduled times.
+    Open,
+    /// In so many streams, one after the other.
+    Closed(usize),
+}
+
+/// How requests are sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sending {
+    pub pace: Pace,
+    /// Whether answers are streams of events.
+    pub streaming: bool,
+    /// A request is given up after this time.
+    pub limit: Duration,
+}
+
+/// Sends every job and waits for all answers.
+pub(crate) fn replay(jobs: &[Job], target: &Target, sending: Sending) -> Result<Run, String> {
+    match sending.pace {
+        Pace::Open => open_loop(jobs, target, sending),
+        Pace::Closed(streams) => closed_loop(jobs, target, sending, streams),
+    }
+}
+
+fn closed_loop(jobs: &[Job], target: &Target, sending: Sending, streams: usize) -> Result<Run, String> {
+    let (cpu_before, start_ns) = (cpu_s(), now_ns());
+    let bodies: Arc<Vec<Bytes>> = Arc::new(jobs.iter().map(|job| job.body.clone()).collect());
+    let next = Arc::new(AtomicUsize::new(0));
+    let replies = runtime()?.block_on(async {
+        let mut open = JoinSet::new();
+        for _ in 0..streams {
+            let (target, bodies, next) = (target.clone(), Arc::clone(&bodies), Arc::clone(&next));
+            open.spawn(async move {
+                let mut done = Vec::new();
+                while let Some((index, body)) = {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    bodies.get(index).map(|body| (index, body.clone()))
+                } {
+                    done.push((index, exchange(&target, COMPLETIONS, body, sending.limit).await));
+                }
+                done
+            });
+        }
+        open.join_all().await
+    });
+    let cpu = cpu_s() - cpu_before;
+    Ok(finish(jobs, replies.into_iter().flatten().collect(), start_ns, sending, cpu))
+}
+
+fn open_loop(jobs: &[Job], target: &Target, sending: Sending) -> Result<Run, String> {
     let (cpu_before, start_ns) = (cpu_s(), now_ns() + LEAD_NS);
     let (due, mut released) = mpsc::channel(jobs.len().max(1));
     let schedule: Vec<u64> = jobs.iter().map(|job| start_ns + job.at_ns).collect();
@@ -64,13 +119,13 @@ pub(crate) fn replay(jobs: &[Job], target: &Target, limit: Duration, streaming: 
         let mut open = JoinSet::new();
         while let Some(index) = released.recv().await {
             let (target, body): (Target, _) = (target.clone(), jobs[index].body.clone());
-            open.spawn(async move { (index, exchange(&target, COMPLETIONS, body, limit).await) });
+            open.spawn(async move { (index, exchange(&target, COMPLETIONS, body, sending.limit).await) });
         }
         open.join_all().await
     });
     let cpu = cpu_s() - cpu_before;
     clock.join().map_err(|_| "the schedule's thread panicked".to_owned())?;
-    Ok(finish(jobs, replies, start_ns, streaming, cpu))
+    Ok(finish(jobs, replies, start_ns, sending, cpu))
 }
 
 /// Releases each index at its time.
@@ -88,16 +143,24 @@ fn keep_schedule(schedule: &[u64], due: &mpsc::Sender<usize>) {
     }
 }
 
-fn finish(jobs: &[Job], mut replies: Vec<(usize, Reply)>, start_ns: u64, streaming: bool, cpu_s: f64) -> Run {
+fn finish(
+    jobs: &[Job],
+    mut replies: Vec<(usize, Reply)>,
+    start_ns: u64,
+    sending: Sending,
+    cpu_s: f64,
+) -> Run {
     replies.sort_by_key(|(index, _)| *index);
     let since_start = |ns: u64| ns.saturating_sub(start_ns);
     let mut requests = Vec::with_capacity(replies.len());
     for (index, reply) in replies {
-        let mut outcome = answer::read(&reply, streaming);
+        let mut outcome = answer::read(&reply, sending.streaming);
         outcome.end_ns = since_start(outcome.end_ns);
         outcome.event_ns.iter_mut().for_each(|ns| *ns = since_start(*ns));
-        let (scheduled_ns, lengths) = (jobs[index].at_ns, jobs[index].lengths);
-        requests.push(Measured { scheduled_ns, sent_ns: since_start(reply.sent_ns), lengths, outcome });
+        let (sent_ns, lengths) = (since_start(reply.sent_ns), jobs[index].lengths);
+        // A closed loop has no schedule: there a request is due when it is sent.
+        let scheduled_ns = if sending.pace == Pace::Open { jobs[index].at_ns } else { sent_ns };
+        requests.push(Measured { scheduled_ns, sent_ns, lengths, outcome });
     }
     let begin = requests.iter().map(|request| request.scheduled_ns).min().unwrap_or(0);
     let end = requests.iter().map(|request| request.outcome.end_ns).max().unwrap_or(0);

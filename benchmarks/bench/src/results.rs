@@ -8,6 +8,7 @@ use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::replay::Run;
 use crate::server::ServerFacts;
+use crate::table;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,9 @@ pub(crate) struct RunRecord {
     pub round: u32,
     /// Factor on the trace's times; 0 where there is none.
     pub scale: f64,
+    /// Streams of a closed loop; 0 in an open one.
+    #[serde(default)]
+    pub streams: usize,
     /// Mean arrivals per second that were scheduled.
     pub offered_per_s: f64,
     /// In what state the server's caches were: a fresh process, cleared, or as they were.
@@ -180,6 +184,50 @@ impl RunRecord {
         self.server_output_tokens = after.generated_since(before);
         self.rows_file = format!("runs/{}.csv", self.key);
     }
+}
+
+/// The table of an online result.
+pub(crate) fn summary(runs: &[RunRecord]) -> String {
+    let header = [
+        "server",
+        "scale",
+        "arrivals/s",
+        "done",
+        "failed",
+        "TTFT p50/p90/p99 ms",
+        "ITL p50/p90/p99 ms",
+        "TPOT p50/p90/p99 ms",
+        "E2E p50/p90/p99 ms",
+        "E2E p99/p50",
+        "output tok/s",
+        "goodput",
+        "send lag p99 ms",
+        "client core share",
+    ];
+    let number = table::number;
+    let three = |spread: &figures::Spread| {
+        format!("{} / {} / {}", number(spread.p50), number(spread.p90), number(spread.p99))
+    };
+    let rows = runs.iter().map(|run| {
+        let figures = &run.figures;
+        vec![
+            run.label.clone(),
+            if run.streams > 0 { format!("{} streams", run.streams) } else { number(run.scale) },
+            if run.streams > 0 { "–".to_owned() } else { number(run.offered_per_s) },
+            figures.completed.to_string(),
+            (figures.requests - figures.completed).to_string(),
+            three(&figures.ttft_ms),
+            three(&figures.itl_ms),
+            three(&figures.tpot_ms),
+            three(&figures.e2e_ms),
+            number(figures.e2e_p99_over_p50),
+            number(figures.output_tokens_per_s),
+            figures.goodput.map_or("–".to_owned(), |goodput| format!("{:.1} %", goodput.share * 100.0)),
+            number(figures.send_lag_ms.p99),
+            number(figures.client.cpu_share_of_one_core),
+        ]
+    });
+    table::render(&header, &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]

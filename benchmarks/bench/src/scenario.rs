@@ -125,7 +125,14 @@ fn parse_workload(text: &str, further: &[String]) -> Result<Workload, String> {
     let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
     let line = <WorkloadLine as clap::FromArgMatches>::from_arg_matches(&matches);
     Ok(match line.map_err(|error| error.to_string())?.kind {
-        WorkloadKind::Online(args) => Workload::Online(Box::new(Plan::new(&args)?)),
+        WorkloadKind::Online(args) => {
+            let plan = Plan::new(&args)?;
+            // Figures are compared by scale, which closed loops do not have.
+            if plan.points.len() > 1 && plan.points.iter().any(|point| point.streams > 0) {
+                return Err("a comparison takes one number of streams".to_owned());
+            }
+            Workload::Online(Box::new(plan))
+        }
         WorkloadKind::Offline(args) => Workload::Offline(args),
     })
 }
@@ -309,8 +316,8 @@ fn turn(
     result: &mut ResultFile,
 ) -> Result<Option<String>, String> {
     for point in variant.workload.points() {
-        let scale = point.map_or(String::new(), |point| format!("-scale-{:.3}", point.scale));
-        let key = format!("{}{scale}-round-{round}", slug(&variant.label));
+        let name = point.map_or(String::new(), |point| format!("-{}", point.name()));
+        let key = format!("{}{name}-round-{round}", slug(&variant.label));
         let settings = format!(
             "{} {:?} {:?} {:?} {:?} {}",
             scenario.workload,

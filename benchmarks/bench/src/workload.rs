@@ -7,12 +7,12 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
-/// What happens to a request that is longer than it may be.
+/// What happens to a request that is longer than the context, after `--max-input` and `--max-output` have cut it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fit {
     /// Output first, then input, are cut to fit.
     Clamp,
-    /// It is left out, so that every length is one that really occurred.
+    /// It is left out, so that prompts keep their own lengths.
     Drop,
 }
 
@@ -36,9 +36,10 @@ impl Bounds {
     /// `None`: the request is left out.
     pub(crate) fn lengths(&self, row: &Row) -> Option<Lengths> {
         let (input, output) = (row.input_tokens.max(1), row.output_tokens.max(1));
-        let kept_output = output.min(self.output_max).min(self.context.saturating_sub(1)).max(1);
-        let kept_input = input.min(self.input_max).min(self.context.saturating_sub(kept_output)).max(1);
-        let kept = Lengths { input: kept_input, output: kept_output };
+        let (input, output) = (input.min(self.input_max).max(1), output.min(self.output_max).max(1));
+        let fitting_output = output.min(self.context.saturating_sub(1)).max(1);
+        let fitting_input = input.min(self.context.saturating_sub(fitting_output)).max(1);
+        let kept = Lengths { input: fitting_input, output: fitting_output };
         let whole = kept == Lengths { input, output };
         (self.fit == Fit::Clamp || whole).then_some(kept)
     }
@@ -179,7 +180,10 @@ mod tests {
             assert_eq!(found.map(|l| (l.input, l.output)), expected, "{input} {output}");
         }
         assert!(bounds(Fit::Drop).lengths(&row(0.0, 30, 20)).is_some());
-        assert!(bounds(Fit::Drop).lengths(&row(0.0, 90, 10)).is_none());
+        // The bounds cut; only what is too long for the context even then is left out.
+        let cut = bounds(Fit::Drop).lengths(&row(0.0, 90, 10)).map(|l| (l.input, l.output));
+        assert_eq!(cut, Some((80, 10)));
+        assert!(bounds(Fit::Drop).lengths(&row(0.0, 500, 500)).is_none());
     }
 
     #[test]

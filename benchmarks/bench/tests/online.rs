@@ -220,6 +220,49 @@ fn the_client_measures_itself() {
 }
 
 #[test]
+fn a_closed_loop_keeps_its_streams_busy_and_no_more() {
+    let server = Server::fake(&["--fake-step-us", "500"]);
+    let folder = Folder::new();
+    let url = format!("http://{}", server.address());
+    check_success(&bench(&[
+        "online",
+        "--url",
+        &url,
+        "--vocab",
+        "257",
+        "--context",
+        "512",
+        "--streams",
+        "3",
+        "--requests",
+        "10",
+        "--input-len",
+        "8",
+        "--output-len",
+        "6",
+        "--warmup",
+        "0",
+        "--out",
+        folder.text(),
+    ]));
+    let run = &json(&folder, "online.json")["runs"][0];
+    assert_eq!(
+        (run["streams"].as_u64(), run["figures"]["output_tokens"].as_u64()),
+        (Some(3), Some(60)),
+        "{run}"
+    );
+    let rows = rows(&folder, run["rows_file"].as_str().expect("a file"));
+    // A request is open from its sending to its end; at no sending are three others open.
+    for row in &rows {
+        let sent = cell(row, "sent_us");
+        let open = rows.iter().filter(|other| cell(other, "sent_us") < sent && cell(other, "end_us") > sent);
+        assert!(open.count() < 3, "{row:?}");
+        assert_eq!(cell(row, "scheduled_us"), sent);
+    }
+    server.stop();
+}
+
+#[test]
 fn switches_take_turns_and_unknown_ones_are_skipped() {
     let folder = Folder::new();
     let model = pinion_testkit::fake_model(128);

@@ -1,0 +1,222 @@
+//! `plot`: pictures and a report from result files. Every picture is SVG made here ([`svg`], [`scale`], [`panel`] are
+//! the drawing board), and PNG made from that.
+
+mod data;
+mod latency;
+mod panel;
+mod report;
+mod scale;
+mod svg;
+mod throughput;
+
+use crate::results::{ResultFile, write_whole};
+use clap::Args;
+use data::Data;
+use latency::Shown;
+use std::path::{Path, PathBuf};
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlotArgs {
+    /// Result files (online.json, offline.json, compare.json, ablate.json) or folders that hold them. Series of the same
+    /// label are one; `--label` of a measurement keeps servers apart.
+    #[arg(required = true)]
+    results: Vec<PathBuf>,
+    /// Folder for pictures and report [default: plots/ beside the first result].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Title of the report.
+    #[arg(long, default_value = "Pinion benchmark")]
+    title: String,
+    /// SVG and report only.
+    #[arg(long)]
+    no_png: bool,
+}
+
+/// Names of the result files that a folder may hold.
+const NAMES: [&str; 4] = ["online.json", "offline.json", "compare.json", "ablate.json"];
+
+fn read(paths: &[PathBuf]) -> Result<Vec<(String, ResultFile)>, String> {
+    let mut files = Vec::new();
+    for path in paths {
+        let found: Vec<PathBuf> = if path.is_dir() {
+            NAMES.iter().map(|name| path.join(name)).filter(|path| path.is_file()).collect()
+        } else {
+            vec![path.clone()]
+        };
+        if found.is_empty() {
+            return Err(format!("{}: none of {} is there", path.display(), NAMES.join(", ")));
+        }
+        for path in found {
+            let fault = |error: String| format!("{}: {error}", path.display());
+            let text = std::fs::read_to_string(&path).map_err(|error| fault(error.to_string()))?;
+            let file: ResultFile = serde_json::from_str(&text).map_err(|error| fault(error.to_string()))?;
+            files.push((path.display().to_string(), file));
+        }
+    }
+    Ok(files)
+}
+
+/// (file name, SVG) of everything that these results can show.
+fn pictures(data: &Data) -> Vec<(String, String)> {
+    let mut found = vec![
+        ("latency".to_owned(), latency::picture(data, Shown::Band)),
+        ("latency-p99".to_owned(), latency::picture(data, Shown::P99)),
+        ("latency-p90".to_owned(), latency::picture(data, Shown::P90)),
+        ("throughput".to_owned(), throughput::bars(&data.online, "Output tokens per second, online")),
+        ("offline".to_owned(), throughput::bars(&data.offline, "Output tokens per second, one batch")),
+        ("stages".to_owned(), throughput::stages(data)),
+        ("gaps".to_owned(), throughput::gap_histogram(data)),
+    ];
+    let metrics = crate::ablate::distinct(data.compared.iter().map(|row| row.metric.as_str()));
+    found.extend(metrics.into_iter().map(|name| (format!("ratio-{name}"), throughput::ratios(data, name))));
+    found.into_iter().filter_map(|(name, picture)| Some((name, picture?))).collect()
+}
+
+pub(crate) fn run(args: &PlotArgs) -> Result<(), String> {
+    let files = read(&args.results)?;
+    let out = args.out.clone().unwrap_or_else(|| {
+        let first = &args.results[0];
+        let folder = if first.is_dir() { first.as_path() } else { first.parent().unwrap_or(Path::new(".")) };
+        folder.join("plots")
+    });
+    std::fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let data = Data::of(&files.iter().map(|(_, file)| file.clone()).collect::<Vec<_>>());
+    let pictures = pictures(&data);
+    if pictures.is_empty() {
+        return Err("nothing was measured in these results".to_owned());
+    }
+    for (name, picture) in &pictures {
+        write_whole(&out.join(format!("{name}.svg")), picture.as_bytes())?;
+        if !args.no_png {
+            write_whole(&out.join(format!("{name}.png")), &svg::png(picture)?)?;
+        }
+    }
+    let report = report::html(&args.title, &files, &pictures);
+    write_whole(&out.join("report.html"), report.as_bytes())?;
+    println!("{} pictures and report.html in {}", pictures.len(), out.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::Spread;
+    use crate::results::RunRecord;
+
+    fn run(label: &str, round: u32, scale: f64) -> RunRecord {
+        let ms = |p50: f64| Spread {
+            count: 9,
+            mean: p50,
+            p50,
+            p90: p50 * 2.0,
+            p99: p50 * 3.0,
+            p999: p50 * 4.0,
+            max: p50 * 5.0,
+        };
+        let mut run = RunRecord {
+            label: label.to_owned(),
+            round,
+            scale,
+            offered_per_s: 4.0 / scale,
+            ..RunRecord::default()
+        };
+        run.figures.ttft_ms = ms(40.0 / scale);
+        run.figures.tpot_ms = ms(8.0);
+        run.figures.itl_ms = ms(7.0);
+        run.figures.e2e_ms = ms(900.0 / scale);
+        run.figures.output_tokens_per_s = 200.0 / scale + f64::from(round);
+        run.gap_histogram_ms = vec![(1.0, 5), (1.122, 900), (10.0, 2)];
+        run.stages_ms = vec![("queue".to_owned(), 3.0), ("prefill & <more>".to_owned(), 30.0)];
+        run
+    }
+
+    fn result() -> ResultFile {
+        let mut runs = Vec::new();
+        for label in ["base", "-x <off> & \"quoted\""] {
+            for round in 0..3 {
+                runs.extend([0.4, 0.8, 1.6].map(|scale| run(label, round, scale)));
+            }
+        }
+        let mut batch = run("base", 0, 1.0);
+        batch.scale = 0.0;
+        batch.figures.ttft_ms = Spread::default();
+        let compared = crate::ablate::compare(&runs, "base", &[], 1);
+        runs.push(batch);
+        let scenario = "name = \"<t>\"".to_owned();
+        ResultFile {
+            kind: "ablate".to_owned(),
+            scenario,
+            base: "base".to_owned(),
+            runs,
+            compared,
+            ..ResultFile::default()
+        }
+    }
+
+    #[test]
+    fn every_picture_is_well_formed_and_can_be_drawn() {
+        let pictures = pictures(&Data::of(&[result()]));
+        let names: Vec<&str> = pictures.iter().map(|(name, _)| name.as_str()).collect();
+        for name in [
+            "latency",
+            "latency-p99",
+            "latency-p90",
+            "throughput",
+            "offline",
+            "stages",
+            "gaps",
+            "ratio-e2e_p99_ms",
+        ] {
+            assert!(names.contains(&name), "{name} is missing in {names:?}");
+        }
+        for (name, picture) in &pictures {
+            assert!(!picture.contains("NaN") && !picture.contains("inf"), "{name}");
+            // The drawing library is strict about XML, about SVG's attributes less so.
+            let tree = resvg::usvg::Tree::from_str(picture, &resvg::usvg::Options::default());
+            let tree = tree.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(tree.root().has_children(), "{name} is empty");
+        }
+    }
+
+    #[test]
+    fn nothing_is_drawn_outside_of_its_picture() {
+        for (name, picture) in pictures(&Data::of(&[result()])) {
+            let attribute = |element: &str, name: &str| {
+                let at = element.find(&format!(" {name}=\""))? + name.len() + 3;
+                element[at..].split('"').next()?.parse::<f64>().ok()
+            };
+            let head = picture.lines().next().expect("a head");
+            let (width, height) =
+                (attribute(head, "width").expect("width"), attribute(head, "height").expect("height"));
+            for element in picture.lines().skip(1) {
+                for (axis, most) in [
+                    ("x", width),
+                    ("x1", width),
+                    ("x2", width),
+                    ("cx", width),
+                    ("y", height),
+                    ("y1", height),
+                    ("y2", height),
+                    ("cy", height),
+                ] {
+                    if let Some(value) = attribute(element, axis) {
+                        assert!((0.0..=most).contains(&value), "{name}: {element}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_report_stands_alone() {
+        let file = result();
+        let data = Data::of(std::slice::from_ref(&file));
+        let text = report::html("t & u", &[("ablate.json".to_owned(), file)], &pictures(&data));
+        assert!(
+            text.contains("<svg ") && text.contains("&lt;t&gt;") && text.contains("<title>t &amp; u</title>")
+        );
+        for outside in ["src=", "href=", "@import", "url("] {
+            assert!(!text.contains(outside), "{outside}");
+        }
+    }
+}

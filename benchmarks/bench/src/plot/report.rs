@@ -1,0 +1,126 @@
+//! The report: one HTML file with every picture inline, the tables, the scenario and the machine. It loads nothing.
+
+use crate::ablate;
+use crate::results::{ResultFile, summary};
+use crate::table::number;
+use std::fmt::Write;
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}\
+h1{font-size:1.5em}h2{font-size:1.2em;margin-top:2em}table{border-collapse:collapse;font-size:13px;margin:1em 0;display:block;overflow-x:auto}\
+td,th{border-bottom:1px solid #ddd;padding:.3em .6em;text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}\
+pre{background:#f6f6f6;padding:.8em;overflow-x:auto;font-size:12px}svg{max-width:100%;height:auto}dt{font-weight:600}dd{margin:0 0 .4em 1em}";
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// A Markdown table of ours as HTML.
+fn html_table(markdown: &str) -> String {
+    let mut out = "<table>".to_owned();
+    for (index, line) in markdown.lines().filter(|line| line.starts_with('|')).enumerate() {
+        if index == 1 {
+            continue; // the rule
+        }
+        let tag = if index == 0 { "th" } else { "td" };
+        out.push_str("<tr>");
+        for cell in line.trim_matches('|').split('|') {
+            let _ = write!(out, "<{tag}>{}</{tag}>", escaped(cell.trim()));
+        }
+        out.push_str("</tr>");
+    }
+    out.push_str("</table>\n");
+    out
+}
+
+/// Puts the report together; `pictures` are (title, SVG).
+pub(super) fn html(title: &str, files: &[(String, ResultFile)], pictures: &[(String, String)]) -> String {
+    let title = escaped(title);
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style></head>\n\
+         <body><h1>{title}</h1>\n"
+    );
+    for (_, picture) in pictures {
+        let _ = writeln!(out, "<figure>{picture}</figure>");
+    }
+    for (name, file) in files {
+        section(&mut out, name, file);
+    }
+    out.push_str("</body></html>\n");
+    out
+}
+
+fn section(out: &mut String, name: &str, file: &ResultFile) {
+    let hardware = &file.origin.hardware;
+    let _ = writeln!(out, "<h2>{}</h2>", escaped(name));
+    let facts = [
+        ("what", file.kind.clone()),
+        ("when", file.origin.time_utc.clone()),
+        ("tool and commit", format!("{}, {}", file.origin.tool, file.origin.commit)),
+        (
+            "machine",
+            format!(
+                "{}, {} logical CPUs, {} GiB, Linux {}, load average before: {}",
+                hardware.cpu,
+                hardware.logical_cpus,
+                hardware.memory_gib,
+                hardware.kernel,
+                hardware.load_before
+            ),
+        ),
+        ("seed", file.seed.to_string()),
+        ("command", file.origin.command.join(" ")),
+        ("servers", servers(file)),
+    ];
+    out.push_str("<dl>");
+    for (term, text) in facts {
+        let _ = write!(out, "<dt>{term}</dt><dd>{}</dd>", escaped(&text));
+    }
+    out.push_str("</dl>\n");
+    for note in &file.notes {
+        let _ = writeln!(out, "<p>{}</p>", escaped(note));
+    }
+    if file.compared.is_empty() {
+        out.push_str(&html_table(&summary(&file.runs)));
+    } else {
+        let text = ablate::tables(&file.compared, &file.base);
+        for part in text.split("\n\n").filter(|part| !part.trim().is_empty()) {
+            out.push_str(&if part.starts_with('|') {
+                html_table(part)
+            } else {
+                format!("<h3>{}</h3>", escaped(part))
+            });
+        }
+        let _ = write!(
+            out,
+            "<details><summary>every run</summary>{}</details>",
+            html_table(&summary(&file.runs))
+        );
+    }
+    let lag = file.runs.iter().map(|run| run.figures.send_lag_ms.p99).fold(0.0, f64::max);
+    let share = file.runs.iter().map(|run| run.figures.client.cpu_share_of_one_core).fold(0.0, f64::max);
+    let _ = writeln!(
+        out,
+        "<p>The client was late by at most {} ms at the 99th percentile and used at most {} of one core.</p>",
+        number(lag),
+        number(share)
+    );
+    let _ = writeln!(out, "<h3>Scenario</h3><pre>{}</pre>", escaped(&file.scenario));
+}
+
+fn servers(file: &ResultFile) -> String {
+    let described = file.runs.iter().map(|run| {
+        let how = run.server.command.clone().unwrap_or_else(|| run.server.url.clone());
+        // The port is another one in each run.
+        let version = run.server.version.as_ref().map_or(String::new(), |version| format!(" {version}"));
+        format!("{} ({}; {}{version})", run.label, how, run.cache_state)
+    });
+    let mut first: Vec<String> = Vec::new();
+    let mut labels: Vec<&str> = Vec::new();
+    for (text, run) in described.zip(&file.runs) {
+        if !labels.contains(&run.label.as_str()) {
+            labels.push(&run.label);
+            first.push(text);
+        }
+    }
+    first.join("; ")
+}

@@ -1,0 +1,149 @@
+//! The few shapes that the pictures are made of, written as SVG text. Fonts and colours stand here and nowhere else.
+
+use std::fmt::Write;
+
+/// Colours that stay apart for most eyes (Okabe and Ito's first), in the order in which series take them.
+const COLOURS: [&str; 12] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c510a", "#6a3d9a",
+    "#b2df8a", "#b30000", "#a6a6a6",
+];
+const INK: &str = "#222222";
+const GRID: &str = "#e3e3e3";
+const FONT: &str = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif";
+/// Mean width of a character, as a share of the font's size.
+const CHARACTER_WIDTH: f64 = 0.6;
+
+/// Colour of the series at this place.
+pub(super) fn colour(index: usize) -> &'static str {
+    COLOURS[index % COLOURS.len()]
+}
+
+/// Width that a text takes, roughly and rather too much.
+pub(super) fn text_width(text: &str, size: f64) -> f64 {
+    text.chars().count() as f64 * size * CHARACTER_WIDTH
+}
+
+/// Where a text stands relative to its point.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// A picture in the making. Coordinates are pixels from the upper left.
+pub(super) struct Svg {
+    width: f64,
+    height: f64,
+    body: String,
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+impl Svg {
+    pub(super) fn new(width: f64, height: f64) -> Svg {
+        Svg { width, height, body: String::new() }
+    }
+
+    fn put(&mut self, arguments: std::fmt::Arguments<'_>) {
+        let _ = self.body.write_fmt(arguments);
+        self.body.push('\n');
+    }
+
+    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), colour: &str, width: f64) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        self.put(format_args!(
+            "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\" stroke-width=\"{width}\"/>"
+        ));
+    }
+
+    pub(super) fn grid(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to, GRID, 1.0);
+    }
+
+    pub(super) fn axis(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to, INK, 1.0);
+    }
+
+    pub(super) fn polyline(&mut self, points: &[(f64, f64)], colour: &str) {
+        let points = joined(points);
+        self.put(format_args!(
+            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-linejoin=\"round\"/>"
+        ));
+    }
+
+    pub(super) fn area(&mut self, points: &[(f64, f64)], colour: &str) {
+        let points = joined(points);
+        self.put(format_args!("<polygon points=\"{points}\" fill=\"{colour}\" fill-opacity=\"0.18\"/>"));
+    }
+
+    pub(super) fn bar(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), colour: &str, title: &str) {
+        let title = escaped(title);
+        self.put(format_args!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{colour}\"><title>{title}</title></rect>",
+            width.max(0.0),
+            height.max(0.0)
+        ));
+    }
+
+    /// A filled or a hollow mark.
+    pub(super) fn mark(&mut self, (x, y): (f64, f64), colour: &str, hollow: bool, title: &str) {
+        let (fill, title) = (if hollow { "white" } else { colour }, escaped(title));
+        self.put(format_args!(
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.8\"><title>{title}</title></circle>"
+        ));
+    }
+
+    pub(super) fn text(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let text = escaped(text);
+        self.put(format_args!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{INK}\">{text}</text>"
+        ));
+    }
+
+    /// Reads from below to above.
+    pub(super) fn text_upwards(&mut self, (x, y): (f64, f64), size: f64, text: &str) {
+        let text = escaped(text);
+        self.put(format_args!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"middle\" fill=\"{INK}\" \
+             transform=\"rotate(-90 {x:.1} {y:.1})\">{text}</text>"
+        ));
+    }
+
+    pub(super) fn finish(self) -> String {
+        let (width, height) = (self.width, self.height);
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
+             font-family=\"{FONT}\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n{}</svg>\n",
+            self.body
+        )
+    }
+}
+
+fn joined(points: &[(f64, f64)]) -> String {
+    points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Draws an SVG as PNG at twice its size. Text is drawn in the first font of the list that this machine has.
+pub(super) fn png(svg: &str) -> Result<Vec<u8>, String> {
+    const SCALE: f32 = 2.0;
+    let mut options = resvg::usvg::Options::default();
+    options.fontdb_mut().load_system_fonts();
+    if options.fontdb.is_empty() {
+        return Err("this machine has no fonts: PNG pictures would have no text (install fonts-dejavu-core)"
+            .to_owned());
+    }
+    let tree = resvg::usvg::Tree::from_str(svg, &options).map_err(|error| error.to_string())?;
+    let (width, height) = (tree.size().width() * SCALE, tree.size().height() * SCALE);
+    let pixmap = resvg::tiny_skia::Pixmap::new(width.ceil() as u32, height.ceil() as u32);
+    let mut pixmap = pixmap.ok_or("the picture has no size")?;
+    resvg::render(&tree, resvg::tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixmap.as_mut());
+    pixmap.encode_png().map_err(|error| error.to_string())
+}

@@ -1,0 +1,243 @@
+//! Bars of output tokens per second, the ratios of a comparison, and where the time of a request goes.
+
+use super::data::{Cell, Data, Series};
+use super::panel::{Place, frame, legend, legend_height};
+use super::scale::{Axis, tick_text};
+use super::svg::{Anchor, Svg, colour, text_width};
+use crate::ablate::{Compared, METRICS, Verdict, distinct};
+use crate::table::number;
+
+const WIDTH: f64 = 920.0;
+const ROW: f64 = 26.0;
+const HEAD: f64 = 40.0;
+const FOOT: f64 = 48.0;
+const TEXT: f64 = 11.0;
+const INK: &str = "#222222";
+
+/// A bar per label, and per scale where there are several, with the rounds' range as a whisker.
+pub(super) fn bars(series: &[Series], title: &str) -> Option<String> {
+    let cells: Vec<(String, usize, &Cell)> = series
+        .iter()
+        .enumerate()
+        .flat_map(|(index, series)| {
+            let several = series.cells.len() > 1;
+            series.cells.iter().map(move |cell| {
+                let scale =
+                    if several { format!(", scale {}", tick_text(cell.scale)) } else { String::new() };
+                (format!("{}{scale}", series.label), index, cell)
+            })
+        })
+        .collect();
+    if cells.is_empty() {
+        return None;
+    }
+    let left = label_width(cells.iter().map(|(label, ..)| label.as_str()));
+    let height = HEAD + cells.len() as f64 * ROW + FOOT;
+    let mut svg = Svg::new(WIDTH, height);
+    let most = cells.iter().map(|(.., cell)| cell.output_range.1).fold(0.0, f64::max);
+    let x = Axis::linear(most, left, WIDTH - 70.0);
+    horizontal(&mut svg, title, &x, "output tokens per second", height);
+    for (row, (label, index, cell)) in cells.iter().enumerate() {
+        let top = HEAD + row as f64 * ROW;
+        let value = cell.output_tokens_per_s;
+        svg.text((left - 8.0, top + 15.0), TEXT, Anchor::End, label);
+        svg.bar(
+            (left, top + 4.0),
+            (x.at(value) - left, ROW - 9.0),
+            colour(*index),
+            &format!("{label}: {}", number(value)),
+        );
+        let (low, high) = (x.at(cell.output_range.0), x.at(cell.output_range.1));
+        if high - low > 1.0 {
+            whisker(&mut svg, (low, high), top + ROW / 2.0 - 0.5);
+        }
+        svg.text((high.max(x.at(value)) + 8.0, top + 15.0), TEXT, Anchor::Start, &number(value));
+    }
+    Some(svg.finish())
+}
+
+fn whisker(svg: &mut Svg, (low, high): (f64, f64), y: f64) {
+    svg.line((low, y), (high, y), INK, 1.2);
+    for x in [low, high] {
+        svg.line((x, y - 4.0), (x, y + 4.0), INK, 1.2);
+    }
+}
+
+fn label_width<'a>(labels: impl Iterator<Item = &'a str>) -> f64 {
+    labels.map(|label| text_width(label, TEXT)).fold(40.0, f64::max).min(300.0) + 24.0
+}
+
+/// Title, vertical grid and the x axis of a picture whose rows are bars.
+fn horizontal(svg: &mut Svg, title: &str, x: &Axis, x_title: &str, height: f64) {
+    svg.text((18.0, 23.0), 15.0, Anchor::Start, title);
+    let bottom = height - FOOT + 2.0;
+    for tick in x.ticks() {
+        svg.grid((x.at(tick), HEAD), (x.at(tick), bottom));
+        svg.text((x.at(tick), bottom + 16.0), TEXT, Anchor::Middle, &tick_text(tick));
+    }
+    let (from, to) = x.ends();
+    svg.axis((from, bottom), (to, bottom));
+    svg.text(((from + to) / 2.0, bottom + 34.0), TEXT, Anchor::Middle, x_title);
+}
+
+/// Variant / base with its interval, one row per variant, for one metric. A mark is filled where one side wins beyond
+/// the spread.
+pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
+    let scales = distinct(data.compared.iter().map(|row| row.scale));
+    let rows: Vec<&Compared> =
+        data.compared.iter().filter(|row| row.metric == metric && row.label != data.base).collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let known = METRICS.iter().find(|known| known.name == metric)?;
+    let text = |row: &Compared| {
+        if scales.len() > 1 {
+            format!("{}, scale {}", row.label, tick_text(row.scale))
+        } else {
+            row.label.clone()
+        }
+    };
+    let labels: Vec<String> = rows.iter().map(|row| text(row)).collect();
+    let left = label_width(labels.iter().map(String::as_str));
+    let height = HEAD + rows.len() as f64 * ROW + FOOT;
+    let mut svg = Svg::new(WIDTH, height);
+    let far = rows.iter().flat_map(|row| [1.0 - row.low, row.high - 1.0]).fold(0.02, f64::max) * 1.08;
+    // Not below nothing at all; a slow variant may still be many times the base.
+    let x = Axis::between((1.0 - far).max(0.0), 1.0 + far, left, WIDTH - 150.0);
+    let better = if known.more_is_better { "more is better" } else { "less is better" };
+    let title = format!("{} against {}: ratio and interval, {better}", known.title, data.base);
+    horizontal(&mut svg, &title, &x, "variant / base", height);
+    svg.line((x.at(1.0), HEAD), (x.at(1.0), height - FOOT + 2.0), INK, 1.2);
+    for (index, (row, label)) in rows.iter().zip(&labels).enumerate() {
+        let y = HEAD + index as f64 * ROW + ROW / 2.0;
+        let colour = match row.better {
+            Verdict::Same => "#777777",
+            Verdict::Base => colour(0),
+            Verdict::Variant => colour(1),
+        };
+        svg.text((left - 8.0, y + 4.0), TEXT, Anchor::End, label);
+        whisker(&mut svg, (x.at(row.low), x.at(row.high)), y);
+        let title =
+            format!("{label}: {:.3} ({:.3}–{:.3}), {} pairs", row.ratio, row.low, row.high, row.pairs);
+        svg.mark((x.at(row.ratio), y), colour, row.better == Verdict::Same, &title);
+        let verdict = match row.better {
+            Verdict::Same => "",
+            Verdict::Base => " base wins",
+            Verdict::Variant => " variant wins",
+        };
+        svg.text((WIDTH - 140.0, y + 4.0), TEXT, Anchor::Start, &format!("×{:.3}{verdict}", row.ratio));
+    }
+    Some(svg.finish())
+}
+
+/// Mean time per request in each stage, one stacked bar per label and scale.
+pub(super) fn stages(data: &Data) -> Option<String> {
+    let bars: Vec<(String, &Cell)> = data
+        .online
+        .iter()
+        .flat_map(|series| {
+            series
+                .cells
+                .iter()
+                .map(|cell| (format!("{}, scale {}", series.label, tick_text(cell.scale)), cell))
+        })
+        .filter(|(_, cell)| !cell.stages_ms.is_empty())
+        .collect();
+    let names =
+        distinct(bars.iter().flat_map(|(_, cell)| cell.stages_ms.iter().map(|(name, _)| name.clone())));
+    if names.is_empty() {
+        return None;
+    }
+    let left = label_width(bars.iter().map(|(label, _)| label.as_str()));
+    let legend_width = WIDTH - 36.0;
+    let legend_rows = legend_height(&names, legend_width);
+    let height = HEAD + bars.len() as f64 * ROW + FOOT + legend_rows;
+    let mut svg = Svg::new(WIDTH, height);
+    let total = |cell: &Cell| cell.stages_ms.iter().map(|(_, ms)| ms).sum::<f64>();
+    let x = Axis::linear(bars.iter().map(|(_, cell)| total(cell)).fold(0.0, f64::max), left, WIDTH - 70.0);
+    horizontal(&mut svg, "Where a request's time goes: mean ms per stage", &x, "ms", height - legend_rows);
+    for (row, (label, cell)) in bars.iter().enumerate() {
+        let top = HEAD + row as f64 * ROW;
+        svg.text((left - 8.0, top + 15.0), TEXT, Anchor::End, label);
+        let mut sum = 0.0;
+        for (name, ms) in &cell.stages_ms {
+            let index = names.iter().position(|known| known == name).unwrap_or(0);
+            let (from, to) = (x.at(sum), x.at(sum + ms));
+            svg.bar(
+                (from, top + 4.0),
+                (to - from, ROW - 9.0),
+                colour(index),
+                &format!("{name}: {} ms", number(*ms)),
+            );
+            sum += ms;
+        }
+        svg.text((x.at(sum) + 8.0, top + 15.0), TEXT, Anchor::Start, &number(sum));
+    }
+    legend(&mut svg, (18.0, height - legend_rows), legend_width, &names);
+    Some(svg.finish())
+}
+
+/// Share of the gaps between token events in each step of time, at the heaviest scale of each label.
+pub(super) fn gap_histogram(data: &Data) -> Option<String> {
+    let lines: Vec<(String, Vec<(f64, f64)>)> = data
+        .online
+        .iter()
+        .filter_map(|series| {
+            let cell = series.cells.iter().find(|cell| !cell.gaps.is_empty())?;
+            let all = cell.gaps.iter().map(|(_, count)| count).sum::<u64>() as f64;
+            let shares = cell.gaps.iter().map(|(edge, count)| (*edge, *count as f64 / all)).collect();
+            Some((format!("{}, scale {}", series.label, tick_text(cell.scale)), shares))
+        })
+        .collect();
+    let points: Vec<(f64, f64)> = lines.iter().flat_map(|(_, shares)| shares.iter().copied()).collect();
+    let least = points.iter().map(|(edge, _)| *edge).fold(f64::INFINITY, f64::min);
+    let most = points.iter().map(|(edge, _)| *edge).fold(0.0, f64::max);
+    if points.is_empty() {
+        return None;
+    }
+    let labels: Vec<String> = lines.iter().map(|(label, _)| label.clone()).collect();
+    let legend_width = WIDTH - 36.0;
+    let head = 36.0 + legend_height(&labels, legend_width);
+    let place = Place { x: 0.0, y: head, width: WIDTH, height: 330.0 };
+    let mut svg = Svg::new(WIDTH, head + place.height);
+    svg.text((18.0, 23.0), 15.0, Anchor::Start, "Gaps between tokens, at each server's heaviest scale");
+    legend(&mut svg, (18.0, 36.0), legend_width, &labels);
+    let x = Axis::logarithmic(least, most * STEP_FACTOR, place.left(), place.right());
+    let share = points.iter().map(|(_, share)| *share);
+    let y = Axis::logarithmic(
+        10f64.powf(share.clone().fold(1.0, f64::min).log10().floor()),
+        10f64.powf(share.fold(1e-6, f64::max).log10().ceil()),
+        place.bottom(),
+        place.top(),
+    );
+    let ticks: Vec<(f64, String)> = x.ticks().into_iter().map(|tick| (tick, tick_text(tick))).collect();
+    frame(
+        &mut svg,
+        &place,
+        "",
+        (&x, "gap in ms, logarithmic (0.01: came together)", &ticks),
+        (&y, "share of gaps"),
+    );
+    for (index, (_, shares)) in lines.iter().enumerate() {
+        let mut path: Vec<(f64, f64)> = Vec::new();
+        let mut end = f64::NEG_INFINITY;
+        for (edge, share) in shares {
+            let (from, to) = (x.at(*edge), x.at(edge * STEP_FACTOR));
+            if !path.is_empty() && from > end + 0.5 {
+                // Steps without a gap lie on the floor.
+                path.extend([(end, place.bottom()), (from, place.bottom())]);
+            } else if path.is_empty() {
+                path.push((from, place.bottom()));
+            }
+            path.extend([(from, y.at(*share)), (to, y.at(*share))]);
+            end = to;
+        }
+        path.push((end, place.bottom()));
+        svg.area(&path, colour(index));
+        svg.polyline(&path, colour(index));
+    }
+    Some(svg.finish())
+}
+
+/// From one edge of the histogram to the next: 20 steps in a factor of ten.
+const STEP_FACTOR: f64 = 1.122_018_454_301_963_3;
