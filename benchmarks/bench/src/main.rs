@@ -30,6 +30,7 @@ mod trace;
 mod workload;
 
 use clap::{Parser, Subcommand};
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 /// Measures Pinion and any OpenAI-compatible server. docs/BENCHMARKING.md has a command for each table and picture.
@@ -57,6 +58,13 @@ enum Command {
     Ablate(scenario::ScenarioArgs),
     /// Draws SVG and PNG, and one HTML report, from result files.
     Plot(plot::PlotArgs),
+    /// Runs a recording again: `pinion-engine replay`, which stands beside this tool (docs/PROFILING.md).
+    #[command(disable_help_flag = true)]
+    Replay {
+        /// FILE and the flags to change.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        arguments: Vec<String>,
+    },
     /// A server that makes tokens on a fixed schedule and computes nothing: what the client itself costs.
     NullServer(null_server::NullServerArgs),
 }
@@ -70,6 +78,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => scenario::run(&args, scenario::Kind::Compare),
         Command::Ablate(args) => scenario::run(&args, scenario::Kind::Ablate),
         Command::Plot(args) => plot::run(&args),
+        Command::Replay { arguments } => become_engine(&arguments),
         Command::NullServer(args) => null_server::run(&args),
     };
     match outcome {
@@ -79,4 +88,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Replaces this process. The engine needs libtorch, which this tool does not.
+fn become_engine(arguments: &[String]) -> Result<(), String> {
+    let binary = std::env::current_exe().unwrap_or_default().with_file_name("pinion-engine");
+    let error = std::process::Command::new(&binary).arg("replay").args(arguments).exec();
+    Err(format!("cannot start {}: {error}", binary.display()))
 }

@@ -416,6 +416,22 @@ mod tests {
     }
 
     #[test]
+    fn the_ablation_set_has_every_switch() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("a file of the repository");
+        let (page, text) = (read("docs/CONFIGURATION.md"), read("benchmarks/scenarios/switches.toml"));
+        let scenario: Scenario = toml::from_str(&text).expect("a scenario");
+        let switches = page.lines().filter_map(|line| line.strip_prefix("| `--[no-]")?.split('`').next());
+        let mut count = 0;
+        for name in switches {
+            let is_it = |flags: &String| *flags == format!("--no-{name}") || *flags == format!("--{name}");
+            assert!(scenario.switches.iter().any(is_it), "switches.toml lacks --[no-]{name}");
+            count += 1;
+        }
+        assert!(count > 5, "docs/CONFIGURATION.md lists switches in another form");
+    }
+
+    #[test]
     fn every_committed_scenario_is_read() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
         let mut count = 0;

@@ -304,6 +304,9 @@ fn the_launcher_hands_on_to_the_tool() {
         Command::new(launcher_binary()).args(["bench", "online", "--help"]).output().expect("pinion runs");
     check_success(&output);
     assert!(String::from_utf8_lossy(&output.stdout).contains("--trace"), "the tool's own help");
+    // The engine's part of the tool is the engine's own.
+    let output = bench(&["replay", "no-such-file"]);
+    assert!(!output.status.success());
     // Nothing to measure: the tool says so, and ends with a failure.
     let output =
         bench(&["online", "--url", "http://127.0.0.1:9", "--vocab", "9", "--context", "9", "--poisson", "1"]);
