@@ -18,11 +18,16 @@ struct PrefillShared {
     alignas(16) T v[KEYS][DIM + 8];
 };
 
+template <typename T>
+constexpr bool IS_BF16 = false;
+template <>
+constexpr bool IS_BF16<bf16> = true;
+
 // d += a . b for tiles [16, 16] . [16, 8]; the lanes hold what PTX's mma.m16n8k16 says.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(PINION_ON_DEVICE)
-    if (bits_as<uint16_t>(from_float<T>(1.0f)) == 0x3f80) { // bf16; the compiler knows which
+    if constexpr (IS_BF16<T>) {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -1,6 +1,7 @@
 //! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
 
 use crate::cpu_plan::CpuPlan;
+use crate::cuda::CudaConfig;
 use crate::fairness::Fairness;
 use crate::lifecycle::Lifecycle;
 use crate::observe::Observe;
@@ -26,6 +27,8 @@ pub enum Dtype {
     Fp32,
     /// bfloat16.
     Bf16,
+    /// IEEE half precision, on GPUs.
+    Fp16,
 }
 
 impl Dtype {
@@ -33,7 +36,7 @@ impl Dtype {
     pub fn bytes(self) -> u64 {
         match self {
             Dtype::Fp32 => 4,
-            Dtype::Bf16 => 2,
+            Dtype::Bf16 | Dtype::Fp16 => 2,
         }
     }
 }
@@ -108,6 +111,8 @@ pub struct Config {
     pub model: ModelFacts,
     /// Who computes.
     pub backend: Backend,
+    /// The GPU's part, if the model runs on one.
+    pub cuda: Option<CudaConfig>,
     /// In what type. The fake backend takes no notice.
     pub dtype: Dtype,
     /// Longest sequence served, prompt and output together; at most the model's own.

@@ -9,6 +9,7 @@ mod command_line;
 mod config;
 mod cpu_plan;
 mod cpu_set;
+mod cuda;
 pub mod docs;
 mod exit;
 mod fairness;
@@ -32,6 +33,7 @@ mod value;
 
 pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
+pub use cuda::CudaConfig;
 pub use exit::Exit;
 pub use fairness::{FairShare, Fairness};
 pub use fault::{ConfigFault, Faults, Origin};

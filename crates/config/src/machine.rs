@@ -33,6 +33,8 @@ pub struct Machine {
     pub has_bf16: bool,
     /// It does so faster than fp32: with amx_bf16, or on AMD's cores. Intel's avx512_bf16 alone has half the rate.
     pub prefers_bf16: bool,
+    /// An NVIDIA driver is loaded.
+    pub has_nvidia_driver: bool,
 }
 
 impl Machine {
@@ -70,6 +72,8 @@ impl Machine {
             quota_cpus: read_quota(root),
             memory_bytes,
             has_bf16: flag("avx512_bf16") || flag("amx_bf16"),
+            has_nvidia_driver: root.join("proc/driver/nvidia/version").exists()
+                || root.join("dev/nvidiactl").exists(),
             prefers_bf16: flag("amx_bf16") || (flag("avx512_bf16") && amd),
         }
     }
@@ -83,6 +87,7 @@ impl Machine {
             quota_cpus: None,
             memory_bytes: None,
             has_bf16: false,
+            has_nvidia_driver: false,
             prefers_bf16: false,
         }
     }

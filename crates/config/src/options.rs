@@ -16,10 +16,6 @@ const SECOND: u64 = 1000;
 const HOUR: u64 = 3600 * SECOND;
 const PEERS_MAX: u64 = pinion_protocol::limits::PEERS_PER_ROLE_MAX as u64;
 
-/// Why 16-bit floats are refused, wherever they are asked for.
-const FP16_REASON: &str =
-    "fp16 is not served: CPUs compute it up to 33 times slower than bf16; use bf16, fp32 or auto";
-
 /// The table, in the order of the documentation.
 #[rustfmt::skip]
 pub(crate) const OPTIONS: &[Opt] = &[
@@ -34,14 +30,18 @@ pub(crate) const OPTIONS: &[Opt] = &[
                without weights." },
     Opt { name: "dtype", group: Model, preset: Is("auto"),
         kind: Choice {
-            accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"])],
-            refused: &[(&["fp16", "float16", "half"], FP16_REASON)] },
+            accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"]),
+                        choice("fp16", &["float16", "half"])],
+            refused: &[] },
         help: "Type of weights, activations and KV. `auto` is bf16 where the CPU multiplies it faster than fp32 \
-               (amx_bf16, or AMD with avx512_bf16), else fp32. The fake backend takes no notice." },
+               (amx_bf16, or AMD with avx512_bf16), else fp32; fp16 on a GPU, and only there. The fake backend takes no notice." },
     Opt { name: "device", group: Model, preset: Is("cpu"),
-        kind: Choice { accepted: &[choice("cpu", &["auto"])],
-                       refused: &[(&["cuda", "gpu"], "this build serves on the CPU only; use cpu")] },
-        help: "Where the model runs." },
+        kind: Choice { accepted: &[choice("cpu", &[]), choice("cuda", &["gpu"]), choice("auto", &[])], refused: &[] },
+        help: "Where the model runs. `cuda` needs libpinion_cuda.so (deploy/cuda.sh) and an NVIDIA driver; `auto` takes \
+               it where both are there. The CUDA engine has not run on a GPU yet: see docs/FEATURES.md." },
+    Opt { name: "cuda-object", group: Model, kind: Text,
+        preset: WorkedOut("libpinion_cuda.so beside the program, or in ../cuda"),
+        help: "The CUDA engine's shared object." },
     Opt { name: "max-model-len", group: Model, kind: Number { min: 1, max: pinion_protocol::limits::CONTEXT_MAX as u64 },
         preset: WorkedOut("the model's context"),
         help: "Longest sequence in tokens, prompt and output together; at most the model's context." },
@@ -159,6 +159,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "attention", group: Engine, preset: Is("vector"),
         kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },
+    Opt { name: "cuda-graphs", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: replay a graph captured before ready for each decode step; off, every kernel is launched by itself." },
+    Opt { name: "cuda-fused", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: residual sum and norm in one kernel, bias and activation with the product; off, a kernel for each." },
+    Opt { name: "prefill-attention", group: Engine, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("plain", &[])], refused: &[] },
+        help: "CUDA: attention of prompt chunks: `auto` is the tensor cores where type and head size allow, `plain` the \
+               decode kernel for each token." },
     Opt { name: "fake-step-us", group: Engine, kind: Number { min: 0, max: 60_000_000 }, preset: Is("0"),
         help: "Fake backend: time of one step, in µs." },
     Opt { name: "fake-prefill-us-per-token", group: Engine, kind: Number { min: 0, max: 1_000_000 }, preset: Is("0"),

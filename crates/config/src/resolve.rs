@@ -2,6 +2,7 @@
 
 use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
+use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fairness::Fairness;
 use crate::fault::{Collector, Faults, Origin};
 use crate::lifecycle::Lifecycle;
@@ -67,15 +68,16 @@ pub(crate) fn from_facts(
     let backend = backend(settings);
     let plan = plan_cpus(settings, machine, backend, faults);
     check_batch(settings, faults);
-    let dtype = dtype(settings, machine, backend, faults);
+    let cuda = CudaConfig::resolve(settings, machine, backend, faults);
+    let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
     let name = model_name(settings, dir, faults);
     let model = facts?;
     let max_model_len = max_model_len(settings, &model, faults);
-    let kv_blocks = KvCache { settings, machine, backend, max_model_len }.blocks(&model, dtype, faults);
+    let on_cpu = backend == Backend::Torch && cuda.is_none();
+    let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
     let (cpu_plan, pin) = plan?;
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
-    let engine_threads =
-        cpu_plan.placements.iter().find(|p| p.peer.role == Role::Engine).map_or(1, |p| p.threads);
+    let engine_threads = engine_threads(&cpu_plan);
     let model_dir = absolute(dir, faults);
     let take = Take(settings);
     Some(Config {
@@ -85,6 +87,7 @@ pub(crate) fn from_facts(
         served_model_name: name,
         model,
         backend,
+        cuda,
         dtype,
         max_model_len,
         max_num_seqs: take.word("max-num-seqs"),
@@ -124,6 +127,11 @@ pub(crate) fn from_facts(
         observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
+}
+
+/// Threads of the model's kernels, as planned.
+fn engine_threads(plan: &CpuPlan) -> u32 {
+    plan.placements.iter().find(|p| p.peer.role == Role::Engine).map_or(1, |p| p.threads)
 }
 
 /// The folder's path from the root, for children whose working directory may be another.
@@ -192,9 +200,22 @@ fn check_batch(settings: &Settings, faults: &mut Collector) {
     }
 }
 
-fn dtype(settings: &Settings, machine: &Machine, backend: Backend, faults: &mut Collector) -> Dtype {
+fn dtype(
+    settings: &Settings,
+    machine: &Machine,
+    backend: Backend,
+    on_gpu: bool,
+    faults: &mut Collector,
+) -> Dtype {
+    if on_gpu {
+        return CudaConfig::dtype(settings);
+    }
     match settings.text("dtype") {
         Some("fp32") => Dtype::Fp32,
+        Some("fp16") => {
+            faults.add(&settings.origin("dtype"), FP16_REASON);
+            Dtype::Fp32
+        }
         Some("bf16") => {
             if !machine.has_bf16 && backend == Backend::Torch {
                 let reason = "this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto";
@@ -245,7 +266,8 @@ fn max_model_len(settings: &Settings, model: &ModelFacts, faults: &mut Collector
 struct KvCache<'a> {
     settings: &'a Settings,
     machine: &'a Machine,
-    backend: Backend,
+    /// Whether the machine's own memory holds it.
+    on_cpu: bool,
     max_model_len: u32,
 }
 
@@ -255,8 +277,8 @@ impl KvCache<'_> {
         let block_tokens = settings.number("block-size").unwrap_or(16);
         let block_bytes = block_tokens * model.kv_bytes_per_token(dtype);
         let one_sequence = u64::from(self.max_model_len).div_ceil(block_tokens);
-        // the fake backend keeps no keys and values, so no memory limits it
-        let memory = self.machine.memory_bytes.filter(|_| self.backend == Backend::Torch);
+        // the fake backend keeps no keys and values, and a GPU's memory is seen when its engine starts
+        let memory = self.machine.memory_bytes.filter(|_| self.on_cpu);
         let by_tokens = settings.number("kv-cache-tokens").map(|n| n.div_ceil(block_tokens));
         let by_bytes = settings.number("kv-cache-bytes").map(|n| n / block_bytes);
         if by_tokens.is_some() && by_bytes.is_some() {

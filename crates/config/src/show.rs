@@ -53,6 +53,7 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "kv-cache-tokens" => tokens.to_string(),
         "kv-cache-bytes" => human_bytes(tokens * config.model.kv_bytes_per_token(config.dtype)),
         "engine-threads" => config.engine_threads.to_string(),
+        "cuda-object" => config.cuda.as_ref()?.object.display().to_string(),
         "pin" => config.pin.to_string(),
         "cpus-frontend" => cpus(Role::Frontend),
         "cpus-tokenizer" => cpus(Role::Tokenizer),
@@ -62,6 +63,7 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
             (Backend::Fake, _) => "auto".to_owned(),
             (Backend::Torch, Dtype::Fp32) => "fp32".to_owned(),
             (Backend::Torch, Dtype::Bf16) => "bf16".to_owned(),
+            (Backend::Torch, Dtype::Fp16) => "fp16".to_owned(),
         },
         _ => return None,
     })

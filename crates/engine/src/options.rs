@@ -1,5 +1,6 @@
 //! From the resolved config to a loaded model and an engine around it.
 
+use crate::cuda_start;
 use crate::engine::{Engine, Sizes};
 use crate::recorded::Recorded;
 use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
@@ -19,7 +20,8 @@ pub fn model_options(config: &Config) -> ModelOptions {
         },
         dtype: match config.dtype {
             Dtype::Fp32 => DtypeChoice::F32,
-            Dtype::Bf16 => DtypeChoice::Bf16,
+            // The config lets nobody have fp16 on the CPU.
+            Dtype::Bf16 | Dtype::Fp16 => DtypeChoice::Bf16,
         },
         threads: config.engine_threads,
         block_size: config.block_size,
@@ -81,6 +83,9 @@ fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
 
 /// Loads the model: on a thread of its own for overlap, or else on this one.
 fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadError> {
+    if let Some(cuda) = &config.cuda {
+        return cuda_start::start(config, cuda, recorder);
+    }
     let (folder, options) = (config.model_dir.clone(), model_options(config));
     let load = move || {
         let model: Box<dyn Model> = Box::new(Recorded::new(load(&folder, &options)?, recorder));

@@ -247,6 +247,21 @@ impl StepOutput {
         self.logprob_ends.push(self.logprobs.len());
     }
 
+    /// Takes the prompt scores of another output for the same rows.
+    #[cfg(feature = "torch")]
+    pub(crate) fn take_prompt_scores(&mut self, other: &mut StepOutput) {
+        std::mem::swap(&mut self.prompt_logprobs, &mut other.prompt_logprobs);
+        std::mem::swap(&mut self.prompt_ranks, &mut other.prompt_ranks);
+        std::mem::swap(&mut self.prompt_ends, &mut other.prompt_ends);
+    }
+
+    /// Appends a row with the logprobs that another output has for it.
+    #[cfg(feature = "torch")]
+    pub(crate) fn push_with(&mut self, outcome: RowOutcome, logprobs: &[Logprob]) {
+        self.logprobs.extend_from_slice(logprobs);
+        self.push(outcome);
+    }
+
     /// The logprobs of `row`: the drawn token's, then those of the likeliest; empty if the row did not ask.
     pub fn logprobs(&self, row: usize) -> &[Logprob] {
         let Some(&end) = self.logprob_ends.get(row) else { return &[] };

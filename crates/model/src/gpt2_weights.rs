@@ -65,6 +65,11 @@ impl Gpt2Shape {
         })
     }
 
+    /// Whether the head is the token embedding.
+    pub(crate) fn is_tied(&self) -> bool {
+        self.tied
+    }
+
     pub(crate) fn head_dim(&self) -> u32 {
         self.hidden / self.heads
     }

@@ -6,6 +6,8 @@
 
 mod batch;
 mod config_json;
+#[cfg(feature = "torch")]
+pub mod cuda;
 mod fake;
 #[cfg(feature = "torch")]
 mod gpt2;

@@ -35,7 +35,7 @@ impl SampleParams {
     pub const GREEDY: Self =
         Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, logprobs: None, seed: 0, position: 0 };
 
-    fn is_greedy(&self) -> bool {
+    pub(crate) fn is_greedy(&self) -> bool {
         self.temperature.is_nan() || self.temperature <= 0.0 || self.top_k == 1 || self.top_p <= 0.0
     }
 }

@@ -92,7 +92,7 @@ fn one_fault_each() {
             "--tensor-parallel-size: no such flag: one engine on one device is served".into(),
         ),
         (vec!["--max-num-seq", "4"], "--max-num-seq: no such flag; did you mean --max-num-seqs?".into()),
-        (vec!["--device", "cuda"], "--device: this build serves on the CPU only; use cpu".into()),
+        (vec!["--device", "cuda", "--backend", "fake"], "--device: the fake backend runs on the CPU".into()),
         (vec!["--backend", "onnx"], "--backend: `onnx` is not one of torch, fake".into()),
         (vec!["--max-model-len", "2k"], "--max-model-len: 2000 is more than the model's context of 1024".into()),
         (

@@ -1,0 +1,84 @@
+//! The CUDA engine's part of the configuration: whether it is asked for, and where its object is.
+
+use crate::config::{Backend, Dtype};
+use crate::fault::Collector;
+use crate::machine::Machine;
+use crate::resolve::Take;
+use crate::sources::Settings;
+use crate::value::Value;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Why fp16 is for GPUs.
+pub(crate) const FP16_REASON: &str =
+    "fp16 is not served on the CPU: it computes fp16 up to 33 times slower than bf16; use bf16, fp32 or auto";
+
+/// The object's file name.
+const OBJECT: &str = "libpinion_cuda.so";
+
+/// What the CUDA engine is told; there if the model runs on a GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CudaConfig {
+    /// The shared object with the kernels.
+    pub object: PathBuf,
+    /// The share of free device memory for the KV cache, if one was asked for; else `kv_blocks` says.
+    pub kv_share: Option<f64>,
+    /// Replay captured graphs for decode steps.
+    pub graphs: bool,
+    /// Fuse residual sums with norms, and biases and activations with products.
+    pub fused: bool,
+    /// Attention of prompt chunks on tensor cores where they take the shape.
+    pub prefill_on_tensor_cores: bool,
+}
+
+impl CudaConfig {
+    /// Whether the model runs on a GPU, and how.
+    pub(crate) fn resolve(
+        settings: &Settings,
+        machine: &Machine,
+        backend: Backend,
+        faults: &mut Collector,
+    ) -> Option<CudaConfig> {
+        let object = settings.text("cuda-object").map_or_else(default_object, PathBuf::from);
+        match settings.text("device") {
+            Some("cuda") if backend == Backend::Fake => {
+                faults.add(&settings.origin("device"), "the fake backend runs on the CPU");
+                return None;
+            }
+            Some("cuda") => {}
+            Some("auto") if backend == Backend::Torch && machine.has_nvidia_driver && object.is_file() => {}
+            _ => return None,
+        }
+        let take = Take(settings);
+        let share = match settings.get("kv-cache-memory-share").map(|setting| &setting.value) {
+            Some(Value::Share(share)) if settings.is_set("kv-cache-memory-share") => Some(*share),
+            _ => None,
+        };
+        Some(CudaConfig {
+            object,
+            kv_share: share,
+            graphs: settings.switch("cuda-graphs").unwrap_or(true),
+            fused: settings.switch("cuda-fused").unwrap_or(true),
+            prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
+        })
+    }
+
+    /// The type to compute in: fp16 unless something else is asked for.
+    pub(crate) fn dtype(settings: &Settings) -> Dtype {
+        match settings.text("dtype") {
+            Some("fp32") => Dtype::Fp32,
+            Some("bf16") => Dtype::Bf16,
+            _ => Dtype::Fp16,
+        }
+    }
+}
+
+/// Beside the program, or where `deploy/cuda.sh` puts it beside `target/<profile>`. The first place is named if it is in
+/// neither.
+fn default_object() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join(OBJECT), folder.join("../cuda").join(OBJECT)];
+    let found = places.iter().find(|place| place.is_file());
+    found.unwrap_or(&places[0]).clone()
+}

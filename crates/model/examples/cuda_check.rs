@@ -1,0 +1,268 @@
+//! What a machine with a GPU is asked first: `cuda_check OBJECT CHORE ...`.
+//!
+//! `kernels` holds every kernel against its twin on the device; `parity` the engine against the CPU engine in fp32;
+//! `logits` writes the fp32 engine's logits of one prompt for benchmarks/gpu_reference.py. `copy` and `steps` measure, and print one JSON object a line. Switches of `steps`: no-graphs, no-fused, plain-prefill,
+//! bf16, f32. It also runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
+
+#[allow(dead_code, reason = "the sweeps are shared with a test")]
+#[path = "../../ops/tests/cuda/sweeps/mod.rs"]
+mod sweeps;
+
+use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, PrefillAttention, load_cuda};
+use pinion_model::{
+    DtypeChoice, KvSize, Model, ModelOptions, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped,
+    WarmUp, load,
+};
+use pinion_ops::cuda::Device;
+use serde_json::json;
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+const USAGE: &str = "usage: cuda_check OBJECT kernels | copy | parity FOLDER | logits FOLDER FILE | steps FOLDER [SWITCH ...]";
+/// Context of each row in `steps`.
+const CONTEXT: u32 = 320;
+const BATCHES: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+const BLOCK_SIZE: u32 = 16;
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments.as_slice() {
+        [object, "kernels"] => kernels(object),
+        [object, "copy"] => copy(object),
+        [object, "parity", folder] => parity(object, folder),
+        [object, "logits", folder, file] => logits(object, folder, file),
+        [object, "steps", folder, switches @ ..] => steps(object, folder, switches),
+        _ => Err(USAGE.into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cuda_check: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A sweep panics with its seed at the first difference.
+fn kernels(object: &str) -> Outcome {
+    let device = Device::open(Path::new(object), 0)?;
+    let is_emulated = device.facts().emulated;
+    let scale = if is_emulated {
+        sweeps::Scale { cases: 3, context_max: 80 }
+    } else {
+        device.open_products(None, 32 << 20)?;
+        sweeps::Scale { cases: 60, context_max: 1000 }
+    };
+    type Sweep = fn(&Device, sweeps::Scale);
+    let all: [(&str, Sweep); 6] = [
+        ("norms", sweeps::norms),
+        ("activations", sweeps::activations),
+        ("products", sweeps::products),
+        ("gathers", sweeps::gathers),
+        ("decode attention", sweeps::decode_attention),
+        ("prefill attention", sweeps::prefill_attention),
+    ];
+    for (name, sweep) in all {
+        let began = Instant::now();
+        sweep(&device, scale);
+        println!(
+            "{}",
+            json!({"sweep": name, "passed": true, "cases": scale.cases, "s": began.elapsed().as_secs_f64()})
+        );
+    }
+    Ok(())
+}
+
+/// Copies inside the device; bytes read and written both count.
+fn copy(object: &str) -> Outcome {
+    let device = Device::open(Path::new(object), 0)?;
+    let bytes = if device.facts().emulated { 1 << 20 } else { 2usize << 30 };
+    let (from, to) = (device.alloc(bytes)?, device.alloc(bytes)?);
+    let stream = device.stream()?;
+    stream.fill(from, 1)?;
+    let (begin, end) = (device.event(true)?, device.event(true)?);
+    let mut best = f64::INFINITY;
+    for _ in 0..10 {
+        stream.record(&begin)?;
+        stream.copy(to, from)?;
+        stream.record(&end)?;
+        stream.synchronize()?;
+        best = best.min(f64::from(begin.elapsed_ms(&end)?));
+    }
+    let facts = device.facts();
+    let rate = 2.0 * bytes as f64 / best / 1e9;
+    println!(
+        "{}",
+        json!({"device": facts.name, "multiprocessors": facts.multiprocessors, "copy_TB_s": rate})
+    );
+    Ok(())
+}
+
+fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> CudaOptions {
+    CudaOptions {
+        object: object.into(),
+        device: 0,
+        products: None,
+        dtype,
+        block_size: BLOCK_SIZE,
+        kv: CudaKv::Size(KvSize::Blocks(max_rows * CONTEXT.div_ceil(BLOCK_SIZE) * 2 + 64)),
+        max_rows,
+        max_tokens,
+        graphs: true,
+        fused: true,
+        prefill: PrefillAttention::Auto,
+    }
+}
+
+fn ready(folder: &str, options: &CudaOptions) -> Result<CudaGpt2, Box<dyn Error>> {
+    let mut model = load_cuda(Path::new(folder), options)?;
+    Pipeline::warm_up(&mut model, &WarmUp { max_rows: options.max_rows, max_tokens: options.max_tokens })?;
+    Ok(model)
+}
+
+/// `rows` rows of `query` tokens each at the end of a context of `context`, block tables of their own.
+struct Steady {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    rows: Vec<Row>,
+    blocks: Vec<u32>,
+}
+
+impl Steady {
+    fn new(row_count: u32, query_len: u32, context_len: u32, vocab: u32, seed: u32) -> Steady {
+        let row_blocks = context_len.div_ceil(BLOCK_SIZE);
+        let row = |index: u32| Row {
+            slot: index,
+            query_start: index * query_len,
+            query_len,
+            context_len,
+            prompt_len: context_len,
+            blocks_start: index * row_blocks,
+            blocks_len: row_blocks,
+            sample: Some(SampleParams::GREEDY),
+            scored: None,
+        };
+        Steady {
+            tokens: (0..row_count * query_len).map(|index| (index + seed) * 7919 % vocab).collect(),
+            positions: (0..row_count).flat_map(|_| context_len - query_len..context_len).collect(),
+            rows: (0..row_count).map(row).collect(),
+            blocks: (0..row_count * row_blocks).collect(),
+        }
+    }
+
+    fn batch(&self) -> StepBatch<'_> {
+        StepBatch {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            rows: &self.rows,
+            blocks: &self.blocks,
+            copies: &[],
+            shaping: &Unshaped,
+        }
+    }
+}
+
+/// Logits of a prompt, then of decode steps over the same cache, in each dtype.
+fn parity(object: &str, folder: &str) -> Outcome {
+    let cpu = ModelOptions { dtype: DtypeChoice::F32, block_size: BLOCK_SIZE, ..ModelOptions::default() };
+    let mut cpu = load(Path::new(folder), &cpu)?;
+    let vocab = cpu.info().vocab_size;
+    let prompts = [(1, 40, 40), (2, 70, 70), (2, 1, 71), (1, 1, 41)]
+        .map(|(rows, query, context)| Steady::new(rows, query, context, vocab, query));
+    let mut want = vec![Vec::new(); prompts.len()];
+    for (prompt, want) in prompts.iter().zip(&mut want) {
+        cpu.logits(&prompt.batch(), want)?;
+    }
+    for (dtype, tolerance) in [(CudaDtype::F32, 1e-4), (CudaDtype::F16, 0.01), (CudaDtype::Bf16, 0.05)] {
+        let mut model = ready(folder, &options(object, dtype, 4, 256))?;
+        for (index, (prompt, want)) in prompts.iter().zip(&want).enumerate() {
+            let mut have = Vec::new();
+            model.logits(&prompt.batch(), &mut have)?;
+            let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
+            let error = have.iter().zip(want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest;
+            println!(
+                "{}",
+                json!({"parity": dtype.name(), "step": index, "relative_error": error, "tolerance": tolerance})
+            );
+            if error.is_nan() || error > tolerance {
+                return Err(format!("{} step {index}: relative error {error:e}", dtype.name()).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// f32 logits of the last token of the prompt whose token i is (i + 40) * 7919 modulo the vocabulary, i below 40.
+fn logits(object: &str, folder: &str, file: &str) -> Outcome {
+    let mut model = ready(folder, &options(object, CudaDtype::F32, 4, 256))?;
+    let prompt = Steady::new(1, 40, 40, Model::info(&model).vocab_size, 40);
+    let mut logits = Vec::new();
+    model.logits(&prompt.batch(), &mut logits)?;
+    std::fs::write(file, logits.iter().flat_map(|logit| logit.to_le_bytes()).collect::<Vec<u8>>())?;
+    Ok(())
+}
+
+/// Times steps as the engine's loop sees them: two in flight, wall clock over many.
+fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
+    let dtype = match switches {
+        _ if switches.contains(&"bf16") => CudaDtype::Bf16,
+        _ if switches.contains(&"f32") => CudaDtype::F32,
+        _ => CudaDtype::F16,
+    };
+    let is_emulated = Device::open(Path::new(object), 0)?.facts().emulated;
+    let (batches, repeats) = if is_emulated { (&BATCHES[..2], 2) } else { (&BATCHES[..], 200) };
+    let max_rows = batches[batches.len() - 1];
+    let prefill =
+        if switches.contains(&"plain-prefill") { PrefillAttention::Plain } else { PrefillAttention::Auto };
+    let options = CudaOptions {
+        graphs: !switches.contains(&"no-graphs"),
+        fused: !switches.contains(&"no-fused"),
+        prefill,
+        ..options(object, dtype, max_rows, if is_emulated { 32 } else { 2048 })
+    };
+    let began = Instant::now();
+    let mut model = ready(folder, &options)?;
+    let info = Model::info(&model).clone();
+    println!(
+        "{}",
+        json!({"load_and_capture_s": began.elapsed().as_secs_f64(), "weight_bytes": info.weight_bytes})
+    );
+    let context = CONTEXT.min(info.max_context);
+    let mut shapes: Vec<(u32, u32)> = batches.iter().map(|&rows| (rows, 1)).collect();
+    shapes.extend(if is_emulated { vec![(1, 16)] } else { vec![(1, 256), (4, 256), (8, 256)] });
+    for (rows, query) in shapes {
+        let steady = Steady::new(rows, query, context.max(query), info.vocab_size, 0);
+        let ms = time(&mut model, &steady, if query == 1 { repeats } else { repeats.min(40) })?;
+        // Weights once, and keys and values of every row.
+        let bytes = info.weight_bytes + u64::from(rows * context.div_ceil(BLOCK_SIZE)) * info.kv_block_bytes;
+        println!(
+            "{}",
+            json!({"rows": rows, "query": query, "context": context, "switches": switches, "dtype": dtype.name(),
+                "step_ms": ms, "least_bytes": bytes, "TB_s": bytes as f64 / ms / 1e9})
+        );
+    }
+    Ok(())
+}
+
+fn time(model: &mut CudaGpt2, steady: &Steady, repeats: u32) -> Result<f64, Box<dyn Error>> {
+    let mut out = StepOutput::default();
+    let mut round = |count: u32| -> Result<f64, Box<dyn Error>> {
+        let began = Instant::now();
+        model.launch(&steady.batch())?;
+        for _ in 1..count {
+            model.launch(&steady.batch())?;
+            model.retire(&mut out)?;
+        }
+        model.retire(&mut out)?;
+        Ok(began.elapsed().as_secs_f64() * 1e3 / f64::from(count))
+    };
+    round(repeats.min(10))?;
+    let mut rounds = [round(repeats)?, round(repeats)?, round(repeats)?];
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[1])
+}

@@ -1,0 +1,95 @@
+//! Device memory of a step, and the sizes that follow from the options.
+
+use super::CudaOptions;
+use super::inputs::Layout;
+use crate::gpt2_weights::Gpt2Shape;
+use pinion_ops::cuda::{CudaError, Device, SAMPLED_BYTES, Span};
+
+/// Most parts that the context of a decode row is split into.
+const SPLITS_MAX: u32 = 16;
+/// Blocks of threads that a decode attention launch should have, for each multiprocessor.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
+
+/// Device memory of a step, taken once.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) inputs: Span,
+    /// `[tokens, hidden]`.
+    pub(super) residual: Span,
+    pub(super) normed: Span,
+    pub(super) attended: Span,
+    pub(super) delta: Span,
+    /// `[tokens, 3, hidden]`.
+    pub(super) qkv: Span,
+    /// `[tokens, inner]`.
+    pub(super) inner: Span,
+    /// `[rows, hidden]`, twice.
+    pub(super) last: Span,
+    pub(super) last_normed: Span,
+    /// f32 `[rows, vocab]`.
+    pub(super) logits: Span,
+    pub(super) sampled: Span,
+    /// What each lane sampled last, u32 `[lanes]`.
+    pub(super) lane_tokens: Span,
+    pub(super) tables: Span,
+    pub(super) partials: Span,
+    pub(super) counters: Span,
+}
+
+impl Memory {
+    pub(super) fn new(
+        device: &Device,
+        shape: &Gpt2Shape,
+        options: &CudaOptions,
+        sizes: &Sizes,
+    ) -> Result<Memory, CudaError> {
+        let size = options.dtype.size();
+        let (tokens, rows) = (options.max_tokens as usize, options.max_rows as usize);
+        let (hidden, inner, heads) = (shape.hidden as usize, shape.inner as usize, shape.heads as usize);
+        let parts = heads * (shape.head_dim() as usize + 2) * 4 * sizes.split_rows;
+        Ok(Memory {
+            inputs: device.alloc(sizes.input_bytes)?,
+            residual: device.alloc(tokens * hidden * size)?,
+            normed: device.alloc(tokens * hidden * size)?,
+            attended: device.alloc(tokens * hidden * size)?,
+            delta: device.alloc(tokens * hidden * size)?,
+            qkv: device.alloc(tokens * 3 * hidden * size)?,
+            inner: device.alloc(tokens * inner * size)?,
+            last: device.alloc(rows * hidden * size)?,
+            last_normed: device.alloc(rows * hidden * size)?,
+            logits: device.alloc(rows * shape.vocab as usize * 4)?,
+            sampled: device.alloc(rows * SAMPLED_BYTES)?,
+            lane_tokens: device.alloc(rows * 4)?,
+            tables: device.alloc(rows * sizes.table_stride as usize * 4)?,
+            partials: device.alloc(parts)?,
+            counters: device.alloc(rows * heads * 4)?,
+        })
+    }
+}
+
+/// Sizes that follow from the options.
+pub(super) struct Sizes {
+    pub(super) input_bytes: usize,
+    pub(super) table_stride: u32,
+    /// Most `rows * splits` of any decode step.
+    split_rows: usize,
+}
+
+/// How many parts the context of each of `rows` rows is split into, to fill the device.
+pub(super) fn splits(rows: u32, heads: u32, multiprocessors: u32) -> u32 {
+    (multiprocessors * BLOCKS_PER_MULTIPROCESSOR).div_ceil(rows * heads).clamp(1, SPLITS_MAX)
+}
+
+impl Sizes {
+    pub(super) fn of(shape: &Gpt2Shape, options: &CudaOptions, multiprocessors: u32) -> Sizes {
+        let table_stride = shape.positions.div_ceil(options.block_size);
+        let layout = Layout { tokens: options.max_tokens as usize, rows: options.max_rows as usize };
+        let split_rows =
+            (1..=options.max_rows).map(|rows| rows * splits(rows, shape.heads, multiprocessors)).max();
+        Sizes {
+            input_bytes: layout.bytes(options.max_rows as usize * table_stride as usize),
+            table_stride,
+            split_rows: split_rows.unwrap_or(1) as usize,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! GPT-2 on a CUDA device: paged cache, captured decode graphs, sampling on the device, steps queued ahead.
+//!
+//! Start at [`load_cuda`], then `engine` (a step from launch to retire), `forward` (the layers), `inputs` (what travels to
+//! the device), `buckets`. It needs no libtorch at run time and runs on any object that implements
+//! kernels/include/pinion_cuda.h: the real one, or the emulated device that tests use. docs/design/0006-cuda.md.
+
+mod buckets;
+mod engine;
+mod forward;
+mod inputs;
+mod memory;
+mod sampling;
+mod weights;
+
+pub use engine::CudaGpt2;
+pub use pinion_ops::cuda::CudaDtype;
+
+use crate::config_json::ConfigJson;
+use crate::gpt2_weights::Gpt2Shape;
+use crate::load::{KvSize, LoadError};
+use pinion_ops::cuda::{CudaError, Device};
+use std::path::{Path, PathBuf};
+
+/// Bytes that cuBLASLt may use beside its operands.
+const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
+/// Largest head count, width and so on are the model's; this is what the attention kernels take.
+const HEAD_DIMS: [u32; 4] = [16, 32, 64, 128];
+
+/// Size of the cache on the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum CudaKv {
+    /// As on the CPU.
+    Size(KvSize),
+    /// A share of the device memory that is free once the weights and activations have theirs.
+    FreeShare(f32),
+}
+
+/// Which kernel does the attention of prompt chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PrefillAttention {
+    /// Tensor cores where dtype and head size allow, else the plain one.
+    #[default]
+    Auto,
+    /// The decode kernel, a query token at a time.
+    Plain,
+}
+
+/// Everything that [`load_cuda`] can be told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CudaOptions {
+    /// The shared object.
+    pub object: PathBuf,
+    /// Which device.
+    pub device: u32,
+    /// Where cuBLASLt is, if not where the loader looks.
+    pub products: Option<PathBuf>,
+    /// Weights, activations and cache.
+    pub dtype: CudaDtype,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// Size of the KV pool.
+    pub kv: CudaKv,
+    /// Most rows in a step; lanes are below this.
+    pub max_rows: u32,
+    /// Most query tokens in a step.
+    pub max_tokens: u32,
+    /// Replay captured graphs for decode steps.
+    pub graphs: bool,
+    /// Residual sum and norm in one kernel, bias and activation inside the product.
+    pub fused: bool,
+    /// Attention of prompt chunks.
+    pub prefill: PrefillAttention,
+}
+
+fn backend(error: CudaError) -> LoadError {
+    LoadError::Backend { operation: error.operation, message: error.message }
+}
+
+/// Opens the device and loads the GPT-2 in `folder` onto it.
+///
+/// # Errors
+/// [`LoadError::Backend`] when there is no device or not enough of its memory: one line says which.
+/// [`LoadError::Options`] for a model or an option that the kernels do not take.
+pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaGpt2, LoadError> {
+    let config = ConfigJson::read(folder)?;
+    let shape = Gpt2Shape::of(&config, folder)?;
+    check(&shape, options)?;
+    let device = Device::open(&options.object, options.device).map_err(backend)?;
+    device.open_products(options.products.as_deref(), PRODUCT_WORKSPACE_BYTES).map_err(backend)?;
+    CudaGpt2::new(device, folder, &config, shape, options)
+}
+
+fn check(shape: &Gpt2Shape, options: &CudaOptions) -> Result<(), LoadError> {
+    let refuse = |reason: String| Err(LoadError::Options { reason });
+    if !HEAD_DIMS.contains(&shape.head_dim()) {
+        return refuse(format!("the CUDA kernels take heads of 16, 32, 64 or 128, not {}", shape.head_dim()));
+    }
+    let chunk = (16 / options.dtype.size()) as u32;
+    if !shape.hidden.is_multiple_of(chunk) || !shape.inner.is_multiple_of(chunk) {
+        return refuse(format!("the CUDA kernels take widths that are multiples of {chunk}"));
+    }
+    if options.max_rows == 0 || options.max_tokens < options.max_rows || options.max_tokens > 65_535 {
+        return refuse(format!(
+            "a step of {} rows and {} tokens is not one that the CUDA engine takes (1 to 65535 tokens, a token a row)",
+            options.max_rows, options.max_tokens
+        ));
+    }
+    if options.block_size == 0 || options.block_size > 1024 {
+        return refuse(format!("block size {} is not in 1..=1024", options.block_size));
+    }
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! The sampler kernel against the host's sampler: the same logits and parameters give the same token. Run on the emulated
+//! device; docs/design/0006-cuda.md says where the two may differ (a draw within 2^-46 of an edge, which no seed here hits).
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+
+#[path = "../../ops/tests/cuda/emulated.rs"]
+mod emulated;
+#[path = "cuda_sweeps/sampling.rs"]
+mod sampling;
+
+#[test]
+fn the_kernel_draws_what_the_host_draws() {
+    sampling::sweep(&emulated::emulated(), 40, 700);
+}
+
+#[test]
+fn odd_logits() {
+    sampling::odd_logits(&emulated::emulated());
+}

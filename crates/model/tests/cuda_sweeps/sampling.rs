@@ -1,0 +1,176 @@
+//! Random logits and parameters through the sampler kernel of any device and the host's sampler.
+
+use pinion_model::{RowOutcome, SampleParams, Sampler};
+use pinion_ops::cuda::{
+    DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, SAMPLED_BYTES, Sample, Sampled, SampledState,
+};
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 24) as f32
+    }
+}
+
+/// `uniform` of the host's sampler, which the host also makes the device's draws with.
+fn uniform(seed: u64, position: u64) -> f64 {
+    let mix = |mut x: u64| {
+        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    let bits = mix(mix(seed) ^ position.wrapping_mul(0xd6e8_feb8_6659_fd93));
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Samples every row on the device; gives the outcomes and the lanes' tokens.
+fn on_device(
+    device: &Device,
+    rows: &[Vec<f32>],
+    draws: &[Draw],
+    lanes: u32,
+) -> (Vec<SampledState>, Vec<u32>) {
+    let stream = device.stream().unwrap();
+    let put = |bytes: &[u8]| {
+        let span = device.alloc(bytes.len()).unwrap();
+        stream.upload(span, bytes).unwrap();
+        span
+    };
+    let mut draw_bytes = vec![0; draws.len() * DRAW_BYTES];
+    for (draw, to) in draws.iter().zip(draw_bytes.chunks_exact_mut(DRAW_BYTES)) {
+        draw.write(to);
+    }
+    let logits: Vec<u8> = rows.iter().flatten().flat_map(|logit| logit.to_le_bytes()).collect();
+    let sampled = put(&vec![0xee; rows.len() * SAMPLED_BYTES]);
+    let lane_tokens = put(&vec![0xff; lanes as usize * 4]);
+    let args = Sample {
+        logits: put(&logits),
+        draws: put(&draw_bytes),
+        sampled,
+        lane_tokens,
+        rows: rows.len() as u32,
+        vocab: rows[0].len() as u32,
+        lanes,
+    };
+    stream.sample(&args).unwrap();
+    let mut bytes = vec![0; sampled.bytes()];
+    stream.download(&mut bytes, sampled).unwrap();
+    let mut tokens = vec![0; lane_tokens.bytes()];
+    stream.download(&mut tokens, lane_tokens).unwrap();
+    let words = tokens.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    (bytes.chunks_exact(SAMPLED_BYTES).map(Sampled::read).collect(), words)
+}
+
+fn logits(random: &mut Random, vocab: u64) -> Vec<f32> {
+    let (shape, spread) = (random.below(5), 1.0 + 20.0 * random.unit());
+    (0..vocab)
+        .map(|id| match shape {
+            // Ties, all equal, a few peaks, a smooth slope, a spread.
+            0 => random.below(4) as f32,
+            1 => 1.5,
+            2 if random.below(20) == 0 => spread,
+            2 => -spread,
+            3 => -(id as f32) * spread / vocab as f32,
+            _ => spread * (random.unit() + random.unit() - 1.0),
+        })
+        .collect()
+}
+
+fn params(random: &mut Random, vocab: u64) -> SampleParams {
+    let pick = |random: &mut Random, options: &[f32]| options[random.below(options.len() as u64) as usize];
+    SampleParams {
+        temperature: pick(random, &[0.0, 0.3, 0.7, 1.0, 1.0, 2.5]),
+        top_k: if random.below(2) == 0 { 0 } else { 1 + random.below(vocab + 2) as u32 },
+        top_p: pick(random, &[1.0, 1.0, 0.95, 0.5, 0.1, 0.0]),
+        min_p: pick(random, &[0.0, 0.0, 0.05, 0.5, 1.0]),
+        seed: random.next(),
+        position: random.below(1000),
+        ..SampleParams::GREEDY
+    }
+}
+
+fn draw_of(params: &SampleParams, lane: u32) -> Draw {
+    let greedy = params.temperature <= 0.0 || params.top_k == 1 || params.top_p <= 0.0;
+    Draw {
+        draw: uniform(params.seed, params.position),
+        inverse_temperature: if greedy { 0.0 } else { 1.0 / params.temperature },
+        top_p: params.top_p,
+        min_p: params.min_p,
+        top_k: params.top_k,
+        lane,
+        mode: if greedy { DrawMode::Greedy } else { DrawMode::Draw },
+    }
+}
+
+/// `cases` launches of a few rows with mixed parameters.
+pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: u64) {
+    let mut different = 0u32;
+    for seed in 0..cases {
+        let mut random = Random(seed);
+        let vocab = 1 + random.below(vocab_max);
+        let row_count = 1 + random.below(4) as usize;
+        let rows: Vec<Vec<f32>> = (0..row_count).map(|_| logits(&mut random, vocab)).collect();
+        let all: Vec<SampleParams> = (0..row_count).map(|_| params(&mut random, vocab)).collect();
+        let draws: Vec<Draw> =
+            all.iter().enumerate().map(|(lane, params)| draw_of(params, lane as u32)).collect();
+        let (states, lanes) = on_device(device, &rows, &draws, row_count as u32);
+        for index in 0..row_count {
+            let want = Sampler::new(vocab as usize).sample(&rows[index], &all[index]);
+            let RowOutcome::Token(want) = want else { panic!("seed {seed}: finite logits") };
+            assert_eq!(
+                states[index],
+                SampledState::Token(want),
+                "seed {seed}, row {index}: {:?}",
+                all[index]
+            );
+            assert_eq!(lanes[index], want, "seed {seed}: the lane of row {index}");
+            different += u32::from(want != 0);
+        }
+    }
+    // Not every answer is the first id.
+    assert!(different > 0);
+}
+
+/// What is not finite, rows that are skipped, lanes that are not there, one-token vocabularies.
+pub(crate) fn odd_logits(device: &Device) {
+    let greedy = |lane: u32| draw_of(&SampleParams::GREEDY, lane);
+    let drawn = |lane: u32| {
+        draw_of(
+            &SampleParams { temperature: 1.0, top_k: 3, top_p: 0.9, seed: 7, ..SampleParams::GREEDY },
+            lane,
+        )
+    };
+    let rows = vec![
+        vec![1.0, f32::NAN, 0.0],
+        vec![1.0, f32::INFINITY, 0.0],
+        vec![f32::NEG_INFINITY, 1.0, 0.0],
+        vec![0.0, -0.0, 0.0],
+        vec![f32::MIN, f32::MIN, f32::MAX],
+        vec![5.0, 6.0, 7.0],
+        vec![5.0, 6.0, 7.0],
+    ];
+    let skipped = Draw { mode: DrawMode::Skip, ..greedy(2) };
+    let draws = [greedy(0), drawn(1), drawn(3), greedy(4), drawn(5), skipped, greedy(NO_LANE)];
+    let (states, lanes) = on_device(device, &rows, &draws, 6);
+    let bad = SampledState::NonFinite;
+    let token = SampledState::Token;
+    assert_eq!(states, [bad, bad, bad, token(0), token(2), SampledState::None, token(2)]);
+    assert_eq!(lanes, [u32::MAX, u32::MAX, u32::MAX, u32::MAX, 0, 2]);
+    let (states, _) = on_device(device, &[vec![-3.0]], &[drawn(0)], 1);
+    assert_eq!(states, [token(0)]);
+}
