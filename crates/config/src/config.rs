@@ -68,6 +68,33 @@ pub enum AttentionKind {
     Twin,
 }
 
+/// How tool calls are found in what the model writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToolCallParser {
+    /// As the chat template shows, which frontends read.
+    Auto,
+    /// `<tool_call>{..}</tool_call>`.
+    Hermes,
+    /// A bare JSON object.
+    Llama3Json,
+    /// `[TOOL_CALLS]..`.
+    Mistral,
+    /// They stay in the text.
+    None,
+}
+
+impl ToolCallParser {
+    pub(crate) fn of(name: Option<&str>) -> ToolCallParser {
+        match name {
+            Some("hermes") => ToolCallParser::Hermes,
+            Some("llama3_json") => ToolCallParser::Llama3Json,
+            Some("mistral") => ToolCallParser::Mistral,
+            Some("none") => ToolCallParser::None,
+            _ => ToolCallParser::Auto,
+        }
+    }
+}
+
 /// What the model folder says about the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelFacts {
@@ -133,6 +160,8 @@ pub struct Config {
     pub engine_threads: u32,
     /// How linear layers run.
     pub linear: LinearKind,
+    /// How tool calls are found.
+    pub tool_call_parser: ToolCallParser,
     /// How attention runs.
     pub attention: AttentionKind,
     /// Fake backend: time of one step, in µs.

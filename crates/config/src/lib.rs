@@ -31,7 +31,7 @@ mod topology;
 mod trace_command;
 mod value;
 
-pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
+pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ToolCallParser};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::CudaConfig;
 pub use exit::Exit;

@@ -68,6 +68,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "A write to a client that makes no progress for so long ends the connection." },
     Opt { name: "idle-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: 24 * HOUR }, preset: Is("75s"),
         help: "A connection without a request is closed after this time." },
+    Opt { name: "tool-call-parser", group: Http, preset: Is("auto"),
+        kind: Choice {
+            accepted: &[choice("auto", &[]), choice("hermes", &[]), choice("llama3_json", &["llama3-json"]),
+                        choice("mistral", &[]), choice("none", &[])],
+            refused: &[] },
+        help: "How the model writes tool calls where `tool_choice` leaves it to the model: `hermes` is \
+               `<tool_call>` around a JSON object (Qwen too), `llama3_json` a bare JSON object, `mistral` what follows \
+               `[TOOL_CALLS]`. `auto` goes by the marks in the model's chat template; `none` leaves calls in the text." },
     Opt { name: "fast-sse", group: Http, kind: Switch, preset: Is("true"),
         help: "Write stream chunks from a prefix prepared once per request; off, every chunk goes through the JSON \
                serialiser. The bytes are the same." },

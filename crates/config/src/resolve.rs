@@ -1,6 +1,6 @@
 //! From settled values to a [`Config`]: works out what nobody said and checks what must hold between options.
 
-use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts};
+use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ToolCallParser};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fairness::Fairness;
@@ -78,12 +78,11 @@ pub(crate) fn from_facts(
     let (cpu_plan, pin) = plan?;
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
     let engine_threads = engine_threads(&cpu_plan);
-    let model_dir = absolute(dir, faults);
     let take = Take(settings);
     Some(Config {
         host: settings.address("host")?,
         port: take.narrow("port"),
-        model_dir,
+        model_dir: absolute(dir, faults),
         served_model_name: name,
         model,
         backend,
@@ -112,6 +111,7 @@ pub(crate) fn from_facts(
         header_timeout_ms: take.number("header-timeout"),
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
+        tool_call_parser: ToolCallParser::of(settings.text("tool-call-parser")),
         fast_sse: settings.switch("fast-sse").unwrap_or(true),
         fairness: Fairness::new(settings, &settings.api_keys("api-key"), faults),
         stream_interval: take.word("stream-interval"),

@@ -8,6 +8,7 @@ use crate::chat;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
+use crate::tools::{CallPlan, CallReading, Tools, tools};
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
@@ -33,6 +34,8 @@ pub struct Limits {
     pub vocab_size: u32,
     /// Tokens of prompt and answer together.
     pub max_model_len: u32,
+    /// How tool calls are read where the model is free to make one.
+    pub calls: CallReading,
 }
 
 /// A generation request in which every value is in range.
@@ -56,6 +59,8 @@ pub struct Admitted {
     pub stop: Vec<String>,
     /// Whether what ended the text is part of it.
     pub include_stop: bool,
+    /// How tool calls are found in the text, if there may be any.
+    pub calls: Option<CallPlan>,
     /// Whether the answer says where its time went.
     pub timings: bool,
     /// What the answer shows besides the text.
@@ -116,10 +121,18 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
     let shown = shown(api, &mut fields)?;
+    let Tools { offered, plan: calls, schema } = match api {
+        Api::Chat => tools(&mut fields, limits.calls)?,
+        Api::Completions | Api::Generate => Tools::default(),
+    };
     check_unsupported(&mut fields)?;
+    if schema.is_some() {
+        let message = "tool_choice other than \"none\" and \"auto\" is not supported by this version";
+        return Err(Fault::field("tool_choice", message));
+    }
     let prompts = match api {
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
-        Api::Chat => vec![chat::prompt(&mut fields)?],
+        Api::Chat => vec![chat::prompt(&mut fields, offered)?],
     };
     let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;
     let shown = Shown { best, ..shown };
@@ -157,6 +170,7 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         include_stop,
         timings,
         shown,
+        calls,
     };
     Ok(admitted)
 }
@@ -223,7 +237,9 @@ pub fn admit_tokenize(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
     match (fields.take("prompt"), fields.has("messages")) {
         (Some(Value::String(text)), false) => Ok(Prompt::Text(text)),
         (Some(other), false) => Err(crate::json::wrong_type("prompt", "a string", &other)),
-        (None, true) => chat::prompt(&mut fields),
+        (None, true) => {
+            tools(&mut fields, CallReading::AsText).and_then(|tools| chat::prompt(&mut fields, tools.offered))
+        }
         (Some(_), true) => Err(Fault::field("messages", "give either prompt or messages, not both")),
         (None, false) => Err(Fault::field("prompt", "prompt or messages is required")),
     }
@@ -257,7 +273,15 @@ fn check_model(fields: &mut Fields, limits: &Limits) -> Result<(), Fault> {
 fn check_unsupported(fields: &mut Fields) -> Result<(), Fault> {
     for (name, harmless) in unsupported() {
         if fields.take(name).is_some_and(|value| !harmless(&value)) {
-            return Err(Fault::field(name, format!("this value of {name} is not supported by this version")));
+            let message = match name {
+                "functions" => {
+                    "functions has become tools: send {\"type\": \"function\", \"function\": ..} there"
+                        .to_owned()
+                }
+                "function_call" => "function_call has become tool_choice".to_owned(),
+                _ => format!("this value of {name} is not supported by this version"),
+            };
+            return Err(Fault::field(name, message));
         }
     }
     Ok(())

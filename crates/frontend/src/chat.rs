@@ -19,6 +19,8 @@ const OUR_NAMES: [&str; 5] =
 struct Chat {
     messages: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     documents: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     chat_template_kwargs: Option<Value>,
@@ -28,8 +30,8 @@ struct Chat {
     continue_final_message: bool,
 }
 
-/// `messages` and what else makes the prompt of `/v1/chat/completions` and `/tokenize`.
-pub(crate) fn prompt(fields: &mut Fields) -> Result<Prompt, Fault> {
+/// `messages` and what else makes the prompt of `/v1/chat/completions` and `/tokenize`. `tools` are checked already.
+pub(crate) fn prompt(fields: &mut Fields, tools: Option<Value>) -> Result<Prompt, Fault> {
     let messages = fields.take("messages");
     let continue_final_message = fields.boolean("continue_final_message")?.unwrap_or(false);
     // A message that goes on leaves no place for the beginning of another.
@@ -46,6 +48,7 @@ pub(crate) fn prompt(fields: &mut Fields) -> Result<Prompt, Fault> {
             Some(messages) => messages::checked(messages)?,
             None => return Err(Fault::field("messages", "messages is required")),
         },
+        tools,
         documents: documents(fields)?,
         chat_template_kwargs: template_kwargs(fields)?,
         add_generation_prompt,

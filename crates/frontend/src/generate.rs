@@ -7,6 +7,7 @@ use crate::admission::{Admitted, Api, Limits, Shown, admit, admit_detokenize, ad
 use crate::app::{self, App, unix_s};
 use crate::best_of;
 use crate::body::{AnswerBody, End, Stream};
+use crate::calls::{Call, Calls};
 use crate::claim::claim;
 use crate::errors::Refusal;
 use crate::json::Fields;
@@ -160,6 +161,7 @@ fn begin(
         stop,
         include_stop,
         timings,
+        calls,
         ..
     } = admitted;
     let claim = claim(&app.settings.fairness, arrival.key, user.as_deref(), priority);
@@ -181,7 +183,11 @@ fn begin(
                 None if stream => Form::PlainStream,
                 None => Form::Whole,
             };
-            tickets.push(Ticket::begin(&app.ledger, Origin { timings, ..origin(arrival) }, job, form)?);
+            let ticket = Ticket::begin(&app.ledger, Origin { timings, ..origin(arrival) }, job, form)?;
+            if let Some(plan) = &calls {
+                ticket.request.borrow_mut().find_calls(Calls::new(plan, &app.numbers.id()));
+            }
+            tickets.push(ticket);
         }
     }
     Ok(tickets)
@@ -312,6 +318,9 @@ struct Part {
     text: String,
     scores: Vec<TokenScore>,
     prompt: Vec<PromptScore>,
+    calls: Vec<Call>,
+    /// Knows what calls make of the ending.
+    finder: Option<Box<Calls>>,
 }
 
 impl Part {
@@ -319,7 +328,12 @@ impl Part {
         let mut request = ticket.request.borrow_mut();
         let (mut text, prompt) = request.take_prompt()?;
         text.push_str(std::str::from_utf8(&request.take_output()).map_err(|_| unexpected())?);
-        Ok(Part { text, scores: request.take_scores(), prompt })
+        let mut finder = request.take_calls();
+        let mut calls = Vec::new();
+        if let Some(finder) = &mut finder {
+            (text, calls) = finder.read(&text);
+        }
+        Ok(Part { text, scores: request.take_scores(), prompt, calls, finder })
     }
 
     fn answer(&self, ending: Ending, head: Option<&Head>, shown: Shown) -> Answer<'_> {
@@ -331,7 +345,8 @@ impl Part {
             shape => logprobs(shape, &self.scores, &mut 0),
         });
         let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
-        Answer { text: &self.text, logprobs, prompt_logprobs: prompt, ending }
+        let ending = self.finder.as_ref().map_or(ending, |finder| finder.ending(ending));
+        Answer { text: &self.text, calls: &self.calls, logprobs, prompt_logprobs: prompt, ending }
     }
 }
 

@@ -338,7 +338,9 @@ impl Ledger {
     fn report(&mut self, entry: &Entry) {
         let request = entry.request.borrow();
         let reason = match request.outcome() {
-            Some(Outcome::Text(crate::openai::Ending::Stop, _)) => EndReason::Stop,
+            Some(Outcome::Text(crate::openai::Ending::Stop | crate::openai::Ending::ToolCalls, _)) => {
+                EndReason::Stop
+            }
             Some(Outcome::Text(crate::openai::Ending::Length, _)) => EndReason::Length,
             Some(Outcome::Ids(_) | Outcome::Decoded(_)) => EndReason::Answered,
             Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),

@@ -11,6 +11,7 @@ pub mod app;
 mod auth;
 mod best_of;
 pub mod body;
+pub mod calls;
 mod chat;
 mod claim;
 mod cors;
@@ -41,6 +42,7 @@ pub mod stats;
 pub mod ticket;
 pub mod timed_stream;
 pub mod timeline;
+pub mod tools;
 mod trace;
 
 use admission::Limits;
@@ -49,19 +51,23 @@ use health::Health;
 use ledger::{Ledger, Setup};
 use metrics::Metrics;
 use orders::Orders;
-use pinion_config::Exit;
+use pinion_config::{Config, Exit, ToolCallParser};
 use pinion_protocol::{Peer, Role};
+use pinion_text::chat::call_format;
+use pinion_text::codec::LoadError;
+use pinion_text::tools::CallFormat;
 use pinion_worker::Session;
 use reactor::{Reactor, SessionOutlet};
 use std::cell::RefCell;
 use std::process::ExitCode;
 use std::rc::Rc;
+use tools::CallReading;
 
 /// The role's life: builds what connections share, then serves.
 pub fn live(session: Session) -> ExitCode {
     let session = Rc::new(RefCell::new(session));
     let served = build(&session).and_then(|app| {
-        let summary = summary(&session.borrow());
+        let summary = summary(&session.borrow(), app.limits.calls);
         session.borrow_mut().ready(&summary);
         run(&session, app)
     });
@@ -100,6 +106,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
     let mut pages = session.links.pages.clone();
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
     let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
+    let calls = call_reading(config).map_err(|error| error.to_string())?;
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,
@@ -107,6 +114,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
             model: config.served_model_name.clone(),
             vocab_size: config.model.vocab_size,
             max_model_len: config.max_model_len,
+            calls,
         },
         settings: Settings::new(config),
         health: Health { pages },
@@ -119,11 +127,30 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
     }))
 }
 
+/// How tool calls are read: as the operator says, else as the chat template shows. The template is read here and not
+/// where the config is resolved, because that crate knows nothing of templates.
+fn call_reading(config: &Config) -> Result<CallReading, LoadError> {
+    Ok(match config.tool_call_parser {
+        ToolCallParser::Auto => {
+            call_format(&config.model_dir)?.map_or(CallReading::Unknown, CallReading::Format)
+        }
+        ToolCallParser::Hermes => CallReading::Format(CallFormat::Hermes),
+        ToolCallParser::Llama3Json => CallReading::Format(CallFormat::Llama3Json),
+        ToolCallParser::Mistral => CallReading::Format(CallFormat::Mistral),
+        ToolCallParser::None => CallReading::AsText,
+    })
+}
+
 /// One line for the operator.
-pub fn summary(session: &Session) -> String {
+pub fn summary(session: &Session, calls: CallReading) -> String {
     let config = &session.config;
+    let calls = match calls {
+        CallReading::Format(format) => format!("read as {}", format.name()),
+        CallReading::AsText => "left in the text".to_owned(),
+        CallReading::Unknown => "not known from the chat template".to_owned(),
+    };
     format!(
-        "model {}, {} request slots, bodies up to {} KiB",
+        "model {}, {} request slots, bodies up to {} KiB, tool calls {calls}",
         config.served_model_name,
         config.max_inflight,
         config.body_bytes_max >> 10

@@ -21,6 +21,10 @@ pub const CONTENT_PARTS_MAX: usize = 4096;
 pub const TOOL_CALLS_MAX: usize = 128;
 /// Bytes of a function's name, as OpenAI has it.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 64;
+/// Tools of one request, as OpenAI has it.
+pub const TOOLS_MAX: usize = 128;
+/// Bytes of those, as JSON.
+pub const TOOLS_BYTES_MAX: usize = 256 << 10;
 /// Documents of one chat.
 pub const DOCUMENTS_MAX: usize = 1024;
 /// Names that a request gives its chat template.

@@ -5,6 +5,7 @@
 //! ([`crate::ledger`], [`crate::body`]). Two things end a request on our side, in either order: the last text
 //! from the detokenizer and [`Finished`] from the engine. The client is told exactly one outcome.
 
+use crate::calls::Calls;
 use crate::errors::HttpError;
 use crate::limits::{IDS_CAPACITY_MAX, SCORES_BYTES_MAX, STREAM_BUFFER_BYTES};
 use crate::openai::{Ending, Event, Shape, Usage, echoed, logprobs};
@@ -101,6 +102,8 @@ pub struct Request {
     over: bool,
     role_said: bool,
     finish_said: bool,
+    /// Finds tool calls in the text, if there may be any.
+    calls: Option<Box<Calls>>,
 }
 
 impl Request {
@@ -125,12 +128,23 @@ impl Request {
             over: false,
             role_said: false,
             finish_said: false,
+            calls: None,
         }
     }
 
     /// The answer shows its prompt. To be said before any record is taken.
     pub fn show_prompt(&mut self, prompt: PromptPart) {
         self.prompt = Some(prompt);
+    }
+
+    /// Looks for tool calls in the text.
+    pub fn find_calls(&mut self, calls: Calls) {
+        self.calls = Some(Box::new(calls));
+    }
+
+    /// What finds the calls of a whole answer in its text.
+    pub fn take_calls(&mut self) -> Option<Box<Calls>> {
+        self.calls.take()
     }
 
     /// Generated ids received so far.
@@ -206,7 +220,7 @@ impl Request {
         if self.last_text && self.holds_last_text() {
             self.held.push_str(delta.text);
         } else if !delta.text.is_empty() {
-            self.say(&Event::Text(delta.text));
+            self.say_text(delta.text);
         }
         self.check_unread()
     }
@@ -246,6 +260,26 @@ impl Request {
     /// The text and the scores of the prompt, for a whole answer.
     pub fn take_prompt(&mut self) -> Result<(String, Vec<PromptScore>), Fault> {
         self.prompt.as_mut().map_or_else(|| Ok(Default::default()), PromptPart::rest)
+    }
+
+    /// Says a piece of text, or in a stream with tools what is certain of it.
+    fn say_text(&mut self, text: &str) {
+        match self.calls.take_if(|_| matches!(self.form, Form::Events(_))) {
+            None => self.say(&Event::Text(text)),
+            Some(mut calls) => {
+                calls.push(text, &mut |event| self.say(event));
+                self.calls = Some(calls);
+            }
+        }
+    }
+
+    /// Ends the search for calls; says what is left of the text, and gives the ending as the client sees it.
+    fn end_calls(&mut self, ending: Ending) -> Ending {
+        let Some(mut calls) = self.calls.take_if(|_| matches!(self.form, Form::Events(_))) else {
+            return ending;
+        };
+        calls.finish(&mut |event| self.say(event));
+        calls.ending(ending)
     }
 
     fn take_scores_of(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
@@ -351,6 +385,7 @@ impl Request {
         }
         if !self.finish_said {
             self.finish_said = true;
+            let ending = self.end_calls(ending);
             let held = std::mem::take(&mut self.held);
             self.say(&Event::Finish { text: &held, ending });
         }
@@ -396,7 +431,12 @@ impl Request {
             }
             (
                 Form::PlainStream | Form::Whole,
-                Event::Role | Event::Finish { .. } | Event::Usage(_) | Event::Timings(_),
+                Event::Role
+                | Event::Call { .. }
+                | Event::Arguments { .. }
+                | Event::Finish { .. }
+                | Event::Usage(_)
+                | Event::Timings(_),
             ) => {}
         }
     }

@@ -18,6 +18,8 @@ const COMPLETION_TEXT: &[u8] = b",\"text\":\"";
 const COMPLETION_TEXT_END: &[u8] = b"\",\"logprobs\":null,\"finish_reason\":";
 const CHAT_DELTA: &[u8] = b",\"delta\":{";
 const CHAT_CONTENT: &[u8] = b"\"content\":\"";
+const CHAT_CALL: &[u8] = b"\"tool_calls\":[{\"index\":";
+const CHAT_ARGUMENTS: &[u8] = b",\"function\":{\"arguments\":\"";
 const CHAT_DELTA_END: &[u8] = b"},\"logprobs\":null,\"finish_reason\":";
 
 /// Renders the chunks of one choice.
@@ -90,7 +92,7 @@ impl Writer {
 
     /// Appends one event. No allocation once `out` is large enough, on the fast path.
     pub fn write(&self, event: &Event<'_>, out: &mut BytesMut) {
-        if self.prefix.is_empty() || matches!(event, Event::Timings(_)) {
+        if self.prefix.is_empty() || matches!(event, Event::Timings(_) | Event::Call { .. }) {
             return self.write_scored(event, None, out);
         } else if let Event::Usage(usage) = event {
             self.write_usage(*usage, out);
@@ -109,9 +111,9 @@ impl Writer {
 
     fn write_choice(&self, event: &Event<'_>, out: &mut BytesMut) {
         let (text, ending) = match event {
-            Event::Text(text) => (*text, None),
+            Event::Text(text) | Event::Arguments { text, .. } => (*text, None),
             Event::Finish { text, ending } => (*text, Some(*ending)),
-            Event::Role | Event::Usage(_) | Event::Timings(_) => ("", None),
+            Event::Role | Event::Call { .. } | Event::Usage(_) | Event::Timings(_) => ("", None),
         };
         out.reserve(self.prefix.len() + text.len() + 96);
         out.put_slice(&self.prefix);
@@ -128,7 +130,14 @@ impl Writer {
                         escape(text, out);
                         out.put_slice(b"\"");
                     }
-                    Event::Finish { .. } | Event::Usage(_) | Event::Timings(_) => {}
+                    Event::Arguments { index, text } => {
+                        out.put_slice(CHAT_CALL);
+                        put_number(u64::from(*index), out);
+                        out.put_slice(CHAT_ARGUMENTS);
+                        escape(text, out);
+                        out.put_slice(b"\"}}]");
+                    }
+                    Event::Call { .. } | Event::Finish { .. } | Event::Usage(_) | Event::Timings(_) => {}
                 }
                 out.put_slice(CHAT_DELTA_END);
             }
@@ -137,6 +146,7 @@ impl Writer {
             None => b"null",
             Some(Ending::Stop) => b"\"stop\"",
             Some(Ending::Length) => b"\"length\"",
+            Some(Ending::ToolCalls) => b"\"tool_calls\"",
         });
         let tail: &[u8] = if self.head.include_usage { b"}],\"usage\":null}" } else { b"}]}" };
         out.put_slice(tail);

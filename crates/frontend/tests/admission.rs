@@ -2,15 +2,22 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
 use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
+use pinion_frontend::tools::CallReading;
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
 use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_text::tools::CallFormat;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 const FRESH_SEED: u64 = 77;
 
 fn limits() -> Limits {
-    Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64 }
+    Limits {
+        model: "tiny".to_owned(),
+        vocab_size: 100,
+        max_model_len: 64,
+        calls: CallReading::Format(CallFormat::Hermes),
+    }
 }
 
 fn body(api: Api, extra: Value) -> Value {
@@ -240,9 +247,6 @@ fn what_would_change_the_answer_is_refused_by_name_and_its_neutral_value_passes(
     let table = [
         ("top_logprobs", "5", "0"),
         ("suffix", "\"x\"", "\"\""),
-        ("tools", "[{}]", "[]"),
-        ("tool_choice", "\"required\"", "\"auto\""),
-        ("tool_choice", "{\"type\":\"function\"}", "\"none\""),
         ("chat_template", "\"{{ x }}\"", "null"),
         ("response_format", "{\"type\":\"json_object\"}", "{\"type\":\"text\"}"),
         ("response_format", "3", "null"),
@@ -294,6 +298,25 @@ fn what_is_shown_of_the_prompt_is_what_the_engine_is_asked_for() {
     check_field(Api::Completions, "echo", &["1", "\"true\""], &["true", "false", "null"]);
     for api in [Api::Chat, Api::Generate] {
         check_field(api, "echo", &["true"], &["false"]);
+    }
+}
+
+#[test]
+fn tools_are_for_chats_and_their_elders_name_them() {
+    for api in [Api::Completions, Api::Generate] {
+        check_field(api, "tools", &["[{}]"], &["[]"]);
+        check_field(
+            api,
+            "tool_choice",
+            &["\"required\"", "{\"type\":\"function\"}"],
+            &["\"auto\"", "\"none\""],
+        );
+    }
+    for (field, successor) in [("functions", "tools"), ("function_call", "tool_choice")] {
+        let text = body(Api::Chat, json!({field: [{"name": "f"}]})).to_string();
+        let fault = admit(Api::Chat, text.as_bytes(), &limits(), FRESH_SEED).unwrap_err();
+        assert_eq!(fault.param.as_deref(), Some(field));
+        assert!(fault.message.contains(&format!("has become {successor}")), "{fault}");
     }
 }
 

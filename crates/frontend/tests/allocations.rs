@@ -17,6 +17,7 @@ use pinion_frontend::request::Form;
 use pinion_frontend::routes::Route;
 use pinion_frontend::sse;
 use pinion_frontend::ticket::Ticket;
+use pinion_frontend::tools::CallReading;
 use pinion_protocol::control::Admin;
 use pinion_protocol::frontend_inbox::{kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
@@ -26,6 +27,7 @@ use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::{self, SpanWriter};
+use pinion_text::tools::CallFormat;
 use pinion_worker::Recorder;
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -36,7 +38,12 @@ use tokio::io::AsyncReadExt;
 const STREAMS: usize = 64;
 const WARM_UP_STEPS: u32 = 64;
 const STEPS: u32 = 1000;
-const LIMITS: Limits = Limits { model: String::new(), vocab_size: 1000, max_model_len: 4096 };
+const LIMITS: Limits = Limits {
+    model: String::new(),
+    vocab_size: 1000,
+    max_model_len: 4096,
+    calls: CallReading::Format(CallFormat::Hermes),
+};
 
 struct Nowhere;
 

@@ -5,12 +5,19 @@ use pinion_frontend::admission::{Api, Limits, admit, admit_tokenize};
 use pinion_frontend::limits::{
     CONTENT_PARTS_MAX, DOCUMENTS_MAX, TEMPLATE_KWARGS_BYTES_MAX, TEMPLATE_KWARGS_MAX, TOOL_CALLS_MAX,
 };
+use pinion_frontend::tools::CallReading;
 use pinion_protocol::limits::{JSON_DEPTH_MAX, MESSAGES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
 
 fn limits() -> Limits {
-    Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64 }
+    Limits {
+        model: "tiny".to_owned(),
+        vocab_size: 100,
+        max_model_len: 64,
+        calls: CallReading::Format(CallFormat::Hermes),
+    }
 }
 
 /// The chat that crosses to the tokenizer; both routes that take one agree on it.

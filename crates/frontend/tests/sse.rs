@@ -47,9 +47,15 @@ proptest! {
             Event::Finish { text: "", ending: Ending::Length },
             Event::Usage(Usage { prompt_tokens, cached_tokens, completion_tokens }),
         ];
+        let calls = [
+            Event::Call { index: counts[0], id: &id, name: &text },
+            Event::Arguments { index: counts[0], text: &text },
+            Event::Finish { text: "", ending: Ending::ToolCalls },
+        ];
         for shape in [Shape::Completions, Shape::Chat] {
             let head = head(shape, &id, &model, include_usage);
-            for event in &events {
+            let calls = calls.iter().filter(|_| shape == Shape::Chat);
+            for event in events.iter().chain(calls) {
                 prop_assert_eq!(rendered(&head, true, event), rendered(&head, false, event));
             }
         }
@@ -80,6 +86,21 @@ fn chunks_are_openai_s() {
             &chat,
             Event::Finish { text: "", ending: Ending::Stop },
             r#"{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}"#,
+        ),
+        (
+            &chat,
+            Event::Call { index: 1, id: "call_1", name: "f" },
+            r#"{"index":0,"delta":{"tool_calls":[{"index":1,"id":"call_1","type":"function","function":{"name":"f","arguments":""}}]},"logprobs":null,"finish_reason":null}]}"#,
+        ),
+        (
+            &chat,
+            Event::Arguments { index: 1, text: "{\"a" },
+            r#"{"index":0,"delta":{"tool_calls":[{"index":1,"function":{"arguments":"{\"a"}}]},"logprobs":null,"finish_reason":null}]}"#,
+        ),
+        (
+            &chat,
+            Event::Finish { text: "", ending: Ending::ToolCalls },
+            r#"{"index":0,"delta":{},"logprobs":null,"finish_reason":"tool_calls"}]}"#,
         ),
         (
             &with_usage,

@@ -1,4 +1,5 @@
-//! Text on both sides of the model: encode, incremental decode, stop strings, chat messages as text.
+//! Text on both sides of the model: encode, incremental decode, stop strings, chat messages as text, tool calls in
+//! text.
 //!
 //! Pure: no clock, thread, process or shared memory; the only file access is in [`TextCodec::load`] and
 //! [`ChatRenderer::load`]. It knows nothing of requests: the tokenizer and detokenizer roles hold one
@@ -16,6 +17,7 @@ pub mod codec;
 mod stop;
 mod stream;
 mod token_bytes;
+pub mod tools;
 mod utf8_tail;
 
 pub use byte_tokenizer::byte_tokenizer_json;

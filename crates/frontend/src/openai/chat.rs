@@ -4,6 +4,7 @@ use super::{
     Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member, to_json,
     usage_member,
 };
+use crate::calls::Call;
 use crate::timeline::{Timeline, Timings};
 use serde::Serialize;
 
@@ -34,6 +35,25 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta<'a>; 1]>,
+}
+
+#[derive(Serialize)]
+struct CallDelta<'a> {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: FunctionDelta<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
 }
 
 #[derive(Serialize)]
@@ -61,8 +81,32 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    /// Null beside calls, if there is none.
+    content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallBody<'a>>,
+}
+
+#[derive(Serialize)]
+struct CallBody<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: FunctionBody<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionBody<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+impl<'a> From<&'a Call> for CallBody<'a> {
+    fn from(call: &'a Call) -> Self {
+        let function = FunctionBody { name: &call.name, arguments: &call.arguments };
+        CallBody { id: &call.id, kind: "function", function }
+    }
 }
 
 fn render(
@@ -93,12 +137,22 @@ pub(super) fn chunk_json(
     let usage = usage_member(head, event);
     match event {
         Event::Role => {
-            let delta = Delta { role: Some("assistant"), content: Some("") };
+            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
             render(head, &choice(delta, None), usage, None)
         }
         Event::Text(text) => {
-            let delta = Delta { role: None, content: Some(text) };
+            let delta = Delta { content: Some(text), ..Delta::default() };
             render(head, &choice(delta, None), usage, None)
+        }
+        Event::Call { index, id, name } => {
+            let function = FunctionDelta { name: Some(name), arguments: "" };
+            let call = CallDelta { index: *index, id: Some(id), kind: Some("function"), function };
+            render(head, &choice(Delta { tool_calls: Some([call]), ..Delta::default() }, None), usage, None)
+        }
+        Event::Arguments { index, text } => {
+            let function = FunctionDelta { name: None, arguments: text };
+            let call = CallDelta { index: *index, id: None, kind: None, function };
+            render(head, &choice(Delta { tool_calls: Some([call]), ..Delta::default() }, None), usage, None)
         }
         Event::Finish { ending, .. } => render(head, &choice(Delta::default(), Some(*ending)), usage, None),
         Event::Usage(_) | Event::Timings(_) => render(head, &[], usage, timings_member(event)),
@@ -114,7 +168,12 @@ pub(super) fn answer_json(
 ) -> Vec<u8> {
     let choices = (0..).zip(answers).map(|(index, answer)| Choice {
         index,
-        message: Message { role: "assistant", content: answer.text, refusal: None },
+        message: Message {
+            role: "assistant",
+            content: (!answer.text.is_empty() || answer.calls.is_empty()).then_some(answer.text),
+            refusal: None,
+            tool_calls: answer.calls.iter().map(CallBody::from).collect(),
+        },
         logprobs: answer.logprobs.as_ref(),
         finish_reason: answer.ending,
     });

@@ -47,7 +47,7 @@ fn render(
     })
 }
 
-/// One chunk. [`Event::Role`] does not exist here and gives an empty text.
+/// One chunk. [`Event::Role`] and tool calls do not exist here and give an empty text.
 pub(super) fn chunk_json(
     head: &Head,
     index: u32,
@@ -58,7 +58,9 @@ pub(super) fn chunk_json(
         |text, finish_reason| [Choice { index, text, logprobs, finish_reason, prompt_logprobs: None }];
     let usage = usage_member(head, event);
     match event {
-        Event::Role => render(head, &choice("", None), usage, None),
+        Event::Role | Event::Call { .. } | Event::Arguments { .. } => {
+            render(head, &choice("", None), usage, None)
+        }
         Event::Text(text) => render(head, &choice(text, None), usage, None),
         Event::Finish { text, ending } => render(head, &choice(text, Some(*ending)), usage, None),
         Event::Usage(_) | Event::Timings(_) => render(head, &[], usage, timings_member(event)),

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod completions;
 pub mod logprobs;
 
+use crate::calls::Call;
 use crate::timeline::{Timeline, Timings};
 pub use logprobs::{Logprobs, PromptLogprobs, echoed, logprobs, prompt_logprobs};
 use pinion_protocol::frontend_inbox::Finished;
@@ -20,6 +21,9 @@ pub enum Ending {
     Stop,
     /// `max_tokens` or the context.
     Length,
+    /// The model called tools.
+    #[serde(rename = "tool_calls")]
+    ToolCalls,
 }
 
 impl Ending {
@@ -28,6 +32,7 @@ impl Ending {
         match self {
             Ending::Stop => "stop",
             Ending::Length => "length",
+            Ending::ToolCalls => "tool_calls",
         }
     }
 }
@@ -126,6 +131,22 @@ pub enum Event<'a> {
     Role,
     /// More text.
     Text(&'a str),
+    /// Chat only: the model calls a tool.
+    Call {
+        /// Its number in this answer.
+        index: u32,
+        /// What the tool's answer will name.
+        id: &'a str,
+        /// The function.
+        name: &'a str,
+    },
+    /// Chat only: more of a call's arguments.
+    Arguments {
+        /// The call.
+        index: u32,
+        /// A piece of JSON.
+        text: &'a str,
+    },
     /// The text is complete; completions carry its last piece here.
     Finish {
         /// Last piece of text; chat has none here.
@@ -142,8 +163,10 @@ pub enum Event<'a> {
 /// One complete choice of a whole answer.
 #[derive(Debug)]
 pub struct Answer<'a> {
-    /// Its text.
+    /// Its text, but for tool calls.
     pub text: &'a str,
+    /// Tools that the model called; only in chats.
+    pub calls: &'a [Call],
     /// The scores of its tokens, if they were asked for.
     pub logprobs: Option<Logprobs<'a>>,
     /// The scores of its prompt's tokens, if they were asked for by that name.
@@ -182,9 +205,12 @@ pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
 pub(crate) fn usage_member(head: &Head, event: &Event<'_>) -> Option<Option<UsageBody>> {
     match event {
         Event::Usage(usage) => Some(Some((*usage).into())),
-        Event::Role | Event::Text(_) | Event::Finish { .. } | Event::Timings(_) => {
-            head.include_usage.then_some(None)
-        }
+        Event::Role
+        | Event::Text(_)
+        | Event::Call { .. }
+        | Event::Arguments { .. }
+        | Event::Finish { .. }
+        | Event::Timings(_) => head.include_usage.then_some(None),
     }
 }
 
@@ -192,6 +218,11 @@ pub(crate) fn usage_member(head: &Head, event: &Event<'_>) -> Option<Option<Usag
 pub(crate) fn timings_member(event: &Event<'_>) -> Option<Timings> {
     match event {
         Event::Timings(timeline) => Some(Timings::from(*timeline)),
-        Event::Role | Event::Text(_) | Event::Finish { .. } | Event::Usage(_) => None,
+        Event::Role
+        | Event::Text(_)
+        | Event::Call { .. }
+        | Event::Arguments { .. }
+        | Event::Finish { .. }
+        | Event::Usage(_) => None,
     }
 }

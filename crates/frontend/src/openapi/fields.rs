@@ -10,6 +10,8 @@ const ALL: &[Api] = &[Api::Completions, Api::Chat, Api::Generate];
 const OPENAI: &[Api] = &[Api::Completions, Api::Chat];
 const COMPLETIONS: &[Api] = &[Api::Completions];
 const CHAT: &[Api] = &[Api::Chat];
+/// Those that take no messages.
+const RAW: &[Api] = &[Api::Completions, Api::Generate];
 const GENERATE: &[Api] = &[Api::Generate];
 
 /// The values that pass, besides null.
@@ -64,6 +66,15 @@ const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
     {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
 const LOGPROBS: &str =
     r#"{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 5}, {"type": "null"}, {"const": false}]}"#;
+const TOOLS: &str = r##"{"type": ["array", "null"], "maxItems": 128, "items": {"type": "object",
+    "required": ["type", "function"], "properties": {"type": {"const": "function"},
+    "function": {"type": "object", "required": ["name"], "properties": {
+        "name": {"$ref": "#/components/schemas/FunctionName"}, "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}}}}}"##;
+const TOOL_CHOICE: &str = r##"{"anyOf": [{"enum": ["none", "auto", "required", null]},
+    {"type": "object", "required": ["type", "function"], "properties": {"type": {"const": "function"},
+    "function": {"type": "object", "required": ["name"],
+    "properties": {"name": {"$ref": "#/components/schemas/FunctionName"}}}}}]}"##;
 const DOCUMENTS: &str = r#"{"type": ["array", "null"], "maxItems": 1024, "items": {"type": "object"}}"#;
 const TEMPLATE_KWARGS: &str = r#"{"type": ["object", "null"], "maxProperties": 64, "propertyNames": {"not": {"enum":
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"]}}}"#;
@@ -123,8 +134,11 @@ pub(super) const FIELDS: &[Field] = &[
     field("echo", CHAT, Shape::Neutral("[false]"), "For completions."),
     field("echo", GENERATE, Shape::Neutral("[false]"), "Not supported."),
     field("suffix", ALL, Shape::Neutral("[\"\"]"), "Not supported."),
-    field("tools", ALL, Shape::Neutral("[[]]"), "Not supported."),
-    field("tool_choice", ALL, Shape::Neutral("[\"none\", \"auto\"]"), "Not supported."),
+    field("tools", CHAT, Shape::Schema(TOOLS), "Functions that the model may call."),
+    field("tool_choice", CHAT, Shape::Schema(TOOL_CHOICE), "Whether it calls one, and which."),
+    field("parallel_tool_calls", CHAT, Shape::Boolean, "Off, at most one call."),
+    field("tools", RAW, Shape::Neutral("[[]]"), "For chats."),
+    field("tool_choice", RAW, Shape::Neutral("[\"none\", \"auto\"]"), "For chats."),
     field("functions", ALL, Shape::Neutral("[[]]"), "Not supported."),
     field("function_call", ALL, Shape::Neutral("[\"none\", \"auto\"]"), "Not supported."),
     field("response_format", ALL, Shape::Neutral("[{\"type\": \"text\"}]"), "Not supported."),
@@ -179,8 +193,10 @@ mod tests {
     use super::*;
     use crate::admission::{Limits, admit};
     use crate::json::taken_names;
+    use crate::tools::CallReading;
     use std::collections::BTreeSet;
 
+    const CALLS: CallReading = CallReading::AsText;
     const APIS: [Api; 3] = [Api::Completions, Api::Chat, Api::Generate];
 
     /// The refused field, or nothing if the body passes.
@@ -194,7 +210,7 @@ mod tests {
         } else {
             format!("{{{base},\"{name}\":{value}}}")
         };
-        let limits = Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64 };
+        let limits = Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64, calls: CALLS };
         admit(api, body.as_bytes(), &limits, 1).err().map(|fault| fault.param.unwrap_or_default())
     }
 

@@ -191,8 +191,10 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
+    const CALLS: crate::tools::CallReading = crate::tools::CallReading::AsText;
+
     fn limits() -> Limits {
-        Limits { model: "<tiny>".to_owned(), vocab_size: 100, max_model_len: 64 }
+        Limits { model: "<tiny>".to_owned(), vocab_size: 100, max_model_len: 64, calls: CALLS }
     }
 
     /// Every `$ref` of the document.

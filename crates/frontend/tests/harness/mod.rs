@@ -12,6 +12,7 @@ use pinion_frontend::metrics::Metrics;
 use pinion_frontend::orders::Orders;
 use pinion_frontend::outgoing::Outlet;
 use pinion_frontend::server;
+use pinion_frontend::tools::CallReading;
 use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, Open};
 use pinion_protocol::frontend_inbox::{FinishReason, Finished, Reject, kind, put_delta};
@@ -24,6 +25,7 @@ use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::{self, SpanWriter};
+use pinion_text::tools::CallFormat;
 use pinion_worker::{Overflow, Recorder};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -161,7 +163,12 @@ impl Harness {
         let app = Rc::new(App {
             ledger: Rc::new(RefCell::new(Ledger::new(setup, sent.clone(), metrics.clone()))),
             metrics,
-            limits: Limits { model: "tiny".to_owned(), vocab_size: 1000, max_model_len: 4096 },
+            limits: Limits {
+                model: "tiny".to_owned(),
+                vocab_size: 1000,
+                max_model_len: 4096,
+                calls: CallReading::Format(CallFormat::Hermes),
+            },
             settings: options.settings,
             health: Health { pages },
             topology: Topology { processes: Vec::new(), edges },

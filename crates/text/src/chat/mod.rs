@@ -14,6 +14,7 @@ mod source;
 mod template;
 
 use crate::codec::LoadError;
+use crate::tools::CallFormat;
 use messages::{Chat, Content};
 use pinion_protocol::Fault;
 use std::path::Path;
@@ -76,6 +77,12 @@ impl ChatRenderer {
         }?;
         if chat.continue_final_message { continued(text, &chat) } else { Ok(text) }
     }
+}
+
+/// How the model of a folder writes tool calls, as far as its chat template shows it.
+pub fn call_format(folder: &Path) -> Result<Option<CallFormat>, LoadError> {
+    let (source, _) = source::find(folder)?;
+    Ok(source.and_then(|source| CallFormat::of_template(&source.text)))
 }
 
 /// The text up to the end of the last message's content, found as transformers finds it: the last place where the

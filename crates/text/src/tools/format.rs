@@ -1,0 +1,49 @@
+//! How models write tool calls, and which way a model was trained to.
+
+/// A way to write calls into text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFormat {
+    /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen 2.5 and 3.
+    Hermes,
+    /// The whole answer is `{"name": .., "parameters": {..}}`, or several with `;` between them: Llama 3.
+    Llama3Json,
+    /// `[TOOL_CALLS][{"name": .., "arguments": {..}}, ..]`, or `[TOOL_CALLS]name[ARGS]{..}`: Mistral.
+    Mistral,
+}
+
+impl CallFormat {
+    /// All of them.
+    pub const ALL: [CallFormat; 3] = [CallFormat::Hermes, CallFormat::Llama3Json, CallFormat::Mistral];
+
+    /// As operators write it; vLLM's names.
+    pub fn name(self) -> &'static str {
+        match self {
+            CallFormat::Hermes => "hermes",
+            CallFormat::Llama3Json => "llama3_json",
+            CallFormat::Mistral => "mistral",
+        }
+    }
+
+    /// The format that a chat template tells its model to write, by the marks in its source.
+    pub fn of_template(source: &str) -> Option<CallFormat> {
+        let has = |mark: &str| source.contains(mark);
+        if has("[TOOL_CALLS]") {
+            return Some(CallFormat::Mistral);
+        }
+        // The same mark around something else than JSON is another format, which is not read here.
+        if has("<tool_call>") && !has("<function=") && !has("<arg_key>") {
+            return Some(CallFormat::Hermes);
+        }
+        let is_llama = has("<|python_tag|>") || (has("<|start_header_id|>") && has("\"parameters\""));
+        is_llama.then_some(CallFormat::Llama3Json)
+    }
+
+    /// What stands before a call.
+    pub(super) fn mark(self) -> &'static str {
+        match self {
+            CallFormat::Hermes => "<tool_call>",
+            CallFormat::Llama3Json => "<|python_tag|>",
+            CallFormat::Mistral => "[TOOL_CALLS]",
+        }
+    }
+}
