@@ -56,7 +56,7 @@ step_processes() {
     cargo test --locked --package pinion-testkit --package pinion-bench
 }
 
-# The official OpenAI clients, unchanged, against the demo model.
+# The official OpenAI clients and the AI SDK, unchanged, against the demo model.
 step_clients() { with_server clients clients; }
 
 clients() { # clients URL

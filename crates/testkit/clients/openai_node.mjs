@@ -62,6 +62,26 @@ async function checkChat(model) {
     assert.deepEqual(reasons, [whole.choices[0].finish_reason]);
 }
 
+// A call and its answer go back to the model.
+async function checkToolMessages(model) {
+    const parameters = { type: "object", properties: { town: { type: "string" } }, required: ["town"] };
+    const call = { id: "c1", type: "function", function: { name: "get_weather", arguments: '{"town": "Ulm"}' } };
+    const answer = await client.chat.completions.create({
+        model,
+        messages: [
+            { role: "user", content: "Weather in Ulm?" },
+            { role: "assistant", content: null, tool_calls: [call] },
+            { role: "tool", tool_call_id: "c1", content: '{"sky": "blue"}' },
+        ],
+        tools: [{ type: "function", function: { name: "get_weather", parameters } }],
+        tool_choice: "none",
+        max_tokens: tokens,
+        temperature: 0,
+    });
+    assert.equal(answer.choices[0].message.tool_calls, undefined);
+    assert.equal(typeof answer.choices[0].message.content, "string");
+}
+
 async function checkErrors(model) {
     const bad = client.completions.create({ model, prompt: "x", max_tokens: 0 });
     await assert.rejects(bad, (error) => error instanceof BadRequestError && error.param === "max_tokens");
@@ -78,6 +98,7 @@ async function leaveEarly(model) {
 const model = (await client.models.list()).data[0].id;
 await checkCompletions(model);
 await checkChat(model);
+await checkToolMessages(model);
 await checkErrors(model);
 await leaveEarly(model);
 await checkCompletions(model);

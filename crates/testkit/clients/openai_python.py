@@ -52,17 +52,44 @@ def check_chat(model: str) -> None:
     assert roles == ["assistant"] and reasons == [whole.choices[0].finish_reason], (roles, reasons)
 
 
-def check_errors(model: str) -> None:
-    def refused(kind, call, param):
-        try:
-            call()
-        except kind as error:
-            assert error.param == param and error.type == "invalid_request_error", error.body
-            return
-        raise AssertionError(f"{kind.__name__} expected")
+def refused(kind, call, param) -> None:
+    try:
+        call()
+    except kind as error:
+        assert error.param == param and error.type == "invalid_request_error", error.body
+        return
+    raise AssertionError(f"{kind.__name__} expected")
 
+
+def check_errors(model: str) -> None:
     refused(openai.BadRequestError, lambda: client.completions.create(model=model, prompt="x", max_tokens=0), "max_tokens")
     refused(openai.NotFoundError, lambda: client.completions.create(model="nobody", prompt="x"), "model")
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+    },
+}
+
+
+def check_tool_messages(model: str) -> None:
+    """A call and its answer go back to the model; what is wrong with a tool is named."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"town": "Ulm"}'}}
+    messages = [
+        {"role": "developer", "content": "Use tools."},
+        {"role": "user", "content": "Weather in Ulm?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": '{"sky": "blue"}'},
+    ]
+    asked = dict(model=model, messages=messages, tools=[TOOL], tool_choice="none", max_tokens=TOKENS, temperature=0)
+    answer = client.chat.completions.create(**asked)
+    assert answer.choices[0].message.tool_calls is None and answer.choices[0].message.content is not None, answer
+    twice = lambda: client.chat.completions.create(**asked | {"tools": [TOOL, TOOL]})
+    refused(openai.BadRequestError, twice, "tools[1].function.name")
 
 
 def leave_early(model: str) -> None:
@@ -75,6 +102,7 @@ MODEL = client.models.list().data[0].id
 assert client.models.retrieve(MODEL).id == MODEL
 check_completions(MODEL)
 check_chat(MODEL)
+check_tool_messages(MODEL)
 check_errors(MODEL)
 leave_early(MODEL)
 check_completions(MODEL)

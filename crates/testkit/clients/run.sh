@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The official OpenAI clients, unchanged, against a service that runs already. Starts nothing itself.
+# The official OpenAI clients and the AI SDK, unchanged, against a service that runs already. Starts nothing itself.
 #
 #   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/run.sh
 #
@@ -16,6 +16,9 @@ export BASE_URL
 OPENAI_PYTHON=3.51.0
 # The newest major that still runs on Node 20.
 OPENAI_NODE=6.49.0
+# What other JavaScript programs come through.
+AI_SDK=6.0.326
+AI_SDK_PROVIDER=2.0.87
 
 say() { printf '[clients] %s\n' "$*" >&2; }
 
@@ -43,6 +46,11 @@ install_node() { # install_node FOLDER
     npm install --silent --no-audit --no-fund --prefix "$1" "openai@$OPENAI_NODE"
 }
 
+install_ai_sdk() { # install_ai_sdk FOLDER
+    say "installing ai $AI_SDK with @ai-sdk/openai-compatible $AI_SDK_PROVIDER"
+    npm install --silent --no-audit --no-fund --prefix "$1" "ai@$AI_SDK" "@ai-sdk/openai-compatible@$AI_SDK_PROVIDER"
+}
+
 python_folder=$CACHE/openai-python-$OPENAI_PYTHON
 place "$python_folder" install_python
 PYTHONPATH=$python_folder "$PYTHON" "$HERE/openai_python.py"
@@ -51,6 +59,9 @@ if command -v node >/dev/null && command -v npm >/dev/null; then
     node_folder=$CACHE/openai-node-$OPENAI_NODE
     place "$node_folder" install_node
     NODE_FOLDER=$node_folder node "$HERE/openai_node.mjs"
+    ai_folder=$CACHE/ai-sdk-$AI_SDK-$AI_SDK_PROVIDER
+    place "$ai_folder" install_ai_sdk
+    NODE_FOLDER=$ai_folder node "$HERE/ai_sdk.mjs"
 else
-    echo "openai-node: skipped, there is no node with npm here"
+    echo "openai-node, ai-sdk: skipped, there is no node with npm here"
 fi

@@ -1,6 +1,7 @@
 //! A model folder's tokenizer: load, encode, decode.
 
 use crate::byte_table::{ByteTable, shown_token};
+use crate::call_marks::with_shown_marks;
 use crate::stream::TextStream;
 use pinion_protocol::limits::VOCAB_MAX;
 use std::io::Read;
@@ -107,7 +108,7 @@ impl TextCodec {
             _ => LoadError::NotJson(path.to_owned(), error.to_string()),
         })?;
         let wrong = |reason: String| LoadError::Wrong(path.to_owned(), reason);
-        let mut tokenizer = guarded(|| Tokenizer::from_bytes(bytes)).map_err(wrong)?;
+        let mut tokenizer = guarded(|| Tokenizer::from_bytes(with_shown_marks(bytes))).map_err(wrong)?;
         // Limits are ours to check; a stored truncation or padding would silently change prompts.
         tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         tokenizer.with_padding(None);

@@ -12,6 +12,7 @@
 
 mod byte_table;
 mod byte_tokenizer;
+mod call_marks;
 pub mod chat;
 pub mod codec;
 mod stop;
