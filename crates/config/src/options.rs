@@ -155,9 +155,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: WorkedOut("never: decodes come first"),
         help: "So many requests in prefill, waiting ones included, get a step's tokens before decodes do; after four \
                such steps in a row every decode has its turn." },
-    Opt { name: "overlap", group: Engine, kind: Switch, preset: Is("true"),
+    Opt { name: "overlap", group: Engine, kind: Switch,
+        preset: WorkedOut("off on the CPU, where a step takes a hundred times what happens between two of them"),
         help: "Launch each step before the tokens of the one before are read, so that planning and publishing take no \
-               time from the model. The tokens are the same; a request that ends by a stop costs one row more." },
+               time from the model. The tokens are the same; a request that ends by a stop costs one row more, and \
+               one that arrives under load waits for one step more." },
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels." },

@@ -58,7 +58,7 @@ impl Scheduling {
             prefill_max_batch_size: limit("prefill-max-batch-size"),
             prefill_priority_threshold: limit("prefill-priority-threshold"),
             fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
-            overlap: settings.switch("overlap").unwrap_or(true),
+            overlap: settings.switch("overlap").unwrap_or(false),
         }
     }
 }

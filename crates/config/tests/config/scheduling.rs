@@ -12,7 +12,7 @@ const DEFAULT: Scheduling = Scheduling {
     prefill_max_batch_size: None,
     prefill_priority_threshold: None,
     fill_to_target: true,
-    overlap: true,
+    overlap: false,
 };
 
 #[test]
@@ -24,7 +24,7 @@ fn each_switch_sets_its_own_field() {
         (&["--no-prefix-cache"], Scheduling { prefix_cache: false, ..DEFAULT }),
         (&["--no-prefix-partial"], Scheduling { prefix_partial: false, ..DEFAULT }),
         (&["--no-fill-to-target"], Scheduling { fill_to_target: false, ..DEFAULT }),
-        (&["--no-overlap"], Scheduling { overlap: false, ..DEFAULT }),
+        (&["--overlap"], Scheduling { overlap: true, ..DEFAULT }),
         (&["--admission=pack"], admission(AdmissionKind::Pack)),
         (&["--admission", "shortest"], admission(AdmissionKind::Shortest)),
         (
