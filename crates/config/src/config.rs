@@ -152,7 +152,7 @@ pub struct Config {
     pub block_size: u32,
     /// KV blocks in the pool; at least one sequence of `max_model_len` fits.
     pub kv_blocks: u32,
-    /// Records that the engine takes from its inboxes between two steps.
+    /// Records that the engine takes from its inboxes between two steps; 0 is all that are there.
     pub command_budget: u32,
     /// What the scheduler is told.
     pub scheduling: Scheduling,
@@ -212,6 +212,8 @@ pub struct Config {
     pub cpu_plan: CpuPlan,
     /// Roles are pinned to the plan's CPUs.
     pub pin: bool,
+    /// Memory is brought in and locked and the model is warmed before a role is ready.
+    pub jitter_control: bool,
     /// Every role is a thread of one process.
     pub in_process: bool,
     /// What carries records between the roles.

@@ -30,6 +30,8 @@ pub struct Observe {
     pub timeline: bool,
     /// Show the spans to NVIDIA's tools.
     pub nvtx: bool,
+    /// A turn of a role's loop that takes so long is a pause, in ms; 0 watches nothing.
+    pub pause_warn_ms: u64,
     /// Roles are started by it.
     pub profiler: Option<Profiler>,
     /// Where its reports go.
@@ -43,6 +45,7 @@ impl Observe {
         Observe {
             timeline: settings.switch("timeline").unwrap_or(true),
             nvtx: settings.switch("nvtx").unwrap_or(false),
+            pause_warn_ms: settings.number("pause-warn-ms").expect("the option has a default"),
             profiler: match settings.text("profile") {
                 Some("nsys") => Some(Profiler::Nsys),
                 Some("perf") => Some(Profiler::Perf),

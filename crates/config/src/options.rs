@@ -123,8 +123,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "kv-cache-memory-share", group: Engine, kind: Share, preset: Is("0.25"),
         help: "Share of the memory (the machine's, or the cgroup's limit) that a KV cache without a given size may \
                take." },
-    Opt { name: "command-budget", group: Engine, kind: Number { min: 1, max: 65536 }, preset: Is("64"),
-        help: "Requests that the engine takes in between two steps." },
+    Opt { name: "command-budget", group: Engine, kind: Number { min: 0, max: 65536 }, preset: Is("64"),
+        help: "Requests that the engine takes in between two steps; 0 takes in all that are there." },
     Opt { name: "fill-to-target", group: Engine, kind: Switch, preset: Is("true"),
         help: "Take in more than command-budget while the engine has fewer than max-num-seqs requests, up to that \
                many." },
@@ -192,6 +192,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: WorkedOut("on, unless a cgroup quota grants less time than the allowed CPUs have: then other \
                            containers run on the same cores"),
         help: "Pin every process to the CPUs of the plan. Off, nobody owns a core and nobody spins." },
+    Opt { name: "jitter-control", group: Processes, kind: Switch, preset: Is("true"),
+        help: "Before a role is ready: bring the rings and the KV cache into memory, lock all of it where RLIMIT_MEMLOCK \
+               allows (its ready line says so), and run the model over the shapes to come. Off, all of that happens \
+               under traffic." },
+    Opt { name: "pause-warn-ms", group: Processes, kind: Number { min: 0, max: HOUR }, preset: Is("100"),
+        help: "A turn of a role's loop that takes so long, in ms, counts as a pause; a line in the log, at most one in \
+               10 s, says how long it was and how many page faults and context switches there were. Sleeping without \
+               work is no pause, nor is waiting for the model. 0 watches nothing." },
     Opt { name: "in-process", group: Processes, kind: Switch, preset: Is("off"),
         help: "Run every role as a thread of one process, over the same rings: the control of an ablation. A role that \
                crashes then takes the others along." },

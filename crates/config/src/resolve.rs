@@ -77,7 +77,6 @@ pub(crate) fn from_facts(
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
     let (cpu_plan, pin) = plan?;
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
-    let engine_threads = engine_threads(&cpu_plan);
     let take = Take(settings);
     Some(Config {
         host: settings.address("host")?,
@@ -95,7 +94,7 @@ pub(crate) fn from_facts(
         kv_blocks,
         command_budget: take.word("command-budget"),
         scheduling: Scheduling::new(settings),
-        engine_threads,
+        engine_threads: engine_threads(&cpu_plan),
         linear: if take.is("linear", "plain") { LinearKind::Plain } else { LinearKind::Packed },
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
         fake_step_us: take.number("fake-step-us"),
@@ -123,6 +122,7 @@ pub(crate) fn from_facts(
         lifecycle: Lifecycle::new(settings),
         cpu_plan,
         pin,
+        jitter_control: settings.switch("jitter-control").unwrap_or(true),
         in_process: settings.switch("in-process").unwrap_or(false),
         observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },

@@ -22,11 +22,14 @@ fn decode(kind: u16, payload: &[u8]) -> Decoded {
 
 impl Engine {
     /// Takes records from the inboxes in turn, at most the command budget, or as many as the engine lacks to fill a
-    /// step. Gives how many there were.
+    /// step; without a budget all that there can be, so that even then a turn ends. Gives how many there were.
     pub(crate) fn drain(&mut self, ports: &mut impl Ports) -> u32 {
         let here = (self.scheduler.running().len() + self.scheduler.waiting().len()) as u32;
         let lacking = self.sizes.limits.max_num_seqs.saturating_sub(here);
-        let budget = self.sizes.command_budget.max(if self.sizes.fill_to_target { lacking } else { 0 });
+        let budget = match self.sizes.command_budget {
+            0 => self.sizes.limits.max_requests,
+            budget => budget.max(if self.sizes.fill_to_target { lacking } else { 0 }),
+        };
         let mut taken = 0;
         while taken < budget {
             let Some(decoded) = self.next_decoded(ports) else { break };

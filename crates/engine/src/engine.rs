@@ -34,7 +34,7 @@ pub struct Sizes {
     pub limits: Limits,
     /// How it chooses within them.
     pub policy: Policy,
-    /// Records taken from the inboxes in one turn.
+    /// Records taken from the inboxes in one turn; 0 takes all that are there.
     pub command_budget: u32,
     /// Take more than that while there are fewer requests than fill a step.
     pub fill_to_target: bool,
@@ -149,7 +149,7 @@ impl Engine {
         let retires = self.in_flight > 0 && (full || !launched);
         let mut failure = Ok(());
         if retires {
-            failure = self.retire()?;
+            failure = self.retire(ports)?;
         }
 
         let commit_ns = ports.recorder().begin(SpanName::EngineCommit);
@@ -213,25 +213,30 @@ impl Engine {
     }
 
     /// Hands the plan to the model.
-    fn launch(&mut self, ports: &impl Ports) -> Result<(), Broken> {
+    fn launch(&mut self, ports: &mut impl Ports) -> Result<(), Broken> {
         self.batch.fill(&self.scheduler);
         let shaping = PlanShaping { scheduler: &self.scheduler, eos: self.sizes.limits.eos };
+        let began_ns = ports.now_ns();
         if self.in_flight == 0 {
-            self.running_since_ns = ports.now_ns();
+            self.running_since_ns = began_ns;
         }
         self.in_flight += 1;
         let launched = self.pipeline.launch(&self.batch.as_step(&shaping));
+        ports.excuse(ports.now_ns().saturating_sub(began_ns));
         launched.map_err(|gone| Broken { reason: gone.to_string() })
     }
 
     /// Waits for the oldest step in flight and fills `results`, one per row. A failed step fails its rows and no other
     /// request; the inner result says whether it was one too many. The outer one says that the model is gone: then
     /// nothing is known about the rows, and whoever comes after this process goes on with them.
-    fn retire(&mut self) -> Result<Result<(), Broken>, Broken> {
+    fn retire(&mut self, ports: &mut impl Ports) -> Result<Result<(), Broken>, Broken> {
         self.in_flight -= 1;
         self.results.clear();
         let row_count = self.scheduler.oldest_plan().rows.len();
-        let failure = match self.pipeline.retire(&mut self.output) {
+        let began_ns = ports.now_ns();
+        let retired = self.pipeline.retire(&mut self.output);
+        ports.excuse(ports.now_ns().saturating_sub(began_ns));
+        let failure = match retired {
             Ok(()) if self.output.rows.len() == row_count => {
                 let vocab_size = self.pipeline.info().vocab_size;
                 self.results.extend(self.output.rows.iter().map(|row| result(*row, vocab_size)));

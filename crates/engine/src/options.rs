@@ -26,6 +26,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
         threads: config.engine_threads,
         block_size: config.block_size,
         kv: KvSize::Blocks(config.kv_blocks),
+        prefault: config.jitter_control,
         linear: match config.linear {
             LinearKind::Packed => pinion_model::LinearKind::Packed,
             LinearKind::Plain => pinion_model::LinearKind::Plain,
@@ -112,7 +113,9 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         (error.to_string(), exit)
     })?;
     let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
-    pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
+    if config.jitter_control {
+        pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
+    }
     let info = pipeline.info().clone();
     let summary = format!(
         "{} {}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",

@@ -32,6 +32,8 @@ pub trait Ports {
     fn detokenizer_backlog_bytes(&self) -> usize;
     /// Makes everything staged visible.
     fn publish(&mut self);
+    /// So much of this turn passed in the model: the host did not pause.
+    fn excuse(&mut self, ns: u64);
     /// Replaces a gauge of the engine's status page.
     fn set_gauge(&self, gauge: Gauge, value: u64);
     /// Adds one to a gauge of the engine's status page.
@@ -83,6 +85,10 @@ impl Ports for Session {
 
     fn publish(&mut self) {
         self.links.publish();
+    }
+
+    fn excuse(&mut self, ns: u64) {
+        Session::excuse(self, ns);
     }
 
     fn set_gauge(&self, gauge: Gauge, value: u64) {

@@ -91,3 +91,20 @@ fn an_engine_with_room_takes_in_more_than_its_budget() {
         assert_eq!(counts, here, "fill to target: {fill_to_target}");
     }
 }
+
+/// Without a budget everything that is there is taken in at once, whatever a step takes.
+#[test]
+fn row_06_without_a_command_budget_all_that_is_there_is_taken_in() {
+    for (command_budget, fill_to_target, expected) in [(0, false, 32), (0, true, 32), (5, false, 5)] {
+        let limits = Limits { block_count: 1000, ..small().limits };
+        let mut engine = rig::engine(Sizes { limits, command_budget, fill_to_target, ..small() }, false);
+        let mut rig = Rig::new();
+        for slot in 0..32 {
+            let id = rig.open(0, slot);
+            rig.admit(id, &[1, 2], 2, Sampling { max_tokens: Some(50), ..Sampling::default() });
+        }
+        engine.turn(&mut rig).expect("the fake model works");
+        let here = rig.gauge(Gauge::RequestsRunning) + rig.gauge(Gauge::RequestsWaiting);
+        assert_eq!(here, expected, "budget {command_budget}, fill to target {fill_to_target}");
+    }
+}

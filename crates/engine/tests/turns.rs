@@ -12,6 +12,7 @@ use rig::{DETOKENIZERS, EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 const TURNS_MAX: u32 = 100_000;
 
@@ -313,6 +314,12 @@ fn check_failed_step(overlap: bool) {
     }
     poison.store(1, Ordering::Relaxed);
     engine.turn(&mut rig).expect("one row is no step");
+    // With overlap the step that takes it may still run.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while poison.load(Ordering::Relaxed) != u32::MAX {
+        assert!(Instant::now() < deadline, "no step takes the poison");
+        std::thread::yield_now();
+    }
     failures.store(1, Ordering::Relaxed);
     engine.turn(&mut rig).expect("one failure is not many");
     settle(&mut engine, &mut rig);

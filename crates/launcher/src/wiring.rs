@@ -67,6 +67,7 @@ pub struct Wiring {
 impl Wiring {
     /// Creates everything the topology names. Errors: out of memory or descriptors.
     pub fn new(config: &Config, topology: &Topology, listener: OwnedFd) -> io::Result<Wiring> {
+        pinion_shm::region::set_prefault(config.jitter_control);
         let hash = layout_hash();
         let sealed = |config: &Config| {
             let bytes = bincode::serialize(config).map_err(io::Error::other)?;

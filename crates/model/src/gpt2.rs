@@ -119,10 +119,13 @@ impl Gpt2 {
         keep_freed_memory();
         let _no_grad = tch::no_grad_guard();
         let weights = Gpt2Weights::read(folder, &shape, dtype, options)?;
-        let pool = KvPool::new(kv_shape, dtype).map_err(|error| LoadError::Backend {
+        let mut pool = KvPool::new(kv_shape, dtype).map_err(|error| LoadError::Backend {
             operation: "allocating the KV pool",
             message: format!("{error} ({block_count} blocks of {kv_block_bytes} bytes)"),
         })?;
+        if options.prefault {
+            pool.prefault();
+        }
         let attended = Tensor::f_empty([1, i64::from(shape.hidden)], (kind_of(dtype), Device::Cpu))
             .map_err(load_error("allocating activations"))?;
         let launch = Launch { level: KernelLevel::best(), threads: options.threads };

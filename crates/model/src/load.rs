@@ -50,6 +50,8 @@ pub struct ModelOptions {
     pub block_size: u32,
     /// Size of the KV pool.
     pub kv: KvSize,
+    /// Bring the KV pool into memory at load, not when its blocks are first used.
+    pub prefault: bool,
     /// Plain or oneDNN-prepacked linears.
     pub linear: LinearKind,
     /// Vector kernels or their plain Rust twins.
@@ -66,6 +68,7 @@ impl Default for ModelOptions {
             threads: 1,
             block_size: 16,
             kv: KvSize::Blocks(1024),
+            prefault: true,
             linear: LinearKind::Packed,
             attention: AttentionKernel::Vector,
             fake: FakeTiming::default(),

@@ -37,6 +37,7 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
         head_dim: HEAD_DIM,
     };
     let mut pool = KvPool::new(shape, T::DTYPE).expect("memory for the benchmark");
+    pool.prefault();
     for layer in 0..LAYERS {
         for (index, value) in pool.layer_mut::<T>(layer).iter_mut().enumerate() {
             *value = T::from_f32((index % 251) as f32 / 251.0 - 0.5);

@@ -100,7 +100,7 @@ impl KvShape {
     }
 }
 
-/// The paged KV cache of all layers: one zeroed, page-aligned, prefaulted allocation.
+/// The paged KV cache of all layers: one zeroed, page-aligned allocation.
 #[derive(Debug)]
 pub struct KvPool {
     memory: memmap2::MmapMut,
@@ -109,7 +109,7 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Allocates and prefaults the pool, on huge pages where the system grants them.
+    /// Allocates the pool, on huge pages where the system grants them.
     ///
     /// # Errors
     /// An empty or oversized shape, or the system's error when there is not enough memory.
@@ -124,13 +124,16 @@ impl KvPool {
             .and_then(|elements| elements.checked_mul(dtype.size()))
             .filter(|&bytes| bytes > 0 && isize::try_from(bytes).is_ok())
             .ok_or_else(|| invalid("the KV pool's shape is empty or too large"))?;
-        let mut memory = memmap2::MmapOptions::new().len(bytes).map_anon()?;
+        let memory = memmap2::MmapOptions::new().len(bytes).map_anon()?;
         #[cfg(target_os = "linux")]
         // Huge pages spare TLB misses; a system without them just says no.
         let _ = memory.advise(memmap2::Advice::HugePage);
-        // One write a page faults the pool in now instead of under traffic.
-        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
         Ok(Self { memory, shape, dtype })
+    }
+
+    /// One write a page faults the pool in now instead of under traffic. Before anything is in it.
+    pub fn prefault(&mut self) {
+        self.memory.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
     }
 
     /// The pool's shape.

@@ -53,6 +53,18 @@ pub enum Gauge {
     Deltas = 32,
     /// Detokenizer: decode states held.
     DecodeStates = 33,
+    /// Turns of the role's loop that took too long.
+    Pauses = 40,
+    /// Time of all of them in ns.
+    PauseNs = 41,
+    /// Page faults of the role so far that needed no disk.
+    MinorFaults = 42,
+    /// Page faults of the role so far that did.
+    MajorFaults = 43,
+    /// Times the role has given up its CPU to wait.
+    VoluntarySwitches = 44,
+    /// Times the kernel has taken the CPU from the role.
+    InvoluntarySwitches = 45,
 }
 
 /// Life of a role.

@@ -178,6 +178,15 @@ pub struct Region {
     epoch: u32,
 }
 
+/// See [`set_prefault`].
+static PREFAULT: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(true);
+
+/// Whether regions are brought into this process's memory when they are mapped, as they are unless told otherwise, or
+/// page by page when they are first used. The memory itself is there either way.
+pub fn set_prefault(on: bool) {
+    PREFAULT.store(on, Ordering::Relaxed);
+}
+
 struct Mapping {
     fd: OwnedFd,
     base: NonNull<AtomicU64>,
@@ -197,7 +206,9 @@ impl Mapping {
     fn new(fd: OwnedFd, byte_count: usize) -> Result<Mapping, Errno> {
         let length = NonZeroUsize::new(byte_count).ok_or(Errno::EINVAL)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        let mut flags = MapFlags::MAP_SHARED;
+        // Relaxed: it says how, not what, and is set before the first mapping.
+        flags.set(MapFlags::MAP_POPULATE, PREFAULT.load(Ordering::Relaxed));
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing that exists.
         let base = unsafe { mmap(None, length, protection, flags, &fd, 0) }?;
         Ok(Mapping { fd, base: base.cast(), word_count: byte_count / 8, byte_count })

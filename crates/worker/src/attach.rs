@@ -2,6 +2,7 @@
 
 use crate::control::RoleEnd;
 use crate::links::{Inbox, Links, Outbox};
+use crate::pauses::Pauses;
 use crate::recorder::Recorder;
 use crate::session::Session;
 use crate::start_error::StartError;
@@ -133,8 +134,10 @@ impl Builder {
                 }
                 let bytes = region::read_blob(take_fd(&mut fds, "config")?)
                     .map_err(|e| StartError::attach("config", e))?;
-                self.config =
-                    Some(bincode::deserialize(&bytes).map_err(|e| StartError::attach("config", e))?);
+                let config: Config =
+                    bincode::deserialize(&bytes).map_err(|e| StartError::attach("config", e))?;
+                region::set_prefault(config.jitter_control);
+                self.config = Some(config);
                 self.hello = Some((me, epoch, control_name));
                 self.links = Some(Links::empty());
             }
@@ -225,6 +228,7 @@ impl Builder {
             control_seen,
             events: VecDeque::new(),
             spin_ns,
+            pauses: Pauses::new(me, config.observe.pause_warn_ms, config.in_process),
             config,
         })
     }

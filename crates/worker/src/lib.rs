@@ -10,6 +10,8 @@ mod channel;
 pub mod control;
 mod event;
 mod links;
+mod memory;
+mod pauses;
 mod pin;
 mod process;
 mod recorder;

@@ -5,6 +5,8 @@ use crate::channel::EdgeEnd;
 use crate::control::RoleEnd;
 use crate::event::ControlEvent;
 use crate::links::{Inbox, Links};
+use crate::memory;
+use crate::pauses::Pauses;
 use crate::recorder::Recorder;
 use crate::start_error::StartError;
 use pinion_config::{Config, Topology};
@@ -50,6 +52,7 @@ pub struct Session {
     pub(crate) control_seen: u64,
     pub(crate) events: VecDeque<ControlEvent>,
     pub(crate) spin_ns: u64,
+    pub(crate) pauses: Pauses,
 }
 
 impl Session {
@@ -77,10 +80,15 @@ impl Session {
         Ok(session)
     }
 
-    /// Tells the launcher that this role can serve. `summary` is one line for the operator.
+    /// Tells the launcher that this role can serve: everything that it needs is there. `summary` is one line for the
+    /// operator.
     pub fn ready(&mut self, summary: &str) {
+        let mut summary = summary.to_owned();
+        if self.config.jitter_control {
+            summary = format!("{summary}, {}", memory::lock());
+        }
         self.set_phase(Phase::Ready);
-        self.control.send(&FromRole::Ready { summary: summary.to_owned() });
+        self.control.send(&FromRole::Ready { summary });
     }
 
     /// Tells the launcher why this role cannot serve, and gives the process's exit code.
@@ -122,8 +130,10 @@ impl Session {
         self.status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
     }
 
-    /// The next thing the launcher said. One load when it said nothing.
+    /// The next thing the launcher said. One load when it said nothing. A role asks at the start of each turn of its
+    /// loop, so this is where the pause observer sees the turns.
     pub fn control(&mut self) -> Option<ControlEvent> {
+        self.pauses.turn(clock::now_ns(), &self.status);
         let sent = self.status.get(Gauge::ControlSequence as usize);
         if sent != self.control_seen {
             self.control_seen = sent;
@@ -235,7 +245,10 @@ impl Session {
     /// has passed. Returns at once if something is there. Spins first only if the plan says so.
     pub fn wait(&mut self, timeout: Duration) {
         self.beat();
-        if self.spin() || !self.arm() {
+        self.pauses.turn(clock::now_ns(), &self.status);
+        let found = self.spin();
+        self.pauses.slept(clock::now_ns());
+        if found || !self.arm() {
             return;
         }
         self.status.add(Gauge::Sleeps as usize, 1);
@@ -275,6 +288,7 @@ impl Session {
 
     /// Says to every writer that this role sleeps. `false` if there is input already: then nothing is armed.
     pub fn arm(&mut self) -> bool {
+        self.pauses.turn(clock::now_ns(), &self.status);
         let armed = self.links.inboxes.iter().all(Inbox::arm);
         if armed && !self.has_input() {
             return true;
@@ -286,6 +300,12 @@ impl Session {
     /// Takes back what [`Session::arm`] said.
     pub fn disarm(&mut self) {
         self.links.inboxes.iter().for_each(Inbox::disarm);
+        self.pauses.slept(clock::now_ns());
+    }
+
+    /// So much of this turn of the loop passed in something that is watched elsewhere: it is no pause.
+    pub fn excuse(&mut self, ns: u64) {
+        self.pauses.excuse(ns);
     }
 
     /// Empties the doorbell.

@@ -249,6 +249,10 @@ impl<P: Ports> Ports for Taped<'_, P> {
         self.ports.publish();
     }
 
+    fn excuse(&mut self, ns: u64) {
+        self.ports.excuse(ns);
+    }
+
     fn set_gauge(&self, gauge: Gauge, value: u64) {
         self.ports.set_gauge(gauge, value);
     }

@@ -281,6 +281,8 @@ impl Ports for Rig {
         }
     }
 
+    fn excuse(&mut self, _ns: u64) {}
+
     fn set_gauge(&self, gauge: Gauge, value: u64) {
         self.page.set(gauge as usize, value);
     }

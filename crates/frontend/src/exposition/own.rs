@@ -128,6 +128,20 @@ pub(super) const FAMILIES: &[Family] = &[
         labels: &["role"], write: |view, series| by_role(view, series, Word::MalformedRecords) },
     Family { name: "pinion_role_sleeps_total", kind: Counter, help: "Times a role slept on its doorbell.",
         labels: &["role"], write: |view, series| by_role(view, series, Word::Sleeps) },
+    Family { name: "pinion_role_pauses_total", kind: Counter, help: "Turns of a role's loop over --pause-warn-ms.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::Pauses) },
+    Family { name: "pinion_role_pause_seconds_total", kind: Counter, help: "Time of those turns.",
+        labels: &["role"],
+        write: |view, series| for (peer, page) in view.role_pages() {
+            series.put(&[&peer], Health::word(page, Word::PauseNs as usize) as f64 / 1e9);
+        } },
+    Family { name: "pinion_role_page_faults_total", kind: Counter,
+        help: "Page faults of a role; the major ones waited for a disk.", labels: &["role", "kind"],
+        write: |view, series| two_kinds(view, series, [("minor", Word::MinorFaults), ("major", Word::MajorFaults)]) },
+    Family { name: "pinion_role_context_switches_total", kind: Counter,
+        help: "Context switches of a role; at the involuntary ones the kernel took its CPU.", labels: &["role", "kind"],
+        write: |view, series| two_kinds(view, series,
+            [("voluntary", Word::VoluntarySwitches), ("involuntary", Word::InvoluntarySwitches)]) },
 ];
 
 fn errors_by_blame(view: &View<'_>, series: &mut Series<'_>) {
@@ -155,6 +169,14 @@ fn phases(view: &View<'_>, series: &mut Series<'_>) {
         for phase in PHASES {
             let label = format!("{phase:?}").to_lowercase();
             series.put(&[&peer, &label], u8::from(Health::phase(page) == Some(phase)));
+        }
+    }
+}
+
+fn two_kinds(view: &View<'_>, series: &mut Series<'_>, kinds: [(&str, Word); 2]) {
+    for (peer, page) in view.role_pages() {
+        for (kind, word) in kinds {
+            series.put(&[&peer, &kind], Health::word(page, word as usize));
         }
     }
 }
