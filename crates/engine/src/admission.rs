@@ -80,15 +80,54 @@ impl Engine {
             self.reject(id, fault, ports);
             return;
         }
-        let Admit { id, claim, sampling, ids, prompt_tokens } = admit;
-        match self.scheduler.admit(Request { id, claim, sampling, ids, prompt_tokens }, now_ns) {
-            Ok(()) => {}
-            Err(Refusal::Fault(fault)) => self.reject(id, fault, ports),
-            Err(Refusal::Duplicate) => {
-                ports.add_one(Gauge::MalformedRecords);
-                tracing::error!(%id, "admitted twice; the first one goes on");
+        if self.constraints.has(id) {
+            self.duplicate(id, ports);
+        } else if admit.sampling.grammar.is_some() {
+            if let Err(fault) = self.constraints.order(admit) {
+                self.reject(id, fault, ports);
+            }
+        } else {
+            self.schedule(admit, now_ns, ports);
+        }
+    }
+
+    /// Hands the requests whose grammars are ready to the scheduler. Gives how many there were.
+    pub(crate) fn admit_compiled(&mut self, ports: &mut impl Ports) -> u32 {
+        let mut taken = 0;
+        while let Some((admit, compiled)) = self.constraints.next_compiled() {
+            taken += 1;
+            let id = admit.id;
+            if !is_current(id, ports) {
+                ports.add_one(Gauge::StaleRecords);
+                continue;
+            }
+            match compiled {
+                Ok(mask) => {
+                    self.constraints.start(id, mask);
+                    if !self.schedule(admit, ports.now_ns(), ports) {
+                        self.constraints.forget(id);
+                    }
+                }
+                Err(fault) => self.reject(id, fault, ports),
             }
         }
+        taken
+    }
+
+    fn duplicate(&self, id: RequestId, ports: &impl Ports) {
+        ports.add_one(Gauge::MalformedRecords);
+        tracing::error!(%id, "admitted twice; the first one goes on");
+    }
+
+    /// Whether the scheduler has it; otherwise its client was told why not.
+    fn schedule(&mut self, admit: Admit, now_ns: u64, ports: &mut impl Ports) -> bool {
+        let Admit { id, claim, sampling, ids, prompt_tokens } = admit;
+        match self.scheduler.admit(Request { id, claim, sampling, ids, prompt_tokens }, now_ns) {
+            Ok(()) => return true,
+            Err(Refusal::Fault(fault)) => self.reject(id, fault, ports),
+            Err(Refusal::Duplicate) => self.duplicate(id, ports),
+        }
+        false
     }
 
     /// What the scheduler cannot know: the vocabulary, and who takes the tokens.

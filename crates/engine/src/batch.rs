@@ -1,5 +1,6 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
+use crate::constraints::Constraints;
 use pinion_model::{BlockCopy, FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch};
 use pinion_protocol::Sampling;
 use pinion_scheduler::{PlanRow, RowView, Scheduler};
@@ -73,10 +74,16 @@ impl Batch {
 }
 
 /// What the requests of the current plan do to their logits, looked up where their tokens are.
-#[derive(Debug)]
 pub(crate) struct PlanShaping<'a> {
     pub(crate) scheduler: &'a Scheduler,
+    pub(crate) constraints: &'a Constraints,
     pub(crate) eos: Option<u32>,
+}
+
+impl std::fmt::Debug for PlanShaping<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlanShaping").field("eos", &self.eos).finish_non_exhaustive()
+    }
 }
 
 impl RowShaping for PlanShaping<'_> {
@@ -85,7 +92,8 @@ impl RowShaping for PlanShaping<'_> {
         let generated = planned.draw?;
         let view = self.scheduler.row(planned);
         let sampling = view.sampling;
-        if !sampling.shapes_logits(generated) {
+        let mask = self.constraints.mask(planned.id);
+        if mask.is_none() && !sampling.shapes_logits(generated) {
             return None;
         }
         // Who does not look at the output may run before all of it is known.
@@ -99,8 +107,10 @@ impl RowShaping for PlanShaping<'_> {
             frequency_penalty: sampling.frequency_penalty,
             presence_penalty: sampling.presence_penalty,
             bias: &sampling.logit_bias,
-            banned_id: self.eos.filter(|_| waits && !sampling.ignore_eos),
+            // A grammar allows the end wherever its text may end; a request that ignores it goes on while it can.
+            banned_id: self.eos.filter(|_| if sampling.ignore_eos { mask.is_some() } else { waits }),
             banned_ids: if waits { &sampling.stop_token_ids } else { &[] },
+            mask,
         })
     }
 }

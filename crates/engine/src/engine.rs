@@ -5,8 +5,10 @@
 //! the turn that launched it.
 
 use crate::batch::{Batch, PlanShaping};
+use crate::constraints::Constraints;
 use crate::ports::Ports;
 use crate::publish::Streams;
+use pinion_grammar::Grammars;
 use pinion_model::{Pipeline, RowOutcome, StepError, StepOutput};
 use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
@@ -83,6 +85,7 @@ pub struct Engine {
     pub(crate) scheduler: Scheduler,
     pub(crate) pipeline: Box<dyn Pipeline>,
     pub(crate) streams: Streams,
+    pub(crate) constraints: Constraints,
     pub(crate) encoded: Vec<u8>,
     pub(crate) next_inbox: usize,
     batch: Batch,
@@ -109,6 +112,7 @@ impl Engine {
         Engine {
             scheduler: Scheduler::with_policy(*limits, sizes.policy),
             streams: Streams::new(sizes.detokenizer_count, row_count_max),
+            constraints: Constraints::new(limits.max_requests as usize),
             // Rejections and finished records are small; the buffer has its final size after the first few.
             encoded: Vec::with_capacity(1024),
             next_inbox: 0,
@@ -127,6 +131,12 @@ impl Engine {
         }
     }
 
+    /// The same engine, with the threads that requests with a grammar need.
+    pub fn with_grammars(mut self, threads: Grammars) -> Engine {
+        self.constraints.set_threads(threads);
+        self
+    }
+
     /// One turn of the loop.
     ///
     /// # Errors
@@ -134,7 +144,7 @@ impl Engine {
     /// ends; or it is gone.
     pub fn turn(&mut self, ports: &mut impl Ports) -> Result<Turn, Broken> {
         let begin_ns = ports.recorder().begin(SpanName::EngineStep);
-        let received = self.drain(ports);
+        let received = self.drain(ports) + self.admit_compiled(ports);
         self.watch(ports);
 
         let lags = ports.detokenizer_backlog_bytes() > SCORES_BACKLOG_BYTES_MAX;
@@ -181,7 +191,10 @@ impl Engine {
         for (id, wish) in self.wishes.drain(..) {
             match wish {
                 Wish::End(reason) => _ = self.scheduler.end(id, reason),
-                Wish::Forget => self.scheduler.discard(id),
+                Wish::Forget => {
+                    self.scheduler.discard(id);
+                    self.constraints.forget(id);
+                }
             }
         }
     }
@@ -215,7 +228,11 @@ impl Engine {
     /// Hands the plan to the model.
     fn launch(&mut self, ports: &mut impl Ports) -> Result<(), Broken> {
         self.batch.fill(&self.scheduler);
-        let shaping = PlanShaping { scheduler: &self.scheduler, eos: self.sizes.limits.eos };
+        let shaping = PlanShaping {
+            scheduler: &self.scheduler,
+            constraints: &self.constraints,
+            eos: self.sizes.limits.eos,
+        };
         let began_ns = ports.now_ns();
         if self.in_flight == 0 {
             self.running_since_ns = began_ns;
@@ -260,6 +277,7 @@ impl Engine {
         let now_ns = ports.now_ns();
         self.step = self.scheduler.oldest_plan().step;
         for event in self.scheduler.commit(&self.results) {
+            self.constraints.committed(event);
             self.streams.token(event, self.output.logprobs(event.row as usize));
             if event.first {
                 ports.stamp(event.id, Stage::FirstToken, now_ns);
@@ -308,6 +326,7 @@ impl Engine {
         let ended_count = all.len();
         for Ended { finished, preemptions, company, announced } in all.drain(..) {
             let id = finished.id;
+            self.constraints.forget(id);
             if !announced {
                 self.streams.last(id, finished.generated_tokens);
             }
@@ -350,7 +369,9 @@ impl Engine {
             self.scheduler.running().chain(self.scheduler.waiting()).filter(|&id| gone(id)).collect();
         for id in ids {
             self.scheduler.discard(id);
+            self.constraints.forget(id);
         }
+        self.constraints.discard_where(gone);
     }
 
     /// Forgets what the prefix cache holds; requests that are here go on undisturbed.
@@ -368,7 +389,12 @@ impl Engine {
 
     /// Whether no request is here, no step is in flight and nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
-        self.in_flight == 0 && self.scheduler.is_empty() && !self.streams.owes()
+        self.in_flight == 0 && self.scheduler.is_empty() && !self.streams.owes() && !self.compiles()
+    }
+
+    /// Whether a request waits for its grammar, whose thread rings no bell.
+    pub fn compiles(&self) -> bool {
+        self.constraints.compiles()
     }
 
     /// Whether a consumer is owed events that its outbox did not take.
@@ -409,6 +435,9 @@ fn result(outcome: RowOutcome, vocab_size: u32) -> RowResult {
         RowOutcome::Token(token) if token < vocab_size => RowResult::Token(token),
         RowOutcome::Token(_) => RowResult::Failed(FaultCode::Internal),
         RowOutcome::None => RowResult::Computed,
+        RowOutcome::Complete => RowResult::Complete,
+        RowOutcome::Late => RowResult::Again,
+        RowOutcome::Unmasked => RowResult::Failed(FaultCode::GrammarFailed),
         RowOutcome::NonFinite => RowResult::Failed(FaultCode::NonFinite),
     }
 }

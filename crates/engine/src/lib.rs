@@ -8,6 +8,7 @@
 
 mod admission;
 mod batch;
+mod constraints;
 mod cuda_start;
 mod engine;
 mod options;

@@ -4,11 +4,13 @@ use crate::cuda_start;
 use crate::engine::{Engine, Sizes};
 use crate::recorded::Recorded;
 use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
+use pinion_grammar::{Grammars, Words};
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeTiming, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
     Pipeline, STEP_DEADLINE, Threaded, WarmUp, load,
 };
 use pinion_scheduler::{Admission, Limits, Policy};
+use pinion_text::TextCodec;
 use pinion_worker::Recorder;
 
 /// What the model is told.
@@ -104,6 +106,9 @@ fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadE
 /// # Errors
 /// The reason, and the code that the service should exit with.
 pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (String, Exit)> {
+    // Before the model, so that both are ready at about the same time.
+    let grammars =
+        grammars(config).map_err(|error| (format!("threads for grammars: {error}"), Exit::System))?;
     let mut pipeline = start(config, recorder).map_err(|error| {
         let exit = match error {
             LoadError::Options { .. } => Exit::Usage,
@@ -127,5 +132,15 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         config.engine_threads,
         if pipeline.depth() > 1 { "on" } else { "off" },
     );
-    Ok((Engine::new(pipeline, sizes(config, &info)), summary))
+    Ok((Engine::new(pipeline, sizes(config, &info)).with_grammars(grammars), summary))
+}
+
+/// The threads for grammars, over the tokens of the model's folder.
+fn grammars(config: &Config) -> std::io::Result<Grammars> {
+    let (folder, vocab_size, eos) = (config.model_dir.clone(), config.model.vocab_size, config.model.eos);
+    let words = move || {
+        let codec = TextCodec::load(&folder).map_err(|error| error.to_string())?;
+        Words::of(&codec, vocab_size, eos)
+    };
+    Grammars::start(words, config.frontends as usize * config.max_inflight as usize)
 }

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// Longest sleep when there is nothing to do; a record or the launcher ends it earlier.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
-/// Sleep while only a backlog is left. The reader of a full ring does not ring when it has read.
+/// Sleep while only a backlog or a grammar in the making is left: neither a reader that has read nor a thread that has
+/// compiled rings.
 const BACKLOG_WAIT: Duration = Duration::from_millis(2);
 
 /// The role's life: builds the engine, then runs it.
@@ -72,7 +73,9 @@ fn serve(session: &mut Session, engine: &mut Engine, tape: &mut Option<Tape>) ->
             Some(tape) => taped_turn(session, engine, tape)?,
         };
         session.beat();
-        let backlog = engine.owes() || session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
+        let backlog = engine.owes()
+            || engine.compiles()
+            || session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
         if let Some(deadline_ns) = drain_deadline_ns {
             let done = turn == Turn::Idle && engine.is_empty() && !backlog;
             if done || clock::now_ns() > deadline_ns {

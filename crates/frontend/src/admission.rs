@@ -2,9 +2,11 @@
 //!
 //! Every generation route calls [`admit`]; no route checks a parameter by itself, so a limit cannot be missing
 //! from one of them. What needs the tokenizer (does the prompt fit the context?) is the tokenizer's to check.
-//! The shapes of prompts and stop strings are in [`crate::prompts`], those of chats in [`crate::chat`], the sampling parameters in [`crate::sampling`].
+//! The shapes of prompts and stop strings are in [`crate::prompts`], those of chats in [`crate::chat`], the sampling
+//! parameters in [`crate::sampling`], grammars in [`crate::grammar`].
 
 use crate::chat;
+use crate::grammar::grammar;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
@@ -91,7 +93,7 @@ impl Shown {
 /// "not wanted". Absent and null always pass.
 type Harmless = fn(&Value) -> bool;
 
-const fn unsupported() -> [(&'static str, Harmless); 15] {
+const fn unsupported() -> [(&'static str, Harmless); 19] {
     let zero: Harmless = |v| v.as_f64() == Some(0.0);
     let no: Harmless = |v| v.as_bool() == Some(false);
     let empty_array: Harmless = |v| v.as_array().is_some_and(Vec::is_empty);
@@ -112,6 +114,10 @@ const fn unsupported() -> [(&'static str, Harmless); 15] {
         ("guided_json", |_| false),
         ("guided_regex", |_| false),
         ("chat_template", |_| false),
+        ("guided_choice", |_| false),
+        ("guided_grammar", |_| false),
+        ("guided_whitespace_pattern", |_| false),
+        ("structured_outputs", |_| false),
     ]
 }
 
@@ -125,6 +131,7 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         Api::Chat => tools(&mut fields, limits.calls)?,
         Api::Completions | Api::Generate => Tools::default(),
     };
+    let grammar = grammar(api, &mut fields)?;
     check_unsupported(&mut fields)?;
     if schema.is_some() {
         let message = "tool_choice other than \"none\" and \"auto\" is not supported by this version";
@@ -141,7 +148,8 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     // Candidates are told apart by their logprobs.
     let logprobs = shown.logprobs.or(best.map(|_| 0));
     let prompt_logprobs = shown.asked();
-    let sampling = Sampling { logprobs, prompt_logprobs, ..sampling(api, &mut fields, limits, fresh_seed)? };
+    let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
+    let sampling = Sampling { logprobs, prompt_logprobs, grammar, ..sampling };
     if sampling.max_tokens == Some(0) && !shown.echo && shown.prompt_logprobs.is_none() {
         return Err(Fault::field("max_tokens", "max_tokens may be 0 only with echo or prompt_logprobs"));
     }

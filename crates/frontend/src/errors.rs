@@ -115,6 +115,7 @@ impl From<Fault> for HttpError {
             FaultCode::NonFinite => (500, Some("non_finite")),
             FaultCode::SlowReader => (408, Some("slow_reader")),
             FaultCode::Internal => (500, Some("internal")),
+            FaultCode::GrammarFailed => (400, Some("grammar_failed")),
         };
         let blame = fault.code.blame();
         let kind = match blame {
@@ -192,6 +193,7 @@ mod tests {
             (FaultCode::NonFinite, 500, "internal_error", false),
             (FaultCode::SlowReader, 408, "invalid_request_error", false),
             (FaultCode::Internal, 500, "internal_error", false),
+            (FaultCode::GrammarFailed, 400, "invalid_request_error", false),
         ];
         for (code, status, kind, retry) in table {
             let error = HttpError::from(Fault::new(code, "why"));

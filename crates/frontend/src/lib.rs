@@ -18,6 +18,7 @@ mod cors;
 pub mod errors;
 mod exposition;
 mod generate;
+mod grammar;
 pub mod health;
 mod info;
 pub mod json;

@@ -154,7 +154,8 @@ impl EndReason {
             FaultCode::InvalidValue
             | FaultCode::ContextLengthExceeded
             | FaultCode::ModelNotFound
-            | FaultCode::BodyTooLarge => EndReason::Rejected,
+            | FaultCode::BodyTooLarge
+            | FaultCode::GrammarFailed => EndReason::Rejected,
             FaultCode::TooManyRequests => EndReason::Overload,
             FaultCode::RoleRestarted | FaultCode::Unavailable => EndReason::Engine,
             FaultCode::NonFinite | FaultCode::Internal => EndReason::Internal,

@@ -483,6 +483,7 @@ fn engine_message(code: FaultCode) -> &'static str {
         FaultCode::ContextLengthExceeded => "the request does not fit the model's context",
         FaultCode::TooManyRequests | FaultCode::Unavailable => "the engine cannot take this request now",
         FaultCode::SlowReader => "the text was read too slowly",
+        FaultCode::GrammarFailed => "the grammar became too complex to follow for this text; simplify it",
         FaultCode::InvalidValue
         | FaultCode::ModelNotFound
         | FaultCode::BodyTooLarge

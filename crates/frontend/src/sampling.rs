@@ -21,7 +21,7 @@ const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
 /// `logprobs` of completions, at most, as OpenAI has it.
 const COMPLETIONS_LOGPROBS_MAX: i128 = 5;
 
-/// All of them but those about logprobs. `fresh_seed` is used if the client gives no seed.
+/// All of them but those about logprobs and the grammar. `fresh_seed` is used if the client gives no seed.
 pub(crate) fn sampling(
     api: Api,
     fields: &mut Fields,
@@ -61,6 +61,7 @@ pub(crate) fn sampling(
         logprobs: None,
         prompt_logprobs: None,
         stop_token_ids: stop_token_ids(fields, limits)?,
+        grammar: None,
     })
 }
 

@@ -191,6 +191,12 @@ pub enum RowOutcome {
     Token(u32),
     /// The row did not ask for a sample.
     None,
+    /// The row drew nothing: its mask says that the text is complete.
+    Complete,
+    /// The row drew nothing: its mask is not known yet. Its KV is computed.
+    Late,
+    /// The row drew nothing: its mask will never be known.
+    Unmasked,
     /// The row's logits hold a NaN or an infinity; other rows are unaffected.
     NonFinite,
 }
@@ -291,7 +297,14 @@ impl StepOutput {
     pub fn token(&self, row: usize) -> Option<u32> {
         match self.rows.get(row) {
             Some(RowOutcome::Token(token)) => Some(*token),
-            Some(RowOutcome::None | RowOutcome::NonFinite) | None => None,
+            Some(
+                RowOutcome::None
+                | RowOutcome::Complete
+                | RowOutcome::Late
+                | RowOutcome::Unmasked
+                | RowOutcome::NonFinite,
+            )
+            | None => None,
         }
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! As logits it has 1 for that token and 0 for the others; after a part of a prompt, 1 for the token that would follow if
 //! that part were the prompt. It is always greedy, whatever the temperature; penalties, biases
-//! and banned ids act on those logits.
+//! and banned ids act on those logits. In a row with a mask the others fall from id to id after that token, around the
+//! vocabulary's end: the first id from there on that the mask allows is the one drawn.
 
 use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
 use crate::shaping::Shaping;
@@ -169,9 +170,21 @@ impl FakeModel {
         shaping: Option<Shaping<'_>>,
         out: &mut StepOutput,
     ) {
-        self.logits.fill(0.0);
+        if shaping.is_some_and(|shaping| shaping.mask.is_some()) {
+            // Whole numbers of a vocabulary's size are exact.
+            let (after, before) = (token as usize + 1, token as usize);
+            let others = self.logits.len() - after;
+            self.logits[after..].iter_mut().enumerate().for_each(|(step, logit)| *logit = -(step as f32));
+            self.logits[..before]
+                .iter_mut()
+                .enumerate()
+                .for_each(|(step, logit)| *logit = -((others + step) as f32));
+        } else {
+            self.logits.fill(0.0);
+        }
         self.logits[token as usize] = 1.0;
-        let greedy = SampleParams { logprobs: params.logprobs, ..SampleParams::GREEDY };
+        let greedy =
+            SampleParams { logprobs: params.logprobs, position: params.position, ..SampleParams::GREEDY };
         self.sampler.draw_row(&mut self.logits, &greedy, shaping, out);
     }
 

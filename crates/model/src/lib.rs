@@ -33,7 +33,7 @@ pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use pinion_ops::{AttentionKernel, LinearKind};
 pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Threaded};
 pub use sampler::{SampleParams, Sampler};
-pub use shaping::{RowShaping, Shaping, Unshaped};
+pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
 
 /// What the engine needs to know about a loaded model.
 #[derive(Debug, Clone, PartialEq)]

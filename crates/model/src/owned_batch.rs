@@ -1,7 +1,8 @@
 //! A batch that owns what it names, to be handed to another thread. Its buffers are used again and keep their sizes.
 
-use crate::{BlockCopy, ModelInfo, Row, RowShaping, Shaping, StepBatch, WarmUp};
+use crate::{BlockCopy, ModelInfo, Row, RowShaping, Shaping, StepBatch, TokenMask, WarmUp};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Most entries of a list that get room before the first step. A longer one costs reallocations until it has its size.
 const RESERVED_MAX: usize = 1 << 22;
@@ -33,6 +34,7 @@ struct OwnedShaping {
     repetition_penalty: f32,
     frequency_penalty: f32,
     presence_penalty: f32,
+    mask: Option<Arc<dyn TokenMask>>,
 }
 
 /// Appends `items` and gives where they stand.
@@ -89,6 +91,7 @@ impl OwnedBatch {
             bias,
             banned_id,
             banned_ids,
+            mask,
         } = shaping;
         self.shapings.push(OwnedShaping {
             row,
@@ -100,6 +103,7 @@ impl OwnedBatch {
             repetition_penalty,
             frequency_penalty,
             presence_penalty,
+            mask: mask.cloned(),
         });
     }
 
@@ -128,6 +132,7 @@ impl RowShaping for OwnedBatch {
             bias: &self.biases[owned.bias.clone()],
             banned_id: owned.banned_id,
             banned_ids: &self.ids[owned.banned_ids.clone()],
+            mask: owned.mask.as_ref(),
         })
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::batch::{RowOutcome, StepOutput};
 use crate::logprobs::Scorer;
-use crate::shaping::{Shaper, Shaping};
+use crate::shaping::{MaskState, Shaper, Shaping, apply_mask};
 
 /// How to sample one token. Mirrors the order of Hugging Face's `LogitsProcessorList` in `generation/utils.py`:
 /// temperature, then top-k, then top-p over what top-k left, then min-p over what top-p left. Penalties and biases come
@@ -50,6 +50,8 @@ pub struct Sampler {
     weights: Vec<f32>,
     /// Candidates as sortable keys, see [`key_of`].
     keys: Vec<u64>,
+    /// One bit for each id that a masked row may draw.
+    allowed: Vec<u32>,
     shaper: Shaper,
     scorer: Scorer,
 }
@@ -60,12 +62,14 @@ impl Sampler {
         Self {
             weights: Vec::with_capacity(vocab_size),
             keys: Vec::with_capacity(vocab_size),
+            allowed: Vec::with_capacity(vocab_size / u32::BITS as usize + 2),
             shaper: Shaper::new(vocab_size),
             scorer: Scorer::default(),
         }
     }
 
-    /// Samples one token after what the row's request does to `logits` (\[vocab\]), which are changed in place.
+    /// Samples one token after what the row's request does to `logits` (\[vocab\]), which are changed in place. No token
+    /// where the row's mask has none to give.
     pub fn draw(
         &mut self,
         logits: &mut [f32],
@@ -74,6 +78,14 @@ impl Sampler {
     ) -> RowOutcome {
         if let Some(shaping) = shaping {
             self.shaper.apply(&shaping, logits);
+            if let Some(mask) = shaping.mask {
+                match mask.read(params.position, &mut self.allowed) {
+                    MaskState::Ready => apply_mask(&self.allowed, logits),
+                    MaskState::Complete => return RowOutcome::Complete,
+                    MaskState::Late => return RowOutcome::Late,
+                    MaskState::Failed => return RowOutcome::Unmasked,
+                }
+            }
         }
         self.sample(logits, params)
     }

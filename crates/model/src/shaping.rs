@@ -6,7 +6,10 @@
 //! The order: repetition, frequency and presence penalties as in `apply_penalties` of vLLM's
 //! model_executor/layers/utils.py (the first is also `RepetitionPenaltyLogitsProcessor` of transformers'
 //! generation/logits_process.py), then the biases, then the banned ids. vLLM adds biases before its penalties, which
-//! differs only for a token that has a bias and a repetition penalty.
+//! differs only for a token that has a bias and a repetition penalty. A mask comes last: what it excludes cannot be drawn,
+//! and where everything that it allows was banned before, those bans are void.
+
+use std::sync::Arc;
 
 /// A row's own tokens and what follows from them for its logits.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +30,27 @@ pub struct Shaping<'a> {
     pub banned_id: Option<u32>,
     /// More of them.
     pub banned_ids: &'a [u32],
+    /// The only ids that may be drawn. It wins over all of the above.
+    pub mask: Option<&'a Arc<dyn TokenMask>>,
+}
+
+/// What a row's mask says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MaskState {
+    /// The ids whose bits are set may be drawn.
+    Ready,
+    /// Nothing may be drawn: the text is complete.
+    Complete,
+    /// It is not known yet; the row gets no token in this step.
+    Late,
+    /// It will never be known.
+    Failed,
+}
+
+/// The ids that a row may draw, which somebody may still be computing.
+pub trait TokenMask: std::fmt::Debug + Send + Sync {
+    /// Replaces `bits` by one bit for each id, for the token with this index in the output. May wait a little.
+    fn read(&self, index: u64, bits: &mut Vec<u32>) -> MaskState;
 }
 
 impl Shaping<'_> {
@@ -40,6 +64,7 @@ impl Shaping<'_> {
         bias: &[],
         banned_id: None,
         banned_ids: &[],
+        mask: None,
     };
 }
 
@@ -111,6 +136,29 @@ impl Shaper {
                 0 => {}
                 count => change(logits, id, |logit| changed(logit, count)),
             }
+        }
+    }
+}
+
+/// Excludes every id whose bit is not set; an id without a bit is excluded too. Logits that are not finite stay: the
+/// sampler reports those.
+pub(crate) fn apply_mask(bits: &[u32], logits: &mut [f32]) {
+    let mut best = f32::MIN;
+    for (index, chunk) in logits.chunks_mut(u32::BITS as usize).enumerate() {
+        let word = bits.get(index).copied().unwrap_or(0);
+        for (bit, logit) in chunk.iter_mut().enumerate() {
+            if word >> bit & 1 == 1 {
+                best = best.max(*logit);
+            } else if logit.is_finite() {
+                *logit = f32::MIN;
+            }
+        }
+    }
+    if best == f32::MIN {
+        for id in
+            (0..logits.len()).filter(|id| bits.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+        {
+            change(logits, id as u32, |_| 0.0);
         }
     }
 }

@@ -4,10 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler, Shaping,
-    StepBatch, StepOutput, fake_token,
+    FakeModel, FakeShape, FakeTiming, MaskState, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler,
+    Shaping, StepBatch, StepOutput, TokenMask, fake_token,
 };
 use proptest::prelude::*;
+use std::sync::Arc;
 
 /// [`Shaping`] with lists of its own.
 #[derive(Debug, Clone)]
@@ -32,6 +33,7 @@ impl Wish {
             bias: &self.bias,
             banned_id: self.banned.first().copied(),
             banned_ids: self.banned.get(1..).unwrap_or_default(),
+            mask: None,
         }
     }
 }
@@ -136,6 +138,70 @@ proptest! {
         let outcome = Sampler::default().draw(&mut logits, &params, Some(wish.shaping()));
         prop_assert_eq!(outcome, RowOutcome::NonFinite);
     }
+}
+
+/// A mask that is known from the start.
+#[derive(Debug)]
+struct Known(MaskState, Vec<u32>);
+
+impl TokenMask for Known {
+    fn read(&self, _index: u64, bits: &mut Vec<u32>) -> MaskState {
+        bits.clone_from(&self.1);
+        self.0
+    }
+}
+
+fn mask_of(allowed: &[u32]) -> Arc<dyn TokenMask> {
+    let mut bits = vec![0; 2];
+    allowed.iter().for_each(|id| bits[(id / 32) as usize] |= 1 << (id % 32));
+    Arc::new(Known(MaskState::Ready, bits))
+}
+
+proptest! {
+    #[test]
+    fn only_what_the_mask_allows_is_drawn(
+        logits in prop::collection::vec(-20.0f32..20.0, 1..60), wish in wish(), params in params(),
+        allowed in prop::collection::vec(any::<prop::sample::Index>(), 1..12),
+    ) {
+        let allowed: Vec<u32> = allowed.iter().map(|at| at.index(logits.len()) as u32).collect();
+        let mask = mask_of(&allowed);
+        let shaping = Shaping { mask: Some(&mask), ..wish.shaping() };
+        let outcome = Sampler::default().draw(&mut logits.clone(), &params, Some(shaping));
+        let RowOutcome::Token(token) = outcome else { panic!("{outcome:?}") };
+        prop_assert!(allowed.contains(&token), "{} is not one of {:?}", token, allowed);
+        let all_banned = allowed.iter().all(|id| wish.banned.contains(id));
+        prop_assert!(all_banned || !wish.banned.contains(&token), "drew the banned {}", token);
+        // The draw is the one from the allowed logits alone.
+        let mut alone = logits.clone();
+        Sampler::default().draw(&mut alone, &params, Some(wish.shaping()));
+        for (id, logit) in alone.iter_mut().enumerate() {
+            let masked = !allowed.contains(&(id as u32));
+            *logit = if masked { f32::MIN } else if all_banned { 0.0 } else { *logit };
+        }
+        prop_assert_eq!(outcome, Sampler::default().sample(&alone, &params));
+    }
+}
+
+#[test]
+fn a_mask_that_has_nothing_to_give_gives_no_token() {
+    for (state, expected) in [
+        (MaskState::Complete, RowOutcome::Complete),
+        (MaskState::Late, RowOutcome::Late),
+        (MaskState::Failed, RowOutcome::Unmasked),
+    ] {
+        let mask: Arc<dyn TokenMask> = Arc::new(Known(state, vec![u32::MAX]));
+        let shaping = Shaping { mask: Some(&mask), ..Shaping::OFF };
+        let mut out = StepOutput::default();
+        let params = SampleParams { logprobs: Some(3), ..SampleParams::GREEDY };
+        Sampler::default().draw_row(&mut [1.0, 2.0], &params, Some(shaping), &mut out);
+        assert_eq!((&out.rows[..], out.logprobs(0).len()), (&[expected][..], 0));
+    }
+    // A mask does not hide what is not finite.
+    let mask = mask_of(&[0]);
+    let shaping = Shaping { mask: Some(&mask), ..Shaping::OFF };
+    let mut logits = [1.0, f32::NAN];
+    let outcome = Sampler::default().draw(&mut logits, &SampleParams::GREEDY, Some(shaping));
+    assert_eq!(outcome, RowOutcome::NonFinite);
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub enum FaultCode {
     SlowReader = 9,
     /// A record or state that should not exist.
     Internal = 10,
+    /// The grammar that the text must follow could not be followed any further.
+    GrammarFailed = 11,
 }
 
 impl FaultCode {
@@ -56,6 +58,7 @@ impl FaultCode {
             NonFinite,
             SlowReader,
             Internal,
+            GrammarFailed,
         ]
         .into_iter()
         .find(|c| *c as u32 == word)
@@ -68,7 +71,8 @@ impl FaultCode {
             | FaultCode::ContextLengthExceeded
             | FaultCode::ModelNotFound
             | FaultCode::BodyTooLarge
-            | FaultCode::SlowReader => Blame::Client,
+            | FaultCode::SlowReader
+            | FaultCode::GrammarFailed => Blame::Client,
             FaultCode::TooManyRequests => Blame::Overload,
             FaultCode::RoleRestarted | FaultCode::Unavailable => Blame::Engine,
             FaultCode::NonFinite | FaultCode::Internal => Blame::Bug,

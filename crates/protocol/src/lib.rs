@@ -15,6 +15,7 @@ pub mod detokenizer_inbox;
 pub mod engine_inbox;
 pub mod fault;
 pub mod frontend_inbox;
+pub mod grammar;
 pub mod ids;
 pub mod limits;
 pub mod names;
@@ -28,6 +29,7 @@ mod wire;
 
 pub use claim::Claim;
 pub use fault::{Blame, Fault, FaultCode};
+pub use grammar::{Grammar, GrammarField, GrammarKind};
 pub use ids::{Peer, RequestId, Role};
 pub use sampling::Sampling;
 pub use wire::{Malformed, layout_hash};

@@ -45,6 +45,10 @@ pub const STREAM_INTERVAL_MAX: u32 = 128;
 pub const SCORE_TEXT_BYTES_MAX: usize = 256;
 /// Stop ids of one request.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
+/// Bytes of a grammar: a JSON schema, a regular expression, choices or Lark.
+pub const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+/// Strings of one `guided_choice`.
+pub const GRAMMAR_CHOICES_MAX: usize = 1024;
 /// Bytes of one chat template render or detail text in a rejection.
 pub const DETAIL_BYTES_MAX: usize = 512;
 /// Weight of a tenant's part of the service.

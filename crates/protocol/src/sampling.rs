@@ -1,8 +1,10 @@
 //! How the next token is drawn, checked once and carried unchanged to the engine.
 
+use crate::grammar::{self, Grammar};
 use crate::limits::{
-    ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, LOGPROB_ALTERNATIVES_MAX,
-    REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
+    ADDITIVE_PENALTY_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX,
+    LOGPROB_ALTERNATIVES_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX,
+    TEMPERATURE_MAX,
 };
 use crate::wire::{Cursor, Malformed, put_ids};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -42,6 +44,8 @@ pub struct Sampling {
     pub prompt_logprobs: Option<u32>,
     /// Token ids that end the text as the end-of-sequence token does, whatever `ignore_eos` says.
     pub stop_token_ids: Vec<u32>,
+    /// What the whole text must look like. It wins over `ignore_eos`, `min_tokens` and biases.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for Sampling {
@@ -62,6 +66,7 @@ impl Default for Sampling {
             logprobs: None,
             prompt_logprobs: None,
             stop_token_ids: Vec::new(),
+            grammar: None,
         }
     }
 }
@@ -77,6 +82,11 @@ impl Sampling {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 
+    /// Whether the next draw needs to know which tokens were generated: penalties do, and so does a grammar.
+    pub fn waits_for_output(&self) -> bool {
+        self.reads_output() || self.grammar.is_some()
+    }
+
     /// Whether `token` ends a text in which `before` tokens were generated before it.
     pub fn ends_at(&self, token: u32, before: u32, eos: Option<u32>) -> bool {
         let is_eos = !self.ignore_eos && eos == Some(token);
@@ -89,6 +99,7 @@ impl Sampling {
             put_ids(out, &[*id, bias.to_bits()]);
         }
         put_ids(out, &self.stop_token_ids);
+        out.extend_from_slice(self.grammar.as_ref().map_or(&[], |grammar| grammar.text.as_bytes()));
     }
 }
 
@@ -100,10 +111,11 @@ const HAS_PROMPT_LOGPROBS: u32 = 16;
 const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS | HAS_PROMPT_LOGPROBS;
 
 /// Bytes of the longest lists that follow a header.
-pub const LISTS_BYTES_MAX: usize = (2 * LOGIT_BIAS_ENTRIES_MAX + STOP_TOKEN_IDS_MAX) * size_of::<u32>();
+pub const LISTS_BYTES_MAX: usize =
+    (2 * LOGIT_BIAS_ENTRIES_MAX + STOP_TOKEN_IDS_MAX) * size_of::<u32>() + GRAMMAR_BYTES_MAX;
 
-/// The fixed part of [`Sampling`] as it crosses a ring: 64 bytes. The lists follow the header that it stands in: each
-/// bias as a token id and the bits of an `f32`, then the stop ids.
+/// The fixed part of [`Sampling`] as it crosses a ring: 72 bytes. The lists follow the header that it stands in: each
+/// bias as a token id and the bits of an `f32`, then the stop ids, then the grammar's text.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SamplingRecord {
@@ -122,9 +134,11 @@ pub struct SamplingRecord {
     stop_token_id_count: u32,
     logprobs: u32,
     prompt_logprobs: u32,
+    grammar_tag: u32,
+    grammar_len: u32,
 }
 
-const _: () = assert!(size_of::<SamplingRecord>() == 64);
+const _: () = assert!(size_of::<SamplingRecord>() == 72);
 
 impl From<&Sampling> for SamplingRecord {
     fn from(s: &Sampling) -> Self {
@@ -160,6 +174,8 @@ impl From<&Sampling> for SamplingRecord {
             stop_token_id_count: s.stop_token_ids.len() as u32,
             logprobs: s.logprobs.unwrap_or(0),
             prompt_logprobs: s.prompt_logprobs.unwrap_or(0),
+            grammar_tag: grammar::tag_of(s.grammar.as_ref()),
+            grammar_len: s.grammar.as_ref().map_or(0, |grammar| grammar.text.len() as u32),
         }
     }
 }
@@ -211,6 +227,7 @@ impl SamplingRecord {
             logprobs: (self.flags & HAS_LOGPROBS != 0).then_some(self.logprobs),
             prompt_logprobs: (self.flags & HAS_PROMPT_LOGPROBS != 0).then_some(self.prompt_logprobs),
             stop_token_ids: cursor.ids(stop_count, "stop token ids")?,
+            grammar: grammar::decode(self.grammar_tag, self.grammar_len, cursor)?,
         })
     }
 }
@@ -218,6 +235,11 @@ impl SamplingRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grammar::{GrammarField, GrammarKind};
+
+    fn grammar(kind: GrammarKind, text: &str) -> Option<Grammar> {
+        Some(Grammar { kind, field: GrammarField::GuidedChoice, text: text.into() })
+    }
 
     fn round_trip(s: &Sampling) -> Result<Sampling, Malformed> {
         let mut lists = Vec::new();
@@ -251,6 +273,12 @@ mod tests {
                 logprobs: Some(20),
                 prompt_logprobs: Some(19),
                 stop_token_ids: vec![0, u32::MAX],
+                grammar: grammar(GrammarKind::Choice, "[\"é\"]"),
+                ..Sampling::default()
+            },
+            Sampling { grammar: grammar(GrammarKind::JsonObject, ""), ..Sampling::default() },
+            Sampling {
+                grammar: grammar(GrammarKind::Regex, &"x".repeat(GRAMMAR_BYTES_MAX)),
                 ..Sampling::default()
             },
         ] {
@@ -283,6 +311,7 @@ mod tests {
             Sampling { min_p: -0.1, ..base() },
             Sampling { logit_bias: vec![(1, 0.0); LOGIT_BIAS_ENTRIES_MAX + 1], ..base() },
             Sampling { stop_token_ids: vec![1; STOP_TOKEN_IDS_MAX + 1], ..base() },
+            Sampling { grammar: grammar(GrammarKind::Lark, &"x".repeat(GRAMMAR_BYTES_MAX + 1)), ..base() },
         ] {
             assert!(round_trip(&s).is_err(), "{s:?}");
         }

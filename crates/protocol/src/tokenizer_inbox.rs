@@ -194,13 +194,23 @@ pub fn cut_detail(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grammar::{Grammar, GrammarField, GrammarKind};
 
     #[test]
     fn every_form_round_trips_and_every_truncation_is_refused() {
         let id = RequestId { frontend: 0, slot: 7, generation: 3 };
         for prompt in [Prompt::Text("héllo".into()), Prompt::Chat("{}".into()), Prompt::Ids(vec![1, 2, 3])] {
-            let sampling =
-                Sampling { logit_bias: vec![(5, -1.5)], stop_token_ids: vec![6, 7], ..Sampling::default() };
+            let grammar = Some(Grammar {
+                kind: GrammarKind::Regex,
+                field: GrammarField::GuidedRegex,
+                text: "[ab]+".into(),
+            });
+            let sampling = Sampling {
+                logit_bias: vec![(5, -1.5)],
+                stop_token_ids: vec![6, 7],
+                grammar,
+                ..Sampling::default()
+            };
             let claim = Claim { tenant: 1 << 40, priority: -3, weight: 7 };
             let submit = Submit { id, claim, sampling, prompt, resume: vec![9, 8] };
             let mut bytes = Vec::new();

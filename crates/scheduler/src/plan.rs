@@ -98,6 +98,10 @@ pub enum RowResult {
     Token(u32),
     /// Computed, and nothing to sample.
     Computed,
+    /// Computed, but no token could be drawn yet: the row comes again with its last token.
+    Again,
+    /// Nothing may be drawn any more: the text is complete.
+    Complete,
     /// The row failed; it ends its own request and no other.
     Failed(FaultCode),
 }

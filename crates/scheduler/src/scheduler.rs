@@ -313,13 +313,16 @@ impl Scheduler {
                     self.leave(row.key, FinishReason::Length, false);
                 }
             }
+            (Some(_), RowResult::Again) => sequence.computed -= 1,
+            (Some(_), RowResult::Complete) => self.leave(row.key, FinishReason::Stop, false),
             (_, RowResult::Failed(code)) => {
                 if code == FaultCode::NonFinite {
                     self.forget(row.key);
                 }
                 self.leave(row.key, FinishReason::Failed(code), false);
             }
-            (Some(_), RowResult::Computed) | (None, RowResult::Token(_)) => {
+            (Some(_), RowResult::Computed)
+            | (None, RowResult::Token(_) | RowResult::Again | RowResult::Complete) => {
                 self.leave(row.key, FinishReason::Failed(FaultCode::Internal), false);
             }
         }

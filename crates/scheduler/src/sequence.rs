@@ -68,7 +68,7 @@ impl Sequence {
     /// Whether its next draw needs a token that an outstanding step draws: the one place that says whose logits depend
     /// on what the host knows. Biases and banned ids depend on how many tokens there are, not on which.
     pub(crate) fn waits_for_token(&self) -> bool {
-        self.drawing > 0 && self.sampling.reads_output()
+        self.drawing > 0 && self.sampling.waits_for_output()
     }
 
     /// Tokens whose KV is missing: 1 when decoding, more during prefill.

@@ -71,3 +71,54 @@ fn limits() -> Limits {
 fn request(id: RequestId, sampling: Sampling, ids: Vec<u32>) -> Request {
     Request { id, claim: Claim::default(), sampling, ids, prompt_tokens: 2 }
 }
+
+/// A row that could draw nothing yet comes again, with its last token alone, and nothing else is different.
+#[test]
+fn a_row_that_comes_again_draws_the_same() {
+    for (prompt, times) in [(1, 1), (1, 2), (2, 3), (5, 3), (5, 1), (9, 2)] {
+        let mut scheduler = Scheduler::new(limits());
+        let id = RequestId { frontend: 0, slot: 0, generation: 1 };
+        let sampling = Sampling { max_tokens: Some(3), ..Sampling::default() };
+        let request = Request { prompt_tokens: prompt as u32, ..request(id, sampling, vec![1; prompt]) };
+        scheduler.admit(request, 0).unwrap();
+        let (mut tokens, mut waited) = (Vec::new(), 0);
+        for _ in 0..40 {
+            let planned = scheduler.plan(0).rows.clone();
+            if planned.is_empty() {
+                break;
+            }
+            let result = match planned[0].draw {
+                None => RowResult::Computed,
+                Some(_) if waited < times => {
+                    waited += 1;
+                    RowResult::Again
+                }
+                Some(index) => {
+                    assert!(waited == 0 || planned[0].len == 1, "only the last token is computed again");
+                    waited = 0;
+                    RowResult::Token(index + 3)
+                }
+            };
+            tokens.extend(scheduler.commit(&[result]).iter().map(|event| event.token));
+        }
+        assert_eq!(tokens, [3, 4, 5], "prompt of {prompt}");
+        let ended = scheduler.drain_finished().next().unwrap();
+        assert_eq!((ended.finished.reason, ended.finished.generated_tokens), (FinishReason::Length, 3));
+        assert_eq!(scheduler.pool().held(), 0);
+    }
+}
+
+#[test]
+fn a_complete_text_ends_with_stop_and_no_token() {
+    let mut scheduler = Scheduler::new(limits());
+    let id = RequestId { frontend: 0, slot: 0, generation: 1 };
+    let sampling = Sampling { max_tokens: Some(6), ..Sampling::default() };
+    scheduler.admit(request(id, sampling, vec![1, 2]), 0).unwrap();
+    scheduler.plan(0);
+    assert_eq!(scheduler.commit(&[RowResult::Token(3)]).len(), 1);
+    scheduler.plan(0);
+    assert!(scheduler.commit(&[RowResult::Complete]).is_empty());
+    let ended = scheduler.drain_finished().next().unwrap();
+    assert_eq!((ended.finished.reason, ended.finished.generated_tokens), (FinishReason::Stop, 1));
+    assert!(!ended.announced && scheduler.is_empty());
+}

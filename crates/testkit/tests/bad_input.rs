@@ -67,7 +67,7 @@ fn wrong_values() -> Vec<(&'static [&'static str], &'static str, Value)> {
         (&[CHAT], "tools", json!([5, {}, true])),
         (&[CHAT], "tool_choice", json!(["required", 5, "auto"])),
         (&[CHAT], "functions", json!([[{"name": "f"}]])),
-        (&[CHAT], "response_format", json!([{"type": "json_object"}, 5])),
+        (&[CHAT], "response_format", json!([5, [], "json_object"])),
         (&["/tokenize"], "prompt", json!([5, [], {}, true])),
         (&["/detokenize"], "tokens", json!(["x", 5, [-1], [257], [1.5], ["a"], [[1]]])),
         (&PATHS, "model", json!([5, [], true])),

@@ -145,6 +145,22 @@ impl TextCodec {
         self.eos_id
     }
 
+    /// Whether the text of a sequence is the sum of its tokens' bytes.
+    pub fn concatenates(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Spaces at the very start of a text that are not shown.
+    pub fn leading_spaces(&self) -> u8 {
+        self.table.as_ref().map_or(0, |table| table.leading_spaces)
+    }
+
+    /// The name of a special token, which shows no text.
+    pub fn special_token(&self, id: u32) -> Option<String> {
+        let added = self.tokenizer.get_added_vocabulary();
+        self.tokenizer.id_to_token(id).filter(|token| added.is_special_token(token))
+    }
+
     /// No token spells more bytes of text than this.
     pub fn bytes_per_token_max(&self) -> usize {
         self.bytes_per_token_max

@@ -3,11 +3,13 @@
 //! The checks are the same for text, messages and id lists. Work is bounded by the context: a text of more
 //! bytes than the context's tokens can spell is refused before it is encoded.
 
+use pinion_grammar::{Checker, Words};
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use pinion_text::{ChatRenderer, EncodeError, TextCodec};
+use std::cell::RefCell;
 
 /// What a request may not exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,7 @@ pub struct Tokenizer {
     codec: TextCodec,
     chat: ChatRenderer,
     limits: Limits,
+    grammars: RefCell<Checker>,
 }
 
 /// The request a record is about.
@@ -57,7 +60,14 @@ pub fn cancelled(id: RequestId) -> Reject {
 impl Tokenizer {
     /// A tokenizer with the vocabulary of `codec` and the chat form of `chat`.
     pub fn new(codec: TextCodec, chat: ChatRenderer, limits: Limits) -> Tokenizer {
-        Tokenizer { codec, chat, limits }
+        let grammars = RefCell::new(Checker::start(Err("is not supported here".to_owned())));
+        Tokenizer { codec, chat, limits, grammars }
+    }
+
+    /// The same, which judges grammars too. `eos` is the token that ends a text for the engine.
+    pub fn with_grammars(self, eos: Option<u32>) -> Tokenizer {
+        let words = Words::of(&self.codec, self.limits.vocab_size, eos);
+        Tokenizer { grammars: RefCell::new(Checker::start(words)), ..self }
     }
 
     /// The one answer to a record. The time, in seconds since 1970, is for chat templates that write the date.
@@ -96,6 +106,10 @@ impl Tokenizer {
             return Err(Fault::new(FaultCode::Internal, "the resumed request has no token left to generate"));
         }
         self.check_vocabulary(&submit.resume, "resume")?;
+        // Last, because it costs most.
+        if let Some(grammar) = &sampling.grammar {
+            self.grammars.borrow_mut().check(grammar)?;
+        }
         ids.extend_from_slice(&submit.resume);
         sampling.max_tokens = Some(max_tokens);
         Ok(Admit { id: submit.id, claim: submit.claim, sampling, ids, prompt_tokens })

@@ -53,7 +53,7 @@ pub fn live(mut session: Session) -> ExitCode {
     }
     let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
     let summary = format!("{tokens} tokens, context {}, {form}", session.config.max_model_len);
-    let tokenizer = Tokenizer::new(codec, chat, limits(&session));
+    let tokenizer = Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config.model.eos);
     session.ready(&summary);
     serve(session, &tokenizer)
 }

@@ -80,6 +80,20 @@ const TEMPLATE_KWARGS: &str = r#"{"type": ["object", "null"], "maxProperties": 6
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"]}}}"#;
 const STREAM_OPTIONS: &str =
     r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}}"#;
+const RESPONSE_FORMAT: &str = r#"{"anyOf": [{"type": "null"},
+    {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+    {"type": "object", "required": ["type", "json_schema"], "properties": {"type": {"const": "json_schema"},
+     "json_schema": {"type": "object", "required": ["name", "schema"], "properties": {
+      "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}, "strict": {"type": ["boolean", "null"]},
+      "schema": {"type": "object"}}}}}]}"#;
+const JSON_SCHEMA: &str = r#"{"type": ["object", "string", "null"]}"#;
+const GRAMMAR_TEXT: &str = r#"{"type": ["string", "null"], "minLength": 1, "maxLength": 65536}"#;
+const CHOICES: &str = r#"{"type": ["array", "null"], "minItems": 1, "maxItems": 1024,
+    "items": {"type": "string", "minLength": 1}}"#;
+const STRUCTURED_OUTPUTS: &str = r#"{"type": ["object", "null"], "minProperties": 1, "properties": {
+    "json": {"type": ["object", "string"]}, "regex": {"type": "string", "minLength": 1},
+    "choice": {"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}},
+    "grammar": {"type": "string", "minLength": 1}, "json_object": {"type": "boolean"}}}"#;
 
 /// The table, in the order of the documentation.
 #[rustfmt::skip]
@@ -141,12 +155,22 @@ pub(super) const FIELDS: &[Field] = &[
     field("tool_choice", RAW, Shape::Neutral("[\"none\", \"auto\"]"), "For chats."),
     field("functions", ALL, Shape::Neutral("[[]]"), "Not supported."),
     field("function_call", ALL, Shape::Neutral("[\"none\", \"auto\"]"), "Not supported."),
-    field("response_format", ALL, Shape::Neutral("[{\"type\": \"text\"}]"), "Not supported."),
+    field("response_format", OPENAI, Shape::Schema(RESPONSE_FORMAT), "What the whole text must look like: any JSON object, or JSON of a schema."),
+    field("guided_json", OPENAI, Shape::Schema(JSON_SCHEMA), "A JSON schema that the text must follow."),
+    field("guided_regex", OPENAI, Shape::Schema(GRAMMAR_TEXT), "An expression that the whole text must match."),
+    field("guided_choice", OPENAI, Shape::Schema(CHOICES), "Strings of which the text must be one."),
+    field("guided_grammar", OPENAI, Shape::Schema(GRAMMAR_TEXT), "A Lark grammar, as llguidance takes it."),
+    field("structured_outputs", OPENAI, Shape::Schema(STRUCTURED_OUTPUTS), "Exactly one of these."),
+    field("guided_whitespace_pattern", ALL, Shape::Neutral("[]"), "Not supported."),
     field("modalities", ALL, Shape::Neutral("[[\"text\"]]"), "Only text."),
     field("use_beam_search", ALL, Shape::Neutral("[false]"), "Not supported."),
-    field("guided_json", ALL, Shape::Neutral("[]"), "Not supported."),
-    field("guided_regex", ALL, Shape::Neutral("[]"), "Not supported."),
     field("chat_template", ALL, Shape::Neutral("[]"), "The model's own is used."),
+    field("response_format", GENERATE, Shape::Neutral("[{\"type\": \"text\"}]"), "Not supported."),
+    field("guided_json", GENERATE, Shape::Neutral("[]"), "Not supported."),
+    field("guided_regex", GENERATE, Shape::Neutral("[]"), "Not supported."),
+    field("guided_choice", GENERATE, Shape::Neutral("[]"), "Not supported."),
+    field("guided_grammar", GENERATE, Shape::Neutral("[]"), "Not supported."),
+    field("structured_outputs", GENERATE, Shape::Neutral("[]"), "Not supported."),
 ];
 
 impl Shape {

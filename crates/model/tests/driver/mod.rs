@@ -129,6 +129,9 @@ fn run_step(
             RowOutcome::Token(token) => sequence.ids.push(*token),
             RowOutcome::None => assert!(sequence.cached < sequence.ids.len(), "a sampling row got no token"),
             RowOutcome::NonFinite => panic!("non-finite logits"),
+            RowOutcome::Complete | RowOutcome::Late | RowOutcome::Unmasked => {
+                panic!("nothing is masked here")
+            }
         }
     }
 }

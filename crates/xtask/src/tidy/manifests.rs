@@ -10,7 +10,7 @@ const TORCH_CRATES: &[&str] = &["ops", "model"];
 const TORCH_PACKAGES: &[&str] = &["tch", "torch-sys"];
 
 /// What the role processes and the launcher may know; none of them knows another.
-const ROLE_KNOWS: &[&str] = &["worker", "config", "protocol", "shm", "text", "scheduler", "model"];
+const ROLE_KNOWS: &[&str] = &["worker", "config", "protocol", "shm", "text", "grammar", "scheduler", "model"];
 
 /// A crate and the siblings that it may name in `[dependencies]` and `[build-dependencies]`.
 const DIRECTION: &[(&str, Siblings)] = &[
@@ -19,6 +19,7 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("ops", Siblings::Only(&[])),
     ("config", Siblings::Only(&["protocol"])),
     ("text", Siblings::Only(&["protocol"])),
+    ("grammar", Siblings::Only(&["protocol", "text"])),
     ("scheduler", Siblings::Only(&["protocol"])),
     ("worker", Siblings::Only(&["config", "protocol", "shm"])),
     ("model", Siblings::Only(&["ops"])),

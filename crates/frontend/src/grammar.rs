@@ -1,0 +1,182 @@
+//! The fields that say what the whole text must look like: OpenAI's `response_format`, and vLLM's `guided_*` and
+//! `structured_outputs`.
+//!
+//! Called by [`crate::admission`] only. Shapes and sizes are checked here; whether a schema, an expression or a grammar
+//! makes sense is the tokenizer's to say, which compiles it.
+
+use crate::admission::Api;
+use crate::json::{Fields, check_depth, wrong_type};
+use pinion_protocol::limits::{GRAMMAR_BYTES_MAX, GRAMMAR_CHOICES_MAX};
+use pinion_protocol::{Fault, Grammar, GrammarField, GrammarKind};
+use serde_json::Value;
+
+/// Characters of a schema's name, as OpenAI has it.
+const SCHEMA_NAME_CHARS_MAX: usize = 64;
+
+/// vLLM's fields: where the grammar is, and how it is written there.
+const GUIDED: [(GrammarField, GrammarKind); 4] = [
+    (GrammarField::GuidedJson, GrammarKind::JsonSchema),
+    (GrammarField::GuidedRegex, GrammarKind::Regex),
+    (GrammarField::GuidedChoice, GrammarKind::Choice),
+    (GrammarField::GuidedGrammar, GrammarKind::Lark),
+];
+/// The same as members of `structured_outputs`.
+const STRUCTURED: [(&str, GrammarKind); 4] = [
+    ("json", GrammarKind::JsonSchema),
+    ("regex", GrammarKind::Regex),
+    ("choice", GrammarKind::Choice),
+    ("grammar", GrammarKind::Lark),
+];
+/// Members of `structured_outputs` that would change the text and are not supported.
+const STRUCTURED_REFUSED: [&str; 4] =
+    ["structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"];
+
+/// The one grammar of a request, if it has one. `/generate` has none: its fields stay for those who refuse them.
+pub(crate) fn grammar(api: Api, fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
+    if api == Api::Generate {
+        return Ok(None);
+    }
+    let mut found = response_format(fields)?;
+    for (field, kind) in GUIDED {
+        if let Some(value) = fields.take(field.name()) {
+            put(&mut found, written(field, field.name(), kind, value)?)?;
+        }
+    }
+    if let Some(mut members) = fields.object(GrammarField::StructuredOutputs.name())? {
+        put(&mut found, structured_outputs(&mut members)?)?;
+    }
+    Ok(found)
+}
+
+/// Keeps a grammar if it is the first.
+fn put(found: &mut Option<Grammar>, grammar: Grammar) -> Result<(), Fault> {
+    if let Some(first) = found {
+        let (first, second) = (first.field.name(), grammar.field.name());
+        let message = if first == second {
+            format!("{first} must have exactly one of json, regex, choice, grammar and json_object")
+        } else {
+            format!("{second} and {first} exclude each other: a text can follow one of them")
+        };
+        return Err(Fault::field(second, message));
+    }
+    *found = Some(grammar);
+    Ok(())
+}
+
+fn response_format(fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
+    const FIELD: GrammarField = GrammarField::ResponseFormat;
+    let at = |mut fault: Fault, member: &str| {
+        fault.param = Some(format!("{}.{member}", FIELD.name()));
+        fault
+    };
+    let Some(mut format) = fields.object(FIELD.name())? else { return Ok(None) };
+    let kind = format.string("type").map_err(|fault| at(fault, "type"))?;
+    match kind.as_deref() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(any_object(FIELD))),
+        Some("json_schema") => {
+            let missing = |member| at(Fault::field(member, format!("{member} is required")), member);
+            let schema = format.object("json_schema").map_err(|fault| at(fault, "json_schema"))?;
+            let schema = json_schema(schema.ok_or_else(|| missing("json_schema"))?);
+            schema.map(Some).map_err(|fault| {
+                let member = fault.param.clone().unwrap_or_default();
+                at(fault, &format!("json_schema.{member}"))
+            })
+        }
+        Some(_) | None => {
+            let wanted = "type must be text, json_object or json_schema";
+            Err(at(Fault::field("type", wanted), "type"))
+        }
+    }
+}
+
+/// `{"name": ..., "schema": {...}, "strict": ...}`. The schema holds whether `strict` or not. Faults name the member.
+fn json_schema(mut members: Fields) -> Result<Grammar, Fault> {
+    let name = members.string("name")?.ok_or_else(|| Fault::field("name", "name is required"))?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.is_empty() || name.len() > SCHEMA_NAME_CHARS_MAX || !name.chars().all(plain) {
+        let message = format!("name must be 1 to {SCHEMA_NAME_CHARS_MAX} letters, digits, _ or -");
+        return Err(Fault::field("name", message));
+    }
+    members.boolean("strict")?;
+    let schema = members.take("schema").ok_or_else(|| Fault::field("schema", "schema is required"))?;
+    if !schema.is_object() {
+        return Err(wrong_type("schema", "an object", &schema));
+    }
+    bounded(GrammarField::ResponseFormat, "schema", GrammarKind::JsonSchema, schema.to_string())
+}
+
+fn structured_outputs(members: &mut Fields) -> Result<Grammar, Fault> {
+    const FIELD: GrammarField = GrammarField::StructuredOutputs;
+    let full = |member: &str| format!("{}.{member}", FIELD.name());
+    for member in STRUCTURED_REFUSED {
+        if members.take(member).is_some_and(|value| value != Value::Bool(false)) {
+            let name = full(member);
+            return Err(Fault::field(
+                &name,
+                format!("this value of {name} is not supported by this version"),
+            ));
+        }
+    }
+    let mut found = None;
+    for (member, kind) in STRUCTURED {
+        if let Some(value) = members.take(member) {
+            put(&mut found, written(FIELD, &full(member), kind, value)?)?;
+        }
+    }
+    let any =
+        members.boolean("json_object").map_err(|fault| Fault { param: Some(full("json_object")), ..fault });
+    if any?.unwrap_or(false) {
+        put(&mut found, any_object(FIELD))?;
+    }
+    found.ok_or_else(|| {
+        let message = "structured_outputs must have one of json, regex, choice, grammar and json_object";
+        Fault::field(FIELD.name(), message)
+    })
+}
+
+fn any_object(field: GrammarField) -> Grammar {
+    Grammar { kind: GrammarKind::JsonObject, field, text: "".into() }
+}
+
+/// A grammar as vLLM's fields have it: `name` is what the client called it.
+fn written(field: GrammarField, name: &str, kind: GrammarKind, value: Value) -> Result<Grammar, Fault> {
+    let text = match (kind, value) {
+        (GrammarKind::JsonSchema, schema @ Value::Object(_)) => schema.to_string(),
+        // A schema may come as text; whether it is JSON is said here, as for all other JSON.
+        (GrammarKind::JsonSchema, Value::String(text)) => parsed_schema(name, &text)?,
+        (GrammarKind::JsonSchema, other) => return Err(wrong_type(name, "a JSON schema", &other)),
+        (GrammarKind::Choice, Value::Array(choices)) => checked_choices(name, choices)?,
+        (GrammarKind::Choice, other) => return Err(wrong_type(name, "an array of strings", &other)),
+        (_, Value::String(text)) if !text.is_empty() => text,
+        (_, other) => return Err(wrong_type(name, "a string that is not empty", &other)),
+    };
+    bounded(field, name, kind, text)
+}
+
+fn parsed_schema(name: &str, text: &str) -> Result<String, Fault> {
+    let not_json = |reason: String| Fault::field(name, format!("{name} is not a JSON schema: {reason}"));
+    check_depth(text.as_bytes()).map_err(|fault| not_json(fault.message))?;
+    let schema: Value = serde_json::from_str(text).map_err(|error| not_json(error.to_string()))?;
+    if schema.is_object() { Ok(schema.to_string()) } else { Err(wrong_type(name, "a JSON schema", &schema)) }
+}
+
+fn checked_choices(name: &str, choices: Vec<Value>) -> Result<String, Fault> {
+    if choices.is_empty() || choices.len() > GRAMMAR_CHOICES_MAX {
+        let message = format!("{name} must have 1 to {GRAMMAR_CHOICES_MAX} strings, got {}", choices.len());
+        return Err(Fault::field(name, message));
+    }
+    let text = |choice: &Value| choice.as_str().is_some_and(|choice| !choice.is_empty());
+    match choices.iter().find(|choice| !text(choice)) {
+        Some(other) => Err(wrong_type(name, "made of strings that are not empty", other)),
+        None => Ok(Value::Array(choices).to_string()),
+    }
+}
+
+fn bounded(field: GrammarField, name: &str, kind: GrammarKind, text: String) -> Result<Grammar, Fault> {
+    if text.len() > GRAMMAR_BYTES_MAX {
+        let message = format!("{name} may have at most {GRAMMAR_BYTES_MAX} bytes, got {}", text.len());
+        return Err(Fault::field(name, message));
+    }
+    Ok(Grammar { kind, field, text: text.into() })
+}

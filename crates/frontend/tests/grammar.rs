@@ -1,0 +1,144 @@
+//! The fields that ask for a form of the text: which grammar each becomes, and what is refused, naming which field.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
+use pinion_frontend::admission::{Admitted, Api, Limits, admit};
+use pinion_frontend::tools::CallReading;
+use pinion_protocol::{Fault, FaultCode, Grammar, GrammarField, GrammarKind};
+use pinion_text::tools::CallFormat;
+use serde_json::{Value, json};
+
+fn body(api: Api, extra: Value) -> Value {
+    let mut base = match api {
+        Api::Completions | Api::Generate => json!({"prompt": "hi"}),
+        Api::Chat => json!({"messages": [{"role": "user", "content": "hi"}]}),
+    };
+    let Value::Object(extra) = extra else { panic!("extra must be an object") };
+    base.as_object_mut().unwrap().extend(extra);
+    base
+}
+
+fn admitted(api: Api, body: &str) -> Result<Admitted, Fault> {
+    let calls = CallReading::Format(CallFormat::Hermes);
+    let limits = Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64, calls };
+    admit(api, body.as_bytes(), &limits, 77)
+}
+
+fn passes(api: Api, extra: Value) -> Admitted {
+    let body = body(api, extra).to_string();
+    admitted(api, &body).unwrap_or_else(|fault| panic!("{body}: {fault}"))
+}
+
+fn refused(api: Api, body: &str) -> (FaultCode, Option<String>) {
+    let fault = admitted(api, body).expect_err(body);
+    (fault.code, fault.param)
+}
+
+#[test]
+fn every_way_to_ask_for_a_form_gives_its_grammar() {
+    use GrammarField::*;
+    let schema = json!({"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "null"}}});
+    // In the order in which the client wrote the members.
+    let text = r#"{"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}}}"#;
+    let named = json!({"name": "n-1", "schema": schema, "strict": true, "description": "x"});
+    let choices = json!(["a", "é\""]);
+    let table = [
+        ("response_format", json!({"type": "json_object"}), GrammarKind::JsonObject, ResponseFormat, ""),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": named}),
+            GrammarKind::JsonSchema,
+            ResponseFormat,
+            text,
+        ),
+        ("guided_json", schema.clone(), GrammarKind::JsonSchema, GuidedJson, text),
+        ("guided_json", json!(format!(" {text} ")), GrammarKind::JsonSchema, GuidedJson, text),
+        ("guided_regex", json!("a+"), GrammarKind::Regex, GuidedRegex, "a+"),
+        ("guided_choice", choices.clone(), GrammarKind::Choice, GuidedChoice, "[\"a\",\"é\\\"\"]"),
+        ("guided_grammar", json!("start: \"a\""), GrammarKind::Lark, GuidedGrammar, "start: \"a\""),
+        ("structured_outputs", json!({"json": schema}), GrammarKind::JsonSchema, StructuredOutputs, text),
+        (
+            "structured_outputs",
+            json!({"regex": "b", "json": null}),
+            GrammarKind::Regex,
+            StructuredOutputs,
+            "b",
+        ),
+        ("structured_outputs", json!({"choice": ["a"]}), GrammarKind::Choice, StructuredOutputs, "[\"a\"]"),
+        ("structured_outputs", json!({"grammar": "g"}), GrammarKind::Lark, StructuredOutputs, "g"),
+        (
+            "structured_outputs",
+            json!({"json_object": true, "disable_any_whitespace": false}),
+            GrammarKind::JsonObject,
+            StructuredOutputs,
+            "",
+        ),
+    ];
+    for (name, value, kind, field, text) in table {
+        let expected = Grammar { kind, field, text: text.into() };
+        for api in [Api::Completions, Api::Chat] {
+            assert_eq!(passes(api, json!({name: value})).sampling.grammar, Some(expected.clone()), "{name}");
+        }
+        let body = body(Api::Generate, json!({name: value})).to_string();
+        assert_eq!(refused(Api::Generate, &body), (FaultCode::InvalidValue, Some(name.to_owned())), "{name}");
+    }
+    for neutral in [json!({"response_format": {"type": "text"}}), json!({"guided_json": null})] {
+        assert_eq!(passes(Api::Chat, neutral).sampling.grammar, None);
+    }
+}
+
+#[test]
+fn what_is_no_form_is_refused_by_name() {
+    let long = "x".repeat((64 << 10) + 1);
+    let many = vec!["x"; 1025];
+    let named = |name: Value, schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}});
+    let deep = format!("{{\"a\":{}{}}}", "[".repeat(40), "]".repeat(40));
+    let table = [
+        (json!({"response_format": 5}), "response_format"),
+        (json!({"response_format": {}}), "response_format.type"),
+        (json!({"response_format": {"type": "yaml"}}), "response_format.type"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": 5}}),
+            "response_format.json_schema",
+        ),
+        (named(json!(null), json!({})), "response_format.json_schema.name"),
+        (named(json!("a b"), json!({})), "response_format.json_schema.name"),
+        (named(json!("x".repeat(65)), json!({})), "response_format.json_schema.name"),
+        (named(json!("n"), json!(null)), "response_format.json_schema.schema"),
+        (named(json!("n"), json!("{}")), "response_format.json_schema.schema"),
+        (named(json!("n"), json!({"x": long})), "response_format.json_schema.schema"),
+        (json!({"guided_json": [1]}), "guided_json"),
+        (json!({"guided_json": "{"}), "guided_json"),
+        (json!({"guided_json": "5"}), "guided_json"),
+        (json!({"guided_json": deep}), "guided_json"),
+        (json!({"guided_regex": ""}), "guided_regex"),
+        (json!({"guided_regex": 5}), "guided_regex"),
+        (json!({"guided_regex": long}), "guided_regex"),
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"guided_choice": ["a", ""]}), "guided_choice"),
+        (json!({"guided_choice": ["a", 5]}), "guided_choice"),
+        (json!({"guided_choice": many}), "guided_choice"),
+        (json!({"guided_choice": "a"}), "guided_choice"),
+        (json!({"guided_grammar": {}}), "guided_grammar"),
+        (json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern"),
+        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
+        (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex"),
+        (json!({"guided_regex": "a", "structured_outputs": {"regex": "a"}}), "structured_outputs"),
+        (json!({"structured_outputs": {}}), "structured_outputs"),
+        (json!({"structured_outputs": {"json_object": false}}), "structured_outputs"),
+        (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs"),
+        (json!({"structured_outputs": {"regex": 5}}), "structured_outputs.regex"),
+        (json!({"structured_outputs": {"json_object": 5}}), "structured_outputs.json_object"),
+        (
+            json!({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
+            "structured_outputs.whitespace_pattern",
+        ),
+        (json!({"structured_outputs": {"structural_tag": "{}"}}), "structured_outputs.structural_tag"),
+    ];
+    for (extra, param) in table {
+        for api in [Api::Completions, Api::Chat] {
+            let body = body(api, extra.clone()).to_string();
+            assert_eq!(refused(api, &body), (FaultCode::InvalidValue, Some(param.to_owned())), "{extra}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! One text's way through its grammar: tokens in, the set of tokens that may follow out.
+
+use crate::limits::REASON_CHARS_MAX;
+use crate::shape::{check_lark, check_regex, check_schema};
+use crate::vocabulary::Vocabulary;
+use llguidance::api::{StopReason, TopLevelGrammar};
+use pinion_protocol::{Grammar, GrammarKind};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The tokens whose bits are set; the end-of-sequence token is among them where the text may end.
+    Tokens,
+    /// Nothing but the end: the text is complete.
+    Complete,
+}
+
+/// A compiled grammar and how far a text has come in it.
+pub struct Matcher {
+    inner: llguidance::Matcher,
+    vocabulary: Arc<Vocabulary>,
+    fresh: bool,
+}
+
+impl Vocabulary {
+    /// Compiles a grammar. Bounded as [`crate::limits`] says, but not in time: see [`crate::Checker`].
+    ///
+    /// # Errors
+    /// The reason, to follow the name of the field.
+    pub fn compile(self: &Arc<Vocabulary>, grammar: &Grammar) -> Result<Matcher, String> {
+        let parser =
+            self.factory.create_parser(source(grammar)?).map_err(|error| plain(&error.to_string()))?;
+        let inner = llguidance::Matcher::new(Ok(parser));
+        match inner.get_error() {
+            Some(error) => Err(plain(&error)),
+            None => Ok(Matcher { inner, vocabulary: self.clone(), fresh: true }),
+        }
+    }
+}
+
+impl Matcher {
+    /// Takes the next token of the text.
+    ///
+    /// # Errors
+    /// The token may not follow, or the grammar is too complex here.
+    pub fn advance(&mut self, token: u32) -> Result<(), String> {
+        self.fresh = false;
+        self.inner.consume_token(token).map_err(|error| plain(&error.to_string()))
+    }
+
+    /// Replaces `bits` by one bit for each token, set for those that may follow; unchanged if the text is complete.
+    ///
+    /// # Errors
+    /// The grammar is too complex here, or nothing can follow.
+    pub fn next(&mut self, bits: &mut Vec<u32>) -> Result<Next, String> {
+        if self.inner.is_stopped() {
+            return match self.inner.stop_reason() {
+                StopReason::NoExtension | StopReason::NoExtensionBias | StopReason::EndOfSentence => {
+                    Ok(Next::Complete)
+                }
+                _ => Err(plain(&self.inner.get_error().unwrap_or_default())),
+            };
+        }
+        let mask = self.inner.compute_mask().map_err(|error| plain(&error.to_string()))?;
+        if mask.num_set() == 1 && mask.is_allowed(self.vocabulary.eos) {
+            return Ok(Next::Complete);
+        }
+        bits.clear();
+        bits.extend_from_slice(mask.as_slice());
+        if let Some(space_first) = self.vocabulary.space_first.as_ref().filter(|_| self.fresh) {
+            let rest = || bits.iter().zip(space_first).map(|(bits, space)| bits & !space);
+            if rest().any(|bits| bits != 0) {
+                let rest: Vec<u32> = rest().collect();
+                bits[..rest.len()].copy_from_slice(&rest);
+            }
+        }
+        Ok(Next::Tokens)
+    }
+
+    /// Whether `token` may follow, found out without the mask: what a test holds the mask against.
+    pub fn allows(&mut self, token: u32) -> bool {
+        if token == self.vocabulary.eos {
+            return self.inner.is_accepting().unwrap_or(false);
+        }
+        self.inner.validate_tokens(&[token]).is_ok_and(|count| count == 1)
+    }
+
+    /// The same grammar at the same place, sharing nothing that could run out.
+    pub fn fork(&self) -> Matcher {
+        Matcher { inner: self.inner.deep_clone(), vocabulary: self.vocabulary.clone(), fresh: self.fresh }
+    }
+}
+
+/// The grammar in the library's terms, checked for shapes that it cannot bound.
+fn source(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+    let text = &*grammar.text;
+    let json = || serde_json::from_str::<Value>(text).map_err(|error| format!("is not JSON: {error}"));
+    match grammar.kind {
+        GrammarKind::JsonObject => Ok(TopLevelGrammar::from_json_schema(json!({"type": "object"}))),
+        GrammarKind::JsonSchema => {
+            let schema = json()?;
+            check_schema(&schema)?;
+            Ok(TopLevelGrammar::from_json_schema(schema))
+        }
+        GrammarKind::Regex => {
+            check_regex(text)?;
+            Ok(TopLevelGrammar::from_regex(unanchored(text)))
+        }
+        GrammarKind::Choice => {
+            let Value::Array(choices) = json()? else { return Err("is not an array of strings".to_owned()) };
+            let literals: Vec<String> = choices.iter().map(Value::to_string).collect();
+            Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", literals.join(" | "))))
+        }
+        GrammarKind::Lark => {
+            check_lark(text)?;
+            Ok(TopLevelGrammar::from_lark(text.to_owned()))
+        }
+    }
+}
+
+/// An expression without the anchors at its ends: the whole text must match anyway.
+fn unanchored(expression: &str) -> &str {
+    let begin = expression.strip_prefix('^').unwrap_or(expression);
+    match begin.strip_suffix('$') {
+        Some(end) if end.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => end,
+        Some(_) | None => begin,
+    }
+}
+
+/// The library's reason, without its appendices and short.
+fn plain(reason: &str) -> String {
+    let reason = reason.split("\n<").next().unwrap_or_default().trim();
+    let mut plain: String = reason.chars().take(REASON_CHARS_MAX).collect();
+    if plain.len() < reason.len() {
+        plain.push_str("...");
+    }
+    match plain.as_str() {
+        // The library's name for it.
+        "" | "NoExtensionBias" => "no text can follow it".to_owned(),
+        _ => plain,
+    }
+}
