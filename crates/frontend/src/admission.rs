@@ -10,7 +10,7 @@ use crate::grammar::grammar;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
-use crate::tools::{CallPlan, CallReading, Tools, tools};
+use crate::tools::{CallPlan, CallReading, Tools, forced, tools};
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
@@ -131,12 +131,9 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         Api::Chat => tools(&mut fields, limits.calls)?,
         Api::Completions | Api::Generate => Tools::default(),
     };
-    let grammar = grammar(api, &mut fields)?;
+    let written = grammar(api, &mut fields)?;
+    let grammar = forced(schema, written)?;
     check_unsupported(&mut fields)?;
-    if schema.is_some() {
-        let message = "tool_choice other than \"none\" and \"auto\" is not supported by this version";
-        return Err(Fault::field("tool_choice", message));
-    }
     let prompts = match api {
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
         Api::Chat => vec![chat::prompt(&mut fields, offered)?],

@@ -10,7 +10,8 @@
 use crate::json::{Fields, quoted, wrong_type};
 use crate::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
 use crate::messages::function_name;
-use pinion_protocol::Fault;
+use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
+use pinion_protocol::{Fault, Grammar, GrammarField, GrammarKind};
 use pinion_text::tools::{CallFormat, Shape};
 use serde_json::{Map, Value, json};
 
@@ -229,6 +230,28 @@ fn list_schema(items: &[Value], names: &[String], is_parallel: bool) -> Result<V
         schema["maxItems"] = 1.into();
     }
     Ok(schema)
+}
+
+/// The grammar of a forced call; nothing else can say then what the text must be.
+pub(crate) fn forced(schema: Option<Value>, written: Option<Grammar>) -> Result<Option<Grammar>, Fault> {
+    let Some(mut schema) = schema else { return Ok(written) };
+    if let Some(written) = written {
+        let name = written.field.name();
+        let message = format!("tool_choice forces a call, and {name} wants another text");
+        return Err(Fault::field("tool_choice", message));
+    }
+    // White space where JSON allows any is where weak models never stop.
+    schema["x-guidance"] =
+        json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    let text = schema.to_string();
+    if text.len() > GRAMMAR_BYTES_MAX {
+        let message = format!(
+            "the parameters of tools may have at most {GRAMMAR_BYTES_MAX} bytes where a call is forced, got {}",
+            text.len()
+        );
+        return Err(Fault::field("tools", message));
+    }
+    Ok(Some(Grammar { kind: GrammarKind::JsonSchema, field: GrammarField::Tools, text: text.into() }))
 }
 
 /// A schema has moved to `place` inside another one, and so has what its references point to.

@@ -9,7 +9,9 @@ use pinion_frontend::admission::{Api, Limits, admit};
 use pinion_frontend::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
 use pinion_frontend::tools::CallReading;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
+use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
 use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::{GrammarField, GrammarKind};
 use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
 
@@ -153,6 +155,76 @@ fn what_is_no_call_is_text_and_so_is_every_call_without_tools() {
             assert_eq!(said, text);
         }
     });
+}
+
+#[test]
+fn row_26_a_forced_call_is_what_the_grammar_lets_through() {
+    run(Options::default(), |h| async move {
+        let tools = json!([tool("f"), tool("g")]);
+        let list = [
+            "[{\"name\": \"g\", \"param",
+            "eters\": {\"a\"",
+            ": 1}}, {\"name\": \"f\", \"parameters\": {}}]",
+        ];
+        let required = json!({"tools": tools, "tool_choice": "required"});
+        let choice =
+            answered(&h, required.clone(), &list, FinishReason::Stop).await.json()["choices"][0].clone();
+        let functions: Vec<&Value> = choice["message"]["tool_calls"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|call| &call["function"])
+            .collect();
+        let expected =
+            [json!({"name": "g", "arguments": "{\"a\": 1}"}), json!({"name": "f", "arguments": "{}"})];
+        assert_eq!(functions, expected.iter().collect::<Vec<_>>());
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&Value::Null, &json!("tool_calls"))
+        );
+        let named = json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "g"}}});
+        let pieces = ["{\"a\"", ": [1]", "}"];
+        let choice =
+            answered(&h, named.clone(), &pieces, FinishReason::Stop).await.json()["choices"][0].clone();
+        let function = json!({"name": "g", "arguments": "{\"a\": [1]}"});
+        assert_eq!(choice["message"]["tool_calls"][0]["function"], function);
+        assert_eq!(choice["finish_reason"], "stop", "as OpenAI has it for a function by name");
+        let mut stream = named;
+        stream["stream"] = true.into();
+        let reply = answered(&h, stream, &pieces, FinishReason::Length).await;
+        let arguments: Vec<String> = reply
+            .events()
+            .iter()
+            .filter_map(|event| serde_json::from_str::<Value>(event).ok())
+            .filter_map(|chunk| {
+                let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+                call["function"]["arguments"].as_str().map(str::to_owned)
+            })
+            .collect();
+        assert_eq!(arguments, ["", "{\"a\"", ": [1]", "}"]);
+    });
+}
+
+#[test]
+fn a_forced_call_brings_its_grammar_and_suffers_no_other() {
+    let extra = json!({"tools": [tool("f")], "tool_choice": "required"});
+    let admitted =
+        admit(Api::Chat, body(extra.clone()).to_string().as_bytes(), &limits(CallReading::Unknown), 1)
+            .unwrap();
+    let grammar = admitted.sampling.grammar.unwrap();
+    assert_eq!((grammar.kind, grammar.field), (GrammarKind::JsonSchema, GrammarField::Tools));
+    assert!(grammar.text.starts_with("{\"type\":\"array\",\"minItems\":1,"), "{}", grammar.text);
+    let mut both = extra;
+    both["response_format"] = json!({"type": "json_object"});
+    let fault =
+        admit(Api::Chat, body(both).to_string().as_bytes(), &limits(CallReading::AsText), 1).unwrap_err();
+    assert_eq!(fault.param.as_deref(), Some("tool_choice"));
+    let large = json!({"type": "function", "function": {"name": "f",
+        "parameters": {"type": "object", "description": "x".repeat(GRAMMAR_BYTES_MAX)}}});
+    let large = json!({"tools": [large], "tool_choice": "required"});
+    let fault =
+        admit(Api::Chat, body(large).to_string().as_bytes(), &limits(CallReading::AsText), 1).unwrap_err();
+    assert_eq!(fault.param.as_deref(), Some("tools"));
 }
 
 fn limits(calls: CallReading) -> Limits {

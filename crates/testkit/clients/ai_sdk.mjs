@@ -1,5 +1,5 @@
 // The AI SDK with its provider for OpenAI-compatible services, unchanged, against BASE_URL: whole and streamed text, an
-// abort, and a conversation with a tool in it. Prints one line, or throws. Works with any model: greedy answers are
+// abort, tool calls, and a conversation with a tool in it. Prints one line, or throws. Works with any model: greedy answers are
 // compared with themselves.
 
 import assert from "node:assert/strict";
@@ -71,6 +71,31 @@ async function checkToolMessages() {
     assert.deepEqual(answer.toolCalls, []);
 }
 
+// A grammar makes any model call a tool.
+async function checkCalls() {
+    const inputSchema = jsonSchema({
+        type: "object",
+        properties: { sky: { enum: ["blue", "grey"] } },
+        required: ["sky"],
+        additionalProperties: false,
+    });
+    const words = { get_weather: tool({ description: "The weather", inputSchema }) };
+    for (const toolChoice of ["required", { type: "tool", toolName: "get_weather" }]) {
+        const call = { ...asked, ...prompt, maxOutputTokens: 200, tools: words, toolChoice };
+        const whole = await generateText(call);
+        assert.ok(["blue", "grey"].includes(whole.toolCalls[0].input.sky));
+        const stream = streamText(call);
+        let text = "";
+        for await (const part of stream.fullStream) {
+            if (part.type === "tool-input-delta") text += part.delta;
+        }
+        const calls = await stream.toolCalls;
+        assert.equal(calls[0].toolName, "get_weather");
+        if (calls.length === 1) assert.deepEqual(JSON.parse(text), calls[0].input);
+        assert.deepEqual(calls.map((made) => made.input), whole.toolCalls.map((made) => made.input));
+    }
+}
+
 async function checkErrors() {
     const bad = generateText({ ...asked, ...prompt, topP: 7 });
     await assert.rejects(bad, (error) => APICallError.isInstance(error) && error.statusCode === 400 && error.message.includes("top_p"));
@@ -79,6 +104,7 @@ async function checkErrors() {
 await checkText();
 await checkAbort();
 await checkToolMessages();
+await checkCalls();
 await checkErrors();
 await checkText();
 console.log(`ai-sdk ${version}: ok`);

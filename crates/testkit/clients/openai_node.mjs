@@ -82,6 +82,26 @@ async function checkToolMessages(model) {
     assert.equal(typeof answer.choices[0].message.content, "string");
 }
 
+// A grammar makes any model call a tool: of its choice, or the one that is named.
+async function checkForcedCalls(model) {
+    const properties = { sky: { enum: ["blue", "grey"] } };
+    const parameters = { type: "object", properties, required: ["sky"], additionalProperties: false };
+    const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
+    const asked = { model, messages, tools, parallel_tool_calls: false, max_tokens: 200, temperature: 0 };
+    const named = { type: "function", function: { name: "get_weather" } };
+    for (const [tool_choice, reason] of [["required", "tool_calls"], [named, "stop"]]) {
+        const whole = (await client.chat.completions.create({ ...asked, tool_choice })).choices[0];
+        assert.equal(whole.finish_reason, reason);
+        const [call] = whole.message.tool_calls;
+        assert.ok(["blue", "grey"].includes(JSON.parse(call.function.arguments).sky));
+        const runner = client.chat.completions.stream({ ...asked, tool_choice });
+        const streamed = (await runner.finalChatCompletion()).choices[0];
+        assert.equal(streamed.finish_reason, reason);
+        assert.equal(streamed.message.tool_calls[0].function.name, "get_weather");
+        assert.equal(streamed.message.tool_calls[0].function.arguments, call.function.arguments);
+    }
+}
+
 async function checkErrors(model) {
     const bad = client.completions.create({ model, prompt: "x", max_tokens: 0 });
     await assert.rejects(bad, (error) => error instanceof BadRequestError && error.param === "max_tokens");
@@ -99,6 +119,7 @@ const model = (await client.models.list()).data[0].id;
 await checkCompletions(model);
 await checkChat(model);
 await checkToolMessages(model);
+await checkForcedCalls(model);
 await checkErrors(model);
 await leaveEarly(model);
 await checkCompletions(model);

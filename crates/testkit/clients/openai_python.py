@@ -2,6 +2,7 @@
 
 Prints one line, or raises. Works with any model: greedy answers are compared with themselves."""
 
+import json
 import os
 
 import openai
@@ -75,6 +76,20 @@ TOOL = {
     },
 }
 
+# Arguments that every model brings to an end.
+TOOL_OF_WORDS = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"sky": {"enum": ["blue", "grey"]}},
+            "required": ["sky"],
+            "additionalProperties": False,
+        },
+    },
+}
+
 
 def check_tool_messages(model: str) -> None:
     """A call and its answer go back to the model; what is wrong with a tool is named."""
@@ -92,6 +107,28 @@ def check_tool_messages(model: str) -> None:
     refused(openai.BadRequestError, twice, "tools[1].function.name")
 
 
+def check_forced_calls(model: str) -> None:
+    """A grammar makes any model call a tool: of its choice, or the one that is named; whole and streamed."""
+    messages = [{"role": "user", "content": "Weather in Ulm?"}]
+    asked = dict(model=model, messages=messages, tools=[TOOL_OF_WORDS], max_tokens=200, temperature=0)
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice, reason in (("required", "tool_calls"), (named, "stop")):
+        whole = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        assert whole.finish_reason == reason and whole.message.content is None, whole
+        [call] = whole.message.tool_calls
+        assert json.loads(call.function.arguments)["sky"] in ("blue", "grey"), call
+        names, arguments, reasons = [], "", []
+        stream = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False, stream=True)
+        for chunk in stream:
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                assert piece.index == 0, chunk
+                names += [piece.function.name] if piece.function.name else []
+                arguments += piece.function.arguments or ""
+            reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+        assert names == ["get_weather"] and reasons == [reason], (names, reasons)
+        assert arguments == call.function.arguments, (arguments, call)
+
+
 def leave_early(model: str) -> None:
     """What a client does that has read enough."""
     with client.completions.create(model=model, prompt="The sea", max_tokens=200, stream=True) as stream:
@@ -103,6 +140,7 @@ assert client.models.retrieve(MODEL).id == MODEL
 check_completions(MODEL)
 check_chat(MODEL)
 check_tool_messages(MODEL)
+check_forced_calls(MODEL)
 check_errors(MODEL)
 leave_early(MODEL)
 check_completions(MODEL)
