@@ -102,8 +102,7 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
 # Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md.
 step_cuda() { "$ROOT/deploy/cuda.sh" --check; }
 
-# `checks` is by name until schemathesis has no complaint left.
-STEPS=(fmt tidy loom clippy unit processes clients no_torch cuda)
+STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda)
 
 setup
 cd "$ROOT"

@@ -103,8 +103,10 @@ fn path_item(route: Route) -> Value {
     let security = if route.is_public() { json!([]) } else { json!([{"key": []}, {}]) };
     let mut operation = json!({"summary": summary, "security": security, "responses": responses});
     if let Some(schema) = takes {
+        // Without a body a trace is what the rings still hold.
+        let required = route != Route::DebugTrace;
         operation["requestBody"] =
-            json!({"required": true, "content": {"application/json": {"schema": reference(schema)}}});
+            json!({"required": required, "content": {"application/json": {"schema": reference(schema)}}});
     }
     if route == Route::Model {
         operation["parameters"] =
