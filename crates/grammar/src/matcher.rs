@@ -1,6 +1,6 @@
 //! One text's way through its grammar: tokens in, the set of tokens that may follow out.
 
-use crate::limits::REASON_CHARS_MAX;
+use crate::limits::{REASON_CHARS_MAX, WHITE_SPACE_MAX};
 use crate::shape::{check_lark, check_regex, check_schema};
 use crate::vocabulary::Vocabulary;
 use llguidance::api::{StopReason, TopLevelGrammar};
@@ -98,11 +98,13 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     let text = &*grammar.text;
     let json = || serde_json::from_str::<Value>(text).map_err(|error| format!("is not JSON: {error}"));
     match grammar.kind {
-        GrammarKind::JsonObject => Ok(TopLevelGrammar::from_json_schema(json!({"type": "object"}))),
+        GrammarKind::JsonObject => {
+            Ok(TopLevelGrammar::from_json_schema(bounded_space(json!({"type": "object"}))))
+        }
         GrammarKind::JsonSchema => {
             let schema = json()?;
             check_schema(&schema)?;
-            Ok(TopLevelGrammar::from_json_schema(schema))
+            Ok(TopLevelGrammar::from_json_schema(bounded_space(schema)))
         }
         GrammarKind::Regex => {
             check_regex(text)?;
@@ -118,6 +120,16 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
             Ok(TopLevelGrammar::from_lark(text.to_owned()))
         }
     }
+}
+
+/// JSON allows any amount of white space, and that is where weak models never stop. A schema that says itself what it
+/// allows keeps its word.
+fn bounded_space(mut schema: Value) -> Value {
+    if let Value::Object(members) = &mut schema {
+        let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{WHITE_SPACE_MAX}}}");
+        members.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": pattern}));
+    }
+    schema
 }
 
 /// An expression without the anchors at its ends: the whole text must match anyway.
