@@ -31,6 +31,8 @@ pub enum SpanName {
     FrontendRecords,
     /// Frontend: one write to a socket.
     FrontendWrite,
+    /// Any loop: a turn that took long (`--pause-warn-ms`).
+    Pause,
     /// A part of a request's life, written by its frontend when the request has ended.
     Request(Part),
 }
@@ -40,7 +42,7 @@ const PARTS: u32 = 64;
 
 impl SpanName {
     /// All but the parts, in the order of their numbers from 1.
-    pub const OWN: [SpanName; 10] = [
+    pub const OWN: [SpanName; 11] = [
         SpanName::EngineStep,
         SpanName::EnginePlan,
         SpanName::Prefill,
@@ -51,6 +53,7 @@ impl SpanName {
         SpanName::FrontendAdmit,
         SpanName::FrontendRecords,
         SpanName::FrontendWrite,
+        SpanName::Pause,
     ];
 
     /// Its number in a span.
@@ -69,7 +72,8 @@ impl SpanName {
         SpanName::OWN.get((word as usize).checked_sub(1)?).copied()
     }
 
-    /// As tools show it. Parts of requests are no ranges of a thread and have none.
+    /// As tools show it. Parts of requests are no ranges of a thread and have none; that a turn was a pause is only known when it
+    /// is over, so NVTX never sees that one.
     pub fn range(self) -> Option<&'static CStr> {
         Some(match self {
             SpanName::EngineStep => c"pinion.engine.step",
@@ -82,6 +86,7 @@ impl SpanName {
             SpanName::FrontendAdmit => c"pinion.frontend.admit",
             SpanName::FrontendRecords => c"pinion.frontend.records",
             SpanName::FrontendWrite => c"pinion.frontend.write",
+            SpanName::Pause => c"pinion.pause",
             SpanName::Request(_) => return None,
         })
     }
@@ -106,6 +111,7 @@ impl SpanName {
             SpanName::FrontendAdmit => ["request", "body_bytes"],
             SpanName::FrontendRecords => ["records", ""],
             SpanName::FrontendWrite => ["bytes", ""],
+            SpanName::Pause => ["paused_us", ""],
             SpanName::Request(_) => ["request", "detail"],
         }
     }
@@ -147,7 +153,7 @@ mod tests {
             assert_eq!(SpanName::from_word(name.word()), Some(name));
             assert!(!name.name().is_empty() && names.insert(name.name()), "{name:?}");
         }
-        for word in [0, 11, 63, 64 + Part::ALL.len() as u32, u32::MAX] {
+        for word in [0, 12, 63, 64 + Part::ALL.len() as u32, u32::MAX] {
             assert_eq!(SpanName::from_word(word), None, "{word}");
         }
         let id = RequestId { frontend: 3, slot: 70, generation: u32::MAX };

@@ -66,5 +66,7 @@ fn row_14_pauses_are_counted_and_told_of_and_sleep_is_none() {
     assert!(server.metric("pinion_role_context_switches_total") > 0.0);
     let text = server.stderr_text();
     assert!(text.contains("paused: a turn") && text.contains("involuntary_switches"), "{text}");
+    let trace = server.post("/debug/trace", &json!({})).text();
+    assert!(trace.contains(r#""name":"pinion.pause""#), "a pause is a span of the trace");
     server.stop();
 }

@@ -2,10 +2,12 @@
 //!
 //! A turn's time counts from its start to the next sleep or turn, less what was excused (the engine's wait for its
 //! model). So a role that only slept did not pause. The kernel's counts are read once a second and at a pause that is
-//! told of, never per turn.
+//! told of, never per turn. Each pause is a span of the trace, too.
 
+use crate::recorder::Recorder;
 use nix::sys::resource::{UsageWho, getrusage};
 use pinion_protocol::Peer;
+use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
 use pinion_shm::page::Page;
 
@@ -56,12 +58,12 @@ struct Turns {
 }
 
 impl Turns {
-    /// A turn ends and another begins. Gives the length of one that was a pause.
-    fn turn(&mut self, now_ns: u64) -> Option<u64> {
+    /// A turn ends and another begins. Gives the begin and the length of one that was a pause.
+    fn turn(&mut self, now_ns: u64) -> Option<(u64, u64)> {
         let began_ns = std::mem::replace(&mut self.began_ns, now_ns);
         let excused_ns = std::mem::take(&mut self.excused_ns);
         let took_ns = now_ns.saturating_sub(began_ns).saturating_sub(excused_ns);
-        self.warn_ns.filter(|&warn_ns| began_ns > 0 && took_ns >= warn_ns).map(|_| took_ns)
+        self.warn_ns.filter(|&warn_ns| began_ns > 0 && took_ns >= warn_ns).map(|_| (began_ns, took_ns))
     }
 
     /// What lies between the last turn and now was sleep.
@@ -100,11 +102,12 @@ impl Pauses {
     }
 
     /// A turn of the loop ends here, and another begins.
-    pub(crate) fn turn(&mut self, now_ns: u64, status: &Page) {
+    pub(crate) fn turn(&mut self, now_ns: u64, status: &Page, recorder: &Recorder) {
         if self.turns.warn_ns.is_none() {
             return;
         }
-        if let Some(took_ns) = self.turns.turn(now_ns) {
+        if let Some((began_ns, took_ns)) = self.turns.turn(now_ns) {
+            recorder.record(SpanName::Pause, began_ns, now_ns, [took_ns / 1_000, 0]);
             self.paused(took_ns, now_ns, status);
         }
         if now_ns >= self.next_look_ns {
@@ -190,7 +193,7 @@ mod tests {
                 let mut observer = Pauses::new(Peer::new(Role::Engine, 0), warn_ms, true);
                 for step in steps {
                     match *step {
-                        Turn(ms) => observer.turn(ms * MS, &page),
+                        Turn(ms) => observer.turn(ms * MS, &page, &Recorder::default()),
                         Slept(ms) => observer.slept(ms * MS),
                         Excuse(ms) => observer.excuse(ms * MS),
                     }
@@ -207,13 +210,13 @@ mod tests {
     fn row_14_the_kernels_counts_are_read_once_a_second() {
         let page = Page::create(1, 1, GAUGE_COUNT).expect("memory for a page");
         let mut observer = Pauses::new(Peer::new(Role::Engine, 0), 1_000_000, true);
-        observer.turn(1, &page);
+        observer.turn(1, &page, &Recorder::default());
         let faults = || page.get(Gauge::MinorFaults as usize);
         let before = faults();
         let touched = vec![1u8; 8 << 20];
-        observer.turn(LOOK_INTERVAL_NS, &page);
+        observer.turn(LOOK_INTERVAL_NS, &page, &Recorder::default());
         assert_eq!(faults(), before, "not a second yet");
-        observer.turn(LOOK_INTERVAL_NS + 1, &page);
+        observer.turn(LOOK_INTERVAL_NS + 1, &page, &Recorder::default());
         assert!(faults() > before, "{} bytes were touched for the first time", touched.len());
     }
 }

@@ -133,7 +133,7 @@ impl Session {
     /// The next thing the launcher said. One load when it said nothing. A role asks at the start of each turn of its
     /// loop, so this is where the pause observer sees the turns.
     pub fn control(&mut self) -> Option<ControlEvent> {
-        self.pauses.turn(clock::now_ns(), &self.status);
+        self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
         let sent = self.status.get(Gauge::ControlSequence as usize);
         if sent != self.control_seen {
             self.control_seen = sent;
@@ -245,7 +245,7 @@ impl Session {
     /// has passed. Returns at once if something is there. Spins first only if the plan says so.
     pub fn wait(&mut self, timeout: Duration) {
         self.beat();
-        self.pauses.turn(clock::now_ns(), &self.status);
+        self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
         let found = self.spin();
         self.pauses.slept(clock::now_ns());
         if found || !self.arm() {
@@ -288,7 +288,7 @@ impl Session {
 
     /// Says to every writer that this role sleeps. `false` if there is input already: then nothing is armed.
     pub fn arm(&mut self) -> bool {
-        self.pauses.turn(clock::now_ns(), &self.status);
+        self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
         let armed = self.links.inboxes.iter().all(Inbox::arm);
         if armed && !self.has_input() {
             return true;

@@ -38,6 +38,11 @@ impl Place {
     fn thread(self) -> u32 {
         self.process() * 10 + u32::from(self.track)
     }
+
+    /// Pauses have a line of their own: a turn that took long may end in the middle of another span.
+    fn pauses(self) -> u32 {
+        self.process() * 10 + 9
+    }
 }
 
 /// Microseconds of nanoseconds.
@@ -80,6 +85,10 @@ impl Events {
                 self.write(format_args!(
                     r#"{{"ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{pid}}}}}"#
                 ));
+                let pauses = place.pauses();
+                self.write(format_args!(
+                    r#"{{"ph":"M","pid":{pid},"tid":{pauses},"name":"thread_name","args":{{"name":"pauses"}}}}"#
+                ));
             }
             let track = track_name(place.track);
             self.write(format_args!(
@@ -105,7 +114,8 @@ impl Events {
 
     fn slice(&mut self, place: Place, name: SpanName, span: &Span) {
         let (begin, duration) = (Micros(span.begin_ns), Micros(span.duration_ns));
-        let (pid, tid, text) = (place.process(), place.thread(), name.name());
+        let tid = if name == SpanName::Pause { place.pauses() } else { place.thread() };
+        let (pid, text) = (place.process(), name.name());
         let arguments = Arguments { names: name.arguments(), values: span.arguments };
         self.write(format_args!(
             r#"{{"ph":"X","pid":{pid},"tid":{tid},"name":"{text}","ts":{begin},"dur":{duration},"args":{{{arguments}}}}}"#
