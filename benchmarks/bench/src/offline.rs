@@ -99,12 +99,11 @@ impl BatchArgs {
         if !self.no_warmup {
             let warmup = self.jobs(&fields, self.prompt.seed ^ WARMUP_SEED)?;
             let run = replay(&warmup, target, sending)?;
-            if let Some(error) = run.requests.iter().find_map(|request| request.outcome.error.as_ref()) {
-                return Err(format!("the warm-up failed: {error}"));
-            }
+            all_answered(&run).map_err(|error| format!("the warm-up failed: {error}"))?;
         }
         let before = Scrape::settled(target);
         let run = replay(&batch, target, sending)?;
+        all_answered(&run)?;
         let after = Scrape::settled(target);
         let figures = figures::of(&run, None, false);
         let counted = figures.output_tokens;
@@ -117,6 +116,17 @@ impl BatchArgs {
             return Err(message);
         }
         Ok((record, run))
+    }
+}
+
+/// A batch with a failed request is no measurement of a whole batch.
+fn all_answered(run: &Run) -> Result<(), String> {
+    let errors = run.requests.iter().filter_map(|request| request.outcome.error.as_ref());
+    match errors.clone().next() {
+        None => Ok(()),
+        Some(first) => {
+            Err(format!("{} of {} requests failed, one with: {first}", errors.count(), run.requests.len()))
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::detokenizer::{Counts, Detokenizer};
 use pinion_config::Exit;
-use pinion_protocol::detokenizer_inbox::kind;
 use pinion_protocol::frontend_inbox::kind::DELTAS;
 use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
@@ -20,10 +19,9 @@ const STEPS_PER_TURN: usize = 16;
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// How long to sleep while a frontend's ring is full.
 const BACKLOG_WAIT: Duration = Duration::from_millis(1);
-/// With more than this waiting for a frontend beyond its ring, scores of prompts are held back.
-const SCORES_BACKLOG_BYTES_MAX: usize = 256 << 10;
-/// How often to wait for such a frontend before a record of scores is sent all the same.
-const SCORES_WAITS_MAX: u32 = 20;
+/// With more than this waiting for a frontend that is slow but reads, no further step is taken: the engine's ring fills,
+/// and the engine works at the frontend's pace.
+const LAG_BYTES_MAX: usize = 256 << 10;
 /// Streams that were given up are looked for this often, in ns.
 const SWEEP_INTERVAL_NS: u64 = 200_000_000;
 
@@ -75,6 +73,13 @@ impl Server {
                     return self.session.stop();
                 }
                 self.take_event(event);
+            }
+            if self.session.links.outboxes.iter().any(|outbox| outbox.lag_bytes() > LAG_BYTES_MAX) {
+                self.take_openings();
+                self.session.beat();
+                std::thread::sleep(BACKLOG_WAIT);
+                self.session.links.publish();
+                continue;
             }
             let taken = self.take_turn();
             self.session.links.publish();
@@ -133,9 +138,6 @@ impl Server {
                 // The opening of a stream was published before its first event was, so it is visible now
                 // even if it was not when the turn began.
                 self.take_openings();
-                if record_kind == kind::PROMPT {
-                    self.await_frontends();
-                }
                 self.handle_step(from, record_kind);
             }
         }
@@ -161,20 +163,6 @@ impl Server {
         let Some(record_kind) = copy_record(inbox, &mut self.step) else { return false };
         self.handle_step(inbox.from, record_kind);
         true
-    }
-
-    /// Scores of prompts come in floods: while a frontend is far behind, they wait a little, so that its backlog stays
-    /// for what cannot wait. A frontend that does not read at all delays each record by no more than this.
-    fn await_frontends(&mut self) {
-        for _ in 0..SCORES_WAITS_MAX {
-            let outboxes = &self.session.links.outboxes;
-            if outboxes.iter().all(|outbox| outbox.backlog_bytes() <= SCORES_BACKLOG_BYTES_MAX) {
-                return;
-            }
-            self.session.beat();
-            std::thread::sleep(BACKLOG_WAIT);
-            self.session.links.publish();
-        }
     }
 
     fn handle_step(&mut self, from: Peer, record_kind: u16) {

@@ -27,7 +27,10 @@ const WAITING_WATCHED_MAX: usize = 64;
 /// share of the ring.
 const SCORES_PER_STEP_MAX: u32 = 128;
 /// With so much waiting for the detokenizers, steps report as few prompt tokens as they can.
-const SCORES_BACKLOG_BYTES_MAX: usize = 64 << 10;
+const SCORES_LAG_BYTES_MAX: usize = 64 << 10;
+/// With so much waiting for the detokenizers, no step is launched: a model that is faster than whoever reads its tokens
+/// works at their pace, and no stream ends for it.
+const STEP_LAG_BYTES_MAX: usize = 256 << 10;
 
 /// The sizes that an engine works within.
 #[derive(Debug, Clone, Copy)]
@@ -147,9 +150,9 @@ impl Engine {
         let received = self.drain(ports) + self.admit_compiled(ports);
         self.watch(ports);
 
-        let lags = ports.detokenizer_backlog_bytes() > SCORES_BACKLOG_BYTES_MAX;
-        self.scheduler.limit_scores(if lags { 0 } else { SCORES_PER_STEP_MAX });
-        let launched = self.plan(ports);
+        let lag_bytes = ports.detokenizer_lag_bytes();
+        self.scheduler.limit_scores(if lag_bytes > SCORES_LAG_BYTES_MAX { 0 } else { SCORES_PER_STEP_MAX });
+        let launched = lag_bytes <= STEP_LAG_BYTES_MAX && self.plan(ports);
         if launched {
             ports.planned(self.scheduler.current_plan());
             self.launch(ports)?;

@@ -28,8 +28,8 @@ pub trait Ports {
     /// # Errors
     /// [`Overflow`]: the reader has not read for so long that the backlog is over its bound.
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow>;
-    /// Bytes that wait for detokenizers beyond what their rings took.
-    fn detokenizer_backlog_bytes(&self) -> usize;
+    /// Bytes that wait, beyond what their rings took, for detokenizers that are slow but read.
+    fn detokenizer_lag_bytes(&self) -> usize;
     /// Makes everything staged visible.
     fn publish(&mut self);
     /// So much of this turn passed in the model: the host did not pause.
@@ -78,9 +78,9 @@ impl Ports for Session {
         outbox.send(kind, payload)
     }
 
-    fn detokenizer_backlog_bytes(&self) -> usize {
+    fn detokenizer_lag_bytes(&self) -> usize {
         let outboxes = self.links.outboxes.iter().filter(|outbox| outbox.to.role == Role::Detokenizer);
-        outboxes.map(Outbox::backlog_bytes).sum()
+        outboxes.map(Outbox::lag_bytes).sum()
     }
 
     fn publish(&mut self) {

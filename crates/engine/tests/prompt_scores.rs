@@ -87,7 +87,7 @@ fn company_preemption_and_a_lagging_detokenizer_change_nothing() {
             };
             rig.admit(id, &prompt, prompt.len(), sampling.clone());
             all.push((id, prompt, sampling));
-            rig.backlog_bytes = if slot % 4 == 0 { 1 << 30 } else { 0 };
+            rig.lag_bytes = if slot % 4 == 0 { 128 << 10 } else { 0 };
             engine.turn(&mut rig).expect("the model works");
             rig.read();
         }
@@ -120,8 +120,8 @@ fn a_detokenizer_that_lags_gets_one_score_for_each_row_and_step() {
     let (mut engine, mut rig) = (engine(small(), false), Rig::new());
     let prompt = Random(3).prompt(40);
     let mut turns = Vec::new();
-    for (slot, backlog_bytes) in [(0, 0), (1, 1 << 20)] {
-        rig.backlog_bytes = backlog_bytes;
+    for (slot, lag_bytes) in [(0, 0), (1, 128 << 10)] {
+        rig.lag_bytes = lag_bytes;
         let id = rig.open(0, slot);
         rig.admit(id, &prompt, prompt.len(), asking(1, 0));
         turns.push(settle(&mut engine, &mut rig));

@@ -228,6 +228,31 @@ fn check_stuck_detokenizer(overlap: bool) {
 }
 
 #[test]
+fn a_model_that_is_faster_than_its_reader_waits_for_it() {
+    for overlap in [false, true] {
+        let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
+        let id = rig.open(0, 0);
+        rig.admit(id, &[3, 1], 2, asks(20));
+        let mut turns = 0;
+        while rig.stories.get(&id).is_none_or(|story| story.finished.is_empty()) {
+            // Every other turn finds the reader behind: what was launched comes out, and nothing new begins.
+            rig.lag_bytes = 1 << 20;
+            while engine.turn(&mut rig) == Ok(Turn::Worked) {}
+            let steps = rig.gauge(Gauge::Steps);
+            assert_eq!(engine.turn(&mut rig), Ok(Turn::Idle));
+            assert_eq!(rig.gauge(Gauge::Steps), steps);
+            rig.lag_bytes = 0;
+            engine.turn(&mut rig).expect("the fake model works");
+            rig.read();
+            turns += 1;
+            assert!(turns < 100, "no progress");
+        }
+        assert!(turns >= 20, "{turns} turns for 20 tokens");
+        assert_eq!(rig.ended(id).0.tokens, oracle(&[3, 1], 0, 20));
+    }
+}
+
+#[test]
 fn a_lost_peer_takes_its_requests_along_in_silence() {
     for overlap in [false, true] {
         check_lost_peer(overlap);

@@ -6,6 +6,7 @@ use crate::channel::{ChannelReader, ChannelWriter};
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId};
+use pinion_shm::clock;
 use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::Region;
@@ -14,6 +15,8 @@ use pinion_shm::slots::{Slot, SlotTable};
 use std::collections::VecDeque;
 use std::net::TcpListener;
 
+/// A reader that has taken nothing for so long while records waited has stopped; nobody slows down for it any more.
+const READER_PATIENCE_NS: u64 = 500_000_000;
 /// Bytes of backlog an [`Outbox`] keeps beyond its full ring before it reports [`Overflow`].
 pub(crate) const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
@@ -112,11 +115,13 @@ pub struct Outbox {
     target: Target,
     backlog: VecDeque<(u16, Vec<u8>)>,
     backlog_bytes: usize,
+    /// When the reader last made room for a record of the backlog, or the backlog began.
+    taken_ns: u64,
 }
 
 impl Outbox {
     pub(crate) fn new(to: Peer, writer: Writer<Region, Doorbell>) -> Outbox {
-        Outbox { to, target: Target::Ring(writer), backlog: VecDeque::new(), backlog_bytes: 0 }
+        Outbox { to, target: Target::Ring(writer), backlog: VecDeque::new(), backlog_bytes: 0, taken_ns: 0 }
     }
 
     /// Writes to a channel from here on; what the ring held is lost.
@@ -126,7 +131,7 @@ impl Outbox {
             Target::Channel(writer) => writer.into_doorbell(),
         };
         let target = Target::Channel(ChannelWriter::new(sender, doorbell));
-        Outbox { to: self.to, target, backlog: VecDeque::new(), backlog_bytes: 0 }
+        Outbox { to: self.to, target, backlog: VecDeque::new(), backlog_bytes: 0, taken_ns: 0 }
     }
 
     /// Stages one record, in order: in the ring, or behind what the ring could not take. Allocates only in
@@ -155,6 +160,9 @@ impl Outbox {
         if self.backlog_bytes + payload.len() > BACKLOG_BYTES_MAX {
             return Err(Overflow);
         }
+        if self.backlog.is_empty() {
+            self.taken_ns = clock::now_ns();
+        }
         self.backlog_bytes += payload.len();
         self.backlog.push_back((kind, payload.to_vec()));
         Ok(())
@@ -167,6 +175,7 @@ impl Outbox {
             Target::Ring(writer) => writer,
             Target::Channel(writer) => return writer.publish(),
         };
+        let waiting = self.backlog.len();
         while let Some((kind, payload)) = self.backlog.front() {
             if writer.push(*kind, payload).is_err() {
                 break;
@@ -174,12 +183,23 @@ impl Outbox {
             self.backlog_bytes -= payload.len();
             self.backlog.pop_front();
         }
+        if self.backlog.len() < waiting {
+            self.taken_ns = clock::now_ns();
+        }
         writer.publish();
     }
 
     /// Bytes that wait outside the ring.
     pub fn backlog_bytes(&self) -> usize {
         self.backlog_bytes
+    }
+
+    /// Bytes that wait for a reader that is slow but reads: its writers should slow down. 0 if it has taken nothing for
+    /// half a second: whoever waited for it would stop with it.
+    pub fn lag_bytes(&self) -> usize {
+        let reads =
+            self.backlog_bytes > 0 && clock::now_ns().saturating_sub(self.taken_ns) < READER_PATIENCE_NS;
+        if reads { self.backlog_bytes } else { 0 }
     }
 }
 
@@ -238,5 +258,54 @@ impl Links {
     /// The slot table of frontend `index`.
     pub fn slot_table(&self, index: u16) -> Option<&SlotTable> {
         self.slots.get(usize::from(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinion_protocol::Role;
+    use pinion_shm::region::RegionKind;
+    use pinion_shm::ring::region_words;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_slow_reader_is_waited_for_and_one_that_stopped_is_not() {
+        let region = Region::create("test", RegionKind::Ring, 1, 1, region_words(4096)).unwrap();
+        let writer = Writer::new(region.clone(), 1, Doorbell::create().unwrap()).unwrap();
+        let mut reader = Reader::new(region, 1).unwrap();
+        let mut outbox = Outbox::new(Peer::new(Role::Frontend, 0), writer);
+        let payload = [7; 1000];
+        let mut sent = 0;
+        while outbox.backlog_bytes() == 0 {
+            outbox.send(1, &payload).unwrap();
+            outbox.publish();
+            sent += 1;
+        }
+        assert!((2..=5).contains(&sent), "{sent} records for a ring of 4096 bytes");
+        assert_eq!(outbox.lag_bytes(), payload.len());
+
+        let begin = Instant::now();
+        while outbox.lag_bytes() > 0 {
+            assert!(begin.elapsed() < Duration::from_secs(10), "still waiting for a reader that has stopped");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(begin.elapsed().as_nanos() >= u128::from(READER_PATIENCE_NS) / 2);
+        assert_eq!(outbox.backlog_bytes(), payload.len(), "nothing is thrown away");
+        outbox.send(1, &payload).unwrap();
+
+        let mut got = 0;
+        while outbox.backlog_bytes() > 0 {
+            assert_eq!(reader.next().unwrap().expect("a record").payload, payload);
+            got += 1;
+            let before = outbox.backlog_bytes();
+            outbox.publish();
+            let made_room = outbox.backlog_bytes() < before;
+            assert_eq!(outbox.lag_bytes() > 0, made_room && outbox.backlog_bytes() > 0, "it reads again");
+        }
+        while reader.next().unwrap().is_some() {
+            got += 1;
+        }
+        assert_eq!(got, sent + 1);
     }
 }

@@ -149,7 +149,7 @@ impl Ports for World {
         Ok(())
     }
 
-    fn detokenizer_backlog_bytes(&self) -> usize {
+    fn detokenizer_lag_bytes(&self) -> usize {
         let look = self.backlog_looks.get();
         self.backlog_looks.set(look + 1);
         let found = pop_if(&mut self.backlogs.borrow_mut(), |(number, _)| *number == look);

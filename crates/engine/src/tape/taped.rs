@@ -234,8 +234,8 @@ impl<P: Ports> Ports for Taped<'_, P> {
         sent
     }
 
-    fn detokenizer_backlog_bytes(&self) -> usize {
-        let bytes = self.ports.detokenizer_backlog_bytes();
+    fn detokenizer_lag_bytes(&self) -> usize {
+        let bytes = self.ports.detokenizer_lag_bytes();
         let mut tape = self.tape.borrow_mut();
         let look = tape.backlog_looks;
         tape.backlog_looks += 1;

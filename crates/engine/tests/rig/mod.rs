@@ -81,8 +81,8 @@ pub struct Rig {
     pub stories: HashMap<RequestId, Story>,
     pub records_sent: u64,
     recorder: Recorder,
-    /// What the engine is told of its outboxes.
-    pub backlog_bytes: usize,
+    /// What the engine is told of its detokenizers.
+    pub lag_bytes: usize,
     now_ns: std::cell::Cell<u64>,
 }
 
@@ -100,7 +100,7 @@ impl Rig {
             stories: HashMap::new(),
             records_sent: 0,
             recorder: recorder(),
-            backlog_bytes: 0,
+            lag_bytes: 0,
             now_ns: std::cell::Cell::new(1),
         }
     }
@@ -271,8 +271,8 @@ impl Ports for Rig {
         edges[usize::from(to.index)].writer.push(kind, payload).map_err(|_| Overflow)
     }
 
-    fn detokenizer_backlog_bytes(&self) -> usize {
-        self.backlog_bytes
+    fn detokenizer_lag_bytes(&self) -> usize {
+        self.lag_bytes
     }
 
     fn publish(&mut self) {
