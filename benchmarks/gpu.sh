@@ -124,6 +124,7 @@ run() { # run OUT [--dry-run OBJECT MODEL]
     stage logits 20 "$HERE/cuda_check" "$OBJECT" logits "$MODEL" "$OUT/logits.f32"
     reference parity_reference 45 --logits "$OUT/logits.f32"
     stage steps 30 "$HERE/cuda_check" "$OBJECT" steps "$MODEL"
+    stage steps_fused 30 "$HERE/cuda_check" "$OBJECT" steps "$MODEL" fused
     stage steps_no_graphs 30 "$HERE/cuda_check" "$OBJECT" steps "$MODEL" no-graphs
     stage steps_no_fused 30 "$HERE/cuda_check" "$OBJECT" steps "$MODEL" no-fused
     stage steps_plain_prefill 30 "$HERE/cuda_check" "$OBJECT" steps "$MODEL" plain-prefill
@@ -131,7 +132,9 @@ run() { # run OUT [--dry-run OBJECT MODEL]
     offline offline
     offline offline_no_overlap --no-overlap
     offline offline_no_graphs --no-cuda-graphs
+    offline offline_fused --decode fused
     online online
+    online online_fused --decode fused
     online online_no_overlap --no-overlap
     reference baseline 60 --baseline
     [ -n "$DRY" ] || rm -rf "$MODEL"

@@ -1,40 +1,18 @@
 // Rows from tables: embeddings, the last token of each sampling row; block tables and cache blocks; rotary positions.
 // Contract: pinion_cuda.h. Twins: crates/ops/src/cuda/twin.rs.
-#include "target.h"
+#include "embed.h"
 
 namespace pinion {
 namespace {
 
 constexpr unsigned THREADS = 128;
 
-__device__ __forceinline__ unsigned clamped(unsigned index, unsigned count) { return index < count ? index : count - 1; }
-
 template <typename T>
 __global__ void __launch_bounds__(THREADS) embed_kernel(PinionCudaEmbed args) {
     constexpr unsigned N = PER_CHUNK<T>;
-    unsigned token = at<uint32_t>(args.tokens)[blockIdx.x];
-    if (token == PINION_FUTURE_TOKEN) {
-        unsigned lane = at<uint32_t>(args.lanes)[blockIdx.x];
-        token = lane == PINION_NO_LANE ? 0 : at<uint32_t>(args.lane_tokens)[lane];
-    }
-    const T* from = at<T>(args.token_table) + size_t(clamped(token, args.vocab)) * args.width;
-    const T* position = nullptr;
-    if (args.position_table) {
-        unsigned index = clamped(at<uint32_t>(args.positions)[blockIdx.x], args.positions_max);
-        position = at<T>(args.position_table) + size_t(index) * args.width;
-    }
+    EmbeddedRow<T> row(args, blockIdx.x);
     T* out = at<T>(args.out) + size_t(blockIdx.x) * args.width;
-    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
-        Chunk chunk = load_chunk(from + i);
-        if (position) {
-            float values[N], more[N];
-            unpack<T>(chunk, values);
-            unpack<T>(load_chunk(position + i), more);
-            for (unsigned j = 0; j < N; j++) values[j] += more[j];
-            chunk = pack<T>(values);
-        }
-        store_chunk(out + i, chunk);
-    }
+    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) store_chunk(out + i, row.chunk(i));
 }
 
 template <typename T>

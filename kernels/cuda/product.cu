@@ -3,7 +3,7 @@
 // With up to eight rows a product is a walk over the weights. A warp makes one output (or four, for wide outputs) of all
 // rows: 16 bytes of a weight row a lane, streamed past L1, two steps of the walk in flight at once; x is
 // small and stays in L1.
-#include "target.h"
+#include "rows.h"
 
 namespace pinion {
 
@@ -36,37 +36,24 @@ __global__ void __launch_bounds__(THREADS) few_rows_kernel(PinionCudaProduct arg
             unsigned output = first + o < args.n ? first + o : args.n - 1;
             chunks[o] = stream_chunk(weight + size_t(output) * args.k + i);
         }
-        float weights[OUTPUTS][N];
-#pragma unroll
-        for (unsigned o = 0; o < OUTPUTS; o++) unpack<T>(chunks[o], weights[o]);
-#pragma unroll
-        for (unsigned r = 0; r < ROWS; r++) {
-            float values[N];
-            // Rows past the last repeat it; what they sum to is not stored.
-            unpack<T>(load_chunk(x + size_t(r < args.m ? r : args.m - 1) * args.k + i), values);
-#pragma unroll
-            for (unsigned o = 0; o < OUTPUTS; o++)
-#pragma unroll
-                for (unsigned j = 0; j < N; j++) sums[o][r] += values[j] * weights[o][j];
-        }
+        multiply<T, OUTPUTS, ROWS>(chunks, x + i, args.k, args.m, sums);
     }
+    unsigned row = row_of_lane<ROWS>();
+    bool stores = is_first_of_row<ROWS>() && row < args.m;
 #pragma unroll
     for (unsigned o = 0; o < OUTPUTS; o++) {
-#pragma unroll
-        for (unsigned r = 0; r < ROWS; r++) {
-            float sum = warp_reduce(sums[o][r], Sum());
-            unsigned output = first + o;
-            if (lane != 0 || output >= args.n || r >= args.m) continue;
-            if (args.bias) sum += to_float(at<T>(args.bias)[output]);
-            sum = activate(sum, args.activation);
-            size_t to = size_t(r) * args.n + output;
-            if (args.y_dtype == PINION_CUDA_F32) {
-                float* y = at<float>(args.y) + to;
-                *y = args.accumulate ? *y + sum : sum;
-            } else {
-                T* y = at<T>(args.y) + to;
-                *y = from_float<T>(args.accumulate ? to_float(*y) + sum : sum);
-            }
+        float sum = reduce_rows<ROWS>(sums[o]);
+        unsigned output = first + o;
+        if (!stores || output >= args.n) continue;
+        if (args.bias) sum += to_float(at<T>(args.bias)[output]);
+        sum = activate(sum, args.activation);
+        size_t to = size_t(row) * args.n + output;
+        if (args.y_dtype == PINION_CUDA_F32) {
+            float* y = at<float>(args.y) + to;
+            *y = args.accumulate ? *y + sum : sum;
+        } else {
+            T* y = at<T>(args.y) + to;
+            *y = from_float<T>(args.accumulate ? to_float(*y) + sum : sum);
         }
     }
 }

@@ -23,6 +23,7 @@ int32_t pinion_cuda_abi(void) { return PINION_CUDA_ABI; }
 const char* pinion_cuda_error_text(int32_t code) {
     switch (code) {
     case PINION_CUDA_BAD_ARGUMENT: return "an argument is outside the kernel's contract";
+    case PINION_CUDA_DOES_NOT_FIT: return "the rows and a part of the weights do not fit into the shared memory of a block";
     case PINION_CUDA_NO_PRODUCTS: return "cuBLASLt could not be opened";
     case PINION_CUDA_PRODUCT_FAILED: return "cuBLASLt refused a product";
     default: return cudaGetErrorString(static_cast<cudaError_t>(code));

@@ -19,6 +19,8 @@ dim3 block_shape, grid_shape;
 namespace {
 
 constexpr size_t STACK_BYTES = 64 * 1024;
+// Rounds over all fibers in which none did more than spin: then what they wait for will not come.
+constexpr unsigned IDLE_ROUNDS_MAX = 64;
 bool descending = false;
 const std::function<void()>* kernel_body = nullptr;
 Barrier* grid_wide = nullptr;
@@ -82,21 +84,24 @@ void fiber_main() {
     abort();
 }
 
-// Runs the fibers until all are done. A pass in which nobody could run is a barrier that not everybody reaches.
+// Runs the fibers until all are done. Rounds in which nobody moves on are a barrier that not everybody reaches.
 void schedule(const char* name, std::vector<Fiber>& fibers) {
     size_t left = fibers.size();
+    unsigned idle_rounds = 0;
     while (left > 0) {
         bool moved = false;
         for (size_t i = 0; i < fibers.size(); i++) {
             Fiber& fiber = fibers[descending ? fibers.size() - 1 - i : i];
             if (fiber.done || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
             fiber.waits_on = nullptr;
+            fiber.spins = false;
             current = &fiber;
             enter(fiber);
-            moved = true;
+            moved = moved || !fiber.spins;
             if (fiber.done) left--;
         }
-        if (!moved) {
+        idle_rounds = moved ? 0 : idle_rounds + 1;
+        if (idle_rounds > IDLE_ROUNDS_MAX) {
             fprintf(stderr, "kernel %s: %zu threads wait at a barrier that the others do not reach\n", name, left);
             abort();
         }
@@ -125,6 +130,32 @@ void wait(Barrier& barrier, unsigned expected) {
 }
 
 void grid_barrier() { wait(*grid_wide, grid_threads); }
+
+void copy_async(void* to, const void* from, size_t bytes) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
+        fprintf(stderr, "an asynchronous copy of %zu bytes is not aligned\n", bytes);
+        abort();
+    }
+    if (descending)
+        current->copies.push_back({to, from, bytes, current->group});
+    else
+        memcpy(to, from, bytes);
+}
+
+void commit_copies() { current->group++; }
+
+void wait_copies(unsigned pending) {
+    auto& copies = current->copies;
+    size_t done = 0;
+    for (; done < copies.size() && copies[done].group + pending < current->group; done++)
+        memcpy(copies[done].to, copies[done].from, copies[done].bytes);
+    copies.erase(copies.begin(), copies.begin() + done);
+}
+
+void pause() {
+    current->spins = true;
+    leave(*current);
+}
 
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool cooperative, const std::function<void()>& body) {
     unsigned block_count = grid.x * grid.y * grid.z, threads = block.x * block.y * block.z;

@@ -4,7 +4,7 @@
 // everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Threads and
 // blocks run in ascending order in one launch and in descending order in the next: a kernel that misses a barrier gives
 // different results in the two.
-// Not emulated: alignment faults, memory order between blocks, time.
+// Not emulated: alignment faults (but of asynchronous copies), memory order between blocks, time.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include <functional>
+#include <vector>
 
 struct dim3 {
     unsigned x, y, z;
@@ -21,6 +22,12 @@ struct dim3 {
 namespace emulation {
 
 struct Block;
+struct AsyncCopy {
+    void* to;
+    const void* from;
+    size_t bytes;
+    unsigned group;
+};
 struct Fiber {
     dim3 thread_index{0, 0, 0};
     unsigned linear = 0;
@@ -30,6 +37,9 @@ struct Fiber {
     const uint64_t* waits_on = nullptr;
     uint64_t waits_past = 0;
     bool done = false;
+    bool spins = false;
+    std::vector<AsyncCopy> copies; // not done yet
+    unsigned group = 0;            // of the next copy
 };
 
 struct Barrier {
@@ -54,6 +64,13 @@ extern Fiber* current;
 extern dim3 block_shape, grid_shape;
 void wait(Barrier& barrier, unsigned expected);
 void grid_barrier();
+// Asynchronous copies are done when they are begun in one launch, and when they are waited for in the next: a kernel that
+// reads too early, or overwrites what is still to be read, gives different results in the two.
+void copy_async(void* to, const void* from, size_t bytes);
+void commit_copies();
+void wait_copies(unsigned pending);
+// A turn of a loop that waits for another thread's store.
+void pause();
 // Runs a kernel's blocks, one after another or (cooperative) all at once.
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool cooperative, const std::function<void()>& body);
 

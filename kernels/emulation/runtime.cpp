@@ -76,6 +76,7 @@ int32_t pinion_cuda_abi(void) { return PINION_CUDA_ABI; }
 const char* pinion_cuda_error_text(int32_t code) {
     switch (code) {
     case PINION_CUDA_BAD_ARGUMENT: return "an argument is outside the kernel's contract";
+    case PINION_CUDA_DOES_NOT_FIT: return "the rows and a part of the weights do not fit into the shared memory of a block";
     case CAPTURE_INVALID: return "the operation is not permitted while a stream is captured";
     case OUT_OF_MEMORY: return "out of memory";
     default: return "an unknown error";

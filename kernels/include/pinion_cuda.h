@@ -27,7 +27,7 @@ enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2
 // In place of a token id: the token that the lane's last step sampled.
 #define PINION_FUTURE_TOKEN 0xffffffffu
 // Codes of this object, beside those of the CUDA runtime (which are below 2000).
-enum { PINION_CUDA_BAD_ARGUMENT = 5001, PINION_CUDA_NO_PRODUCTS = 5002, PINION_CUDA_PRODUCT_FAILED = 5003 };
+enum { PINION_CUDA_BAD_ARGUMENT = 5001, PINION_CUDA_NO_PRODUCTS = 5002, PINION_CUDA_PRODUCT_FAILED = 5003, PINION_CUDA_DOES_NOT_FIT = 5004 };
 
 typedef struct PinionCudaFacts {
     char name[128];
@@ -186,6 +186,49 @@ typedef struct PinionCudaAttention {
     float scale;
 } PinionCudaAttention;
 int32_t pinion_cuda_attention(const PinionCudaAttention* args, void* stream);
+
+// The fused decode step: everything of a GPT-2 between token ids and logits for 1 to PINION_GEMV_ROWS_MAX rows, each the next
+// token of another lane, in one kernel that stays on the device (cooperative launch; docs/design/0008-fused-decode.md).
+// Computes what embed, norm, product and attention compute one after the other, rounded at the same places:
+// inner = 4 * hidden or what the model has; heads == kv_heads; heads * head_dim == hidden == embed.width.
+// Bytes moved: every weight once, keys and values of the context once, activations through L2.
+enum { PINION_DECODE_LAYERS_MAX = 128, PINION_DECODE_BLOCKS_MAX = 1024 };
+typedef struct PinionCudaDecodeLayer {
+    uint64_t norm_weight, norm_bias;             // [hidden]
+    uint64_t qkv_weight, qkv_bias;               // [3 * hidden, hidden], [3 * hidden]
+    uint64_t projection_weight, projection_bias; // [hidden, hidden], [hidden]
+    uint64_t norm_mlp_weight, norm_mlp_bias;     // [hidden]
+    uint64_t up_weight, up_bias;                 // [inner, hidden], [inner]
+    uint64_t down_weight, down_bias;             // [hidden, inner], [hidden]
+    uint64_t cache;                              // of this layer
+    float scale;                                 // on the scores
+    uint32_t padding;
+} PinionCudaDecodeLayer;
+typedef struct PinionCudaDecode {
+    PinionCudaEmbed embed;                       // out [rows, hidden] is the residual, whole at the end; count = rows
+    PinionCudaAttention attention;               // of every layer, but for cache and scale; q is qkv [rows, 3, hidden], append 1
+    uint64_t layers;                             // PinionCudaDecodeLayer [layer_count], on the device
+    uint64_t norm_final_weight, norm_final_bias; // [hidden]
+    uint64_t head;                               // [vocab, hidden]
+    uint64_t inner_rows;                         // [rows, inner], overwritten
+    uint64_t logits;                             // fp32 [rows, vocab]
+    uint64_t barrier;                            // u32, zero before the first launch and left alone from then on
+    uint32_t layer_count, hidden, inner, vocab;
+    uint32_t blocks, group_slots; // from the plan, or fewer
+    int32_t activation;
+    float epsilon;
+} PinionCudaDecode;
+typedef struct PinionCudaDecodePlan {
+    uint32_t blocks;       // as many as are on the device at once: one a multiprocessor
+    uint32_t group_slots;  // how much of the weights is fetched ahead
+    uint32_t shared_bytes; // of a block
+} PinionCudaDecodePlan;
+// Looks at the sizes in `args` and at the device. PINION_CUDA_DOES_NOT_FIT when a block's shared memory cannot hold the rows.
+// Not while a stream is captured.
+int32_t pinion_cuda_decode_plan(const PinionCudaDecode* args, PinionCudaDecodePlan* plan);
+// More blocks than can be on the device at once are an error of the launch. No sum crosses a block but those of attention,
+// which are joined in the order of the parts: the same `splits` give the same bits, with any `blocks`.
+int32_t pinion_cuda_decode_step(const PinionCudaDecode* args, void* stream);
 
 // Tiles of up to PINION_PREFILL_TILE query tokens that follow each other in one sequence, on tensor cores (mma m16n8k16):
 // bf16 and f16, head_dim 64 or 128. tiles: u32 [count, 2] {first token, tokens}. K and V must be in the cache already.

@@ -29,6 +29,8 @@ pub struct CudaConfig {
     pub fused: bool,
     /// Attention of prompt chunks on tensor cores where they take the shape.
     pub prefill_on_tensor_cores: bool,
+    /// Decode steps of up to eight rows as one kernel.
+    pub fused_decode: bool,
 }
 
 impl CudaConfig {
@@ -60,6 +62,7 @@ impl CudaConfig {
             graphs: settings.switch("cuda-graphs").unwrap_or(true),
             fused: settings.switch("cuda-fused").unwrap_or(true),
             prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
+            fused_decode: take.is("decode", "fused"),
         })
     }
 

@@ -177,6 +177,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
         kind: Choice { accepted: &[choice("auto", &[]), choice("plain", &[])], refused: &[] },
         help: "CUDA: attention of prompt chunks: `auto` is the tensor cores where type and head size allow, `plain` the \
                decode kernel for each token." },
+    Opt { name: "decode", group: Engine, preset: Is("graph"),
+        kind: Choice { accepted: &[choice("graph", &[]), choice("fused", &[])], refused: &[] },
+        help: "CUDA: decode steps of up to eight rows: `graph` is a captured graph of kernels (see cuda-graphs), `fused` one \
+               kernel for the whole step that stays on the GPU and fetches weights ahead. `fused` has not been measured." },
     Opt { name: "fake-step-us", group: Engine, kind: Number { min: 0, max: 60_000_000 }, preset: Is("0"),
         help: "Fake backend: time of one step, in µs." },
     Opt { name: "fake-prefill-us-per-token", group: Engine, kind: Number { min: 0, max: 1_000_000 }, preset: Is("0"),

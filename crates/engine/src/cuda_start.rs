@@ -27,7 +27,7 @@ pub(crate) fn start(
 fn options(config: &Config, cuda: &CudaConfig) -> pinion_model::cuda::CudaOptions {
     use pinion_config::Dtype;
     use pinion_model::KvSize;
-    use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, PrefillAttention};
+    use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention};
     CudaOptions {
         object: cuda.object.clone(),
         device: 0,
@@ -47,6 +47,7 @@ fn options(config: &Config, cuda: &CudaConfig) -> pinion_model::cuda::CudaOption
         graphs: cuda.graphs,
         fused: cuda.fused,
         prefill: if cuda.prefill_on_tensor_cores { PrefillAttention::Auto } else { PrefillAttention::Plain },
+        decode: if cuda.fused_decode { DecodePath::Fused } else { DecodePath::Graph },
     }
 }
 

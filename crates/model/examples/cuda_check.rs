@@ -2,13 +2,13 @@
 //!
 //! `kernels` holds every kernel against its twin on the device; `parity` the engine against the CPU engine in fp32;
 //! `logits` writes the fp32 engine's logits of one prompt for benchmarks/gpu_reference.py. `copy` and `steps` measure, and print one JSON object a line. Switches of `steps`: no-graphs, no-fused, plain-prefill,
-//! bf16, f32. It also runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
+//! fused (the fused decode step), bf16, f32. It also runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
 
 #[allow(dead_code, reason = "the sweeps are shared with a test")]
 #[path = "../../ops/tests/cuda/sweeps/mod.rs"]
 mod sweeps;
 
-use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, PrefillAttention, load_cuda};
+use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     DtypeChoice, KvSize, Model, ModelOptions, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped,
     WarmUp, load,
@@ -59,13 +59,14 @@ fn kernels(object: &str) -> Outcome {
         sweeps::Scale { cases: 60, context_max: 1000 }
     };
     type Sweep = fn(&Device, sweeps::Scale);
-    let all: [(&str, Sweep); 6] = [
+    let all: [(&str, Sweep); 7] = [
         ("norms", sweeps::norms),
         ("activations", sweeps::activations),
         ("products", sweeps::products),
         ("gathers", sweeps::gathers),
         ("decode attention", sweeps::decode_attention),
         ("prefill attention", sweeps::prefill_attention),
+        ("fused decode", sweeps::fused_decode),
     ];
     for (name, sweep) in all {
         let began = Instant::now();
@@ -116,6 +117,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         graphs: true,
         fused: true,
         prefill: PrefillAttention::Auto,
+        decode: DecodePath::Graph,
     }
 }
 
@@ -178,8 +180,11 @@ fn parity(object: &str, folder: &str) -> Outcome {
     for (prompt, want) in prompts.iter().zip(&mut want) {
         cpu.logits(&prompt.batch(), want)?;
     }
-    for (dtype, tolerance) in [(CudaDtype::F32, 1e-4), (CudaDtype::F16, 0.01), (CudaDtype::Bf16, 0.05)] {
-        let mut model = ready(folder, &options(object, dtype, 4, 256))?;
+    let dtypes = [(CudaDtype::F32, 1e-4), (CudaDtype::F16, 0.01), (CudaDtype::Bf16, 0.05)];
+    for ((dtype, tolerance), decode) in
+        dtypes.into_iter().flat_map(|dtype| [(dtype, DecodePath::Graph), (dtype, DecodePath::Fused)])
+    {
+        let mut model = ready(folder, &CudaOptions { decode, ..options(object, dtype, 4, 256) })?;
         for (index, (prompt, want)) in prompts.iter().zip(&want).enumerate() {
             let mut have = Vec::new();
             model.logits(&prompt.batch(), &mut have)?;
@@ -187,10 +192,13 @@ fn parity(object: &str, folder: &str) -> Outcome {
             let error = have.iter().zip(want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest;
             println!(
                 "{}",
-                json!({"parity": dtype.name(), "step": index, "relative_error": error, "tolerance": tolerance})
+                json!({"parity": dtype.name(), "decode": format!("{decode:?}"), "step": index, "relative_error": error,
+                    "tolerance": tolerance})
             );
             if error.is_nan() || error > tolerance {
-                return Err(format!("{} step {index}: relative error {error:e}", dtype.name()).into());
+                return Err(
+                    format!("{} {decode:?} step {index}: relative error {error:e}", dtype.name()).into()
+                );
             }
         }
     }
@@ -223,6 +231,7 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
         graphs: !switches.contains(&"no-graphs"),
         fused: !switches.contains(&"no-fused"),
         prefill,
+        decode: if switches.contains(&"fused") { DecodePath::Fused } else { DecodePath::Graph },
         ..options(object, dtype, max_rows, if is_emulated { 32 } else { 2048 })
     };
     let began = Instant::now();

@@ -9,7 +9,7 @@ mod driver;
 mod emulated;
 
 use driver::{Policy, Request, run};
-use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, PrefillAttention, load_cuda};
+use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     DtypeChoice, FUTURE_TOKEN, KvSize, LoadError, Model, ModelOptions, Pipeline, Row, RowOutcome, RowShaping,
     SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, WarmUp, load,
@@ -54,6 +54,7 @@ fn options() -> CudaOptions {
         graphs: true,
         fused: true,
         prefill: PrefillAttention::Auto,
+        decode: DecodePath::Graph,
     }
 }
 
@@ -147,11 +148,11 @@ impl RowShaping for Penalised {
 }
 
 /// Rows that the device samples beside rows that the host samples, as the CPU engine has them.
-fn check_host_rows() {
+fn check_host_rows(options: &CudaOptions) {
     let mut cpu =
         load(&folder("tiny-a"), &ModelOptions { dtype: DtypeChoice::F32, ..ModelOptions::default() })
             .unwrap();
-    let mut model = ready("tiny-a", &options());
+    let mut model = ready("tiny-a", options);
     let tokens = [1, 2, 3, 4, 7, 8, 9, 9, 11, 12, 13, 14];
     let drawn = SampleParams { temperature: 1.2, top_k: 50, top_p: 0.97, seed: 11, ..SampleParams::GREEDY };
     let told = SampleParams { logprobs: Some(3), ..drawn };
@@ -228,9 +229,9 @@ fn refeed(model: &mut CudaGpt2, index: usize, tokens: &[u32], want: RowOutcome) 
 }
 
 /// Two steps in flight: each stands on the token that the one before samples, and tokens come back in order.
-fn check_overlap() {
+fn check_overlap(options: &CudaOptions) {
     let case = &golden("tiny-b")[0];
-    let mut model = ready("tiny-b", &options());
+    let mut model = ready("tiny-b", options);
     let prompt = case.prompt.len() as u32;
     let blocks: Vec<u32> = (0..16).map(|block| block * 5 + 2).collect();
     let (mut out, mut ids) = (StepOutput::default(), Vec::new());
@@ -260,8 +261,8 @@ fn check_overlap() {
 }
 
 /// Decode steps in the steady state, two in flight: the host's side allocates nothing.
-fn check_allocations() {
-    let mut model = ready("tiny-a", &options());
+fn check_allocations(options: &CudaOptions) {
+    let mut model = ready("tiny-a", options);
     let blocks: Vec<u32> = (0..16).collect();
     let mut out = StepOutput::with_capacity(4);
     let mut step = |model: &mut CudaGpt2, context: u32, is_first: bool| {
@@ -441,23 +442,28 @@ fn check_tiles() {
 
 #[test]
 fn the_cuda_engine_on_the_emulated_device() {
+    let fused = CudaOptions { decode: DecodePath::Fused, ..options() };
     let every_switch = [
         options(),
+        fused.clone(),
+        CudaOptions { graphs: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..fused.clone() },
         CudaOptions { graphs: false, ..options() },
         CudaOptions { fused: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..options() },
     ];
     for (index, options) in every_switch.iter().enumerate() {
-        for name in &["tiny-b", "tiny-a"][..if index == 0 { 2 } else { 1 }] {
+        for name in &["tiny-b", "tiny-a"][..if index < 2 { 2 } else { 1 }] {
             check_logits(name, options, 1e-4);
-            check_ids(name, options, if index == 0 { 20 } else { 7 });
+            check_ids(name, options, if index < 2 { 20 } else { 7 });
         }
     }
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::F16, ..options() }, 0.01);
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::Bf16, ..options() }, 0.05);
     check_tiles();
-    check_host_rows();
-    check_overlap();
-    check_allocations();
+    for options in [&options(), &fused] {
+        check_host_rows(options);
+        check_overlap(options);
+        check_allocations(options);
+    }
     check_bad_batches();
     check_refusals();
 }

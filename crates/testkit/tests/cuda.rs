@@ -41,7 +41,11 @@ fn the_emulated_device_gives_the_text_of_the_cpu() {
     cpu.stop();
     let object = emulated();
     let object = object.to_str().expect("a path in UTF-8");
-    for switches in [&["--overlap"][..], &["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused"]] {
+    for switches in [
+        &["--overlap"][..],
+        &["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused"],
+        &["--overlap", "--decode", "fused"],
+    ] {
         let flags = [&sizes[..], &["--device", "cuda", "--cuda-object", object], switches].concat();
         let server = Server::start(folder.path(), &flags);
         assert_eq!(texts(&server), expected, "{switches:?}");

@@ -63,9 +63,9 @@ pub struct CudaGpt2 {
     next_slot: usize,
     flight: VecDeque<Launched>,
     spare: Vec<Launched>,
-    /// Padded sizes of decode steps, with the graph of each once it is captured.
+    /// Padded sizes of decode steps, with the graph of each once it is captured; none of one that no graph can hold.
     decode_buckets: Vec<u32>,
-    graphs: Vec<Graph>,
+    graphs: Vec<Option<Graph>>,
     wants_graphs: bool,
     /// Padded sizes of other steps.
     token_buckets: Vec<u32>,
@@ -98,6 +98,8 @@ impl CudaGpt2 {
         let weight_bytes = weights.bytes;
         let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
+        let decode_buckets = buckets(1, options.max_rows);
+        forward.plan_fused(&stream, options, &decode_buckets).map_err(backend)?;
         let slot = || -> Result<Slot, CudaError> {
             let sampled = device.pinned(options.max_rows as usize * SAMPLED_BYTES)?;
             Ok(Slot { inputs: device.pinned(sizes.input_bytes)?, sampled, event: device.event(false)? })
@@ -127,7 +129,7 @@ impl CudaGpt2 {
             next_slot: 0,
             flight: VecDeque::with_capacity(DEPTH),
             spare: (0..DEPTH).map(|_| launched()).collect(),
-            decode_buckets: buckets(1, options.max_rows),
+            decode_buckets,
             graphs: Vec::new(),
             wants_graphs: options.graphs,
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
@@ -210,8 +212,10 @@ impl CudaGpt2 {
             self.forward.copy_block(&self.stream, copy.from, copy.to)?;
         }
         match decode {
-            Some(index) if index < self.graphs.len() => self.stream.replay(&self.graphs[index])?,
-            Some(_) => self.forward.run(&self.stream, layout, Kind::Decode)?,
+            Some(index) => match self.graphs.get(index) {
+                Some(Some(graph)) => self.stream.replay(graph)?,
+                _ => self.forward.run(&self.stream, layout, Kind::Decode)?,
+            },
             None => self.forward.run(&self.stream, layout, Kind::Mixed(filled))?,
         }
         if layout.rows > 0 {
@@ -376,9 +380,7 @@ impl CudaGpt2 {
             self.forward.run(&self.stream, layout, Kind::Decode)?;
             self.stream.synchronize()?;
             if self.wants_graphs {
-                let graph = self.stream.capture(|| self.forward.run(&self.stream, layout, Kind::Decode))?;
-                self.stream.replay(&graph)?;
-                graphs.push(graph);
+                graphs.push(self.forward.capture(&self.stream, layout)?);
             }
         }
         self.graphs = graphs;

@@ -1,6 +1,7 @@
 //! The layers on the device: `GPT2LMHeadModel` of transformers' models/gpt2/modeling_gpt2.py, kernel by kernel. The same
 //! calls run a step at once or are captured into a graph.
 
+use super::fused_decode::FusedDecode;
 use super::inputs::{Filled, Layout};
 use super::memory::{Memory, Sizes, splits};
 use super::weights::{Block, Linear, Norm, Weights};
@@ -27,7 +28,18 @@ pub(super) struct Forward {
     pub(super) fused: bool,
     /// Whether prompt chunks go to the tensor-core kernel.
     pub(super) tiled: bool,
+    /// The kernel that runs small decode steps whole, if it is asked for.
+    pub(super) fused_decode: Option<FusedDecode>,
     multiprocessors: u32,
+}
+
+/// The activation of the MLP, as the kernels name it.
+pub(super) fn activation_of(shape: &Gpt2Shape) -> CudaActivation {
+    match shape.activation {
+        pinion_ops::linear::Activation::None => CudaActivation::None,
+        pinion_ops::linear::Activation::GeluTanh => CudaActivation::GeluTanh,
+        pinion_ops::linear::Activation::GeluErf => CudaActivation::GeluErf,
+    }
 }
 
 /// Whether a step has only decode rows, padded to a bucket, or anything.
@@ -65,6 +77,7 @@ impl Forward {
             lanes: options.max_rows,
             cache: empty,
             fused: options.fused,
+            fused_decode: None,
             multiprocessors: device.facts().multiprocessors.max(1),
         })
     }
@@ -97,6 +110,12 @@ impl Forward {
         Ok((block_count, block_bytes))
     }
 
+    /// One layer of the cache.
+    pub(super) fn layer_cache(&self, layer: usize) -> Span {
+        let layer_bytes = self.cache.bytes() / self.shape.layers as usize;
+        self.cache.part(layer * layer_bytes, layer_bytes)
+    }
+
     fn activations(&self, tokens: u32) -> usize {
         tokens as usize * self.shape.hidden as usize * self.dtype.size()
     }
@@ -118,6 +137,10 @@ impl Forward {
     /// Queues a whole step over what is in the input memory: embeddings, layers, head, sampler.
     pub(super) fn run(&self, stream: &Stream, layout: Layout, kind: Kind) -> Result<(), CudaError> {
         let (tokens, rows) = (layout.tokens as u32, layout.rows as u32);
+        if let Some((fused, plan)) = self.fused_plan(layout).filter(|_| kind == Kind::Decode) {
+            fused.run(stream, self, layout, plan)?;
+            return self.sample(stream, layout, rows);
+        }
         let inputs = |index: usize| self.memory.inputs.part(layout.token_array(index), 4 * layout.tokens);
         stream.embed(&Embed {
             tokens: inputs(0),
@@ -171,12 +194,7 @@ impl Forward {
         self.attend(stream, layer, batch, layout, kind)?;
         self.unbiased(stream, tokens, &block.attention_out, memory.attended)?;
         self.add_norm(stream, tokens, Some(block.attention_out), &block.norm_mlp)?;
-        let activation = match self.shape.activation {
-            pinion_ops::linear::Activation::None => CudaActivation::None,
-            pinion_ops::linear::Activation::GeluTanh => CudaActivation::GeluTanh,
-            pinion_ops::linear::Activation::GeluErf => CudaActivation::GeluErf,
-        };
-        self.linear(stream, tokens, &block.up, memory.normed, memory.inner, activation)?;
+        self.linear(stream, tokens, &block.up, memory.normed, memory.inner, activation_of(&self.shape))?;
         self.unbiased(stream, tokens, &block.down, memory.inner)
     }
 
@@ -287,8 +305,7 @@ impl Forward {
         kind: Kind,
     ) -> Result<(), CudaError> {
         let memory = &self.memory;
-        let layer_bytes = self.cache.bytes() / self.shape.layers as usize;
-        let cache = self.cache.part(layer * layer_bytes, layer_bytes);
+        let cache = self.layer_cache(layer);
         let hidden = self.activations(1);
         // qkv is [tokens, 3, heads, head_dim].
         let (k, v, stride) = (memory.qkv.from(hidden), memory.qkv.from(2 * hidden), 3 * self.shape.hidden);
@@ -371,6 +388,12 @@ impl Forward {
             memory.last_normed
         };
         stream.product(&self.head_product(normed, rows))?;
+        self.sample(stream, layout, rows)
+    }
+
+    /// The sampler over the step's logits.
+    fn sample(&self, stream: &Stream, layout: Layout, rows: u32) -> Result<(), CudaError> {
+        let memory = &self.memory;
         if self.shape.vocab > pinion_ops::cuda::SAMPLE_VOCAB_MAX {
             return Ok(()); // every row is the host's
         }

@@ -6,7 +6,7 @@ use crate::gpt2_weights::Gpt2Shape;
 use pinion_ops::cuda::{CudaError, Device, SAMPLED_BYTES, Span};
 
 /// Most parts that the context of a decode row is split into.
-const SPLITS_MAX: u32 = 16;
+pub(super) const SPLITS_MAX: u32 = 16;
 /// Blocks of threads that a decode attention launch should have, for each multiprocessor.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 

@@ -7,6 +7,7 @@
 mod buckets;
 mod engine;
 mod forward;
+mod fused_decode;
 mod inputs;
 mod memory;
 mod sampling;
@@ -45,6 +46,16 @@ pub enum PrefillAttention {
     Plain,
 }
 
+/// How decode steps of up to eight rows run; larger ones are graphs, or kernel by kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DecodePath {
+    /// As the larger ones.
+    #[default]
+    Graph,
+    /// One cooperative kernel, and the sampler.
+    Fused,
+}
+
 /// Everything that [`load_cuda`] can be told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaOptions {
@@ -70,6 +81,8 @@ pub struct CudaOptions {
     pub fused: bool,
     /// Attention of prompt chunks.
     pub prefill: PrefillAttention,
+    /// Small decode steps.
+    pub decode: DecodePath,
 }
 
 fn backend(error: CudaError) -> LoadError {

@@ -408,5 +408,11 @@ pub(super) mod raw {
             scale: f32,
         }
         Sample { logits: u64, draws: u64, sampled: u64, lane_tokens: u64, rows: u32, vocab: u32, lanes: u32 }
+        Decode {
+            embed: Embed, attention: Attention, layers: u64, norm_final_weight: u64, norm_final_bias: u64, head: u64,
+            inner_rows: u64, logits: u64, barrier: u64, layer_count: u32, hidden: u32, inner: u32, vocab: u32,
+            blocks: u32, group_slots: u32, activation: i32, epsilon: f32,
+        }
+        DecodePlan { blocks: u32, group_slots: u32, shared_bytes: u32 }
     }
 }

@@ -10,18 +10,18 @@ use super::{
 };
 
 /// The lengths of one launch's operands, and the first that does not fit.
-struct Lengths {
+pub(super) struct Lengths {
     operation: &'static str,
     wrong: Option<&'static str>,
 }
 
 impl Lengths {
-    fn of(operation: &'static str) -> Self {
+    pub(super) fn of(operation: &'static str) -> Self {
         Self { operation, wrong: None }
     }
 
     /// `span` must hold the product of `axes` elements of `size` bytes, and is aligned.
-    fn need(mut self, name: &'static str, span: Span, axes: &[usize], size: usize) -> Self {
+    pub(super) fn need(mut self, name: &'static str, span: Span, axes: &[usize], size: usize) -> Self {
         let bytes = axes.iter().try_fold(size, |bytes, &axis| bytes.checked_mul(axis));
         let aligned = span.address.is_multiple_of(if size == 4 { 4 } else { 16 });
         if bytes.is_none_or(|bytes| bytes > span.bytes()) || !aligned {
@@ -30,7 +30,7 @@ impl Lengths {
         self
     }
 
-    fn maybe(self, name: &'static str, span: Option<Span>, axes: &[usize], size: usize) -> Self {
+    pub(super) fn maybe(self, name: &'static str, span: Option<Span>, axes: &[usize], size: usize) -> Self {
         match span {
             Some(span) => self.need(name, span, axes, size),
             None => self,
@@ -38,7 +38,7 @@ impl Lengths {
     }
 
     /// Elements of a `[tokens, width]` operand with a stride.
-    fn strided(self, name: &'static str, span: Span, shape: [u32; 3], dtype: CudaDtype) -> Self {
+    pub(super) fn strided(self, name: &'static str, span: Span, shape: [u32; 3], dtype: CudaDtype) -> Self {
         let [tokens, width, stride] = shape.map(|axis| axis as usize);
         if stride < width {
             return Self { wrong: self.wrong.or(Some(name)), ..self };
@@ -47,7 +47,7 @@ impl Lengths {
         self.need(name, span, &[elements], dtype.size())
     }
 
-    fn done(self) -> Result<(), CudaError> {
+    pub(super) fn done(self) -> Result<(), CudaError> {
         match self.wrong {
             None => Ok(()),
             Some(name) => Err(CudaError {
@@ -58,19 +58,19 @@ impl Lengths {
     }
 }
 
-fn address(span: Option<Span>) -> u64 {
+pub(super) fn address(span: Option<Span>) -> u64 {
     span.map_or(0, |span| span.address)
 }
 
 impl TokenBatch {
-    fn lengths(&self, operation: &'static str) -> Lengths {
+    pub(super) fn lengths(&self, operation: &'static str) -> Lengths {
         Lengths::of(operation)
             .need("lanes", self.lanes, &[self.tokens as usize], 4)
             .need("positions", self.positions, &[self.tokens as usize], 4)
             .need("tables", self.tables, &[self.table_stride as usize], 4)
     }
 
-    fn raw(&self) -> raw::Batch {
+    pub(super) fn raw(&self) -> raw::Batch {
         raw::Batch {
             lanes: self.lanes.address,
             positions: self.positions.address,
@@ -87,7 +87,7 @@ impl TokenBatch {
 }
 
 impl Stream {
-    fn launch<T>(
+    pub(super) fn launch<T>(
         &self,
         operation: &'static str,
         function: unsafe extern "C" fn(*const T, *mut std::ffi::c_void) -> i32,

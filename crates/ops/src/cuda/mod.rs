@@ -5,6 +5,7 @@
 //! ([`CudaError`]). The same object built by kernels/emulation/build.sh runs the kernels in this process; tests hold them
 //! against [`twin`] there. Memory lives as long as its device, so an address in a captured graph stays good.
 
+mod decode;
 mod device;
 mod draw;
 mod kernels;
@@ -13,6 +14,9 @@ mod memory;
 mod symbols;
 pub mod twin;
 
+pub use decode::{
+    BiasedWeight, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape, DecodeStep, DecodeTables,
+};
 pub use device::{CudaError, Device, DeviceCounts, DeviceFacts, Event, Graph, Stream};
 pub use draw::{DRAW_BYTES, Draw, DrawMode, SAMPLED_BYTES, Sampled, SampledState};
 pub use kernels::{

@@ -96,6 +96,8 @@ symbols! {
     attention = "pinion_cuda_attention": Launch<raw::Attention>,
     prefill_attention = "pinion_cuda_prefill_attention": Launch<raw::Prefill>,
     sample = "pinion_cuda_sample": Launch<raw::Sample>,
+    decode_plan = "pinion_cuda_decode_plan": unsafe extern "C" fn(*const raw::Decode, *mut raw::DecodePlan) -> i32,
+    decode_step = "pinion_cuda_decode_step": Launch<raw::Decode>,
 }
 
 /// The last message of the dynamic loader.

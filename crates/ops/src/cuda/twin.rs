@@ -157,3 +157,66 @@ impl Cache {
         out
     }
 }
+
+/// A layer as [`decode_step`] sees it: a weight \[out, in\] (or a norm's scale) and a bias each.
+#[derive(Debug, Clone, Default)]
+pub struct Layer {
+    /// Norm, QKV, projection, norm of the MLP, up, down.
+    pub weights: [(Vec<f32>, Vec<f32>); 6],
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+/// What [`decode_step`] needs beside layers and caches.
+#[derive(Debug, Clone, Default)]
+pub struct Tables {
+    /// \[vocab, hidden\].
+    pub tokens: Vec<f32>,
+    /// \[positions, hidden\].
+    pub positions: Vec<f32>,
+    /// After the last layer.
+    pub norm_final: (Vec<f32>, Vec<f32>),
+    /// \[vocab, hidden\].
+    pub head: Vec<f32>,
+}
+
+/// Twin of the fused decode step for one row: the next token of one sequence, whose keys and values it appends to `caches`
+/// (one a layer). Gives the logits. `round` rounds to the dtype, where the kernels store.
+pub fn decode_step(
+    layers: &[Layer],
+    tables: &Tables,
+    caches: &mut [Cache],
+    table: &[u32],
+    (token, position): (u32, usize),
+    (activation, epsilon): (CudaActivation, f32),
+    round: impl Fn(f32) -> f32 + Copy,
+) -> Vec<f32> {
+    let hidden = tables.norm_final.0.len();
+    let rounded = |values: Vec<f32>| values.into_iter().map(round).collect::<Vec<f32>>();
+    let (tokens, positions) =
+        (&tables.tokens[token as usize * hidden..], &tables.positions[position * hidden..]);
+    let mut x = rounded((0..hidden).map(|i| tokens[i] + positions[i]).collect());
+    let mut delta: Option<(Vec<f32>, &[f32])> = None;
+    let mut add_norm = |delta: &Option<(Vec<f32>, &[f32])>, (weight, bias): &(Vec<f32>, Vec<f32>)| {
+        let (delta, shift) = (delta.as_ref().map(|d| &d.0[..]), delta.as_ref().map(|d| d.1));
+        let (sum, normed) = norm(&x, delta, shift, weight, Some(bias), epsilon, false, round);
+        x = sum;
+        normed
+    };
+    for (layer, cache) in layers.iter().zip(caches) {
+        let [norm_attention, qkv, projection, norm_mlp, up, down] = &layer.weights;
+        let linear = |x: &[f32], of: &(Vec<f32>, Vec<f32>), activation| {
+            rounded(product(x, &of.0, Some(&of.1), x.len(), activation))
+        };
+        let unbiased =
+            |x: &[f32], weight: &[f32]| rounded(product(x, weight, None, x.len(), CudaActivation::None));
+        let q_k_v = linear(&add_norm(&delta, norm_attention), qkv, CudaActivation::None);
+        cache.append(table, position, &q_k_v[hidden..2 * hidden], &q_k_v[2 * hidden..]);
+        let attended = rounded(cache.attend(table, position, &q_k_v[..hidden], layer.scale));
+        delta = Some((unbiased(&attended, &projection.0), &projection.1));
+        let inner = linear(&add_norm(&delta, norm_mlp), up, activation);
+        delta = Some((unbiased(&inner, &down.0), &down.1));
+    }
+    let normed = add_norm(&delta, &tables.norm_final);
+    product(&normed, &tables.head, None, hidden, CudaActivation::None)
+}

@@ -44,6 +44,12 @@ fn prefill_attention() {
 }
 
 #[test]
+fn the_fused_decode_step() {
+    sweeps::fused_decode(&emulated(), SCALE);
+    sweeps::refused_decode_steps(&emulated());
+}
+
+#[test]
 fn a_graph_runs_what_was_captured_with_what_is_there_now() {
     let device = emulated();
     let stream = device.stream().unwrap();

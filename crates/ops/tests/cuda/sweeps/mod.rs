@@ -11,8 +11,12 @@ use pinion_ops::cuda::{
 };
 
 mod attention;
+mod decode;
 
 pub(crate) use attention::{decode_attention, prefill_attention};
+pub(crate) use decode::fused_decode;
+#[allow(unused_imports, reason = "the refusals are of the emulated device only")]
+pub(crate) use decode::refused_decode_steps;
 
 /// How much to do.
 #[derive(Debug, Clone, Copy)]
