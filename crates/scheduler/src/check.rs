@@ -38,7 +38,7 @@ impl Scheduler {
             assert!(sequence.lane.is_none() && sequence.blocks.is_empty(), "who waits holds nothing");
             assert_eq!((sequence.computed, sequence.drawing), (0, 0), "who waits has no row");
         }
-        self.tenants.check(live().map(|s| s.tenant));
+        self.tenants.check(live().map(|s| (s.tenant, s.lane.is_none())));
         assert_eq!(
             self.ranked as usize,
             live().filter(|s| s.claim.priority != 0).count(),

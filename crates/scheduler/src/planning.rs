@@ -125,6 +125,8 @@ impl Scheduler {
         sequence.computed = 0;
         sequence.preemptions += 1;
         sequence.outranked += u32::from(outranked);
+        let tenant = sequence.tenant;
+        self.tenants.preempted(tenant);
         self.waiting.push_front(key);
         self.plan.preempted_count += 1;
         self.totals.preemptions += 1;

@@ -405,10 +405,11 @@ impl Scheduler {
     }
 
     fn remove(&mut self, key: u32) -> Sequence {
+        let waited = self.sequence(key).lane.is_none();
         self.release(key);
         let sequence = self.sequences[key as usize].take().expect("a key names a sequence");
         self.by_id.remove(&sequence.id);
-        self.tenants.leave(sequence.tenant);
+        self.tenants.leave(sequence.tenant, waited);
         self.ranked -= u32::from(sequence.claim.priority != 0);
         self.free_keys.push(key);
         sequence

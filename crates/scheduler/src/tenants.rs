@@ -2,8 +2,13 @@
 //!
 //! This is the virtual token counter of Sheng et al. (Fairness in Serving Large Language Models, OSDI 2024): a tenant
 //! is charged for the prompt tokens that its requests compute when they first start, and for each token drawn. Who comes
-//! (back) starts at the least of those who are here, so nobody saves up a claim while away. Two tenants that both have
-//! requests waiting all the time are served tokens whose difference is bounded by what one of them can start at once.
+//! (back) into the queue starts at the least of those who wait there, so nobody saves up a claim while away, nor while
+//! one long text of his is written.
+//!
+//! So what two waiting tenants were served differs by at most D, the largest (prompt + running requests · output) / weight of
+//! any: whoever is ahead was the last in line when it last started, and since then only its running requests have drawn. A
+//! start costs its tenant a token at least, so while a tenant's next request waits another starts no more than
+//! 1 + weight · (D + what the waiting tenant's own running requests draw) times, however many requests it sends.
 //!
 //! With one tenant all of this changes nothing.
 
@@ -23,6 +28,8 @@ struct Tenant {
     starts: u64,
     /// Requests that are here.
     requests: u32,
+    /// How many of them wait.
+    waiting: u32,
 }
 
 /// The bounded table of those who have requests here, and of some who had.
@@ -33,7 +40,9 @@ pub(crate) struct Tenants {
     capacity: usize,
     /// Tenants with requests here.
     live: u32,
-    /// What the last one to leave had been served.
+    /// Whose request started last.
+    last: Option<u32>,
+    /// What that one had been served, if it is forgotten.
     floor: u64,
 }
 
@@ -46,6 +55,7 @@ impl Tenants {
             by_name: HashMap::with_capacity(capacity),
             capacity,
             live: 0,
+            last: None,
             floor: 0,
         }
     }
@@ -57,20 +67,29 @@ impl Tenants {
             Some(&index) => index,
             None => self.insert(name),
         };
-        let here = self.table.iter().filter(|tenant| tenant.requests > 0).map(|tenant| tenant.served);
-        let least =
-            if self.table[index as usize].requests > 0 { 0 } else { here.min().unwrap_or(self.floor) };
+        self.wait(index);
         let tenant = &mut self.table[index as usize];
         tenant.weight = weight.max(1);
-        tenant.served = tenant.served.max(least);
         tenant.requests += 1;
         self.live += u32::from(tenant.requests == 1);
         index
     }
 
+    /// One more of its requests waits: a new one, or one that was preempted.
+    fn wait(&mut self, index: u32) {
+        if self.table[index as usize].waiting == 0 {
+            let queue = self.table.iter().filter(|tenant| tenant.waiting > 0).map(|tenant| tenant.served);
+            let last = self.last.map_or(self.floor, |last| self.table[last as usize].served);
+            let least = queue.min().unwrap_or(last);
+            let tenant = &mut self.table[index as usize];
+            tenant.served = tenant.served.max(least);
+        }
+        self.table[index as usize].waiting += 1;
+    }
+
     /// Takes a new place, or else that of the tenant without requests that was served least: it loses the least.
     fn insert(&mut self, name: u64) -> u32 {
-        let tenant = Tenant { name, weight: 1, served: 0, starts: 0, requests: 0 };
+        let tenant = Tenant { name, weight: 1, served: 0, starts: 0, requests: 0, waiting: 0 };
         let index = if self.table.len() < self.capacity {
             self.table.push(tenant);
             self.table.len() - 1
@@ -80,25 +99,34 @@ impl Tenants {
                 idle.min_by_key(|(_, tenant)| tenant.served).expect("there are more places than requests");
             let old = std::mem::replace(&mut self.table[index], tenant);
             self.by_name.remove(&old.name);
+            if self.last == Some(index as u32) {
+                (self.last, self.floor) = (None, old.served);
+            }
             index
         };
         self.by_name.insert(name, index as u32);
         index as u32
     }
 
-    /// A request has left.
-    pub(crate) fn leave(&mut self, index: u32) {
+    /// A request has left, from the queue or not.
+    pub(crate) fn leave(&mut self, index: u32, waited: bool) {
         let tenant = &mut self.table[index as usize];
         tenant.requests -= 1;
-        if tenant.requests == 0 {
-            self.floor = tenant.served;
-            self.live -= 1;
-        }
+        tenant.waiting -= u32::from(waited);
+        self.live -= u32::from(tenant.requests == 0);
     }
 
     /// One of its requests has started.
     pub(crate) fn started(&mut self, index: u32) {
-        self.table[index as usize].starts += 1;
+        let tenant = &mut self.table[index as usize];
+        tenant.starts += 1;
+        tenant.waiting -= 1;
+        self.last = Some(index);
+    }
+
+    /// One of its running requests waits again.
+    pub(crate) fn preempted(&mut self, index: u32) {
+        self.wait(index);
     }
 
     /// Starts of its requests since it is in the table.
@@ -123,15 +151,17 @@ impl Tenants {
         self.live
     }
 
-    /// Checks the counts against the tenants of all requests that are here.
-    pub(crate) fn check(&self, tenants_of_requests: impl Iterator<Item = u32>) {
+    /// Checks the counts against the tenants of all requests that are here, and whether each waits.
+    pub(crate) fn check(&self, tenants_of_requests: impl Iterator<Item = (u32, bool)>) {
         let requests: u32 = self.table.iter().map(|tenant| tenant.requests).sum();
-        let mut count = 0;
-        for index in tenants_of_requests {
+        let waiting: u32 = self.table.iter().map(|tenant| tenant.waiting).sum();
+        let (mut count, mut queue) = (0, 0);
+        for (index, waits) in tenants_of_requests {
             assert!(self.table[index as usize].requests > 0, "a request's tenant is here");
-            count += 1;
+            assert!(!waits || self.table[index as usize].waiting > 0, "a waiting request's tenant waits");
+            (count, queue) = (count + 1, queue + u32::from(waits));
         }
-        assert_eq!(requests, count, "every request has one tenant");
+        assert_eq!((requests, waiting), (count, queue), "every request has one tenant");
         assert_eq!(self.live as usize, self.table.iter().filter(|tenant| tenant.requests > 0).count());
         assert_eq!(self.by_name.len(), self.table.len(), "every tenant can be found");
     }
@@ -144,28 +174,43 @@ mod tests {
     const TOKEN: u64 = TOKEN_UNITS;
 
     #[test]
-    fn who_comes_starts_at_the_least_of_those_who_are_here() {
+    fn who_comes_starts_at_the_least_of_those_who_wait() {
         let mut tenants = Tenants::new(8);
         let [a, b] = [1, 2].map(|name| tenants.enter(name, 1));
         tenants.charge(a, 100);
         tenants.charge(b, 40);
         let c = tenants.enter(3, 1);
         assert_eq!(tenants.served(c), 40 * TOKEN, "a new one");
-        tenants.leave(b);
+        tenants.leave(b, true);
         tenants.charge(c, 50);
         assert_eq!(tenants.enter(2, 1), b);
         assert_eq!(tenants.served(b), 90 * TOKEN, "one that paused has saved nothing");
-        tenants.leave(a);
+        tenants.leave(a, true);
         assert_eq!(tenants.enter(1, 1), a);
         assert_eq!(tenants.served(a), 100 * TOKEN, "and has not lost what it owed");
-        [a, b, c].into_iter().for_each(|tenant| tenants.leave(tenant));
+        tenants.started(b);
+        tenants.leave(b, false);
+        [a, c].into_iter().for_each(|tenant| tenants.leave(tenant, true));
         let d = tenants.enter(4, 1);
-        assert_eq!(
-            (tenants.served(d), tenants.live()),
-            (90 * TOKEN, 1),
-            "nobody is here: as the last who left"
-        );
-        tenants.check([d].into_iter());
+        assert_eq!((tenants.served(d), tenants.live()), (90 * TOKEN, 1), "nobody waits: as who started last");
+        tenants.check([(d, true)].into_iter());
+    }
+
+    #[test]
+    fn who_only_runs_saves_nothing_either() {
+        let mut tenants = Tenants::new(8);
+        let [writes, sends] = [1, 2].map(|name| tenants.enter(name, 1));
+        [writes, sends].into_iter().for_each(|tenant| tenants.started(tenant));
+        tenants.enter(2, 1);
+        tenants.charge(writes, 10);
+        tenants.charge(sends, 500);
+        tenants.enter(1, 1);
+        assert_eq!(tenants.served(writes), 500 * TOKEN, "a new one of who has one under way");
+        tenants.started(writes);
+        tenants.charge(sends, 70);
+        tenants.preempted(writes);
+        assert_eq!(tenants.served(writes), 570 * TOKEN, "and one that comes back");
+        tenants.check([(writes, true), (writes, false), (sends, true), (sends, false)].into_iter());
     }
 
     #[test]
@@ -184,11 +229,12 @@ mod tests {
         for name in 0..10 * IDLE_TENANTS_MAX as u64 {
             let index = tenants.enter(name, 1);
             tenants.charge(index, if name == 7 { 1 << 20 } else { 1 });
-            tenants.leave(index);
+            tenants.started(index);
+            tenants.leave(index, false);
         }
         assert_eq!(tenants.table.len(), 2 + IDLE_TENANTS_MAX);
         assert!(tenants.by_name.contains_key(&7), "whoever owes most is remembered longest");
         assert!(tenants.by_name.contains_key(&u64::MAX), "whoever is here is not forgotten");
-        tenants.check([stays].into_iter());
+        tenants.check([(stays, true)].into_iter());
     }
 }

@@ -2,6 +2,7 @@
 
 use pinion_protocol::{Claim, RequestId, Sampling};
 use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
+use proptest::prelude::*;
 use std::collections::HashMap;
 
 const LIMITS: Limits = Limits {
@@ -215,4 +216,128 @@ fn row_16_a_tenant_gains_nothing_by_calling_its_requests_important() {
     assert_eq!(of_tenant[&true].abs_diff(of_tenant[&false]), 0, "{order:?}");
     let own: Vec<u16> = order.iter().copied().filter(|slot| *slot < 20).collect();
     assert_eq!(own, (0..20).rev().collect::<Vec<_>>(), "its own order is by priority");
+}
+
+/// What the requests of a tenant are like.
+#[derive(Debug, Clone)]
+struct Style {
+    weight: u32,
+    prompt: std::ops::Range<u32>,
+    output: std::ops::Range<u32>,
+    /// Requests that come at once, and every how many steps on average.
+    burst: usize,
+    every: u32,
+}
+
+/// Requests of a tenant that wait at a time.
+const QUEUE_MAX: usize = 40;
+
+fn style() -> impl Strategy<Value = Style> {
+    let output = prop_oneof![1..4u32, 2..20u32, 60..120u32];
+    (1..5u32, 1..13u32, output, 1..60usize, 1..60u32).prop_map(|(weight, prompt, output, burst, every)| {
+        Style { weight, prompt: 1..prompt + 1, output: 1..output + 1, burst, every }
+    })
+}
+
+/// While the next request of a tenant waits, others start no more often than their weights allow, whatever they do: the
+/// bound of the head of `tenants.rs`. It knows how large requests are, and not how many.
+fn check_starts(styles: &[Style], seqs: u32, seed: u64) {
+    let limits = Limits { max_num_seqs: seqs, max_requests: 1024, ..LIMITS };
+    let mut scheduler = Scheduler::with_policy(limits, plain(Admission::Fifo));
+    let mut state = seed | 1;
+    let mut below = move |n: u32| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32 % n
+    };
+    let most = |style: &Style, prompt: u32| {
+        f64::from(prompt + seqs * (style.output.end - 1)) / f64::from(style.weight)
+    };
+    let apart = styles.iter().map(|style| most(style, style.prompt.end - 1)).fold(0.0, f64::max);
+    let bound = |of: usize| -> f64 {
+        let others = styles.iter().enumerate().filter(|(index, _)| *index != of);
+        let slack = apart + most(&styles[of], 0);
+        // A share is cut off to a whole number of units.
+        others.map(|(_, other)| 2.0 + slack * f64::from(other.weight) / f64::from(other.prompt.start)).sum()
+    };
+    let (mut of_slot, mut seen) = (Vec::new(), vec![0u32; styles.len()]);
+    for _ in 0..600 {
+        for (tenant, style) in styles.iter().enumerate() {
+            let comes = below(style.every) == 0;
+            for _ in 0..if comes { style.burst } else { 0 } {
+                let theirs = |id: RequestId| of_slot[usize::from(id.slot)] == tenant;
+                let waiting = scheduler.waiting().filter(|&id| theirs(id)).count();
+                if waiting >= QUEUE_MAX {
+                    break;
+                }
+                if waiting == 0 {
+                    seen[tenant] = 0;
+                }
+                let prompt = style.prompt.start + below(style.prompt.len() as u32);
+                let output = style.output.start + below(style.output.len() as u32);
+                let slot = of_slot.len() as u16;
+                of_slot.push(tenant);
+                let claim = of_tenant(tenant as u64, style.weight);
+                admit(&mut scheduler, slot, claim, prompt as usize, output);
+            }
+        }
+        let rows = scheduler.plan(0).rows.clone();
+        for row in rows.iter().filter(|row| row.first) {
+            let starts = of_slot[usize::from(row.id.slot)];
+            for (tenant, seen) in seen.iter_mut().enumerate() {
+                *seen = if tenant == starts { 0 } else { *seen + 1 };
+                let waits = scheduler.waiting().any(|id| of_slot[usize::from(id.slot)] == tenant);
+                assert!(
+                    !waits || f64::from(*seen) <= bound(tenant),
+                    "tenant {tenant} has seen {seen} starts of others, not {}: seed {seed}, {seqs} at once, {styles:?}",
+                    bound(tenant)
+                );
+            }
+        }
+        let result = |draws| if draws { RowResult::Token(1) } else { RowResult::Computed };
+        scheduler.commit(&rows.iter().map(|row| result(row.draw.is_some())).collect::<Vec<_>>());
+        let _ = scheduler.drain_finished();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn row_16_a_tenant_s_next_request_sees_a_bounded_number_of_starts_of_others(
+        (styles, seqs, seed) in (proptest::collection::vec(style(), 2..5), 1..5u32, any::<u64>())
+    ) {
+        check_starts(&styles, seqs, seed);
+    }
+}
+
+/// Somebody lets one long text be written while another is served much, and then sends many small requests.
+#[test]
+fn row_16_who_has_little_under_way_saves_up_no_claim() {
+    let long = Style { weight: 1, prompt: 1..2, output: 1..2, burst: 40, every: 1 };
+    let busy = Style { weight: 1, prompt: 12..13, output: 1..2, burst: 5, every: 1 };
+    let limits = Limits { max_num_seqs: 4, max_requests: 1024, ..LIMITS };
+    let mut scheduler = Scheduler::with_policy(limits, plain(Admission::Fifo));
+    admit(&mut scheduler, 0, of_tenant(1, 1), 1, 200);
+    let mut next = 1;
+    for _ in 0..150 {
+        while scheduler.waiting().len() < 4 {
+            admit(&mut scheduler, next, of_tenant(2, 1), 12, 1);
+            next += 1;
+        }
+        step(&mut scheduler);
+    }
+    let waiting: Vec<u16> = scheduler.waiting().map(|id| id.slot).collect();
+    assert!(!waiting.is_empty() && scheduler.running().any(|id| id.slot == 0));
+    let of_the_busy = next;
+    (0..200).for_each(|slot| admit(&mut scheduler, of_the_busy + slot, of_tenant(1, 1), 1, 1));
+    let mut between = 0;
+    for _ in 0..200 {
+        let rows = step(&mut scheduler);
+        if rows.iter().any(|(slot, _)| waiting.contains(slot)) {
+            break;
+        }
+        between += rows.iter().filter(|(slot, _)| *slot >= of_the_busy).count();
+    }
+    assert!(between <= 30, "{between} starts of one who has 12 tokens less, at most, than the other");
+    check_starts(&[long, busy], 4, 1);
 }
