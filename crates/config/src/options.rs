@@ -134,6 +134,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "prefix-partial", group: Engine, kind: Switch, preset: Is("true"),
         help: "With prefix-cache: where requests part in the middle of a block, or a prompt ends there, the later one \
                gets a copy of the beginning; off, it computes the block again." },
+    Opt { name: "prefix-wait", group: Engine, kind: Switch, preset: Is("true"),
+        help: "With prefix-cache: a request that would compute the same as one whose prompt is being computed, half of what \
+               it lacks at least and no less than a block, waits for that one's first token and takes it from the cache, \
+               like the `n` choices of a prompt; off, each computes its own." },
     Opt { name: "admission", group: Engine, preset: Is("fifo"),
         kind: Choice { accepted: &[choice("fifo", &[]), choice("pack", &[]), choice("shortest", &[]),
                                    choice("deadline", &[])],

@@ -23,6 +23,8 @@ pub struct Scheduling {
     pub prefix_cache: bool,
     /// Copy the beginning of a block where requests part in the middle of it.
     pub prefix_partial: bool,
+    /// Let requests wait for a prompt that begins like theirs and is being computed.
+    pub prefix_wait: bool,
     /// Who goes next.
     pub admission: AdmissionKind,
     /// [`AdmissionKind::Deadline`]: when the first token of a prompt of up to 256 tokens is due, in ms after arrival.
@@ -47,6 +49,7 @@ impl Scheduling {
         Scheduling {
             prefix_cache: settings.switch("prefix-cache").unwrap_or(true),
             prefix_partial: settings.switch("prefix-partial").unwrap_or(true),
+            prefix_wait: settings.switch("prefix-wait").unwrap_or(true),
             admission: match settings.text("admission") {
                 Some("pack") => AdmissionKind::Pack,
                 Some("shortest") => AdmissionKind::Shortest,

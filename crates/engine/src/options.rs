@@ -50,6 +50,7 @@ fn policy(config: &Config) -> Policy {
     Policy {
         prefix_cache: scheduling.prefix_cache,
         prefix_partial: scheduling.prefix_partial,
+        prefix_wait: scheduling.prefix_wait,
         admission: match scheduling.admission {
             AdmissionKind::Fifo => Admission::Fifo,
             AdmissionKind::Pack => Admission::Pack,

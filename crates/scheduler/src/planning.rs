@@ -3,6 +3,7 @@
 use crate::Scheduler;
 use crate::kv::blocks_for;
 use crate::plan::{BlockCopy, PlanRow, StepPlan};
+use crate::sequence::Sequence;
 
 /// One block in this many is kept back from newcomers while others run, so that they can cross a few block
 /// boundaries before somebody has to be preempted.
@@ -179,7 +180,7 @@ impl Scheduler {
     }
 
     /// Moves the next waiting request into the running set, with blocks for all its tokens: those that the prefix cache
-    /// has, and new ones. False if there is none, or no room for it.
+    /// has, and new ones. False if there is none, or no room for it, or if it does better to wait.
     fn start_next(&mut self) -> bool {
         let available = self.pool.available();
         if self.free_lanes.is_empty() || available == 0 {
@@ -189,29 +190,74 @@ impl Scheduler {
         let reserve = if self.running.is_empty() { 0 } else { self.pool.total() / ADMISSION_RESERVE_DIVISOR };
         let block_size = self.limits.block_size;
         let key = self.waiting[index];
-        let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
         // Not worth a look into the cache. When nobody runs any more, all blocks are available: more than then.
-        if available <= sequence.refused_at {
+        if available <= self.sequence(key).refused_at {
             return false;
         }
-        if !sequence.owes_prompt_logprobs() {
-            self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
-        }
+        let tail = self.look_up(key);
+        let sequence = self.sequence(key);
         let hits = sequence.blocks.len() as u32;
+        if self.is_computed_by_another(sequence, hits * block_size + tail.map_or(0, |(_, tokens)| tokens)) {
+            self.sequence_mut(key).blocks.clear();
+            return false;
+        }
         let cached_hits = hits - self.pool.held_of(&sequence.blocks);
         // One token more than it has: else a full last block would mean preemption in the very next step.
         let soon = (sequence.len() + 1).min(sequence.length_max);
         if available - cached_hits < blocks_for(soon, block_size) - hits + reserve {
+            let sequence = self.sequence_mut(key);
             sequence.blocks.clear();
             sequence.refused_at = available;
             return false;
         }
-        // Looked for before blocks are taken, which may take this one: its contents stand until the step begins.
-        let mut tail = None;
-        if self.policy.prefix_partial && !sequence.owes_prompt_logprobs() {
-            let rest = &sequence.ids[(hits * block_size) as usize..sequence.ids.len() - 1];
-            tail = self.pool.find_tail(sequence.blocks.last().copied(), rest);
+        self.start(index, tail);
+        true
+    }
+
+    /// Puts the blocks that the prefix cache has of a waiting sequence into its table, and gives the one that the beginning
+    /// of the next can be copied from. Takes no reference: what was found stands until a block is taken.
+    fn look_up(&mut self, key: u32) -> Option<(u32, u32)> {
+        let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
+        if sequence.owes_prompt_logprobs() {
+            return None;
         }
+        self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
+        if !self.policy.prefix_partial {
+            return None;
+        }
+        let covered = sequence.blocks.len() * self.limits.block_size as usize;
+        let rest = &sequence.ids[covered..sequence.ids.len() - 1];
+        self.pool.find_tail(sequence.blocks.last().copied(), rest)
+    }
+
+    /// Whether a running request is about to make findable what a waiting one would compute, half of it at least and no
+    /// less than a block: then the waiting one, and with it the queue, waits for that one's first token. That one has a
+    /// row in every step, so the wait is as long as its prompt takes.
+    fn is_computed_by_another(&self, sequence: &Sequence, covered: u32) -> bool {
+        let block_size = self.limits.block_size;
+        if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.owes_prompt_logprobs() {
+            return false;
+        }
+        let missing = sequence.len() - covered;
+        let enough = covered + missing.div_ceil(2).max(block_size);
+        // The last token is computed in any case.
+        let ids = &sequence.ids[..sequence.ids.len() - 1];
+        self.running.iter().map(|&key| self.sequence(key)).any(|other| {
+            let may = other.will_share() && ids.len().min(other.ids.len()) >= enough as usize;
+            let common = if may { ids.iter().zip(&other.ids).take_while(|(a, b)| a == b).count() } else { 0 };
+            let common = common as u32;
+            let shared = if self.policy.prefix_partial { common } else { common - common % block_size };
+            shared >= enough
+        })
+    }
+
+    /// The waiting request at `index` enters the running set. Its table has what the prefix cache has; `tail` was looked up
+    /// before blocks are taken, which may take that one: its contents stand until the step begins.
+    fn start(&mut self, index: usize, tail: Option<(u32, u32)>) {
+        let block_size = self.limits.block_size;
+        let key = self.waiting.remove(index).expect("it was picked from the queue");
+        let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
+        let hits = sequence.blocks.len() as u32;
         sequence.copied_from = tail.and_then(|(from, _)| Some((from, self.pool.contents(from)?)));
         for &block in &sequence.blocks {
             self.pool.share(block);
@@ -233,10 +279,8 @@ impl Scheduler {
         sequence.refused_at = 0;
         sequence.lane = self.free_lanes.pop();
         self.tenants.started(sequence.tenant);
-        self.waiting.remove(index);
         self.running.push(key);
         self.totals.starts += 1;
-        true
     }
 
     /// A row of the next `len` tokens of a running sequence.

@@ -50,6 +50,8 @@ pub struct Policy {
     pub prefix_cache: bool,
     /// With the cache: copy the first part of a block too, if a request goes on differently in the middle of it.
     pub prefix_partial: bool,
+    /// With the cache: whoever begins like a request whose prompt is being computed waits until that is there.
+    pub prefix_wait: bool,
     /// Who of the waiting requests goes next.
     pub admission: Admission,
     /// Most prompt tokens of one request in one step; `None`: the step's own limit.
@@ -68,6 +70,7 @@ impl Default for Policy {
         Policy {
             prefix_cache: true,
             prefix_partial: true,
+            prefix_wait: true,
             admission: Admission::Fifo,
             prefill_chunk_tokens_max: None,
             prefill_rows_max: None,

@@ -160,6 +160,7 @@ impl Scheduler {
             registered: 0,
             copied_from: None,
             drawn: false,
+            put_off: false,
             cached_tokens: 0,
             reported: if asks { 0 } else { prompt_tokens },
             lane: None,
@@ -313,7 +314,10 @@ impl Scheduler {
                     self.leave(row.key, FinishReason::Length, false);
                 }
             }
-            (Some(_), RowResult::Again) => sequence.computed -= 1,
+            (Some(_), RowResult::Again) => {
+                sequence.computed -= 1;
+                sequence.put_off = !sequence.drawn;
+            }
             (Some(_), RowResult::Complete) => self.leave(row.key, FinishReason::Stop, false),
             (_, RowResult::Failed(code)) => {
                 if code == FaultCode::NonFinite {
@@ -340,7 +344,8 @@ impl Scheduler {
             sequence.blocks[index] = self.pool.register(sequence.blocks[index], before, tokens);
         }
         sequence.registered = sequence.registered.max(whole as u32);
-        if self.policy.prefix_partial && !std::mem::replace(&mut sequence.drawn, true) {
+        let first = !std::mem::replace(&mut sequence.drawn, true);
+        if first && self.policy.prefix_partial {
             let tail = &sequence.ids[whole * block_size..computed as usize];
             let before = whole.checked_sub(1).map(|before| sequence.blocks[before]);
             if let Some(&block) = sequence.blocks.get(whole) {
@@ -421,7 +426,8 @@ impl Scheduler {
         for block in sequence.blocks.drain(..).rev() {
             self.pool.release(block);
         }
-        (sequence.registered, sequence.copied_from, sequence.drawn) = (0, None, false);
+        (sequence.registered, sequence.copied_from) = (0, None);
+        (sequence.drawn, sequence.put_off) = (false, false);
         self.free_lanes.extend(sequence.lane.take());
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Sequence {
     pub(crate) copied_from: Option<(u32, u64)>,
     /// A token was drawn since it last started.
     pub(crate) drawn: bool,
+    /// Its first draw came to nothing so far, however complete its prompt is.
+    pub(crate) put_off: bool,
     /// Prompt tokens that the first start found in the prefix cache.
     pub(crate) cached_tokens: u32,
     /// Index in the running set's batch slots; `None` while waiting.
@@ -87,6 +89,11 @@ impl Sequence {
         let begin = if start == 0 { 0 } else { start + 1 };
         let end = (start + len + 1).min(self.prompt_tokens);
         self.reported.max(begin).min(end)..end
+    }
+
+    /// Whether its next token makes what it computes findable.
+    pub(crate) fn will_share(&self) -> bool {
+        !self.drawn && !self.put_off && self.length_max > self.prompt_tokens && !self.owes_prompt_logprobs()
     }
 
     /// Whether all but the last token are computed: one token more and the next can be drawn.

@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
 const PLAIN: Policy = Policy {
     prefix_cache: false,
     prefix_partial: false,
+    prefix_wait: false,
     admission: Admission::Fifo,
     prefill_chunk_tokens_max: None,
     prefill_rows_max: None,

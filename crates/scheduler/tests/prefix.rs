@@ -107,10 +107,11 @@ fn running_requests_share_and_at_idle_nothing_is_held() {
     assert_eq!((pool.held(), pool.cached(), pool.free()), (0, 6, 122), "100 and 8 tokens: six whole blocks");
 }
 
-/// Two that start in the same step compute the same; afterwards they share.
+/// Two that start in the same step and do not wait for each other compute the same; afterwards they share.
 #[test]
 fn blocks_of_the_same_contents_become_one() {
-    let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
+    let policy = Policy { prefix_wait: false, ..whole_blocks() };
+    let mut scheduler = Scheduler::with_policy(LIMITS, policy);
     admit(&mut scheduler, 0, prompt(64), 2);
     admit(&mut scheduler, 1, prompt(64), 2);
     let rows = scheduler.plan(0).rows.len();
@@ -220,10 +221,98 @@ fn row_18_choices_of_a_short_prompt_compute_it_once_if_it_is_there() {
         run(&mut scheduler);
         assert_eq!(scheduler.totals().prompt_tokens, u64::from(in_turn));
 
+        for (prefix_wait, together) in [(true, in_turn), (false, 4 * 30)] {
+            let mut scheduler = Scheduler::with_policy(LIMITS, Policy { prefix_wait, ..policy });
+            (0..4).for_each(|slot| admit(&mut scheduler, slot, prompt(30), 9));
+            run(&mut scheduler);
+            assert_eq!(scheduler.totals().prompt_tokens, u64::from(together), "wait {prefix_wait}");
+        }
+    }
+}
+
+/// Choices of a long prompt that are here at once, planned ahead or not: it is computed once, in as few steps as one of
+/// them takes, and then all draw together.
+#[test]
+fn row_18_choices_that_come_together_wait_for_the_first_and_compute_the_prompt_once() {
+    for (policy, computed) in [(Policy::default(), 1000 + 3), (whole_blocks(), 1000 + 3 * 8)] {
+        for ahead in [false, true] {
+            let mut scheduler = Scheduler::with_policy(LIMITS, policy);
+            (0..4).for_each(|slot| admit(&mut scheduler, slot, prompt(1000), 5));
+            let mut steps: Vec<Vec<u16>> = Vec::new();
+            let mut in_flight: Vec<Vec<RowResult>> = Vec::new();
+            while !scheduler.is_empty() || !in_flight.is_empty() {
+                let plan = match in_flight.len() {
+                    0 => Some(scheduler.plan(0)),
+                    _ => scheduler.plan_ahead(0),
+                };
+                let launched = plan.filter(|plan| !plan.rows.is_empty()).map(|plan| plan.rows.clone());
+                if let Some(rows) = &launched {
+                    steps.push(rows.iter().map(|row| row.id.slot).collect());
+                    let result = |draws| if draws { RowResult::Token(1) } else { RowResult::Computed };
+                    in_flight.push(rows.iter().map(|row| result(row.draw.is_some())).collect());
+                }
+                if launched.is_none() || !ahead || in_flight.len() == 2 {
+                    let results = if in_flight.is_empty() { Vec::new() } else { in_flight.remove(0) };
+                    scheduler.commit(&results);
+                }
+                scheduler.check();
+            }
+            assert_eq!(scheduler.totals().prompt_tokens, computed, "ahead {ahead}");
+            // 256 tokens a step. Ahead, the step behind the last chunk is planned before its token is there.
+            let alone = if ahead { 5 } else { 4 };
+            assert!(steps[..alone].iter().all(|rows| rows == &[0]), "{steps:?}");
+            assert_eq!(steps[alone], [0, 1, 2, 3], "{steps:?}");
+            assert!(scheduler.drain_finished().all(|ended| ended.finished.generated_tokens == 5));
+        }
+    }
+}
+
+/// (second prompt's length, how much of it is the first's; whether it waits)
+#[test]
+fn row_18_only_who_saves_half_of_what_he_lacks_and_a_block_waits() {
+    for (len, common, policy, waits) in [
+        (40, 40, Policy::default(), true),
+        (40, 20, Policy::default(), true),
+        (41, 20, Policy::default(), false),
+        (41, 31, whole_blocks(), false), // one whole block, and 21 are half
+        (41, 32, whole_blocks(), true),
+        (16, 16, Policy::default(), false), // 15 of 16 are less than a block
+        (17, 17, Policy::default(), true),
+        (40, 40, Policy { prefix_wait: false, ..Policy::default() }, false),
+        (40, 40, Policy { prefix_cache: false, ..Policy::default() }, false),
+    ] {
         let mut scheduler = Scheduler::with_policy(LIMITS, policy);
-        (0..4).for_each(|slot| admit(&mut scheduler, slot, prompt(30), 9));
+        admit(&mut scheduler, 0, prompt(60), 9);
+        let second = (0..len).map(|n| if n < common { n } else { 5000 + n }).collect();
+        admit(&mut scheduler, 1, second, 9);
+        let rows = step(&mut scheduler, RowResult::Token(1));
+        assert_eq!(rows.len(), if waits { 1 } else { 2 }, "{len} tokens, {common} in common: {rows:?}");
+        assert_eq!(step(&mut scheduler, RowResult::Token(1)).len(), 2);
         run(&mut scheduler);
-        assert_eq!(scheduler.totals().prompt_tokens, 4 * 30, "nothing is there when all start in one step");
+    }
+}
+
+/// Whoever is waited for may leave, fail or find no token yet: then nobody waits for it.
+#[test]
+fn row_18_nobody_waits_for_who_is_gone_or_stuck() {
+    for (name, rows_after) in [("gone", 1), ("failed", 1), ("stuck", 2)] {
+        let mut scheduler = Scheduler::new(LIMITS);
+        (0..2).for_each(|slot| admit(&mut scheduler, slot, prompt(40), 9));
+        let result = match name {
+            "failed" => RowResult::Failed(FaultCode::NonFinite),
+            "stuck" => RowResult::Again,
+            _ => RowResult::Token(1),
+        };
+        let plan = scheduler.plan(0);
+        let first = plan.rows[0].id;
+        assert_eq!(plan.rows.len(), 1, "{name}");
+        if name == "gone" {
+            scheduler.discard(first);
+        }
+        scheduler.commit(&[result]);
+        assert_eq!(step(&mut scheduler, RowResult::Token(1)).len(), rows_after, "{name}");
+        run(&mut scheduler);
+        scheduler.check();
     }
 }
 

@@ -34,15 +34,18 @@ fn admission() -> impl Strategy<Value = Admission> {
 
 fn policy() -> impl Strategy<Value = Policy> {
     let some = |range: std::ops::Range<u32>| proptest::option::of(range);
-    (any::<(bool, bool)>(), admission(), some(1..12), some(1..4), some(0..4), 0..8u32).prop_map(
-        |((prefix_cache, prefix_partial), admission, chunk, rows, first_from, overtaken_max)| Policy {
-            prefix_cache,
-            prefix_partial,
-            admission,
-            prefill_chunk_tokens_max: chunk,
-            prefill_rows_max: rows,
-            prefill_first_from: first_from,
-            overtaken_max,
+    (any::<[bool; 3]>(), admission(), some(1..12), some(1..4), some(0..4), 0..8u32).prop_map(
+        |([prefix_cache, prefix_partial, prefix_wait], admission, chunk, rows, first_from, overtaken_max)| {
+            Policy {
+                prefix_cache,
+                prefix_partial,
+                prefix_wait,
+                admission,
+                prefill_chunk_tokens_max: chunk,
+                prefill_rows_max: rows,
+                prefill_first_from: first_from,
+                overtaken_max,
+            }
         },
     )
 }
@@ -151,6 +154,22 @@ proptest! {
     fn row_18_with_and_without_copies_of_block_beginnings_the_same_tokens_come_out(schedule in schedule()) {
         let with = |prefix_partial| {
             let policy = Policy { prefix_cache: true, prefix_partial, ..schedule.policy };
+            simulate(Schedule { policy, ..schedule.clone() })
+        };
+        let (on, off) = (with(true), with(false));
+        for (id, tokens) in &on.tokens {
+            prop_assert_eq!(off.tokens.get(id).unwrap_or(tokens), tokens);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(1000))]
+
+    #[test]
+    fn row_18_with_and_without_waiting_for_twins_the_same_tokens_come_out(schedule in schedule()) {
+        let with = |prefix_wait| {
+            let policy = Policy { prefix_cache: true, prefix_wait, ..schedule.policy };
             simulate(Schedule { policy, ..schedule.clone() })
         };
         let (on, off) = (with(true), with(false));

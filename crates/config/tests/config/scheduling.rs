@@ -6,6 +6,7 @@ use pinion_config::{AdmissionKind, Machine, Scheduling};
 const DEFAULT: Scheduling = Scheduling {
     prefix_cache: true,
     prefix_partial: true,
+    prefix_wait: true,
     admission: AdmissionKind::Fifo,
     ttft_target_ms: 200,
     prefill_chunk_size: None,
@@ -23,6 +24,7 @@ fn each_switch_sets_its_own_field() {
         (&[][..], DEFAULT),
         (&["--no-prefix-cache"], Scheduling { prefix_cache: false, ..DEFAULT }),
         (&["--no-prefix-partial"], Scheduling { prefix_partial: false, ..DEFAULT }),
+        (&["--no-prefix-wait"], Scheduling { prefix_wait: false, ..DEFAULT }),
         (&["--no-fill-to-target"], Scheduling { fill_to_target: false, ..DEFAULT }),
         (&["--overlap"], Scheduling { overlap: true, ..DEFAULT }),
         (&["--admission=pack"], admission(AdmissionKind::Pack)),
