@@ -301,8 +301,9 @@ impl Engine {
             let theirs = |id: RequestId| id.detokenizer(detokenizer_count) == stuck;
             ended_count += end_where(scheduler, FaultCode::Unavailable, theirs);
         });
-        ports.publish();
+        // Ahead of the records: whoever has an answer finds it counted.
         self.set_gauges(ports);
+        ports.publish();
         ended_count
     }
 
