@@ -8,6 +8,7 @@ use crate::limits::{
     CACHED_MAX, COMPILE_TIME_MAX, COMPILE_WALL_MAX, GIVEN_UP_MAX, LOAD_TIME_MAX, STACK_BYTES,
 };
 use crate::vocabulary::{Vocabulary, Words};
+use nix::unistd::Pid;
 use pinion_protocol::{Fault, FaultCode, Grammar};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -103,8 +104,14 @@ impl Checker {
                 Err(RecvTimeoutError::Disconnected) => return Err("cannot be compiled".to_owned()),
                 Err(RecvTimeoutError::Timeout) => {
                     id = id.or_else(|| thread_id.try_recv().ok());
-                    let used = id.and_then(|id| cpu_time(id.as_raw())).unwrap_or(COMPILE_TIME_MAX);
+                    // On a busy machine the thread may not have begun.
+                    let used = id.map_or(Duration::ZERO, |id: Pid| {
+                        cpu_time(id.as_raw()).unwrap_or_else(|| began.elapsed())
+                    });
                     if used >= COMPILE_TIME_MAX || began.elapsed() >= COMPILE_WALL_MAX {
+                        if let Ok(verdict) = verdict.try_recv() {
+                            return verdict; // It has ended since, and has no clock any more.
+                        }
                         self.given_up.push(verdict);
                         return Err(format!(
                             "takes longer than {} ms to compile",
