@@ -3,38 +3,21 @@
 mod rig;
 
 use pinion_engine::{Engine, Sizes, Turn};
-use pinion_grammar::{Grammars, Words};
-use pinion_model::fake_token;
+use pinion_model::{Model, ModelInfo, RowOutcome, StepBatch, StepError, StepOutput, WarmUp, fake_token};
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
+use pinion_protocol::names::Counter;
+use pinion_protocol::{FaultCode, RequestId, Sampling};
 use pinion_scheduler::Limits;
 use regex::Regex;
+use rig::grammars::{constrained, with_grammars, words};
 use rig::{EOS, Random, Rig, VOCABULARY, small};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for the threads; a machine under load may take its time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The ids below 256 are bytes, but for the end of sequence; some of the others are pieces, the rest shows nothing.
-fn words() -> Words {
-    let mut bytes = vec![Vec::new(); VOCABULARY as usize];
-    (0..=255).for_each(|byte| bytes[usize::from(byte)].push(byte));
-    bytes[EOS as usize].clear();
-    for (n, piece) in ["ab", "ba", "abc", "{\"", "\":", "12", "true", "yes", "no", "é"].iter().enumerate() {
-        bytes[300 + 70 * n] = piece.as_bytes().to_vec();
-    }
-    Words { bytes, eos: Some(EOS), drops_first_space: false }
-}
-
 fn engine(sizes: Sizes, overlap: bool) -> Engine {
-    let requests_max = sizes.limits.max_requests as usize;
-    rig::engine(sizes, overlap).with_grammars(Grammars::start(|| Ok(words()), requests_max).expect("threads"))
-}
-
-fn constrained(expression: &str) -> Sampling {
-    let grammar =
-        Grammar { kind: GrammarKind::Regex, field: GrammarField::GuidedRegex, text: expression.into() };
-    Sampling { grammar: Some(grammar), max_tokens: Some(24), ..Sampling::default() }
+    with_grammars(rig::engine(sizes, overlap), &sizes.limits)
 }
 
 /// Turns until nothing is left.
@@ -102,7 +85,7 @@ fn mixed(overlap: bool) {
     let mut preempted = false;
     for (id, prompt, expression, sampling) in requests {
         let (story, finished) = rig.ended(id);
-        preempted |= rig.counted(id, pinion_protocol::names::Counter::Preemptions) > 0;
+        preempted |= rig.counted(id, Counter::Preemptions) > 0;
         let Some(expression) = expression else {
             let expected: Vec<u32> =
                 (0..24).map(|index| fake_token(&prompt, index, VOCABULARY, Some(EOS))).collect();
@@ -252,4 +235,76 @@ fn who_leaves_while_the_grammar_is_compiled_or_followed_leaves_nothing() {
     assert!(rig.stories.get(&ids[4]).is_none_or(|story| story.finished.is_empty()));
     assert!(matches!(rig.ended(ids[5]).1.reason, FinishReason::Stop | FinishReason::Length));
     assert!(engine.is_empty());
+}
+
+/// Finds the mask of every row late, two times out of three.
+struct Belated {
+    inner: Box<dyn Model>,
+    rows: u64,
+}
+
+impl Model for Belated {
+    fn info(&self) -> &ModelInfo {
+        self.inner.info()
+    }
+
+    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
+        self.inner.step(batch, out)?;
+        for (index, outcome) in out.rows.iter_mut().enumerate() {
+            let masked = batch.shaping.shaping(index).is_some_and(|shaping| shaping.mask.is_some());
+            if masked && *outcome != RowOutcome::None {
+                self.rows += 1;
+                if !self.rows.is_multiple_of(3) {
+                    *outcome = RowOutcome::Late;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        self.inner.logits(batch, out)
+    }
+
+    fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
+        self.inner.warm_up(shapes)
+    }
+}
+
+/// A row whose mask is late comes again until it is there, with the same text in the end; the others have their token in
+/// every step. One request by itself, so that each of its rows is late twice.
+#[test]
+fn a_late_mask_delays_its_own_text_and_no_other() {
+    for overlap in [false, true] {
+        let limits = small().limits;
+        let model = Box::new(Belated { inner: rig::fake(&limits), rows: 0 });
+        let engine = Engine::new(rig::pipeline(model, overlap), small());
+        let (mut engine, mut rig) = (with_grammars(engine, &limits), Rig::new());
+        let (late, prompt) = (rig.open(0, 0), [5, 9, 2]);
+        rig.admit(late, &prompt, 3, constrained("(ab){4}"));
+        while engine.compiles() || rig.gauge(pinion_protocol::status::Gauge::RequestsRunning) == 0 {
+            assert!(engine.turn(&mut rig).is_ok());
+            std::thread::yield_now();
+        }
+        let plain = Sampling { max_tokens: Some(24), ignore_eos: true, ..Sampling::default() };
+        let others: Vec<RequestId> = (1..4).map(|slot| rig.open(0, slot)).collect();
+        others.iter().for_each(|id| rig.admit(*id, &[u32::from(id.slot), 30, 4], 3, plain.clone()));
+        run(&mut engine, &mut rig);
+
+        let (story, finished) = rig.ended(late);
+        let expected = alone(&prompt, &constrained("(ab){4}"));
+        assert_eq!((&story.tokens, finished.reason), (&expected.0, FinishReason::Stop), "overlap {overlap}");
+        assert_eq!(text(&story.tokens), "abababab");
+        // Each draw is the third one, that of the end among them.
+        let draws = rig.counted(late, Counter::Steps);
+        assert_eq!(draws, 3 * (story.tokens.len() as u64 + 1), "overlap {overlap}");
+        for id in others {
+            let (story, _) = rig.ended(id);
+            let expected: Vec<u32> = (0..24)
+                .map(|index| fake_token(&[u32::from(id.slot), 30, 4], index, VOCABULARY, Some(EOS)))
+                .collect();
+            assert_eq!(story.tokens, expected, "overlap {overlap}");
+            assert_eq!(rig.counted(id, Counter::Steps), 24, "a token in each step, overlap {overlap}");
+        }
+    }
 }

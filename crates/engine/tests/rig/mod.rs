@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
+pub mod grammars;
 pub mod hashed;
 
 use pinion_engine::{Engine, Ports, Sizes};
