@@ -18,9 +18,6 @@ const GENERATE_TOKENS_DEFAULT: u32 = 64;
 /// Temperatures below this are greedy: dividing logits by less overflows an f32.
 const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
 
-/// `logprobs` of completions, at most, as OpenAI has it.
-const COMPLETIONS_LOGPROBS_MAX: i128 = 5;
-
 /// All of them but those about logprobs and the grammar. `fresh_seed` is used if the client gives no seed.
 pub(crate) fn sampling(
     api: Api,
@@ -68,19 +65,24 @@ pub(crate) fn sampling(
 /// How many alternatives to report with each token, if any: a number for completions, a switch and a number for chats.
 pub(crate) fn logprobs(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
     let count = |given: i128| u32::try_from(given).unwrap_or(0);
+    let most = 0..=i128::from(LOGPROB_ALTERNATIVES_MAX);
     match api {
         // Left to the fields that are not supported.
         Api::Generate => Ok(None),
         Api::Completions => match fields.take("logprobs") {
             None | Some(Value::Bool(false)) => Ok(None),
-            Some(given) => match as_integer(&given).filter(|n| (0..=COMPLETIONS_LOGPROBS_MAX).contains(n)) {
+            // OpenAI stops at 5, vLLM at 20.
+            Some(given) => match as_integer(&given).filter(|n| most.contains(n)) {
                 Some(given) => Ok(Some(count(given))),
-                None => Err(wrong_type("logprobs", "an integer from 0 to 5", &given)),
+                None => {
+                    let wanted = format!("an integer from 0 to {LOGPROB_ALTERNATIVES_MAX}");
+                    Err(wrong_type("logprobs", &wanted, &given))
+                }
             },
         },
         Api::Chat => {
             let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-            let alternatives = fields.integer("top_logprobs", 0..=i128::from(LOGPROB_ALTERNATIVES_MAX))?;
+            let alternatives = fields.integer("top_logprobs", most)?;
             match (wanted, alternatives.map_or(0, count)) {
                 (true, alternatives) => Ok(Some(alternatives)),
                 (false, 0) => Ok(None),

@@ -170,10 +170,13 @@ fn logprobs_have_a_form_for_each_api() {
     let completions = |value: &str| {
         passes(Api::Completions, json!({"logprobs": serde_json::from_str::<Value>(value).unwrap()}))
     };
-    for (value, expected) in [("null", None), ("false", None), ("0", Some(0)), ("5", Some(5))] {
+    for (value, expected) in [("null", None), ("false", None), ("0", Some(0)), ("20", Some(20))] {
         assert_eq!(completions(value).sampling.logprobs, expected, "{value}");
     }
-    check_field(Api::Completions, "logprobs", &["6", "-1", "true", "1.0", "\"1\"", "[]", "1000000000"], &[]);
+    check_field(Api::Completions, "logprobs", &["21", "-1", "true", "1.0", "\"1\"", "[]", "1000000000"], &[]);
+    let above = body(Api::Completions, json!({"logprobs": 21})).to_string();
+    let fault = admit(Api::Completions, above.as_bytes(), &limits(), FRESH_SEED).unwrap_err();
+    assert_eq!(fault.message, "logprobs must be an integer from 0 to 20, got 21");
     check_field(Api::Chat, "logprobs", &["0", "5", "\"true\"", "[]"], &["null", "false", "true"]);
     check_field(Api::Generate, "logprobs", &["0", "true"], &["null", "false"]);
     check_field(Api::Chat, "top_logprobs", &["21", "-1", "1.5", "true", "1000000000"], &["null", "0"]);

@@ -33,7 +33,7 @@ pub const ADDITIVE_PENALTY_MAX: f32 = 2.0;
 pub const LOGIT_BIAS_MAX: f32 = 100.0;
 /// Tokens that one request may bias.
 pub const LOGIT_BIAS_ENTRIES_MAX: usize = 1024;
-/// Alternatives reported with each token, as OpenAI has it for chats.
+/// Alternatives reported with each token, as OpenAI has it for chats and vLLM for completions.
 pub const LOGPROB_ALTERNATIVES_MAX: u32 = 20;
 /// Scores of prompt tokens in one record from an engine.
 pub const PROMPT_SCORES_PER_RECORD_MAX: usize = 32;

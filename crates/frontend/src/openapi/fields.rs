@@ -65,7 +65,7 @@ const LOGIT_BIAS: &str = r#"{"type": ["object", "null"], "maxProperties": 1024, 
 const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
     {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
 const LOGPROBS: &str =
-    r#"{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 5}, {"type": "null"}, {"const": false}]}"#;
+    r#"{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"type": "null"}, {"const": false}]}"#;
 const TOOLS: &str = r##"{"type": ["array", "null"], "maxItems": 128, "items": {"type": "object",
     "required": ["type", "function"], "properties": {"type": {"const": "function"},
     "function": {"type": "object", "required": ["name"], "properties": {
