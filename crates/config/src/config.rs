@@ -112,8 +112,6 @@ pub struct ModelFacts {
     pub head_dim: u32,
     /// Width of the residual stream.
     pub hidden: u32,
-    /// The tokenizer's config holds a chat template.
-    pub has_chat_template: bool,
 }
 
 impl ModelFacts {

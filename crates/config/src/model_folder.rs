@@ -29,13 +29,12 @@ pub(crate) fn read(dir: &Path, backend: Backend, faults: &mut Collector) -> Opti
     if backend == Backend::Torch {
         check_weights(dir, faults);
     }
-    let has_chat_template = optional_object(dir, "tokenizer_config.json", faults)
-        .is_some_and(|map| map.get("chat_template").is_some_and(|t| !t.is_null()));
+    // The tokenizer reads it; that it is broken is said before anything starts.
+    optional_object(dir, "tokenizer_config.json", faults);
     let generation = optional_object(dir, "generation_config.json", faults);
     let config = config?;
     let mut reader = Reader { config: &config, path: origin(&dir.join("config.json")), faults };
     let mut facts = reader.facts(backend);
-    facts.has_chat_template = has_chat_template;
     facts.eos =
         eos(&config).or_else(|| generation.as_ref().and_then(eos)).filter(|&id| id < facts.vocab_size);
     (faults.0.len() == before).then_some(facts)
@@ -138,7 +137,6 @@ impl Reader<'_> {
             heads: self.number(&["n_head", "num_attention_heads"], 1 << 12, needs_shape),
             head_dim: 1,
             hidden: self.number(&["n_embd", "hidden_size"], 1 << 17, needs_shape),
-            has_chat_template: false,
         };
         if needs_shape && !facts.hidden.is_multiple_of(facts.heads) {
             self.faults

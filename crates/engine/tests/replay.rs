@@ -21,7 +21,6 @@ fn config() -> pinion_config::Config {
         heads: 1,
         head_dim: 1,
         hidden: 1,
-        has_chat_template: false,
     };
     let machine = pinion_config::Machine::detect();
     let backend = pinion_config::Backend::Fake;

@@ -18,7 +18,6 @@ fn facts_of_gpt2() {
         heads: 12,
         head_dim: 64,
         hidden: 768,
-        has_chat_template: false,
     };
     let config = serve(&machine(), &model, &[], &[]);
     assert_eq!((config.max_model_len, config.model), (1024, expected));
@@ -27,14 +26,14 @@ fn facts_of_gpt2() {
 }
 
 #[test]
-fn end_of_sequence_and_chat_template() {
-    // (config's, generation config's, tokenizer config's, eos, template)
-    for (config, generation, tokenizer, eos, template) in [
-        ("null", None, None, None, false),
-        ("7", Some("8"), Some("{}"), Some(7), false),
-        ("[9, 10]", None, Some(r#"{"chat_template": "{{ x }}"}"#), Some(9), true),
-        ("null", Some("[11]"), Some(r#"{"chat_template": null}"#), Some(11), false),
-        ("99999", None, None, None, false), // outside the vocabulary
+fn end_of_sequence() {
+    // (config's, generation config's, tokenizer config's, eos)
+    for (config, generation, tokenizer, eos) in [
+        ("null", None, None, None),
+        ("7", Some("8"), Some("{}"), Some(7)),
+        ("[9, 10]", None, Some(r#"{"chat_template": "{{ x }}"}"#), Some(9)),
+        ("null", Some("[11]"), Some(r#"{"chat_template": null}"#), Some(11)),
+        ("99999", None, None, None), // outside the vocabulary
     ] {
         let model = Tree::gpt2();
         model.file("config.json", &GPT2.replace("50256", config));
@@ -45,7 +44,7 @@ fn end_of_sequence_and_chat_template() {
             model.file("tokenizer_config.json", text);
         }
         let facts = serve(&machine(), &model, &[], &[]).model;
-        assert_eq!((facts.eos, facts.has_chat_template), (eos, template), "{config} {generation:?}");
+        assert_eq!(facts.eos, eos, "{config} {generation:?}");
     }
 }
 

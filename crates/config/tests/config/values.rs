@@ -161,7 +161,6 @@ fn defaults_need_no_folder_on_disk() {
         heads: 2,
         head_dim: 32,
         hidden: 64,
-        has_chat_template: false,
     };
     let dir = std::path::Path::new("/models/tiny");
     let config = Config::with_defaults(dir, facts.clone(), Backend::Fake, &machine()).unwrap();
