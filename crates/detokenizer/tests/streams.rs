@@ -2,139 +2,19 @@
 
 #![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
 
-use pinion_detokenizer::Detokenizer;
+mod bench;
+
+use bench::{Bench, EOS, RECORD_BYTES_MAX, Received, SLOTS, end, event, oracle};
 use pinion_protocol::RequestId;
-use pinion_protocol::detokenizer_inbox::{
-    EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, encode_step, kind,
-};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_PROMPT, DELTA_STOPPED, deltas};
+use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, Open, TokenEvent, encode_step, kind};
+use pinion_protocol::frontend_inbox::{DELTA_PROMPT, deltas};
 use pinion_protocol::names::Stage;
 use pinion_protocol::prompt_scores::{
     PROMPT_FIRST, PromptHeader, PromptScore, decode_prompt_scores, encode_prompt,
 };
 use pinion_protocol::scores::{LogprobEntry, Score, TokenScore};
 use pinion_shm::slots::SlotTable;
-use pinion_text::{TextCodec, byte_tokenizer_json};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::LazyLock;
-
-const SLOTS: usize = 8;
-const EOS: u32 = 256;
-const RECORD_BYTES_MAX: usize = 4096;
-
-fn codec() -> TextCodec {
-    TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("tokenizer.json")).unwrap()
-}
-
-/// What a frontend has received for one request.
-#[derive(Debug, Default, PartialEq)]
-struct Received {
-    text: String,
-    ids: Vec<u32>,
-    next_sequence: u32,
-    last: bool,
-    stopped: bool,
-}
-
-/// A detokenizer between an engine and its frontends.
-struct Bench {
-    detokenizer: Detokenizer,
-    tables: Vec<SlotTable>,
-    received: BTreeMap<RequestId, Received>,
-    now_ns: u64,
-    /// Of the streams opened from now on.
-    include_stop: bool,
-}
-
-impl Bench {
-    fn new(frontends: usize, record_bytes_max: usize) -> Bench {
-        let tables: Vec<SlotTable> =
-            (0..frontends).map(|_| SlotTable::create(1, 1, SLOTS).unwrap()).collect();
-        Bench::with_interval(tables, record_bytes_max, 1)
-    }
-
-    fn with_interval(tables: Vec<SlotTable>, record_bytes_max: usize, interval: u32) -> Bench {
-        let detokenizer = Detokenizer::new(codec(), Some(EOS), tables.clone(), record_bytes_max);
-        let detokenizer = detokenizer.with_interval(interval);
-        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false }
-    }
-
-    /// Takes a slot and opens a stream in it.
-    fn open(&mut self, frontend: u16, slot: u16, stop: &[&str], resume: &[u32]) -> RequestId {
-        let generation = self.tables[usize::from(frontend)].slot(usize::from(slot)).unwrap().open();
-        let id = RequestId { frontend, slot, generation };
-        self.open_as(id, stop, resume);
-        self.received.insert(id, Received { next_sequence: resume.len() as u32, ..Received::default() });
-        id
-    }
-
-    fn open_as(&mut self, id: RequestId, stop: &[&str], resume: &[u32]) {
-        let stop = stop.iter().map(|&s| s.to_owned()).collect();
-        let mut payload = Vec::new();
-        Open { id, stop, resume: resume.to_vec(), include_stop: self.include_stop }.encode(&mut payload);
-        self.detokenizer.open(id.frontend, kind::OPEN, &payload).unwrap();
-    }
-
-    /// One step; takes the deltas as a frontend would. Gives the number of records.
-    fn step(&mut self, events: &[TokenEvent]) -> usize {
-        self.now_ns += 1000;
-        let mut payload = Vec::new();
-        encode_step(&mut payload, 1, self.now_ns, events, &[]);
-        self.detokenizer.step(kind::STEP, &payload, self.now_ns).unwrap();
-        let mut records = 0;
-        for frontend in 0..self.tables.len() as u16 {
-            for record in self.detokenizer.records(frontend) {
-                records += 1;
-                for delta in deltas(record).map(Result::unwrap) {
-                    let id = delta.header.id;
-                    assert_eq!(id.frontend, frontend);
-                    let received = self.received.get_mut(&id).unwrap();
-                    assert!(!received.last, "a delta after the last one: {delta:?}");
-                    assert_eq!(delta.header.first_sequence, received.next_sequence);
-                    received.next_sequence += delta.header.token_count;
-                    received.ids.extend(delta.ids());
-                    received.text.push_str(delta.text);
-                    received.last = delta.header.flags & DELTA_LAST != 0;
-                    received.stopped = delta.header.flags & DELTA_STOPPED != 0;
-                }
-            }
-        }
-        self.detokenizer.clear();
-        records
-    }
-
-    fn slot_state(&self, id: RequestId) -> pinion_shm::slots::SlotState {
-        self.tables[usize::from(id.frontend)].slot(usize::from(id.slot)).unwrap().state()
-    }
-
-    fn stamped(&self, id: RequestId, stage: Stage) -> u64 {
-        self.tables[usize::from(id.frontend)]
-            .slot(usize::from(id.slot))
-            .unwrap()
-            .stamped(id.generation, stage as usize)
-    }
-}
-
-fn event(id: RequestId, token: u32, sequence: u32, flags: u32) -> TokenEvent {
-    TokenEvent { id, token, sequence, flags: EVENT_TOKEN | flags, logprob_index: 0, logprob_count: 0 }
-}
-
-/// The end of a cancelled request: no token.
-fn end(id: RequestId) -> TokenEvent {
-    TokenEvent { id, token: 0, sequence: 0, flags: EVENT_LAST, logprob_index: 0, logprob_count: 0 }
-}
-
-/// Text up to the first stop string, and whether there is one.
-fn oracle(ids: &[u32], stops: &[String]) -> (String, bool) {
-    static CODEC: LazyLock<TextCodec> = LazyLock::new(codec);
-    let text = CODEC.decode_all(ids);
-    match stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
-        Some(cut) => (text[..cut].to_owned(), true),
-        None => (text, false),
-    }
-}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]

@@ -1,18 +1,18 @@
-//! The routes that need the other roles: generation, `/tokenize`, `/detokenize`.
+//! Generation, the routes that need every other role; and the trace of all of them.
 //!
 //! A streaming answer begins when its first bytes are there, so that whatever fails before them still gets its
 //! own status, and the head leaves together with the first chunk.
 
-use crate::admission::{Admitted, Api, Limits, Shown, admit, admit_detokenize, admit_tokenize};
+use crate::admission::{Admitted, Api, Shown, admit};
 use crate::app::{self, App, unix_s};
 use crate::best_of;
 use crate::body::{AnswerBody, End, Stream};
 use crate::calls::{Call, Calls};
 use crate::claim::claim;
 use crate::errors::Refusal;
+use crate::intake::{read, read_body};
 use crate::json::Fields;
 use crate::ledger::Origin;
-use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX, INLINE_BODY_BYTES_MAX};
 use crate::openai::{Answer, Ending, Head, Shape, Usage, answer_json, echoed, logprobs, prompt_logprobs};
 use crate::outgoing::Job;
 use crate::prompt_part::PromptPart;
@@ -22,9 +22,7 @@ use crate::sse;
 use crate::ticket::Ticket;
 use crate::timeline::{Timeline, Timings};
 use crate::trace::{TRACE_SECONDS_MAX, Trace};
-use bytes::Bytes;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use pinion_protocol::prompt_scores::PromptScore;
@@ -39,9 +37,6 @@ use std::iter::repeat_n;
 use std::rc::Rc;
 use std::task::Poll;
 use tokio::time::Instant;
-
-/// First capacity of a body buffer; a longer body grows it.
-const BODY_BUFFER_BYTES: usize = 64 << 10;
 
 /// `POST /v1/completions`, `/v1/chat/completions` and `/generate`.
 pub(crate) async fn serve(
@@ -103,26 +98,6 @@ fn begin_all(
         }
     }
     Ok(Begun { tickets, head, stream, choices_per_prompt })
-}
-
-/// Reads a body as what it asks for. A large one is read on the runtime's other thread: its JSON takes milliseconds, in
-/// which no stream would get its next chunk.
-async fn read<T: Send + 'static>(
-    app: &App,
-    body: Vec<u8>,
-    admit: impl FnOnce(&[u8], &Limits) -> Result<T, Fault> + Send + 'static,
-) -> Result<T, Fault> {
-    if body.len() <= INLINE_BODY_BYTES_MAX {
-        return admit(&body, &app.limits);
-    }
-    let limits = app.limits.clone();
-    match tokio::task::spawn_blocking(move || admit(&body, &limits)).await {
-        Ok(admitted) => admitted,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(Fault::new(FaultCode::Unavailable, "the service is shutting down")),
-        },
-    }
 }
 
 /// The texts of prompts. Those of token ids are decoded first: then nothing of the answer waits for them.
@@ -208,7 +183,7 @@ fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
     Some(Head { shape, id, created: unix_s(), model: app.limits.model.clone(), include_usage })
 }
 
-fn origin(arrival: &Arrival) -> Origin {
+pub(crate) fn origin(arrival: &Arrival) -> Origin {
     let Arrival { route, received_ns, .. } = *arrival;
     Origin { route, label: arrival.label.clone(), received_ns, timings: false }
 }
@@ -260,7 +235,7 @@ async fn stream_answer(
 }
 
 /// Waits for the outcome.
-async fn outcome(ticket: &Ticket) -> Result<Outcome, Fault> {
+pub(crate) async fn outcome(ticket: &Ticket) -> Result<Outcome, Fault> {
     poll_fn(|context| {
         let mut request = ticket.request.borrow_mut();
         match request.outcome() {
@@ -378,39 +353,8 @@ fn generate_json(text: &str, ending: Ending, usage: Usage, timeline: Option<&Tim
     answer.to_string().into_bytes()
 }
 
-fn unexpected() -> Refusal {
+pub(crate) fn unexpected() -> Refusal {
     Fault::new(FaultCode::Internal, "a role answered with something else than was asked for").into()
-}
-
-/// `POST /tokenize`.
-pub(crate) async fn tokenize(
-    app: &Rc<App>,
-    arrival: Arrival,
-    request: Request<Incoming>,
-) -> Result<Response<AnswerBody>, Refusal> {
-    let body = read_body(app, request.into_body()).await?;
-    let prompt = read(app, body, admit_tokenize).await?;
-    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
-    let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
-    let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
-    Ok(answered(ticket, answer.to_string()))
-}
-
-/// `POST /detokenize`.
-pub(crate) async fn detokenize(
-    app: &Rc<App>,
-    arrival: Arrival,
-    request: Request<Incoming>,
-) -> Result<Response<AnswerBody>, Refusal> {
-    let body = read_body(app, request.into_body()).await?;
-    let ids = read(app, body, admit_detokenize).await?;
-    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
-    let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
-    Ok(answered(ticket, value!({"prompt": text}).to_string()))
-}
-
-fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
-    whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), vec![ticket]))
 }
 
 /// `POST /debug/trace`: `seconds`, from 0, which is what is still known, to [`TRACE_SECONDS_MAX`].
@@ -427,59 +371,4 @@ pub(crate) async fn trace(
     }
     let trace = Trace::new(app, u64::try_from(seconds).unwrap_or(0));
     Ok(whole(StatusCode::OK, "application/json", AnswerBody::Trace(Box::new(trace))))
-}
-
-/// Reads a body up to its limit, in its time. A declared length over the limit is refused unread.
-async fn read_body(app: &App, mut body: Incoming) -> Result<Vec<u8>, Refusal> {
-    let limit = app.settings.body_bytes_max;
-    let too_large = || {
-        let message = format!("the body is larger than {limit} bytes");
-        Refusal::from(Fault::new(FaultCode::BodyTooLarge, message))
-    };
-    let declared = body.size_hint().lower();
-    if declared > limit as u64 {
-        discard(body);
-        return Err(too_large());
-    }
-    let mut bytes = Vec::with_capacity((declared as usize).min(BODY_BUFFER_BYTES));
-    let collect = async {
-        while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|_| Refusal::BodyBroken)?.into_data() else { continue };
-            if bytes.len() + data.len() > limit {
-                return Err(too_large());
-            }
-            bytes.extend_from_slice(&data);
-        }
-        Ok(())
-    };
-    match tokio::time::timeout(app.settings.body_timeout, collect).await {
-        Ok(Ok(())) => Ok(bytes),
-        Ok(Err(refusal)) => {
-            if matches!(refusal, Refusal::Fault(_)) {
-                discard(body);
-            }
-            Err(refusal)
-        }
-        Err(_) => {
-            app.metrics.timeouts.add(1);
-            Err(Refusal::BodyTimeout)
-        }
-    }
-}
-
-/// Throws the rest of a body away for a bounded time, so that the client reads our answer before the
-/// connection closes.
-fn discard(mut body: Incoming) {
-    tokio::task::spawn_local(async move {
-        let drain = async {
-            let mut seen = 0;
-            while let Some(Ok(frame)) = body.frame().await {
-                seen += frame.data_ref().map_or(0, Bytes::len);
-                if seen > DISCARD_BYTES_MAX {
-                    return;
-                }
-            }
-        };
-        let _ = tokio::time::timeout(DISCARD_TIME_MAX, drain).await;
-    });
 }

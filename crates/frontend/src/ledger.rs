@@ -6,18 +6,19 @@
 //! Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
 //! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
-use crate::app::unix_s;
-use crate::limits::LAST_TEXT_GRACE;
-use crate::metrics::{EndReason, Life, Metrics};
+mod losses;
+mod report;
+
+use crate::metrics::Metrics;
 use crate::outgoing::{Job, Outgoing, Outlet};
 use crate::request::{Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
-use crate::slow::{Slow, SlowLog};
+use crate::slow::SlowLog;
 use crate::timeline::Timeline;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role};
+use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
 use pinion_shm::clock;
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
@@ -334,72 +335,6 @@ impl Ledger {
         self.free.push_back(id.slot);
     }
 
-    /// The one log line of a request, and its metrics.
-    fn report(&mut self, entry: &Entry) {
-        let request = entry.request.borrow();
-        let reason = match request.outcome() {
-            Some(Outcome::Text(crate::openai::Ending::Stop | crate::openai::Ending::ToolCalls, _)) => {
-                EndReason::Stop
-            }
-            Some(Outcome::Text(crate::openai::Ending::Length, _)) => EndReason::Length,
-            Some(Outcome::Ids(_) | Outcome::Decoded(_)) => EndReason::Answered,
-            Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),
-            Some(Outcome::Disconnected) | None => EndReason::Disconnected,
-        };
-        let slot = self.slot(entry.id);
-        let stamped = |stage: Stage| slot.map_or(0, |slot| slot.stamped(entry.id.generation, stage as usize));
-        let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
-        let now_ns = clock::now_ns();
-        let until_ns = last_write.unwrap_or(now_ns);
-        let timeline = Timeline::of_slot(slot, entry.id.generation, entry.received_ns, until_ns);
-        let end = last_write.map(|_| timeline.total_ns);
-        let (prompt_tokens, generated_tokens) = match request.finished() {
-            Some(finished) => (finished.prompt_tokens, finished.generated_tokens),
-            None => (self.prompt_tokens(entry.id), u32::try_from(request.ids().len()).unwrap_or(u32::MAX)),
-        };
-        self.metrics.end(request.facts.route, reason);
-        self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
-        self.metrics.generated_tokens.add(u64::from(generated_tokens));
-        if matches!(reason, EndReason::Stop | EndReason::Length) {
-            end.inspect(|ns| self.metrics.end_to_end.observe_ns(*ns));
-            if end.is_some() {
-                let parts = self.metrics.parts.iter().zip(timeline.parts_ns);
-                parts.for_each(|(histogram, ns)| histogram.observe_ns(ns));
-            }
-            self.metrics.phases.observe(&Life {
-                queued_ns: stamped(Stage::EngineReceived),
-                scheduled_ns: stamped(Stage::FirstScheduled),
-                first_token_ns: stamped(Stage::FirstToken),
-                last_token_ns: stamped(Stage::LastToken),
-                prompt_tokens,
-                generated_tokens,
-            });
-        }
-        let ms = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e6);
-        tracing::info!(
-            id = %entry.id,
-            request_id = request.facts.label,
-            route = request.facts.route.name(),
-            prompt_tokens,
-            generated_tokens,
-            reason = reason.name(),
-            ttft_ms = ms(timeline.first_ns),
-            e2e_ms = ms(end),
-            "request"
-        );
-        if request.facts.route.generates() {
-            timeline.record(&self.setup.recorder, &request.facts, self.setup.detokenizers);
-            self.slow.look(&timeline, now_ns, || Slow {
-                label: request.facts.label.clone(),
-                id: entry.id,
-                route: request.facts.route.name(),
-                reason: reason.name(),
-                ended_unix_s: unix_s(),
-                timeline,
-            });
-        }
-    }
-
     /// Where the time of a request went up to now.
     pub(crate) fn timeline(&self, id: RequestId, received_ns: u64) -> Timeline {
         Timeline::of_slot(self.slot(id), id.generation, received_ns, clock::now_ns())
@@ -421,68 +356,9 @@ impl Ledger {
         entries.filter(|entry| wanted(entry, &entry.request.borrow())).map(|entry| entry.id).collect()
     }
 
-    /// A role died: what it held ends with an error, and those slots are closed so that late records are stale.
-    pub fn peer_lost(&mut self, peer: Peer) {
-        self.outgoing.lost(peer);
-        let lost = self.ids(|entry, request| match peer.role {
-            Role::Engine => request.facts.route.generates() && request.finished().is_none(),
-            Role::Detokenizer => {
-                let index = entry.id.detokenizer(self.setup.detokenizers);
-                request.facts.route.generates() && index == peer.index && !request.has_last_text()
-            }
-            Role::Tokenizer => {
-                let reached = self
-                    .slot(entry.id)
-                    .map_or(0, |slot| slot.stamped(entry.id.generation, Stage::EngineReceived as usize));
-                request.facts.tokenizer == peer.index && reached == 0
-            }
-            Role::Launcher | Role::Frontend => false,
-        });
-        let message = format!("the {} restarted while it held this request; send it again", peer.role.name());
-        self.give_up(&lost, &Fault::new(FaultCode::RoleRestarted, message));
-    }
-
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
         self.outgoing.back(peer);
-    }
-
-    /// Ends requests for which no role can say anything more.
-    fn give_up(&mut self, lost: &[RequestId], fault: &Fault) {
-        for id in lost {
-            let prompt_tokens = self.prompt_tokens(*id);
-            let Some(entry) = self.entry(*id) else { continue };
-            entry.closed = true;
-            entry.request.borrow_mut().lose(fault.clone(), prompt_tokens);
-            self.cancel(*id);
-            self.close(*id);
-            self.release_if_done(*id);
-        }
-    }
-
-    /// Looks at what only time can tell: an engine that finished, and a text that does not come.
-    pub fn tick(&mut self, now_ns: u64) {
-        let grace_ns = u64::try_from(LAST_TEXT_GRACE.as_nanos()).unwrap_or(u64::MAX);
-        let late = self.ids(|entry, request| {
-            request.lacks_only_text() && entry.finished_ns.saturating_add(grace_ns) < now_ns
-        });
-        if !late.is_empty() {
-            tracing::error!(count = late.len(), "finished requests whose text never came");
-            self.give_up(
-                &late,
-                &Fault::new(FaultCode::Internal, "the end of the text was lost inside the service"),
-            );
-        }
-    }
-
-    /// Ends everything that is still open, with an error: the drain deadline has come.
-    pub fn fail_all(&mut self, fault: &Fault) {
-        for id in self.ids(|_, request| request.outcome().is_none()) {
-            if let Some(entry) = self.entry(id) {
-                entry.request.borrow_mut().fail(fault.clone());
-                self.cancel(id);
-            }
-        }
     }
 
     /// Whether any request still waits for its outcome or its client.

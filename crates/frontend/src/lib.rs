@@ -21,6 +21,7 @@ mod generate;
 mod grammar;
 pub mod health;
 mod info;
+mod intake;
 pub mod json;
 pub mod ledger;
 pub mod limits;
@@ -43,6 +44,7 @@ pub mod stats;
 pub mod ticket;
 pub mod timed_stream;
 pub mod timeline;
+mod tokens;
 pub mod tools;
 mod trace;
 

@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::{HttpError, Refusal};
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{auth, cors, generate, info, orders};
+use crate::{auth, cors, generate, info, orders, tokens};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
@@ -248,8 +248,8 @@ async fn dispatch(
     }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
-        Route::Tokenize => generate::tokenize(app, arrival, request).await,
-        Route::Detokenize => generate::detokenize(app, arrival, request).await,
+        Route::Tokenize => tokens::tokenize(app, arrival, request).await,
+        Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),
         Route::Model => info::model(app, request.uri().path().strip_prefix(MODEL_PREFIX).unwrap_or_default()),
         Route::Health => Ok(info::health(app)),

@@ -1,0 +1,154 @@
+//! What waits for the client: text, scores and calls on their way into the bytes of the answer.
+
+use super::{Form, Request};
+use crate::limits::SCORES_BYTES_MAX;
+use crate::openai::{Ending, Event, Shape, echoed, logprobs};
+use crate::prompt_part::PromptPart;
+use bytes::Bytes;
+use pinion_protocol::frontend_inbox::Delta;
+use pinion_protocol::prompt_scores::PromptScore;
+use pinion_protocol::scores::TokenScore;
+use pinion_protocol::{Fault, FaultCode};
+use std::task::Context;
+
+impl Request {
+    pub(super) fn check_unread(&self) -> Result<(), Fault> {
+        let waits_for_client = !matches!(self.form, Form::Whole);
+        if waits_for_client && self.out.len() > self.facts.buffer_bytes_max {
+            return Err(Fault::new(
+                FaultCode::SlowReader,
+                format!("the client left more than {} bytes unread", self.facts.buffer_bytes_max),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Streams what there is of the prompt: all of it if the `last` piece is due. A whole answer has it in the end.
+    pub(super) fn say_prompt(&mut self, last: bool) -> Result<(), Fault> {
+        let Some(prompt) = self.prompt.as_mut().filter(|prompt| !prompt.is_said()) else { return Ok(()) };
+        check_score_bytes(self.score_bytes + prompt.bytes())?;
+        let Form::Events(writer) = &self.form else { return Ok(()) };
+        if let Some(piece) = prompt.next_piece(last)? {
+            let event = Event::Text(&piece.text);
+            if piece.scores.is_empty() {
+                writer.write(&event, &mut self.out);
+            } else {
+                let mut offset = piece.offset;
+                let logprobs = echoed(&piece.scores, prompt.alternatives(), &[], &mut offset);
+                writer.write_scored(&event, Some(&logprobs), &mut self.out);
+            }
+        }
+        if last {
+            self.scored_chars = prompt.close();
+        }
+        self.check_unread()
+    }
+
+    /// The text and the scores of the prompt, for a whole answer.
+    pub fn take_prompt(&mut self) -> Result<(String, Vec<PromptScore>), Fault> {
+        self.prompt.as_mut().map_or_else(|| Ok(Default::default()), PromptPart::rest)
+    }
+
+    /// Says a piece of text, or in a stream with tools what is certain of it.
+    pub(super) fn say_text(&mut self, text: &str) {
+        match self.calls.take_if(|_| matches!(self.form, Form::Events(_))) {
+            None => self.say(&Event::Text(text)),
+            Some(mut calls) => {
+                calls.push(text, &mut |event| self.say(event));
+                self.calls = Some(calls);
+            }
+        }
+    }
+
+    /// Ends the search for calls; says what is left of the text, and gives the ending as the client sees it.
+    pub(super) fn end_calls(&mut self, ending: Ending) -> Ending {
+        let Some(mut calls) = self.calls.take_if(|_| matches!(self.form, Form::Events(_))) else {
+            return ending;
+        };
+        calls.finish(&mut |event| self.say(event));
+        calls.ending(ending)
+    }
+
+    pub(super) fn take_scores_of(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        let scores =
+            delta.scores().map_err(|malformed| Fault::new(FaultCode::Internal, malformed.to_string()))?;
+        self.scores.extend(scores);
+        self.score_bytes += delta.score_bytes.len();
+        check_score_bytes(self.score_bytes)
+    }
+
+    /// The scores of all tokens of a whole answer.
+    pub fn take_scores(&mut self) -> Vec<TokenScore> {
+        std::mem::take(&mut self.scores)
+    }
+
+    /// A completion's finish chunk carries the last text; a chat's carries none.
+    pub(super) fn holds_last_text(&self) -> bool {
+        matches!(&self.form, Form::Events(writer) if writer.head().shape == Shape::Completions)
+    }
+
+    pub(super) fn say(&mut self, event: &Event<'_>) {
+        match (&self.form, event) {
+            (Form::Events(writer), _) => {
+                if writer.head().shape == Shape::Chat && !self.role_said {
+                    self.role_said = true;
+                    writer.write(&Event::Role, &mut self.out);
+                }
+                if self.scores.is_empty() {
+                    writer.write(event, &mut self.out);
+                } else {
+                    let logprobs = logprobs(writer.head().shape, &self.scores, &mut self.scored_chars);
+                    writer.write_scored(event, Some(&logprobs), &mut self.out);
+                    self.scores.clear();
+                    self.score_bytes = 0;
+                }
+            }
+            (Form::PlainStream | Form::Whole, Event::Text(text)) => {
+                self.out.extend_from_slice(text.as_bytes())
+            }
+            (
+                Form::PlainStream | Form::Whole,
+                Event::Role
+                | Event::Call { .. }
+                | Event::Arguments { .. }
+                | Event::Finish { .. }
+                | Event::Usage(_)
+                | Event::Timings(_),
+            ) => {}
+        }
+    }
+
+    pub(super) fn wake(&mut self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Wakes the task of `context` at the next change. Allocates nothing if it is the same task as before.
+    pub fn wake_later(&mut self, context: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => self.waker = Some(context.waker().clone()),
+        }
+    }
+
+    /// Whether bytes wait for the client.
+    pub fn has_output(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Everything that waits for the client, as one piece.
+    pub fn take_output(&mut self) -> Bytes {
+        self.out.split().freeze()
+    }
+}
+
+fn check_score_bytes(bytes: usize) -> Result<(), Fault> {
+    if bytes <= SCORES_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "the answer's logprobs have more than {SCORES_BYTES_MAX} bytes in one piece; ask for a stream"
+    );
+    Err(Fault::field("logprobs", message))
+}

@@ -1,0 +1,47 @@
+//! `/tokenize` and `/detokenize`: what a tokenizer answers by itself.
+
+use crate::admission::{admit_detokenize, admit_tokenize};
+use crate::app::App;
+use crate::body::AnswerBody;
+use crate::errors::Refusal;
+use crate::generate::{origin, outcome, unexpected};
+use crate::intake::{read, read_body};
+use crate::outgoing::Job;
+use crate::request::{Form, Outcome};
+use crate::routes::{Arrival, whole};
+use crate::ticket::Ticket;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use serde_json::json as value;
+use std::rc::Rc;
+
+/// `POST /tokenize`.
+pub(crate) async fn tokenize(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let prompt = read(app, body, admit_tokenize).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
+    let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+    let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
+    Ok(answered(ticket, answer.to_string()))
+}
+
+/// `POST /detokenize`.
+pub(crate) async fn detokenize(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let ids = read(app, body, admit_detokenize).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
+    let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
+    Ok(answered(ticket, value!({"prompt": text}).to_string()))
+}
+
+fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
+    whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), vec![ticket]))
+}

@@ -1,0 +1,97 @@
+//! Roles that die, hang or start too slowly, and their successors.
+
+use super::{MS_NS, OWN_PAUSE_NS, Service};
+use crate::ending::Ending;
+use crate::member::Member;
+use crate::restart::Verdict;
+use pinion_config::Exit;
+use pinion_protocol::Peer;
+use pinion_protocol::control::ToRole;
+use pinion_protocol::status::{Gauge, Phase};
+use pinion_shm::clock;
+
+impl Service {
+    /// A role died under traffic: tell the others at once, and plan its successor.
+    pub(super) fn bury(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
+        let now_ns = clock::now_ns();
+        let peer = self.members[index].peer;
+        let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
+        let page = self.wiring.page(peer);
+        page.set(Gauge::Phase as usize, Phase::Restarting as u64);
+        for gauge in
+            [Gauge::KvBlocksUsed, Gauge::RequestsRunning, Gauge::RequestsWaiting, Gauge::DecodeStates]
+        {
+            page.set(gauge as usize, 0);
+        }
+        self.tell_others(peer, &ToRole::PeerLost { peer });
+        match self.members[index].policy.died(now_ns, backoff_ns, self.config.lifecycle.restart_limit) {
+            Verdict::RestartAt { ns } => {
+                let in_ms = (ns - now_ns) / MS_NS;
+                tracing::warn!(%peer, %status, in_ms, "role died; restarting it");
+                self.members[index].restart_at_ns = Some(ns);
+                Ok(())
+            }
+            Verdict::GiveUp { deaths } => Err(Ending::new(
+                Exit::RestartLimit,
+                format!("{peer} died {deaths} times within a minute ({status}); giving up"),
+            )),
+        }
+    }
+
+    pub(super) fn check_start_deadlines(&self, now_ns: u64) -> Result<(), Ending> {
+        let late = |member: &&Member| member.lives() && !member.ready && now_ns > member.start_deadline_ns;
+        match self.members.iter().find(late) {
+            Some(member) => Err(Ending::new(
+                Exit::Start,
+                format!(
+                    "{} was not ready within {} ms (--start-timeout)",
+                    member.peer, self.config.lifecycle.start_timeout_ms
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// A loop that no longer turns is as good as dead; killing it makes it one that comes back.
+    pub(super) fn kill_stuck(&mut self, now_ns: u64) {
+        if now_ns - std::mem::replace(&mut self.turned_ns, now_ns) > OWN_PAUSE_NS {
+            self.silent_from_ns = now_ns;
+        }
+        let limit_ns = self.config.lifecycle.stuck_timeout_ms * MS_NS;
+        for member in self.members.iter_mut().filter(|member| limit_ns > 0 && member.ready) {
+            let beat_ns = self.wiring.page(member.peer).get(Gauge::HeartbeatNs as usize);
+            let silent_ns = now_ns.saturating_sub(beat_ns.max(self.silent_from_ns));
+            if silent_ns > limit_ns {
+                tracing::error!(peer = %member.peer, silent_ms = silent_ns / MS_NS, "stuck; killing it");
+                member.kill();
+                // Its end is reported like any other; it is not looked at again before its successor is ready.
+                member.ready = false;
+            }
+        }
+    }
+
+    pub(super) fn restart_due(&mut self, now_ns: u64) -> Result<(), Ending> {
+        for index in 0..self.members.len() {
+            if self.members[index].restart_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
+                continue;
+            }
+            let peer = self.members[index].peer;
+            self.wiring.renew(peer).map_err(|e| Ending::system("cannot renew shared memory", e))?;
+            self.restarts += 1;
+            for other in self.members.iter_mut().filter(|member| member.peer != peer) {
+                if let Err(error) = other.reattach(&self.wiring, peer) {
+                    tracing::error!(peer = %other.peer, %error, "cannot hand over new links; killing it");
+                    other.kill();
+                }
+            }
+            self.spawn(index)?;
+            // What died before it was born it has not heard of; that it is back it will hear.
+            let missing: Vec<Peer> =
+                self.members.iter().filter(|m| !m.ready && m.peer != peer).map(|m| m.peer).collect();
+            for peer in missing {
+                self.members[index].tell(&self.wiring, &ToRole::PeerLost { peer });
+            }
+        }
+        Ok(())
+    }
+}
