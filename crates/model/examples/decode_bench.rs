@@ -5,8 +5,7 @@
 //! in milliseconds. Compare figures of one run only: the machine's speed drifts.
 
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch, StepOutput, Unshaped,
-    WarmUp, load,
+    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, StepOutput, WarmUp, load,
 };
 use std::path::Path;
 use std::time::Instant;
@@ -31,30 +30,15 @@ fn spread(mut times: Vec<f64>) -> String {
 fn time_steps(model: &mut dyn Model, row_count: u32, query_len: u32, context: u32, repeats: usize) -> String {
     let info = model.info().clone();
     let row_blocks = context.div_ceil(info.block_size);
-    let blocks: Vec<u32> = (0..row_count * row_blocks).map(|block| block % info.block_count).collect();
-    let tokens: Vec<u32> = (0..row_count * query_len).map(|index| index * 7919 % info.vocab_size).collect();
-    let positions: Vec<u32> = (0..row_count).flat_map(|_| context - query_len..context).collect();
-    let rows: Vec<Row> = (0..row_count)
-        .map(|index| Row {
-            slot: index,
-            query_start: index * query_len,
-            query_len,
-            context_len: context,
-            prompt_len: context,
-            blocks_start: index * row_blocks,
-            blocks_len: row_blocks,
-            sample: Some(SampleParams::GREEDY),
-            scored: None,
-        })
-        .collect();
-    let batch = StepBatch {
-        tokens: &tokens,
-        positions: &positions,
-        rows: &rows,
-        blocks: &blocks,
-        copies: &[],
-        shaping: &Unshaped,
-    };
+    let mut batch = OwnedBatch::default();
+    for row in 0..row_count {
+        let blocks = row * row_blocks..(row + 1) * row_blocks;
+        let blocks: Vec<u32> = blocks.map(|block| block % info.block_count).collect();
+        let tokens = row * query_len..(row + 1) * query_len;
+        let tokens: Vec<u32> = tokens.map(|index| index * 7919 % info.vocab_size).collect();
+        batch.push(row, context - query_len, &tokens, &blocks);
+    }
+    let batch = batch.as_step();
     let mut out = StepOutput::with_capacity(row_count as usize);
     let (mut wall, mut cpu) = (Vec::new(), Vec::new());
     for _ in 0..repeats {

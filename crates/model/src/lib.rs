@@ -30,6 +30,7 @@ pub use batch::{
 pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
+pub use owned_batch::OwnedBatch;
 pub use pinion_ops::{AttentionKernel, LinearKind};
 pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Threaded};
 pub use sampler::{SampleParams, Sampler};

@@ -1,6 +1,7 @@
-//! A batch that owns what it names, to be handed to another thread. Its buffers are used again and keep their sizes.
+//! A batch that owns what it names, to be handed to another thread or to be built row by row. Its buffers are used again and
+//! keep their sizes.
 
-use crate::{BlockCopy, ModelInfo, Row, RowShaping, Shaping, StepBatch, TokenMask, WarmUp};
+use crate::{BlockCopy, ModelInfo, Row, RowShaping, SampleParams, Shaping, StepBatch, TokenMask, WarmUp};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ const RESERVED_MAX: usize = 1 << 22;
 
 /// See the module's head.
 #[derive(Debug, Default)]
-pub(crate) struct OwnedBatch {
+pub struct OwnedBatch {
     pub(crate) tokens: Vec<u32>,
     positions: Vec<u32>,
     pub(crate) rows: Vec<Row>,
@@ -45,6 +46,28 @@ fn append<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Range<usize> {
 }
 
 impl OwnedBatch {
+    /// Appends a row: `tokens` from position `start` of their sequence on, whose cache lies in `blocks`. The row, which the
+    /// caller may change, is all prompt and draws the likeliest token.
+    pub fn push(&mut self, slot: u32, start: u32, tokens: &[u32], blocks: &[u32]) -> &mut Row {
+        let (query_start, query_len) = (self.tokens.len() as u32, tokens.len() as u32);
+        let (blocks_start, context_len) = (self.blocks.len() as u32, start + query_len);
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend(start..context_len);
+        self.blocks.extend_from_slice(blocks);
+        self.rows.push(Row {
+            slot,
+            query_start,
+            query_len,
+            context_len,
+            prompt_len: context_len,
+            blocks_start,
+            blocks_len: blocks.len() as u32,
+            sample: Some(SampleParams::GREEDY),
+            scored: None,
+        });
+        self.rows.last_mut().expect("a row was pushed")
+    }
+
     /// Makes room for the largest batch.
     pub(crate) fn reserve(&mut self, shapes: &WarmUp, info: &ModelInfo) {
         let (rows, tokens) = (shapes.max_rows as usize, shapes.max_tokens as usize);
@@ -107,7 +130,8 @@ impl OwnedBatch {
         });
     }
 
-    pub(crate) fn as_step(&self) -> StepBatch<'_> {
+    /// The batch as a model takes it.
+    pub fn as_step(&self) -> StepBatch<'_> {
         StepBatch {
             tokens: &self.tokens,
             positions: &self.positions,

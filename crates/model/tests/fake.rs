@@ -6,8 +6,8 @@ mod driver;
 
 use driver::{Policy, Request, run};
 use pinion_model::{
-    BlockCopy, FakeModel, FakeShape, FakeTiming, Model, Row, RowOutcome, SampleParams, StepBatch, StepError,
-    StepOutput, Unshaped, fake_token,
+    BlockCopy, FakeModel, FakeShape, FakeTiming, Model, OwnedBatch, Row, RowOutcome, SampleParams, StepBatch,
+    StepError, StepOutput, Unshaped, fake_token,
 };
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -50,26 +50,9 @@ proptest! {
 
 /// One row whose query starts at `cached`, over `blocks`.
 fn step(model: &mut FakeModel, ids: &[u32], cached: usize, prompt_len: usize, blocks: &[u32]) -> RowOutcome {
-    let positions: Vec<u32> = (cached as u32..ids.len() as u32).collect();
-    let row = Row {
-        slot: 0,
-        query_start: 0,
-        query_len: (ids.len() - cached) as u32,
-        context_len: ids.len() as u32,
-        prompt_len: prompt_len as u32,
-        blocks_start: 0,
-        blocks_len: blocks.len() as u32,
-        sample: Some(SampleParams::GREEDY),
-        scored: None,
-    };
-    let batch = StepBatch {
-        tokens: &ids[cached..],
-        positions: &positions,
-        rows: &[row],
-        blocks,
-        copies: &[],
-        shaping: &Unshaped,
-    };
+    let mut batch = OwnedBatch::default();
+    batch.push(0, cached as u32, &ids[cached..], blocks).prompt_len = prompt_len as u32;
+    let batch = batch.as_step();
     let mut out = StepOutput::default();
     model.step(&batch, &mut out).unwrap();
     let mut logits = Vec::new();
@@ -158,29 +141,12 @@ fn programmed_times_are_kept() {
     let timing = FakeTiming { step_us: 3_000.0, prefill_us_per_token: 500.0 };
     let mut model = FakeModel::new(SHAPE, timing);
     let ids: Vec<u32> = (0..10).collect();
-    let row = |query_len: u32| Row {
-        slot: 0,
-        query_start: 0,
-        query_len,
-        context_len: 10,
-        prompt_len: 9,
-        blocks_start: 0,
-        blocks_len: 3,
-        sample: None,
-        scored: None,
-    };
-    let positions: Vec<u32> = (0..10).collect();
     let mut time = |query_len: u32| {
-        let first = 10 - query_len as usize;
-        let (tokens, positions) = (&ids[first..], &positions[first..]);
-        let batch = StepBatch {
-            tokens,
-            positions,
-            rows: &[row(query_len)],
-            blocks: &[0, 1, 2],
-            copies: &[],
-            shaping: &Unshaped,
-        };
+        let mut batch = OwnedBatch::default();
+        let first = 10 - query_len;
+        let row = batch.push(0, first, &ids[first as usize..], &[0, 1, 2]);
+        (row.prompt_len, row.sample) = (9, None);
+        let batch = batch.as_step();
         let start = Instant::now();
         model.step(&batch, &mut StepOutput::default()).unwrap();
         start.elapsed()
@@ -202,25 +168,9 @@ fn row_18_a_copied_beginning_of_a_block_is_as_good_as_a_computed_one() {
         step(&mut model, &first, 0, first.len(), &[0, 1]);
         let cached = second.len() - 1;
         let copies = [BlockCopy { from: 1, to: 3, tokens: (cached - size) as u32 }];
-        let row = Row {
-            slot: 0,
-            query_start: 0,
-            query_len: 1,
-            context_len: second.len() as u32,
-            prompt_len: second.len() as u32,
-            blocks_start: 0,
-            blocks_len: 2,
-            scored: None,
-            sample: Some(SampleParams::GREEDY),
-        };
-        let batch = StepBatch {
-            tokens: &second[cached..],
-            positions: &[cached as u32],
-            rows: &[row],
-            blocks: &[0, 3],
-            copies: if copied { &copies } else { &[] },
-            shaping: &Unshaped,
-        };
+        let mut batch = OwnedBatch::default();
+        batch.push(0, cached as u32, &second[cached..], &[0, 3]);
+        let batch = StepBatch { copies: if copied { &copies } else { &[] }, ..batch.as_step() };
         let mut out = StepOutput::default();
         model.step(&batch, &mut out).unwrap();
         let expected = fake_token(&second, 0, shape.vocab_size, shape.eos);

@@ -5,8 +5,8 @@
 #![cfg(feature = "torch")]
 
 use pinion_model::{
-    Backend, DtypeChoice, KvSize, LoadError, Model, ModelOptions, Row, RowOutcome, SampleParams, StepBatch,
-    StepOutput, Unshaped, WarmUp, load,
+    Backend, DtypeChoice, KvSize, LoadError, Model, ModelOptions, OwnedBatch, RowOutcome, StepOutput, WarmUp,
+    load,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -161,31 +161,12 @@ fn wrong_options() {
 
 /// Greedy token and logits after `tokens` in one step.
 fn prefill(model: &mut dyn Model, prompts: &[&[u32]]) -> (Vec<RowOutcome>, Vec<f32>) {
-    let (mut tokens, mut positions, mut rows) = (vec![], vec![], vec![]);
-    let blocks: Vec<u32> = (0..32).collect();
-    for (index, prompt) in prompts.iter().enumerate() {
-        rows.push(Row {
-            slot: index as u32,
-            query_start: tokens.len() as u32,
-            query_len: prompt.len() as u32,
-            context_len: prompt.len() as u32,
-            prompt_len: prompt.len() as u32,
-            blocks_start: index as u32 * 8,
-            blocks_len: 8,
-            sample: Some(SampleParams::GREEDY),
-            scored: None,
-        });
-        tokens.extend_from_slice(prompt);
-        positions.extend(0..prompt.len() as u32);
+    let mut batch = OwnedBatch::default();
+    for (index, prompt) in (0..).zip(prompts) {
+        let blocks: Vec<u32> = (index * 8..index * 8 + 8).collect();
+        batch.push(index, 0, prompt, &blocks);
     }
-    let batch = StepBatch {
-        tokens: &tokens,
-        positions: &positions,
-        rows: &rows,
-        blocks: &blocks,
-        copies: &[],
-        shaping: &Unshaped,
-    };
+    let batch = batch.as_step();
     let (mut out, mut logits) = (StepOutput::default(), Vec::new());
     model.step(&batch, &mut out).unwrap();
     model.logits(&batch, &mut logits).unwrap();

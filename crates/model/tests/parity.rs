@@ -8,8 +8,7 @@ mod driver;
 
 use driver::{Policy, Request, run};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, Row, SampleParams, StepBatch,
-    Unshaped, load,
+    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, SampleParams, load,
 };
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -71,28 +70,10 @@ fn every_option() -> Vec<ModelOptions> {
 fn last_logits(model: &mut dyn Model, prompt: &[u32]) -> Vec<f32> {
     let block_count = (prompt.len() as u32).div_ceil(model.info().block_size);
     let blocks: Vec<u32> = (0..block_count).rev().map(|block| block * 3 + 1).collect();
-    let positions: Vec<u32> = (0..prompt.len() as u32).collect();
-    let row = Row {
-        slot: 0,
-        query_start: 0,
-        query_len: prompt.len() as u32,
-        context_len: prompt.len() as u32,
-        prompt_len: prompt.len() as u32,
-        blocks_start: 0,
-        blocks_len: block_count,
-        sample: Some(SampleParams::GREEDY),
-        scored: None,
-    };
-    let batch = StepBatch {
-        tokens: prompt,
-        positions: &positions,
-        rows: &[row],
-        blocks: &blocks,
-        copies: &[],
-        shaping: &Unshaped,
-    };
+    let mut batch = OwnedBatch::default();
+    batch.push(0, 0, prompt, &blocks);
     let mut logits = Vec::new();
-    model.logits(&batch, &mut logits).unwrap();
+    model.logits(&batch.as_step(), &mut logits).unwrap();
     logits
 }
 

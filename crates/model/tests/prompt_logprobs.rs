@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, PromptScores, Row, SampleParams, Scored, StepBatch, StepOutput,
-    Unshaped, fake_token,
+    FakeModel, FakeShape, FakeTiming, Model, OwnedBatch, PromptScores, SampleParams, Scored, StepOutput,
+    fake_token,
 };
 
 /// What came of one prompt: for each token but the first its logprob, its rank and the likeliest ids.
@@ -19,61 +19,30 @@ fn scores(model: &mut dyn Model, prompt: &[u32], chunk: usize, alternatives: u32
         (0..(len as u32).div_ceil(block_size).max(1)).rev().map(|block| block * 2 + odd).collect()
     };
     let (own_blocks, mate_blocks) = (blocks_of(prompt.len(), 0), blocks_of(mate.len(), 1));
-    let blocks: Vec<u32> = own_blocks.iter().chain(&mate_blocks).copied().collect();
     let mut out = StepOutput::default();
     let mut scores = Vec::new();
     for (step, begin) in (0..prompt.len()).step_by(chunk).enumerate() {
         let end = prompt.len().min(begin + chunk);
-        let mut tokens = prompt[begin..end].to_vec();
-        let mut positions: Vec<u32> = (begin as u32..end as u32).collect();
         // The last position of the prompt has no successor to score.
         let scored = end.min(prompt.len() - 1) - begin;
-        let row = Row {
-            slot: 0,
-            query_start: 0,
-            query_len: (end - begin) as u32,
-            context_len: end as u32,
-            prompt_len: prompt.len() as u32,
-            blocks_start: 0,
-            blocks_len: own_blocks.len() as u32,
-            sample: (end == prompt.len()).then_some(SampleParams::GREEDY),
-            scored: (scored > 0).then(|| Scored {
-                first: 0,
-                len: scored as u32,
-                after: prompt.get(end).copied().unwrap_or(0),
-                alternatives,
-            }),
-        };
-        let mut rows = vec![row];
+        let mut batch = OwnedBatch::default();
         if let Some(&token) = mate.get(step) {
-            rows.insert(
-                0,
-                Row {
-                    slot: 1,
-                    query_len: 1,
-                    context_len: step as u32 + 1,
-                    prompt_len: 1,
-                    blocks_start: own_blocks.len() as u32,
-                    blocks_len: mate_blocks.len() as u32,
-                    sample: Some(SampleParams { logprobs: Some(2), ..SampleParams::GREEDY }),
-                    scored: None,
-                    ..row
-                },
-            );
-            rows[1].query_start = 1;
-            tokens.insert(0, token);
-            positions.insert(0, step as u32);
+            let row = batch.push(1, step as u32, &[token], &mate_blocks);
+            row.prompt_len = 1;
+            row.sample = Some(SampleParams { logprobs: Some(2), ..SampleParams::GREEDY });
         }
-        let batch = StepBatch {
-            tokens: &tokens,
-            positions: &positions,
-            rows: &rows,
-            blocks: &blocks,
-            copies: &[],
-            shaping: &Unshaped,
-        };
+        let row = batch.push(0, begin as u32, &prompt[begin..end], &own_blocks);
+        row.prompt_len = prompt.len() as u32;
+        row.sample = (end == prompt.len()).then_some(SampleParams::GREEDY);
+        row.scored = (scored > 0).then(|| Scored {
+            first: 0,
+            len: scored as u32,
+            after: prompt.get(end).copied().unwrap_or(0),
+            alternatives,
+        });
+        let batch = batch.as_step();
         model.step(&batch, &mut out).unwrap();
-        for (index, row) in rows.iter().enumerate() {
+        for (index, row) in batch.rows.iter().enumerate() {
             let got = out.prompt_scores(index);
             let want = if row.scored.is_some() { scored } else { 0 };
             assert_eq!(got.ranks.len(), want, "row {index} of step {step}");

@@ -1,6 +1,6 @@
 //! A tiny continuous-batching loop for tests: paged blocks from a scattered free list, chunked prefill mixed with decode.
 
-use pinion_model::{Model, Row, RowOutcome, SampleParams, StepBatch, StepOutput, Unshaped};
+use pinion_model::{Model, OwnedBatch, RowOutcome, SampleParams, StepOutput};
 use std::collections::VecDeque;
 
 /// One request of a test.
@@ -88,7 +88,7 @@ fn run_step(
     out: &mut StepOutput,
 ) {
     let block_size = model.info().block_size as usize;
-    let (mut tokens, mut positions, mut rows, mut blocks) = (vec![], vec![], vec![], vec![]);
+    let mut batch = OwnedBatch::default();
     for sequence in running.iter_mut() {
         let request = &requests[sequence.request];
         let todo = sequence.ids.len() - sequence.cached;
@@ -98,32 +98,14 @@ fn run_step(
             sequence.blocks.push(free.pop().expect("the test pool is large enough"));
         }
         let position = (sequence.ids.len() - request.prompt.len()) as u64;
-        rows.push(Row {
-            slot: sequence.slot,
-            query_start: tokens.len() as u32,
-            query_len: query as u32,
-            context_len: context as u32,
-            prompt_len: request.prompt.len() as u32,
-            blocks_start: blocks.len() as u32,
-            blocks_len: sequence.blocks.len() as u32,
-            sample: (query == todo).then_some(SampleParams { position, ..request.params }),
-            scored: None,
-        });
-        tokens.extend_from_slice(&sequence.ids[sequence.cached..context]);
-        positions.extend(sequence.cached as u32..context as u32);
-        blocks.extend_from_slice(&sequence.blocks);
+        let tokens = &sequence.ids[sequence.cached..context];
+        let row = batch.push(sequence.slot, sequence.cached as u32, tokens, &sequence.blocks);
+        row.prompt_len = request.prompt.len() as u32;
+        row.sample = (query == todo).then_some(SampleParams { position, ..request.params });
         sequence.cached = context;
     }
-    let batch = StepBatch {
-        tokens: &tokens,
-        positions: &positions,
-        rows: &rows,
-        blocks: &blocks,
-        copies: &[],
-        shaping: &Unshaped,
-    };
-    model.step(&batch, out).expect("a step of a well-formed batch");
-    assert_eq!(out.rows.len(), rows.len());
+    model.step(&batch.as_step(), out).expect("a step of a well-formed batch");
+    assert_eq!(out.rows.len(), running.len());
     for (sequence, outcome) in running.iter_mut().zip(&out.rows) {
         match outcome {
             RowOutcome::Token(token) => sequence.ids.push(*token),
