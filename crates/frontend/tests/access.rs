@@ -224,11 +224,6 @@ fn only_event_streams_get_comments_and_an_early_error_keeps_its_status() {
         h.finish(id, FinishReason::Length, 1);
         assert_eq!(Reply::read(plain).await.body, "a");
 
-        let early = h.post_raw("/v1/completions", STREAM).await;
-        let id = h.submit().await.id;
-        h.reject(id, Fault::new(FaultCode::Unavailable, "no"));
-        assert_eq!(Reply::read(early).await.status, 503);
-
         let late = h.post_raw("/v1/completions", STREAM).await;
         let id = h.submit().await.id;
         tokio::time::sleep(Duration::from_millis(120)).await;
@@ -238,5 +233,13 @@ fn only_event_streams_get_comments_and_an_early_error_keeps_its_status() {
         let events = without_comments(&reply.body);
         assert!(events.starts_with("data: {\"error\":") && !events.contains("[DONE]"), "{events:?}");
         assert_eq!(h.slots_used(), 0);
+    });
+    let mut patient = Options::default();
+    patient.settings.keep_alive = Some(Duration::from_secs(50));
+    run(patient, |h| async move {
+        let early = h.post_raw("/v1/completions", STREAM).await;
+        let id = h.submit().await.id;
+        h.reject(id, Fault::new(FaultCode::Unavailable, "no"));
+        assert_eq!(Reply::read(early).await.status, 503);
     });
 }

@@ -396,7 +396,7 @@ fn two_threads_and_a_doorbell() {
             taken += 1;
         }
         if taken < RECORDS && reader.arm() {
-            let ready = wait(&[bell.fd()], Duration::from_secs(20)).unwrap();
+            let ready = wait(&[bell.fd()], Duration::from_secs(60)).unwrap();
             assert!(!ready.timed_out(), "a lost wake-up at record {taken}");
             bell.drain();
             reader.disarm();

@@ -94,7 +94,7 @@ fn difference(case: &Value, rendered: Result<String, Fault>) -> Option<String> {
 }
 
 fn tempfile(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("pinion-chat-{name}"));
+    let folder = std::env::temp_dir().join(format!("pinion-chat-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
