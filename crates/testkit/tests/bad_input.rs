@@ -53,7 +53,7 @@ fn wrong_values() -> Vec<(&'static [&'static str], &'static str, Value)> {
         (&[COMPLETIONS], "echo", json!([1, "x"])),
         (openai, "prompt_logprobs", json!([-1, 21, 1_000_000_000, true, "x", 1.5])),
         (&[COMPLETIONS], "suffix", json!(["end"])),
-        (&[COMPLETIONS], "logprobs", json!([true, 6, -1, 1.5, "x", 1_000_000_000])),
+        (&[COMPLETIONS], "logprobs", json!([true, 21, -1, 1.5, "x", 1_000_000_000])),
         (&[CHAT], "logprobs", json!([5, "x"])),
         (&[CHAT], "top_logprobs", json!([3, 21, -1, "x"])),
         (generation, "logit_bias", json!([{"257": 1}, {"5": 101}, {"5": "x"}, {"x": 1}, {"-1": 1}, 5])),
