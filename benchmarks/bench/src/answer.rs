@@ -5,6 +5,7 @@
 //! usage chunk; only where a server sends none are the events counted.
 
 use crate::http::Reply;
+use crate::tail::Timings;
 use serde::Deserialize;
 
 /// What one request came to. Times are CLOCK_MONOTONIC nanoseconds.
@@ -24,6 +25,8 @@ pub(crate) struct Outcome {
     pub error: Option<String>,
     /// From the server's write to the arrival, for chunks that say when they were written (`null-server`'s do).
     pub wire_lag_ns: Vec<u64>,
+    /// The server's own timeline, if it was asked for and the server has one.
+    pub timings: Option<Timings>,
 }
 
 #[derive(Deserialize)]
@@ -33,6 +36,7 @@ struct Chunk {
     usage: Option<Usage>,
     error: Option<serde_json::Value>,
     sent_ns: Option<u64>,
+    timings: Option<Timings>,
 }
 
 #[derive(Deserialize)]
@@ -124,6 +128,7 @@ fn take_chunk(data: &[u8], at_ns: u64, outcome: &mut Outcome) {
         let word = |name: &str| error.get(name).and_then(|value| value.as_str()).map(str::to_owned);
         outcome.error = Some(word("code").or(word("type")).unwrap_or_else(|| "error event".to_owned()));
     }
+    outcome.timings = chunk.timings.or(outcome.timings.take());
     for choice in chunk.choices {
         if choice.is_token() {
             outcome.event_ns.push(at_ns);

@@ -2,6 +2,7 @@
 //! (nanoseconds, three digits), so a value is off by at most 0.1 %; `max` is exact.
 
 use crate::replay::{ClientCost, Measured, Run};
+use crate::tail::Tail;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -128,6 +129,9 @@ pub(crate) struct Figures {
     pub wire_lag_ms: Spread,
     pub e2e_p99_over_p50: f64,
     pub goodput: Option<Goodput>,
+    /// With `--timings`, from a server that has them.
+    #[serde(default)]
+    pub tail: Option<Tail>,
     pub client: ClientCost,
 }
 
@@ -203,6 +207,7 @@ pub(crate) fn of(run: &Run, targets: Option<Targets>, streamed: bool) -> Figures
         send_lag_ms: Spread::of(run.requests.iter().map(|r| r.sent_ns.saturating_sub(r.scheduled_ns))),
         wire_lag_ms: Spread::of(run.requests.iter().flat_map(|r| r.outcome.wire_lag_ns.iter().copied())),
         goodput,
+        tail: Tail::of(complete.iter().map(|request| (e2e_ns(request), *request))),
         client: run.client,
     }
 }

@@ -25,6 +25,7 @@ mod scenario;
 mod scheduler;
 mod server;
 mod table;
+mod tail;
 mod target;
 mod trace;
 mod workload;

@@ -145,6 +145,9 @@ pub(crate) struct WorkArgs {
     /// Requests one after the other before each run.
     #[arg(long, default_value_t = 5)]
     warmup: usize,
+    /// Ask for the server's timeline of each request, and report where the slowest ones lose their time (Pinion only).
+    #[arg(long)]
+    timings: bool,
     /// Targets in ms for goodput, like ttft=200,tpot=50.
     #[arg(long)]
     slo: Option<String>,
@@ -297,7 +300,10 @@ impl Plan {
         seed_shift: u64,
     ) -> Result<(RunRecord, Run), String> {
         let args = &self.args.prompt;
-        let fields = args.fields(&record.server.model, true)?;
+        let mut fields = args.fields(&record.server.model, true)?;
+        if self.args.timings {
+            fields.extra.insert("timings".to_owned(), true.into());
+        }
         let prompts = args.prompts(self.args.prompts, args.seed + seed_shift)?;
         let jobs = jobs(&self.selection, point.scale, &prompts, &fields)?;
         self.warm_up(target, &fields)?;
@@ -405,6 +411,11 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
             "scale {}: from the server's write to the client's stamp {p50} / {p99} / {max} ms (p50/p99/max); {cpu:.1} µs of client CPU per token",
             run.scale
         );
+    }
+    for run in &result.runs {
+        if let Some(tail) = &run.figures.tail {
+            println!("{}\n{}", run.key, tail.text());
+        }
     }
     println!("written: {}", path.display());
     Ok(())

@@ -48,6 +48,15 @@ impl Drop for Ended {
     }
 }
 
+/// Four requests, so that the slowest 5 % are one.
+fn check_tail(tail: &Value) {
+    let (slowest, all) = (&tail["slowest"], &tail["all"]);
+    assert_eq!((&slowest["requests"], &all["requests"]), (&1.into(), &4.into()), "{tail}");
+    assert!(all["stages_ms"]["decode"].as_f64() > Some(0.0), "{tail}");
+    assert!(slowest["e2e_ms"].as_f64() >= all["e2e_ms"].as_f64(), "{tail}");
+    assert!(tail["token_to_socket_ms"]["p50"].as_f64() > Some(0.0), "{tail}");
+}
+
 #[test]
 fn a_trace_is_replayed_and_every_token_counted() {
     let server = Server::fake(&[]);
@@ -76,6 +85,7 @@ fn a_trace_is_replayed_and_every_token_counted() {
         "e2e=30000",
         "--warmup",
         "2",
+        "--timings",
         "--out",
         folder.text(),
     ];
@@ -97,6 +107,7 @@ fn a_trace_is_replayed_and_every_token_counted() {
         assert_eq!(run["server_output_tokens"], 76);
         assert_eq!(figures["goodput"]["good"], 4);
         assert_eq!(figures["shorter_than_asked"], 0);
+        check_tail(&figures["tail"]);
         assert!(figures["ttft_ms"]["p50"].as_f64() > Some(0.0), "{figures}");
         let rows = rows(&folder, run["rows_file"].as_str().expect("a file"));
         let scale = run["scale"].as_f64().expect("a scale");
