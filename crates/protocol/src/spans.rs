@@ -73,7 +73,7 @@ impl SpanName {
     }
 
     /// As tools show it. Parts of requests are no ranges of a thread and have none; that a turn was a pause is only known when it
-    /// is over, so NVTX never sees that one.
+    /// is over, so there NVTX gets a mark and no range.
     pub fn range(self) -> Option<&'static CStr> {
         Some(match self {
             SpanName::EngineStep => c"pinion.engine.step",

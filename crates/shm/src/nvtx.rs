@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 
 type PushRange = unsafe extern "C" fn(*const c_char) -> c_int;
 type PopRange = unsafe extern "C" fn() -> c_int;
+type Mark = unsafe extern "C" fn(*const c_char);
 type GetExportTable = unsafe extern "C" fn(u32) -> *const c_void;
 type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
 
@@ -23,6 +24,7 @@ const VERSION: u32 = 3;
 const CALLBACKS_TABLE: u32 = 1;
 const VERSION_TABLE: u32 = 3;
 const CORE_MODULE: c_uint = 1;
+const MARK: usize = 2;
 const PUSH_RANGE: usize = 9;
 const POP_RANGE: usize = 11;
 /// Functions of the core module, a place for "none" included.
@@ -99,6 +101,8 @@ unsafe extern "C" fn export_table(id: u32) -> *const c_void {
 pub struct Nvtx {
     push: PushRange,
     pop: PopRange,
+    /// A tool may do without.
+    mark: Option<Mark>,
 }
 
 impl Nvtx {
@@ -120,6 +124,14 @@ impl Nvtx {
         // SAFETY: as above.
         unsafe { (self.pop)() };
     }
+
+    /// Marks this moment, if the tool takes marks.
+    pub fn mark(&self, text: &CStr) {
+        if let Some(mark) = self.mark {
+            // SAFETY: as above.
+            unsafe { mark(text.as_ptr()) };
+        }
+    }
 }
 
 fn library(path: &CStr) -> Result<*mut c_void, String> {
@@ -138,11 +150,13 @@ fn by_name() -> Result<Nvtx, String> {
     let library = library(OLD_LIBRARY)
         .map_err(|error| format!("{error}, and no tool has set NVTX_INJECTION64_PATH"))?;
     let (push, pop) = (symbol(library, c"nvtxRangePushA")?, symbol(library, c"nvtxRangePop")?);
+    let mark = symbol(library, c"nvtxMarkA").ok();
     // SAFETY: NVTX's documented functions of these names have these signatures.
     Ok(unsafe {
         Nvtx {
             push: std::mem::transmute::<*mut c_void, PushRange>(push),
             pop: std::mem::transmute::<*mut c_void, PopRange>(pop),
+            mark: mark.map(|mark| std::mem::transmute::<*mut c_void, Mark>(mark)),
         }
     })
 }
@@ -155,13 +169,13 @@ fn injected(path: &OsStr) -> Result<Nvtx, String> {
         symbol(library, c"InitializeInjectionNvtx2").map_err(|error| format!("{shown}: {error}"))?;
     // SAFETY: only this call, under the `OnceLock` of `open`, touches the cells; places point at functions, both
     // static. The symbol has the documented signature; it writes through the places while it runs.
-    let (connected, push, pop) = unsafe {
+    let (connected, push, pop, mark) = unsafe {
         let functions = CORE.functions.get();
         for index in 0..CORE_FUNCTIONS {
             (*CORE.places.get())[index] = (&raw mut (*functions)[index]).cast();
         }
         let initialize = std::mem::transmute::<*mut c_void, Initialize>(initialize);
-        (initialize(export_table), (*functions)[PUSH_RANGE], (*functions)[POP_RANGE])
+        (initialize(export_table), (*functions)[PUSH_RANGE], (*functions)[POP_RANGE], (*functions)[MARK])
     };
     if connected == 0 || push.is_null() || pop.is_null() {
         return Err(format!("{shown} does not want push and pop"));
@@ -171,6 +185,7 @@ fn injected(path: &OsStr) -> Result<Nvtx, String> {
         Nvtx {
             push: std::mem::transmute::<*mut c_void, PushRange>(push),
             pop: std::mem::transmute::<*mut c_void, PopRange>(pop),
+            mark: (!mark.is_null()).then(|| std::mem::transmute::<*mut c_void, Mark>(mark)),
         }
     })
 }

@@ -20,9 +20,10 @@ static void say(const char *what, const char *name) {
 const BY_NAME: &str = r#"
 int nvtxRangePushA(const char *name) { say("push", name); return 0; }
 int nvtxRangePop(void) { say("pop", ""); return 0; }
+void nvtxMarkA(const char *text) { say("mark", text); }
 "#;
 
-/// As a tool's library does it: ask for the table, look at its size and version, put two functions in.
+/// As a tool's library does it: ask for the table, look at its size and version, put its functions in.
 const INJECTED: &str = r#"
 #include <stdint.h>
 #include <stddef.h>
@@ -31,6 +32,9 @@ typedef struct { size_t size; int (*get)(int, function ***, unsigned *); } callb
 typedef struct { size_t size; uint32_t version; uint32_t reserved; void (*set)(uint32_t); } versions;
 static int push(const char *name) { say("push", name); return 0; }
 static int pop(void) { say("pop", ""); return 0; }
+#ifndef WITHOUT_MARKS
+static void mark(const char *text) { say("mark", text); }
+#endif
 int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
     const versions *version = export_table(3);
     const callbacks *calls = export_table(1);
@@ -42,6 +46,9 @@ int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
     if (!calls->get(1, &table, &count) || count <= 11) return 0;
     *table[9] = (function)push;
     *table[11] = (function)pop;
+#ifndef WITHOUT_MARKS
+    *table[2] = (function)mark;
+#endif
     return 1;
 }
 "#;
@@ -76,6 +83,7 @@ fn ranges(injection: Option<&std::ffi::OsStr>) {
     nvtx.push(c"pinion.outer");
     nvtx.push(c"pinion.inner");
     nvtx.pop();
+    nvtx.mark(c"pinion.pause: 30 ms");
     nvtx.pop();
 }
 
@@ -97,9 +105,14 @@ fn ranges_reach_a_tool_by_both_ways() {
     std::fs::create_dir_all(&folder).unwrap();
     let injected = compile(&folder, "stand_in.so", INJECTED);
     compile(&folder, "libnvToolsExt.so.1", BY_NAME);
-    let expected = "push pinion.outer\npush pinion.inner\npop \npop \n";
+    let expected = "push pinion.outer\npush pinion.inner\npop \nmark pinion.pause: 30 ms\npop \n";
     assert_eq!(child(&folder, "as_injected", ("STAND_IN", &injected)), expected);
     assert_eq!(child(&folder, "as_by_name", ("LD_LIBRARY_PATH", &folder)), expected);
+    // A tool that takes no marks gets none.
+    let markless = compile(&folder, "markless.so", &format!("#define WITHOUT_MARKS\n{INJECTED}"));
+    std::fs::remove_file(folder.join("as_injected.log")).unwrap();
+    let expected = "push pinion.outer\npush pinion.inner\npop \npop \n";
+    assert_eq!(child(&folder, "as_injected", ("STAND_IN", &markless)), expected);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A turn's time counts from its start to the next sleep or turn, less what was excused (the engine's wait for its
 //! model). So a role that only slept did not pause. The kernel's counts are read once a second and at a pause that is
-//! told of, never per turn. Each pause is a span of the trace, too.
+//! told of, never per turn. Each pause is a span of the trace, too, and a mark for
+//! NVIDIA's tools.
 
 use crate::recorder::Recorder;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -107,7 +108,7 @@ impl Pauses {
             return;
         }
         if let Some((began_ns, took_ns)) = self.turns.turn(now_ns) {
-            recorder.record(SpanName::Pause, began_ns, now_ns, [took_ns / 1_000, 0]);
+            recorder.record_late(SpanName::Pause, began_ns, now_ns, [took_ns / 1_000, 0]);
             self.paused(took_ns, now_ns, status);
         }
         if now_ns >= self.next_look_ns {

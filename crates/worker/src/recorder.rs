@@ -8,6 +8,7 @@ use pinion_shm::clock;
 use pinion_shm::nvtx::Nvtx;
 use pinion_shm::region::Region;
 use pinion_shm::spans::{Span, SpanWriter};
+use std::ffi::CString;
 
 /// Records the spans of one thread.
 #[derive(Default)]
@@ -40,6 +41,17 @@ impl Recorder {
     pub fn pop(&self) {
         if let Some(nvtx) = &self.nvtx {
             nvtx.pop();
+        }
+    }
+
+    /// Keeps a span of which nobody knew that it would be one before it was over; the tool gets a mark at its end, which
+    /// says how long it was. Allocates, so only for what is rare.
+    pub fn record_late(&self, name: SpanName, begin_ns: u64, end_ns: u64, arguments: [u64; 2]) {
+        self.record(name, begin_ns, end_ns, arguments);
+        if let Some(nvtx) = &self.nvtx {
+            let ms = end_ns.saturating_sub(begin_ns) as f64 / 1e6;
+            let text = CString::new(format!("{}: {ms:.1} ms until here", name.name()));
+            nvtx.mark(&text.expect("names hold no zero"));
         }
     }
 
