@@ -28,7 +28,8 @@ fn main() {
         let include = libtorch.join("include");
         let mut shim = compiler();
         shim.flag("-isystem").flag(&include).define("_GLIBCXX_USE_CXX11_ABI", "1");
-        objects.extend(shim.file(kernels.join("shim/cpu_linear.cpp")).compile_intermediates());
+        let files = ["shim/cpu_linear.cpp", "shim/op_trace.cpp"].map(|file| kernels.join(file));
+        objects.extend(shim.files(files).compile_intermediates());
     }
     let mut library = cc::Build::new();
     library.cpp(true).objects(objects).compile("pinion_kernels");

@@ -1,19 +1,18 @@
-// oneDNN-prepacked linears through libtorch's dispatcher. The only CPU file here that knows torch.
+// oneDNN-prepacked linears through libtorch's dispatcher.
 //
 //   pinion_linear_pack  weight [out, in] fp32 or bf16, contiguous -> opaque tensor in oneDNN's blocked layout
 //   pinion_linear_run   y [rows, out] = act(x [rows, in] . weight^T + bias [out]) (+ other [rows, out])
 //
 // Tensors cross as at::Tensor* (tch's C_tensor*). Results are new and owned by the caller. Each function returns 0, or 1
-// with a message in error[0 .. error_len), NUL-terminated and cut to fit. No exception leaves this file.
+// with a message in error[0 .. error_len), NUL-terminated and cut to fit. No exception leaves them.
 // Mirrors torch/_inductor/mkldnn_ir.py: LinearUnary and LinearBinary.
-#include <string.h>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "../include/pinion_linear.h"
+#include "guarded.h"
 
 namespace {
 
@@ -30,22 +29,11 @@ c10::TypedOperatorHandle<Op> find(const char* name, const char* overload) {
 }
 
 template <class Body>
-int32_t guarded(char* error, uint64_t error_len, Body body) {
-    const char* message = "unknown C++ exception";
-    try {
+int32_t without_autograd(char* error, uint64_t error_len, Body body) {
+    return guarded(error, error_len, [&] {
         at::AutoDispatchBelowADInplaceOrView no_autograd;
         body();
-        return 0;
-    } catch (const c10::Error& e) {
-        message = e.what_without_backtrace();
-        strncpy(error, message, error_len - 1);
-    } catch (const std::exception& e) {
-        strncpy(error, e.what(), error_len - 1);
-    } catch (...) {
-        strncpy(error, message, error_len - 1);
-    }
-    error[error_len - 1] = 0;
-    return 1;
+    });
 }
 
 const at::Tensor& tensor(const void* p) { return *static_cast<const at::Tensor*>(p); }
@@ -53,14 +41,14 @@ const at::Tensor& tensor(const void* p) { return *static_cast<const at::Tensor*>
 }  // namespace
 
 extern "C" int32_t pinion_linear_pack(const void* weight, void** packed, char* error, uint64_t error_len) {
-    return guarded(error, error_len, [&] {
+    return without_autograd(error, error_len, [&] {
         static const auto op = find<PackOp>("mkldnn::_reorder_linear_weight", "");
         *packed = new at::Tensor(op.call(tensor(weight), std::nullopt));
     });
 }
 
 extern "C" int32_t pinion_linear_run(const PinionLinear* args, void** y, char* error, uint64_t error_len) {
-    return guarded(error, error_len, [&] {
+    return without_autograd(error, error_len, [&] {
         std::optional<at::Tensor> bias;
         if (args->bias) bias = tensor(args->bias);
         at::Tensor result;

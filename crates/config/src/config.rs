@@ -20,6 +20,16 @@ pub enum Backend {
     Fake,
 }
 
+impl Backend {
+    /// Its name on the command line and in paths.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Torch => "torch",
+            Backend::Fake => "fake",
+        }
+    }
+}
+
 /// Type of weights, activations and KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {

@@ -1,16 +1,21 @@
 //! What a service records about itself.
 
+use crate::config::Backend;
+use crate::fault::Collector;
 use crate::sources::Settings;
+use pinion_protocol::Peer;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A program that roles are started by, to be profiled.
+/// What profiles the roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Profiler {
-    /// NVIDIA's Nsight Systems.
+    /// NVIDIA's Nsight Systems, which starts each role.
     Nsys,
-    /// Linux's own.
+    /// Linux's own, which starts each role.
     Perf,
+    /// libtorch's own (kineto), within the engine.
+    Torch,
 }
 
 impl Profiler {
@@ -19,6 +24,15 @@ impl Profiler {
         match self {
             Profiler::Nsys => "nsys",
             Profiler::Perf => "perf",
+            Profiler::Torch => "torch",
+        }
+    }
+
+    /// Whether it is a program that stands between the launcher and each role.
+    pub fn wraps(self) -> bool {
+        match self {
+            Profiler::Nsys | Profiler::Perf => true,
+            Profiler::Torch => false,
         }
     }
 }
@@ -32,7 +46,7 @@ pub struct Observe {
     pub nvtx: bool,
     /// A turn of a role's loop that takes so long is a pause, in ms; 0 watches nothing.
     pub pause_warn_ms: u64,
-    /// Roles are started by it.
+    /// They are profiled by it, on request.
     pub profiler: Option<Profiler>,
     /// Where its reports go.
     pub profile_dir: PathBuf,
@@ -41,6 +55,24 @@ pub struct Observe {
 }
 
 impl Observe {
+    /// `settings` that go together, or a note why not.
+    pub(crate) fn check(settings: &Settings, backend: Backend, faults: &mut Collector) {
+        let Some(profiler) = settings.text("profile").filter(|word| *word != "none") else { return };
+        let mut fault = |reason: &str| faults.add(&settings.origin("profile"), reason);
+        if settings.switch("in-process").unwrap_or(false) {
+            fault("profilers look at processes; leave --in-process away");
+        }
+        if profiler == "torch" && backend == Backend::Fake {
+            fault("the fake backend runs no operation of libtorch");
+        }
+    }
+
+    /// Where the profiles of `peer` go; `None` if there are none.
+    pub fn profile_folder(&self, backend: Backend, peer: Peer) -> Option<PathBuf> {
+        let tool = self.profile_dir.join(self.profiler?.name());
+        Some(tool.join(backend.name()).join(peer.to_string()))
+    }
+
     pub(crate) fn new(settings: &Settings) -> Observe {
         Observe {
             timeline: settings.switch("timeline").unwrap_or(true),
@@ -49,6 +81,7 @@ impl Observe {
             profiler: match settings.text("profile") {
                 Some("nsys") => Some(Profiler::Nsys),
                 Some("perf") => Some(Profiler::Perf),
+                Some("torch") => Some(Profiler::Torch),
                 _ => None,
             },
             profile_dir: PathBuf::from(settings.text("profile-dir").unwrap_or("profiles")),

@@ -234,9 +234,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Show the same spans to NVIDIA's tools as NVTX ranges: to the one that started the service \
                (NVTX_INJECTION64_PATH, as nsys sets it), else through libnvToolsExt.so.1." },
     Opt { name: "profile", group: Observe, preset: Is("none"),
-        kind: Choice { accepted: &[choice("none", &[]), choice("nsys", &[]), choice("perf", &[])], refused: &[] },
-        help: "Start every role by `nsys profile` or `perf record`, which must be on PATH. Nothing is recorded before \
-               `POST /start_profile`; docs/PROFILING.md." },
+        kind: Choice { accepted: &[choice("none", &[]), choice("nsys", &[]), choice("perf", &[]), choice("torch", &[])], refused: &[] },
+        help: "Start every role by `nsys profile` or `perf record`, which must be on PATH, or have the engine trace its \
+               libtorch operations. Nothing is recorded before `POST /start_profile`; docs/PROFILING.md." },
     Opt { name: "profile-dir", group: Observe, kind: Text, preset: Is("profiles"),
         help: "Folder for what the profiler writes: <profiler>/<backend>/<role>/ and profile_manifest.json." },
     Opt { name: "record", group: Observe, kind: Text, preset: Absent,

@@ -31,6 +31,7 @@ const MODEL_NAME_BYTES_MAX: usize = 256;
 /// Reads the model folder and makes the config, or notes every fault.
 pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Option<Config> {
     let backend = backend(settings);
+    Observe::check(settings, backend, faults);
     let Some(dir) = settings.text("model").map(PathBuf::from) else {
         faults.add(&Origin::Flag("--model".into()), "is required: the folder of the model to serve");
         plan_cpus(settings, machine, backend, faults);

@@ -102,7 +102,7 @@ pub struct Engine {
     /// Since when the oldest of them has the model for itself.
     running_since_ns: u64,
     /// Number of the last retired step.
-    step: u64,
+    pub(crate) step: u64,
     failed_steps: u32,
 }
 

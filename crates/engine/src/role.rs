@@ -1,6 +1,7 @@
 //! The engine among the other processes: what the launcher says, when to sleep, when to leave.
 
 use crate::engine::{Broken, Engine, Turn};
+use crate::op_profile::OpProfile;
 use crate::options::build;
 use crate::ports::Ports;
 use crate::tape::{Group, Tape, Taped};
@@ -34,7 +35,11 @@ pub fn run(mut session: Session, mut engine: Engine) -> ExitCode {
         Ok(tape) => tape,
         Err(reason) => return session.fail(&reason, i32::from(Exit::System.code())),
     };
-    let served = serve(&mut session, &mut engine, &mut tape);
+    let mut profile = OpProfile::of(&session.config, session.me);
+    let served = serve(&mut session, &mut engine, &mut tape, &mut profile);
+    if let Some(profile) = profile {
+        profile.finish(&mut engine);
+    }
     if let Some(tape) = tape {
         tape.finish();
     }
@@ -55,7 +60,12 @@ fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
     tape.map(Some).map_err(|error| format!("cannot record into {}: {error}", path.display()))
 }
 
-fn serve(session: &mut Session, engine: &mut Engine, tape: &mut Option<Tape>) -> Result<(), Broken> {
+fn serve(
+    session: &mut Session,
+    engine: &mut Engine,
+    tape: &mut Option<Tape>,
+    profile: &mut Option<OpProfile>,
+) -> Result<(), Broken> {
     let mut drain_deadline_ns = None;
     loop {
         while let Some(event) = session.control() {
@@ -65,6 +75,9 @@ fn serve(session: &mut Session, engine: &mut Engine, tape: &mut Option<Tape>) ->
                     session.draining();
                     drain_deadline_ns = Some(deadline_ns);
                 }
+                ControlEvent::Admin { number, admin } => {
+                    ordered(number, admin, engine, session, tape, profile)
+                }
                 other => apply(other, engine, session, tape),
             }
         }
@@ -73,7 +86,11 @@ fn serve(session: &mut Session, engine: &mut Engine, tape: &mut Option<Tape>) ->
             Some(tape) => taped_turn(session, engine, tape)?,
         };
         session.beat();
+        if let Some((number, outcome)) = profile.as_mut().and_then(|profile| profile.look(engine)) {
+            session.admin_done(number, outcome);
+        }
         let backlog = engine.owes()
+            || profile.as_ref().is_some_and(OpProfile::waits)
             || engine.compiles()
             || session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
         if let Some(deadline_ns) = drain_deadline_ns {
@@ -100,6 +117,32 @@ fn note(tape: &mut Option<Tape>, group: Group, index: u16) {
     if let Some(tape) = tape {
         tape.begin(group, index);
         tape.end(true);
+    }
+}
+
+/// An operator's order.
+fn ordered(
+    number: u64,
+    admin: Admin,
+    engine: &mut Engine,
+    session: &mut Session,
+    tape: &mut Option<Tape>,
+    profile: &mut Option<OpProfile>,
+) {
+    let outcome = match (admin, profile) {
+        (Admin::ClearPrefixCache, _) => {
+            note(tape, Group::CacheCleared, 0);
+            engine.clear_prefix_cache(session);
+            Some(Ok(()))
+        }
+        (Admin::StartProfile, Some(profile)) => profile.order(engine, number, true),
+        (Admin::StopProfile, Some(profile)) => profile.order(engine, number, false),
+        (Admin::StartProfile | Admin::StopProfile, None) => {
+            Some(Err("the engine was not started with --profile torch".to_owned()))
+        }
+    };
+    if let Some(outcome) = outcome {
+        session.admin_done(number, outcome);
     }
 }
 
@@ -139,13 +182,7 @@ fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: 
             }
             session.publish();
         }
-        ControlEvent::Admin { number, admin: Admin::ClearPrefixCache } => {
-            note(tape, Group::CacheCleared, 0);
-            engine.clear_prefix_cache(session);
-            session.admin_done(number, Ok(()));
-        }
-        // The launcher's own orders.
-        ControlEvent::Admin { admin: Admin::StartProfile | Admin::StopProfile, .. }
+        ControlEvent::Admin { .. }
         | ControlEvent::OutboxReplaced { .. }
         | ControlEvent::AdminDone { .. }
         | ControlEvent::PeerReady(_)

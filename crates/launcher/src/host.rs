@@ -65,13 +65,19 @@ impl Host {
         match self {
             Host::Processes { folder, profile } => {
                 let binary = folder.join(binary_name(process.peer.role));
-                let mut command = match profile {
-                    None => role_command(&binary, process),
-                    Some(profile) => profiled_command(profile, &binary, process)?,
+                let variables = thread_variables(process);
+                let wrapper = match profile {
+                    None => None,
+                    Some(profile) => profile.wrap(process.peer, &binary, &variables)?,
                 };
+                let wraps = wrapper.is_some();
+                let mut command = wrapper.unwrap_or_else(|| role_command(&binary, process));
+                surround(&mut command, process);
                 let child = command.stdin(Stdio::from(socket)).spawn().map_err(|error| {
                     let program = command.get_program().to_string_lossy().into_owned();
-                    io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
+                    let missing = wraps && error.kind() == io::ErrorKind::NotFound;
+                    let hint = if missing { "; the profiler (--profile) must be on PATH" } else { "" };
+                    io::Error::new(error.kind(), format!("cannot start {program}: {error}{hint}"))
                 })?;
                 let pidfd = pidfd::open(child.id())?;
                 Ok(Body::Process { child, pidfd })
@@ -150,14 +156,7 @@ pub(crate) fn thread_variables(process: &Process) -> Vec<(&'static str, String)>
 fn role_command(binary: &std::path::Path, process: &Process) -> Command {
     let mut command = Command::new(binary);
     command.arg0(format!("{}-{}", binary_name(process.peer.role), process.peer.index)).stdout(Stdio::null());
-    surround(&mut command, process);
     command
-}
-
-fn profiled_command(profile: &Profile, binary: &std::path::Path, process: &Process) -> io::Result<Command> {
-    let mut command = profile.wrap(process.peer, binary, &thread_variables(process))?;
-    surround(&mut command, process);
-    Ok(command)
 }
 
 /// What every role process has around it.

@@ -1,5 +1,6 @@
-//! Profilers around roles: each role process is started by `nsys profile` or `perf record`, which begins to record when
-//! it is told to, and what came of it is written down in `profile_manifest.json`.
+//! Profilers of roles: each role process is started by `nsys profile` or `perf record`, which begins to record when
+//! it is told to, and what came of it is written down in `profile_manifest.json`. libtorch's profiler needs no program
+//! around anybody: the engine is told, as of any other order ([`crate::admin`]), and only the manifest is made here.
 //!
 //! A wrapper is the launcher's child and the role is the wrapper's. The wrapper dies with the launcher, the role with
 //! its wrapper; the role's end is the wrapper's, which passes its exit code on once the report is written. Standard
@@ -10,8 +11,8 @@
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use pinion_config::{Backend, Config, Profiler};
-use pinion_protocol::Peer;
+use pinion_config::{Backend, Config, Observe, Profiler};
+use pinion_protocol::{Peer, Role};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -38,15 +39,15 @@ struct Run {
 /// The profiler of a service.
 pub struct Profile {
     profiler: Profiler,
-    backend: &'static str,
-    root: PathBuf,
+    backend: Backend,
+    observe: Observe,
     began_unix_s: u64,
     runs: RefCell<Vec<Run>>,
 }
 
 impl std::fmt::Debug for Profile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} into {}", self.profiler.name(), self.root.display())
+        write!(f, "{} into {}", self.profiler.name(), self.observe.profile_dir.display())
     }
 }
 
@@ -60,24 +61,25 @@ impl Profile {
         let profiler = config.observe.profiler?;
         Some(Profile {
             profiler,
-            backend: match config.backend {
-                Backend::Torch => "torch",
-                Backend::Fake => "fake",
-            },
-            root: config.observe.profile_dir.clone(),
+            backend: config.backend,
+            observe: config.observe.clone(),
             began_unix_s: unix_s(),
             runs: RefCell::new(Vec::new()),
         })
     }
 
-    /// The command that starts `role` under the profiler, with `variables` in its environment.
+    /// The command that starts `role` under the profiler, with `variables` in its environment; `None` if nothing stands
+    /// between launcher and role.
     pub(crate) fn wrap(
         &self,
         peer: Peer,
         role: &Path,
         variables: &[(&'static str, String)],
-    ) -> io::Result<Command> {
-        let folder = self.root.join(self.profiler.name()).join(self.backend).join(peer.to_string());
+    ) -> io::Result<Option<Command>> {
+        if !self.profiler.wraps() && peer.role != Role::Engine {
+            return Ok(None);
+        }
+        let folder = self.observe.profile_folder(self.backend, peer).expect("there is a profiler");
         fs::create_dir_all(&folder)?;
         let times = self.runs.borrow().iter().filter(|run| run.peer == peer).count();
         let suffix = if times == 0 { String::new() } else { format!("-{}", times + 1) };
@@ -94,22 +96,30 @@ impl Profile {
                 mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
                 perf_arguments(&folder.join(format!("perf{suffix}.data")), &pipe)
             }
+            Profiler::Torch => Vec::new(),
         };
-        let mut command = Command::new(self.profiler.name());
-        command.args(&arguments).arg(role);
-        let log = File::create(folder.join(format!("profiler{suffix}.log")))?;
-        command.stdout(Stdio::from(log));
-        pinion_shm::process::dies_with_parent(&mut command);
-        let words = std::iter::once(self.profiler.name().to_owned()).chain(arguments);
+        let mut wrapper = None;
+        let mut words = Vec::new();
+        if self.profiler.wraps() {
+            let mut command = Command::new(self.profiler.name());
+            command.args(&arguments).arg(role);
+            let log = File::create(folder.join(format!("profiler{suffix}.log")))?;
+            command.stdout(Stdio::from(log));
+            pinion_shm::process::dies_with_parent(&mut command);
+            words.push(self.profiler.name().to_owned());
+            words.extend(arguments);
+            wrapper = Some(command);
+        }
+        words.push(role.display().to_string());
         self.runs.borrow_mut().push(Run {
             peer,
             folder,
-            command: words.chain([role.display().to_string()]).collect(),
+            command: words,
             environment: variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
             session,
             error: None,
         });
-        Ok(command)
+        Ok(wrapper)
     }
 
     /// A role, or its start, has ended.
@@ -145,6 +155,8 @@ impl Profile {
                     options.write(true).custom_flags(nix::libc::O_NONBLOCK);
                     options.open(control_pipe(&run.folder))?.write_all(word)?;
                 }
+                // The engine is told by the launcher's orders.
+                Profiler::Torch => {}
             }
         }
         Ok(under_way)
@@ -152,21 +164,20 @@ impl Profile {
 
     /// Writes down what was started, how, and which files came of it.
     pub(crate) fn write_manifest(&self) {
-        let runs = self.runs.borrow();
+        let (runs, root) = (self.runs.borrow(), &self.observe.profile_dir);
         let manifest = json!({
             "meta": {
                 "tool": self.profiler.name(),
-                "backend": self.backend,
+                "backend": self.backend.name(),
                 "version": env!("CARGO_PKG_VERSION"),
                 "launcher_pid": std::process::id(),
                 "began_unix_s": self.began_unix_s,
                 "ended_unix_s": unix_s(),
             },
-            "runs": runs.iter().map(|run| run.to_json(&self.root)).collect::<Vec<Value>>(),
+            "runs": runs.iter().map(|run| run.to_json(root)).collect::<Vec<Value>>(),
         });
-        let path = self.root.join("profile_manifest.json");
-        let written =
-            fs::create_dir_all(&self.root).and_then(|()| fs::write(&path, format!("{manifest:#}\n")));
+        let path = root.join("profile_manifest.json");
+        let written = fs::create_dir_all(root).and_then(|()| fs::write(&path, format!("{manifest:#}\n")));
         if let Err(error) = written {
             tracing::error!(path = %path.display(), %error, "cannot write what was profiled");
         }

@@ -12,7 +12,7 @@ use crate::profile::Recording;
 use crate::signals::Signals;
 use crate::wiring::Wiring;
 use nix::sys::socket::{Backlog, listen};
-use pinion_config::{Config, Exit, Topology};
+use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_protocol::control::{Admin, ToRole};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{clock, doorbell};
@@ -221,7 +221,8 @@ impl Service {
 
     /// Hands a frontend's order to all who carry it out.
     fn ordered(&mut self, asker: Peer, number: u64, deadline_ns: u64, admin: Admin) {
-        if matches!(admin, Admin::StartProfile | Admin::StopProfile) {
+        let wrapped = self.config.observe.profiler.is_none_or(Profiler::wraps);
+        if wrapped && matches!(admin, Admin::StartProfile | Admin::StopProfile) {
             let starts = admin == Admin::StartProfile;
             let order = (asker, number, deadline_ns);
             let outcome = self.recording.order(self.host.profile(), starts, order);

@@ -5,7 +5,7 @@
 //! descriptors it is sent.
 
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, bytes_channel};
-use pinion_config::{ApiKeys, Config, Edge, Ipc, Topology};
+use pinion_config::{ApiKeys, Config, Edge, Ipc, Profiler, Topology};
 use pinion_protocol::control::Attach;
 use pinion_protocol::spans::{SPANS_KEPT, track_count};
 use pinion_protocol::status::{EDGE_WORDS, LauncherGauge};
@@ -85,7 +85,7 @@ impl Wiring {
             config: sealed(config)?,
             config_without_keys: sealed(&Config { api_keys: ApiKeys::default(), ..config.clone() })?,
             listener,
-            wrapped: config.observe.profiler.is_some(),
+            wrapped: config.observe.profiler.is_some_and(Profiler::wraps),
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;

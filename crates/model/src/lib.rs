@@ -15,6 +15,7 @@ mod gpt2;
 mod gpt2_weights;
 mod load;
 mod logprobs;
+pub mod op_trace;
 mod owned_batch;
 mod pipeline;
 mod sampler;
@@ -32,7 +33,7 @@ pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;
 pub use pinion_ops::{AttentionKernel, LinearKind};
-pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Threaded};
+pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Task, Threaded};
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
 

@@ -58,7 +58,20 @@ pub trait Pipeline: Send {
     /// # Errors
     /// See [`StepError`].
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError>;
+
+    /// Has `task` done by the thread that runs the model, after the steps launched so far and before the next one. It may
+    /// come back before that is done.
+    ///
+    /// # Errors
+    /// [`StepError::Gone`].
+    fn between_steps(&mut self, task: Task) -> Result<(), StepError> {
+        task();
+        Ok(())
+    }
 }
+
+/// Something to do on the model's thread.
+pub type Task = Box<dyn FnOnce() + Send>;
 
 /// Computes each step within its launch, on the caller's thread.
 pub struct Inline {
@@ -111,6 +124,8 @@ struct Work {
 enum Job {
     Step(Box<Work>),
     WarmUp(WarmUp),
+    /// Has no answer.
+    Task(Task),
 }
 
 enum Done {
@@ -233,6 +248,10 @@ impl Pipeline for Threaded {
             Done::Loaded(_) | Done::Step(_) => unreachable!("the thread answers in turn"),
         }
     }
+
+    fn between_steps(&mut self, task: Task) -> Result<(), StepError> {
+        self.send(Job::Task(task))
+    }
 }
 
 impl Drop for Threaded {
@@ -283,6 +302,10 @@ fn serve(model: &mut dyn Model, jobs: &Receiver<Job>, done: &SyncSender<Done>) {
                 Done::Step(work)
             }
             Job::WarmUp(shapes) => Done::WarmedUp(model.warm_up(&shapes)),
+            Job::Task(task) => {
+                task();
+                continue;
+            }
         };
         answered = done.send(answer);
     }

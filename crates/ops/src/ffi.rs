@@ -72,4 +72,10 @@ unsafe extern "C" {
         error: *mut std::ffi::c_char,
         error_len: u64,
     ) -> i32;
+    pub(crate) fn pinion_trace_start(gpu: i32, error: *mut std::ffi::c_char, error_len: u64) -> i32;
+    pub(crate) fn pinion_trace_stop(
+        path: *const std::ffi::c_char,
+        error: *mut std::ffi::c_char,
+        error_len: u64,
+    ) -> i32;
 }

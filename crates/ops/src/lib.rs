@@ -16,6 +16,8 @@ mod kv_pool;
 pub mod linear;
 mod mapped_file;
 #[cfg(feature = "torch")]
+pub mod op_trace;
+#[cfg(feature = "torch")]
 pub mod tensor;
 pub mod twin;
 

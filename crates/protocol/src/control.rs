@@ -75,18 +75,17 @@ pub enum Attach {
 pub enum Admin {
     /// Forget what the prefix cache holds; requests that are under way keep theirs.
     ClearPrefixCache,
-    /// The profilers that the roles were started by record from now on.
+    /// The profilers that the roles were started by, or the engine's own, record from now on.
     StartProfile,
     /// They stop and write what they have.
     StopProfile,
 }
 
 impl Admin {
-    /// Who carries it out; the launcher itself what is nobody else's.
+    /// Who carries it out; the launcher itself those of profilers that it has started.
     pub fn roles(self) -> &'static [Role] {
         match self {
-            Admin::ClearPrefixCache => &[Role::Engine],
-            Admin::StartProfile | Admin::StopProfile => &[],
+            Admin::ClearPrefixCache | Admin::StartProfile | Admin::StopProfile => &[Role::Engine],
         }
     }
 }

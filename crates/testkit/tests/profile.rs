@@ -1,16 +1,35 @@
-//! Roles under a profiler: a stand-in `nsys` on PATH sees every role started, told to record and to stop; the roles
-//! are watched, restarted and ended as without it, and what came of it is written down.
+//! Roles under a profiler: a stand-in `nsys` or `perf` on PATH sees every role started, told to record and to stop; the
+//! roles are watched, restarted and ended as without it, and what came of it is written down. libtorch's own profiler is
+//! the real one.
 
-use pinion_testkit::{Folder, Server, Signal, is_alive, kill, wait_until};
+use pinion_testkit::{
+    Folder, Server, Signal, fake_model, fixture_model, is_alive, kill, run_to_end, wait_until,
+};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Does what nsys does as far as the launcher can see: runs the program, passes standard input and the exit code on, and
-/// writes a report at the end. `start` and `stop` are written down.
-const STAND_IN: &str = r#"#!/bin/sh
+/// A profiler that stands between launcher and role.
+struct Tool {
+    name: &'static str,
+    /// Does what the tool does as far as the launcher can see: runs the program, passes standard input and the exit code
+    /// on, and writes a report at the end. What it is told goes into a log, one line each, beginning with the word.
+    stand_in: &'static str,
+    /// The first word of its arguments, which begins a line for each role.
+    verb: &'static str,
+    /// Words by which one role's recording starts and stops.
+    words: [&'static str; 2],
+    report: &'static str,
+    /// The words are in the log when the order is answered; else when the role has ended.
+    logs_at_once: bool,
+}
+
+const NSYS: Tool = Tool {
+    name: "nsys",
+    stand_in: r#"#!/bin/sh
 word=$1; shift
 if [ "$word" != profile ]; then
     echo "$word $*" >> "$STAND_IN_LOG"
@@ -25,32 +44,60 @@ done
 code=$?
 echo report > "$output.nsys-rep"
 exit $code
-"#;
+"#,
+    verb: "profile",
+    words: ["start", "stop"],
+    report: "report.nsys-rep",
+    logs_at_once: true,
+};
+
+const PERF: Tool = Tool {
+    name: "perf",
+    // The pipe is held open as perf holds it, and read when the role has ended: a reader beside it would outlive a kill.
+    stand_in: r#"#!/bin/sh
+word=$1; shift
+while [ "$1" != -- ]; do
+    case $1 in --output=*) output=${1#--output=};; --control=fifo:*) control=${1#--control=fifo:};; esac
+    shift
+done
+shift
+echo "$word $output" >> "$STAND_IN_LOG"
+exec 3<>"$control"
+"$@" <&0 3>&-
+code=$?
+dd iflag=nonblock bs=4096 count=1 <&3 >> "$STAND_IN_LOG" 2>/dev/null
+echo samples > "$output"
+exit $code
+"#,
+    verb: "record",
+    words: ["enable", "disable"],
+    report: "perf.data",
+    logs_at_once: false,
+};
 
 struct Rig {
+    tool: &'static Tool,
     folder: Folder,
     path: String,
     log: String,
 }
 
 impl Rig {
-    fn new() -> Rig {
+    fn new(tool: &'static Tool) -> Rig {
+        println!("{}", tool.name);
         let folder = Folder::new();
-        folder.write("nsys", STAND_IN);
-        let program = folder.path().join("nsys");
+        folder.write(tool.name, tool.stand_in);
+        let program = folder.path().join(tool.name);
         let executable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(&program, executable).expect("a folder of our own");
         let path = format!("{}:/usr/bin:/bin", folder.text());
         let log = folder.path().join("log").display().to_string();
-        Rig { folder, path, log }
-    }
-
-    fn profiles(&self) -> String {
-        self.folder.path().join("profiles").display().to_string()
+        Rig { tool, folder, path, log }
     }
 
     fn start(&self) -> Server {
-        let flags = ["--profile", "nsys", "--profile-dir", &self.profiles(), "--fake-step-us", "500"];
+        let profiles = self.folder.path().join("profiles").display().to_string();
+        let flags = ["--profile", self.tool.name, "--profile-dir", &profiles, "--fake-step-us", "500"];
         Server::fake_with(&flags, &[("PATH", &self.path), ("STAND_IN_LOG", &self.log)])
     }
 
@@ -60,9 +107,13 @@ impl Rig {
     }
 
     fn manifest(&self) -> Value {
-        let path = self.folder.path().join("profiles/profile_manifest.json");
-        serde_json::from_str(&std::fs::read_to_string(path).expect("a manifest")).expect("JSON")
+        manifest(&self.folder.path().join("profiles"))
     }
+}
+
+fn manifest(profiles: &Path) -> Value {
+    let text = std::fs::read_to_string(profiles.join("profile_manifest.json")).expect("a manifest");
+    serde_json::from_str(&text).expect("JSON")
 }
 
 /// The role itself, which is its wrapper's child.
@@ -75,70 +126,90 @@ fn role(server: &Server, name: &str) -> Option<u32> {
     server.processes().into_iter().find_map(|process| wrapped(process.pid))
 }
 
+fn order(server: &Server, path: &str) {
+    let response = server.post(path, &json!({}));
+    assert_eq!(response.status(), 200, "{path}: {}", response.text());
+}
+
 #[test]
 fn every_role_is_started_told_and_written_down() {
-    let rig = Rig::new();
-    let server = rig.start();
+    for tool in [&NSYS, &PERF] {
+        check_wrapped(&Rig::new(tool));
+    }
+}
+
+fn check_wrapped(rig: &Rig) {
+    let (server, tool) = (rig.start(), rig.tool);
     server.check_serves("under a profiler");
-    assert_eq!(rig.said("profile"), 4, "one for each role");
+    assert_eq!(rig.said(tool.verb), 4, "one for each role");
+    let [start, stop] = tool.words;
     for (path, word, times) in [
-        ("/start_profile", "start", 4),
-        ("/start_profile", "start", 4),
-        ("/stop_profile", "stop", 4),
-        ("/stop_profile", "stop", 4),
-        ("/start_profile", "start", 8),
+        ("/start_profile", start, 4),
+        ("/start_profile", start, 4),
+        ("/stop_profile", stop, 4),
+        ("/stop_profile", stop, 4),
+        ("/start_profile", start, 8),
     ] {
-        assert_eq!(server.post(path, &json!({})).status(), 200, "{path}");
-        assert_eq!(rig.said(word), times, "{path}: twice is once");
+        order(&server, path);
+        assert!(!tool.logs_at_once || rig.said(word) == times, "{path}: twice is once");
     }
     server.check_serves("and still");
     server.stop();
+    assert_eq!((rig.said(start), rig.said(stop)), (8, 4), "twice is once");
     let manifest = rig.manifest();
-    assert_eq!((&manifest["meta"]["tool"], &manifest["meta"]["backend"]), (&json!("nsys"), &json!("fake")));
+    assert_eq!(
+        (&manifest["meta"]["tool"], &manifest["meta"]["backend"]),
+        (&json!(tool.name), &json!("fake"))
+    );
     let runs = manifest["runs"].as_array().expect("runs");
     let mut roles: Vec<&str> = runs.iter().filter_map(|run| run["role"].as_str()).collect();
     roles.sort_unstable();
     assert_eq!(roles, ["detokenizer-0", "engine-0", "frontend-0", "tokenizer-0"]);
     for run in runs {
-        let folder = format!("nsys/fake/{}", run["role"].as_str().expect("a role"));
+        let folder = format!("{}/fake/{}", tool.name, run["role"].as_str().expect("a role"));
         assert_eq!((&run["output"], &run["error"]), (&json!(folder), &Value::Null), "{run}");
-        assert_eq!(
-            run["files"],
-            json!([format!("{folder}/profiler.log"), format!("{folder}/report.nsys-rep")])
-        );
+        let mut files = [format!("{folder}/profiler.log"), format!("{folder}/{}", tool.report)];
+        files.sort_unstable();
+        assert_eq!(run["files"], json!(files));
         assert_eq!(run["log"], json!(format!("{folder}/profiler.log")));
-        assert!(run["environment"]["OMP_NUM_THREADS"].is_string() && run["command"][1] == "profile", "{run}");
+        assert!(run["environment"]["OMP_NUM_THREADS"].is_string(), "{run}");
+        assert_eq!((&run["command"][0], &run["command"][1]), (&json!(tool.name), &json!(tool.verb)), "{run}");
     }
 }
 
 #[test]
 fn a_role_that_dies_under_its_wrapper_comes_back_under_another() {
-    let rig = Rig::new();
-    let server = rig.start();
-    let victim = role(&server, "pinion-tokenizer").expect("a tokenizer under its wrapper");
-    kill(victim, Signal::SIGKILL);
-    wait_until("a successor", PATIENCE, || {
-        role(&server, "pinion-tokenizer").filter(|pid| *pid != victim && server.get("/ready").status() == 200)
-    });
-    server.check_serves("again");
-    assert_eq!(rig.said("profile"), 5);
-    server.stop();
-    let manifest = rig.manifest();
-    let runs = manifest["runs"].as_array().expect("runs");
-    let errors: Vec<&Value> = runs.iter().filter(|run| !run["error"].is_null()).collect();
-    assert_eq!((runs.len(), errors.len(), &errors[0]["role"]), (5, 1, &json!("tokenizer-0")), "{runs:?}");
+    for tool in [&NSYS, &PERF] {
+        let rig = Rig::new(tool);
+        let server = rig.start();
+        let victim = role(&server, "pinion-tokenizer").expect("a tokenizer under its wrapper");
+        kill(victim, Signal::SIGKILL);
+        wait_until("a successor", PATIENCE, || {
+            role(&server, "pinion-tokenizer")
+                .filter(|pid| *pid != victim && server.get("/ready").status() == 200)
+        });
+        server.check_serves("again");
+        assert_eq!(rig.said(tool.verb), 5);
+        server.stop();
+        let manifest = rig.manifest();
+        let runs = manifest["runs"].as_array().expect("runs");
+        let errors: Vec<&Value> = runs.iter().filter(|run| !run["error"].is_null()).collect();
+        assert_eq!((runs.len(), errors.len(), &errors[0]["role"]), (5, 1, &json!("tokenizer-0")), "{runs:?}");
+    }
 }
 
 #[test]
 fn nobody_outlives_a_launcher_that_is_killed() {
-    let rig = Rig::new();
-    let mut server = rig.start();
-    let engine = role(&server, "pinion-engine").expect("an engine under its wrapper");
-    kill(server.pid(), Signal::SIGKILL);
-    server.wait_exit(PATIENCE);
-    wait_until("everybody is gone", PATIENCE, || {
-        (!is_alive(engine) && server.processes().is_empty()).then_some(())
-    });
+    for tool in [&NSYS, &PERF] {
+        let rig = Rig::new(tool);
+        let mut server = rig.start();
+        let engine = role(&server, "pinion-engine").expect("an engine under its wrapper");
+        kill(server.pid(), Signal::SIGKILL);
+        server.wait_exit(PATIENCE);
+        wait_until("everybody is gone", PATIENCE, || {
+            (!is_alive(engine) && server.processes().is_empty()).then_some(())
+        });
+    }
 }
 
 #[test]
@@ -150,4 +221,85 @@ fn without_a_profiler_the_orders_say_so() {
         assert!(response.text().contains("--profile"), "{}", response.text());
     }
     server.stop();
+}
+
+#[test]
+fn a_profiler_that_is_not_there_is_named() {
+    let model = fake_model(64);
+    let folder = Folder::new();
+    for tool in ["nsys", "perf"] {
+        let profiles = folder.path().join("profiles").display().to_string();
+        let arguments = ["serve", "--model", model.text(), "--port", "0", "--backend", "fake"];
+        let arguments = [&arguments[..], &["--profile", tool, "--profile-dir", &profiles]].concat();
+        let ended = run_to_end(&arguments, &[("PATH", "/nowhere")], PATIENCE);
+        assert!(ended.code.is_some_and(|code| code != 0), "{}", ended.stderr);
+        assert!(ended.stderr.contains(&format!("cannot start {tool}: ")), "{}", ended.stderr);
+        assert!(ended.stderr.contains("on PATH"), "{}", ended.stderr);
+    }
+}
+
+/// Tokens that the tiny model is asked for at a time: far within its context.
+const TOKENS: u64 = 60;
+/// As the engine has it.
+const TRACED_STEPS_MAX: u64 = 512;
+
+fn generate(server: &Server) {
+    let body = json!({"prompt": "once", "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0});
+    assert_eq!(server.post("/v1/completions", &body).status(), 200);
+}
+
+/// How often an operation that each step has stands in a trace in Chrome's format.
+fn layer_norms(path: &Path) -> usize {
+    let text = std::fs::read_to_string(path).expect("a trace");
+    let trace: Value = serde_json::from_str(&text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let complete = |event: &&Value| event["ph"] == "X" && event["dur"].is_number() && event["ts"].is_number();
+    events.iter().filter(complete).filter(|event| event["name"] == "aten::layer_norm").count()
+}
+
+#[test]
+fn the_engine_traces_the_operations_of_libtorch() {
+    for overlap in ["--no-overlap", "--overlap"] {
+        println!("{overlap}");
+        let (model, folder) = (fixture_model(), Folder::new());
+        let profiles = folder.text();
+        let flags = ["--profile", "torch", "--profile-dir", profiles, "--dtype", "fp32", overlap];
+        let server = Server::start(model.path(), &flags);
+        let engine = folder.path().join("torch/torch/engine-0");
+        generate(&server);
+        order(&server, "/start_profile");
+        order(&server, "/start_profile");
+        generate(&server);
+        order(&server, "/stop_profile");
+        generate(&server);
+        order(&server, "/stop_profile");
+        let norms = layer_norms(&engine.join("trace.json"));
+        let steps = TOKENS as usize;
+        assert!(
+            norms >= steps && norms.is_multiple_of(steps),
+            "{norms} layer norms in {steps} steps: what lies outside is not traced"
+        );
+
+        // A trace that nobody ends: after a bound it ends by itself.
+        order(&server, "/start_profile");
+        let second = engine.join("trace-2.json");
+        for _ in 0..=TRACED_STEPS_MAX / TOKENS + 1 {
+            generate(&server);
+        }
+        wait_until("the trace is written", PATIENCE, || second.is_file().then_some(()));
+        order(&server, "/stop_profile");
+
+        // And one that is under way when the service ends.
+        order(&server, "/start_profile");
+        generate(&server);
+        server.stop();
+        assert!(layer_norms(&engine.join("trace-3.json")) >= steps);
+        let manifest = manifest(folder.path());
+        assert_eq!(manifest["meta"]["tool"], json!("torch"));
+        let runs = manifest["runs"].as_array().expect("runs");
+        assert_eq!((runs.len(), &runs[0]["role"], &runs[0]["error"]), (1, &json!("engine-0"), &Value::Null));
+        let names =
+            ["trace-2.json", "trace-3.json", "trace.json"].map(|name| format!("torch/torch/engine-0/{name}"));
+        assert_eq!(runs[0]["files"], json!(names));
+    }
 }

@@ -144,6 +144,36 @@ fn the_kv_cache_has_room_for_every_sequence_within_its_share_of_memory() {
 }
 
 #[test]
+fn profilers_need_what_they_look_at() {
+    let model = Tree::gpt2();
+    // (flags, whether the profiler stands around roles; or the reason)
+    let cases: &[(&[&str], Result<bool, &str>)] = &[
+        (&["--profile", "nsys"], Ok(true)),
+        (&["--profile", "perf", "--backend", "fake"], Ok(true)),
+        (&["--profile", "torch"], Ok(false)),
+        (&["--profile", "torch", "--backend", "fake"], Err("no operation of libtorch")),
+        (&["--profile", "perf", "--in-process"], Err("leave --in-process away")),
+        (&["--profile", "gdb"], Err("gdb")),
+    ];
+    for (args, expected) in cases {
+        match (serve_result(&machine(), &model, args, &[]), expected) {
+            (Ok(config), Ok(wraps)) => {
+                assert_eq!(
+                    config.observe.profiler.map(|profiler| profiler.wraps()),
+                    Some(*wraps),
+                    "{args:?}"
+                );
+            }
+            (Err(faults), Err(reason)) => {
+                let text = faults.to_string();
+                assert!(text.starts_with("--profile: ") && text.contains(reason), "{args:?}: {text}");
+            }
+            (got, _) => panic!("{args:?}: {got:?}, expected {expected:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_config_survives_bincode() {
     let model = Tree::gpt2();
     let config = serve(&machine(), &model, &["--host", "::1", "--cpus-engine", "2-3"], &[]);
