@@ -21,8 +21,10 @@ pub(crate) struct Outcome {
     pub prompt_tokens: Option<u32>,
     pub cached_tokens: Option<u32>,
     pub finish_reason: Option<String>,
-    /// Kind of failure; `None` for a complete answer.
+    /// Kind of failure; `None` for a complete answer, or one that the client has left.
     pub error: Option<String>,
+    /// The client went away in the middle, as it was told to.
+    pub left: bool,
     /// From the server's write to the arrival, for chunks that say when they were written (`null-server`'s do).
     pub wire_lag_ns: Vec<u64>,
     /// The server's own timeline, if it was asked for and the server has one.
@@ -85,7 +87,8 @@ pub(crate) fn read(reply: &Reply, streaming: bool) -> Outcome {
     }
     if streaming {
         let done = read_events(reply, &mut outcome);
-        if !done && outcome.error.is_none() {
+        outcome.left = reply.left && !done && outcome.error.is_none();
+        if !done && !outcome.left && outcome.error.is_none() {
             outcome.error = Some("stream without [DONE]".to_owned());
         }
     } else if outcome.error.is_none() {
@@ -206,5 +209,10 @@ mod tests {
         for (reply, kind) in cases {
             assert_eq!(read(&reply, true).error.as_deref(), Some(kind));
         }
+        // Who leaves has not failed; an answer that ended with the last frame taken is complete.
+        let left = |frames: &[&str]| read(&Reply { left: true, ..reply(frames) }, true);
+        let (cut, whole) = (left(&[token]), left(&[token, "data: [DONE]\n\n"]));
+        assert_eq!((cut.left, cut.error, cut.event_ns.len()), (true, None, 1));
+        assert_eq!((whole.left, whole.error), (false, None));
     }
 }

@@ -105,6 +105,9 @@ pub(crate) struct Goodput {
 pub(crate) struct Figures {
     pub requests: usize,
     pub completed: usize,
+    /// Streams that the client left in the middle, as it was told to (`--cancel-share`): neither complete nor failed.
+    #[serde(default)]
+    pub left: usize,
     /// Failed requests by kind.
     pub errors: BTreeMap<String, usize>,
     /// Complete answers with fewer tokens than were asked for.
@@ -136,7 +139,7 @@ pub(crate) struct Figures {
 }
 
 fn is_complete(request: &Measured) -> bool {
-    request.outcome.error.is_none()
+    request.outcome.error.is_none() && !request.outcome.left
 }
 
 fn ttft_ns(request: &Measured) -> Option<u64> {
@@ -189,6 +192,7 @@ pub(crate) fn of(run: &Run, targets: Option<Targets>, streamed: bool) -> Figures
     Figures {
         requests: run.requests.len(),
         completed: complete.len(),
+        left: run.requests.iter().filter(|request| request.outcome.left).count(),
         errors,
         shorter_than_asked: complete.iter().filter(|r| r.outcome.output_tokens < r.lengths.output).count(),
         wall_s: run.wall_s,

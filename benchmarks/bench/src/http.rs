@@ -25,16 +25,27 @@ pub(crate) struct Reply {
     pub status: u16,
     /// Time and end within `body` of each frame.
     pub frames: Vec<(u64, usize)>,
+    /// After so many the client goes away.
+    pub frames_max: Option<usize>,
     pub body: Vec<u8>,
     /// When the last byte, or the failure, was there.
     pub end_ns: u64,
     /// What ended it early: `connect`, `timeout`, `broken`, `too large`.
     pub failure: Option<&'static str>,
+    /// This client went away in the middle, as it was told to.
+    pub left: bool,
 }
 
-/// Sends one request and collects the answer. Never fails: a failure is a part of the reply.
-pub(crate) async fn exchange(target: &Target, path: &str, body: Bytes, limit: Duration) -> Reply {
-    let mut reply = Reply { sent_ns: now_ns(), ..Reply::default() };
+/// Sends one request and collects the answer, or its first `frames_max` frames: then the connection is closed. Never
+/// fails: a failure is a part of the reply.
+pub(crate) async fn exchange(
+    target: &Target,
+    path: &str,
+    body: Bytes,
+    limit: Duration,
+    frames_max: Option<usize>,
+) -> Reply {
+    let mut reply = Reply { sent_ns: now_ns(), frames_max, ..Reply::default() };
     let answered = collect(target, Method::POST, path, body, &mut reply);
     match tokio::time::timeout(limit, answered).await {
         Err(_) => reply.failure = Some("timeout"),
@@ -76,6 +87,10 @@ async fn collect(
         }
         reply.body.extend_from_slice(&data);
         reply.frames.push((now, reply.body.len()));
+        if reply.frames_max == Some(reply.frames.len()) {
+            reply.left = true;
+            break;
+        }
     }
     driver.abort();
     Ok(())

@@ -17,13 +17,16 @@ mod null_server;
 mod offline;
 mod online;
 mod plot;
+mod profile;
 mod prompts;
 mod random;
+mod recording;
 mod replay;
 mod results;
 mod scenario;
 mod scheduler;
 mod server;
+mod simulate;
 mod table;
 mod tail;
 mod target;
@@ -31,7 +34,6 @@ mod trace;
 mod workload;
 
 use clap::{Parser, Subcommand};
-use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 /// Measures Pinion and any OpenAI-compatible server. docs/BENCHMARKING.md has a command for each table and picture.
@@ -49,7 +51,7 @@ enum Command {
     Online(Box<online::OnlineArgs>),
     /// Throughput of one batch: prompts × input length × output length, all at once.
     Offline(Box<offline::OfflineArgs>),
-    /// The pure scheduler under load: µs per plan and commit.
+    /// The pure scheduler under load: µs per plan and commit, or the latencies of a simulated service.
     Scheduler(scheduler::SchedulerArgs),
     /// The ring and ipc-channel: publish, hop, round trip, throughput, CPU per token.
     Ipc(ipc::IpcArgs),
@@ -59,13 +61,10 @@ enum Command {
     Ablate(scenario::ScenarioArgs),
     /// Draws SVG and PNG, and one HTML report, from result files.
     Plot(plot::PlotArgs),
-    /// Runs a recording again: `pinion-engine replay`, which stands beside this tool (docs/PROFILING.md).
-    #[command(disable_help_flag = true)]
-    Replay {
-        /// FILE and the flags to change.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
-        arguments: Vec<String>,
-    },
+    /// Runs a few requests under each profiler and collects what they write. Measures nothing (docs/PROFILING.md).
+    Profile(Box<profile::ProfileArgs>),
+    /// Runs a recording of the engine again: identical, or with flags changed beside it (docs/PROFILING.md).
+    Replay(recording::ReplayArgs),
     /// A server that makes tokens on a fixed schedule and computes nothing: what the client itself costs.
     NullServer(null_server::NullServerArgs),
 }
@@ -79,7 +78,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => scenario::run(&args, scenario::Kind::Compare),
         Command::Ablate(args) => scenario::run(&args, scenario::Kind::Ablate),
         Command::Plot(args) => plot::run(&args),
-        Command::Replay { arguments } => become_engine(&arguments),
+        Command::Profile(args) => profile::run(&args),
+        Command::Replay(args) => recording::run(&args),
         Command::NullServer(args) => null_server::run(&args),
     };
     match outcome {
@@ -89,11 +89,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Replaces this process. The engine needs libtorch, which this tool does not.
-fn become_engine(arguments: &[String]) -> Result<(), String> {
-    let binary = std::env::current_exe().unwrap_or_default().with_file_name("pinion-engine");
-    let error = std::process::Command::new(&binary).arg("replay").args(arguments).exec();
-    Err(format!("cannot start {}: {error}", binary.display()))
 }

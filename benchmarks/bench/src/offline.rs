@@ -71,7 +71,12 @@ impl BatchArgs {
         };
         let job = |index| {
             let ids = prompts.ids(index, &row, 0, self.input_len);
-            Ok(Job { at_ns: 0, lengths, body: fields.body(prompts.render(&ids)?, self.output_len) })
+            Ok(Job {
+                at_ns: 0,
+                lengths,
+                body: fields.body(prompts.render(&ids)?, self.output_len),
+                frames_max: None,
+            })
         };
         (0..self.num_prompts).map(job).collect()
     }

@@ -14,7 +14,7 @@ use crate::server::{Server, ServerFacts};
 use crate::table;
 use crate::target::Target;
 use crate::trace::{self, Format, Row, Synthetic};
-use crate::workload::{Bounds, Fields, Fit, Selection, jobs, select};
+use crate::workload::{Bounds, Fields, Fit, Selection, jobs, leave, select};
 use clap::Args;
 use hyper::Method;
 use std::path::{Path, PathBuf};
@@ -148,6 +148,9 @@ pub(crate) struct WorkArgs {
     /// Ask for the server's timeline of each request, and report where the slowest ones lose their time (Pinion only).
     #[arg(long)]
     timings: bool,
+    /// Clients of this share of the requests go away in the middle of the answer.
+    #[arg(long, default_value_t = 0.0)]
+    cancel_share: f64,
     /// Targets in ms for goodput, like ttft=200,tpot=50.
     #[arg(long)]
     slo: Option<String>,
@@ -237,9 +240,20 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(args: &WorkArgs) -> Result<Plan, String> {
-        let mut args = args.clone();
+        Plan::of(args.clone())
+    }
+
+    /// The same with so many requests, whatever the flags say.
+    pub(crate) fn small(args: &WorkArgs, requests: usize) -> Result<Plan, String> {
+        Plan::of(WorkArgs { requests, ..args.clone() })
+    }
+
+    fn of(mut args: WorkArgs) -> Result<Plan, String> {
         if args.seed_prompts {
             args.prompts = Source::OneText;
+        }
+        if !(0.0..=1.0).contains(&args.cancel_share) {
+            return Err("--cancel-share is from 0 to 1".to_owned());
         }
         let context = args.prompt.context_tokens()?;
         let bounds = Bounds {
@@ -299,23 +313,40 @@ impl Plan {
         mut record: RunRecord,
         seed_shift: u64,
     ) -> Result<(RunRecord, Run), String> {
-        let args = &self.args.prompt;
-        let mut fields = args.fields(&record.server.model, true)?;
-        if self.args.timings {
-            fields.extra.insert("timings".to_owned(), true.into());
-        }
-        let prompts = args.prompts(self.args.prompts, args.seed + seed_shift)?;
-        let jobs = jobs(&self.selection, point.scale, &prompts, &fields)?;
-        self.warm_up(target, &fields)?;
-        let before = Scrape::settled(target);
-        let pace = if point.streams > 0 { Pace::Closed(point.streams) } else { Pace::Open };
-        let run = replay(&jobs, target, Sending { pace, streaming: true, limit: args.timeout() })?;
+        let mut before = Scrape::default();
+        let run = self.send(point, target, &record.server.model, seed_shift, || {
+            before = Scrape::settled(target);
+            Ok(())
+        })?;
         let after = Scrape::settled(target);
         record.scale = point.scale;
         record.streams = point.streams;
         record.offered_per_s = point.rate_per_s;
         record.complete(figures::of(&run, self.targets, true), &run, &before, &after);
         Ok((record, run))
+    }
+
+    /// Warms the server up, calls `begin`, and sends what belongs to one point.
+    pub(crate) fn send(
+        &self,
+        point: Point,
+        target: &Target,
+        model: &str,
+        seed_shift: u64,
+        begin: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Run, String> {
+        let args = &self.args.prompt;
+        let mut fields = args.fields(model, true)?;
+        if self.args.timings {
+            fields.extra.insert("timings".to_owned(), true.into());
+        }
+        let prompts = args.prompts(self.args.prompts, args.seed + seed_shift)?;
+        let mut jobs = jobs(&self.selection, point.scale, &prompts, &fields)?;
+        leave(&mut jobs, self.args.cancel_share, args.seed);
+        self.warm_up(target, &fields)?;
+        begin()?;
+        let pace = if point.streams > 0 { Pace::Closed(point.streams) } else { Pace::Open };
+        replay(&jobs, target, Sending { pace, streaming: true, limit: args.timeout() })
     }
 
     fn warm_up(&self, target: &Target, fields: &Fields) -> Result<(), String> {
@@ -327,7 +358,7 @@ impl Plan {
         let runtime = runtime()?;
         for index in 0..self.args.warmup {
             let body = fields.body(prompts.render(&prompts.ids(index, &row, 0, input))?, output);
-            let reply = runtime.block_on(exchange(target, COMPLETIONS, body, args.timeout()));
+            let reply = runtime.block_on(exchange(target, COMPLETIONS, body, args.timeout(), None));
             if let Some(error) = crate::answer::read(&reply, true).error {
                 let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(300)]).into_owned();
                 return Err(format!("the warm-up failed: {error} {text}"));

@@ -87,7 +87,8 @@ pub(crate) fn replay(jobs: &[Job], target: &Target, sending: Sending) -> Result<
 
 fn closed_loop(jobs: &[Job], target: &Target, sending: Sending, streams: usize) -> Result<Run, String> {
     let (cpu_before, start_ns) = (cpu_s(), now_ns());
-    let bodies: Arc<Vec<Bytes>> = Arc::new(jobs.iter().map(|job| job.body.clone()).collect());
+    let bodies = jobs.iter().map(|job| (job.body.clone(), job.frames_max));
+    let bodies: Arc<Vec<(Bytes, Option<usize>)>> = Arc::new(bodies.collect());
     let next = Arc::new(AtomicUsize::new(0));
     let replies = runtime()?.block_on(async {
         let mut open = JoinSet::new();
@@ -95,11 +96,12 @@ fn closed_loop(jobs: &[Job], target: &Target, sending: Sending, streams: usize) 
             let (target, bodies, next) = (target.clone(), Arc::clone(&bodies), Arc::clone(&next));
             open.spawn(async move {
                 let mut done = Vec::new();
-                while let Some((index, body)) = {
+                while let Some((index, (body, frames_max))) = {
                     let index = next.fetch_add(1, Ordering::Relaxed);
-                    bodies.get(index).map(|body| (index, body.clone()))
+                    bodies.get(index).map(|job| (index, job.clone()))
                 } {
-                    done.push((index, exchange(&target, COMPLETIONS, body, sending.limit).await));
+                    let reply = exchange(&target, COMPLETIONS, body, sending.limit, frames_max).await;
+                    done.push((index, reply));
                 }
                 done
             });
@@ -119,7 +121,10 @@ fn open_loop(jobs: &[Job], target: &Target, sending: Sending) -> Result<Run, Str
         let mut open = JoinSet::new();
         while let Some(index) = released.recv().await {
             let (target, body): (Target, _) = (target.clone(), jobs[index].body.clone());
-            open.spawn(async move { (index, exchange(&target, COMPLETIONS, body, sending.limit).await) });
+            let frames_max = jobs[index].frames_max;
+            open.spawn(async move {
+                (index, exchange(&target, COMPLETIONS, body, sending.limit, frames_max).await)
+            });
         }
         open.join_all().await
     });

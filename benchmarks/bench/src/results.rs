@@ -166,7 +166,7 @@ fn rows_csv(run: &Run) -> Result<String, String> {
             optional(outcome.prompt_tokens),
             optional(outcome.cached_tokens),
             outcome.finish_reason.clone().unwrap_or_default(),
-            outcome.error.clone().unwrap_or_default(),
+            outcome.error.clone().unwrap_or_else(|| if outcome.left { "left" } else { "" }.to_owned()),
             gaps.collect::<Vec<_>>().join(" "),
         ];
         writer.write_record(record).map_err(fault)?;
@@ -215,7 +215,7 @@ pub(crate) fn summary(runs: &[RunRecord]) -> String {
             if run.streams > 0 { format!("{} streams", run.streams) } else { number(run.scale) },
             if run.streams > 0 { "–".to_owned() } else { number(run.offered_per_s) },
             figures.completed.to_string(),
-            (figures.requests - figures.completed).to_string(),
+            (figures.requests - figures.completed - figures.left).to_string(),
             three(&figures.ttft_ms),
             three(&figures.itl_ms),
             three(&figures.tpot_ms),

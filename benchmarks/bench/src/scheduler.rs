@@ -1,9 +1,11 @@
 //! `scheduler`: the pure scheduler under a steady load, without model, processes or clock. Every request that ends is
 //! replaced at once, so the running set keeps its size while prompts, block boundaries and ends come as in service.
+//! What requests would see of it is in [`simulate`].
 
 use crate::figures::Spread;
 use crate::random::Random;
 use crate::results::write_whole;
+use crate::simulate::{self, Shared, SimulateArgs};
 use crate::table;
 use clap::Args;
 use pinion_protocol::{Claim, RequestId, Sampling};
@@ -40,6 +42,8 @@ pub(crate) struct SchedulerArgs {
     /// Also write the figures to this JSON file.
     #[arg(long)]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    simulated: SimulateArgs,
 }
 
 /// Costs at one size.
@@ -167,12 +171,37 @@ fn measure(active: u32, args: &SchedulerArgs) -> Result<Row, String> {
 }
 
 pub(crate) fn run(args: &SchedulerArgs) -> Result<(), String> {
+    if args.input_len == 0 || args.output_len == 0 {
+        return Err("lengths are above 0".to_owned());
+    }
+    if args.simulated.simulate { run_simulation(args) } else { run_costs(args) }
+}
+
+fn run_simulation(args: &SchedulerArgs) -> Result<(), String> {
+    let lines = args.simulated.simulate(&Shared {
+        input_len: args.input_len,
+        output_len: args.output_len,
+        prefix_cache: !args.no_prefix_cache,
+        block_size: BLOCK_SIZE,
+        seed: args.seed,
+    })?;
+    println!("{}", simulate::render(&lines));
+    write_json(args, &lines)
+}
+
+fn write_json(args: &SchedulerArgs, lines: &impl Serialize) -> Result<(), String> {
+    let Some(path) = &args.json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(lines).map_err(|error| error.to_string())?;
+    write_whole(path, text.as_bytes())
+}
+
+fn run_costs(args: &SchedulerArgs) -> Result<(), String> {
     if cfg!(debug_assertions) {
         eprintln!(
             "a debug build checks the scheduler's invariants after every step: these times mean nothing"
         );
     }
-    if args.steps == 0 || args.active.contains(&0) || args.input_len == 0 || args.output_len == 0 {
+    if args.steps == 0 || args.active.contains(&0) {
         return Err("all counts are above 0".to_owned());
     }
     let rows = args.active.iter().map(|&active| measure(active, args)).collect::<Result<Vec<Row>, _>>()?;
@@ -201,28 +230,24 @@ pub(crate) fn run(args: &SchedulerArgs) -> Result<(), String> {
         ]
     });
     println!("{}", table::render(&header, &lines.collect::<Vec<_>>()));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&rows).map_err(|error| error.to_string())?;
-        write_whole(path, text.as_bytes())?;
-    }
-    Ok(())
+    write_json(args, &rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SchedulerArgs,
+    }
 
     #[test]
     fn the_running_set_keeps_its_size_and_requests_come_and_go() {
-        let args = SchedulerArgs {
-            active: vec![8],
-            steps: 200,
-            input_len: 40,
-            output_len: 10,
-            no_prefix_cache: false,
-            seed: 1,
-            json: None,
-        };
+        let flags = "x --active 8 --steps 200 --input-len 40 --output-len 10";
+        let args = Line::parse_from(flags.split(' ')).args;
         let row = measure(8, &args).expect("a row");
         assert!((7.0..=8.0).contains(&row.mean_rows), "{row:?}");
         assert!(row.admit_us.count > 50, "{row:?}");

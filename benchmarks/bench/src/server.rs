@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at a server that starts or ends.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a server may take to end after SIGTERM before it is killed.
+/// The same for most: [`Server::stop_limit`].
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 /// What stands for the port in a command.
 const PORT_MARK: &str = "{port}";
@@ -41,6 +41,8 @@ pub(crate) struct Server {
     pub target: Target,
     /// As it was run, with its port.
     pub command: String,
+    /// How long it may take to end after SIGTERM before it is killed.
+    pub stop_limit: Duration,
 }
 
 /// A free port of the loopback, or why there is none.
@@ -73,7 +75,7 @@ impl Server {
             .stderr(File::options().append(true).open(log).map_err(|error| failed(error.to_string()))?)
             .spawn();
         let child = spawned.map_err(|error| failed(format!("cannot start the server: {error}")))?;
-        let mut server = Server { child, target, command };
+        let mut server = Server { child, target, command, stop_limit: STOP_LIMIT };
         server.wait_ready(log.to_owned(), limit)?;
         Ok(server)
     }
@@ -116,14 +118,14 @@ impl Drop for Server {
     fn drop(&mut self) {
         let Ok(pid) = i32::try_from(self.child.id()).map(Pid::from_raw) else { return };
         if kill(pid, Signal::SIGTERM).is_ok() {
-            let deadline = Instant::now() + STOP_LIMIT;
+            let deadline = Instant::now() + self.stop_limit;
             while Instant::now() < deadline {
                 if !matches!(self.child.try_wait(), Ok(None)) {
                     return;
                 }
                 std::thread::sleep(LOOK_INTERVAL);
             }
-            eprintln!("the server did not end in {STOP_LIMIT:?} after SIGTERM; killing it");
+            eprintln!("the server did not end in {:?} after SIGTERM; killing it", self.stop_limit);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -2,10 +2,14 @@
 //! it happens before the clock starts.
 
 use crate::prompts::Prompts;
+use crate::random::Random;
 use crate::trace::{Row, Trace};
 use bytes::Bytes;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
+
+/// Of random numbers, for those who leave; prompts have the ones near it.
+const LEAVE_STREAM: u64 = 1 << 43;
 
 /// What happens to a request that is longer than the context, after `--max-input` and `--max-output` have cut it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,6 +56,8 @@ pub(crate) struct Job {
     pub at_ns: u64,
     pub lengths: Lengths,
     pub body: Bytes,
+    /// The client goes away after so many pieces of the answer.
+    pub frames_max: Option<usize>,
 }
 
 /// The rows that are replayed, with their lengths.
@@ -151,9 +157,19 @@ pub(crate) fn jobs(
     for (index, ((row, lengths), at_ns)) in selection.rows.iter().zip(arrivals).enumerate() {
         let ids = prompts.ids(index, row, selection.block_tokens, lengths.input);
         let body = fields.body(prompts.render(&ids)?, lengths.output);
-        jobs.push(Job { at_ns, lengths: *lengths, body });
+        jobs.push(Job { at_ns, lengths: *lengths, body, frames_max: None });
     }
     Ok(jobs)
+}
+
+/// So large a share of `jobs`, drawn by `seed`, is left by its client somewhere before the last token.
+pub(crate) fn leave(jobs: &mut [Job], share: f64, seed: u64) {
+    for (index, job) in jobs.iter_mut().enumerate() {
+        let mut random = Random::stream(seed, LEAVE_STREAM ^ index as u64);
+        if random.unit() < share {
+            job.frames_max = Some(1 + random.below(job.lengths.output.max(2) as usize - 1));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -199,6 +215,24 @@ mod tests {
         assert!((selection.natural_rate() - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!(select(&trace, 4, 3, &bounds).expect("one fits").rows.len(), 1);
         assert!(select(&trace, 5, 3, &bounds).is_err());
+    }
+
+    #[test]
+    fn a_share_of_clients_leaves_before_the_end() {
+        let job =
+            Job { at_ns: 0, lengths: Lengths { input: 1, output: 9 }, body: Bytes::new(), frames_max: None };
+        let left = |share: f64, seed: u64| {
+            let mut jobs = vec![job.clone(); 4000];
+            leave(&mut jobs, share, seed);
+            jobs.into_iter().map(|job| job.frames_max).collect::<Vec<_>>()
+        };
+        let found = left(0.2, 7);
+        assert_eq!(found, left(0.2, 7));
+        assert_ne!(found, left(0.2, 8));
+        let frames: Vec<usize> = found.into_iter().flatten().collect();
+        assert!((700..900).contains(&frames.len()), "{} of 4000", frames.len());
+        assert_eq!((frames.iter().min(), frames.iter().max()), (Some(&1), Some(&8)));
+        assert_eq!(left(0.0, 7).iter().flatten().count(), 0);
     }
 
     #[test]

@@ -26,5 +26,6 @@ fn run(command: &ReplayCommand) -> Result<bool, String> {
     eprintln!("{summary}");
     let report = tape::replay(&recording, engine).map_err(|broken| broken.reason)?;
     println!("{}", serde_json::to_string_pretty(&report).expect("numbers and text always serialise"));
+    eprintln!("{}", report.in_words());
     Ok(report.identical || !command.is_exact())
 }

@@ -45,10 +45,12 @@ fn check(server: impl FnOnce(&[&str]) -> Server) {
     server.stop();
     let (code, report, stderr) = replay(&file, &[]);
     assert_eq!((code, &report["identical"]), (Some(0), &json!(true)), "{report} {stderr}");
+    assert!(stderr.contains("\nidentical: "), "{stderr}");
     assert_eq!((&report["complete"], &report["lost_bytes"]), (&json!(true), &json!(0)));
     assert!(report["tokens"][0].as_u64() > Some(100), "too little to show anything: {report}");
     let (code, report, stderr) = replay(&file, &["--max-num-seqs", "2"]);
     assert_eq!((code, &report["identical"]), (Some(0), &json!(false)), "{report} {stderr}");
+    assert!(stderr.contains("\nnot identical: "), "{stderr}");
     assert!(
         report["first_difference"].is_string() && report["steps"][1].as_u64() > report["steps"][0].as_u64()
     );

@@ -1,9 +1,11 @@
 //! What the pictures show, taken from result files: per label and scale the median over the rounds of each figure.
 
+use super::svg::SERIES_MAX;
 use crate::ablate::{Compared, distinct};
 use crate::bootstrap::{median, range};
 use crate::figures::Spread;
 use crate::results::{ResultFile, RunRecord};
+use pinion_protocol::names::Part;
 
 /// Takes one distribution out of a run.
 type SpreadOf = fn(&RunRecord) -> &Spread;
@@ -47,6 +49,7 @@ pub(super) struct Series {
 
 /// Everything that is drawn.
 pub(super) struct Data {
+    /// No more than there are colours; the base and the first others.
     pub online: Vec<Series>,
     pub offline: Vec<Series>,
     pub compared: Vec<Compared>,
@@ -56,13 +59,20 @@ pub(super) struct Data {
 impl Data {
     pub(super) fn of(files: &[ResultFile]) -> Data {
         let runs = || files.iter().flat_map(|file| &file.runs);
-        let streamed: Vec<&RunRecord> =
-            runs().filter(|run| run.figures.ttft_ms.count > 0 && run.streams == 0).collect();
+        // An ablation has dozens of variants at one scale, which its ratios show better than latencies over scales.
+        let alone = files.iter().all(|file| file.kind == "ablate");
+        let over_scales = files.iter().filter(|file| alone || file.kind != "ablate");
+        let streamed: Vec<&RunRecord> = over_scales
+            .flat_map(|file| &file.runs)
+            .filter(|run| run.figures.ttft_ms.count > 0 && run.streams == 0)
+            .collect();
         let whole: Vec<&RunRecord> = runs().filter(|run| run.figures.ttft_ms.count == 0).collect();
         // Closed loops stand in the report's tables: they have no scale to be drawn over.
         let base = files.iter().find(|file| !file.base.is_empty()).map_or(String::new(), |f| f.base.clone());
+        let mut online = series(&streamed, &base);
+        online.truncate(SERIES_MAX);
         Data {
-            online: series(&streamed, &base),
+            online,
             offline: series(&whole, &base),
             compared: files.iter().flat_map(|file| file.compared.clone()).collect(),
             base,
@@ -110,7 +120,9 @@ fn cell(scale: f64, runs: &[&RunRecord]) -> Cell {
         })
     });
     let output = over(&|run| run.figures.output_tokens_per_s);
-    let names = distinct(runs.iter().flat_map(|run| run.stages_ms.iter().map(|(name, _)| name.as_str())));
+    let mut names = distinct(runs.iter().flat_map(|run| run.stages_ms.iter().map(|(name, _)| name.as_str())));
+    // In the order of a request's life.
+    names.sort_by_key(|name| Part::ALL.iter().position(|part| part.name() == *name).unwrap_or(usize::MAX));
     let stage = |name: &str| {
         let values = runs.iter().filter_map(|run| run.stages_ms.iter().find(|(found, _)| found == name));
         median(&values.map(|(_, ms)| *ms).collect::<Vec<_>>())

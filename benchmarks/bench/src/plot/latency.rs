@@ -83,14 +83,12 @@ fn panel(
     let y = Axis::of(&values, place.bottom(), place.top());
     // Scales stand at even distances: what is between them was not measured.
     let x = Axis::between(-0.5, scales.len() as f64 - 0.5, place.left(), place.right());
+    let rated = scales.iter().all(|(_, rate)| rate.is_some());
     let text = |(scale, rate): &(f64, Option<f64>)| {
-        tick_text(*scale) + &rate.map_or(String::new(), |rate| format!(" ({}/s)", number(rate)))
+        let rate = rate.filter(|_| rated).map_or(String::new(), |rate| format!(" ({}/s)", number(rate)));
+        tick_text(*scale) + &rate
     };
-    let x_title = if scales.iter().all(|(_, rate)| rate.is_some()) {
-        "time scale (arrivals per second)"
-    } else {
-        "time scale"
-    };
+    let x_title = if rated { "time scale (arrivals per second)" } else { "time scale" };
     let ticks: Vec<(f64, String)> = scales.iter().enumerate().map(|(i, s)| (i as f64, text(s))).collect();
     frame(svg, place, name, (&x, x_title, &ticks), (&y, "ms"));
     let middle = (data.online.len() as f64 - 1.0) / 2.0;
@@ -139,7 +137,7 @@ fn draw_series(
         let name = if shown == Shown::P99 { "p99" } else { "p90" };
         svg.mark((x, at), colour, false, &title(name, shown.line(percentiles)));
         if shown == Shown::Band {
-            svg.mark((x, y.at(percentiles.p99)), colour, true, &title("p99", percentiles.p99));
+            svg.ring((x, y.at(percentiles.p99)), colour, &title("p99", percentiles.p99));
         }
     }
 }

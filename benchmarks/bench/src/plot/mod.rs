@@ -179,6 +179,24 @@ mod tests {
     }
 
     #[test]
+    fn variants_do_not_crowd_servers_out_and_stages_stand_in_order() {
+        let mut online = ResultFile { kind: "online".to_owned(), ..ResultFile::default() };
+        online.runs.push(run("server", 0, 0.4));
+        online.runs[0].stages_ms =
+            ["decode", "write", "admission"].map(|name| (name.to_owned(), 1.0)).to_vec();
+        let data = Data::of(&[result(), online]);
+        let labels: Vec<&str> = data.online.iter().map(|series| series.label.as_str()).collect();
+        assert_eq!(labels, ["server"], "an ablation has its ratios");
+        assert!(!data.compared.is_empty());
+        let stages: Vec<&str> =
+            data.online[0].cells[0].stages_ms.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(stages, ["admission", "decode", "write"]);
+        let mut many = ResultFile { kind: "ablate".to_owned(), ..ResultFile::default() };
+        many.runs = (0..40).map(|index| run(&format!("variant {index}"), 0, 1.0)).collect();
+        assert_eq!(Data::of(&[many]).online.len(), svg::SERIES_MAX, "each has a colour of its own");
+    }
+
+    #[test]
     fn nothing_is_drawn_outside_of_its_picture() {
         for (name, picture) in pictures(&Data::of(&[result()])) {
             let attribute = |element: &str, name: &str| {

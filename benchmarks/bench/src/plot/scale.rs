@@ -64,7 +64,7 @@ impl Axis {
         self.from + share.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Values of the ticks, about five of them.
+    /// Values of the ticks, four to nine of them.
     pub(super) fn ticks(&self) -> Vec<f64> {
         if !self.logarithmic {
             let step = step_of(self.high - self.low);
@@ -84,9 +84,9 @@ impl Axis {
     }
 }
 
-/// 1, 2 or 5 times a power of ten: about a fifth of the range.
+/// 1, 2 or 5 times a power of ten: at least an eighth of the range.
 fn step_of(range: f64) -> f64 {
-    let raw = range / 5.0;
+    let raw = range / 8.0;
     let power = 10f64.powf(raw.log10().floor());
     let factor =
         [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| raw <= factor * power * 1.0001).unwrap_or(10.0);
@@ -95,9 +95,12 @@ fn step_of(range: f64) -> f64 {
 
 /// A tick's text: no more digits than it needs.
 pub(super) fn tick_text(value: f64) -> String {
-    let text = if value != 0.0 && value.abs() < 0.01 { format!("{value:.4}") } else { format!("{value:.2}") };
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    text.to_owned()
+    let size = value.abs();
+    if size > 0.0 && size < 9.5e-5 {
+        return format!("{value:.0e}");
+    }
+    let text = if size > 0.0 && size < 0.01 { format!("{value:.4}") } else { format!("{value:.2}") };
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -118,7 +121,15 @@ mod tests {
             assert!(ticks.windows(2).all(|pair| axis.at(pair[0]) > axis.at(pair[1])), "{ticks:?}");
         }
         assert!(!Axis::of(&[], 0.0, 1.0).ticks().is_empty());
-        let texts = [(0.0, "0"), (0.5, "0.5"), (1000.0, "1000"), (0.005, "0.005"), (20.0, "20")];
+        let texts = [
+            (0.0, "0"),
+            (0.5, "0.5"),
+            (1000.0, "1000"),
+            (0.005, "0.005"),
+            (20.0, "20"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-5"),
+        ];
         for (value, text) in texts {
             assert_eq!(tick_text(value), text);
         }

@@ -9,9 +9,14 @@ const COLOURS: [&str; 12] = [
 ];
 const INK: &str = "#222222";
 const GRID: &str = "#e3e3e3";
+/// Grid lines end before a text.
+const HALO: &str = "paint-order=\"stroke\" stroke=\"white\" stroke-width=\"3\" stroke-linejoin=\"round\"";
 const FONT: &str = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif";
 /// Mean width of a character, as a share of the font's size.
 const CHARACTER_WIDTH: f64 = 0.6;
+
+/// Series that have a colour of their own.
+pub(super) const SERIES_MAX: usize = COLOURS.len();
 
 /// Colour of the series at this place.
 pub(super) fn colour(index: usize) -> &'static str {
@@ -96,6 +101,14 @@ impl Svg {
         ));
     }
 
+    /// A ring around where a filled mark may stand.
+    pub(super) fn ring(&mut self, (x, y): (f64, f64), colour: &str, title: &str) {
+        let title = escaped(title);
+        self.put(format_args!(
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"6\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"><title>{title}</title></circle>"
+        ));
+    }
+
     pub(super) fn text(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -104,7 +117,7 @@ impl Svg {
         };
         let text = escaped(text);
         self.put(format_args!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{INK}\">{text}</text>"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" text-anchor=\"{anchor}\" fill=\"{INK}\" {HALO}>{text}</text>"
         ));
     }
 

@@ -13,6 +13,8 @@ const HEAD: f64 = 40.0;
 const FOOT: f64 = 48.0;
 const TEXT: f64 = 11.0;
 const INK: &str = "#222222";
+/// Above this factor between the largest and the smallest ratio their axis is logarithmic.
+const RATIO_LOGARITHMIC_FROM: f64 = 6.0;
 
 /// A bar per label, and per scale where there are several, with the rounds' range as a whisker.
 pub(super) fn bars(series: &[Series], title: &str) -> Option<String> {
@@ -80,6 +82,17 @@ fn horizontal(svg: &mut Svg, title: &str, x: &Axis, x_title: &str, height: f64) 
     svg.text(((from + to) / 2.0, bottom + 34.0), TEXT, Anchor::Middle, x_title);
 }
 
+/// Holds every interval, and 1. Logarithmic where a variant is many times another.
+fn ratio_axis(rows: &[&Compared], (from, to): (f64, f64)) -> Axis {
+    let low = rows.iter().map(|row| row.low).fold(0.98, f64::min);
+    let high = rows.iter().map(|row| row.high).fold(1.02, f64::max);
+    if low > 0.0 && high / low > RATIO_LOGARITHMIC_FROM {
+        return Axis::logarithmic(low / 1.1, high * 1.1, from, to);
+    }
+    let margin = (high - low) * 0.05;
+    Axis::between((low - margin).max(0.0), high + margin, from, to)
+}
+
 /// Variant / base with its interval, one row per variant, for one metric. A mark is filled where one side wins beyond
 /// the spread.
 pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
@@ -101,12 +114,11 @@ pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
     let left = label_width(labels.iter().map(String::as_str));
     let height = HEAD + rows.len() as f64 * ROW + FOOT;
     let mut svg = Svg::new(WIDTH, height);
-    let far = rows.iter().flat_map(|row| [1.0 - row.low, row.high - 1.0]).fold(0.02, f64::max) * 1.08;
-    // Not below nothing at all; a slow variant may still be many times the base.
-    let x = Axis::between((1.0 - far).max(0.0), 1.0 + far, left, WIDTH - 150.0);
+    let x = ratio_axis(&rows, (left, WIDTH - 150.0));
     let better = if known.more_is_better { "more is better" } else { "less is better" };
     let title = format!("{} against {}: ratio and interval, {better}", known.title, data.base);
-    horizontal(&mut svg, &title, &x, "variant / base", height);
+    let x_title = if x.is_logarithmic() { "variant / base, logarithmic" } else { "variant / base" };
+    horizontal(&mut svg, &title, &x, x_title, height);
     svg.line((x.at(1.0), HEAD), (x.at(1.0), height - FOOT + 2.0), INK, 1.2);
     for (index, (row, label)) in rows.iter().zip(&labels).enumerate() {
         let y = HEAD + index as f64 * ROW + ROW / 2.0;

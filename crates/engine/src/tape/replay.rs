@@ -52,6 +52,25 @@ pub struct Report {
     pub replayed_s: f64,
 }
 
+impl Report {
+    /// One line.
+    pub fn in_words(&self) -> String {
+        let Report { steps, rows, tokens, requests, .. } = self;
+        if self.identical {
+            return format!(
+                "identical: {} steps with {} rows, {} tokens of {requests} requests",
+                steps[0], rows[0], tokens[0]
+            );
+        }
+        let lost = if self.lost_bytes > 0 { ", and the file lacks some bytes" } else { "" };
+        let first = self.first_difference.as_deref().unwrap_or("the batches are the same");
+        format!(
+            "not identical: {} of {requests} requests have other tokens; {first}{lost}",
+            self.requests_that_differ
+        )
+    }
+}
+
 type Tokens = BTreeMap<RequestId, Vec<u32>>;
 
 fn take_tokens(tokens: &mut Tokens, payload: &[u8]) {
