@@ -1,0 +1,117 @@
+//! Tool calls that the model is free to make (`tool_choice: auto`), from its tokens to the client's events, in each format.
+//! The fake model writes what the only choice of a grammar leaves it, one byte a token.
+
+use pinion_testkit::{Server, fake_model};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A format, what the model writes, the text that is left beside the calls, and their names and arguments.
+type Case = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const CASES: [Case; 4] = [
+    (
+        "hermes",
+        "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Malmö\"}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>",
+        "Let me see.\n",
+        &[("weather", "{\"city\": \"Malmö\"}"), ("time", "{}")],
+    ),
+    (
+        "llama3_json",
+        "{\"name\": \"weather\", \"parameters\": {\"city\": \"Lund\"}}",
+        "",
+        &[("weather", "{\"city\": \"Lund\"}")],
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS][{\"name\": \"time\", \"arguments\": {\"zone\": [1, 2]}}]",
+        "",
+        &[("time", "{\"zone\": [1, 2]}")],
+    ),
+    ("none", "<tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>", "", &[]),
+];
+
+fn tool(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}})
+}
+
+/// What a message says: its text, its calls and why it ended.
+#[derive(Debug, Default, PartialEq)]
+struct Said {
+    content: String,
+    calls: Vec<(String, String)>,
+    ids: Vec<String>,
+    reason: String,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn whole(server: &Server, body: &Value) -> Said {
+    let answer = server.post(CHAT, body).json();
+    let choice = &answer["choices"][0];
+    let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+    let function = |call: &Value| (text(&call["function"]["name"]), text(&call["function"]["arguments"]));
+    Said {
+        content: text(&choice["message"]["content"]),
+        calls: calls.iter().map(function).collect(),
+        ids: calls.iter().map(|call| text(&call["id"])).collect(),
+        reason: text(&choice["finish_reason"]),
+    }
+}
+
+/// Puts the deltas together as clients do.
+fn streamed(server: &Server, body: &Value) -> Said {
+    let answer = server.post(CHAT, body).text();
+    assert!(answer.ends_with("data: [DONE]\n\n"), "{answer}");
+    let mut said = Said::default();
+    for data in answer.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]")
+    {
+        let chunk: Value = serde_json::from_str(data).expect("JSON");
+        let choice = &chunk["choices"][0];
+        said.content.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        for part in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            let index = part["index"].as_u64().expect("an index") as usize;
+            if let Some(id) = part["id"].as_str() {
+                assert_eq!(index, said.calls.len(), "calls come one after the other: {data}");
+                said.ids.push(id.to_owned());
+                said.calls.push((text(&part["function"]["name"]), String::new()));
+            }
+            let arguments = part["function"]["arguments"].as_str().expect("a piece of the arguments");
+            said.calls[index].1.push_str(arguments);
+        }
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            assert_eq!(said.reason, "", "one finish reason: {answer}");
+            said.reason = reason.to_owned();
+        }
+    }
+    said
+}
+
+#[test]
+fn row_26_calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
+    let folder = fake_model(4096);
+    for (format, written, content, calls) in CASES {
+        let server = Server::start(folder.path(), &["--backend", "fake", "--tool-call-parser", format]);
+        let body = |stream: bool| {
+            json!({"messages": [{"role": "user", "content": "How is it there?"}], "tools": [tool("weather"), tool("time")],
+                "tool_choice": "auto", "guided_choice": [written], "max_tokens": 400, "stream": stream})
+        };
+        let (content, reason) = if calls.is_empty() { (written, "stop") } else { (content, "tool_calls") };
+        for said in [whole(&server, &body(false)), streamed(&server, &body(true))] {
+            let names: Vec<(&str, &str)> =
+                said.calls.iter().map(|(name, arguments)| (name.as_str(), arguments.as_str())).collect();
+            assert_eq!(
+                (said.content.as_str(), &names[..], said.reason.as_str()),
+                (content, calls, reason),
+                "{format}"
+            );
+            let distinct = said.ids.iter().collect::<std::collections::BTreeSet<_>>().len();
+            assert_eq!(distinct, calls.len(), "{:?}", said.ids);
+        }
+        server.wait_idle();
+        server.stop();
+    }
+}
