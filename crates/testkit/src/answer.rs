@@ -86,12 +86,17 @@ impl Answer {
         Answer { status, text: String::new(), finish_reason: None, usage: None, parts: 0, end }
     }
 
+    /// The answer to a request that could not be written.
+    pub fn cut(error: &io::Error) -> Answer {
+        Answer { end: End::Cut(error.to_string()), ..Answer::new(0) }
+    }
+
     /// Reads the answer to a request that has just been written. A broken connection is an answer; one that
     /// breaks the protocol is a panic.
     pub fn read(api: Api, streamed: bool, mut connection: Connection) -> Answer {
         let head = match connection.head() {
             Ok(head) => head,
-            Err(error) => return Answer { end: End::Cut(error.to_string()), ..Answer::new(0) },
+            Err(error) => return Answer::cut(&error),
         };
         if streamed && head.status == 200 {
             return match api {

@@ -23,7 +23,7 @@ const LOG_LINES_SHOWN: usize = 60;
 /// Part of the log line of a request that ended: there are too many of them to show.
 const REQUEST_LINE: &str = " INFO request ";
 /// How long killed processes may take to be gone.
-const REAP_TIME: Duration = Duration::from_secs(10);
+const REAP_TIME: Duration = PATIENCE;
 
 /// What is 0 when no request is under way.
 const IDLE_METRICS: [&str; 5] = [
@@ -318,13 +318,14 @@ impl Server {
             .unwrap_or_else(|error| panic!("POST {path}: {error}"))
     }
 
-    /// Asks for text, streamed if the body says `"stream": true`.
+    /// Asks for text, streamed if the body says `"stream": true`. A frontend may die with the connection in its hands:
+    /// then the answer is [`Cut`](crate::End::Cut).
     pub fn ask(&self, api: Api, body: &Value) -> Answer {
         let mut connection = self.connect();
-        connection
-            .request("POST", api.path(), &[], body.to_string().as_bytes())
-            .expect("a request can be written");
-        Answer::read(api, body["stream"] == true, connection)
+        match connection.request("POST", api.path(), &[], body.to_string().as_bytes()) {
+            Ok(()) => Answer::read(api, body["stream"] == true, connection),
+            Err(error) => Answer::cut(&error),
+        }
     }
 
     /// Scrapes `/metrics`.

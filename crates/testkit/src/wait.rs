@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take before it counts as hanging: far above what two busy cores need.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long anything may take before it counts as hanging: far above what two cores need that
+/// others keep busy as well.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Pause between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

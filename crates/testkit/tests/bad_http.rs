@@ -91,7 +91,7 @@ fn broken_http_ends_its_connection_and_nothing_else() {
 
 #[test]
 fn who_sends_slowly_is_not_waited_for() {
-    let flags = ["--header-timeout", "300ms", "--body-timeout", "300ms", "--idle-timeout", "600ms"];
+    let flags = ["--header-timeout", "3s", "--body-timeout", "3s", "--idle-timeout", "4s"];
     let server = Server::fake(&flags);
     let begun = |bytes: &str| -> Connection {
         let mut connection = server.connect();

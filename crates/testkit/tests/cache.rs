@@ -32,7 +32,7 @@ fn reset(server: &Server, fields: &[(&str, &str)]) -> u16 {
 #[test]
 fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
     let server =
-        Server::fake_with(&["--block-size", "16", "--fake-step-us", "5000"], &[("PINION_API_KEY", KEY)]);
+        Server::fake_with(&["--block-size", "16", "--fake-step-us", "10000"], &[("PINION_API_KEY", KEY)]);
     let oracle = server.oracle();
     let prompt = "the same beginning of many prompts ".repeat(8);
     let bearer = bearer();
@@ -50,8 +50,8 @@ fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
     assert_eq!(server.request("GET", RESET, &key, b"").expect("an answer").status(), 405);
     assert!(complete(&server, &prompt, 8).1 >= 128, "whoever has no key empties nothing");
 
-    // A stream is under way and holds the prefix while the cache is emptied.
-    let body = json!({"prompt": prompt, "max_tokens": 150, "stream": true}).to_string();
+    // A stream of two seconds is under way and holds the prefix while the cache is emptied.
+    let body = json!({"prompt": prompt, "max_tokens": 200, "stream": true}).to_string();
     let mut connection = server.connect();
     connection
         .request("POST", "/v1/completions", &[("authorization", &bearer)], body.as_bytes())
@@ -67,7 +67,7 @@ fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
     assert_eq!((stream.status, &stream.end), (200, &End::Complete));
 
     let ids = oracle.encode(&prompt);
-    assert_eq!(stream.text, oracle.text(&ids, 150));
+    assert_eq!(stream.text, oracle.text(&ids, 200));
     for text in [first, second, third] {
         assert_eq!(text, oracle.text(&ids, 8));
     }
@@ -75,6 +75,34 @@ fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
     assert_eq!(reset(&server, &key), 200, "an idle engine hears it too");
     assert_eq!(server.metric("pinion_kv_blocks_cached"), 0.0);
     server.stop();
+}
+
+/// The choices of one request, and the best of more: its prompt is computed once.
+#[test]
+fn row_18_choices_of_one_request_compute_their_prompt_once() {
+    let folder = fake_model(2048);
+    for (flag, computed) in [(None, 1000.0 + 3.0), (Some("--no-prefix-cache"), 4000.0)] {
+        let flags: Vec<&str> = ["--backend", "fake", "--block-size", "16"].into_iter().chain(flag).collect();
+        let server = Server::start(folder.path(), &flags);
+        let oracle = server.oracle();
+        for (letter, choices) in [("a", json!({"n": 4})), ("b", json!({"n": 2, "best_of": 4}))] {
+            let prompt = letter.repeat(1000);
+            let mut body = json!({"prompt": prompt, "max_tokens": 20});
+            body.as_object_mut().expect("an object").extend(choices.as_object().expect("an object").clone());
+            let before = server.metric("pinion_engine_prompt_tokens_total");
+            let answer = server.post("/v1/completions", &body).json();
+            let texts = answer["choices"].as_array().expect("choices").iter().map(|choice| &choice["text"]);
+            let expected = json!(oracle.text(&oracle.encode(&prompt), 20));
+            assert!(
+                texts.clone().count() >= 2 && texts.into_iter().all(|text| *text == expected),
+                "{answer}"
+            );
+            let after = server.metric("pinion_engine_prompt_tokens_total");
+            assert_eq!(after - before, computed, "{flag:?}, {choices}");
+        }
+        server.wait_idle();
+        server.stop();
+    }
 }
 
 /// Prompts of 1000 tokens: what is computed is what the cache does not cover, and the answers are those without it.
@@ -100,9 +128,9 @@ fn row_19_a_prompt_that_is_known_costs_only_what_is_new() {
             let after = server.metric("pinion_engine_prompt_tokens_total");
             assert_eq!(after - before, f64::from(computed[place]), "{flag:?}: {own} new tokens");
         }
-        let blocks = ["used", "cached", "free", "total"];
-        let [used, cached, free, total] =
-            blocks.map(|what| server.metric(&format!("pinion_kv_blocks_{what}")));
+        let metrics = server.metrics();
+        let blocks = |what: &str| metrics.total(&format!("pinion_kv_blocks_{what}")).expect("it is there");
+        let [used, cached, free, total] = ["used", "cached", "free", "total"].map(blocks);
         assert_eq!(used + cached + free, total, "held + cached + free = total");
         server.stop();
     }

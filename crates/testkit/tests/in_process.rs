@@ -1,11 +1,9 @@
 //! Every role as a thread of one process: the same answers, the same ends.
 
 use nix::sys::signal::Signal;
-use pinion_testkit::{Api, Server};
+use pinion_testkit::{Api, PATIENCE, Server};
 use serde_json::json;
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(10);
 /// Exit code of a model folder that cannot be served (docs/OPERATIONS.md).
 const BAD_MODEL: i32 = 3;
 
@@ -23,7 +21,7 @@ fn row_01_one_process_gives_the_same_text_and_leaves_when_told() {
     }
     server.wait_idle();
     server.signal(Signal::SIGTERM);
-    assert!(server.wait_exit(LIMIT).success(), "{}", server.stderr_text());
+    assert!(server.wait_exit(PATIENCE).success(), "{}", server.stderr_text());
 }
 
 #[test]
@@ -31,7 +29,7 @@ fn one_process_says_why_it_cannot_start() {
     let ended = pinion_testkit::run_to_end(
         &["serve", "--in-process", "--backend", "fake", "--model", "/nonexistent"],
         &[],
-        LIMIT,
+        PATIENCE,
     );
     assert_eq!(ended.code, Some(BAD_MODEL), "{}", ended.stderr);
     assert!(ended.stderr.contains("/nonexistent"), "{}", ended.stderr);

@@ -3,14 +3,11 @@
 //! the real one.
 
 use pinion_testkit::{
-    Folder, Server, Signal, fake_model, fixture_model, is_alive, kill, run_to_end, wait_until,
+    Folder, PATIENCE, Server, Signal, fake_model, fixture_model, is_alive, kill, run_to_end, wait_until,
 };
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A profiler that stands between launcher and role.
 struct Tool {

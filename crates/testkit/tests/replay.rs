@@ -1,12 +1,14 @@
 //! A service that is recorded while clients come, stay and leave, and its recording replayed by the engine alone.
 
-use pinion_testkit::{Api, Folder, Server, fake_model, fixture_model, launcher_binary, run_binary_to_end};
+use pinion_testkit::{
+    Api, Folder, PATIENCE, Server, fake_model, fixture_model, launcher_binary, run_binary_to_end,
+};
 use serde_json::{Value, json};
-use std::time::Duration;
 
 const STREAMS: usize = 12;
 
-/// Half of the clients sample, a third leaves in mid-stream.
+/// Half of the clients sample, a third leaves in mid-stream. One asks for eight texts in one request: however slowly the
+/// others come, these are there together.
 fn traffic(server: &Server) {
     std::thread::scope(|scope| {
         for n in 0..STREAMS {
@@ -25,6 +27,9 @@ fn traffic(server: &Server) {
                 connection.reset();
             });
         }
+        let prompts: Vec<_> = (0..8).map(|n| vec![40 + n, 8, 9]).collect();
+        let together = json!({"prompt": prompts, "max_tokens": 40, "temperature": 0.0, "ignore_eos": true});
+        assert_eq!(server.post("/v1/completions", &together).status(), 200);
     });
     server.wait_idle();
 }
@@ -32,7 +37,7 @@ fn traffic(server: &Server) {
 fn replay(file: &str, flags: &[&str]) -> (Option<i32>, Value, String) {
     let engine = launcher_binary().with_file_name("pinion-engine");
     let arguments = [&["replay", file], flags].concat();
-    let ended = run_binary_to_end(&engine, &arguments, &[], Duration::from_secs(60));
+    let ended = run_binary_to_end(&engine, &arguments, &[], PATIENCE);
     let report = serde_json::from_str(&ended.stdout).unwrap_or_default();
     (ended.code, report, ended.stderr)
 }

@@ -13,12 +13,14 @@ fn prompt(index: usize) -> String {
     format!("stream {index} under fire")
 }
 
-/// How a stream may end when this role dies.
-fn may_end(role: &str, end: &End) -> bool {
-    match (role, end) {
+/// How a stream may end when this role dies: who comes while it is down is refused, with status 503.
+fn may_end(role: &str, answer: &Answer) -> bool {
+    match (role, &answer.end) {
         (_, End::Complete) => true,
         ("frontend-0", End::Cut(_)) => true,
-        ("engine-0" | "detokenizer-0" | "tokenizer-0", End::Error(code)) => code == "role_restarted",
+        ("engine-0" | "detokenizer-0" | "tokenizer-0", End::Error(code)) => {
+            code == "role_restarted" || code == "unavailable" && answer.status == 503
+        }
         _ => false,
     }
 }
@@ -38,18 +40,21 @@ fn check(role: &str, rounds: u64) {
                 server.ask(Api::Completions, &body)
             };
             let threads: Vec<_> = (0..STREAMS).map(|index| scope.spawn(move || ask(index))).collect();
-            // Anywhere from the middle of admission to the middle of the streams.
-            std::thread::sleep(std::time::Duration::from_millis(random.between(5, 600) as u64));
+            if round == 0 {
+                // Streams are under way.
+                wait_until("a stream runs", PATIENCE, || {
+                    (server.metric("pinion_requests_running") > 0.0).then_some(())
+                });
+            } else {
+                // Anywhere from the middle of admission to the middle of the streams.
+                std::thread::sleep(std::time::Duration::from_millis(random.between(5, 600) as u64));
+            }
             kill(victim.pid, Signal::SIGKILL);
             threads.into_iter().map(|thread| thread.join().expect("a stream's thread")).collect()
         });
         for (index, answer) in answers.iter().enumerate() {
-            assert!(
-                may_end(role, &answer.end),
-                "{role}, stream {index}: {:?}, {}",
-                answer.end,
-                answer.status
-            );
+            let (end, status) = (&answer.end, answer.status);
+            assert!(may_end(role, answer), "{role}, stream {index}: {end:?}, {status}");
             let whole = oracle.text(&oracle.encode(&prompt(index)), TOKENS);
             match answer.end {
                 End::Complete => assert_eq!(answer.text, whole, "{role}, stream {index}"),

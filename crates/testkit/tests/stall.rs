@@ -74,7 +74,7 @@ fn an_engine_in_full_flight_does_not_wait_for_a_detokenizer_that_stands_still() 
 
 #[test]
 fn a_role_that_never_moves_on_is_replaced() {
-    let server = Server::fake(&["--stuck-timeout", "1500ms"]);
+    let server = Server::fake(&["--stuck-timeout", "5s"]);
     for role in ROLES {
         let old = server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;
         kill(old, Signal::SIGSTOP);

@@ -62,9 +62,10 @@ fn row_11_sixty_four_streams_get_exactly_their_own_text() {
 
 #[test]
 fn with_fewer_places_than_streams_and_little_kv() {
-    // 8 places in a step, KV for little more than one full context: the rest waits its turn, some are preempted.
+    // 8 places in a step, KV for little more than one full context: the rest waits its turn, some are preempted. A step
+    // takes so long that the streams meet, however slowly they come.
     let flags = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--kv-cache-tokens", "640"];
-    let server = Server::fake(&[&flags[..], &["--fake-step-us", "0", "--block-size", "8"]].concat());
+    let server = Server::fake(&[&flags[..], &["--fake-step-us", "2000", "--block-size", "8"]].concat());
     check(&server, SEED + 1);
     assert!(server.metric("pinion_preemptions_total") > 0.0, "nobody was preempted: the test shows nothing");
     server.stop();

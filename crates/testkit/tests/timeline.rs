@@ -1,16 +1,18 @@
 //! Every microsecond has an owner: the stages of a request add up to what its client saw.
 
-use pinion_testkit::{Server, wait_until};
+use pinion_testkit::{PATIENCE, Server, wait_until};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// 40 steps of 10 ms: what a connection and a wake-up cost is far below 2 % of them.
+/// 40 steps of 40 ms: what a connection and a wake-up cost is far below 2 % of them, also where others keep the cores
+/// busy.
 const TOKENS: u32 = 40;
-const FLAGS: [&str; 4] = ["--fake-step-us", "10000", "--fake-prefill-us-per-token", "100"];
+const STEP_MS: u32 = 40;
+const FLAGS: [&str; 4] = ["--fake-step-us", "40000", "--fake-prefill-us-per-token", "100"];
 /// The largest difference between the stages' sum and the client's own time.
 const SHARE_MAX: f64 = 0.02;
 /// Another program may hold a core between our stamps and the client's; one undisturbed try of so many is enough.
-const TRIES: usize = 10;
+const TRIES: usize = 30;
 
 fn sum_ms(timings: &Value) -> f64 {
     let stages = timings["stages_ms"].as_object().expect("stages");
@@ -49,8 +51,8 @@ fn the_stages_of_a_request_add_up_to_what_its_client_saw() {
             assert!((sum_ms - timings["e2e_ms"].as_f64().expect("a number")).abs() < 1e-6, "{timings}");
             // Both clocks are CLOCK_MONOTONIC, and the server's span lies within the client's.
             assert!(sum_ms < client_ms, "{client_ms} ms at the client: {timings}");
-            let (decode, steps) = (&timings["stages_ms"]["decode"], f64::from(TOKENS - 1));
-            assert!(decode.as_f64().expect("a number") >= steps * 9.9, "{timings}");
+            let (decode, steps) = (&timings["stages_ms"]["decode"], f64::from((TOKENS - 1) * STEP_MS));
+            assert!(decode.as_f64().expect("a number") >= steps * 0.99, "{timings}");
             assert_eq!(timings["predicted_n"], json!(TOKENS));
             shares.push((client_ms - sum_ms) / client_ms);
             if shares.last().is_some_and(|share| *share <= SHARE_MAX) {
@@ -73,7 +75,7 @@ fn the_page_of_slow_requests_says_what_shared_their_steps() {
             scope.spawn(move || ask(server, true, prompt));
         }
     });
-    let page = wait_until("four slow requests", Duration::from_secs(20), || {
+    let page = wait_until("four slow requests", PATIENCE, || {
         let page = server.get("/debug/slow").json();
         (page["by_e2e"].as_array().map(Vec::len) == Some(4)).then_some(page)
     });

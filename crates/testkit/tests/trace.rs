@@ -1,9 +1,9 @@
 //! The trace of a running service: every process is in it on one clock, its spans are nested, its requests whole.
 
-use pinion_testkit::{Api, Folder, Server, run_to_end};
+use pinion_testkit::{Api, Folder, Framing, PATIENCE, Server, run_to_end};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A thread's spans: begin and duration in µs, and the name.
 type Slices = Vec<(f64, f64, String)>;
@@ -118,6 +118,27 @@ fn check_requests(
     }
 }
 
+/// A trace during which traffic comes.
+fn live(server: &Server) -> Value {
+    for seconds in [2, 10, 50] {
+        let mut connection = server.connect();
+        let body = json!({ "seconds": seconds }).to_string();
+        let begin = Instant::now();
+        connection.request("POST", "/debug/trace", &[], body.as_bytes()).expect("a request can be written");
+        // Its head is there when it records.
+        let head = connection.head().expect("a trace begins");
+        assert_eq!(head.status, 200);
+        traffic(server);
+        let came_in_time = begin.elapsed() < Duration::from_secs(seconds);
+        let (mut framing, mut bytes) = (Framing::of(&head), Vec::new());
+        while connection.body_part(&mut framing, &mut bytes).expect("a whole trace") {}
+        if came_in_time {
+            return serde_json::from_slice(&bytes).expect("JSON");
+        }
+    }
+    panic!("{REQUESTS} short requests took the best part of a minute");
+}
+
 #[test]
 fn a_trace_has_every_process_on_one_clock() {
     let server = Server::fake(&["--fake-step-us", "2000"]);
@@ -127,7 +148,7 @@ fn a_trace_has_every_process_on_one_clock() {
     let out_text = out.display().to_string();
     let url = format!("http://{}", server.address());
     let arguments = ["trace", "--out", &out_text, "--url", &url];
-    let ended = run_to_end(&arguments, &[], Duration::from_secs(30));
+    let ended = run_to_end(&arguments, &[], PATIENCE);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let text = std::fs::read_to_string(&out).expect("the trace is there");
     let names = check(&serde_json::from_str(&text).expect("JSON"));
@@ -153,15 +174,10 @@ fn a_trace_has_every_process_on_one_clock() {
         assert!(wanted.iter().all(|name| seen.contains(*name)), "{process}: {seen:?}");
     }
     // What comes while it records is in it, and what was before is not.
-    std::thread::scope(|scope| {
-        let live = scope.spawn(|| server.post("/debug/trace", &json!({"seconds": 2})).json());
-        std::thread::sleep(Duration::from_millis(300));
-        traffic(&server);
-        let trace = live.join().expect("a trace");
-        let begun = trace["traceEvents"].as_array().expect("a list").iter();
-        assert_eq!(begun.filter(|event| event["ph"] == "s").count(), REQUESTS);
-        check(&trace);
-    });
+    let trace = live(&server);
+    let begun = trace["traceEvents"].as_array().expect("a list").iter();
+    assert_eq!(begun.filter(|event| event["ph"] == "s").count(), REQUESTS);
+    check(&trace);
     for (body, status) in [(json!({"seconds": 61}), 400), (json!({"seconds": -1}), 400), (json!([]), 400)] {
         assert_eq!(server.post("/debug/trace", &body).status(), status, "{body}");
     }
@@ -177,7 +193,7 @@ fn without_the_timeline_there_is_no_trace_and_the_service_serves() {
     let folder = Folder::new();
     let out = folder.path().join("trace.json").display().to_string();
     let url = format!("http://{}", server.address());
-    let ended = run_to_end(&["trace", "--out", &out, "--url", &url], &[], Duration::from_secs(30));
+    let ended = run_to_end(&["trace", "--out", &out, "--url", &url], &[], PATIENCE);
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("--no-timeline") && folder.entries().is_empty(), "{}", ended.stderr);
     server.stop();
