@@ -84,14 +84,13 @@ void fiber_main() {
     abort();
 }
 
-// Runs the fibers until all are done. Rounds in which nobody moves on are a barrier that not everybody reaches.
-void schedule(const char* name, std::vector<Fiber>& fibers) {
-    size_t left = fibers.size();
-    unsigned idle_rounds = 0;
-    while (left > 0) {
-        bool moved = false;
-        for (size_t i = 0; i < fibers.size(); i++) {
-            Fiber& fiber = fibers[descending ? fibers.size() - 1 - i : i];
+// Runs fibers `first` and on until none of them can go on; gives whether any did.
+bool run_warp(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
+    bool moved_at_all = false;
+    for (bool moved = true; moved; moved_at_all |= moved) {
+        moved = false;
+        for (size_t i = 0; i < count; i++) {
+            Fiber& fiber = fibers[first + (descending ? count - 1 - i : i)];
             if (fiber.done || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
             fiber.waits_on = nullptr;
             fiber.spins = false;
@@ -100,6 +99,31 @@ void schedule(const char* name, std::vector<Fiber>& fibers) {
             moved = moved || !fiber.spins;
             if (fiber.done) left--;
         }
+    }
+    return moved_at_all;
+}
+
+bool run_block(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
+    bool moved_at_all = false;
+    for (bool moved = true; moved; moved_at_all |= moved) {
+        moved = false;
+        for (size_t w = 0; w < count; w += 32) {
+            size_t warp = descending ? (count - 1) / 32 * 32 - w : w;
+            moved |= run_warp(fibers, first + warp, count - warp < 32 ? count - warp : 32, left);
+        }
+    }
+    return moved_at_all;
+}
+
+// Runs the fibers until all are done: each warp as far as it can go alone, then each block. So threads are as far apart as
+// barriers allow. Rounds in which nobody moves on are a barrier that not everybody reaches.
+void schedule(const char* name, std::vector<Fiber>& fibers, size_t threads) {
+    size_t left = fibers.size();
+    unsigned idle_rounds = 0;
+    while (left > 0) {
+        bool moved = false;
+        // Of several blocks the first in memory has the last index in every other launch.
+        for (size_t first = 0; first < fibers.size(); first += threads) moved |= run_block(fibers, first, threads, left);
         idle_rounds = moved ? 0 : idle_rounds + 1;
         if (idle_rounds > IDLE_ROUNDS_MAX) {
             fprintf(stderr, "kernel %s: %zu threads wait at a barrier that the others do not reach\n", name, left);
@@ -199,7 +223,7 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool coop
                 prepare(fiber, stacks.data() + (size_t{b} * threads + t) * STACK_BYTES);
             }
         }
-        schedule(name, fibers);
+        schedule(name, fibers, threads);
     }
 }
 

