@@ -1,6 +1,7 @@
 //! Where and from what a result came: versions, commit, hardware. A field that cannot be found out is empty.
 
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -28,11 +29,17 @@ pub(crate) struct Hardware {
 
 impl Origin {
     pub(crate) fn here(command: &[String]) -> Origin {
+        // Where the tool lies on this machine is nobody's business elsewhere.
+        let mut command = command.to_vec();
+        if let Some(program) = command.first_mut() {
+            let name = Path::new(program.as_str()).file_name().unwrap_or_default();
+            *program = name.to_string_lossy().into_owned();
+        }
         Origin {
             tool: concat!("pinion-bench ", env!("CARGO_PKG_VERSION")).to_owned(),
             commit: commit(),
             time_utc: utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
-            command: command.to_vec(),
+            command,
             hardware: Hardware::here(),
         }
     }
@@ -87,6 +94,12 @@ fn utc(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_names_the_tool_and_not_its_place() {
+        let words = ["/some/where/pinion-bench", "online", "--out", "/a/b"].map(str::to_owned);
+        assert_eq!(Origin::here(&words).command, ["pinion-bench", "online", "--out", "/a/b"]);
+    }
 
     #[test]
     fn times_are_written_as_everyone_writes_them() {
