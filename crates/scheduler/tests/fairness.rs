@@ -300,7 +300,7 @@ fn check_starts(styles: &[Style], seqs: u32, seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn row_16_a_tenant_s_next_request_sees_a_bounded_number_of_starts_of_others(
