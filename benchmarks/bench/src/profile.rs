@@ -205,7 +205,7 @@ impl Stage<'_> {
         if records.is_empty() {
             let trace = self.folder().join("trace.json");
             let files: Vec<String> = trace.is_file().then(|| shown(trace)).into_iter().collect();
-            records.push(json!({"role": "all", "command": self.command, "environment": {},
+            records.push(json!({"role": "all", "command": [self.command], "environment": {},
                 "output": self.tool.name(), "log": null, "files": files, "error": null}));
         }
         for record in &mut records {
