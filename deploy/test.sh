@@ -4,7 +4,7 @@
 # two cores, most of it the first build.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda
+#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda; and gpu_dry_run
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -101,6 +101,14 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
 
 # Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md.
 step_cuda() { "$ROOT/deploy/cuda.sh" --check; }
+
+# What a machine with a GPU is asked, on the emulated device; by name only, since it takes minutes.
+step_gpu_dry_run() {
+    local bundle=$TARGET/gpu-dry-run object
+    object=$("$ROOT/kernels/emulation/build.sh") || return 1
+    "$ROOT/benchmarks/gpu.sh" bundle "$bundle" dev || return 1
+    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$object" "$ROOT/deploy/demo-model"
+}
 
 STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda)
 

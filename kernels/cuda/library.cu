@@ -27,6 +27,14 @@ enum { COMPUTE_32F = 68, TYPE_32F = 0, TYPE_16F = 2, TYPE_16BF = 14 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
 
+// A stream of the emulated device keeps exact time.
+#if defined(__CUDACC__)
+constexpr int MEASURED_RUNS = 5;
+#else
+constexpr int MEASURED_RUNS = 1;
+#endif
+constexpr int CANDIDATES_MAX = PINION_CANDIDATES_MAX;
+
 struct Library {
     int (*create)(Opaque*);
     int (*desc_create)(Opaque*, int, int);
@@ -36,9 +44,9 @@ struct Library {
     int (*preference_set)(Opaque, int, const void*, size_t);
     int (*heuristic)(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, int, Heuristic*, int*);
     int (*matmul)(Opaque, Opaque, const void*, const void*, Opaque, const void*, Opaque, const void*, const void*, Opaque, void*,
-                  Opaque, const Algorithm*, void*, size_t, cudaStream_t);
+                  Opaque, const Algorithm*, void*, size_t, void*);
     Opaque handle = nullptr;
-    void* workspace = nullptr;
+    uint64_t workspace = 0;
     size_t workspace_bytes = 0;
 };
 
@@ -62,13 +70,54 @@ int type_of(int32_t dtype) {
     return dtype == PINION_CUDA_F32 ? TYPE_32F : dtype == PINION_CUDA_F16 ? TYPE_16F : TYPE_16BF;
 }
 
+// y = x . weight^T + bias + `kept` times what y holds.
+bool multiply(const PinionCudaProduct& args, const Plan& plan, float kept, void* stream) {
+    const float one = 1.0f;
+    pinion_count_launch();
+    return library->matmul(library->handle, plan.desc, &one, at<void>(args.weight), plan.weight, at<void>(args.x), plan.x, &kept,
+                           at<void>(args.y), plan.y, at<void>(args.y), plan.y, &plan.algorithm, at<void>(library->workspace),
+                           library->workspace_bytes, stream) == 0;
+}
+
+// Milliseconds of a few runs of the plan's algorithm; negative if it cannot run here.
+float measure(const PinionCudaProduct& args, const Plan& plan, void* begin, void* end, void* stream) {
+    float ms = -1.0f;
+    bool good = multiply(args, plan, 0.0f, stream) && pinion_cuda_event_record(begin, stream) == 0;
+    for (int run = 0; run < MEASURED_RUNS; run++) good = good && multiply(args, plan, 0.0f, stream);
+    good = good && pinion_cuda_event_record(end, stream) == 0 && pinion_cuda_stream_synchronize(stream) == 0 &&
+           pinion_cuda_event_elapsed_ms(begin, end, &ms) == 0;
+    return good ? ms : -1.0f;
+}
+
+// Takes the quickest of the library's candidates; its own first choice if none can be measured.
+void choose(const PinionCudaProduct& args, Plan& plan, const Heuristic* found, int count, void* stream) {
+    void *begin = nullptr, *end = nullptr;
+    const Algorithm* best = &found[0].algorithm;
+    float best_ms = -1.0f;
+    if (count > 1 && pinion_cuda_event_create(&begin, 1) == 0 && pinion_cuda_event_create(&end, 1) == 0) {
+        for (int i = 0; i < count; i++) {
+            plan.algorithm = found[i].algorithm;
+            float ms = measure(args, plan, begin, end, stream);
+            if (ms >= 0.0f && (best_ms < 0.0f || ms < best_ms)) {
+                best_ms = ms;
+                best = &found[i].algorithm;
+            }
+        }
+    }
+    if (begin) pinion_cuda_event_destroy(begin);
+    if (end) pinion_cuda_event_destroy(end);
+    plan.algorithm = *best;
+}
+
 // In the library's column-major words: y^T [n, m] = weight^T^T [n, k] . x^T [k, m].
-int32_t make_plan(const PinionCudaProduct& args, Plan& plan) {
+int32_t make_plan(const PinionCudaProduct& args, Plan& plan, void* stream) {
     const int transposed = 1, plain = 0, epilogue = args.bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
     Library& lib = *library;
     Opaque preference = nullptr;
-    Heuristic found = {};
-    int count = 0;
+    Heuristic found[CANDIDATES_MAX] = {};
+    // Measuring overwrites y, which may not be when it is added to.
+    int wanted = args.accumulate ? 1 : int(args.candidates), count = 0;
+    wanted = wanted < 1 ? 1 : wanted > CANDIDATES_MAX ? CANDIDATES_MAX : wanted;
     void* bias = at<void>(args.bias);
     bool good = lib.desc_create(&plan.desc, COMPUTE_32F, TYPE_32F) == 0 &&
                 lib.desc_set(plan.desc, DESC_TRANSA, &transposed, sizeof transposed) == 0 &&
@@ -80,19 +129,21 @@ int32_t make_plan(const PinionCudaProduct& args, Plan& plan) {
                 lib.layout_create(&plan.y, type_of(args.y_dtype), args.n, args.m, args.n) == 0 &&
                 lib.preference_create(&preference) == 0 &&
                 lib.preference_set(preference, PREFERENCE_WORKSPACE, &lib.workspace_bytes, sizeof lib.workspace_bytes) == 0 &&
-                lib.heuristic(lib.handle, plan.desc, plan.weight, plan.x, plan.y, plan.y, preference, 1, &found, &count) == 0 &&
+                lib.heuristic(lib.handle, plan.desc, plan.weight, plan.x, plan.y, plan.y, preference, wanted, found,
+                              &count) == 0 &&
                 count > 0;
-    plan.algorithm = found.algorithm;
+    if (good) choose(args, plan, found, count, stream);
     return good ? 0 : PINION_CUDA_PRODUCT_FAILED;
 }
 
-int32_t plan_for(const PinionCudaProduct& args, Plan*& plan) {
-    const uint32_t fields[] = {args.m, args.n, args.k, uint32_t(args.dtype), uint32_t(args.y_dtype), args.bias != 0, uint32_t(args.accumulate)};
+int32_t plan_for(const PinionCudaProduct& args, Plan*& plan, void* stream) {
+    const uint32_t fields[] = {args.m, args.n, args.k, uint32_t(args.dtype), uint32_t(args.y_dtype), args.bias != 0,
+                               uint32_t(args.accumulate), args.candidates};
     std::string key(reinterpret_cast<const char*>(fields), sizeof fields);
     auto found = plans->find(key);
     if (found == plans->end()) {
         Plan made = {};
-        int32_t status = make_plan(args, made);
+        int32_t status = make_plan(args, made, stream);
         if (status) return status;
         found = plans->emplace(key, made).first;
     }
@@ -105,20 +156,16 @@ int32_t plan_for(const PinionCudaProduct& args, Plan*& plan) {
 int32_t library_product(const PinionCudaProduct& args, void* stream) {
     std::lock_guard<std::mutex> guard(lock);
     if (!library) return PINION_CUDA_NO_PRODUCTS;
+    // The library takes a bias of y's type, and the activation below works on rows of the weight's.
+    if (args.y_dtype != args.dtype && (args.bias || args.activation != PINION_CUDA_NONE)) return PINION_CUDA_BAD_ARGUMENT;
     Plan* plan = nullptr;
-    int32_t status = plan_for(args, plan);
+    int32_t status = plan_for(args, plan, stream);
     if (status) return status;
     const void* bias = at<void>(args.bias);
     if (bias && library->desc_set(plan->desc, DESC_BIAS_POINTER, &bias, sizeof bias)) return PINION_CUDA_PRODUCT_FAILED;
-    const float one = 1.0f, kept = args.accumulate ? 1.0f : 0.0f;
-    pinion_count_launch();
-    int code = library->matmul(library->handle, plan->desc, &one, at<void>(args.weight), plan->weight, at<void>(args.x), plan->x, &kept,
-                               at<void>(args.y), plan->y, at<void>(args.y), plan->y, &plan->algorithm, library->workspace,
-                               library->workspace_bytes, static_cast<cudaStream_t>(stream));
-    if (code) return PINION_CUDA_PRODUCT_FAILED;
+    if (!multiply(args, *plan, args.accumulate ? 1.0f : 0.0f, stream)) return PINION_CUDA_PRODUCT_FAILED;
     if (args.activation == PINION_CUDA_NONE) return 0;
     // The activation is a launch of its own: the library's is the tanh form alone.
-    if (args.y_dtype != args.dtype) return PINION_CUDA_BAD_ARGUMENT;
     PinionCudaBias activation = {args.y, 0, args.m, args.n, args.dtype, args.activation};
     return pinion_cuda_bias_activation(&activation, stream);
 }
@@ -131,7 +178,7 @@ extern "C" int32_t pinion_cuda_products_open(const char* path, uint64_t workspac
     std::lock_guard<std::mutex> guard(lock);
     if (library) return 0;
     const char* names[] = {path, "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
-    void* object = nullptr;
+    void* object = own_products();
     for (const char* name : names)
         if (name && !object) object = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
     if (!object) return PINION_CUDA_NO_PRODUCTS;
@@ -142,7 +189,7 @@ extern "C" int32_t pinion_cuda_products_open(const char* path, uint64_t workspac
                  find(object, "cublasLtMatmulPreferenceCreate", made->preference_create) &&
                  find(object, "cublasLtMatmulPreferenceSetAttribute", made->preference_set) &&
                  find(object, "cublasLtMatmulAlgoGetHeuristic", made->heuristic) && find(object, "cublasLtMatmul", made->matmul);
-    if (!whole || made->create(&made->handle) != 0 || cudaMalloc(&made->workspace, workspace_bytes) != cudaSuccess) {
+    if (!whole || made->create(&made->handle) != 0 || pinion_cuda_alloc(workspace_bytes, &made->workspace)) {
         delete made;
         return PINION_CUDA_NO_PRODUCTS;
     }

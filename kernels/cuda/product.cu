@@ -7,7 +7,7 @@
 
 namespace pinion {
 
-int32_t library_product(const PinionCudaProduct& args, void* stream); // library.cu, emulation/runtime.cpp
+int32_t library_product(const PinionCudaProduct& args, void* stream); // library.cu
 
 namespace {
 

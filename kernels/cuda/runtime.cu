@@ -48,7 +48,9 @@ int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
 }
 
 void pinion_cuda_counts(PinionCudaCounts* counts) {
-    *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes};
+    size_t free_bytes = 0, memory_bytes = 0;
+    if (cudaMemGetInfo(&free_bytes, &memory_bytes) != cudaSuccess) free_bytes = 0;
+    *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes, free_bytes};
 }
 
 int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address) {

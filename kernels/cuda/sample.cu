@@ -1,5 +1,5 @@
-// One token from one row of logits: greedy, temperature, top-k, top-p, min-p. Contract: pinion_cuda.h.
-// Twin: crates/model/src/sampler.rs, which says what is computed; this file says it without a sort.
+// One token from one row of logits: penalties and biases, then greedy, temperature, top-k, top-p, min-p. Contract:
+// pinion_cuda.h. Twins: crates/model/src/shaping.rs and sampler.rs, which says what is computed; this file says it without a sort.
 //
 // Top-k, top-p and the draw itself are one question: which is the first key, in the order of likelihood, at which a running
 // sum (of counts, or of probability) passes a target? It is answered ten bits of the key at a time: a histogram of the sums
@@ -41,11 +41,7 @@ __device__ __forceinline__ float exp_nonpositive(float x) {
     float power = mul_exact(clamped, 1.4426950408889634f);
     float shifted = add_exact(power, round);
     float f = mul_exact(add_exact(power, -add_exact(shifted, -round)), 0.6931471805599453f);
-#if defined(PINION_ON_DEVICE)
-    float series = add_exact(1.0f / 120.0f, __fdiv_rn(f, 720.0f));
-#else
-    float series = add_exact(1.0f / 120.0f, f / 720.0f);
-#endif
+    float series = add_exact(1.0f / 120.0f, div_exact(f, 720.0f));
     series = add_exact(1.0f / 24.0f, mul_exact(f, series));
     series = add_exact(1.0f / 6.0f, mul_exact(f, series));
     series = add_exact(0.5f, mul_exact(f, series));
@@ -160,12 +156,41 @@ __device__ unsigned draw(Row row, SampleShared& shared, const PinionCudaDraw& ar
     return by_id ? unsigned(key) : unsigned(key & ((1u << ID_BITS) - 1));
 }
 
+__device__ __forceinline__ float clamp_finite(float x) {
+    const float most = 3.4028234663852886e38f;
+    return x > most ? most : x < -most ? -most : x;
+}
+
+// `Shaper::apply` of crates/model/src/shaping.rs for one id, operation by operation.
+__device__ __forceinline__ float change(float logit, const PinionCudaChange& change, const PinionCudaDraw& draws) {
+    if (!(mul_exact(logit, 0.0f) == 0.0f)) return logit;
+    if (change.what & PINION_CHANGE_RECALLED)
+        logit = clamp_finite(logit > 0.0f ? div_exact(logit, draws.repetition) : mul_exact(logit, draws.repetition));
+    if (uint32_t count = change.what & PINION_CHANGE_COUNT)
+        logit = clamp_finite(add_exact(add_exact(logit, -mul_exact(draws.frequency, float(count))), -draws.presence));
+    logit = clamp_finite(add_exact(logit, change.bias));
+    return change.what & PINION_CHANGE_BANNED ? clamp_finite(-INFINITY) : logit;
+}
+
+// Makes the row's changes. Every thread sees them afterwards.
+__device__ void make_changes(float* logits, const PinionCudaSample& args, const PinionCudaDraw& draws) {
+    if (draws.changes_begin >= args.changes_count) return;
+    unsigned left = args.changes_count - draws.changes_begin;
+    unsigned count = draws.changes_count < left ? draws.changes_count : left;
+    const PinionCudaChange* changes = at<PinionCudaChange>(args.changes) + draws.changes_begin;
+    for (unsigned i = threadIdx.x; i < count; i += THREADS)
+        if (changes[i].id < args.vocab) logits[changes[i].id] = change(logits[changes[i].id], changes[i], draws);
+    __syncthreads();
+}
+
 __global__ void __launch_bounds__(THREADS) sample_kernel(PinionCudaSample args) {
     auto& shared = shared_as<SampleShared>();
     const PinionCudaDraw draws = at<PinionCudaDraw>(args.draws)[blockIdx.x];
     PinionCudaSampled result = {0, PINION_SAMPLED_NONE};
     if (draws.mode != PINION_SAMPLE_SKIP) {
-        Row row = {at<float>(args.logits) + size_t(blockIdx.x) * args.vocab, args.vocab, 0.0f, draws.inverse_temperature, 0.0f};
+        float* logits = at<float>(args.logits) + size_t(blockIdx.x) * args.vocab;
+        if (draws.changes_count > 0) make_changes(logits, args, draws);
+        Row row = {logits, args.vocab, 0.0f, draws.inverse_temperature, 0.0f};
         uint64_t best = ~uint64_t{0};
         unsigned broken = 0;
         for (unsigned id = threadIdx.x; id < args.vocab; id += THREADS) {

@@ -11,6 +11,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 void pinion_count_launch();
+// The emulated device brings its own cuBLASLt; a real one has none.
+inline void* own_products() { return nullptr; }
 #define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                   \
     (pinion_count_launch(), kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__))
 #else
@@ -105,6 +107,13 @@ __device__ __forceinline__ float add_exact(float a, float b) {
     return __fadd_rn(a, b);
 #else
     return a + b;
+#endif
+}
+__device__ __forceinline__ float div_exact(float a, float b) {
+#if defined(PINION_ON_DEVICE)
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
 #endif
 }
 

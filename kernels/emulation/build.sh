@@ -18,11 +18,11 @@ if [ ! -e "$object" ]; then
     rm -f "$out"/*.o "$out"/*.so
     for source in "$kernels"/cuda/*.cu "$kernels"/emulation/*.cpp; do
         case $(basename "$source") in
-        library.cu | runtime.cu) continue ;; # the real device's
+        runtime.cu) continue ;; # the real device's
         esac
         printf '%s\0' "$source"
     done | xargs -0 -P 2 -I{} sh -c '${CXX:-g++} '"${flags[*]}"' -c "$1" -o "$2/$(basename "$1").o" >&2' sh {} "$out"
-    "${CXX:-g++}" -shared -o "$object.part" "$out"/*.o -Wl,-z,defs
+    "${CXX:-g++}" -shared -o "$object.part" "$out"/*.o -ldl -Wl,-z,defs
     mv "$object.part" "$object"
 fi
 printf '%s\n' "$object"

@@ -95,8 +95,9 @@ inline T exchange(T value, unsigned from) {
     return other;
 }
 
-// Queues or captures work on a stream (runtime.cpp of this folder); a stream runs its work at once.
-void enqueue(void* stream, std::function<void()> work);
+// Queues or captures work on a stream (runtime.cpp of this folder); a stream runs its work at once. `ticks` is what the
+// stream's clock says that it took.
+void enqueue(void* stream, std::function<void()> work, uint64_t ticks = 1);
 
 } // namespace emulation
 
@@ -110,6 +111,11 @@ void enqueue(void* stream, std::function<void()> work);
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
+
+// Whoever runs the work counts it here (runtime.cpp).
+inline void pinion_count_launch() {}
+// This object, in which cublaslt.cpp is (runtime.cpp).
+void* own_products();
 
 inline void __syncthreads() { emulation::wait(emulation::current->block->barrier, emulation::current->block->threads); }
 inline void __syncwarp() { emulation::warp_wait(); }

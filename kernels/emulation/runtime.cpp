@@ -1,5 +1,7 @@
 // The runtime half of pinion_cuda.h where the device is this process: memory is memory, a stream runs its work at once,
-// a graph is the list of what was queued while it was captured. Products of many rows are plain loops.
+// a graph is the list of what was queued while it was captured, and a stream's clock counts what it ran.
+#include <dlfcn.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
@@ -13,6 +15,7 @@ using Work = std::function<void()>;
 
 struct Stream {
     std::vector<Work>* capture = nullptr;
+    uint64_t ticks = 0;
 };
 
 // Tests run on several threads; the emulated threads of a kernel are global.
@@ -20,14 +23,22 @@ std::recursive_mutex device;
 std::atomic<uint64_t> launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes;
 constexpr int32_t CAPTURE_INVALID = 901;
 constexpr int32_t OUT_OF_MEMORY = 2;
+constexpr uint64_t MEMORY_BYTES = uint64_t{1} << 28;
 
 Stream* stream_of(void* stream) { return static_cast<Stream*>(stream); }
 
 } // namespace
 
-void emulation::enqueue(void* stream, std::function<void()> work) {
+void* own_products() {
+    Dl_info found;
+    if (!dladdr(reinterpret_cast<void*>(&own_products), &found)) return nullptr;
+    return dlopen(found.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+}
+
+void emulation::enqueue(void* stream, std::function<void()> work, uint64_t ticks) {
     std::lock_guard<std::recursive_mutex> guard(device);
     launches++;
+    stream_of(stream)->ticks += ticks;
     if (stream_of(stream)->capture)
         stream_of(stream)->capture->push_back(std::move(work));
     else
@@ -37,35 +48,6 @@ void emulation::enqueue(void* stream, std::function<void()> work) {
 namespace pinion {
 
 int32_t launch_result() { return 0; }
-
-int32_t library_product(const PinionCudaProduct& args, void* stream) {
-    int32_t status = with_dtype(args.dtype, [&](auto element) -> int32_t {
-        using T = decltype(element);
-        emulation::enqueue(stream, [args] {
-            for (unsigned r = 0; r < args.m; r++) {
-                for (unsigned o = 0; o < args.n; o++) {
-                    const T* x = at<T>(args.x) + size_t(r) * args.k;
-                    const T* weight = at<T>(args.weight) + size_t(o) * args.k;
-                    float sum = 0.0f;
-                    for (unsigned i = 0; i < args.k; i++) sum += to_float(x[i]) * to_float(weight[i]);
-                    if (args.bias) sum += to_float(at<T>(args.bias)[o]);
-                    size_t to = size_t(r) * args.n + o;
-                    if (args.y_dtype == PINION_CUDA_F32) {
-                        float* y = at<float>(args.y) + to;
-                        *y = args.accumulate ? *y + sum : sum;
-                    } else {
-                        T* y = at<T>(args.y) + to;
-                        *y = from_float<T>(args.accumulate ? to_float(*y) + sum : sum);
-                    }
-                }
-            }
-        });
-        return 0;
-    });
-    if (status || args.activation == PINION_CUDA_NONE) return status;
-    PinionCudaBias activation = {args.y, 0, args.m, args.n, args.dtype, args.activation};
-    return pinion_cuda_bias_activation(&activation, stream);
-}
 
 } // namespace pinion
 
@@ -87,7 +69,7 @@ int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
     *facts = PinionCudaFacts();
     if (index != 0) return 101; // as the runtime: no such device
     strcpy(facts->name, "emulated device");
-    facts->memory_bytes = facts->free_bytes = uint64_t{1} << 28;
+    facts->memory_bytes = facts->free_bytes = MEMORY_BYTES;
     facts->multiprocessors = 2;
     facts->capability = 90;
     facts->cooperative = 1;
@@ -96,7 +78,8 @@ int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
 }
 
 void pinion_cuda_counts(PinionCudaCounts* counts) {
-    *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes};
+    uint64_t taken = allocated_bytes, free_bytes = taken < MEMORY_BYTES ? MEMORY_BYTES - taken : 0;
+    *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, taken, free_bytes};
 }
 
 int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address) {
@@ -130,20 +113,23 @@ int32_t pinion_cuda_stream_destroy(void* stream) {
 }
 int32_t pinion_cuda_stream_synchronize(void* stream) { return stream_of(stream)->capture ? CAPTURE_INVALID : 0; }
 int32_t pinion_cuda_event_create(void** event, int32_t) {
-    *event = new char;
+    *event = new uint64_t(0);
     return 0;
 }
 int32_t pinion_cuda_event_destroy(void* event) {
-    delete static_cast<char*>(event);
+    delete static_cast<uint64_t*>(event);
     return 0;
 }
-int32_t pinion_cuda_event_record(void*, void*) { return 0; }
+int32_t pinion_cuda_event_record(void* event, void* stream) {
+    *static_cast<uint64_t*>(event) = stream_of(stream)->ticks;
+    return 0;
+}
 int32_t pinion_cuda_event_query(void*, int32_t* done) {
     *done = 1;
     return 0;
 }
-int32_t pinion_cuda_event_elapsed_ms(void*, void*, float* ms) {
-    *ms = 0.0f;
+int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
+    *ms = float(*static_cast<uint64_t*>(end) - *static_cast<uint64_t*>(begin)) / 1000.0f;
     return 0;
 }
 
@@ -190,7 +176,5 @@ int32_t pinion_cuda_graph_destroy(void* graph) {
     delete static_cast<std::vector<Work>*>(graph);
     return 0;
 }
-
-int32_t pinion_cuda_products_open(const char*, uint64_t) { return 0; }
 
 } // extern "C"

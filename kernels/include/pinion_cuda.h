@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 1 };
+enum { PINION_CUDA_ABI = 2 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -39,13 +39,14 @@ typedef struct PinionCudaFacts {
     uint32_t emulated;    // 1 when the device is this process
 } PinionCudaFacts;
 
-typedef struct PinionCudaCounts { // since the object was opened
+typedef struct PinionCudaCounts { // since the object was opened, but for free_bytes, which is now
     uint64_t launches;
     uint64_t captures;
     uint64_t replays;
     uint64_t to_device_bytes;
     uint64_t to_host_bytes;
     uint64_t allocated_bytes;
+    uint64_t free_bytes;
 } PinionCudaCounts;
 
 int32_t pinion_cuda_abi(void);
@@ -77,13 +78,16 @@ int32_t pinion_cuda_graph_destroy(void* graph);
 
 // y [m, n] = activation(x [m, k] . weight [n, k]^T + bias [n]) (+ what y holds, with `accumulate`). y is y_dtype: dtype or
 // PINION_CUDA_F32. bias may be 0. method: 0 = own kernel for m <= PINION_GEMV_ROWS_MAX and k a multiple of 16 bytes, else
-// the library; 1 = own kernel; 2 = library.
+// the library; 1 = own kernel; 2 = library. The library takes neither a bias nor an activation where y_dtype is not dtype.
+// candidates: so many of the library's algorithms are timed at the shape's first use and the quickest is kept; 1 (or an
+// `accumulate`, whose y cannot be computed twice) takes the library's own first choice.
 // Bytes moved: n * k weights once (own kernel: streamed past L1), x from L1/L2, y once.
-enum { PINION_GEMV_ROWS_MAX = 8 };
+enum { PINION_GEMV_ROWS_MAX = 8, PINION_CANDIDATES_MAX = 16 };
 typedef struct PinionCudaProduct {
     uint64_t x, weight, bias, y;
     uint32_t m, n, k;
     int32_t dtype, y_dtype, activation, method, accumulate;
+    uint32_t candidates;
 } PinionCudaProduct;
 // Opens cuBLASLt: `path` or, when null, by its usual names. Fails with PINION_CUDA_NO_PRODUCTS.
 int32_t pinion_cuda_products_open(const char* path, uint64_t workspace_bytes);
@@ -241,6 +245,19 @@ typedef struct PinionCudaPrefill {
 } PinionCudaPrefill;
 int32_t pinion_cuda_prefill_attention(const PinionCudaPrefill* args, void* stream);
 
+// What a request does to one of its logits before anything is drawn. An id stands once in a row's changes. In this order:
+// with PINION_CHANGE_RECALLED a positive logit is divided and any other multiplied by the row's repetition penalty; with a
+// count in the low bits, frequency * count and presence are taken from it; the bias is added; with PINION_CHANGE_BANNED it
+// becomes the lowest finite number. Clamped to finite numbers at each; a logit that is not finite stays.
+#define PINION_CHANGE_RECALLED 0x80000000u
+#define PINION_CHANGE_BANNED 0x40000000u
+#define PINION_CHANGE_COUNT 0x3fffffffu
+typedef struct PinionCudaChange {
+    uint32_t id;
+    uint32_t what;
+    float bias;
+} PinionCudaChange;
+
 // How one row is sampled. `draw` is the uniform number that (seed, position) stand for; the host makes it.
 enum { PINION_SAMPLE_SKIP = 0, PINION_SAMPLE_GREEDY = 1, PINION_SAMPLE_DRAW = 2 };
 typedef struct PinionCudaDraw {
@@ -251,19 +268,26 @@ typedef struct PinionCudaDraw {
     uint32_t top_k;
     uint32_t lane;
     uint32_t mode;
+    uint32_t changes_begin; // the row's first change
+    uint32_t changes_count;
+    float repetition;
+    float frequency;
+    float presence;
+    uint32_t unused[3];
 } PinionCudaDraw;
 enum { PINION_SAMPLED_NONE = 0, PINION_SAMPLED_TOKEN = 1, PINION_SAMPLED_NONFINITE = 2 };
 typedef struct PinionCudaSampled {
     uint32_t token;
     uint32_t state;
 } PinionCudaSampled;
+// The rows' changes are made in `logits` first; changes [changes_count], which may be 0.
 // logits fp32 [rows, vocab]; draws [rows]; sampled [rows]; the token also goes to lane_tokens[lane] (u32). vocab is at most
 // PINION_SAMPLE_VOCAB_MAX. Probabilities are summed in fixed point (2^-46 of the likeliest), so a row's token does not
 // depend on the order of the sum: the same as the host's sampler but where a draw lands within that of an edge.
 enum { PINION_SAMPLE_VOCAB_MAX = 131072 };
 typedef struct PinionCudaSample {
-    uint64_t logits, draws, sampled, lane_tokens;
-    uint32_t rows, vocab, lanes;
+    uint64_t logits, draws, sampled, lane_tokens, changes;
+    uint32_t rows, vocab, lanes, changes_count;
 } PinionCudaSample;
 int32_t pinion_cuda_sample(const PinionCudaSample* args, void* stream);
 

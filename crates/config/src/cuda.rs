@@ -31,6 +31,10 @@ pub struct CudaConfig {
     pub prefill_on_tensor_cores: bool,
     /// Decode steps of up to eight rows as one kernel.
     pub fused_decode: bool,
+    /// Time the library's algorithms for each product and keep the quickest.
+    pub gemm_measured: bool,
+    /// Penalties, biases and banned ids are the device's.
+    pub shaped_on_device: bool,
 }
 
 impl CudaConfig {
@@ -63,6 +67,8 @@ impl CudaConfig {
             fused: settings.switch("cuda-fused").unwrap_or(true),
             prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
             fused_decode: take.is("decode", "fused"),
+            shaped_on_device: settings.switch("cuda-shaping").unwrap_or(true),
+            gemm_measured: !take.is("cuda-gemm", "heuristic"),
         })
     }
 

@@ -160,7 +160,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "So many requests in prefill, waiting ones included, get a step's tokens before decodes do; after four \
                such steps in a row every decode has its turn." },
     Opt { name: "overlap", group: Engine, kind: Switch,
-        preset: WorkedOut("off on the CPU, where a step takes a hundred times what happens between two of them"),
+        preset: WorkedOut("on with --device cuda; off on the CPU, where a step takes a hundred times what happens between two"),
         help: "Launch each step before the tokens of the one before are read, so that planning and publishing take no \
                time from the model. The tokens are the same; a request that ends by a stop costs one row more, and \
                one that arrives under load waits for one step more." },
@@ -177,6 +177,13 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CUDA: replay a graph captured before ready for each decode step; off, every kernel is launched by itself." },
     Opt { name: "cuda-fused", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: residual sum and norm in one kernel, bias and activation with the product; off, a kernel for each." },
+    Opt { name: "cuda-shaping", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: penalties, logit biases and banned ids are applied by the device's sampler; off, by the host, which \
+               such a step then waits for." },
+    Opt { name: "cuda-gemm", group: Engine, preset: Is("measured"),
+        kind: Choice { accepted: &[choice("measured", &[]), choice("heuristic", &[])], refused: &[] },
+        help: "CUDA: which of cuBLASLt's algorithms computes products of more than eight rows: the quickest of eight, \
+               `measured` for each shape before ready, or its own first choice, by `heuristic`." },
     Opt { name: "prefill-attention", group: Engine, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("plain", &[])], refused: &[] },
         help: "CUDA: attention of prompt chunks: `auto` is the tensor cores where type and head size allow, `plain` the \

@@ -42,7 +42,7 @@ pub struct Scheduling {
 }
 
 impl Scheduling {
-    pub(crate) fn new(settings: &Settings) -> Scheduling {
+    pub(crate) fn new(settings: &Settings, on_gpu: bool) -> Scheduling {
         let limit = |name: &str| {
             settings.number(name).map(|n| u32::try_from(n).expect("the option's range fits 32 bits"))
         };
@@ -61,7 +61,7 @@ impl Scheduling {
             prefill_max_batch_size: limit("prefill-max-batch-size"),
             prefill_priority_threshold: limit("prefill-priority-threshold"),
             fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
-            overlap: settings.switch("overlap").unwrap_or(false),
+            overlap: settings.switch("overlap").unwrap_or(on_gpu),
         }
     }
 }

@@ -54,6 +54,7 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "kv-cache-bytes" => human_bytes(tokens * config.model.kv_bytes_per_token(config.dtype)),
         "engine-threads" => config.engine_threads.to_string(),
         "cuda-object" => config.cuda.as_ref()?.object.display().to_string(),
+        "overlap" => config.scheduling.overlap.to_string(),
         "pin" => config.pin.to_string(),
         "cpus-frontend" => cpus(Role::Frontend),
         "cpus-tokenizer" => cpus(Role::Tokenizer),

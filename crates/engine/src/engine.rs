@@ -9,7 +9,7 @@ use crate::constraints::Constraints;
 use crate::ports::Ports;
 use crate::publish::Streams;
 use pinion_grammar::Grammars;
-use pinion_model::{Pipeline, RowOutcome, StepError, StepOutput};
+use pinion_model::{DeviceMemory, Pipeline, RowOutcome, StepError, StepOutput};
 use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::SpanName;
@@ -138,6 +138,11 @@ impl Engine {
     pub fn with_grammars(mut self, threads: Grammars) -> Engine {
         self.constraints.set_threads(threads);
         self
+    }
+
+    /// What of a device's memory the model takes for what, if it runs on one.
+    pub fn device_memory(&self) -> Option<DeviceMemory> {
+        self.pipeline.device_memory()
     }
 
     /// One turn of the loop.

@@ -16,6 +16,7 @@ mod options;
 mod ports;
 mod publish;
 mod recorded;
+mod recorded_device;
 mod replay_main;
 mod role;
 pub mod tape;

@@ -18,7 +18,7 @@ impl Recorded {
 }
 
 /// Tokens of rows that do more than draw the next token from one.
-fn prefill_tokens(batch: &StepBatch<'_>) -> u64 {
+pub(crate) fn prefill_tokens(batch: &StepBatch<'_>) -> u64 {
     let rows = batch.rows.iter().filter(|row| row.query_len > 1 || row.sample.is_none());
     rows.map(|row| u64::from(row.query_len)).sum()
 }

@@ -6,8 +6,10 @@ use crate::options::build;
 use crate::ports::Ports;
 use crate::tape::{Group, Tape, Taped};
 use pinion_config::Exit;
+use pinion_model::DeviceMemory;
 use pinion_protocol::Role;
 use pinion_protocol::control::Admin;
+use pinion_protocol::status::Gauge;
 use pinion_shm::clock;
 use pinion_worker::{ControlEvent, Session};
 use std::process::ExitCode;
@@ -25,8 +27,26 @@ pub fn live(mut session: Session) -> ExitCode {
         Ok(built) => built,
         Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
     };
+    if let Some(memory) = engine.device_memory() {
+        tell_memory(&session, memory);
+    }
     session.ready(&summary);
     run(session, engine)
+}
+
+/// For /metrics and for the log: what the device's memory is taken for, once everything is there.
+fn tell_memory(session: &Session, memory: DeviceMemory) {
+    let DeviceMemory { weights, cache, activations, staging, free } = memory;
+    for (gauge, bytes) in [
+        (Gauge::DeviceWeightBytes, weights),
+        (Gauge::DeviceCacheBytes, cache),
+        (Gauge::DeviceActivationBytes, activations),
+        (Gauge::DeviceStagingBytes, staging),
+        (Gauge::DeviceFreeBytes, free),
+    ] {
+        session.status.set(gauge as usize, bytes);
+    }
+    tracing::info!(weights, cache, activations, staging, free, "device memory in bytes");
 }
 
 /// Runs until the launcher says stop, a drain is over, or the model is broken.

@@ -1,17 +1,21 @@
 //! What a machine with a GPU is asked first: `cuda_check OBJECT CHORE ...`.
 //!
-//! `kernels` holds every kernel against its twin on the device; `parity` the engine against the CPU engine in fp32;
-//! `logits` writes the fp32 engine's logits of one prompt for benchmarks/gpu_reference.py. `copy` and `steps` measure, and print one JSON object a line. Switches of `steps`: no-graphs, no-fused, plain-prefill,
-//! fused (the fused decode step), bf16, f32. It also runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
+//! `device` opens it, and cuBLASLt beside it; `kernels` holds every kernel against its twin on the device; `parity` the
+//! engine against the CPU engine in fp32, in a build that has one (feature `torch`). `greedy` generates for
+//! benchmarks/gpu_reference.py to judge. `copy` and `steps` measure. All print one JSON object a line. Switches of `steps`:
+//! no-graphs, no-fused, plain-prefill, first-algorithm, fused (the fused decode step), bf16, f32. It also runs on the
+//! emulated device (kernels/emulation/build.sh), where times mean nothing.
 
+#[allow(clippy::unwrap_used, dead_code, reason = "the sweep is shared with a test")]
+#[path = "../tests/cuda_sweeps/sampling.rs"]
+mod sampling;
 #[allow(dead_code, reason = "the sweeps are shared with a test")]
 #[path = "../../ops/tests/cuda/sweeps/mod.rs"]
 mod sweeps;
 
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
-    DtypeChoice, KvSize, Model, ModelOptions, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped,
-    WarmUp, load,
+    KvSize, Model, Pipeline, Row, RowOutcome, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp,
 };
 use pinion_ops::cuda::Device;
 use serde_json::json;
@@ -20,11 +24,15 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const USAGE: &str = "usage: cuda_check OBJECT kernels | copy | parity FOLDER | logits FOLDER FILE | steps FOLDER [SWITCH ...]";
+const USAGE: &str = "usage: cuda_check OBJECT device | kernels | copy | parity FOLDER | greedy FOLDER | steps FOLDER [SWITCH ...]";
 /// Context of each row in `steps`.
 const CONTEXT: u32 = 320;
 const BATCHES: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 const BLOCK_SIZE: u32 = 16;
+/// Bytes that cuBLASLt may use beside its operands.
+const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
+/// What `greedy` generates for each prompt.
+const GREEDY_TOKENS: u32 = 32;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -32,10 +40,11 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments.as_slice() {
+        [object, "device"] => device(object),
         [object, "kernels"] => kernels(object),
         [object, "copy"] => copy(object),
         [object, "parity", folder] => parity(object, folder),
-        [object, "logits", folder, file] => logits(object, folder, file),
+        [object, "greedy", folder] => greedy(object, folder),
         [object, "steps", folder, switches @ ..] => steps(object, folder, switches),
         _ => Err(USAGE.into()),
     };
@@ -48,15 +57,27 @@ fn main() -> ExitCode {
     }
 }
 
+/// What everything else stands on, so that what is missing is told in one line before anything is measured.
+fn device(object: &str) -> Outcome {
+    let device = Device::open(Path::new(object), 0)?;
+    device.open_products(None, PRODUCT_WORKSPACE_BYTES)?;
+    let facts = device.facts();
+    println!(
+        "{}",
+        json!({"device": facts.name, "memory_bytes": facts.memory_bytes, "free_bytes": facts.free_bytes,
+            "multiprocessors": facts.multiprocessors, "capability": facts.capability})
+    );
+    Ok(())
+}
+
 /// A sweep panics with its seed at the first difference.
 fn kernels(object: &str) -> Outcome {
     let device = Device::open(Path::new(object), 0)?;
     let is_emulated = device.facts().emulated;
-    let scale = if is_emulated {
-        sweeps::Scale { cases: 3, context_max: 80 }
-    } else {
-        device.open_products(None, 32 << 20)?;
-        sweeps::Scale { cases: 60, context_max: 1000 }
+    device.open_products(None, PRODUCT_WORKSPACE_BYTES)?;
+    let scale = match is_emulated {
+        true => sweeps::Scale { cases: 3, context_max: 80 },
+        false => sweeps::Scale { cases: 60, context_max: 1000 },
     };
     type Sweep = fn(&Device, sweeps::Scale);
     let all: [(&str, Sweep); 7] = [
@@ -76,6 +97,14 @@ fn kernels(object: &str) -> Outcome {
             json!({"sweep": name, "passed": true, "cases": scale.cases, "s": began.elapsed().as_secs_f64()})
         );
     }
+    let began = Instant::now();
+    let (cases, vocab_max) = if is_emulated { (3, 700) } else { (300, 50_257) };
+    sampling::sweep(&device, cases, vocab_max);
+    sampling::odd_logits(&device);
+    println!(
+        "{}",
+        json!({"sweep": "sampler", "passed": true, "cases": cases, "s": began.elapsed().as_secs_f64()})
+    );
     Ok(())
 }
 
@@ -118,6 +147,8 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         fused: true,
         prefill: PrefillAttention::Auto,
         decode: DecodePath::Graph,
+        measured_products: true,
+        shaped_on_device: true,
     }
 }
 
@@ -170,7 +201,9 @@ impl Steady {
 }
 
 /// Logits of a prompt, then of decode steps over the same cache, in each dtype.
+#[cfg(feature = "torch")]
 fn parity(object: &str, folder: &str) -> Outcome {
+    use pinion_model::{DtypeChoice, ModelOptions, load};
     let cpu = ModelOptions { dtype: DtypeChoice::F32, block_size: BLOCK_SIZE, ..ModelOptions::default() };
     let mut cpu = load(Path::new(folder), &cpu)?;
     let vocab = cpu.info().vocab_size;
@@ -205,14 +238,73 @@ fn parity(object: &str, folder: &str) -> Outcome {
     Ok(())
 }
 
-/// f32 logits of the last token of the prompt whose token i is (i + 40) * 7919 modulo the vocabulary, i below 40.
-fn logits(object: &str, folder: &str, file: &str) -> Outcome {
-    let mut model = ready(folder, &options(object, CudaDtype::F32, 4, 256))?;
-    let prompt = Steady::new(1, 40, 40, Model::info(&model).vocab_size, 40);
-    let mut logits = Vec::new();
-    model.logits(&prompt.batch(), &mut logits)?;
-    std::fs::write(file, logits.iter().flat_map(|logit| logit.to_le_bytes()).collect::<Vec<u8>>())?;
+#[cfg(not(feature = "torch"))]
+fn parity(_: &str, _: &str) -> Outcome {
+    Err("this build has no CPU engine to compare with".into())
+}
+
+/// Greedy tokens of four prompts of different lengths, alone and all at once, in each dtype. Token i of the prompt of
+/// length n is (i + n) * 7919 modulo the vocabulary.
+fn greedy(object: &str, folder: &str) -> Outcome {
+    let is_emulated = Device::open(Path::new(object), 0)?.facts().emulated;
+    let lens: &[u32] = if is_emulated { &[3, 10] } else { &[1, 40, 100, 300] };
+    let count = if is_emulated { 4 } else { GREEDY_TOKENS };
+    for dtype in [CudaDtype::F32, CudaDtype::F16, CudaDtype::Bf16] {
+        let mut model = ready(folder, &options(object, dtype, 4, if is_emulated { 64 } else { 512 }))?;
+        let vocab = Model::info(&model).vocab_size;
+        let prompts: Vec<Vec<u32>> =
+            lens.iter().map(|&len| (0..len).map(|i| (i + len) * 7919 % vocab).collect()).collect();
+        let together = generate(&mut model, &prompts, count)?;
+        for (prompt, together) in prompts.iter().zip(&together) {
+            let alone = generate(&mut model, std::slice::from_ref(prompt), count)?;
+            println!(
+                "{}",
+                json!({"dtype": dtype.name(), "prompt": prompt, "alone": alone[0], "together": together})
+            );
+        }
+    }
     Ok(())
+}
+
+/// `count` greedy tokens after each prompt, all of them in one batch.
+fn generate(model: &mut CudaGpt2, prompts: &[Vec<u32>], count: u32) -> Result<Vec<Vec<u32>>, Box<dyn Error>> {
+    let mut sequences = prompts.to_vec();
+    let mut out = StepOutput::default();
+    let row_blocks = CONTEXT.div_ceil(BLOCK_SIZE) * 2;
+    let blocks: Vec<u32> = (0..sequences.len() as u32 * row_blocks).collect();
+    for index in 0..count {
+        let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        for (lane, sequence) in sequences.iter().enumerate() {
+            let first = if index == 0 { 0 } else { sequence.len() - 1 };
+            rows.push(Row {
+                slot: lane as u32,
+                query_start: tokens.len() as u32,
+                query_len: (sequence.len() - first) as u32,
+                context_len: sequence.len() as u32,
+                prompt_len: prompts[lane].len() as u32,
+                blocks_start: lane as u32 * row_blocks,
+                blocks_len: row_blocks,
+                sample: Some(SampleParams { position: u64::from(index), ..SampleParams::GREEDY }),
+                scored: None,
+            });
+            tokens.extend_from_slice(&sequence[first..]);
+            positions.extend(first as u32..sequence.len() as u32);
+        }
+        let batch = StepBatch {
+            tokens: &tokens,
+            positions: &positions,
+            rows: &rows,
+            blocks: &blocks,
+            copies: &[],
+            shaping: &Unshaped,
+        };
+        Model::step(model, &batch, &mut out)?;
+        for (sequence, outcome) in sequences.iter_mut().zip(&out.rows) {
+            let RowOutcome::Token(token) = outcome else { return Err(format!("{outcome:?}").into()) };
+            sequence.push(*token);
+        }
+    }
+    Ok(sequences.iter().zip(prompts).map(|(ids, prompt)| ids[prompt.len()..].to_vec()).collect())
 }
 
 /// Times steps as the engine's loop sees them: two in flight, wall clock over many.
@@ -232,6 +324,7 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
         fused: !switches.contains(&"no-fused"),
         prefill,
         decode: if switches.contains(&"fused") { DecodePath::Fused } else { DecodePath::Graph },
+        measured_products: !switches.contains(&"first-algorithm"),
         ..options(object, dtype, max_rows, if is_emulated { 32 } else { 2048 })
     };
     let began = Instant::now();

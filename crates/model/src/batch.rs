@@ -254,7 +254,6 @@ impl StepOutput {
     }
 
     /// Takes the prompt scores of another output for the same rows.
-    #[cfg(feature = "torch")]
     pub(crate) fn take_prompt_scores(&mut self, other: &mut StepOutput) {
         std::mem::swap(&mut self.prompt_logprobs, &mut other.prompt_logprobs);
         std::mem::swap(&mut self.prompt_ranks, &mut other.prompt_ranks);
@@ -262,7 +261,6 @@ impl StepOutput {
     }
 
     /// Appends a row with the logprobs that another output has for it.
-    #[cfg(feature = "torch")]
     pub(crate) fn push_with(&mut self, outcome: RowOutcome, logprobs: &[Logprob]) {
         self.logprobs.extend_from_slice(logprobs);
         self.push(outcome);

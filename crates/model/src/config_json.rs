@@ -15,7 +15,6 @@ enum EosIds {
 /// Raw fields as they stand in the file; names of the GPT-2 family and their Llama-family synonyms where the fake needs
 /// them. See `GPT2Config` in transformers' `models/gpt2/configuration_gpt2.py`.
 #[derive(Debug, Clone, Deserialize)]
-#[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the fake needs only a few of the fields"))]
 pub(crate) struct ConfigJson {
     pub(crate) model_type: Option<String>,
     pub(crate) vocab_size: u32,

@@ -6,7 +6,8 @@
 
 use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
 use crate::config_json::ConfigJson;
-use crate::gpt2_weights::{Block, Gpt2Shape, Gpt2Weights, Norm};
+use crate::gpt2_shape::Gpt2Shape;
+use crate::gpt2_weights::{Block, Gpt2Weights, Norm};
 use crate::load::{DtypeChoice, LoadError, ModelOptions};
 use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;

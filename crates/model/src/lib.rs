@@ -1,16 +1,16 @@
 //! Models over Hugging Face folders, the sampler, and the deterministic fake.
 //!
-//! Start at [`Model`] (one step over a flat batch), [`Pipeline`] (how the engine drives one), [`load`] and [`StepBatch`]. [`FakeModel`] and the sampler need no
-//! libtorch; with the default feature `torch` off nothing here links it. This crate does not schedule, does not own
+//! Start at [`Model`] (one step over a flat batch), [`Pipeline`] (how the engine drives one), [`load`] and [`StepBatch`]. [`FakeModel`], the
+//! sampler and the CUDA engine need no libtorch; with the default feature `torch` off nothing here links it. This crate does not schedule, does not own
 //! requests and does not know the other processes.
 
 mod batch;
 mod config_json;
-#[cfg(feature = "torch")]
 pub mod cuda;
 mod fake;
 #[cfg(feature = "torch")]
 mod gpt2;
+mod gpt2_shape;
 #[cfg(feature = "torch")]
 mod gpt2_weights;
 mod load;
@@ -58,6 +58,21 @@ pub struct ModelInfo {
     pub kv_block_bytes: u64,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
+}
+
+/// Memory of the device that a model runs on, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceMemory {
+    /// Weights.
+    pub weights: u64,
+    /// The KV cache.
+    pub cache: u64,
+    /// Everything else that was taken: activations, inputs, block tables, workspaces.
+    pub activations: u64,
+    /// Page-locked memory of the host, through which inputs and results travel.
+    pub staging: u64,
+    /// What the device has left, for anybody.
+    pub free: u64,
 }
 
 impl ModelInfo {

@@ -188,7 +188,9 @@ pub fn load(folder: &Path, options: &ModelOptions) -> Result<Box<dyn Model>, Loa
 
 #[cfg(not(feature = "torch"))]
 fn load_torch(_: &Path, _: &ConfigJson, _: &ModelOptions) -> Result<Box<dyn Model>, LoadError> {
-    Err(LoadError::Options { reason: "this build has no torch backend; use the fake one".into() })
+    Err(LoadError::Options {
+        reason: "this build has no torch backend; use --device cuda or the fake one".into(),
+    })
 }
 
 #[cfg(feature = "torch")]

@@ -5,7 +5,9 @@
 //! launches, one after the other, whatever the pipeline. docs/design/0005-overlap.md.
 
 use crate::owned_batch::OwnedBatch;
-use crate::{LoadError, Model, ModelInfo, RowOutcome, StepBatch, StepError, StepOutput, WarmUp};
+use crate::{
+    DeviceMemory, LoadError, Model, ModelInfo, RowOutcome, StepBatch, StepError, StepOutput, WarmUp,
+};
 use std::any::Any;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -67,6 +69,11 @@ pub trait Pipeline: Send {
     fn between_steps(&mut self, task: Task) -> Result<(), StepError> {
         task();
         Ok(())
+    }
+
+    /// What of a device's memory is taken for what, if the model runs on one.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
     }
 }
 

@@ -5,14 +5,14 @@
 #![cfg(feature = "torch")]
 
 mod driver;
-#[path = "../../ops/tests/cuda/emulated.rs"]
 mod emulated;
 
 use driver::{Policy, Request, run};
+use emulated::{fixture, options, ready};
 use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     DtypeChoice, FUTURE_TOKEN, KvSize, LoadError, Model, ModelOptions, Pipeline, Row, RowOutcome, RowShaping,
-    SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, WarmUp, load,
+    SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, load,
 };
 use pinion_ops::cuda::CudaDtype;
 use serde::Deserialize;
@@ -30,38 +30,9 @@ struct Case {
     logits_last: Option<Vec<f32>>,
 }
 
-const SHAPES: WarmUp = WarmUp { max_rows: 16, max_tokens: 300 };
-
-fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
-
 fn golden(name: &str) -> Vec<Case> {
-    let text = std::fs::read_to_string(folder(name).join("golden.json")).unwrap();
+    let text = std::fs::read_to_string(fixture(name).join("golden.json")).unwrap();
     serde_json::from_str::<Golden>(&text).unwrap().cases
-}
-
-fn options() -> CudaOptions {
-    CudaOptions {
-        object: emulated::object(),
-        device: 0,
-        products: None,
-        dtype: CudaDtype::F32,
-        block_size: 16,
-        kv: CudaKv::Size(KvSize::Blocks(256)),
-        max_rows: SHAPES.max_rows,
-        max_tokens: SHAPES.max_tokens,
-        graphs: true,
-        fused: true,
-        prefill: PrefillAttention::Auto,
-        decode: DecodePath::Graph,
-    }
-}
-
-fn ready(name: &str, options: &CudaOptions) -> CudaGpt2 {
-    let mut model = load_cuda(&folder(name), options).unwrap();
-    Pipeline::warm_up(&mut model, &SHAPES).unwrap();
-    model
 }
 
 fn row(slot: u32, query_len: u32, context_len: u32, blocks_len: u32, sample: Option<SampleParams>) -> Row {
@@ -150,7 +121,7 @@ impl RowShaping for Penalised {
 /// Rows that the device samples beside rows that the host samples, as the CPU engine has them.
 fn check_host_rows(options: &CudaOptions) {
     let mut cpu =
-        load(&folder("tiny-a"), &ModelOptions { dtype: DtypeChoice::F32, ..ModelOptions::default() })
+        load(&fixture("tiny-a"), &ModelOptions { dtype: DtypeChoice::F32, ..ModelOptions::default() })
             .unwrap();
     let mut model = ready("tiny-a", options);
     let tokens = [1, 2, 3, 4, 7, 8, 9, 9, 11, 12, 13, 14];
@@ -330,7 +301,7 @@ fn check_bad_batches() {
 /// What cannot be served is refused with a reason.
 fn check_refusals() {
     assert!(emulated::emulated().facts().emulated);
-    let refuses = |name: &str, options: CudaOptions| load_cuda(&folder(name), &options).unwrap_err();
+    let refuses = |name: &str, options: CudaOptions| load_cuda(&fixture(name), &options).unwrap_err();
     for (name, options, says) in [
         ("tiny-c", options(), "heads of 16, 32, 64 or 128, not 20"),
         ("tiny-a", CudaOptions { max_tokens: 4, ..options() }, "16 rows and 4 tokens"),
@@ -346,7 +317,7 @@ fn check_refusals() {
         assert!(matches!(error, LoadError::Options { .. } | LoadError::Backend { .. }), "{error:?}");
     }
     let share = CudaOptions { kv: CudaKv::FreeShare(0.01), ..options() };
-    let model = load_cuda(&folder("tiny-a"), &share).unwrap();
+    let model = load_cuda(&fixture("tiny-a"), &share).unwrap();
     assert!(Model::info(&model).block_count > 16, "{:?}", Model::info(&model));
 }
 
@@ -447,7 +418,7 @@ fn the_cuda_engine_on_the_emulated_device() {
         options(),
         fused.clone(),
         CudaOptions { graphs: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..fused.clone() },
-        CudaOptions { graphs: false, ..options() },
+        CudaOptions { graphs: false, measured_products: true, ..options() },
         CudaOptions { fused: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..options() },
     ];
     for (index, options) in every_switch.iter().enumerate() {

@@ -4,32 +4,24 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-#[allow(dead_code, reason = "the object's path is all that is needed here")]
-#[path = "../../ops/tests/cuda/emulated.rs"]
 mod emulated;
 
-use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
+use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{KvSize, Model, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp};
 use pinion_ops::cuda::CudaDtype;
-use std::path::PathBuf;
 
 fn ready(decode: DecodePath, dtype: CudaDtype) -> CudaGpt2 {
     let options = CudaOptions {
-        object: emulated::object(),
-        device: 0,
-        products: None,
         dtype,
         block_size: 4,
         kv: CudaKv::Size(KvSize::Blocks(64)),
         max_rows: 12,
         max_tokens: 16,
         graphs: false,
-        fused: true,
-        prefill: PrefillAttention::Auto,
         decode,
+        ..emulated::options()
     };
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-a");
-    let mut model = load_cuda(&folder, &options).unwrap();
+    let mut model = load_cuda(&emulated::fixture("tiny-a"), &options).unwrap();
     Pipeline::warm_up(&mut model, &WarmUp { max_rows: 12, max_tokens: 16 }).unwrap();
     model
 }

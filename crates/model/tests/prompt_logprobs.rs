@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
+mod emulated;
+
 use pinion_model::{
     FakeModel, FakeShape, FakeTiming, Model, OwnedBatch, PromptScores, SampleParams, Scored, StepOutput,
     fake_token,
@@ -154,6 +156,22 @@ mod torch {
                         assert!(error < 1e-4, "{name}, {linear:?}, chunks of {chunk}: {error:e}");
                     }
                 }
+            }
+        }
+    }
+
+    /// Scores come through the host there; the mate's rows are sampled beside them, and the greedy ones by the device.
+    #[test]
+    fn the_cuda_engine_s_scores_equal_the_goldens() {
+        let mut device = super::emulated::ready("tiny-b", &super::emulated::options());
+        let (_, cases) = model("tiny-b", LinearKind::Packed, DtypeChoice::F32).unwrap();
+        let mate: Vec<u32> = (0..40).map(|at| at * 7 % 100).collect();
+        for case in &cases[..4] {
+            for (chunk, mate) in [(usize::MAX, &[][..]), (24, &[]), (5, &mate), (64, &mate[..1])] {
+                let chunk = chunk.min(case.prompt.len());
+                let got = scores(&mut device, &case.prompt, chunk, 3, mate);
+                let error = difference(&got, case, true);
+                assert!(error < 1e-4, "chunks of {chunk}: {error:e}");
             }
         }
     }

@@ -44,3 +44,15 @@ pub enum LinearKind {
     /// Row-major \[out, in\], as `torch.nn.functional.linear` takes it.
     Plain,
 }
+
+/// What is applied to a linear's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// GELU with the tanh approximation: Hugging Face's `gelu_new` and `gelu_pytorch_tanh`.
+    GeluTanh,
+    /// GELU with erf: Hugging Face's `gelu`.
+    GeluErf,
+}

@@ -1,29 +1,16 @@
 //! Linear layers with oneDNN-prepacked or plain weights.
 
 use crate::ffi;
-use crate::{LinearKind, tensor::TensorError};
+use crate::{Activation, LinearKind, tensor::TensorError};
 use std::ffi::{CStr, c_char, c_void};
 use tch::{Kind, Tensor};
 
-/// What is applied to a linear's output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    None,
-    /// GELU with the tanh approximation: Hugging Face's `gelu_new` and `gelu_pytorch_tanh`.
-    GeluTanh,
-    /// GELU with erf: Hugging Face's `gelu`.
-    GeluErf,
-}
-
-impl Activation {
-    fn code(self) -> i32 {
-        match self {
-            Self::None => 0,
-            Self::GeluTanh => 1,
-            Self::GeluErf => 2,
-        }
+/// As the shim has them.
+fn code(activation: Activation) -> i32 {
+    match activation {
+        Activation::None => 0,
+        Activation::GeluTanh => 1,
+        Activation::GeluErf => 2,
     }
 }
 
@@ -136,7 +123,7 @@ impl Linear {
             weight: pointer(&self.weight),
             bias: self.bias.as_ref().map_or(std::ptr::null(), pointer),
             other: residual.map_or(std::ptr::null(), pointer),
-            activation: self.activation.code(),
+            activation: code(self.activation),
         };
         shim_call("packed linear", |result, error, error_len| {
             // SAFETY: all pointers are live tensors or null where the contract allows it.

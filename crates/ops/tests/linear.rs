@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-use pinion_ops::LinearKind;
-use pinion_ops::linear::{Activation, Linear};
+use pinion_ops::linear::Linear;
 use pinion_ops::tensor::{copy_to_f32, set_threads, tensor_from_bytes};
+use pinion_ops::{Activation, LinearKind};
 use tch::{Device, Kind, Tensor};
 
 /// Largest difference relative to the largest value.

@@ -19,6 +19,8 @@ pub enum SpanName {
     Prefill,
     /// Model: a step of decodes only.
     Decode,
+    /// Model: a step of decodes only, as one replay of a graph captured before ready.
+    GraphReplay,
     /// Engine: applying the results and sending what came of them.
     EngineCommit,
     /// Tokenizer: one request.
@@ -42,11 +44,12 @@ const PARTS: u32 = 64;
 
 impl SpanName {
     /// All but the parts, in the order of their numbers from 1.
-    pub const OWN: [SpanName; 11] = [
+    pub const OWN: [SpanName; 12] = [
         SpanName::EngineStep,
         SpanName::EnginePlan,
         SpanName::Prefill,
         SpanName::Decode,
+        SpanName::GraphReplay,
         SpanName::EngineCommit,
         SpanName::Tokenize,
         SpanName::Detokenize,
@@ -80,6 +83,7 @@ impl SpanName {
             SpanName::EnginePlan => c"pinion.engine.plan",
             SpanName::Prefill => c"pinion.prefill",
             SpanName::Decode => c"pinion.decode",
+            SpanName::GraphReplay => c"pinion.decode.graph_replay",
             SpanName::EngineCommit => c"pinion.engine.commit",
             SpanName::Tokenize => c"pinion.tokenize",
             SpanName::Detokenize => c"pinion.detokenize",
@@ -104,7 +108,7 @@ impl SpanName {
         match self {
             SpanName::EngineStep => ["step", "rows"],
             SpanName::EnginePlan => ["running", "waiting"],
-            SpanName::Prefill | SpanName::Decode => ["rows", "prefill_tokens"],
+            SpanName::Prefill | SpanName::Decode | SpanName::GraphReplay => ["rows", "prefill_tokens"],
             SpanName::EngineCommit => ["rows", "ended"],
             SpanName::Tokenize => ["request", "prompt_tokens"],
             SpanName::Detokenize => ["events", "deltas"],
@@ -153,7 +157,7 @@ mod tests {
             assert_eq!(SpanName::from_word(name.word()), Some(name));
             assert!(!name.name().is_empty() && names.insert(name.name()), "{name:?}");
         }
-        for word in [0, 12, 63, 64 + Part::ALL.len() as u32, u32::MAX] {
+        for word in [0, 13, 63, 64 + Part::ALL.len() as u32, u32::MAX] {
             assert_eq!(SpanName::from_word(word), None, "{word}");
         }
         let id = RequestId { frontend: 3, slot: 70, generation: u32::MAX };

@@ -65,6 +65,16 @@ pub enum Gauge {
     VoluntarySwitches = 44,
     /// Times the kernel has taken the CPU from the role.
     InvoluntarySwitches = 45,
+    /// Engine on a GPU: bytes of device memory that the weights take.
+    DeviceWeightBytes = 48,
+    /// Engine on a GPU: bytes of device memory that the KV cache takes.
+    DeviceCacheBytes = 49,
+    /// Engine on a GPU: bytes of device memory taken for all else.
+    DeviceActivationBytes = 50,
+    /// Engine on a GPU: bytes of page-locked host memory.
+    DeviceStagingBytes = 51,
+    /// Engine on a GPU: bytes of device memory that were free when it was ready.
+    DeviceFreeBytes = 52,
 }
 
 /// Life of a role.

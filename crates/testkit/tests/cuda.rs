@@ -1,7 +1,7 @@
 //! `--device cuda` through the real processes: on the emulated device, and on machines that have none.
 
 use pinion_testkit::{Api, End, PATIENCE, Server, fixture_model, run_to_end};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -32,23 +32,97 @@ fn texts(server: &Server) -> Vec<String> {
     })
 }
 
+/// What is scored, and what stands on a copied beginning of a block, one after the other.
+fn answers(server: &Server) -> Vec<Value> {
+    let beginning = "a beginning that many prompts share";
+    let bodies = [
+        json!({"prompt": format!("{beginning}: one"), "max_tokens": 5}),
+        json!({"prompt": format!("{beginning}, two"), "max_tokens": 5}),
+        json!({"prompt": format!("{beginning}, twice"), "max_tokens": 5}),
+        json!({"prompt": "read this back", "echo": true, "logprobs": 2, "max_tokens": 4}),
+        json!({"prompt": "and what of this", "prompt_logprobs": 3, "max_tokens": 1}),
+    ];
+    let ask = |mut body: Value| {
+        body["temperature"] = json!(0);
+        body["ignore_eos"] = json!(true);
+        let response = server.post("/v1/completions", &body);
+        assert_eq!(response.status(), 200, "{body}: {}", response.text());
+        response.json()
+    };
+    bodies.into_iter().map(ask).collect()
+}
+
+/// The same words, the same tokens found in the cache, the same numbers but for their last digits.
+fn check_alike(have: &Value, want: &Value, path: &str) {
+    match (have, want) {
+        (Value::Object(have), Value::Object(want)) => {
+            assert!(have.keys().eq(want.keys()), "{path}: {have:?} {want:?}");
+            let told_apart = ["id", "created", "timings", "model", "system_fingerprint"];
+            for (key, have) in have.iter().filter(|(key, _)| !told_apart.contains(&key.as_str())) {
+                check_alike(have, &want[key], &format!("{path}.{key}"));
+            }
+        }
+        (Value::Array(have), Value::Array(want)) => {
+            assert_eq!(have.len(), want.len(), "{path}");
+            for (index, (have, want)) in have.iter().zip(want).enumerate() {
+                check_alike(have, want, &format!("{path}[{index}]"));
+            }
+        }
+        (Value::Number(a), Value::Number(b)) if a.is_f64() || b.is_f64() => {
+            let (a, b) = (a.as_f64().expect("a number"), b.as_f64().expect("a number"));
+            assert!((a - b).abs() < 1e-3, "{path}: {a} {b}");
+        }
+        _ => assert_eq!(have, want, "{path}"),
+    }
+}
+
+/// What a service on a device tells of itself: spans of its steps, and where the device's memory went.
+fn check_told(server: &Server, replays_all: Option<bool>) {
+    let trace = server.post("/debug/trace", &json!({})).json();
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    let count =
+        |name: &str| events.iter().filter(|event| event["name"] == name && event["ph"] == "X").count();
+    assert!(count("pinion.prefill") > 0);
+    let (replays, decodes) = (count("pinion.decode.graph_replay"), count("pinion.decode"));
+    assert!(replays + decodes > 0);
+    if let Some(all) = replays_all {
+        assert_eq!((replays > 0, decodes > 0), (all, !all), "{replays} {decodes}");
+    }
+    let text = server.get("/metrics").text();
+    for kind in ["weights", "cache", "activations", "staging", "free"] {
+        let line = format!("pinion_device_memory_bytes{{role=\"engine-0\",kind=\"{kind}\"}} ");
+        let value = text.lines().find_map(|found| found.strip_prefix(&line)).expect("a line of each kind");
+        assert!(value.parse::<f64>().is_ok_and(|bytes| bytes > 0.0), "{kind}: {value}");
+    }
+}
+
 #[test]
 fn the_emulated_device_gives_the_text_of_the_cpu() {
     let folder = fixture_model();
     let sizes = ["--dtype", "fp32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"];
     let cpu = Server::start(folder.path(), &sizes);
-    let expected = texts(&cpu);
+    let (expected, expected_answers) = (texts(&cpu), answers(&cpu));
+    let cached = &expected_answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"];
+    assert!(cached.as_u64().is_some_and(|tokens| !tokens.is_multiple_of(16)), "a copied beginning: {cached}");
+    assert!(!cpu.get("/metrics").text().contains("pinion_device_memory_bytes{"));
     cpu.stop();
     let object = emulated();
     let object = object.to_str().expect("a path in UTF-8");
-    for switches in [
-        &["--overlap"][..],
-        &["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused"],
-        &["--overlap", "--decode", "fused"],
+    for (switches, ready) in [
+        // The device's own choice is overlap.
+        (&[][..], "overlap on"),
+        (&["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused"], "overlap off"),
+        (&["--decode", "fused"], "overlap on"),
     ] {
         let flags = [&sizes[..], &["--device", "cuda", "--cuda-object", object], switches].concat();
         let server = Server::start(folder.path(), &flags);
+        assert!(server.stderr_text().contains(ready), "{}", server.stderr_text());
         assert_eq!(texts(&server), expected, "{switches:?}");
+        for (index, (have, want)) in answers(&server).iter().zip(&expected_answers).enumerate() {
+            check_alike(have, want, &format!("{switches:?}: answer {index}"));
+        }
+        // Whether a graph can hold the fused kernel is the device's affair.
+        check_told(&server, (!switches.contains(&"--decode")).then_some(switches.is_empty()));
         server.stop();
     }
 }

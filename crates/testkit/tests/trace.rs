@@ -184,6 +184,18 @@ fn a_trace_has_every_process_on_one_clock() {
     server.stop();
 }
 
+/// With overlap the model has a thread of its own, which records its steps all the same.
+#[test]
+fn with_overlap_the_models_thread_is_in_the_trace() {
+    let server = Server::fake(&["--fake-step-us", "2000", "--overlap"]);
+    traffic(&server);
+    let names = check(&server.post("/debug/trace", &json!({})).json());
+    let seen = &names["pinion-engine-0"];
+    let wanted = ["pinion.engine.step", "pinion.engine.plan", "pinion.prefill", "pinion.decode"];
+    assert!(wanted.iter().all(|name| seen.contains(*name)), "{seen:?}");
+    server.stop();
+}
+
 #[test]
 fn without_the_timeline_there_is_no_trace_and_the_service_serves() {
     let server = Server::fake(&["--no-timeline", "--fake-step-us", "1000"]);

@@ -27,6 +27,10 @@ fn each_switch_sets_its_own_field() {
         (&["--no-prefix-wait"], Scheduling { prefix_wait: false, ..DEFAULT }),
         (&["--no-fill-to-target"], Scheduling { fill_to_target: false, ..DEFAULT }),
         (&["--overlap"], Scheduling { overlap: true, ..DEFAULT }),
+        // The device's own choice, which an operator may overrule.
+        (&["--device", "cuda"], Scheduling { overlap: true, ..DEFAULT }),
+        (&["--device", "cuda", "--no-overlap"], DEFAULT),
+        (&["--device", "cpu"], DEFAULT),
         (&["--admission=pack"], admission(AdmissionKind::Pack)),
         (&["--admission", "shortest"], admission(AdmissionKind::Shortest)),
         (

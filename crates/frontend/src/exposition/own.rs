@@ -117,6 +117,9 @@ pub(super) const FAMILIES: &[Family] = &[
         }),
     Family { name: "pinion_role_phase", kind: Gauge, help: "1 for the phase that a role is in.",
         labels: &["role", "phase"], write: phases },
+    Family { name: "pinion_device_memory_bytes", kind: Gauge,
+        help: "Memory of an engine on a GPU: the device's, but for staging, which is the host's.", labels: &["role", "kind"],
+        write: device_memory },
     Family { name: "pinion_role_heartbeat_age_seconds", kind: Gauge, help: "Time since a role's last turn of its loop.",
         labels: &["role"],
         write: |view, series| for (peer, page) in view.role_pages() {
@@ -169,6 +172,24 @@ fn phases(view: &View<'_>, series: &mut Series<'_>) {
         for phase in PHASES {
             let label = format!("{phase:?}").to_lowercase();
             series.put(&[&peer, &label], u8::from(Health::phase(page) == Some(phase)));
+        }
+    }
+}
+
+fn device_memory(view: &View<'_>, series: &mut Series<'_>) {
+    let kinds = [
+        ("weights", Word::DeviceWeightBytes),
+        ("cache", Word::DeviceCacheBytes),
+        ("activations", Word::DeviceActivationBytes),
+        ("staging", Word::DeviceStagingBytes),
+        ("free", Word::DeviceFreeBytes),
+    ];
+    for (peer, page) in view.role_pages() {
+        // Weights take something wherever there is a device.
+        if Health::word(page, Word::DeviceWeightBytes as usize) > 0 {
+            for (kind, word) in kinds {
+                series.put(&[&peer, &kind], Health::word(page, word as usize));
+            }
         }
     }
 }

@@ -1,22 +1,23 @@
 //! A step from launch to retire: inputs, graph or kernels, tokens back; two steps in flight.
 
 use super::buckets::{bucket_for, buckets};
+use super::changes::Changes;
 use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout, Tables, fill};
-use super::memory::Sizes;
+use super::memory::{Sizes, changes_max};
 use super::sampling::{Source, write_draws};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::config_json::ConfigJson;
-use crate::gpt2_weights::Gpt2Shape;
+use crate::gpt2_shape::Gpt2Shape;
 use crate::load::LoadError;
 use crate::sampler::Sampler;
 use crate::{
-    FUTURE_TOKEN, Model, ModelInfo, Pipeline, Row, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
+    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
     StepOutput, Unshaped, WarmUp,
 };
 use pinion_ops::cuda::{
-    CudaError, Device, DeviceCounts, Event, GEMV_ROWS_MAX, Graph, Pinned, SAMPLED_BYTES, Sampled,
+    CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, SAMPLED_BYTES, Sampled,
     SampledState, Stream,
 };
 use std::collections::VecDeque;
@@ -34,8 +35,25 @@ const LOOKS_PER_CLOCK: u32 = 256;
 #[derive(Debug)]
 struct Slot {
     inputs: Pinned,
+    changes: Pinned,
     sampled: Pinned,
     event: Event,
+}
+
+impl Slot {
+    fn new(device: &Device, sizes: &Sizes, options: &CudaOptions) -> Result<Slot, CudaError> {
+        Ok(Slot {
+            inputs: device.pinned(sizes.input_bytes)?,
+            changes: device.pinned(changes_max(options) * CHANGE_BYTES)?,
+            sampled: device.pinned(options.max_rows as usize * SAMPLED_BYTES)?,
+            event: device.event(false)?,
+        })
+    }
+
+    /// Its page-locked memory.
+    fn bytes(&self) -> u64 {
+        [&self.inputs, &self.changes, &self.sampled].map(|pinned| pinned.bytes().len() as u64).iter().sum()
+    }
 }
 
 /// A launched step.
@@ -51,13 +69,20 @@ struct Launched {
     broken: Vec<usize>,
 }
 
+impl Launched {
+    fn new(rows: usize) -> Launched {
+        let (sources, broken) = (Vec::with_capacity(rows), Vec::new());
+        Launched { slot: 0, result: Ok(()), sources, host: StepOutput::default(), broken }
+    }
+}
+
 /// A GPT-2 on a CUDA device.
 #[derive(Debug)]
 pub struct CudaGpt2 {
-    info: ModelInfo,
+    pub(super) info: ModelInfo,
     device: Device,
-    stream: Stream,
-    forward: Forward,
+    pub(super) stream: Stream,
+    pub(super) forward: Forward,
     tables: Tables,
     slots: Vec<Slot>,
     next_slot: usize,
@@ -70,22 +95,34 @@ pub struct CudaGpt2 {
     /// Padded sizes of other steps.
     token_buckets: Vec<u32>,
     is_ready: bool,
-    sampler: Sampler,
-    host_logits: Pinned,
-    host_row: Vec<f32>,
-    host_token: Pinned,
+    pub(super) sampler: Sampler,
+    pub(super) host_logits: Pinned,
+    pub(super) host_row: Vec<f32>,
+    pub(super) host_token: Pinned,
     /// The batch's tokens with future ones replaced, to be checked.
     known_tokens: Vec<u32>,
+    /// What was taken at load; what is free is asked when somebody wants to know.
+    memory: DeviceMemory,
+    /// What the rows of the step being launched do to their logits.
+    changes: Changes,
+    shaped_on_device: bool,
 }
 
-fn gone(error: CudaError) -> StepError {
+pub(super) fn gone(error: CudaError) -> StepError {
     // A device error does not pass: every later call would report it too.
     StepError::Gone { reason: error.to_string() }
+}
+
+/// Whether every row has one token and samples.
+fn is_decode(batch: &StepBatch<'_>) -> bool {
+    let counts = (batch.tokens.len(), batch.rows.iter().filter(|row| row.sample.is_some()).count());
+    !batch.rows.is_empty() && counts == (batch.rows.len(), batch.rows.len())
 }
 
 impl CudaGpt2 {
     pub(super) fn new(
         device: Device,
+        allocated_before: u64,
         folder: &Path,
         config: &ConfigJson,
         shape: Gpt2Shape,
@@ -100,17 +137,15 @@ impl CudaGpt2 {
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
         let decode_buckets = buckets(1, options.max_rows);
         forward.plan_fused(&stream, options, &decode_buckets).map_err(backend)?;
-        let slot = || -> Result<Slot, CudaError> {
-            let sampled = device.pinned(options.max_rows as usize * SAMPLED_BYTES)?;
-            Ok(Slot { inputs: device.pinned(sizes.input_bytes)?, sampled, event: device.event(false)? })
-        };
-        let slots = (0..DEPTH).map(|_| slot()).collect::<Result<_, _>>().map_err(backend)?;
-        let launched = || Launched {
-            slot: 0,
-            result: Ok(()),
-            sources: Vec::with_capacity(options.max_rows as usize),
-            host: StepOutput::default(),
-            broken: Vec::new(),
+        let slot = |_| Slot::new(&device, &sizes, options);
+        let slots: Vec<Slot> = (0..DEPTH).map(slot).collect::<Result<_, _>>().map_err(backend)?;
+        let cache = u64::from(block_count) * kv_block_bytes;
+        let memory = DeviceMemory {
+            weights: weight_bytes,
+            cache,
+            activations: device.counts().allocated_bytes - allocated_before - weight_bytes - cache,
+            staging: slots.iter().map(Slot::bytes).sum(),
+            free: 0,
         };
         let info = ModelInfo {
             family: "gpt2",
@@ -128,7 +163,7 @@ impl CudaGpt2 {
             slots,
             next_slot: 0,
             flight: VecDeque::with_capacity(DEPTH),
-            spare: (0..DEPTH).map(|_| launched()).collect(),
+            spare: (0..DEPTH).map(|_| Launched::new(options.max_rows as usize)).collect(),
             decode_buckets,
             graphs: Vec::new(),
             wants_graphs: options.graphs,
@@ -139,6 +174,9 @@ impl CudaGpt2 {
             host_row: Vec::with_capacity(shape.vocab as usize),
             host_token: device.pinned(4).map_err(backend)?,
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
+            memory,
+            changes: Changes::new(changes_max(options), shape.vocab),
+            shaped_on_device: options.shaped_on_device,
             info,
             stream,
             forward,
@@ -154,6 +192,22 @@ impl CudaGpt2 {
     /// What the device has done so far, over all its users: for tests and benchmarks.
     pub fn counts(&self) -> DeviceCounts {
         self.device.counts()
+    }
+
+    /// What of the device's memory is taken for what.
+    pub fn memory(&self) -> DeviceMemory {
+        DeviceMemory { free: self.device.counts().free_bytes, ..self.memory }
+    }
+
+    /// Whether the step would be a replay of a captured graph.
+    pub fn replays(&self, batch: &StepBatch<'_>) -> bool {
+        let bucket = bucket_for(&self.decode_buckets, batch.rows.len() as u32);
+        is_decode(batch) && bucket.is_some_and(|(index, _)| matches!(self.graphs.get(index), Some(Some(_))))
+    }
+
+    /// Graphs captured.
+    pub fn graph_count(&self) -> usize {
+        self.graphs.iter().flatten().count()
     }
 
     /// Sizes that decode steps are padded to.
@@ -186,7 +240,7 @@ impl CudaGpt2 {
     /// How the batch is padded and run.
     fn shape_of(&self, batch: &StepBatch<'_>) -> (Layout, Option<usize>) {
         let (tokens, rows) = (batch.tokens.len() as u32, batch.rows.len() as u32);
-        if tokens == rows && batch.rows.iter().all(|row| row.sample.is_some()) {
+        if is_decode(batch) {
             let (index, bucket) = bucket_for(&self.decode_buckets, rows).expect("the check bounds the rows");
             return (Layout { tokens: bucket as usize, rows: bucket as usize }, Some(index));
         }
@@ -202,11 +256,15 @@ impl CudaGpt2 {
     /// Queues everything of a checked batch.
     fn queue(&mut self, batch: &StepBatch<'_>, slot: usize, sources: &[Source]) -> Result<Layout, CudaError> {
         let (layout, decode) = self.shape_of(batch);
-        let Slot { inputs, sampled, event } = &mut self.slots[slot];
+        let Slot { inputs, changes, sampled, event } = &mut self.slots[slot];
         let filled =
             fill(batch, layout, self.forward.tiled && decode.is_none(), &mut self.tables, inputs.bytes_mut());
         write_draws(batch, sources, layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
         self.stream.to_device(self.forward.memory.inputs, inputs, layout.bytes(filled.updates as usize))?;
+        match self.changes.write(changes.bytes_mut()) {
+            0 => {}
+            bytes => self.stream.to_device(self.forward.memory.changes, changes, bytes)?,
+        }
         self.forward.update_tables(&self.stream, layout, filled.updates)?;
         for copy in batch.copies {
             self.forward.copy_block(&self.stream, copy.from, copy.to)?;
@@ -226,84 +284,8 @@ impl CudaGpt2 {
         Ok(layout)
     }
 
-    /// Samples the host's rows of the step just queued, which it waits for, and gives their tokens to their lanes.
-    fn sample_on_host(
-        &mut self,
-        batch: &StepBatch<'_>,
-        sources: &[Source],
-        slot: usize,
-        out: &mut StepOutput,
-    ) -> Result<(), StepError> {
-        out.clear();
-        if !sources.contains(&Source::Host) {
-            return Ok(());
-        }
-        self.wait(slot)?;
-        let mut logits_row = 0;
-        for (index, row) in batch.rows.iter().enumerate() {
-            let Some(params) = &row.sample else { continue };
-            if sources[index] == Source::Host {
-                self.load_logits(logits_row)?;
-                let shaping = batch.shaping.shaping(index);
-                self.sampler.draw_row(&mut self.host_row, params, shaping, out);
-                if let Some(RowOutcome::Token(token)) = out.rows.last() {
-                    self.give_lane(row, *token).map_err(gone)?;
-                }
-            }
-            logits_row += 1;
-        }
-        Ok(())
-    }
-
-    /// Scores the prompt tokens of the rows that ask, a few at a time: so few that no algorithm has to be chosen for them.
-    fn score_prompts(
-        &mut self,
-        batch: &StepBatch<'_>,
-        out: &mut StepOutput,
-        broken: &mut Vec<usize>,
-    ) -> Result<(), StepError> {
-        let at_once = GEMV_ROWS_MAX.min(self.forward.lanes) as usize;
-        for (index, row) in batch.rows.iter().enumerate() {
-            let Some(scored) = &row.scored else { continue };
-            let range = row.scored_range();
-            for begin in range.clone().step_by(at_once) {
-                let len = at_once.min(range.end - begin);
-                self.forward.score(&self.stream, begin, len as u32).map_err(gone)?;
-                for offset in 0..len {
-                    self.load_logits(offset)?;
-                    let token = batch.successor(row, scored, begin + offset);
-                    if !self.sampler.score_known(&self.host_row, token, scored.alternatives, out) {
-                        broken.push(index);
-                    }
-                }
-            }
-            out.end_prompt_scores(index);
-        }
-        Ok(())
-    }
-
-    /// Brings one row of logits to the host.
-    fn load_logits(&mut self, row: usize) -> Result<(), StepError> {
-        let bytes = self.info.vocab_size as usize * 4;
-        let from = self.forward.memory.logits.part(row * bytes, bytes);
-        self.stream.to_host(&mut self.host_logits, 0, from).map_err(gone)?;
-        self.stream.synchronize().map_err(gone)?;
-        let words = self.host_logits.bytes()[..bytes].chunks_exact(4);
-        self.host_row.clear();
-        self.host_row.extend(words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])));
-        Ok(())
-    }
-
-    fn give_lane(&mut self, row: &Row, token: u32) -> Result<(), CudaError> {
-        self.host_token.bytes_mut()[..4].copy_from_slice(&token.to_le_bytes());
-        let lane = self.forward.memory.lane_tokens.part(4 * row.slot as usize, 4);
-        self.stream.to_device(lane, &self.host_token, 4)?;
-        // The next row uses the same four bytes.
-        self.stream.synchronize()
-    }
-
     /// Waits for the end of the step in `slot`.
-    fn wait(&self, slot: usize) -> Result<(), StepError> {
+    pub(super) fn wait(&self, slot: usize) -> Result<(), StepError> {
         let began = Instant::now();
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
@@ -325,8 +307,11 @@ impl CudaGpt2 {
         launched.broken.clear();
         self.check(batch)?;
         let vocab = self.info.vocab_size;
-        let sources = batch.rows.iter().enumerate().map(|(index, row)| Source::of(row, index, batch, vocab));
-        launched.sources.extend(sources);
+        self.changes.clear();
+        for (index, row) in batch.rows.iter().enumerate() {
+            let changes = self.shaped_on_device.then_some(&mut self.changes);
+            launched.sources.push(Source::of(row, index, batch, vocab, changes));
+        }
         if batch.rows.is_empty() {
             return self.stream.record(&self.slots[launched.slot].event).map_err(gone);
         }
@@ -349,7 +334,7 @@ impl CudaGpt2 {
                     out.push_with(launched.host.rows[host_row], launched.host.logprobs(host_row));
                     host_row += 1;
                 }
-                Source::Device => {
+                Source::Device(_) => {
                     let bytes = device.expect("a place for each row that samples");
                     out.push(match Sampled::read(bytes) {
                         SampledState::Token(token) => RowOutcome::Token(token),

@@ -5,12 +5,13 @@ use super::fused_decode::FusedDecode;
 use super::inputs::{Filled, Layout};
 use super::memory::{Memory, Sizes, splits};
 use super::weights::{Block, Linear, Norm, Weights};
-use super::{CudaKv, CudaOptions, PrefillAttention, backend};
-use crate::gpt2_weights::Gpt2Shape;
+use super::{CudaKv, CudaOptions, PRODUCT_CANDIDATES, backend};
+use crate::gpt2_shape::Gpt2Shape;
 use crate::load::{KvSize, LoadError};
 use pinion_ops::cuda::{
-    Append, Attention, BiasActivation, CudaActivation, CudaDtype, CudaError, DRAW_BYTES, DecodeSplit, Embed,
-    Gather, NormKind, Prefill, Product, ProductMethod, Sample, Span, Stream, TokenBatch, UpdateTables,
+    Append, Attention, BiasActivation, CHANGE_BYTES, CudaActivation, CudaDtype, CudaError, DRAW_BYTES,
+    DecodeSplit, Embed, Gather, NormKind, Prefill, Product, ProductMethod, Sample, Span, Stream, TokenBatch,
+    UpdateTables,
 };
 
 /// Everything that the layers run on.
@@ -30,15 +31,17 @@ pub(super) struct Forward {
     pub(super) tiled: bool,
     /// The kernel that runs small decode steps whole, if it is asked for.
     pub(super) fused_decode: Option<FusedDecode>,
+    /// Algorithms that are timed for each product's shape.
+    candidates: u32,
     multiprocessors: u32,
 }
 
 /// The activation of the MLP, as the kernels name it.
 pub(super) fn activation_of(shape: &Gpt2Shape) -> CudaActivation {
     match shape.activation {
-        pinion_ops::linear::Activation::None => CudaActivation::None,
-        pinion_ops::linear::Activation::GeluTanh => CudaActivation::GeluTanh,
-        pinion_ops::linear::Activation::GeluErf => CudaActivation::GeluErf,
+        pinion_ops::Activation::None => CudaActivation::None,
+        pinion_ops::Activation::GeluTanh => CudaActivation::GeluTanh,
+        pinion_ops::Activation::GeluErf => CudaActivation::GeluErf,
     }
 }
 
@@ -64,10 +67,10 @@ impl Forward {
         for span in [memory.counters, memory.tables, memory.lane_tokens] {
             stream.fill(span, 0)?;
         }
-        let tiles_take = options.dtype != CudaDtype::F32 && matches!(shape.head_dim(), 64 | 128);
         let empty = memory.counters.part(0, 0);
         Ok(Forward {
-            tiled: tiles_take && options.prefill == PrefillAttention::Auto,
+            tiled: options.prefill.on_tensor_cores(options.dtype, shape.head_dim()),
+            candidates: if options.measured_products { PRODUCT_CANDIDATES } else { 1 },
             shape,
             weights,
             memory,
@@ -242,6 +245,7 @@ impl Forward {
             activation: CudaActivation::None,
             method: ProductMethod::Auto,
             accumulate: false,
+            candidates: self.candidates,
         }
     }
 
@@ -402,6 +406,7 @@ impl Forward {
             draws: memory.inputs.part(layout.draws(), layout.rows * DRAW_BYTES),
             sampled: memory.sampled,
             lane_tokens: memory.lane_tokens,
+            changes: Some((memory.changes, (memory.changes.bytes() / CHANGE_BYTES) as u32)),
             rows,
             vocab: self.shape.vocab,
             lanes: self.lanes,
@@ -422,6 +427,7 @@ impl Forward {
             activation: CudaActivation::None,
             method: ProductMethod::Auto,
             accumulate: false,
+            candidates: self.candidates,
         }
     }
 

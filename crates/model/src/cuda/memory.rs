@@ -1,9 +1,9 @@
 //! Device memory of a step, and the sizes that follow from the options.
 
-use super::CudaOptions;
 use super::inputs::Layout;
-use crate::gpt2_weights::Gpt2Shape;
-use pinion_ops::cuda::{CudaError, Device, SAMPLED_BYTES, Span};
+use super::{CHANGES_PER_ROW, CudaOptions};
+use crate::gpt2_shape::Gpt2Shape;
+use pinion_ops::cuda::{CHANGE_BYTES, CudaError, Device, SAMPLED_BYTES, Span};
 
 /// Most parts that the context of a decode row is split into.
 pub(super) const SPLITS_MAX: u32 = 16;
@@ -34,6 +34,8 @@ pub(super) struct Memory {
     pub(super) tables: Span,
     pub(super) partials: Span,
     pub(super) counters: Span,
+    /// What requests do to their logits.
+    pub(super) changes: Span,
 }
 
 impl Memory {
@@ -63,8 +65,14 @@ impl Memory {
             tables: device.alloc(rows * sizes.table_stride as usize * 4)?,
             partials: device.alloc(parts)?,
             counters: device.alloc(rows * heads * 4)?,
+            changes: device.alloc(changes_max(options) * CHANGE_BYTES)?,
         })
     }
+}
+
+/// Most changes of logits in a step.
+pub(super) fn changes_max(options: &CudaOptions) -> usize {
+    options.max_rows as usize * CHANGES_PER_ROW
 }
 
 /// Sizes that follow from the options.

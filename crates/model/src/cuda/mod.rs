@@ -5,9 +5,11 @@
 //! kernels/include/pinion_cuda.h: the real one, or the emulated device that tests use. docs/design/0006-cuda.md.
 
 mod buckets;
+mod changes;
 mod engine;
 mod forward;
 mod fused_decode;
+mod host_rows;
 mod inputs;
 mod memory;
 mod sampling;
@@ -17,13 +19,18 @@ pub use engine::CudaGpt2;
 pub use pinion_ops::cuda::CudaDtype;
 
 use crate::config_json::ConfigJson;
-use crate::gpt2_weights::Gpt2Shape;
+use crate::gpt2_shape::Gpt2Shape;
 use crate::load::{KvSize, LoadError};
 use pinion_ops::cuda::{CudaError, Device};
 use std::path::{Path, PathBuf};
 
 /// Bytes that cuBLASLt may use beside its operands.
 const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
+/// Algorithms of cuBLASLt that are timed for a shape.
+const PRODUCT_CANDIDATES: u32 = 8;
+/// Changes of logits for which a step has room, for each of its rows: with more, rows are the host's. A request with
+/// penalties has one for each id in its context.
+const CHANGES_PER_ROW: usize = 512;
 /// Largest head count, width and so on are the model's; this is what the attention kernels take.
 const HEAD_DIMS: [u32; 4] = [16, 32, 64, 128];
 
@@ -36,7 +43,7 @@ pub enum CudaKv {
     FreeShare(f32),
 }
 
-/// Which kernel does the attention of prompt chunks.
+/// Which kernel does the attention of prompt chunks. [`PrefillAttention::on_tensor_cores`] is the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PrefillAttention {
     /// Tensor cores where dtype and head size allow, else the plain one.
@@ -44,6 +51,13 @@ pub enum PrefillAttention {
     Auto,
     /// The decode kernel, a query token at a time.
     Plain,
+}
+
+impl PrefillAttention {
+    /// Whether chunks go to the tensor-core kernel.
+    fn on_tensor_cores(self, dtype: CudaDtype, head_dim: u32) -> bool {
+        self == Self::Auto && dtype != CudaDtype::F32 && matches!(head_dim, 64 | 128)
+    }
 }
 
 /// How decode steps of up to eight rows run; larger ones are graphs, or kernel by kernel.
@@ -83,6 +97,10 @@ pub struct CudaOptions {
     pub prefill: PrefillAttention,
     /// Small decode steps.
     pub decode: DecodePath,
+    /// Time cuBLASLt's algorithms for each shape before ready and keep the quickest; off, take its own first choice.
+    pub measured_products: bool,
+    /// Penalties, biases and banned ids are the sampler kernel's; off, the host's, which such steps then wait for.
+    pub shaped_on_device: bool,
 }
 
 fn backend(error: CudaError) -> LoadError {
@@ -99,8 +117,9 @@ pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaGpt2, LoadE
     let shape = Gpt2Shape::of(&config, folder)?;
     check(&shape, options)?;
     let device = Device::open(&options.object, options.device).map_err(backend)?;
+    let allocated_before = device.counts().allocated_bytes;
     device.open_products(options.products.as_deref(), PRODUCT_WORKSPACE_BYTES).map_err(backend)?;
-    CudaGpt2::new(device, folder, &config, shape, options)
+    CudaGpt2::new(device, allocated_before, folder, &config, shape, options)
 }
 
 fn check(shape: &Gpt2Shape, options: &CudaOptions) -> Result<(), LoadError> {
@@ -122,4 +141,20 @@ fn check(shape: &Gpt2Shape, options: &CudaOptions) -> Result<(), LoadError> {
         return refuse(format!("block size {} is not in 1..=1024", options.block_size));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_24_auto_takes_tensor_cores_where_type_and_head_size_allow() {
+        for dtype in [CudaDtype::F32, CudaDtype::Bf16, CudaDtype::F16] {
+            for head_dim in HEAD_DIMS {
+                let allowed = dtype.size() == 2 && head_dim >= 64;
+                assert_eq!(PrefillAttention::Auto.on_tensor_cores(dtype, head_dim), allowed);
+                assert!(!PrefillAttention::Plain.on_tensor_cores(dtype, head_dim));
+            }
+        }
+    }
 }

@@ -1,27 +1,40 @@
 //! Who samples a row: the device, or the host with the row's logits.
 
+use super::changes::Changes;
 use crate::sampler::uniform;
 use crate::{Row, SampleParams, StepBatch};
-use pinion_ops::cuda::{DRAW_BYTES, Draw, DrawMode, SAMPLE_VOCAB_MAX};
+use pinion_ops::cuda::{DRAW_BYTES, Draw, DrawMode, RowChanges, SAMPLE_VOCAB_MAX};
 
 /// Where a row's token comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Source {
     /// The row asks for none.
     None,
-    /// The sampler kernel.
-    Device,
-    /// The host's sampler: the request changes its logits, or wants them told.
+    /// The sampler kernel, after what the request does to its logits.
+    Device(RowChanges),
+    /// The host's sampler: the request wants logprobs, a grammar says what may follow, or the kernel cannot make its changes.
     Host,
 }
 
 impl Source {
-    pub(super) fn of(row: &Row, index: usize, batch: &StepBatch<'_>, vocab: u32) -> Source {
-        match &row.sample {
-            None => Source::None,
-            Some(params) if params.logprobs.is_some() || vocab > SAMPLE_VOCAB_MAX => Source::Host,
-            Some(_) if batch.shaping.shaping(index).is_some() => Source::Host,
-            Some(_) => Source::Device,
+    /// Where the row's token comes from; its changes join those of the step. Without `changes` the host makes them.
+    pub(super) fn of(
+        row: &Row,
+        index: usize,
+        batch: &StepBatch<'_>,
+        vocab: u32,
+        changes: Option<&mut Changes>,
+    ) -> Source {
+        let Some(params) = &row.sample else { return Source::None };
+        if params.logprobs.is_some() || vocab > SAMPLE_VOCAB_MAX {
+            return Source::Host;
+        }
+        match (batch.shaping.shaping(index), changes) {
+            (None, _) => Source::Device(RowChanges::NONE),
+            (Some(shaping), Some(changes)) if shaping.mask.is_none() => {
+                changes.add(&shaping).map_or(Source::Host, Source::Device)
+            }
+            (Some(_), _) => Source::Host,
         }
     }
 }
@@ -30,7 +43,10 @@ impl Source {
 pub(super) fn write_draws(batch: &StepBatch<'_>, sources: &[Source], rows: usize, bytes: &mut [u8]) {
     let sampling = batch.rows.iter().zip(sources).filter_map(|(row, &source)| {
         let params = row.sample.as_ref()?;
-        Some(if source == Source::Device { draw(params, row.slot) } else { SKIP })
+        Some(match source {
+            Source::Device(changes) => Draw { changes, ..draw(params, row.slot) },
+            Source::None | Source::Host => SKIP,
+        })
     });
     let padded = sampling.chain(std::iter::repeat(SKIP)).take(rows);
     for (draw, to) in padded.zip(bytes.chunks_exact_mut(DRAW_BYTES)) {
@@ -46,6 +62,7 @@ const SKIP: Draw = Draw {
     top_k: 0,
     lane: 0,
     mode: DrawMode::Skip,
+    changes: RowChanges::NONE,
 };
 
 fn draw(params: &SampleParams, lane: u32) -> Draw {
@@ -60,5 +77,6 @@ fn draw(params: &SampleParams, lane: u32) -> Draw {
         top_k: params.top_k,
         lane,
         mode: DrawMode::Draw,
+        ..SKIP
     }
 }

@@ -1,7 +1,7 @@
 //! GPT-2's weights on the device: read from safetensors, turned to `[out, in]`, converted and copied, once.
 
 use super::backend;
-use crate::gpt2_weights::Gpt2Shape;
+use crate::gpt2_shape::Gpt2Shape;
 use crate::load::LoadError;
 use half::{bf16, f16};
 use pinion_ops::MappedFile;

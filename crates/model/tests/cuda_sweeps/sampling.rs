@@ -2,7 +2,7 @@
 
 use pinion_model::{RowOutcome, SampleParams, Sampler};
 use pinion_ops::cuda::{
-    DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, SAMPLED_BYTES, Sample, Sampled, SampledState,
+    DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, RowChanges, SAMPLED_BYTES, Sample, Sampled, SampledState,
 };
 
 /// SplitMix64.
@@ -63,6 +63,7 @@ fn on_device(
         draws: put(&draw_bytes),
         sampled,
         lane_tokens,
+        changes: None,
         rows: rows.len() as u32,
         vocab: rows[0].len() as u32,
         lanes,
@@ -114,6 +115,7 @@ fn draw_of(params: &SampleParams, lane: u32) -> Draw {
         top_k: params.top_k,
         lane,
         mode: if greedy { DrawMode::Greedy } else { DrawMode::Draw },
+        changes: RowChanges::NONE,
     }
 }
 

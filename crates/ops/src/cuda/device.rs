@@ -58,6 +58,8 @@ pub struct DeviceCounts {
     pub to_host_bytes: u64,
     /// Device memory taken.
     pub allocated_bytes: u64,
+    /// What the device has left at this moment; asking takes a call of the driver.
+    pub free_bytes: u64,
 }
 
 struct Opened {
@@ -133,6 +135,7 @@ impl Device {
             to_device_bytes: raw.to_device_bytes,
             to_host_bytes: raw.to_host_bytes,
             allocated_bytes: raw.allocated_bytes,
+            free_bytes: raw.free_bytes,
         }
     }
 

@@ -1,7 +1,9 @@
 //! What the sampler kernel reads and writes for each row, as bytes.
 
 /// Bytes of one [`Draw`] on the device.
-pub const DRAW_BYTES: usize = 32;
+pub const DRAW_BYTES: usize = 64;
+/// Bytes of one [`LogitChange`] on the device.
+pub const CHANGE_BYTES: usize = 12;
 /// Bytes of one sampled row on the device; see [`Sampled::read`].
 pub const SAMPLED_BYTES: usize = 8;
 
@@ -14,6 +16,58 @@ pub enum DrawMode {
     Greedy,
     /// Drawn.
     Draw,
+}
+
+/// What a request does to one of its logits before anything is drawn from them.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LogitChange {
+    /// Whose logit. It stands once in a row's changes.
+    pub id: u32,
+    /// Apply the row's repetition penalty.
+    pub is_recalled: bool,
+    /// How often it stands in the output, for the other two penalties; 0 spares it them.
+    pub count: u32,
+    /// Added.
+    pub bias: f32,
+    /// Not to be drawn unless nothing else is left.
+    pub is_banned: bool,
+}
+
+impl LogitChange {
+    /// The bytes that the device reads.
+    pub fn write(&self, to: &mut [u8]) {
+        let what =
+            u32::from(self.is_recalled) << 31 | u32::from(self.is_banned) << 30 | self.count & 0x3fff_ffff;
+        for (to, word) in to.chunks_exact_mut(4).zip([self.id, what, self.bias.to_bits()]) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// The changes of one row: a range of all of them, and the penalties.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowChanges {
+    /// The first of the row.
+    pub begin: u32,
+    /// How many.
+    pub count: u32,
+    /// See `Shaping` in the model crate.
+    pub repetition_penalty: f32,
+    /// As above.
+    pub frequency_penalty: f32,
+    /// As above.
+    pub presence_penalty: f32,
+}
+
+impl RowChanges {
+    /// The logits stay as they are.
+    pub const NONE: RowChanges = RowChanges {
+        begin: 0,
+        count: 0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+    };
 }
 
 /// How one row is sampled.
@@ -33,6 +87,8 @@ pub struct Draw {
     pub lane: u32,
     /// Whether and how.
     pub mode: DrawMode,
+    /// Made before.
+    pub changes: RowChanges,
 }
 
 impl Draw {
@@ -51,6 +107,14 @@ impl Draw {
             self.top_k,
             self.lane,
             mode,
+            self.changes.begin,
+            self.changes.count,
+            self.changes.repetition_penalty.to_bits(),
+            self.changes.frequency_penalty.to_bits(),
+            self.changes.presence_penalty.to_bits(),
+            0,
+            0,
+            0,
         ];
         for (to, word) in to[8..DRAW_BYTES].chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());

@@ -70,6 +70,8 @@ pub struct Product {
     pub method: ProductMethod,
     /// Add to what y holds.
     pub accumulate: bool,
+    /// So many of the library's algorithms are timed at the shape's first use; 1 takes its own first choice.
+    pub candidates: u32,
 }
 
 /// Which norm.
@@ -354,6 +356,8 @@ pub struct Sample {
     pub sampled: Span,
     /// u32 \[lanes\].
     pub lane_tokens: Span,
+    /// \[changes\] of [`super::CHANGE_BYTES`], with their number.
+    pub changes: Option<(Span, u32)>,
     /// Rows.
     pub rows: u32,
     /// Width, at most [`super::SAMPLE_VOCAB_MAX`].
@@ -375,7 +379,7 @@ pub(super) mod raw {
     structs! {
         Product {
             x: u64, weight: u64, bias: u64, y: u64, m: u32, n: u32, k: u32,
-            dtype: i32, y_dtype: i32, activation: i32, method: i32, accumulate: i32,
+            dtype: i32, y_dtype: i32, activation: i32, method: i32, accumulate: i32, candidates: u32,
         }
         Norm {
             x: u64, delta: u64, delta_bias: u64, weight: u64, bias: u64, out: u64, rows: u32, width: u32,
@@ -407,7 +411,10 @@ pub(super) mod raw {
             batch: Batch, q: u64, cache: u64, out: u64, tiles: u64, q_stride: u32, out_stride: u32, count: u32,
             scale: f32,
         }
-        Sample { logits: u64, draws: u64, sampled: u64, lane_tokens: u64, rows: u32, vocab: u32, lanes: u32 }
+        Sample {
+            logits: u64, draws: u64, sampled: u64, lane_tokens: u64, changes: u64, rows: u32, vocab: u32, lanes: u32,
+            changes_count: u32,
+        }
         Decode {
             embed: Embed, attention: Attention, layers: u64, norm_final_weight: u64, norm_final_bias: u64, head: u64,
             inner_rows: u64, logits: u64, barrier: u64, layer_count: u32, hidden: u32, inner: u32, vocab: u32,

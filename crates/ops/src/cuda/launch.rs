@@ -5,8 +5,8 @@ use super::device::{CudaError, Stream};
 use super::kernels::raw;
 use super::memory::Span;
 use super::{
-    Append, Attention, BiasActivation, CopyBlocks, CudaDtype, DRAW_BYTES, Embed, Gate, Gather, Norm,
-    NormKind, Prefill, Product, ProductMethod, Rope, SAMPLED_BYTES, Sample, TokenBatch, UpdateTables,
+    Append, Attention, BiasActivation, CHANGE_BYTES, CopyBlocks, CudaDtype, DRAW_BYTES, Embed, Gate, Gather,
+    Norm, NormKind, Prefill, Product, ProductMethod, Rope, SAMPLED_BYTES, Sample, TokenBatch, UpdateTables,
 };
 
 /// The lengths of one launch's operands, and the first that does not fit.
@@ -129,6 +129,7 @@ impl Stream {
             activation: args.activation.code(),
             method,
             accumulate: i32::from(args.accumulate),
+            candidates: args.candidates,
         };
         self.launch("product", self.device.symbols().product, &raw)
     }
@@ -429,20 +430,24 @@ impl Stream {
     /// As for [`Stream::product`].
     pub fn sample(&self, args: &Sample) -> Result<(), CudaError> {
         let (rows, vocab) = (args.rows as usize, args.vocab as usize);
+        let (changes, changes_count) = args.changes.map_or((None, 0), |(span, count)| (Some(span), count));
         Lengths::of("sample")
             .need("logits", args.logits, &[rows, vocab], 4)
             .need("draws", args.draws, &[rows, DRAW_BYTES], 1)
             .need("sampled", args.sampled, &[rows, SAMPLED_BYTES], 1)
             .need("lane_tokens", args.lane_tokens, &[args.lanes as usize], 4)
+            .maybe("changes", changes, &[changes_count as usize, CHANGE_BYTES], 1)
             .done()?;
         let raw = raw::Sample {
             logits: args.logits.address,
             draws: args.draws.address,
             sampled: args.sampled.address,
             lane_tokens: args.lane_tokens.address,
+            changes: address(changes),
             rows: args.rows,
             vocab: args.vocab,
             lanes: args.lanes,
+            changes_count,
         };
         self.launch("sample", self.device.symbols().sample, &raw)
     }

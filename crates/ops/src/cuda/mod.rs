@@ -18,7 +18,9 @@ pub use decode::{
     BiasedWeight, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape, DecodeStep, DecodeTables,
 };
 pub use device::{CudaError, Device, DeviceCounts, DeviceFacts, Event, Graph, Stream};
-pub use draw::{DRAW_BYTES, Draw, DrawMode, SAMPLED_BYTES, Sampled, SampledState};
+pub use draw::{
+    CHANGE_BYTES, DRAW_BYTES, Draw, DrawMode, LogitChange, RowChanges, SAMPLED_BYTES, Sampled, SampledState,
+};
 pub use kernels::{
     Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gate,
     Gather, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Rope, Sample, TokenBatch,

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What [`Symbols::open`] expects `pinion_cuda_abi` to say.
-const ABI: i32 = 1;
+const ABI: i32 = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -29,6 +29,7 @@ pub(super) struct RawCounts {
     pub(super) to_device_bytes: u64,
     pub(super) to_host_bytes: u64,
     pub(super) allocated_bytes: u64,
+    pub(super) free_bytes: u64,
 }
 
 type Launch<T> = unsafe extern "C" fn(*const T, *mut c_void) -> i32;

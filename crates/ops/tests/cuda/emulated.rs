@@ -12,7 +12,9 @@ pub(crate) fn object() -> PathBuf {
     PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
 }
 
-/// The device.
+/// The device, with the products that it brings.
 pub(crate) fn emulated() -> Device {
-    Device::open(&object(), 0).expect("the emulated device opens everywhere")
+    let device = Device::open(&object(), 0).expect("the emulated device opens everywhere");
+    device.open_products(None, 1 << 20).expect("they are in the object");
+    device
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 mod emulated;
+mod products;
 mod sweeps;
 
 use emulated::emulated;
@@ -86,6 +87,7 @@ fn what_does_not_fit_is_an_error_before_anything_runs() {
         activation: Default::default(),
         method: ProductMethod::Own,
         accumulate: false,
+        candidates: 1,
     };
     assert_eq!(stream.product(&product(span(64), span(96), Some(span(6)), span(24), 16)), Ok(()));
     for (args, says) in [

@@ -273,6 +273,7 @@ pub(crate) fn products(device: &Device, scale: Scale) {
         let (bias, bias_values) = bench.random(dtype, &mut random, n);
         let y_dtype = if random.below(2) == 0 { dtype } else { CudaDtype::F32 };
         let (y, y_values) = bench.random(y_dtype, &mut random, m * n);
+        let candidates = if seed % 8 == 3 { 1 } else { 8 };
         let (has_bias, accumulate) = (random.below(2) == 0, random.below(3) == 0);
         let activates = !accumulate && (is_own || y_dtype == dtype);
         let activation = if activates {
@@ -282,9 +283,24 @@ pub(crate) fn products(device: &Device, scale: Scale) {
         };
         let method = if is_own { ProductMethod::Own } else { ProductMethod::Library };
         let [m, n, k32] = [m, n, k].map(|axis| axis as u32);
+        // The library takes a bias of y's type only.
+        let has_bias = has_bias && (is_own || y_dtype == dtype);
         let bias = has_bias.then_some(bias);
-        let args =
-            Product { x, weight, bias, y, m, n, k: k32, dtype, y_dtype, activation, method, accumulate };
+        let args = Product {
+            x,
+            weight,
+            bias,
+            y,
+            m,
+            n,
+            k: k32,
+            dtype,
+            y_dtype,
+            activation,
+            method,
+            accumulate,
+            candidates,
+        };
         bench.stream.product(&args).expect("a launch");
         let mut want =
             twin::product(&x_values, &weight_values, has_bias.then_some(&bias_values[..]), k, activation);

@@ -1,0 +1,58 @@
+//! The choice between the algorithms of cuBLASLt, on the stand-in that the emulated device brings.
+
+use super::emulated::emulated;
+use pinion_ops::cuda::{CudaDtype, Product, ProductMethod};
+
+/// The emulated library's algorithms sum in different orders and cost 7, 3, 1 and 5 ticks, and the third never works.
+#[test]
+fn the_quickest_algorithm_that_works_is_taken_and_gives_the_same_product() {
+    let device = emulated();
+    let stream = device.stream().unwrap();
+    let (begin, end) = (device.event(true).unwrap(), device.event(true).unwrap());
+    let (m, n, k) = (20u32, 24u32, 336u32);
+    let values = |count: u32, by: u32| -> Vec<u8> {
+        (0..count).flat_map(|i| ((i * by % 101) as f32 / 50.0 - 1.0).to_le_bytes()).collect()
+    };
+    let put = |bytes: &[u8]| {
+        let span = device.alloc(bytes.len()).unwrap();
+        stream.upload(span, bytes).unwrap();
+        span
+    };
+    let y = device.alloc((m * n * 4) as usize).unwrap();
+    let args = |candidates| Product {
+        x: put(&values(m * k, 7)),
+        weight: put(&values(n * k, 13)),
+        bias: None,
+        y,
+        m,
+        n,
+        k,
+        dtype: CudaDtype::F32,
+        y_dtype: CudaDtype::F32,
+        activation: Default::default(),
+        method: ProductMethod::Library,
+        accumulate: false,
+        candidates,
+    };
+    let mut seen = Vec::new();
+    for (candidates, ticks) in [(1, 7.0), (2, 3.0), (3, 3.0), (8, 3.0), (0, 7.0), (1000, 3.0)] {
+        let args = args(candidates);
+        // The first use of the shape chooses.
+        stream.product(&args).unwrap();
+        stream.record(&begin).unwrap();
+        stream.product(&args).unwrap();
+        stream.record(&end).unwrap();
+        let ms = begin.elapsed_ms(&end).unwrap();
+        assert!((ms - ticks / 1000.0).abs() < 1e-6, "{candidates} candidates: {ms} ms");
+        let mut bytes = vec![0; (m * n * 4) as usize];
+        stream.download(&mut bytes, y).unwrap();
+        let y: Vec<f32> =
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        seen.push(y);
+    }
+    let largest = seen[0].iter().fold(0f32, |max, value| max.max(value.abs()));
+    for (other, first) in seen[1..].iter().flat_map(|y| y.iter().zip(&seen[0])) {
+        assert!((other - first).abs() <= 1e-5 * largest, "{other} {first}");
+    }
+    assert_ne!(seen[0], seen[1], "the algorithms can be told apart");
+}
