@@ -81,6 +81,8 @@ impl Tail {
     pub(crate) fn of<'a>(requests: impl Iterator<Item = (u64, &'a Measured)>) -> Option<Tail> {
         let mut all: Vec<(u64, &Measured, &Timings)> = requests
             .filter_map(|(e2e_ns, request)| Some((e2e_ns, request, request.outcome.timings.as_ref()?)))
+            // llama-server's field of this name has other things in it.
+            .filter(|(_, _, timings)| !timings.stages_ms.is_empty())
             .collect();
         all.sort_by_key(|(e2e_ns, ..)| std::cmp::Reverse(*e2e_ns));
         let slowest = ((all.len() as f64 * SLOWEST_SHARE).ceil() as usize).min(all.len());
@@ -174,5 +176,8 @@ mod tests {
         assert!(text.contains("queue 100 against 5.95 (100 % of the difference)"), "{text}");
         assert!(!text.contains("decode"), "{text}");
         assert_eq!(Tail::of(std::iter::empty()), None);
+        let mut other = requests[0].clone();
+        other.outcome.timings = serde_json::from_str("{\"predicted_ms\": 2.5}").ok();
+        assert!(other.outcome.timings.is_some() && Tail::of([(1, &other)].into_iter()).is_none());
     }
 }
