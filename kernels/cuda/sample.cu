@@ -25,6 +25,7 @@ struct SampleShared {
     uint64_t scratch[THREADS / WARP];
     uint64_t before;
     uint32_t digit;
+    uint32_t found;
 };
 
 struct Min {
@@ -172,14 +173,28 @@ __device__ __forceinline__ float change(float logit, const PinionCudaChange& cha
     return change.what & PINION_CHANGE_BANNED ? clamp_finite(-INFINITY) : logit;
 }
 
-// Makes the row's changes. Every thread sees them afterwards.
-__device__ void make_changes(float* logits, const PinionCudaSample& args, const PinionCudaDraw& draws) {
-    if (draws.changes_begin >= args.changes_count) return;
-    unsigned left = args.changes_count - draws.changes_begin;
+// Makes the row's changes, and that of the token that the lane sampled last. Every thread sees them afterwards.
+__device__ void make_changes(float* logits, const PinionCudaSample& args, const PinionCudaDraw& draws, uint32_t& found) {
+    bool recalls = draws.flags & PINION_DRAW_RECALLS_LAST && draws.lane < args.lanes;
+    unsigned last = recalls ? at<uint32_t>(args.lane_tokens)[draws.lane] : args.vocab;
+    unsigned begin = draws.changes_begin < args.changes_count ? draws.changes_begin : args.changes_count;
+    unsigned left = args.changes_count - begin;
     unsigned count = draws.changes_count < left ? draws.changes_count : left;
-    const PinionCudaChange* changes = at<PinionCudaChange>(args.changes) + draws.changes_begin;
-    for (unsigned i = threadIdx.x; i < count; i += THREADS)
-        if (changes[i].id < args.vocab) logits[changes[i].id] = change(logits[changes[i].id], changes[i], draws);
+    const PinionCudaChange* changes = at<PinionCudaChange>(args.changes) + begin;
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < count; i += THREADS) {
+        PinionCudaChange own = changes[i];
+        if (own.id >= args.vocab) continue;
+        if (own.id == last) {
+            own.what = (own.what | PINION_CHANGE_RECALLED) + 1;
+            found = 1;
+        }
+        logits[own.id] = change(logits[own.id], own, draws);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && last < args.vocab && !found)
+        logits[last] = change(logits[last], {last, PINION_CHANGE_RECALLED | 1, 0.0f}, draws);
     __syncthreads();
 }
 
@@ -189,7 +204,7 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(PinionCudaSample args) 
     PinionCudaSampled result = {0, PINION_SAMPLED_NONE};
     if (draws.mode != PINION_SAMPLE_SKIP) {
         float* logits = at<float>(args.logits) + size_t(blockIdx.x) * args.vocab;
-        if (draws.changes_count > 0) make_changes(logits, args, draws);
+        if (draws.changes_count > 0 || draws.flags & PINION_DRAW_RECALLS_LAST) make_changes(logits, args, draws, shared.found);
         Row row = {logits, args.vocab, 0.0f, draws.inverse_temperature, 0.0f};
         uint64_t best = ~uint64_t{0};
         unsigned broken = 0;

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 2 };
+enum { PINION_CUDA_ABI = 3 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -258,8 +258,11 @@ typedef struct PinionCudaChange {
     float bias;
 } PinionCudaChange;
 
-// How one row is sampled. `draw` is the uniform number that (seed, position) stand for; the host makes it.
+// How one row is sampled. `draw` is the uniform number that (seed, position) stand for; the host makes it. With
+// PINION_DRAW_RECALLS_LAST the token that lane_tokens[lane] holds before the launch counts as one more token of the output:
+// its change is RECALLED and counts one more than the row's changes say, whether it stands there or not.
 enum { PINION_SAMPLE_SKIP = 0, PINION_SAMPLE_GREEDY = 1, PINION_SAMPLE_DRAW = 2 };
+enum { PINION_DRAW_RECALLS_LAST = 1 };
 typedef struct PinionCudaDraw {
     double draw;
     float inverse_temperature;
@@ -273,7 +276,8 @@ typedef struct PinionCudaDraw {
     float repetition;
     float frequency;
     float presence;
-    uint32_t unused[3];
+    uint32_t flags;
+    uint32_t unused[2];
 } PinionCudaDraw;
 enum { PINION_SAMPLED_NONE = 0, PINION_SAMPLED_TOKEN = 1, PINION_SAMPLED_NONFINITE = 2 };
 typedef struct PinionCudaSampled {

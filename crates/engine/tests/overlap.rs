@@ -74,7 +74,7 @@ fn answers(seed: u64, penalties: u32, overlap: bool) -> (Answers, u32) {
 #[test]
 fn row_17_overlap_tokens_are_the_same_with_and_without() {
     for seed in 0..8 {
-        for penalties in [0, 7] {
+        for penalties in [0, 7, 1] {
             let (with, _) = answers(seed, penalties, true);
             let (without, _) = answers(seed, penalties, false);
             assert_eq!(with, without, "seed {seed}, penalties {penalties}");

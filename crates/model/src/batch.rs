@@ -3,6 +3,7 @@
 //! A step is one flat, variable-length batch: all query tokens of all rows stand one after another, so a prefill chunk
 //! and decode rows share a step without padding. Nothing here knows about tch.
 
+use crate::FUTURE_TOKEN;
 use crate::logprobs::Logprob;
 use crate::sampler::SampleParams;
 use crate::shaping::RowShaping;
@@ -177,6 +178,11 @@ impl StepBatch<'_> {
 }
 
 impl StepBatch<'_> {
+    /// Whether the row stands on a token that the step before draws.
+    pub(crate) fn is_ahead(&self, row: &Row) -> bool {
+        self.tokens.get(row.query_range()).and_then(<[u32]>::last) == Some(&FUTURE_TOKEN)
+    }
+
     /// The token that follows the scored query token at `index` of [`StepBatch::tokens`].
     pub(crate) fn successor(&self, row: &Row, scored: &Scored, index: usize) -> u32 {
         let next = index + 1;

@@ -1,7 +1,9 @@
 //! A batch that owns what it names, to be handed to another thread or to be built row by row. Its buffers are used again and
 //! keep their sizes.
 
-use crate::{BlockCopy, ModelInfo, Row, RowShaping, SampleParams, Shaping, StepBatch, TokenMask, WarmUp};
+use crate::{
+    BlockCopy, FUTURE_TOKEN, ModelInfo, Row, RowShaping, SampleParams, Shaping, StepBatch, TokenMask, WarmUp,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -79,7 +81,8 @@ impl OwnedBatch {
         self.copies.reserve(rows);
         self.shapings.reserve(rows);
         self.blocks.reserve(rows.saturating_mul(row_blocks).min(RESERVED_MAX));
-        self.ids.reserve(pool_tokens.min(RESERVED_MAX));
+        // The last of a row's tokens may stand there before it is in the pool.
+        self.ids.reserve((pool_tokens + rows).min(RESERVED_MAX));
     }
 
     pub(crate) fn copy_from(&mut self, batch: &StepBatch<'_>) {
@@ -96,14 +99,29 @@ impl OwnedBatch {
         self.shapings.clear();
         self.ids.clear();
         self.biases.clear();
-        for (row, _) in batch.rows.iter().enumerate().filter(|(_, row)| row.sample.is_some()) {
-            if let Some(shaping) = batch.shaping.shaping(row) {
-                self.push_shaping(row, &shaping);
+        for (index, row) in batch.rows.iter().enumerate().filter(|(_, row)| row.sample.is_some()) {
+            if let Some(shaping) = batch.shaping.shaping(index) {
+                self.push_shaping(index, &shaping, batch.is_ahead(row));
             }
         }
     }
 
-    fn push_shaping(&mut self, row: usize, shaping: &Shaping<'_>) {
+    /// Puts the tokens, by lane, that the step before drew where rows stand on them: behind the output of those rows, too.
+    pub(crate) fn resolve(&mut self, drawn: impl Fn(u32) -> u32) {
+        for (index, row) in self.rows.iter().enumerate() {
+            let last = (row.query_start + row.query_len).saturating_sub(1) as usize;
+            let Some(token) = self.tokens.get_mut(last).filter(|token| **token == FUTURE_TOKEN) else {
+                continue;
+            };
+            *token = drawn(row.slot);
+            if let Ok(found) = self.shapings.binary_search_by_key(&index, |shaping| shaping.row) {
+                // `push_shaping` kept its place.
+                self.ids[self.shapings[found].output.end - 1] = *token;
+            }
+        }
+    }
+
+    fn push_shaping(&mut self, row: usize, shaping: &Shaping<'_>, is_ahead: bool) {
         // Every field by name: what is added to a shaping must be copied too.
         let &Shaping {
             prompt,
@@ -116,10 +134,14 @@ impl OwnedBatch {
             banned_ids,
             mask,
         } = shaping;
+        let mut output = append(&mut self.ids, output);
+        if is_ahead {
+            output.end = append(&mut self.ids, &[FUTURE_TOKEN]).end;
+        }
         self.shapings.push(OwnedShaping {
             row,
             prompt: append(&mut self.ids, prompt),
-            output: append(&mut self.ids, output),
+            output,
             bias: append(&mut self.biases, bias),
             banned_ids: append(&mut self.ids, banned_ids),
             banned_id,

@@ -325,15 +325,10 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// Puts the tokens that the last step drew where the batch stands on them. If that step failed there is none; then
+    /// Puts the tokens that the last step drew into the batch. If that step failed there is none; then
     /// the row computes something that nobody waits for, because its request has failed.
     fn resolve(&self, batch: &mut OwnedBatch) {
-        for row in &batch.rows {
-            let last = (row.query_start + row.query_len).saturating_sub(1) as usize;
-            if let Some(token) = batch.tokens.get_mut(last).filter(|token| **token == FUTURE_TOKEN) {
-                *token = self.tokens.get(row.slot as usize).copied().unwrap_or(0);
-            }
-        }
+        batch.resolve(|lane| self.tokens.get(lane as usize).copied().unwrap_or(0));
     }
 
     fn note(&mut self, batch: &OwnedBatch, out: &StepOutput) {

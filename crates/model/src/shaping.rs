@@ -16,7 +16,8 @@ use std::sync::Arc;
 pub struct Shaping<'a> {
     /// The client's prompt.
     pub prompt: &'a [u32],
-    /// What was generated so far.
+    /// What was generated so far. Of a row that ends in a [`FUTURE_TOKEN`](crate::FUTURE_TOKEN) all but that one, which
+    /// the [`Pipeline`](crate::Pipeline) adds when it is known.
     pub output: &'a [u32],
     /// Divides the positive and multiplies the negative logits of tokens in the prompt or the output; 1 is off.
     pub repetition_penalty: f32,
@@ -66,6 +67,11 @@ impl Shaping<'_> {
         banned_ids: &[],
         mask: None,
     };
+
+    /// Whether the output decides anything.
+    pub(crate) fn reads_output(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
 }
 
 /// Gives each row of a step its shaping. The engine looks it up in its requests, so nothing is copied.

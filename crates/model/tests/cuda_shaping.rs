@@ -7,7 +7,9 @@ mod emulated;
 
 use emulated::{options, ready};
 use pinion_model::cuda::{CudaGpt2, CudaOptions};
-use pinion_model::{Model, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput};
+use pinion_model::{
+    FUTURE_TOKEN, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput,
+};
 
 const VOCAB: u64 = 257;
 const ROWS: usize = 4;
@@ -106,24 +108,37 @@ impl RowShaping for Wishes {
     }
 }
 
-/// One step of all rows: their prompts at first, then a token each.
-fn step(model: &mut CudaGpt2, wishes: &Wishes, index: usize) -> Vec<RowOutcome> {
+/// What of its sequence a row computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Part {
+    /// All that is known: a prompt, or what a preempted request computes again.
+    Whole,
+    /// The last token.
+    Last,
+    /// The token that the step in flight draws.
+    Future,
+}
+
+/// One step of all rows, launched. The requests' lanes differ from seed to seed.
+fn launch(model: &mut CudaGpt2, wishes: &Wishes, lanes: u32, index: usize, part: Part) {
     let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-    for (lane, wish) in wishes.0.iter().enumerate() {
-        let first = if index == 0 { 0 } else { wish.ids.len() - 1 };
+    for (place, wish) in wishes.0.iter().enumerate() {
+        let mut ids = wish.ids.clone();
+        ids.extend((part == Part::Future).then_some(FUTURE_TOKEN));
+        let first = if part == Part::Whole { 0 } else { ids.len() - 1 };
         rows.push(Row {
-            slot: lane as u32,
+            slot: (place as u32 + lanes) % ROWS as u32,
             query_start: tokens.len() as u32,
-            query_len: (wish.ids.len() - first) as u32,
-            context_len: wish.ids.len() as u32,
+            query_len: (ids.len() - first) as u32,
+            context_len: ids.len() as u32,
             prompt_len: PROMPT as u32,
-            blocks_start: lane as u32,
+            blocks_start: place as u32,
             blocks_len: 1,
             sample: Some(SampleParams { position: index as u64, ..wish.sample }),
             scored: None,
         });
-        tokens.extend_from_slice(&wish.ids[first..]);
-        positions.extend(first as u32..wish.ids.len() as u32);
+        tokens.extend_from_slice(&ids[first..]);
+        positions.extend(first as u32..ids.len() as u32);
     }
     let batch = StepBatch {
         tokens: &tokens,
@@ -133,9 +148,87 @@ fn step(model: &mut CudaGpt2, wishes: &Wishes, index: usize) -> Vec<RowOutcome> 
         copies: &[],
         shaping: wishes,
     };
+    Pipeline::launch(model, &batch).unwrap();
+}
+
+fn retire(model: &mut CudaGpt2) -> Vec<RowOutcome> {
     let mut out = StepOutput::default();
-    Model::step(model, &batch, &mut out).unwrap();
+    Pipeline::retire(model, &mut out).unwrap();
     out.rows
+}
+
+/// One step of all rows: their prompts at first, then a token each.
+fn step(model: &mut CudaGpt2, wishes: &Wishes, index: usize) -> Vec<RowOutcome> {
+    launch(model, wishes, 0, index, if index == 0 { Part::Whole } else { Part::Last });
+    retire(model)
+}
+
+impl Wishes {
+    fn random(seed: u64) -> Wishes {
+        let mut random = Random(seed);
+        Wishes((0..ROWS).map(|_| Wish::random(&mut random)).collect())
+    }
+
+    fn take(&mut self, outcomes: &[RowOutcome]) {
+        for (wish, outcome) in self.0.iter_mut().zip(outcomes) {
+            let RowOutcome::Token(token) = *outcome else { panic!("{outcome:?}: {wish:?}") };
+            wish.ids.push(token);
+        }
+    }
+}
+
+/// Each step is launched before the tokens of the one before are here, but where all are preempted and begin again.
+fn ahead(model: &mut CudaGpt2, seed: u64) -> Wishes {
+    let mut wishes = Wishes::random(seed);
+    let preempted_at = 1 + seed as usize % (STEPS - 1);
+    let lanes = seed as u32;
+    launch(model, &wishes, lanes, 0, Part::Whole);
+    for index in 1..STEPS {
+        if index == preempted_at {
+            wishes.take(&retire(model));
+            launch(model, &wishes, lanes + 1, index, Part::Whole);
+        } else {
+            launch(model, &wishes, if index > preempted_at { lanes + 1 } else { lanes }, index, Part::Future);
+            wishes.take(&retire(model));
+        }
+    }
+    wishes.take(&retire(model));
+    wishes
+}
+
+/// The token that the step in flight draws counts for the penalties of the next, whoever samples the row.
+#[test]
+fn row_17_overlap_penalised_rows_are_launched_ahead() {
+    let mut device = ready("tiny-a", &options());
+    let mut host = ready("tiny-a", &CudaOptions { shaped_on_device: false, ..options() });
+    let (mut repeated, mut unlike) = (0, 0);
+    for seed in 100..108 {
+        let mut want = Wishes::random(seed);
+        let mut free = Wishes::random(seed);
+        free.0.iter_mut().for_each(|wish| wish.is_off = true);
+        for wishes in [&mut want, &mut free] {
+            for index in 0..STEPS {
+                let outcomes = step(&mut host, wishes, index);
+                wishes.take(&outcomes);
+            }
+        }
+        for (name, model) in [("device", &mut device), ("host", &mut host)] {
+            let have = ahead(model, seed);
+            for (have, want) in have.0.iter().zip(&want.0) {
+                assert_eq!(have.ids, want.ids, "seed {seed}, sampled by the {name}: {want:?}");
+            }
+        }
+        for (want, free) in want.0.iter().zip(&free.0) {
+            let output = &want.ids[PROMPT..];
+            repeated += u32::from(output.windows(2).any(|pair| pair[0] == pair[1]));
+            unlike += u32::from(want.ids != free.ids);
+        }
+    }
+    // Penalties below nothing repeat a token, those above it avoid that: either way the last one counts.
+    assert!(
+        repeated > 2 && unlike > 12,
+        "{repeated} repeat a token, {unlike} differ from what is drawn freely"
+    );
 }
 
 #[test]
@@ -144,8 +237,7 @@ fn the_device_shapes_as_the_host_does() {
     let mut host = ready("tiny-a", &CudaOptions { shaped_on_device: false, ..options() });
     let (mut to_host, mut different) = ([0; 2], 0);
     for seed in 0..12 {
-        let mut random = Random(seed);
-        let mut wishes = Wishes((0..ROWS).map(|_| Wish::random(&mut random)).collect());
+        let mut wishes = Wishes::random(seed);
         for index in 0..STEPS {
             let before = device.counts().to_host_bytes;
             let have = step(&mut device, &wishes, index);

@@ -82,9 +82,10 @@ impl Sampling {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 
-    /// Whether the next draw needs to know which tokens were generated: penalties do, and so does a grammar.
+    /// Whether the next draw cannot be planned before the token before it is known here: a grammar follows tokens on a
+    /// thread of this process. What penalties need of that token the model adds where it draws it.
     pub fn waits_for_output(&self) -> bool {
-        self.reads_output() || self.grammar.is_some()
+        self.grammar.is_some()
     }
 
     /// Whether `token` ends a text in which `before` tokens were generated before it.

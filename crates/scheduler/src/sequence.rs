@@ -68,7 +68,8 @@ impl Sequence {
     }
 
     /// Whether its next draw needs a token that an outstanding step draws: the one place that says whose logits depend
-    /// on what the host knows. Biases and banned ids depend on how many tokens there are, not on which.
+    /// on what the host knows. Biases and banned ids depend on how many tokens there are, not on which; penalties on all of
+    /// them, but the model knows the last one before the host does.
     pub(crate) fn waits_for_token(&self) -> bool {
         self.drawing > 0 && self.sampling.waits_for_output()
     }

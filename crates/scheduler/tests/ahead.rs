@@ -1,7 +1,7 @@
 //! A step planned before the one in flight is committed: what it may stand on, what ends early, what comes too late.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
 use pinion_scheduler::{Limits, Request, RowResult, Scheduler};
 
 const EOS: u32 = 99;
@@ -156,14 +156,16 @@ fn row_17_overlap_short_of_blocks_the_step_in_flight_is_committed_first() {
 #[test]
 fn row_17_overlap_what_needs_the_last_token_waits_for_it() {
     let plain = asks(9);
+    let grammar = Grammar { kind: GrammarKind::Regex, field: GrammarField::GuidedRegex, text: "a*".into() };
     let table = [
         (plain.clone(), false),
-        (Sampling { repetition_penalty: 1.5, ..plain.clone() }, true),
-        (Sampling { frequency_penalty: 0.5, ..plain.clone() }, true),
-        (Sampling { presence_penalty: -0.5, ..plain.clone() }, true),
+        (Sampling { repetition_penalty: 1.5, ..plain.clone() }, false),
+        (Sampling { frequency_penalty: 0.5, ..plain.clone() }, false),
+        (Sampling { presence_penalty: -0.5, ..plain.clone() }, false),
         (Sampling { logit_bias: vec![(1, 2.0)], ..plain.clone() }, false),
         (Sampling { min_tokens: 4, stop_token_ids: vec![5], ..plain.clone() }, false),
-        (Sampling { temperature: 0.5, seed: 3, logprobs: Some(2), ..plain }, false),
+        (Sampling { temperature: 0.5, seed: 3, logprobs: Some(2), ..plain.clone() }, false),
+        (Sampling { grammar: Some(grammar), ..plain }, true),
     ];
     for (sampling, waits) in table {
         let mut scheduler = with(&[(3, asks(9)), (3, sampling.clone())], LIMITS);

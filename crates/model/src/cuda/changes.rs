@@ -1,7 +1,8 @@
 //! Penalties, biases and banned ids as changes of single logits, which the sampler kernel makes before it draws.
 //!
 //! What [`Shaper`](crate::shaping) does in walks over the row's tokens comes here as one entry for each id, so that the
-//! kernel can make all of them at once. Nothing is kept from step to step.
+//! kernel can make all of them at once. Nothing is kept from step to step. A row that stands on a token which the step before
+//! draws lacks that one; the kernel, which finds it in the lane's place, adds it.
 
 use crate::Shaping;
 use pinion_ops::cuda::{CHANGE_BYTES, LogitChange, RowChanges};
@@ -33,8 +34,9 @@ impl Changes {
         self.all.clear();
     }
 
-    /// Adds a row. `None` if the kernel cannot make its changes: there is no room for them, or some have an order.
-    pub(super) fn add(&mut self, shaping: &Shaping<'_>) -> Option<RowChanges> {
+    /// Adds a row, which may stand on a future token. `None` if the kernel cannot make its changes: there is no room for
+    /// them, or some have an order.
+    pub(super) fn add(&mut self, shaping: &Shaping<'_>, is_ahead: bool) -> Option<RowChanges> {
         let begin = self.all.len();
         let added = self.add_all(shaping);
         for entry in &self.all[begin..] {
@@ -49,6 +51,7 @@ impl Changes {
             repetition_penalty: shaping.repetition_penalty,
             frequency_penalty: shaping.frequency_penalty,
             presence_penalty: shaping.presence_penalty,
+            recalls_last: is_ahead && shaping.reads_output(),
         })
     }
 
@@ -122,7 +125,7 @@ mod tests {
             mask: None,
         };
         for begin in [0, 5] {
-            let row = changes.add(&shaping);
+            let row = changes.add(&shaping, false);
             if begin == 0 {
                 assert_eq!(row.map(|row| (row.begin, row.count)), Some((0, 5)));
             } else {
@@ -146,9 +149,17 @@ mod tests {
         assert!(changes.places.iter().all(|place| *place == 0));
         // Two biases of one id are added one after the other, with a rounding between them.
         let twice = Shaping { bias: &[(2, 1.0), (2, 1e-9)], ..Shaping::OFF };
-        assert_eq!(changes.add(&twice), None);
+        assert_eq!(changes.add(&twice, false), None);
         changes.clear();
-        assert_eq!(changes.add(&Shaping::OFF).map(|row| row.count), Some(0));
+        assert_eq!(
+            changes.add(&Shaping::OFF, true).map(|row| (row.count, row.recalls_last)),
+            Some((0, false))
+        );
+        let penalised = Shaping { presence_penalty: 0.5, ..Shaping::OFF };
+        for is_ahead in [false, true] {
+            let row = changes.add(&penalised, is_ahead);
+            assert_eq!(row.map(|row| (row.count, row.recalls_last)), Some((0, is_ahead)));
+        }
         assert!(changes.places.iter().all(|place| *place == 0));
     }
 }

@@ -99,6 +99,8 @@ pub struct CudaGpt2 {
     pub(super) host_logits: Pinned,
     pub(super) host_row: Vec<f32>,
     pub(super) host_token: Pinned,
+    /// The output of a row, with the token that it stands on.
+    pub(super) host_output: Vec<u32>,
     /// The batch's tokens with future ones replaced, to be checked.
     known_tokens: Vec<u32>,
     /// What was taken at load; what is free is asked when somebody wants to know.
@@ -173,6 +175,7 @@ impl CudaGpt2 {
             host_logits: device.pinned(shape.vocab as usize * 4).map_err(backend)?,
             host_row: Vec::with_capacity(shape.vocab as usize),
             host_token: device.pinned(4).map_err(backend)?,
+            host_output: Vec::with_capacity(shape.positions as usize),
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
             memory,
             changes: Changes::new(changes_max(options), shape.vocab),

@@ -3,7 +3,7 @@
 
 use super::engine::{CudaGpt2, gone};
 use super::sampling::Source;
-use crate::{Row, RowOutcome, StepBatch, StepError, StepOutput};
+use crate::{Row, RowOutcome, Shaping, StepBatch, StepError, StepOutput};
 use pinion_ops::cuda::{CudaError, GEMV_ROWS_MAX};
 
 impl CudaGpt2 {
@@ -25,7 +25,16 @@ impl CudaGpt2 {
             let Some(params) = &row.sample else { continue };
             if sources[index] == Source::Host {
                 self.load_logits(logits_row)?;
-                let shaping = batch.shaping.shaping(index);
+                let shaping = match batch.shaping.shaping(index) {
+                    Some(shaping) if batch.is_ahead(row) && shaping.reads_output() => {
+                        self.host_output.clear();
+                        self.host_output.extend_from_slice(shaping.output);
+                        let last = self.lane_token(row).map_err(gone)?;
+                        self.host_output.push(last);
+                        Some(Shaping { output: &self.host_output, ..shaping })
+                    }
+                    shaping => shaping,
+                };
                 self.sampler.draw_row(&mut self.host_row, params, shaping, out);
                 if let Some(RowOutcome::Token(token)) = out.rows.last() {
                     self.give_lane(row, *token).map_err(gone)?;
@@ -73,6 +82,15 @@ impl CudaGpt2 {
         self.host_row.clear();
         self.host_row.extend(words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])));
         Ok(())
+    }
+
+    /// What the lane of a row that the step's sampler skipped got in the step before.
+    fn lane_token(&mut self, row: &Row) -> Result<u32, CudaError> {
+        let lane = self.forward.memory.lane_tokens.part(4 * row.slot as usize, 4);
+        self.stream.to_host(&mut self.host_token, 0, lane)?;
+        self.stream.synchronize()?;
+        let bytes = self.host_token.bytes();
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
     fn give_lane(&mut self, row: &Row, token: u32) -> Result<(), CudaError> {

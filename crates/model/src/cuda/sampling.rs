@@ -32,7 +32,7 @@ impl Source {
         match (batch.shaping.shaping(index), changes) {
             (None, _) => Source::Device(RowChanges::NONE),
             (Some(shaping), Some(changes)) if shaping.mask.is_none() => {
-                changes.add(&shaping).map_or(Source::Host, Source::Device)
+                changes.add(&shaping, batch.is_ahead(row)).map_or(Source::Host, Source::Device)
             }
             (Some(_), _) => Source::Host,
         }

@@ -57,6 +57,8 @@ pub struct RowChanges {
     pub frequency_penalty: f32,
     /// As above.
     pub presence_penalty: f32,
+    /// What the row's lane sampled last is one more token of the output, which the changes do not know.
+    pub recalls_last: bool,
 }
 
 impl RowChanges {
@@ -67,6 +69,7 @@ impl RowChanges {
         repetition_penalty: 1.0,
         frequency_penalty: 0.0,
         presence_penalty: 0.0,
+        recalls_last: false,
     };
 }
 
@@ -112,7 +115,7 @@ impl Draw {
             self.changes.repetition_penalty.to_bits(),
             self.changes.frequency_penalty.to_bits(),
             self.changes.presence_penalty.to_bits(),
-            0,
+            u32::from(self.changes.recalls_last),
             0,
             0,
         ];

@@ -7,7 +7,7 @@
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
 use pinion_scheduler::{
     Admission, Ended, Limits, PlanRow, Policy, Refusal, Request, RowResult, Scheduler, Totals,
 };
@@ -232,6 +232,11 @@ pub fn simulate(schedule: Schedule) -> Outcome {
     }
 }
 
+/// A grammar, whose rows wait for the token before theirs.
+fn anything() -> Grammar {
+    Grammar { kind: GrammarKind::Regex, field: GrammarField::GuidedRegex, text: ".*".into() }
+}
+
 impl Simulation {
     fn arrive(&mut self, slot: usize, arrival: Arrival) {
         let limits = self.schedule.limits;
@@ -244,8 +249,8 @@ impl Simulation {
         let prompt_tokens = arrival.prompt.len() as u32;
         let (max_tokens, ignore_eos) = (Some(arrival.max_tokens), arrival.ignore_eos);
         // The mock takes no notice, but the scheduler must.
-        let frequency_penalty = if slot.is_multiple_of(5) { 0.5 } else { 0.0 };
-        let sampling = Sampling { max_tokens, ignore_eos, frequency_penalty, ..Sampling::default() };
+        let grammar = slot.is_multiple_of(5).then(anything);
+        let sampling = Sampling { max_tokens, ignore_eos, grammar, ..Sampling::default() };
         let request = Request { id, claim: arrival.claim, sampling, ids, prompt_tokens };
         let length = prompt_tokens + arrival.max_tokens;
         let fits = length <= limits.max_model_len.min(limits.block_count * limits.block_size);
