@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 3 };
+enum { PINION_CUDA_ABI = 4 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -260,9 +260,10 @@ typedef struct PinionCudaChange {
 
 // How one row is sampled. `draw` is the uniform number that (seed, position) stand for; the host makes it. With
 // PINION_DRAW_RECALLS_LAST the token that lane_tokens[lane] holds before the launch counts as one more token of the output:
-// its change is RECALLED and counts one more than the row's changes say, whether it stands there or not.
+// its change is RECALLED and counts one more than the row's changes say, whether it stands there or not. With PINION_DRAW_SCORED
+// the drawn token's logit before any change is told, and the bias of each of the row's changes becomes the logit as it was.
 enum { PINION_SAMPLE_SKIP = 0, PINION_SAMPLE_GREEDY = 1, PINION_SAMPLE_DRAW = 2 };
-enum { PINION_DRAW_RECALLS_LAST = 1 };
+enum { PINION_DRAW_RECALLS_LAST = 1, PINION_DRAW_SCORED = 2 };
 typedef struct PinionCudaDraw {
     double draw;
     float inverse_temperature;
@@ -277,23 +278,48 @@ typedef struct PinionCudaDraw {
     float frequency;
     float presence;
     uint32_t flags;
-    uint32_t unused[2];
+    uint32_t row; // of `logits` and `sampled`
+    uint32_t unused;
 } PinionCudaDraw;
 enum { PINION_SAMPLED_NONE = 0, PINION_SAMPLED_TOKEN = 1, PINION_SAMPLED_NONFINITE = 2 };
 typedef struct PinionCudaSampled {
     uint32_t token;
     uint32_t state;
+    float logit; // of the token, with PINION_DRAW_SCORED
 } PinionCudaSampled;
 // The rows' changes are made in `logits` first; changes [changes_count], which may be 0.
-// logits fp32 [rows, vocab]; draws [rows]; sampled [rows]; the token also goes to lane_tokens[lane] (u32). vocab is at most
+// logits fp32 [logits_rows, vocab]; draws [rows], each of another row; sampled [logits_rows]; the token also goes to lane_tokens[lane] (u32). vocab is at most
 // PINION_SAMPLE_VOCAB_MAX. Probabilities are summed in fixed point (2^-46 of the likeliest), so a row's token does not
 // depend on the order of the sum: the same as the host's sampler but where a draw lands within that of an edge.
 enum { PINION_SAMPLE_VOCAB_MAX = 131072 };
 typedef struct PinionCudaSample {
     uint64_t logits, draws, sampled, lane_tokens, changes;
-    uint32_t rows, vocab, lanes, changes_count;
+    uint32_t rows, logits_rows, vocab, lanes, changes_count;
 } PinionCudaSample;
 int32_t pinion_cuda_sample(const PinionCudaSample* args, void* stream);
+
+// What the host needs to say how likely any token of a row is: logit - max - ln(sum), and its `best` likeliest tokens, ties
+// to the lower id. Before the sampler, which changes the logits. A row that is not finite has scores without a meaning.
+enum { PINION_BEST_MAX = 20 };
+typedef struct PinionCudaScored {
+    uint32_t row;
+    uint32_t best; // how many are wanted
+} PinionCudaScored;
+typedef struct PinionCudaScores {
+    double sum; // of exp(logit - max), in a fixed order
+    float max;
+    uint32_t best_count; // no more than there are
+    struct {
+        uint32_t id;
+        float logit;
+    } best[PINION_BEST_MAX];
+} PinionCudaScores;
+// logits fp32 [rows, vocab]; scored [count]; scores [count], 8-byte aligned. vocab as for the sampler.
+typedef struct PinionCudaScore {
+    uint64_t logits, scored, scores;
+    uint32_t count, rows, vocab;
+} PinionCudaScore;
+int32_t pinion_cuda_score(const PinionCudaScore* args, void* stream);
 
 #ifdef __cplusplus
 }

@@ -35,6 +35,8 @@ pub struct CudaConfig {
     pub gemm_measured: bool,
     /// Penalties, biases and banned ids are the device's.
     pub shaped_on_device: bool,
+    /// Logprobs are the device's.
+    pub scored_on_device: bool,
 }
 
 impl CudaConfig {
@@ -68,6 +70,7 @@ impl CudaConfig {
             prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
             fused_decode: take.is("decode", "fused"),
             shaped_on_device: settings.switch("cuda-shaping").unwrap_or(true),
+            scored_on_device: settings.switch("cuda-logprobs").unwrap_or(true),
             gemm_measured: !take.is("cuda-gemm", "heuristic"),
         })
     }

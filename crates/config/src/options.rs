@@ -180,6 +180,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "cuda-shaping", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: penalties, logit biases and banned ids are applied by the device's sampler; off, by the host, which \
                such a step then waits for." },
+    Opt { name: "cuda-logprobs", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: logprobs of generated tokens are computed on the device and come with the tokens; off, by the host, to \
+               which the row of logits is copied and which such a step then waits for." },
     Opt { name: "cuda-gemm", group: Engine, preset: Is("measured"),
         kind: Choice { accepted: &[choice("measured", &[]), choice("heuristic", &[])], refused: &[] },
         help: "CUDA: which of cuBLASLt's algorithms computes products of more than eight rows: the quickest of eight, \

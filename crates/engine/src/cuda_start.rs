@@ -42,5 +42,6 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
         decode: if cuda.fused_decode { DecodePath::Fused } else { DecodePath::Graph },
         measured_products: cuda.gemm_measured,
         shaped_on_device: cuda.shaped_on_device,
+        scored_on_device: cuda.scored_on_device,
     }
 }

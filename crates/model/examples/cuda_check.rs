@@ -7,6 +7,9 @@
 //! emulated device (kernels/emulation/build.sh), where times mean nothing.
 
 #[allow(clippy::unwrap_used, dead_code, reason = "the sweep is shared with a test")]
+#[path = "../tests/cuda_sweeps/logprobs.rs"]
+mod logprobs;
+#[allow(clippy::unwrap_used, dead_code, reason = "the sweep is shared with a test")]
 #[path = "../tests/cuda_sweeps/sampling.rs"]
 mod sampling;
 #[allow(dead_code, reason = "the sweeps are shared with a test")]
@@ -105,6 +108,12 @@ fn kernels(object: &str) -> Outcome {
         "{}",
         json!({"sweep": "sampler", "passed": true, "cases": cases, "s": began.elapsed().as_secs_f64()})
     );
+    let began = Instant::now();
+    logprobs::sweep(&device, cases, vocab_max);
+    println!(
+        "{}",
+        json!({"sweep": "logprobs", "passed": true, "cases": cases, "s": began.elapsed().as_secs_f64()})
+    );
     Ok(())
 }
 
@@ -149,6 +158,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         decode: DecodePath::Graph,
         measured_products: true,
         shaped_on_device: true,
+        scored_on_device: true,
     }
 }
 

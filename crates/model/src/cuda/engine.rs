@@ -4,8 +4,9 @@ use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout, Tables, fill};
+use super::late::{late_bytes, report, result_bytes};
 use super::memory::{Sizes, changes_max};
-use super::sampling::{Source, write_draws};
+use super::sampling::{OnDevice, Source, write_draws};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::config_json::ConfigJson;
@@ -33,9 +34,10 @@ const LOOKS_PER_CLOCK: u32 = 256;
 
 /// What travels with one step in flight.
 #[derive(Debug)]
-struct Slot {
+pub(super) struct Slot {
     inputs: Pinned,
     changes: Pinned,
+    pub(super) late: Pinned,
     sampled: Pinned,
     event: Event,
 }
@@ -45,14 +47,16 @@ impl Slot {
         Ok(Slot {
             inputs: device.pinned(sizes.input_bytes)?,
             changes: device.pinned(changes_max(options) * CHANGE_BYTES)?,
-            sampled: device.pinned(options.max_rows as usize * SAMPLED_BYTES)?,
+            late: device.pinned(late_bytes(options.max_rows as usize))?,
+            sampled: device.pinned(result_bytes(options.max_rows as usize, options.max_rows as usize))?,
             event: device.event(false)?,
         })
     }
 
     /// Its page-locked memory.
     fn bytes(&self) -> u64 {
-        [&self.inputs, &self.changes, &self.sampled].map(|pinned| pinned.bytes().len() as u64).iter().sum()
+        let all = [&self.inputs, &self.changes, &self.late, &self.sampled];
+        all.map(|pinned| pinned.bytes().len() as u64).iter().sum()
     }
 }
 
@@ -63,6 +67,8 @@ struct Launched {
     result: Result<(), StepError>,
     /// One for each row.
     sources: Vec<Source>,
+    /// Rows of logits, padding included.
+    logits_rows: usize,
     /// The host's rows, in row order, already sampled; and the scores of prompt tokens.
     host: StepOutput,
     /// Rows with a score that is not finite.
@@ -72,7 +78,7 @@ struct Launched {
 impl Launched {
     fn new(rows: usize) -> Launched {
         let (sources, broken) = (Vec::with_capacity(rows), Vec::new());
-        Launched { slot: 0, result: Ok(()), sources, host: StepOutput::default(), broken }
+        Launched { slot: 0, result: Ok(()), sources, logits_rows: 0, host: StepOutput::default(), broken }
     }
 }
 
@@ -84,7 +90,7 @@ pub struct CudaGpt2 {
     pub(super) stream: Stream,
     pub(super) forward: Forward,
     tables: Tables,
-    slots: Vec<Slot>,
+    pub(super) slots: Vec<Slot>,
     next_slot: usize,
     flight: VecDeque<Launched>,
     spare: Vec<Launched>,
@@ -107,7 +113,7 @@ pub struct CudaGpt2 {
     memory: DeviceMemory,
     /// What the rows of the step being launched do to their logits.
     changes: Changes,
-    shaped_on_device: bool,
+    on_device: OnDevice,
 }
 
 pub(super) fn gone(error: CudaError) -> StepError {
@@ -179,7 +185,7 @@ impl CudaGpt2 {
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
             memory,
             changes: Changes::new(changes_max(options), shape.vocab),
-            shaped_on_device: options.shaped_on_device,
+            on_device: OnDevice { shaped: options.shaped_on_device, scored: options.scored_on_device },
             info,
             stream,
             forward,
@@ -259,7 +265,7 @@ impl CudaGpt2 {
     /// Queues everything of a checked batch.
     fn queue(&mut self, batch: &StepBatch<'_>, slot: usize, sources: &[Source]) -> Result<Layout, CudaError> {
         let (layout, decode) = self.shape_of(batch);
-        let Slot { inputs, changes, sampled, event } = &mut self.slots[slot];
+        let Slot { inputs, changes, .. } = &mut self.slots[slot];
         let filled =
             fill(batch, layout, self.forward.tiled && decode.is_none(), &mut self.tables, inputs.bytes_mut());
         write_draws(batch, sources, layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
@@ -279,9 +285,11 @@ impl CudaGpt2 {
             },
             None => self.forward.run(&self.stream, layout, Kind::Mixed(filled))?,
         }
+        let scored_count = self.queue_late(batch, sources, slot, layout)?;
+        let Slot { sampled, event, .. } = &mut self.slots[slot];
         if layout.rows > 0 {
-            let tokens = self.forward.memory.sampled.part(0, layout.rows * SAMPLED_BYTES);
-            self.stream.to_host(sampled, 0, tokens)?;
+            let results = self.forward.memory.sampled.part(0, result_bytes(layout.rows, scored_count));
+            self.stream.to_host(sampled, 0, results)?;
         }
         self.stream.record(event)?;
         Ok(layout)
@@ -312,13 +320,13 @@ impl CudaGpt2 {
         let vocab = self.info.vocab_size;
         self.changes.clear();
         for (index, row) in batch.rows.iter().enumerate() {
-            let changes = self.shaped_on_device.then_some(&mut self.changes);
-            launched.sources.push(Source::of(row, index, batch, vocab, changes));
+            let source = Source::of(row, index, batch, vocab, self.on_device, &mut self.changes);
+            launched.sources.push(source);
         }
         if batch.rows.is_empty() {
             return self.stream.record(&self.slots[launched.slot].event).map_err(gone);
         }
-        self.queue(batch, launched.slot, &launched.sources).map_err(gone)?;
+        launched.logits_rows = self.queue(batch, launched.slot, &launched.sources).map_err(gone)?.rows;
         let Launched { slot, sources, host, broken, .. } = launched;
         self.sample_on_host(batch, sources, *slot, host)?;
         self.score_prompts(batch, host, broken)
@@ -327,8 +335,9 @@ impl CudaGpt2 {
     /// The outcomes of a step that has ended.
     fn collect(&self, launched: &mut Launched, out: &mut StepOutput) {
         out.take_prompt_scores(&mut launched.host);
-        let mut sampled = self.slots[launched.slot].sampled.bytes().chunks_exact(SAMPLED_BYTES);
-        let mut host_row = 0;
+        let results = self.slots[launched.slot].sampled.bytes();
+        let mut sampled = results.chunks_exact(SAMPLED_BYTES);
+        let (mut host_row, mut scored) = (0, 0);
         for &source in &launched.sources {
             let device = if source == Source::None { None } else { sampled.next() };
             match source {
@@ -337,8 +346,12 @@ impl CudaGpt2 {
                     out.push_with(launched.host.rows[host_row], launched.host.logprobs(host_row));
                     host_row += 1;
                 }
-                Source::Device(_) => {
+                Source::Device(_) | Source::Late { .. } => {
                     let bytes = device.expect("a place for each row that samples");
+                    if matches!(source, Source::Late { is_scored: true, .. }) {
+                        report(results, launched.logits_rows, scored, bytes, &mut out.logprobs);
+                        scored += 1;
+                    }
                     out.push(match Sampled::read(bytes) {
                         SampledState::Token(token) => RowOutcome::Token(token),
                         // The kernel writes one of the two for every row that is not skipped.

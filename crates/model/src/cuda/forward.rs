@@ -408,6 +408,7 @@ impl Forward {
             lane_tokens: memory.lane_tokens,
             changes: Some((memory.changes, (memory.changes.bytes() / CHANGE_BYTES) as u32)),
             rows,
+            logits_rows: rows,
             vocab: self.shape.vocab,
             lanes: self.lanes,
         })

@@ -21,7 +21,7 @@ pub(super) struct Layout {
 /// Each array starts at a multiple of this.
 const ALIGNMENT: usize = 16;
 
-fn aligned(bytes: usize) -> usize {
+pub(super) fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 

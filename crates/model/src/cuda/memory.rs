@@ -1,9 +1,10 @@
 //! Device memory of a step, and the sizes that follow from the options.
 
 use super::inputs::Layout;
+use super::late::{late_bytes, result_bytes};
 use super::{CHANGES_PER_ROW, CudaOptions};
 use crate::gpt2_shape::Gpt2Shape;
-use pinion_ops::cuda::{CHANGE_BYTES, CudaError, Device, SAMPLED_BYTES, Span};
+use pinion_ops::cuda::{CHANGE_BYTES, CudaError, Device, Span};
 
 /// Most parts that the context of a decode row is split into.
 pub(super) const SPLITS_MAX: u32 = 16;
@@ -28,6 +29,7 @@ pub(super) struct Memory {
     pub(super) last_normed: Span,
     /// f32 `[rows, vocab]`.
     pub(super) logits: Span,
+    /// Tokens of all rows of logits, then the scores of those that have some.
     pub(super) sampled: Span,
     /// What each lane sampled last, u32 `[lanes]`.
     pub(super) lane_tokens: Span,
@@ -36,6 +38,8 @@ pub(super) struct Memory {
     pub(super) counters: Span,
     /// What requests do to their logits.
     pub(super) changes: Span,
+    /// What the late rows send.
+    pub(super) late: Span,
 }
 
 impl Memory {
@@ -60,12 +64,13 @@ impl Memory {
             last: device.alloc(rows * hidden * size)?,
             last_normed: device.alloc(rows * hidden * size)?,
             logits: device.alloc(rows * shape.vocab as usize * 4)?,
-            sampled: device.alloc(rows * SAMPLED_BYTES)?,
+            sampled: device.alloc(result_bytes(rows, rows))?,
             lane_tokens: device.alloc(rows * 4)?,
             tables: device.alloc(rows * sizes.table_stride as usize * 4)?,
             partials: device.alloc(parts)?,
             counters: device.alloc(rows * heads * 4)?,
             changes: device.alloc(changes_max(options) * CHANGE_BYTES)?,
+            late: device.alloc(late_bytes(rows))?,
         })
     }
 }

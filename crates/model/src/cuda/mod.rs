@@ -11,6 +11,7 @@ mod forward;
 mod fused_decode;
 mod host_rows;
 mod inputs;
+mod late;
 mod memory;
 mod sampling;
 mod weights;
@@ -101,6 +102,8 @@ pub struct CudaOptions {
     pub measured_products: bool,
     /// Penalties, biases and banned ids are the sampler kernel's; off, the host's, which such steps then wait for.
     pub shaped_on_device: bool,
+    /// Logprobs are two kernels' more; off, the host's, which such steps then wait for.
+    pub scored_on_device: bool,
 }
 
 fn backend(error: CudaError) -> LoadError {

@@ -12,29 +12,51 @@ pub(super) enum Source {
     None,
     /// The sampler kernel, after what the request does to its logits.
     Device(RowChanges),
-    /// The host's sampler: the request wants logprobs, a grammar says what may follow, or the kernel cannot make its changes.
+    /// The same kernel, launched behind the step's own.
+    Late {
+        /// What the request does to its logits.
+        changes: RowChanges,
+        /// The request wants logprobs.
+        is_scored: bool,
+    },
+    /// The host's sampler: a grammar says what may follow, the kernel cannot make the row's changes, or is not to do what it
+    /// could.
     Host,
 }
 
+/// What the device does of what the host's sampler could do too.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OnDevice {
+    pub(super) shaped: bool,
+    pub(super) scored: bool,
+}
+
 impl Source {
-    /// Where the row's token comes from; its changes join those of the step. Without `changes` the host makes them.
+    /// Where the row's token comes from; its changes join those of the step.
     pub(super) fn of(
         row: &Row,
         index: usize,
         batch: &StepBatch<'_>,
         vocab: u32,
-        changes: Option<&mut Changes>,
+        on: OnDevice,
+        changes: &mut Changes,
     ) -> Source {
         let Some(params) = &row.sample else { return Source::None };
-        if params.logprobs.is_some() || vocab > SAMPLE_VOCAB_MAX {
+        let is_scored = params.logprobs.is_some();
+        if is_scored && !on.scored || vocab > SAMPLE_VOCAB_MAX {
             return Source::Host;
         }
-        match (batch.shaping.shaping(index), changes) {
-            (None, _) => Source::Device(RowChanges::NONE),
-            (Some(shaping), Some(changes)) if shaping.mask.is_none() => {
-                changes.add(&shaping, batch.is_ahead(row)).map_or(Source::Host, Source::Device)
+        let changes = match batch.shaping.shaping(index) {
+            None => Some(RowChanges::NONE),
+            Some(shaping) if on.shaped && shaping.mask.is_none() => {
+                changes.add(&shaping, batch.is_ahead(row))
             }
-            (Some(_), _) => Source::Host,
+            Some(_) => None,
+        };
+        match changes {
+            None => Source::Host,
+            Some(changes) if is_scored => Source::Late { changes, is_scored },
+            Some(changes) => Source::Device(changes),
         }
     }
 }
@@ -45,12 +67,12 @@ pub(super) fn write_draws(batch: &StepBatch<'_>, sources: &[Source], rows: usize
         let params = row.sample.as_ref()?;
         Some(match source {
             Source::Device(changes) => Draw { changes, ..draw(params, row.slot) },
-            Source::None | Source::Host => SKIP,
+            Source::None | Source::Late { .. } | Source::Host => SKIP,
         })
     });
     let padded = sampling.chain(std::iter::repeat(SKIP)).take(rows);
-    for (draw, to) in padded.zip(bytes.chunks_exact_mut(DRAW_BYTES)) {
-        draw.write(to);
+    for ((index, draw), to) in padded.enumerate().zip(bytes.chunks_exact_mut(DRAW_BYTES)) {
+        Draw { row: index as u32, ..draw }.write(to);
     }
 }
 
@@ -63,9 +85,12 @@ const SKIP: Draw = Draw {
     lane: 0,
     mode: DrawMode::Skip,
     changes: RowChanges::NONE,
+    row: 0,
+    is_scored: false,
 };
 
-fn draw(params: &SampleParams, lane: u32) -> Draw {
+/// A draw whose row and changes are still to be said.
+pub(super) fn draw(params: &SampleParams, lane: u32) -> Draw {
     if params.is_greedy() {
         return Draw { lane, mode: DrawMode::Greedy, ..SKIP };
     }

@@ -6,7 +6,7 @@ use pinion_ops::cuda::{
 };
 
 /// SplitMix64.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -17,7 +17,7 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
@@ -65,6 +65,7 @@ fn on_device(
         lane_tokens,
         changes: None,
         rows: rows.len() as u32,
+        logits_rows: rows.len() as u32,
         vocab: rows[0].len() as u32,
         lanes,
     };
@@ -77,7 +78,7 @@ fn on_device(
     (bytes.chunks_exact(SAMPLED_BYTES).map(Sampled::read).collect(), words)
 }
 
-fn logits(random: &mut Random, vocab: u64) -> Vec<f32> {
+pub(crate) fn logits(random: &mut Random, vocab: u64) -> Vec<f32> {
     let (shape, spread) = (random.below(5), 1.0 + 20.0 * random.unit());
     (0..vocab)
         .map(|id| match shape {
@@ -92,7 +93,7 @@ fn logits(random: &mut Random, vocab: u64) -> Vec<f32> {
         .collect()
 }
 
-fn params(random: &mut Random, vocab: u64) -> SampleParams {
+pub(crate) fn params(random: &mut Random, vocab: u64) -> SampleParams {
     let pick = |random: &mut Random, options: &[f32]| options[random.below(options.len() as u64) as usize];
     SampleParams {
         temperature: pick(random, &[0.0, 0.3, 0.7, 1.0, 1.0, 2.5]),
@@ -105,7 +106,7 @@ fn params(random: &mut Random, vocab: u64) -> SampleParams {
     }
 }
 
-fn draw_of(params: &SampleParams, lane: u32) -> Draw {
+pub(crate) fn draw_of(params: &SampleParams, lane: u32) -> Draw {
     let greedy = params.temperature <= 0.0 || params.top_k == 1 || params.top_p <= 0.0;
     Draw {
         draw: uniform(params.seed, params.position),
@@ -116,6 +117,8 @@ fn draw_of(params: &SampleParams, lane: u32) -> Draw {
         lane,
         mode: if greedy { DrawMode::Greedy } else { DrawMode::Draw },
         changes: RowChanges::NONE,
+        row: lane,
+        is_scored: false,
     }
 }
 
@@ -167,7 +170,8 @@ pub(crate) fn odd_logits(device: &Device) {
         vec![5.0, 6.0, 7.0],
     ];
     let skipped = Draw { mode: DrawMode::Skip, ..greedy(2) };
-    let draws = [greedy(0), drawn(1), drawn(3), greedy(4), drawn(5), skipped, greedy(NO_LANE)];
+    let mut draws = [greedy(0), drawn(1), drawn(3), greedy(4), drawn(5), skipped, greedy(NO_LANE)];
+    draws.iter_mut().enumerate().for_each(|(row, draw)| draw.row = row as u32);
     let (states, lanes) = on_device(device, &rows, &draws, 6);
     let bad = SampledState::NonFinite;
     let token = SampledState::Token;

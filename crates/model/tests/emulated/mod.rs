@@ -36,6 +36,7 @@ pub(crate) fn options() -> CudaOptions {
         decode: DecodePath::Graph,
         measured_products: false,
         shaped_on_device: true,
+        scored_on_device: true,
     }
 }
 

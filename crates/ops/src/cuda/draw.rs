@@ -1,11 +1,17 @@
-//! What the sampler kernel reads and writes for each row, as bytes.
+//! What the sampler kernel, and the one before it that scores, read and write for each row, as bytes.
 
 /// Bytes of one [`Draw`] on the device.
 pub const DRAW_BYTES: usize = 64;
 /// Bytes of one [`LogitChange`] on the device.
 pub const CHANGE_BYTES: usize = 12;
 /// Bytes of one sampled row on the device; see [`Sampled::read`].
-pub const SAMPLED_BYTES: usize = 8;
+pub const SAMPLED_BYTES: usize = 12;
+/// Bytes of one [`Scored`] on the device.
+pub const SCORED_BYTES: usize = 8;
+/// Bytes of one row's [`Scores`] on the device.
+pub const SCORES_BYTES: usize = 16 + 8 * BEST_MAX;
+/// Most of a row's likeliest tokens that are told.
+pub const BEST_MAX: usize = 20;
 
 /// How a row's token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +98,10 @@ pub struct Draw {
     pub mode: DrawMode,
     /// Made before.
     pub changes: RowChanges,
+    /// Whose logits, and where the result goes.
+    pub row: u32,
+    /// Tell the token's logit as it was before the changes; see [`Sampled::logit`].
+    pub is_scored: bool,
 }
 
 impl Draw {
@@ -115,8 +125,8 @@ impl Draw {
             self.changes.repetition_penalty.to_bits(),
             self.changes.frequency_penalty.to_bits(),
             self.changes.presence_penalty.to_bits(),
-            u32::from(self.changes.recalls_last),
-            0,
+            u32::from(self.changes.recalls_last) | u32::from(self.is_scored) << 1,
+            self.row,
             0,
         ];
         for (to, word) in to[8..DRAW_BYTES].chunks_exact_mut(4).zip(words) {
@@ -140,14 +150,69 @@ pub enum SampledState {
 #[derive(Debug, Clone, Copy)]
 pub struct Sampled;
 
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
 impl Sampled {
     /// The state in `bytes`, which the device wrote.
     pub fn read(bytes: &[u8]) -> SampledState {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        match word(4) {
-            1 => SampledState::Token(word(0)),
+        match word(bytes, 4) {
+            1 => SampledState::Token(word(bytes, 0)),
             2 => SampledState::NonFinite,
             _ => SampledState::None,
         }
+    }
+
+    /// The logit of the token in `bytes` as the model gave it, if the row's draw asked for it.
+    pub fn logit(bytes: &[u8]) -> f32 {
+        f32::from_bits(word(bytes, 8))
+    }
+}
+
+/// A row whose tokens are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scored {
+    /// Of the logits.
+    pub row: u32,
+    /// How many of the likeliest are wanted, at most [`BEST_MAX`].
+    pub best: u32,
+}
+
+impl Scored {
+    /// The bytes that the device reads.
+    pub fn write(&self, to: &mut [u8]) {
+        to[..4].copy_from_slice(&self.row.to_le_bytes());
+        to[4..SCORED_BYTES].copy_from_slice(&self.best.to_le_bytes());
+    }
+}
+
+/// What the device found out about one row of finite logits.
+#[derive(Debug, Clone, Copy)]
+pub struct Scores<'a> {
+    bytes: &'a [u8],
+    max: f32,
+    /// ln of the sum of exp(logit - max).
+    log_sum: f64,
+}
+
+impl Scores<'_> {
+    /// The scores in [`SCORES_BYTES`] bytes, which the device wrote.
+    pub fn read(bytes: &[u8]) -> Scores<'_> {
+        let sum = f64::from_bits(u64::from(word(bytes, 4)) << 32 | u64::from(word(bytes, 0)));
+        Scores { bytes, max: f32::from_bits(word(bytes, 8)), log_sum: sum.ln() }
+    }
+
+    /// The logarithm of the probability of the token that has this logit.
+    pub fn logprob(&self, logit: f32) -> f32 {
+        let logprob = f64::from(logit) - f64::from(self.max) - self.log_sum;
+        (logprob as f32).max(f32::MIN)
+    }
+
+    /// The likeliest tokens and their logprobs, likeliest first.
+    pub fn best(&self) -> impl Iterator<Item = (u32, f32)> + '_ {
+        let count = (word(self.bytes, 12) as usize).min(BEST_MAX);
+        let best = self.bytes[16..].chunks_exact(8).take(count);
+        best.map(|entry| (word(entry, 0), self.logprob(f32::from_bits(word(entry, 4)))))
     }
 }

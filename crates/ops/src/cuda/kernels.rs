@@ -345,25 +345,44 @@ pub struct Prefill {
     pub scale: f32,
 }
 
-/// One token from each row of logits.
+/// One token from some rows of logits, each of another.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// f32 \[rows, vocab\].
+    /// f32 \[logits_rows, vocab\].
     pub logits: Span,
     /// \[rows\] of [`super::DRAW_BYTES`].
     pub draws: Span,
-    /// \[rows\] of [`super::SAMPLED_BYTES`].
+    /// \[logits_rows\] of [`super::SAMPLED_BYTES`].
     pub sampled: Span,
     /// u32 \[lanes\].
     pub lane_tokens: Span,
     /// \[changes\] of [`super::CHANGE_BYTES`], with their number.
     pub changes: Option<(Span, u32)>,
-    /// Rows.
+    /// Rows that are sampled.
     pub rows: u32,
+    /// Rows that there are.
+    pub logits_rows: u32,
     /// Width, at most [`super::SAMPLE_VOCAB_MAX`].
     pub vocab: u32,
     /// Lanes.
     pub lanes: u32,
+}
+
+/// How likely the tokens of some rows are, as the model gives them.
+#[derive(Debug, Clone, Copy)]
+pub struct Score {
+    /// f32 \[rows, vocab\].
+    pub logits: Span,
+    /// \[count\] of [`super::SCORED_BYTES`].
+    pub scored: Span,
+    /// \[count\] of [`super::SCORES_BYTES`].
+    pub scores: Span,
+    /// Rows that are scored.
+    pub count: u32,
+    /// Rows that there are.
+    pub rows: u32,
+    /// Width, at most [`super::SAMPLE_VOCAB_MAX`].
+    pub vocab: u32,
 }
 
 /// The structs of pinion_cuda.h, field by field.
@@ -412,9 +431,10 @@ pub(super) mod raw {
             scale: f32,
         }
         Sample {
-            logits: u64, draws: u64, sampled: u64, lane_tokens: u64, changes: u64, rows: u32, vocab: u32, lanes: u32,
-            changes_count: u32,
+            logits: u64, draws: u64, sampled: u64, lane_tokens: u64, changes: u64, rows: u32, logits_rows: u32, vocab: u32,
+            lanes: u32, changes_count: u32,
         }
+        Score { logits: u64, scored: u64, scores: u64, count: u32, rows: u32, vocab: u32 }
         Decode {
             embed: Embed, attention: Attention, layers: u64, norm_final_weight: u64, norm_final_bias: u64, head: u64,
             inner_rows: u64, logits: u64, barrier: u64, layer_count: u32, hidden: u32, inner: u32, vocab: u32,

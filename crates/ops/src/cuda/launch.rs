@@ -6,7 +6,8 @@ use super::kernels::raw;
 use super::memory::Span;
 use super::{
     Append, Attention, BiasActivation, CHANGE_BYTES, CopyBlocks, CudaDtype, DRAW_BYTES, Embed, Gate, Gather,
-    Norm, NormKind, Prefill, Product, ProductMethod, Rope, SAMPLED_BYTES, Sample, TokenBatch, UpdateTables,
+    Norm, NormKind, Prefill, Product, ProductMethod, Rope, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample,
+    Score, TokenBatch, UpdateTables,
 };
 
 /// The lengths of one launch's operands, and the first that does not fit.
@@ -429,12 +430,12 @@ impl Stream {
     /// # Errors
     /// As for [`Stream::product`].
     pub fn sample(&self, args: &Sample) -> Result<(), CudaError> {
-        let (rows, vocab) = (args.rows as usize, args.vocab as usize);
+        let (logits_rows, vocab) = (args.logits_rows as usize, args.vocab as usize);
         let (changes, changes_count) = args.changes.map_or((None, 0), |(span, count)| (Some(span), count));
         Lengths::of("sample")
-            .need("logits", args.logits, &[rows, vocab], 4)
-            .need("draws", args.draws, &[rows, DRAW_BYTES], 1)
-            .need("sampled", args.sampled, &[rows, SAMPLED_BYTES], 1)
+            .need("logits", args.logits, &[logits_rows, vocab], 4)
+            .need("draws", args.draws, &[args.rows as usize, DRAW_BYTES], 1)
+            .need("sampled", args.sampled, &[logits_rows, SAMPLED_BYTES], 1)
             .need("lane_tokens", args.lane_tokens, &[args.lanes as usize], 4)
             .maybe("changes", changes, &[changes_count as usize, CHANGE_BYTES], 1)
             .done()?;
@@ -445,10 +446,33 @@ impl Stream {
             lane_tokens: args.lane_tokens.address,
             changes: address(changes),
             rows: args.rows,
+            logits_rows: args.logits_rows,
             vocab: args.vocab,
             lanes: args.lanes,
             changes_count,
         };
         self.launch("sample", self.device.symbols().sample, &raw)
+    }
+
+    /// See [`Score`].
+    ///
+    /// # Errors
+    /// As for [`Stream::product`].
+    pub fn score(&self, args: &Score) -> Result<(), CudaError> {
+        let (count, rows, vocab) = (args.count as usize, args.rows as usize, args.vocab as usize);
+        Lengths::of("score")
+            .need("logits", args.logits, &[rows, vocab], 4)
+            .need("scored", args.scored, &[count, SCORED_BYTES], 1)
+            .need("scores", args.scores, &[count, SCORES_BYTES], 1)
+            .done()?;
+        let raw = raw::Score {
+            logits: args.logits.address,
+            scored: args.scored.address,
+            scores: args.scores.address,
+            count: args.count,
+            rows: args.rows,
+            vocab: args.vocab,
+        };
+        self.launch("score", self.device.symbols().score, &raw)
     }
 }

@@ -19,11 +19,12 @@ pub use decode::{
 };
 pub use device::{CudaError, Device, DeviceCounts, DeviceFacts, Event, Graph, Stream};
 pub use draw::{
-    CHANGE_BYTES, DRAW_BYTES, Draw, DrawMode, LogitChange, RowChanges, SAMPLED_BYTES, Sampled, SampledState,
+    BEST_MAX, CHANGE_BYTES, DRAW_BYTES, Draw, DrawMode, LogitChange, RowChanges, SAMPLED_BYTES, SCORED_BYTES,
+    SCORES_BYTES, Sampled, SampledState, Scored, Scores,
 };
 pub use kernels::{
     Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gate,
-    Gather, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Rope, Sample, TokenBatch,
+    Gather, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Rope, Sample, Score, TokenBatch,
     UpdateTables,
 };
 pub use memory::{Pinned, Span};

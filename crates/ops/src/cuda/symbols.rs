@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What [`Symbols::open`] expects `pinion_cuda_abi` to say.
-const ABI: i32 = 3;
+const ABI: i32 = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -97,6 +97,7 @@ symbols! {
     attention = "pinion_cuda_attention": Launch<raw::Attention>,
     prefill_attention = "pinion_cuda_prefill_attention": Launch<raw::Prefill>,
     sample = "pinion_cuda_sample": Launch<raw::Sample>,
+    score = "pinion_cuda_score": Launch<raw::Score>,
     decode_plan = "pinion_cuda_decode_plan": unsafe extern "C" fn(*const raw::Decode, *mut raw::DecodePlan) -> i32,
     decode_step = "pinion_cuda_decode_step": Launch<raw::Decode>,
 }
