@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The other command: sets up what launch.sh sets up, then checks everything that can be checked here.
-# Every step prints its name and time; the first that fails ends the run. About 15 minutes from nothing on
-# two cores, most of it the first build.
+# Every step prints its name and time; the first that fails ends the run. About 26 minutes from nothing on
+# two cores, most of it builds.
 #
 #   deploy/test.sh            everything
 #   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda; and gpu_dry_run

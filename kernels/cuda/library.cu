@@ -1,32 +1,19 @@
 // Products through cuBLASLt, opened at run time: the object then needs no library but the driver's, and takes the one that
-// the machine's Python or CUDA has. Declarations are our own; the functions and numbers are the same from CUDA 11 to 13.
+// the machine's Python or CUDA has.
 #include <dlfcn.h>
 
 #include <mutex>
 #include <string>
 #include <unordered_map>
 
+#include "cublaslt.h"
 #include "target.h"
 
 namespace pinion {
 namespace {
 
+using namespace cublaslt;
 using Opaque = void*;
-// cublasLtMatmulAlgo_t and cublasLtMatmulHeuristicResult_t of cublasLt.h.
-struct Algorithm {
-    uint64_t data[8];
-};
-struct Heuristic {
-    Algorithm algorithm;
-    size_t workspace_bytes;
-    int state;
-    float waves;
-    int reserved[4];
-};
-enum { COMPUTE_32F = 68, TYPE_32F = 0, TYPE_16F = 2, TYPE_16BF = 14 };
-enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
-
 // A stream of the emulated device keeps exact time.
 #if defined(__CUDACC__)
 constexpr int MEASURED_RUNS = 5;

@@ -1,9 +1,12 @@
 // A stand-in for cuBLASLt where the device is this process: the functions that cuda/library.cu opens by name, with the
 // library's numbers and column-major words, over plain loops. It refuses what the library refuses, of what we could ask by
 // mistake. Its algorithms sum in different orders, cost different times, and one of them never works.
+#include "../cuda/cublaslt.h"
 #include "../cuda/target.h"
 
 namespace {
+
+using namespace pinion::cublaslt;
 
 struct Desc {
     int transposes[2] = {0, 0};
@@ -18,19 +21,8 @@ struct Layout {
 struct Preference {
     uint64_t workspace_bytes = 0;
 };
-struct Algorithm {
-    uint64_t data[8];
-};
-struct Heuristic {
-    Algorithm algorithm;
-    size_t workspace_bytes;
-    int state;
-    float waves;
-    int reserved[4];
-};
 
 constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15, INTERNAL = 14;
-constexpr int TYPE_32F = 0, TYPE_16F = 2, TYPE_16BF = 14, EPILOGUE_BIAS = 4;
 constexpr uint64_t MARK = 0x50494e494f4e0000; // an algorithm that did not come from here is refused
 constexpr unsigned ALGORITHMS = 4, BROKEN = 2;
 constexpr uint64_t TICKS[ALGORITHMS] = {7, 3, 1, 5};

@@ -74,14 +74,8 @@ impl Server {
                 }
                 self.take_event(event);
             }
-            if self.session.links.outboxes.iter().any(|outbox| outbox.lag_bytes() > LAG_BYTES_MAX) {
-                self.take_openings();
-                self.session.beat();
-                std::thread::sleep(BACKLOG_WAIT);
-                self.session.links.publish();
-                continue;
-            }
-            let taken = self.take_turn();
+            let lags = self.session.links.outboxes.iter().any(|outbox| outbox.lag_bytes() > LAG_BYTES_MAX);
+            let taken = if lags { self.take_openings() } else { self.take_turn() };
             self.session.links.publish();
             self.report();
             let now_ns = clock::now_ns();
@@ -89,7 +83,11 @@ impl Server {
                 self.swept_ns = now_ns;
                 self.detokenizer.sweep();
             }
-            if !taken {
+            if lags {
+                // The steps that are left unread would end any other wait at once.
+                self.session.beat();
+                std::thread::sleep(BACKLOG_WAIT);
+            } else if !taken {
                 let backlog = self.session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
                 self.session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
             }

@@ -19,7 +19,7 @@
 //! | 6 plan | step u64, then for each row: request, start u32, length u32, index of the draw + 1 or 0 u32 |
 //! | 7 sent | role u8 (0 frontend, 1 detokenizer), index u16, kind u16, payload |
 //! | 8 lost | bytes u64 that could not be written in time: what follows is not the whole |
-//! | 10 backlog | number of the look in this group u32, bytes u64 that waited for detokenizers; only if there were any |
+//! | 10 backlog | number of the look in this group u32, bytes u64 that waited for late detokenizers; only if there were any |
 //! | 9 end | nothing: the service stopped in order |
 //!
 //! Frames of a group follow its group frame. Turns in which nothing happened are left out.

@@ -18,7 +18,8 @@ mod sweeps;
 
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
-    KvSize, Model, Pipeline, Row, RowOutcome, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp,
+    KvSize, Model, OwnedBatch, Pipeline, Row, RowOutcome, SampleParams, StepBatch, StepOutput, Unshaped,
+    WarmUp,
 };
 use pinion_ops::cuda::Device;
 use serde_json::json;
@@ -281,34 +282,16 @@ fn generate(model: &mut CudaGpt2, prompts: &[Vec<u32>], count: u32) -> Result<Ve
     let mut sequences = prompts.to_vec();
     let mut out = StepOutput::default();
     let row_blocks = CONTEXT.div_ceil(BLOCK_SIZE) * 2;
-    let blocks: Vec<u32> = (0..sequences.len() as u32 * row_blocks).collect();
     for index in 0..count {
-        let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let mut batch = OwnedBatch::default();
         for (lane, sequence) in sequences.iter().enumerate() {
             let first = if index == 0 { 0 } else { sequence.len() - 1 };
-            rows.push(Row {
-                slot: lane as u32,
-                query_start: tokens.len() as u32,
-                query_len: (sequence.len() - first) as u32,
-                context_len: sequence.len() as u32,
-                prompt_len: prompts[lane].len() as u32,
-                blocks_start: lane as u32 * row_blocks,
-                blocks_len: row_blocks,
-                sample: Some(SampleParams { position: u64::from(index), ..SampleParams::GREEDY }),
-                scored: None,
-            });
-            tokens.extend_from_slice(&sequence[first..]);
-            positions.extend(first as u32..sequence.len() as u32);
+            let blocks: Vec<u32> = (lane as u32 * row_blocks..(lane as u32 + 1) * row_blocks).collect();
+            let row = batch.push(lane as u32, first as u32, &sequence[first..], &blocks);
+            row.prompt_len = prompts[lane].len() as u32;
+            row.sample = Some(SampleParams { position: u64::from(index), ..SampleParams::GREEDY });
         }
-        let batch = StepBatch {
-            tokens: &tokens,
-            positions: &positions,
-            rows: &rows,
-            blocks: &blocks,
-            copies: &[],
-            shaping: &Unshaped,
-        };
-        Model::step(model, &batch, &mut out)?;
+        Model::step(model, &batch.as_step(), &mut out)?;
         for (sequence, outcome) in sequences.iter_mut().zip(&out.rows) {
             let RowOutcome::Token(token) = outcome else { return Err(format!("{outcome:?}").into()) };
             sequence.push(*token);

@@ -1,7 +1,7 @@
 //! Representative steps before the first request: they fill oneDNN's primitive cache, the allocator's free lists and the
 //! sampler's buffers.
 
-use crate::{Model, Row, SampleParams, StepBatch, StepError, StepOutput, Unshaped, WarmUp};
+use crate::{Model, OwnedBatch, SampleParams, StepError, StepOutput, WarmUp};
 
 /// Decode batches are warmed at these sizes and at the largest.
 const ROW_COUNTS: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
@@ -21,33 +21,13 @@ fn step(
     if row_count == 0 || query_len == 0 || query_len > info.max_context || row_blocks > info.block_count {
         return Ok(());
     }
-    let blocks: Vec<u32> = (0..row_blocks).collect();
-    let token_count = row_count * query_len;
-    let tokens = vec![0u32; token_count as usize];
-    let positions: Vec<u32> = (0..token_count).map(|token| token % query_len).collect();
-    let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, ..SampleParams::GREEDY };
-    let rows: Vec<Row> = (0..row_count)
-        .map(|index| Row {
-            slot: index,
-            query_start: index * query_len,
-            query_len,
-            context_len: query_len,
-            prompt_len: query_len,
-            blocks_start: 0,
-            blocks_len: row_blocks,
-            sample: Some(sample),
-            scored: None,
-        })
-        .collect();
-    let batch = StepBatch {
-        tokens: &tokens,
-        positions: &positions,
-        rows: &rows,
-        blocks: &blocks,
-        copies: &[],
-        shaping: &Unshaped,
-    };
-    model.step(&batch, out)
+    let (tokens, blocks) = (vec![0; query_len as usize], (0..row_blocks).collect::<Vec<u32>>());
+    let mut batch = OwnedBatch::default();
+    for slot in 0..row_count {
+        let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, ..SampleParams::GREEDY };
+        batch.push(slot, 0, &tokens, &blocks).sample = Some(sample);
+    }
+    model.step(&batch.as_step(), out)
 }
 
 /// Decode shapes up to `max_rows`, then prefill shapes up to `max_tokens`.

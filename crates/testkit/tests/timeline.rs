@@ -4,11 +4,10 @@ use pinion_testkit::{PATIENCE, Server, wait_until};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// 40 steps of 40 ms: what a connection and a wake-up cost is far below 2 % of them, also where others keep the cores
-/// busy.
+/// 40 steps of 10 ms: what a connection and a wake-up cost is far below 2 % of them.
 const TOKENS: u32 = 40;
-const STEP_MS: u32 = 40;
-const FLAGS: [&str; 4] = ["--fake-step-us", "40000", "--fake-prefill-us-per-token", "100"];
+const STEP_MS: u32 = 10;
+const FLAGS: [&str; 4] = ["--fake-step-us", "10000", "--fake-prefill-us-per-token", "100"];
 /// The largest difference between the stages' sum and the client's own time.
 const SHARE_MAX: f64 = 0.02;
 /// Another program may hold a core between our stamps and the client's; one undisturbed try of so many is enough.
