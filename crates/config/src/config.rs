@@ -3,6 +3,7 @@
 use crate::cpu_plan::CpuPlan;
 use crate::cuda::CudaConfig;
 use crate::fairness::Fairness;
+use crate::fake::Fake;
 use crate::lifecycle::Lifecycle;
 use crate::observe::Observe;
 use crate::scheduling::Scheduling;
@@ -172,10 +173,8 @@ pub struct Config {
     pub tool_call_parser: ToolCallParser,
     /// How attention runs.
     pub attention: AttentionKind,
-    /// Fake backend: time of one step, in µs.
-    pub fake_step_us: u64,
-    /// Fake backend: time added per prompt token in a step, in µs.
-    pub fake_prefill_us_per_token: u64,
+    /// What the fake backend does beside giving tokens.
+    pub fake: Fake,
     /// Frontend processes.
     pub frontends: u16,
     /// Tokenizer processes.

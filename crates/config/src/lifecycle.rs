@@ -15,6 +15,8 @@ pub struct Lifecycle {
     pub restart_backoff_ms: u64,
     /// Restarts of one role within a minute before the service gives up.
     pub restart_limit: u32,
+    /// Requests go on after the death of a role that held them.
+    pub resume: bool,
     /// A role that has not turned its loop for so long is killed, in ms; 0 is never.
     pub stuck_timeout_ms: u64,
     /// What is logged, in tracing's filter syntax.
@@ -31,6 +33,7 @@ impl Lifecycle {
             drain_timeout_ms: take.number("drain-timeout"),
             restart_backoff_ms: take.number("restart-backoff"),
             restart_limit: take.word("restart-limit"),
+            resume: settings.switch("resume").unwrap_or(true),
             stuck_timeout_ms: take.number("stuck-timeout"),
             log_filter: settings.text("log").unwrap_or("info").to_owned(),
             log_json: take.is("log-format", "json"),

@@ -199,6 +199,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Fake backend: time of one step, in µs." },
     Opt { name: "fake-prefill-us-per-token", group: Engine, kind: Number { min: 0, max: 1_000_000 }, preset: Is("0"),
         help: "Fake backend: time added to a step per prompt token, in µs." },
+    Opt { name: "fake-fatal-token", group: Engine, kind: Number { min: 0, max: u32::MAX as u64 }, preset: Absent,
+        help: "Fake backend: a prompt with this token kills the engine's process, as a broken kernel would. For drills." },
 
     Opt { name: "frontends", group: Processes, kind: Number { min: 1, max: PEERS_MAX }, preset: Is("1"),
         help: "Frontend processes." },
@@ -261,6 +263,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Wait before the first restart of a role that died; it doubles with each further one." },
     Opt { name: "restart-limit", group: Lifecycle, kind: Number { min: 0, max: 100_000 }, preset: Is("10"),
         help: "Restarts of one role within a minute before the service gives up." },
+    Opt { name: "resume", group: Lifecycle, kind: Switch, preset: Is("true"),
+        help: "Requests that a dying role held go on from their last token when its successor serves; without it they end \
+               with the error `role_restarted`. For that a frontend keeps the prompts of open requests." },
     Opt { name: "stuck-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("60s"),
         help: "A role whose loop has not turned for so long is killed and restarted; 0 never. Must be longer than the \
                longest step of the model." },

@@ -101,7 +101,7 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
                 _ => return None,
             }
         }
-        "fake-step-us" => config.fake_step_us = value.parse().ok()?,
+        "fake-step-us" => config.fake.step_us = value.parse().ok()?,
         "model" => config.model_dir = PathBuf::from(value),
         _ => return None,
     }

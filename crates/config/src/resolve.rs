@@ -4,6 +4,7 @@ use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, Mode
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fairness::Fairness;
+use crate::fake::Fake;
 use crate::fault::{Collector, Faults, Origin};
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
@@ -98,8 +99,7 @@ pub(crate) fn from_facts(
         engine_threads: engine_threads(&cpu_plan),
         linear: if take.is("linear", "plain") { LinearKind::Plain } else { LinearKind::Packed },
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
-        fake_step_us: take.number("fake-step-us"),
-        fake_prefill_us_per_token: take.number("fake-prefill-us-per-token"),
+        fake: Fake::new(settings),
         frontends: take.narrow("frontends"),
         tokenizers: take.narrow("tokenizers"),
         engines: 1,

@@ -33,7 +33,6 @@ pub struct Counts {
 /// The role without its links.
 pub struct Detokenizer {
     codec: TextCodec,
-    eos: Option<u32>,
     record_bytes_max: usize,
     /// Tokens of a stream that leave together.
     interval: u32,
@@ -53,17 +52,11 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// No streams yet. `tables` are the frontends' slot tables in order; `eos` is the id that shows no text;
-    /// a delta record has at most `record_bytes_max` bytes unless a single delta is larger.
-    pub fn new(
-        codec: TextCodec,
-        eos: Option<u32>,
-        tables: Vec<SlotTable>,
-        record_bytes_max: usize,
-    ) -> Detokenizer {
+    /// No streams yet. `tables` are the frontends' slot tables in order; a delta record has at most `record_bytes_max`
+    /// bytes unless a single delta is larger.
+    pub fn new(codec: TextCodec, tables: Vec<SlotTable>, record_bytes_max: usize) -> Detokenizer {
         Detokenizer {
             codec,
-            eos,
             record_bytes_max,
             interval: 1,
             streams: tables.iter().map(|_| Vec::new()).collect(),
@@ -103,8 +96,7 @@ impl Detokenizer {
             self.counts.stale += 1;
             return Ok(());
         }
-        let (interval, eos) = (self.interval, self.eos);
-        let stream = Stream::new(open, &self.codec, eos, interval, &mut self.piece, &mut self.text);
+        let stream = Stream::new(open, &self.codec, self.interval, &mut self.piece, &mut self.text);
         let streams = &mut self.streams[usize::from(from)];
         let slot = usize::from(id.slot);
         if streams.len() <= slot {

@@ -32,8 +32,8 @@ pub fn live(mut session: Session) -> ExitCode {
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
     let summary = format!("{} tokens", codec.vocab_size());
-    let (eos, tables) = (session.config.model.eos, slot_tables(&session));
-    let detokenizer = Detokenizer::new(codec, eos, tables, record_bytes_max(&session))
+    let tables = slot_tables(&session);
+    let detokenizer = Detokenizer::new(codec, tables, record_bytes_max(&session))
         .with_interval(session.config.stream_interval);
     session.ready(&summary);
     serve(session, detokenizer)

@@ -34,12 +34,11 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// The state after the tokens that `open` resumes. Their text was sent before the restart, except what
-    /// was held back then and is held back again now. `piece` and `text` are overwritten.
+    /// The state after the tokens that `open` resumes, none of which is the request's last. Their text was sent before
+    /// the restart, except what was held back then and is held back again now. `piece` and `text` are overwritten.
     pub(crate) fn new(
         open: Open,
         codec: &TextCodec,
-        eos: Option<u32>,
         interval: u32,
         piece: &mut String,
         text: &mut String,
@@ -56,7 +55,7 @@ impl Stream {
         };
         for token in open.resume {
             text.clear();
-            if Some(token) != eos && stream.push(codec, token, piece, text) {
+            if stream.push(codec, token, piece, text) {
                 break;
             }
         }

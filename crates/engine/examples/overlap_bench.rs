@@ -11,7 +11,7 @@ mod rig;
 
 use pinion_engine::{Engine, Sizes};
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Inline, KvSize, LoadError, Model, ModelOptions, Pipeline,
+    FakeModel, FakeOptions, FakeShape, Inline, KvSize, LoadError, Model, ModelOptions, Pipeline,
     STEP_DEADLINE, Threaded, load,
 };
 use pinion_protocol::{RequestId, Sampling};
@@ -42,7 +42,7 @@ impl Device {
                     block_size: 16,
                     block_count: 64 * CONTEXT / 16,
                 };
-                let timing = FakeTiming { step_us: f64::from(*step_us), ..FakeTiming::default() };
+                let timing = FakeOptions { step_us: f64::from(*step_us), ..FakeOptions::default() };
                 Ok(Box::new(FakeModel::new(shape, timing)))
             }
             Device::Torch { folder, threads } => {

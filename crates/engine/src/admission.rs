@@ -80,6 +80,10 @@ impl Engine {
             self.reject(id, fault, ports);
             return;
         }
+        let here = self.scheduler.running().len() + self.scheduler.waiting().len();
+        if here + self.constraints.waiting() >= self.sizes.limits.max_requests as usize {
+            self.discard_stale(ports);
+        }
         if self.constraints.has(id) {
             self.duplicate(id, ports);
         } else if admit.sampling.grammar.is_some() {

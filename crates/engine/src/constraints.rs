@@ -62,6 +62,11 @@ impl Constraints {
         self.running.contains_key(&id) || self.waiting.iter().any(|admit| admit.id == id)
     }
 
+    /// Requests that wait for their grammars.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether a request waits for its grammar.
     pub(crate) fn compiles(&self) -> bool {
         !self.waiting.is_empty()

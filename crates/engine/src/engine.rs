@@ -389,11 +389,15 @@ impl Engine {
         self.set_gauges(ports);
     }
 
-    /// The detokenizer has died: its requests end with an event of their frontend.
+    /// The detokenizer has died: what is owed to it goes to nobody. Its frontends take its requests back by their slots,
+    /// and those that they send again meanwhile are not mixed up with them.
     pub fn lose_detokenizer(&mut self, index: u16) {
-        let detokenizer_count = self.sizes.detokenizer_count;
-        self.discard_where(|id| id.detokenizer(detokenizer_count) == index);
         self.streams.forget(index);
+    }
+
+    /// Drops every request whose slot has moved on: there is never more than one for a slot that is here by right.
+    pub(crate) fn discard_stale(&mut self, ports: &impl Ports) {
+        self.discard_where(|id| matches!(wish(id, ports), Some(Wish::Forget)));
     }
 
     /// Whether no request is here, no step is in flight and nothing waits to be sent.

@@ -6,7 +6,7 @@ use crate::recorded::Recorded;
 use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
 use pinion_grammar::{Grammars, Words};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, FakeTiming, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
+    AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
     Pipeline, STEP_DEADLINE, Threaded, WarmUp, load,
 };
 use pinion_scheduler::{Admission, Limits, Policy};
@@ -37,9 +37,10 @@ pub fn model_options(config: &Config) -> ModelOptions {
             AttentionKind::Vector => AttentionKernel::Vector,
             AttentionKind::Twin => AttentionKernel::Twin,
         },
-        fake: FakeTiming {
-            step_us: config.fake_step_us as f64,
-            prefill_us_per_token: config.fake_prefill_us_per_token as f64,
+        fake: FakeOptions {
+            step_us: config.fake.step_us as f64,
+            prefill_us_per_token: config.fake.prefill_us_per_token as f64,
+            fatal_token: config.fake.fatal_token,
         },
     }
 }

@@ -270,11 +270,38 @@ fn check_lost_peer(overlap: bool) {
     }
     engine.discard_where(|id| id.frontend == 0);
     engine.lose_detokenizer(0);
+    // Frontends take the requests of a lost detokenizer back by their slots.
+    ids.iter().filter(|id| id.detokenizer(DETOKENIZERS) == 0).for_each(|id| rig.close(*id));
     settle(&mut engine, &mut rig);
     for id in ids {
         let survives = id.frontend == 1 && id.detokenizer(DETOKENIZERS) == 1;
         let story = rig.stories.get(&id).cloned().unwrap_or_default();
         assert_eq!((story.finished.len(), story.last_events), (survives.into(), survives.into()), "{id}");
+    }
+}
+
+/// Every slot has a new request before the engine has looked at all the old ones: they have no claim on its room.
+#[test]
+fn requests_whose_slots_moved_on_make_room_for_their_successors() {
+    let sizes = Sizes { command_budget: 0, ..small() };
+    let (mut engine, mut rig) = (rig::engine(sizes, true), Rig::new());
+    let slots: Vec<_> =
+        (0..FRONTENDS).flat_map(|frontend| (0..SLOTS).map(move |slot| (frontend, slot))).collect();
+    let admit_all = |rig: &mut Rig| -> Vec<_> {
+        let open = |&(frontend, slot): &(u16, u16)| {
+            let id = rig.open(frontend, slot);
+            rig.admit(id, &[u32::from(slot) + 1, 7], 2, asks(3));
+            id
+        };
+        slots.iter().map(open).collect()
+    };
+    let old = admit_all(&mut rig);
+    engine.turn(&mut rig).expect("the fake model works");
+    old.iter().for_each(|id| rig.close(*id));
+    let new = admit_all(&mut rig);
+    settle(&mut engine, &mut rig);
+    for id in new {
+        assert_eq!(rig.ended(id).0.tokens, oracle(&[u32::from(id.slot) + 1, 7], 0, 3), "{id}");
     }
 }
 

@@ -3,10 +3,12 @@
 //!
 //! A slot is taken at [`Ledger::begin`] and given back when both sides are done: no role will say more about
 //! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`](crate::ticket::Ticket) is dropped).
-//! Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
+//! Until then the entry is a tombstone, so that an index is never reused while someone still works for it. When a role
+//! dies, its requests keep their slots under a new generation and go on from their last token (`recovery`).
 //! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
 mod losses;
+mod recovery;
 mod report;
 
 use crate::metrics::Metrics;
@@ -14,7 +16,7 @@ use crate::outgoing::{Job, Outgoing, Outlet};
 use crate::request::{Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
 use crate::slow::SlowLog;
-use crate::timeline::Timeline;
+use crate::timeline::{Stamps, Timeline};
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
@@ -23,6 +25,7 @@ use pinion_shm::clock;
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
 use pinion_worker::Recorder;
+use recovery::Life;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -43,6 +46,8 @@ pub struct Setup {
     pub max_model_len: u32,
     /// Bytes that may wait for one client.
     pub buffer_bytes_max: usize,
+    /// Requests that a dying role held go on when its successor serves.
+    pub resume: bool,
     /// Where the parts of ended requests are kept.
     pub recorder: Rc<Recorder>,
 }
@@ -71,6 +76,7 @@ struct Entry {
     finished_ns: u64,
     /// When the latest token came; 0 before the first.
     token_ns: u64,
+    life: Life,
 }
 
 /// All accepted requests.
@@ -80,6 +86,8 @@ pub struct Ledger {
     free: VecDeque<u16>,
     outgoing: Outgoing,
     draining: bool,
+    /// Requests that wait for the successor of a role.
+    parked: usize,
     metrics: Rc<Metrics>,
     slow: SlowLog,
 }
@@ -94,6 +102,7 @@ impl Ledger {
             outgoing: Outgoing::new(outlet, setup.tokenizers, setup.detokenizers),
             setup,
             draining: false,
+            parked: 0,
             metrics,
             slow: SlowLog::default(),
         }
@@ -119,11 +128,6 @@ impl Ledger {
         self.draining
     }
 
-    /// From now on new requests are refused.
-    pub fn drain(&mut self) {
-        self.draining = true;
-    }
-
     /// Whether one HTTP request can have `count` slots now. Errors: never, or not now.
     pub fn check_room(&self, count: usize) -> Result<(), Fault> {
         let (total, free) = (self.entries.len(), self.free.len());
@@ -140,7 +144,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes a slot and sends the job on. Errors: all slots taken, a role down, draining, a reader stuck.
+    /// Takes a slot and sends the job on; where a role is down that it needs, it waits for the successor. Errors: all slots
+    /// taken, a role down and nobody waits here, draining, a reader stuck.
     pub fn begin(&mut self, origin: Origin, job: Job, form: Form) -> Result<Rc<RefCell<Request>>, Fault> {
         if self.draining {
             return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
@@ -150,21 +155,27 @@ impl Ledger {
             let message = format!("all {} request slots are taken; try again later", self.entries.len());
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         };
-        let way = self.outgoing.choose(slot_index, generates)?;
+        let way = match self.outgoing.choose(slot_index, generates) {
+            Err(fault) if !self.setup.resume => return Err(fault),
+            found => found.ok(),
+        };
         let Some(slot) = self.setup.table.slot(usize::from(slot_index)) else {
             return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
         };
         let id = RequestId { frontend: self.setup.frontend, slot: slot_index, generation: slot.open() };
         slot.stamp(id.generation, Stage::Received as usize, origin.received_ns);
-        slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
         let tokens_hint = match &job {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
             Job::Encode(_) | Job::Decode(_) => 0,
         };
-        if let Err(fault) = self.outgoing.send(id, job, way) {
-            self.close(id);
-            return Err(fault);
+        if let Some(way) = way {
+            slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
+            if let Err(fault) = self.outgoing.send(id, &job, &[], way) {
+                self.close(id);
+                return Err(fault);
+            }
         }
+        self.parked += usize::from(way.is_none());
         self.free.pop_front();
         let received_ns = origin.received_ns;
         let facts = Facts {
@@ -172,7 +183,7 @@ impl Ledger {
             route: origin.route,
             label: origin.label,
             timings: origin.timings,
-            tokenizer: way.tokenizer,
+            tokenizer: way.map_or(0, |way| way.tokenizer),
             ids_max: self.setup.max_model_len as usize,
             buffer_bytes_max: self.setup.buffer_bytes_max,
         };
@@ -185,6 +196,7 @@ impl Ledger {
             closed: false,
             finished_ns: 0,
             token_ns: 0,
+            life: Life::new(self.setup.resume.then_some(job), way.is_none()),
         };
         if let Some(place) = self.entries.get_mut(usize::from(slot_index)) {
             *place = Some(entry);
@@ -249,6 +261,9 @@ impl Ledger {
         let Some(entry) = self.entry(id).filter(|_| count > 0) else { return };
         let (received_ns, before_ns) = (entry.received_ns, entry.token_ns);
         entry.token_ns = now_ns;
+        if let Some(lost_ns) = entry.life.lost_ns.take() {
+            metrics.interruption.observe_ns(now_ns.saturating_sub(lost_ns));
+        }
         metrics.live_generated_tokens.add(count);
         if before_ns == 0 {
             metrics.first_token.observe_ns(now_ns.saturating_sub(received_ns));
@@ -325,9 +340,11 @@ impl Ledger {
 
     fn release_if_done(&mut self, id: RequestId) {
         let Some(place) = self.entries.get_mut(usize::from(id.slot)) else { return };
-        let done =
-            |entry: &mut Entry| entry.id == id && entry.client_done && entry.request.borrow().settled();
+        // Of a request that waits for a role nobody knows.
+        let settled = |entry: &Entry| entry.life.parked || entry.request.borrow().settled();
+        let done = |entry: &mut Entry| entry.id == id && entry.client_done && settled(entry);
         let Some(entry) = place.take_if(done) else { return };
+        self.parked -= usize::from(entry.life.parked);
         self.report(&entry);
         if !entry.closed {
             self.close(id);
@@ -337,7 +354,10 @@ impl Ledger {
 
     /// Where the time of a request went up to now.
     pub(crate) fn timeline(&self, id: RequestId, received_ns: u64) -> Timeline {
-        Timeline::of_slot(self.slot(id), id.generation, received_ns, clock::now_ns())
+        let place = self.entries.get(usize::from(id.slot)).and_then(Option::as_ref);
+        let earlier = place.filter(|entry| entry.id == id).and_then(|entry| entry.life.earlier.as_deref());
+        let stamps = Stamps::of_slot(self.slot(id), id.generation, earlier);
+        Timeline::of_slot(self.slot(id), id.generation, &stamps, received_ns, clock::now_ns())
     }
 
     /// The worst requests of the last hour.
@@ -354,11 +374,6 @@ impl Ledger {
     fn ids(&self, wanted: impl Fn(&Entry, &Request) -> bool) -> Vec<RequestId> {
         let entries = self.entries.iter().flatten();
         entries.filter(|entry| wanted(entry, &entry.request.borrow())).map(|entry| entry.id).collect()
-    }
-
-    /// The successor of a dead role serves.
-    pub fn peer_ready(&mut self, peer: Peer) {
-        self.outgoing.back(peer);
     }
 
     /// Whether any request still waits for its outcome or its client.

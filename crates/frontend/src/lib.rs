@@ -104,6 +104,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
         detokenizers: config.detokenizers,
         max_model_len: config.max_model_len,
         buffer_bytes_max: config.stream_buffer_bytes_max,
+        resume: config.lifecycle.resume,
         recorder: session.recorder.clone(),
     };
     let mut pages = session.links.pages.clone();

@@ -255,6 +255,12 @@ pub struct Metrics {
     pub first_token: Histogram,
     /// Between two tokens of one request, as they come here.
     pub token_gap: Histogram,
+    /// From the death of a role to the next token of a request that it held.
+    pub interruption: Histogram,
+    /// Requests that went on after a role's death.
+    pub resumptions: Counter,
+    /// Requests that were given up because roles died while they worked on them.
+    pub quarantined: Counter,
     /// From the parsed head to the last bytes of the answer.
     pub end_to_end: Histogram,
     /// Where the time between went.
@@ -283,6 +289,9 @@ impl Default for Metrics {
             live_generated_tokens: Counter::default(),
             first_token: Histogram::new(FIRST_TOKEN_BOUNDS_S),
             token_gap: Histogram::new(TOKEN_GAP_BOUNDS_S),
+            interruption: Histogram::new(TOKEN_GAP_BOUNDS_S),
+            resumptions: Counter::default(),
+            quarantined: Counter::default(),
             end_to_end: Histogram::new(REQUEST_BOUNDS_S),
             phases: Phases::default(),
             parts: std::array::from_fn(|_| Histogram::new(PART_BOUNDS_S)),

@@ -3,8 +3,8 @@
 //! The ring itself is behind [`Outlet`], so that tests can stand in for the other roles.
 
 use pinion_protocol::control::Admin;
-use pinion_protocol::detokenizer_inbox::{self, Open};
-use pinion_protocol::tokenizer_inbox::{self, Decode, Encode, Prompt, Submit};
+use pinion_protocol::detokenizer_inbox::{self, encode_open};
+use pinion_protocol::tokenizer_inbox::{self, Prompt, encode_decode, encode_encode, encode_submit};
 use pinion_protocol::{Claim, Fault, FaultCode, Peer, RequestId, Role, Sampling};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ pub trait Outlet {
     fn order(&mut self, number: u64, deadline_ns: u64, admin: Admin);
 }
 
-/// Work for the other roles.
+/// Work for the other roles; kept by the ledger, which sends it again when a role dies.
 pub enum Job {
     /// Generate text.
     Generate {
@@ -117,25 +117,26 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The opening is visible to the detokenizer before the engine can know the request.
-    pub(crate) fn send(&mut self, id: RequestId, job: Job, way: Way) -> Result<(), Fault> {
+    /// Sends `job` on; a generation goes on after the tokens of `resume`. The opening is visible to the detokenizer before
+    /// the engine can know the request.
+    pub(crate) fn send(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
         let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
         let mut outlet = self.outlet.borrow_mut();
         let record_kind = match job {
             Job::Generate { claim, sampling, prompt, stop, include_stop } => {
                 let to = Peer::new(Role::Detokenizer, way.detokenizer);
-                Open { id, stop, include_stop, resume: Vec::new() }.encode(&mut self.scratch);
+                encode_open(&mut self.scratch, id, stop, *include_stop, resume);
                 outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
                 outlet.publish(to);
-                Submit { id, claim, sampling, prompt, resume: Vec::new() }.encode(&mut self.scratch);
+                encode_submit(&mut self.scratch, (id, *claim), sampling, prompt, resume);
                 tokenizer_inbox::kind::SUBMIT
             }
             Job::Encode(prompt) => {
-                Encode { id, prompt }.encode(&mut self.scratch);
+                encode_encode(&mut self.scratch, id, prompt);
                 tokenizer_inbox::kind::ENCODE
             }
             Job::Decode(ids) => {
-                Decode { id, ids }.encode(&mut self.scratch);
+                encode_decode(&mut self.scratch, id, ids);
                 tokenizer_inbox::kind::DECODE
             }
         };

@@ -101,6 +101,7 @@ impl Reactor {
                 return Ok(Exit::Ok);
             }
             let records = self.take_records(now_ns);
+            self.app.ledger.borrow_mut().resume_parked();
             self.session.borrow_mut().links.publish();
             self.tick(now_ns)?;
             if self.drained(now_ns) {

@@ -183,8 +183,12 @@ impl Request {
         self.last_text
     }
 
-    /// Takes a piece of text with its ids.
+    /// Takes a piece of text with its ids. Nothing comes after the last text, except again when only the engine's account
+    /// was lost.
     pub fn delta(&mut self, delta: &Delta<'_>) -> Next {
+        if self.last_text {
+            return Next::Continue;
+        }
         self.last_text |= delta.header.flags & DELTA_LAST != 0;
         self.stopped |= delta.header.flags & DELTA_STOPPED != 0;
         if self.outcome.is_some() {
@@ -242,6 +246,24 @@ impl Request {
             }
         }
         self.wake();
+    }
+
+    /// Whether the visible text is complete and only the engine's counts are missing.
+    pub fn lacks_only_counts(&self) -> bool {
+        self.finish_said
+    }
+
+    /// A role that held the request is gone: what the engine said of its end does not count any more.
+    pub fn interrupt(&mut self, id: RequestId) {
+        self.facts.id = id;
+        self.finished = None;
+    }
+
+    /// The tokens to go on after: all that came, but for the last one if the text ends with it, so that the engine comes
+    /// to the same end.
+    pub fn resume_ids(&self) -> &[u32] {
+        let count = self.ids.len() - usize::from(self.last_text && !self.ids.is_empty());
+        &self.ids[..count]
     }
 
     /// A tokenizer or engine refused the request; nothing more comes.

@@ -15,7 +15,6 @@ pub struct Ticket {
     ledger: Rc<RefCell<Ledger>>,
     /// The request.
     pub request: Rc<RefCell<Request>>,
-    id: RequestId,
     received_ns: u64,
 }
 
@@ -29,8 +28,12 @@ impl Ticket {
     ) -> Result<Ticket, Fault> {
         let received_ns = origin.received_ns;
         let request = ledger.borrow_mut().begin(origin, job, form)?;
-        let id = request.borrow().facts.id;
-        Ok(Ticket { ledger: ledger.clone(), request, id, received_ns })
+        Ok(Ticket { ledger: ledger.clone(), request, received_ns })
+    }
+
+    /// The request's identity, which is another one after the death of a role.
+    fn id(&self) -> RequestId {
+        self.request.borrow().facts.id
     }
 
     /// Why the request failed, if it did.
@@ -44,7 +47,7 @@ impl Ticket {
     /// Where the request's time went up to now, if the answer shall say so.
     pub fn timeline(&self) -> Option<Timeline> {
         let timings = self.request.borrow().facts.timings;
-        timings.then(|| self.ledger.borrow().timeline(self.id, self.received_ns))
+        timings.then(|| self.ledger.borrow().timeline(self.id(), self.received_ns))
     }
 
     /// Whether the request has its outcome.
@@ -67,12 +70,12 @@ impl Ticket {
 
     /// Stamps a stage now.
     pub fn stamp(&self, stage: Stage) {
-        self.ledger.borrow_mut().stamp(self.id, stage);
+        self.ledger.borrow_mut().stamp(self.id(), stage);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.ledger.borrow_mut().client_done(self.id);
+        self.ledger.borrow_mut().client_done(self.id());
     }
 }

@@ -1,6 +1,6 @@
 //! One request's timeline, read out of its slot: where its time went, and what shared its steps.
 //!
-//! Pure but for [`Timeline::of_slot`]. The parts of [`Part`] follow one another without a gap: a boundary that is
+//! Pure but for [`Timeline::of_slot`] and [`Stamps::of_slot`]. The parts of [`Part`] follow one another without a gap: a boundary that is
 //! missing or lies before the one before it gives its part no time, and none lies past the end, so that the parts
 //! always add up to the whole. Shown as `timings` ([`Timings`]), as a `Server-Timing` field, in the histograms of
 //! `/metrics` and on `/debug/slow` ([`crate::slow`]).
@@ -12,6 +12,30 @@ use pinion_shm::slots::Slot;
 use pinion_worker::Recorder;
 use serde::Serialize;
 use std::fmt::Write;
+
+/// When a request reached its stages; 0 is not reached. What it did before a role died counts: only its end is its last
+/// life's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamps([u64; Stage::ALL.len()]);
+
+impl Stamps {
+    /// Those of the request of `generation`, after those of its `earlier` lives.
+    pub(crate) fn of_slot(slot: Option<Slot<'_>>, generation: u32, earlier: Option<&Stamps>) -> Stamps {
+        Stamps(Stage::ALL.map(|stage| {
+            let before = match stage {
+                Stage::LastToken | Stage::LastText | Stage::LastWrite => 0,
+                _ => earlier.map_or(0, |stamps| stamps.of(stage)),
+            };
+            let now = || slot.map_or(0, |slot| slot.stamped(generation, stage as usize));
+            if before > 0 { before } else { now() }
+        }))
+    }
+
+    /// CLOCK_MONOTONIC ns of `stage`.
+    pub(crate) fn of(&self, stage: Stage) -> u64 {
+        self.0[stage as usize]
+    }
+}
 
 /// Where a request's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,10 +53,16 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Reads the slot of a request that has come to `until_ns`. Without a slot nothing is known but the whole.
-    pub fn of_slot(slot: Option<Slot<'_>>, generation: u32, received_ns: u64, until_ns: u64) -> Timeline {
-        let stamped = |stage: Stage| slot.map_or(0, |slot| slot.stamped(generation, stage as usize));
-        let mut timeline = Timeline::of_stamps(stamped, received_ns, until_ns);
+    /// Reads the counters of a request's slot, which has come to `until_ns` with these stamps. Without a slot nothing is
+    /// known but the whole.
+    pub(crate) fn of_slot(
+        slot: Option<Slot<'_>>,
+        generation: u32,
+        stamps: &Stamps,
+        received_ns: u64,
+        until_ns: u64,
+    ) -> Timeline {
+        let mut timeline = Timeline::of_stamps(|stage| stamps.of(stage), received_ns, until_ns);
         for (value, counter) in timeline.counters.iter_mut().zip(Counter::ALL) {
             *value = slot.map_or(0, |slot| slot.counter(generation, counter as usize));
         }
@@ -155,6 +185,7 @@ pub struct Timings {
     ttft_ms: Option<f64>,
     e2e_ms: f64,
     preemptions: u64,
+    resumptions: u64,
     stages_ms: Stages,
     batch: Batch,
 }
@@ -182,6 +213,7 @@ impl From<&Timeline> for Timings {
             ttft_ms: timeline.first_ns.map(ms),
             e2e_ms: ms(timeline.total_ns),
             preemptions: timeline.counter(Counter::Preemptions),
+            resumptions: timeline.counter(Counter::Resumptions),
             stages_ms: Stages {
                 admission: part(Part::Admission),
                 tokenizer_queue: part(Part::TokenizerQueue),

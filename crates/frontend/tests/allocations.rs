@@ -67,6 +67,7 @@ fn ledger() -> Rc<RefCell<Ledger>> {
         detokenizers: 1,
         max_model_len: LIMITS.max_model_len,
         buffer_bytes_max: 1 << 20,
+        resume: true,
         recorder: Rc::new(Recorder::new(SpanWriter::new(ring), None)),
     };
     Rc::new(RefCell::new(Ledger::new(setup, Rc::new(RefCell::new(Nowhere)), Rc::new(Metrics::default()))))

@@ -18,13 +18,15 @@ use std::time::{Duration, Instant};
 /// The last stretch of a programmed step time is spun, because a sleep overshoots.
 const SPIN_US: u64 = 50;
 
-/// Programmed step time; zero means as fast as the code runs.
+/// What the fake does beside giving tokens. Step times of zero mean as fast as the code runs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct FakeTiming {
+pub struct FakeOptions {
     /// Time of every step, microseconds.
     pub step_us: f64,
     /// Added for each query token of a prefill row, microseconds.
     pub prefill_us_per_token: f64,
+    /// A prompt with this token kills the process, as a broken kernel or driver would.
+    pub fatal_token: Option<u32>,
 }
 
 /// Shape of a fake model.
@@ -69,6 +71,14 @@ fn token_of(prompt_hash: u64, index: u64, vocab: u32, eos: Option<u32>) -> u32 {
     }
 }
 
+/// Whether a step computes this token as part of a prompt.
+fn has_in_prompt(batch: &StepBatch<'_>, token: u32) -> bool {
+    batch.rows.iter().any(|row| {
+        let mut computed = row.query_range();
+        computed.any(|at| batch.tokens[at] == token && batch.positions[at] < row.prompt_len)
+    })
+}
+
 /// The token that the fake model gives as the `index`-th generated token of a prompt: the oracle of serving tests.
 /// The result is below `vocab` and never `eos`. O(prompt).
 pub fn fake_token(prompt_ids: &[u32], index: u64, vocab: u32, eos: Option<u32>) -> u32 {
@@ -80,7 +90,7 @@ pub fn fake_token(prompt_ids: &[u32], index: u64, vocab: u32, eos: Option<u32>) 
 #[derive(Debug)]
 pub struct FakeModel {
     info: ModelInfo,
-    timing: FakeTiming,
+    options: FakeOptions,
     /// Rolling hash of the sequence up to and including each cached position, `[blocks, block_size]`.
     cache: Vec<u64>,
     sampler: Sampler,
@@ -93,7 +103,7 @@ impl FakeModel {
     ///
     /// # Panics
     /// If the vocabulary has fewer than 2 ids or a size is zero: both come from checked configuration.
-    pub fn new(shape: FakeShape, timing: FakeTiming) -> Self {
+    pub fn new(shape: FakeShape, options: FakeOptions) -> Self {
         assert!(
             shape.vocab_size >= 2,
             "a fake vocabulary needs two ids so that one is not the end of sequence"
@@ -112,7 +122,7 @@ impl FakeModel {
                 kv_block_bytes: u64::from(shape.block_size) * 8,
                 weight_bytes: 0,
             },
-            timing,
+            options,
             cache: vec![0; tokens],
             sampler: Sampler::new(shape.vocab_size as usize),
             logits: vec![0.0; shape.vocab_size as usize],
@@ -208,7 +218,7 @@ impl FakeModel {
     fn wait(&self, started: Instant, batch: &StepBatch<'_>) {
         let prefill: u64 =
             batch.rows.iter().filter(|row| row.is_prefill()).map(|row| u64::from(row.query_len)).sum();
-        let micros = self.timing.step_us + self.timing.prefill_us_per_token * prefill as f64;
+        let micros = self.options.step_us + self.options.prefill_us_per_token * prefill as f64;
         // A time that is negative or not a number reads as none.
         if micros > 0.0 {
             sleep_until(started + Duration::from_nanos((micros * 1e3) as u64));
@@ -237,6 +247,9 @@ impl Model for FakeModel {
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
         let started = Instant::now();
         batch.check(&self.limits())?;
+        if self.options.fatal_token.is_some_and(|token| has_in_prompt(batch, token)) {
+            std::process::abort();
+        }
         self.feed(batch);
         out.clear();
         for (index, row) in batch.rows.iter().enumerate() {

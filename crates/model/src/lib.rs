@@ -28,7 +28,7 @@ mod weights;
 pub use batch::{
     BatchLimits, BlockCopy, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput,
 };
-pub use fake::{FakeModel, FakeShape, FakeTiming, fake_token};
+pub use fake::{FakeModel, FakeOptions, FakeShape, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;

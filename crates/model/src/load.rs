@@ -1,7 +1,7 @@
 //! From a folder and options to a [`Model`].
 
 use crate::config_json::ConfigJson;
-use crate::fake::{FakeModel, FakeShape, FakeTiming};
+use crate::fake::{FakeModel, FakeOptions, FakeShape};
 use crate::{AttentionKernel, LinearKind, Model};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ pub struct ModelOptions {
     /// Vector kernels or their plain Rust twins.
     pub attention: AttentionKernel,
     /// Step time of the fake backend.
-    pub fake: FakeTiming,
+    pub fake: FakeOptions,
 }
 
 impl Default for ModelOptions {
@@ -71,7 +71,7 @@ impl Default for ModelOptions {
             prefault: true,
             linear: LinearKind::Packed,
             attention: AttentionKernel::Vector,
-            fake: FakeTiming::default(),
+            fake: FakeOptions::default(),
         }
     }
 }

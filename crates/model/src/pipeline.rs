@@ -347,14 +347,14 @@ impl Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FakeModel, FakeShape, FakeTiming, Row, SampleParams, Unshaped, fake_token};
+    use crate::{FakeModel, FakeOptions, FakeShape, Row, SampleParams, Unshaped, fake_token};
 
     const STEPS: u32 = 1500;
 
     fn fake() -> Box<dyn Model> {
         let shape =
             FakeShape { vocab_size: 50, max_context: 2048, eos: None, block_size: 16, block_count: 128 };
-        Box::new(FakeModel::new(shape, FakeTiming::default()))
+        Box::new(FakeModel::new(shape, FakeOptions::default()))
     }
 
     fn work() -> Box<Work> {

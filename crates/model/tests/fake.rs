@@ -6,8 +6,8 @@ mod driver;
 
 use driver::{Policy, Request, run};
 use pinion_model::{
-    BlockCopy, FakeModel, FakeShape, FakeTiming, Model, OwnedBatch, Row, RowOutcome, SampleParams, StepBatch,
-    StepError, StepOutput, Unshaped, fake_token,
+    BlockCopy, FakeModel, FakeOptions, FakeShape, Model, OwnedBatch, Row, RowOutcome, SampleParams,
+    StepBatch, StepError, StepOutput, Unshaped, fake_token,
 };
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ proptest! {
             .into_iter()
             .map(|(prompt, output_len, arrival)| Request { prompt, output_len, arrival, params: SampleParams::GREEDY })
             .collect();
-        let mut model = FakeModel::new(SHAPE, FakeTiming::default());
+        let mut model = FakeModel::new(SHAPE, FakeOptions::default());
         let preempt_at: &[usize] = if preempt { &[3, 4, 5, 9, 13, 20] } else { &[] };
         let ids = run(&mut model, &requests, Policy { chunk, preempt_at });
         for (request, ids) in requests.iter().zip(ids) {
@@ -65,7 +65,7 @@ fn step(model: &mut FakeModel, ids: &[u32], cached: usize, prompt_len: usize, bl
 /// A prefix-cache hit feeds only the rest of the prompt; blocks of the shared prefix come from another request.
 #[test]
 fn a_cached_prefix_counts_as_fed() {
-    let mut model = FakeModel::new(SHAPE, FakeTiming::default());
+    let mut model = FakeModel::new(SHAPE, FakeOptions::default());
     let shared: Vec<u32> = (10..18).collect();
     step(&mut model, &shared, 0, 8, &[5, 6]);
     let mut prompt = shared.clone();
@@ -78,7 +78,7 @@ fn a_cached_prefix_counts_as_fed() {
 /// A block that held another request's generated tokens serves as prompt of a next turn.
 #[test]
 fn generated_tokens_can_become_a_prompt() {
-    let mut model = FakeModel::new(SHAPE, FakeTiming::default());
+    let mut model = FakeModel::new(SHAPE, FakeOptions::default());
     let prompt = [1, 2, 3];
     let mut ids = prompt.to_vec();
     for index in 0..5 {
@@ -106,7 +106,7 @@ fn malformed_batches_are_errors_and_name_the_row() {
         sample: None,
         scored: None,
     };
-    let mut model = FakeModel::new(FakeShape { block_count: 4, ..SHAPE }, FakeTiming::default());
+    let mut model = FakeModel::new(FakeShape { block_count: 4, ..SHAPE }, FakeOptions::default());
     let mut step = |tokens: &[u32], positions: &[u32], row: Row, blocks: &[u32]| {
         let mut out = StepOutput::default();
         model
@@ -138,7 +138,7 @@ fn malformed_batches_are_errors_and_name_the_row() {
 
 #[test]
 fn programmed_times_are_kept() {
-    let timing = FakeTiming { step_us: 3_000.0, prefill_us_per_token: 500.0 };
+    let timing = FakeOptions { step_us: 3_000.0, prefill_us_per_token: 500.0, ..FakeOptions::default() };
     let mut model = FakeModel::new(SHAPE, timing);
     let ids: Vec<u32> = (0..10).collect();
     let mut time = |query_len: u32| {
@@ -164,7 +164,7 @@ fn row_18_a_copied_beginning_of_a_block_is_as_good_as_a_computed_one() {
     let mut second = first[..2 * size - 1].to_vec();
     second.push(77);
     for copied in [true, false] {
-        let mut model = FakeModel::new(shape, FakeTiming::default());
+        let mut model = FakeModel::new(shape, FakeOptions::default());
         step(&mut model, &first, 0, first.len(), &[0, 1]);
         let cached = second.len() - 1;
         let copies = [BlockCopy { from: 1, to: 3, tokens: (cached - size) as u32 }];

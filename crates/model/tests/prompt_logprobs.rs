@@ -6,7 +6,7 @@
 mod emulated;
 
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, OwnedBatch, PromptScores, SampleParams, Scored, StepOutput,
+    FakeModel, FakeOptions, FakeShape, Model, OwnedBatch, PromptScores, SampleParams, Scored, StepOutput,
     fake_token,
 };
 
@@ -67,7 +67,7 @@ fn take(got: &PromptScores<'_>, tokens: &[u32], scores: &mut Scores) {
 #[test]
 fn the_fake_s_scores_follow_from_the_prefix() {
     let shape = FakeShape { vocab_size: 50, max_context: 64, eos: Some(3), block_size: 4, block_count: 64 };
-    let mut model = FakeModel::new(shape, FakeTiming::default());
+    let mut model = FakeModel::new(shape, FakeOptions::default());
     // Every third token is the one that the fake would say.
     let mut prompt: Vec<u32> = vec![7];
     for at in 1..30 {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, MaskState, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler,
+    FakeModel, FakeOptions, FakeShape, MaskState, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler,
     Shaping, StepBatch, StepOutput, TokenMask, fake_token,
 };
 use proptest::prelude::*;
@@ -228,7 +228,7 @@ fn extreme_logits_stay_finite() {
 #[test]
 fn the_fake_model_is_shaped_too() {
     let shape = FakeShape { vocab_size: 50, max_context: 64, eos: Some(7), block_size: 4, block_count: 8 };
-    let mut model = FakeModel::new(shape, FakeTiming::default());
+    let mut model = FakeModel::new(shape, FakeOptions::default());
     let prompt = [1, 2, 3];
     let plain = fake_token(&prompt, 0, 50, Some(7));
     let other = (plain + 1) % 50;

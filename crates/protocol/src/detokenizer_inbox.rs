@@ -31,17 +31,22 @@ pub struct Open {
     pub resume: Vec<u32>,
 }
 
+/// Replaces `out` by the payload of an [`Open`] of these parts.
+pub fn encode_open(out: &mut Vec<u8>, id: RequestId, stop: &[String], include_stop: bool, resume: &[u32]) {
+    out.clear();
+    put(out, &id);
+    put_ids(out, &[stop.len() as u32, u32::from(include_stop), resume.len() as u32]);
+    for stop in stop {
+        put_ids(out, &[stop.len() as u32]);
+        out.extend_from_slice(stop.as_bytes());
+    }
+    put_ids(out, resume);
+}
+
 impl Open {
     /// Replaces `out` by the record's payload; its kind is [`kind::OPEN`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.clear();
-        put(out, &self.id);
-        put_ids(out, &[self.stop.len() as u32, u32::from(self.include_stop), self.resume.len() as u32]);
-        for stop in &self.stop {
-            put_ids(out, &[stop.len() as u32]);
-            out.extend_from_slice(stop.as_bytes());
-        }
-        put_ids(out, &self.resume);
+        encode_open(out, self.id, &self.stop, self.include_stop, &self.resume);
     }
 
     /// Checks and copies a record. Errors: too many or too long stop strings, lengths that do not add up.

@@ -142,11 +142,13 @@ pub enum Counter {
     BatchPrefillSum = 7,
     /// Engine: prompt tokens of the step that had the most.
     BatchPrefillMax = 8,
+    /// Frontend: times the request went on after the death of a role.
+    Resumptions = 9,
 }
 
 impl Counter {
     /// All, in the order of their numbers.
-    pub const ALL: [Counter; 9] = [
+    pub const ALL: [Counter; 10] = [
         Counter::PromptTokens,
         Counter::CachedTokens,
         Counter::GeneratedTokens,
@@ -156,6 +158,7 @@ impl Counter {
         Counter::BatchRowsMax,
         Counter::BatchPrefillSum,
         Counter::BatchPrefillMax,
+        Counter::Resumptions,
     ];
 }
 

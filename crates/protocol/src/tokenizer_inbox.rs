@@ -91,6 +91,18 @@ struct Header {
     reserved: u32,
 }
 
+/// Replaces `out` by the payload of a [`Submit`] of these parts.
+pub fn encode_submit(
+    out: &mut Vec<u8>,
+    of: (RequestId, Claim),
+    sampling: &Sampling,
+    prompt: &Prompt,
+    resume: &[u32],
+) {
+    out.clear();
+    put_request(out, of, sampling, prompt, resume);
+}
+
 fn put_request(
     out: &mut Vec<u8>,
     (id, claim): (RequestId, Claim),
@@ -124,25 +136,34 @@ fn put_request(
 impl Submit {
     /// Replaces `out` by the record's payload; its kind is [`kind::SUBMIT`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.clear();
-        put_request(out, (self.id, self.claim), &self.sampling, &self.prompt, &self.resume);
+        encode_submit(out, (self.id, self.claim), &self.sampling, &self.prompt, &self.resume);
     }
+}
+
+/// Replaces `out` by the payload of an [`Encode`] of these parts.
+pub fn encode_encode(out: &mut Vec<u8>, id: RequestId, prompt: &Prompt) {
+    out.clear();
+    put_request(out, (id, Claim::default()), &Sampling::default(), prompt, &[]);
 }
 
 impl Encode {
     /// Replaces `out` by the record's payload; its kind is [`kind::ENCODE`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.clear();
-        put_request(out, (self.id, Claim::default()), &Sampling::default(), &self.prompt, &[]);
+        encode_encode(out, self.id, &self.prompt);
     }
+}
+
+/// Replaces `out` by the payload of a [`Decode`] of these parts.
+pub fn encode_decode(out: &mut Vec<u8>, id: RequestId, ids: &[u32]) {
+    out.clear();
+    put(out, &id);
+    put_ids(out, ids);
 }
 
 impl Decode {
     /// Replaces `out` by the record's payload; its kind is [`kind::DECODE`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.clear();
-        put(out, &self.id);
-        put_ids(out, &self.ids);
+        encode_decode(out, self.id, &self.ids);
     }
 }
 

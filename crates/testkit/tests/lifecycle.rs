@@ -5,6 +5,7 @@ use pinion_testkit::{cpus_allowed, descriptor_count, fake_model, is_alive, kill,
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
 
 /// Exit codes as docs/OPERATIONS.md has them.
 const EXIT_PORT: i32 = 4;

@@ -49,7 +49,7 @@ impl Bench {
     }
 
     pub fn with_interval(tables: Vec<SlotTable>, record_bytes_max: usize, interval: u32) -> Bench {
-        let detokenizer = Detokenizer::new(codec(), Some(EOS), tables.clone(), record_bytes_max);
+        let detokenizer = Detokenizer::new(codec(), tables.clone(), record_bytes_max);
         let detokenizer = detokenizer.with_interval(interval);
         Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false }
     }

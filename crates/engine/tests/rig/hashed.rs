@@ -3,7 +3,7 @@
 use super::{Random, pipeline, small};
 use pinion_engine::Engine;
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
+    FakeModel, FakeOptions, FakeShape, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
     StepOutput, WarmUp,
 };
 
@@ -29,7 +29,7 @@ impl Hashed {
             block_size: sizes.limits.block_size,
             block_count: sizes.limits.block_count,
         };
-        let inner = FakeModel::new(shape, FakeTiming::default());
+        let inner = FakeModel::new(shape, FakeOptions::default());
         let (info, sampler) = (inner.info().clone(), Sampler::new(HASHED_VOCABULARY as usize));
         let model = Hashed { inner, info, sampler, logits: Vec::new() };
         Engine::new(pipeline(Box::new(model), overlap), sizes)

@@ -8,7 +8,7 @@ pub mod hashed;
 
 use pinion_engine::{Engine, Ports, Sizes};
 use pinion_model::{
-    FakeModel, FakeShape, FakeTiming, Inline, Model, Pipeline, STEP_DEADLINE, Threaded, WarmUp,
+    FakeModel, FakeOptions, FakeShape, Inline, Model, Pipeline, STEP_DEADLINE, Threaded, WarmUp,
 };
 use pinion_protocol::detokenizer_inbox::{self, EVENT_EOS, EVENT_LAST, EVENT_TOKEN, decode_step};
 use pinion_protocol::engine_inbox::{self, Admit};
@@ -331,7 +331,7 @@ pub fn fake(limits: &Limits) -> Box<dyn Model> {
         block_size: limits.block_size,
         block_count: limits.block_count,
     };
-    Box::new(FakeModel::new(shape, FakeTiming::default()))
+    Box::new(FakeModel::new(shape, FakeOptions::default()))
 }
 
 pub fn pipeline(model: Box<dyn Model>, overlap: bool) -> Box<dyn Pipeline> {

@@ -115,6 +115,13 @@ pub(super) const FAMILIES: &[Family] = &[
             let restarts = |page| Health::word(page, LauncherGauge::Restarts as usize);
             series.put(&[], view.launcher_page().map_or(0, restarts));
         }),
+    plain("pinion_resumed_requests_total", Counter, "Times that a request went on after a role had died.",
+        |view, series| series.put(&[], view.app.metrics.resumptions.get())),
+    plain("pinion_quarantined_requests_total", Counter,
+        "Requests that were given up because role after role died while working on them.",
+        |view, series| series.put(&[], view.app.metrics.quarantined.get())),
+    plain("pinion_interruption_seconds", Histogram, "From the death of a role to the next token of a request that it held.",
+        |view, series| series.histogram(&[], &view.app.metrics.interruption)),
     Family { name: "pinion_role_phase", kind: Gauge, help: "1 for the phase that a role is in.",
         labels: &["role", "phase"], write: phases },
     Family { name: "pinion_device_memory_bytes", kind: Gauge,

@@ -1,39 +1,20 @@
-//! Requests that end otherwise than by their roles' word: a role died, a text never came, the drain is over.
+//! Requests that end otherwise than by their roles' word: a role died and they cannot go on, a text never came, the drain
+//! is over.
 
 use super::Ledger;
 use crate::limits::LAST_TEXT_GRACE;
-use pinion_protocol::names::Stage;
-use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
+use pinion_protocol::{Fault, FaultCode, RequestId};
 
 impl Ledger {
-    /// A role died: what it held ends with an error, and those slots are closed so that late records are stale.
-    pub fn peer_lost(&mut self, peer: Peer) {
-        self.outgoing.lost(peer);
-        let lost = self.ids(|entry, request| match peer.role {
-            Role::Engine => request.facts.route.generates() && request.finished().is_none(),
-            Role::Detokenizer => {
-                let index = entry.id.detokenizer(self.setup.detokenizers);
-                request.facts.route.generates() && index == peer.index && !request.has_last_text()
-            }
-            Role::Tokenizer => {
-                let reached = self
-                    .slot(entry.id)
-                    .map_or(0, |slot| slot.stamped(entry.id.generation, Stage::EngineReceived as usize));
-                request.facts.tokenizer == peer.index && reached == 0
-            }
-            Role::Launcher | Role::Frontend => false,
-        });
-        let message = format!("the {} restarted while it held this request; send it again", peer.role.name());
-        self.give_up(&lost, &Fault::new(FaultCode::RoleRestarted, message));
-    }
-
     /// Ends requests for which no role can say anything more.
-    fn give_up(&mut self, lost: &[RequestId], fault: &Fault) {
+    pub(super) fn give_up(&mut self, lost: &[RequestId], fault: &Fault) {
         for id in lost {
             let prompt_tokens = self.prompt_tokens(*id);
             let Some(entry) = self.entry(*id) else { continue };
             entry.closed = true;
+            let parked = std::mem::take(&mut entry.life.parked);
             entry.request.borrow_mut().lose(fault.clone(), prompt_tokens);
+            self.parked -= usize::from(parked);
             self.cancel(*id);
             self.close(*id);
             self.release_if_done(*id);

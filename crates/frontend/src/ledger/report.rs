@@ -6,7 +6,7 @@ use crate::metrics::{EndReason, Life};
 use crate::openai::Ending;
 use crate::request::Outcome;
 use crate::slow::Slow;
-use crate::timeline::Timeline;
+use crate::timeline::{Stamps, Timeline};
 use pinion_protocol::names::Stage;
 use pinion_shm::clock;
 
@@ -22,11 +22,12 @@ impl Ledger {
             Some(Outcome::Disconnected) | None => EndReason::Disconnected,
         };
         let slot = self.slot(entry.id);
-        let stamped = |stage: Stage| slot.map_or(0, |slot| slot.stamped(entry.id.generation, stage as usize));
+        let stamps = Stamps::of_slot(slot, entry.id.generation, entry.life.earlier.as_deref());
+        let stamped = |stage: Stage| stamps.of(stage);
         let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
         let now_ns = clock::now_ns();
         let until_ns = last_write.unwrap_or(now_ns);
-        let timeline = Timeline::of_slot(slot, entry.id.generation, entry.received_ns, until_ns);
+        let timeline = Timeline::of_slot(slot, entry.id.generation, &stamps, entry.received_ns, until_ns);
         let end = last_write.map(|_| timeline.total_ns);
         let (prompt_tokens, generated_tokens) = match request.finished() {
             Some(finished) => (finished.prompt_tokens, finished.generated_tokens),
@@ -60,6 +61,7 @@ impl Ledger {
             reason = reason.name(),
             ttft_ms = ms(timeline.first_ns),
             e2e_ms = ms(end),
+            resumptions = entry.life.resumptions,
             "request"
         );
         if request.facts.route.generates() {

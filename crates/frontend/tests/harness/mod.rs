@@ -82,6 +82,7 @@ pub(crate) struct Options {
     pub(crate) slots: usize,
     pub(crate) settings: Settings,
     pub(crate) buffer_bytes_max: usize,
+    pub(crate) resume: bool,
 }
 
 impl Default for Options {
@@ -103,7 +104,7 @@ impl Default for Options {
             block_size: 16,
             kv_blocks: 64,
         };
-        Options { slots: 8, settings, buffer_bytes_max: 1 << 20 }
+        Options { slots: 8, settings, buffer_bytes_max: 1 << 20, resume: true }
     }
 }
 
@@ -148,6 +149,7 @@ impl Harness {
             detokenizers: 1,
             max_model_len: 4096,
             buffer_bytes_max: options.buffer_bytes_max,
+            resume: options.resume,
             recorder: recorder.clone(),
         };
         let launcher_page = Page::create(1, 1, EDGE_WORDS + 64).unwrap();

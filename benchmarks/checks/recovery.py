@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""How long streams stand still when a role is killed under them, and whether their texts are whole.
+
+    recovery.py [--rounds 5] [--streams 64] [--tokens 600] [--roles engine-0,detokenizer-0,tokenizer-0] -- COMMAND...
+
+COMMAND starts the server, with {port} where its port stands, for instance:
+
+    recovery.py -- pinion serve DIR --port {port} --backend fake --fake-step-us 2000
+
+Each round starts so many streams, kills a role with SIGKILL when all of them run, and reads them to their ends. A stream's
+interruption is the longest time between two of its chunks in which the death lies. A text is whole if it is the one that
+the same request gave before anybody died. Printed, for each role: the median, the 99th percentile and the longest
+interruption in ms over all rounds, the ordinary gap between two chunks, and how many texts were not whole (exit code 1).
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+READY_S = 180
+
+
+def ask(port, index, tokens, chunks):
+    """Sends one stream and appends (time, text) for each of its chunks. Returns what was wrong, or None."""
+    body = {"prompt": f"stream {index} of those that go on", "max_tokens": tokens, "stream": True, "ignore_eos": True,
+            "temperature": 0}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    reply = connection.getresponse()
+    if reply.status != 200:
+        return f"status {reply.status}"
+    for line in reply:
+        line = line.strip()
+        if line == b"data: [DONE]":
+            return None
+        if line.startswith(b"data: "):
+            event = json.loads(line[6:])
+            if "error" in event:
+                return event["error"]["code"]
+            chunks.append((time.monotonic(), event["choices"][0]["text"]))
+    return "cut"
+
+
+def streams(port, count, tokens, disturb):
+    """Runs the streams; `disturb` gets their chunks once all of them run. Gives the chunks and the faults."""
+    chunks, faults = [[] for _ in range(count)], [None] * count
+
+    def one(index):
+        try:
+            faults[index] = ask(port, index, tokens, chunks[index])
+        except OSError as error:
+            faults[index] = str(error)
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while not all(len(own) > 3 for own in chunks) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    at = disturb()
+    for thread in threads:
+        thread.join()
+    return chunks, faults, at
+
+
+def role_pid(server, role):
+    """The process of a role: its program's name begins with the role's, and its arguments or order give the index."""
+    name, index = role.rsplit("-", 1)
+    children = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+            program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+        except (OSError, ValueError):
+            continue
+        if parent == server.pid and program == f"pinion-{name}":
+            children.append(int(pid))
+    return sorted(children)[int(index)]
+
+
+def quantile(values, share):
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def start(command):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([word.replace("{port}", str(port)) for word in command], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + READY_S
+    for line in server.stderr:
+        if re.match("pinion is ready", line):
+            break
+        if time.monotonic() > deadline:
+            sys.exit("the server does not serve")
+    else:
+        sys.exit("the server ended")
+    threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
+    return server, port
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=600)
+    parser.add_argument("--roles", default="engine-0,detokenizer-0,tokenizer-0")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    server, port = start(options.command)
+    broken = 0
+    try:
+        undisturbed, faults, _ = streams(port, options.streams, options.tokens, time.monotonic)
+        if any(faults):
+            sys.exit(f"streams fail without a death: {faults}")
+        wanted = ["".join(text for _, text in own) for own in undisturbed]
+        gaps = [b - a for own in undisturbed for (a, _), (b, _) in zip(own, own[1:])]
+        print(f"ordinary gap: p50 {1e3 * statistics.median(gaps):.2f} ms, p99 {1e3 * quantile(gaps, 0.99):.2f} ms")
+        for role in options.roles.split(","):
+            interruptions, not_whole = [], 0
+            for _ in range(options.rounds):
+
+                def kill():
+                    os.kill(role_pid(server, role), signal.SIGKILL)
+                    return time.monotonic()
+
+                chunks, faults, at = streams(port, options.streams, options.tokens, kill)
+                for own, fault, text in zip(chunks, faults, wanted):
+                    whole = fault is None and "".join(text for _, text in own) == text
+                    not_whole += not whole
+                    around = [b - a for (a, _), (b, _) in zip(own, own[1:]) if a <= at <= b or a <= at + 0.05 <= b]
+                    interruptions.extend(around[-1:] if whole else [])
+                time.sleep(1)
+            broken += not_whole
+            if interruptions:
+                p50, p99, most = statistics.median(interruptions), quantile(interruptions, 0.99), max(interruptions)
+                print(f"{role}: interruption p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms, longest {1e3 * most:.0f} ms; "
+                      f"{len(interruptions)} streams of {options.rounds} deaths; {not_whole} texts not whole")
+            else:
+                print(f"{role}: {not_whole} texts not whole")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()

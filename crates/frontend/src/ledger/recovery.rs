@@ -1,0 +1,213 @@
+//! After the death of a role: what it held keeps its slot under a new generation, so that everything said of the old one
+//! is stale at once, and goes on from its last token when the successor serves. Who comes meanwhile waits with them.
+//!
+//! A request may be the reason for the death. Whoever got no token since it was last submitted is under suspicion, and
+//! the more so if the role was at work on it. The others go first, all together; whoever is suspected goes alone, when
+//! all that went before have moved on. So a request that kills a role each time comes to be alone with it, and is given
+//! up ([`QUARANTINE`]) without taking others along: docs/design/0009-recovery.md.
+
+use super::{Entry, Ledger};
+use crate::outgoing::Job;
+use crate::timeline::Stamps;
+use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
+use pinion_shm::clock;
+
+/// A role that had the request died.
+const HELD: u32 = 1;
+/// A role died that was at work on it.
+const WORKED_ON: u32 = 2;
+/// From so much suspicion on, a request goes alone.
+const ALONE: u32 = 2;
+/// With so much it is given up: two deaths at work on it, or four that had it.
+const QUARANTINE: u32 = 4;
+
+/// What an entry needs to go on after a death.
+pub(super) struct Life {
+    /// What was asked; none if requests do not go on here.
+    job: Option<Job>,
+    suspicion: u32,
+    /// Tokens that came before it was last submitted.
+    tokens_before: usize,
+    /// Times that it went on.
+    pub(super) resumptions: u32,
+    /// It waits for its roles and is with none of them.
+    pub(super) parked: bool,
+    /// CLOCK_MONOTONIC ns of the death, until the next token comes.
+    pub(super) lost_ns: Option<u64>,
+    /// Its stages before the last death.
+    pub(super) earlier: Option<Box<Stamps>>,
+}
+
+impl Life {
+    /// The first life of a request; it may begin with waiting.
+    pub(super) fn new(job: Option<Job>, parked: bool) -> Life {
+        Life { job, suspicion: 0, tokens_before: 0, resumptions: 0, parked, lost_ns: None, earlier: None }
+    }
+}
+
+impl Entry {
+    /// Whether it went on after a death and has not moved since.
+    fn is_on_probation(&self) -> bool {
+        let request = self.request.borrow();
+        self.life.resumptions > 0
+            && !self.life.parked
+            && request.outcome().is_none()
+            && request.ids().len() == self.life.tokens_before
+    }
+}
+
+impl Ledger {
+    /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
+    pub fn peer_lost(&mut self, peer: Peer) {
+        self.outgoing.lost(peer);
+        let held = self.held_by(peer);
+        let mut parked = 0_usize;
+        for id in &held {
+            parked += usize::from(self.interrupt(*id, peer));
+        }
+        tracing::warn!(%peer, held = held.len(), parked, "a role died; what waits for its successor goes on");
+    }
+
+    /// The successor of a dead role serves.
+    pub fn peer_ready(&mut self, peer: Peer) {
+        self.outgoing.back(peer);
+        self.resume_parked();
+    }
+
+    /// From now on new requests are refused, and no role comes back.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        let fault = Fault::new(FaultCode::RoleRestarted, "the service is shutting down and a role has died");
+        let parked = self.ids(|entry, _| entry.life.parked);
+        self.give_up(&parked, &fault);
+    }
+
+    fn held_by(&self, peer: Peer) -> Vec<RequestId> {
+        self.ids(|entry, request| {
+            let held = match peer.role {
+                Role::Engine => request.facts.route.generates() && request.finished().is_none(),
+                Role::Detokenizer => {
+                    let index = entry.id.detokenizer(self.setup.detokenizers);
+                    request.facts.route.generates() && index == peer.index && !request.has_last_text()
+                }
+                Role::Tokenizer => {
+                    let index = request.facts.tokenizer;
+                    index == peer.index && self.stage(entry.id, Stage::EngineReceived) == 0
+                }
+                Role::Launcher | Role::Frontend => false,
+            };
+            held && !entry.life.parked && !entry.closed
+        })
+    }
+
+    fn stage(&self, id: RequestId, stage: Stage) -> u64 {
+        self.slot(id).map_or(0, |slot| slot.stamped(id.generation, stage as usize))
+    }
+
+    /// How much a request is suspected of the death of a role that held it.
+    fn suspicion(&self, id: RequestId, role: Role) -> u32 {
+        let (reached, begun) = match role {
+            Role::Engine => (Stage::EngineReceived, Stage::FirstScheduled),
+            Role::Tokenizer => (Stage::Submitted, Stage::TokenizeBegin),
+            // It says of no request that it is at work on it.
+            Role::Detokenizer | Role::Frontend | Role::Launcher => return HELD,
+        };
+        match (self.stage(id, reached), self.stage(id, begun)) {
+            (_, begun) if begun > 0 => WORKED_ON,
+            (reached, _) if reached > 0 => HELD,
+            _ => 0,
+        }
+    }
+
+    /// Takes a request away from its roles. Whether it waits now; otherwise it has its end.
+    fn interrupt(&mut self, id: RequestId, peer: Peer) -> bool {
+        let weight = self.suspicion(id, peer.role);
+        let draining = self.draining;
+        let Some(entry) = self.entry(id) else { return false };
+        let request = entry.request.borrow();
+        let over = request.outcome().is_some() || request.lacks_only_counts();
+        let moved = request.ids().len() > entry.life.tokens_before;
+        drop(request);
+        let role = peer.role.name();
+        if over || draining || entry.life.job.is_none() {
+            let message = format!("the {role} restarted while it held this request; send it again");
+            self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
+            return false;
+        }
+        let life = &mut entry.life;
+        life.suspicion = if moved { 0 } else { life.suspicion + weight };
+        if life.suspicion >= QUARANTINE {
+            self.metrics.quarantined.add(1);
+            let message = format!("the {role} died again and again while it worked on this request");
+            self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
+            return false;
+        }
+        self.park(id);
+        true
+    }
+
+    /// Gives a request a new generation in its slot, and lets it wait.
+    fn park(&mut self, id: RequestId) {
+        let Some(slot) = self.setup.table.slot(usize::from(id.slot)) else { return };
+        let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
+        let Some(entry) = place.filter(|entry| entry.id == id) else { return };
+        let life = &mut entry.life;
+        let stamps = Stamps::of_slot(Some(slot), id.generation, life.earlier.as_deref());
+        let prompt_tokens = slot.counter(id.generation, Counter::PromptTokens as usize);
+        life.earlier = Some(Box::new(stamps));
+        life.lost_ns = life.lost_ns.or(Some(clock::now_ns()));
+        life.parked = true;
+        slot.close(id.generation);
+        entry.id.generation = slot.open();
+        slot.set_counter(entry.id.generation, Counter::PromptTokens as usize, prompt_tokens);
+        slot.set_counter(entry.id.generation, Counter::Resumptions as usize, u64::from(life.resumptions));
+        entry.finished_ns = 0;
+        entry.request.borrow_mut().interrupt(entry.id);
+        self.parked += 1;
+    }
+
+    /// Sends on what waits for roles that serve again: see the module's head. Called whenever something may have
+    /// changed; costs nothing while nothing waits.
+    pub fn resume_parked(&mut self) {
+        if self.parked == 0 {
+            return;
+        }
+        for id in self.ids(|entry, _| entry.life.parked && entry.life.suspicion < ALONE) {
+            self.resume(id);
+        }
+        let crowded = self.entries.iter().flatten().any(Entry::is_on_probation);
+        if crowded || !self.ids(|entry, _| entry.life.parked && entry.life.suspicion < ALONE).is_empty() {
+            return;
+        }
+        // Those that a role that is still down keeps do not hold up the others.
+        let suspects = self.ids(|entry, _| entry.life.parked);
+        let _ = suspects.into_iter().find(|id| self.resume(*id));
+    }
+
+    /// Sends a request on again if its roles serve and take it.
+    fn resume(&mut self, id: RequestId) -> bool {
+        let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
+        let Some(entry) = place.filter(|entry| entry.id == id) else { return false };
+        let Some(job) = &entry.life.job else { return false };
+        let generates = matches!(job, Job::Generate { .. });
+        let Ok(way) = self.outgoing.choose(id.slot, generates) else { return false };
+        let mut request = entry.request.borrow_mut();
+        if self.outgoing.send(id, job, request.resume_ids(), way).is_err() {
+            return false;
+        }
+        request.facts.tokenizer = way.tokenizer;
+        let life = &mut entry.life;
+        life.tokens_before = request.ids().len();
+        life.parked = false;
+        self.parked -= 1;
+        let goes_on = u32::from(life.earlier.is_some());
+        life.resumptions += goes_on;
+        self.metrics.resumptions.add(goes_on.into());
+        if let Some(slot) = self.setup.table.slot(usize::from(id.slot)) {
+            slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(life.resumptions));
+            slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
+        }
+        true
+    }
+}

@@ -1,0 +1,376 @@
+//! A role dies and comes back: what it held goes on from its last token, and nobody is told twice or not at all.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
+mod harness;
+
+use harness::{Harness, Options, Reply, run, wait_for};
+use pinion_protocol::detokenizer_inbox::Open;
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
+use pinion_protocol::names::Stage;
+use pinion_protocol::tokenizer_inbox::{Submit, TokenizerRecord};
+use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
+use pinion_shm::clock;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+const STREAM: &str = r#"{"prompt":"hi","max_tokens":9,"stream":true,"temperature":0.5}"#;
+const ENGINE: Peer = Peer { role: Role::Engine, index: 0 };
+const DETOKENIZER: Peer = Peer { role: Role::Detokenizer, index: 0 };
+const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
+
+fn die(h: &Harness, peer: Peer) {
+    h.app.ledger.borrow_mut().peer_lost(peer);
+}
+
+fn return_to_life(h: &Harness, peer: Peer) {
+    h.app.ledger.borrow_mut().peer_ready(peer);
+}
+
+fn stamp(h: &Harness, id: RequestId, stages: &[Stage]) {
+    let slot = h.table.slot(usize::from(id.slot)).unwrap();
+    stages.iter().for_each(|stage| slot.stamp(id.generation, *stage as usize, clock::now_ns()));
+}
+
+/// Begins a stream that the engine has and is at work on.
+async fn begin(h: &Harness, body: &str) -> (TcpStream, Submit) {
+    let stream = h.post_raw("/v1/completions", body).await;
+    let submit = h.submit().await;
+    h.sent.borrow_mut().opens.clear();
+    stamp(h, submit.id, &[Stage::TokenizeBegin, Stage::EngineReceived, Stage::FirstScheduled]);
+    (stream, submit)
+}
+
+/// What was sent to the detokenizer and the tokenizer for a request that goes on.
+async fn resumed(h: &Harness) -> (Open, Submit) {
+    let submit = h.submit().await;
+    let open = h.sent.borrow_mut().opens.pop_front().unwrap();
+    assert_eq!((open.id, &open.resume), (submit.id, &submit.resume));
+    (open, submit)
+}
+
+fn nothing_sent(h: &Harness) {
+    h.app.ledger.borrow_mut().resume_parked();
+    assert_eq!((h.sent.borrow().jobs.len(), h.sent.borrow().opens.len()), (0, 0));
+}
+
+fn text_of(reply: &Reply) -> String {
+    let events = reply.events();
+    let values = events.iter().filter(|event| *event != "[DONE]");
+    values
+        .map(|event| {
+            serde_json::from_str::<Value>(event).unwrap()["choices"][0]["text"].as_str().unwrap().to_owned()
+        })
+        .collect()
+}
+
+fn error_of(reply: &Reply) -> String {
+    let last = if reply.status == 200 { reply.events().pop().unwrap() } else { reply.body.clone() };
+    let value: Value = serde_json::from_str(&last).unwrap();
+    value["error"]["code"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_stream_goes_on_from_its_last_token() {
+    for peer in [ENGINE, DETOKENIZER] {
+        run(Options::default(), |h| async move {
+            let (stream, first) = begin(&h, STREAM).await;
+            h.delta(first.id, 0, &[11, 12], "one ", 0);
+            die(&h, peer);
+            // Words of the first life are too late.
+            h.delta(first.id, 2, &[13], "lost", DELTA_LAST);
+            h.finish(first.id, FinishReason::Length, 3);
+            nothing_sent(&h);
+            return_to_life(&h, peer);
+            let (_, second) = resumed(&h).await;
+            assert_eq!(second.resume, [11, 12]);
+            assert_eq!((&second.prompt, &second.sampling), (&first.prompt, &first.sampling), "the seed too");
+            assert_eq!(second.id.slot, first.id.slot);
+            assert_ne!(second.id.generation, first.id.generation);
+            h.delta(second.id, 2, &[13], "two", DELTA_LAST);
+            h.finish(second.id, FinishReason::Length, 3);
+            let reply = Reply::read(stream).await;
+            assert_eq!((reply.status, text_of(&reply).as_str()), (200, "one two"), "{peer}");
+            assert_eq!(reply.events().last().map(String::as_str), Some("[DONE]"));
+            assert_eq!(h.slots_used(), 0);
+        });
+    }
+}
+
+#[test]
+fn every_choice_of_a_request_goes_on() {
+    run(Options::default(), |h| async move {
+        let body = r#"{"prompt":"hi","max_tokens":2,"n":2}"#;
+        let ((stream, first), second) = (begin(&h, body).await, h.submit().await);
+        h.sent.borrow_mut().opens.clear();
+        h.delta(first.id, 0, &[1], "a", 0);
+        h.delta(second.id, 0, &[5], "e", 0);
+        die(&h, ENGINE);
+        return_to_life(&h, ENGINE);
+        for (seed, resume, token, text) in
+            [(first.sampling.seed, 1, 2, "b"), (second.sampling.seed, 5, 6, "f")]
+        {
+            let (_, again) = resumed(&h).await;
+            assert_eq!((again.sampling.seed, &again.resume[..]), (seed, &[resume][..]));
+            h.delta(again.id, 1, &[token], text, DELTA_LAST);
+            h.finish(again.id, FinishReason::Length, 2);
+        }
+        let reply = Reply::read(stream).await.json();
+        assert_eq!(
+            (&reply["choices"][0]["text"], &reply["choices"][1]["text"]),
+            (&json!("ab"), &json!("ef"))
+        );
+        assert_eq!(reply["usage"]["completion_tokens"], 4);
+    });
+}
+
+#[test]
+fn an_end_of_which_one_half_is_missing_is_made_whole() {
+    run(Options::default(), |h| async move {
+        // The engine was done, and the text of its last tokens never came.
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        h.finish(first.id, FinishReason::Stop, 3);
+        die(&h, DETOKENIZER);
+        return_to_life(&h, DETOKENIZER);
+        let (_, again) = resumed(&h).await;
+        assert_eq!(again.resume, [1]);
+        h.delta(again.id, 1, &[2, 3], "bc", DELTA_LAST);
+        h.finish(again.id, FinishReason::Stop, 3);
+        assert_eq!(text_of(&Reply::read(stream).await), "abc");
+
+        // All text came, and the engine's account did not: it comes to the same end again, and no text is said twice.
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1, 2], "ab", 0);
+        h.delta(first.id, 2, &[3], "c", DELTA_LAST);
+        die(&h, ENGINE);
+        return_to_life(&h, ENGINE);
+        let (_, again) = resumed(&h).await;
+        assert_eq!(again.resume, [1, 2], "the last token is drawn again");
+        h.delta(again.id, 2, &[3], "c", DELTA_LAST);
+        h.finish(again.id, FinishReason::Length, 3);
+        let reply = Reply::read(stream).await;
+        assert_eq!(text_of(&reply), "abc");
+        assert!(reply.body.contains(r#""finish_reason":"length""#), "{}", reply.body);
+
+        // A stop string had ended the text: nothing is missing but counts, which are known here.
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1, 2], "ab", DELTA_LAST | DELTA_STOPPED);
+        die(&h, ENGINE);
+        let reply = Reply::read(stream).await;
+        assert_eq!(text_of(&reply), "ab");
+        assert!(reply.body.contains(r#""finish_reason":"stop""#), "{}", reply.body);
+        return_to_life(&h, ENGINE);
+        nothing_sent(&h);
+        assert_eq!(h.slots_used(), 0);
+    });
+}
+
+#[test]
+fn a_tokenizer_s_death_touches_only_what_it_has() {
+    run(Options::default(), |h| async move {
+        let (with_engine, first) = begin(&h, STREAM).await;
+        let queued = h.post_raw("/v1/completions", STREAM).await;
+        let second = h.submit().await;
+        let encode = h.post_raw("/tokenize", r#"{"prompt":"hi"}"#).await;
+        h.job().await;
+        let decode = h.post_raw("/detokenize", r#"{"tokens":[1,2]}"#).await;
+        h.job().await;
+        h.sent.borrow_mut().opens.clear();
+        die(&h, TOKENIZER);
+        return_to_life(&h, TOKENIZER);
+        assert_eq!(resumed(&h).await.1.prompt, second.prompt);
+        let mut record = Vec::new();
+        let TokenizerRecord::Encode(again) = h.job().await else { panic!("it asked for ids") };
+        Encoded { id: again.id, ids: vec![7] }.encode(&mut record);
+        h.take(kind::ENCODED, &record);
+        let TokenizerRecord::Decode(again) = h.job().await else { panic!("it asked for text") };
+        assert_eq!(again.ids, [1, 2]);
+        Decoded { id: again.id, text: "xy".to_owned() }.encode(&mut record);
+        h.take(kind::DECODED, &record);
+        assert_eq!(Reply::read(encode).await.json()["tokens"], json!([7]));
+        assert_eq!(Reply::read(decode).await.json()["prompt"], "xy");
+        h.delta(first.id, 0, &[1], "ok", DELTA_LAST);
+        h.finish(first.id, FinishReason::Stop, 1);
+        assert_eq!(text_of(&Reply::read(with_engine).await), "ok");
+        drop(queued);
+        wait_for("the slots", || (h.slots_used() <= 1).then_some(())).await;
+    });
+}
+
+#[test]
+fn who_comes_while_a_role_is_down_waits() {
+    run(Options::default(), |h| async move {
+        for peer in [ENGINE, DETOKENIZER, TOKENIZER] {
+            die(&h, peer);
+            let stream = h.post_raw("/v1/completions", STREAM).await;
+            wait_for("the slot", || (h.slots_used() == 1).then_some(())).await;
+            nothing_sent(&h);
+            return_to_life(&h, peer);
+            let (_, first) = resumed(&h).await;
+            h.delta(first.id, 0, &[1], "late", DELTA_LAST);
+            h.finish(first.id, FinishReason::Stop, 1);
+            let reply = Reply::read(stream).await;
+            assert_eq!((text_of(&reply).as_str(), h.slots_used()), ("late", 0), "{peer}");
+        }
+        let page = h.get("/metrics").await.body;
+        assert!(page.lines().any(|line| line == "pinion_resumed_requests_total 0"), "nobody had begun");
+    });
+}
+
+#[test]
+fn whoever_leaves_meanwhile_is_forgotten() {
+    run(Options::default(), |h| async move {
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        drop(stream);
+        wait_for("the slot", || (h.slots_used() == 0).then_some(())).await;
+        return_to_life(&h, ENGINE);
+        nothing_sent(&h);
+    });
+}
+
+#[test]
+fn a_drain_waits_for_no_role_that_is_gone() {
+    run(Options::default(), |h| async move {
+        let (waits, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        h.app.ledger.borrow_mut().drain();
+        assert_eq!(error_of(&Reply::read(waits).await), "role_restarted");
+        assert!(!h.app.ledger.borrow().any_open());
+    });
+    run(Options::default(), |h| async move {
+        let (stream, _) = begin(&h, STREAM).await;
+        h.app.ledger.borrow_mut().drain();
+        die(&h, ENGINE);
+        assert_eq!(error_of(&Reply::read(stream).await), "role_restarted");
+    });
+}
+
+#[test]
+fn a_full_ring_delays_and_does_not_end() {
+    run(Options::default(), |h| async move {
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        h.sent.borrow_mut().full = true;
+        return_to_life(&h, ENGINE);
+        nothing_sent(&h);
+        h.sent.borrow_mut().full = false;
+        h.app.ledger.borrow_mut().resume_parked();
+        let (_, again) = resumed(&h).await;
+        h.delta(again.id, 1, &[2], "b", DELTA_LAST);
+        h.finish(again.id, FinishReason::Stop, 2);
+        assert_eq!(text_of(&Reply::read(stream).await), "ab");
+    });
+}
+
+/// A request that kills the engine in its first step each time, beside others that do not.
+#[test]
+fn who_is_suspected_goes_alone_and_is_given_up_at_the_second_death() {
+    run(Options::default(), |h| async move {
+        let (steady, moved) = begin(&h, STREAM).await;
+        h.delta(moved.id, 0, &[1], "a", 0);
+        let (poison, _) = begin(&h, r#"{"prompt":"poison","stream":true}"#).await;
+        let (innocent, _) = begin(&h, r#"{"prompt":"innocent","stream":true}"#).await;
+        let waiting = h.post_raw("/v1/completions", r#"{"prompt":"waiting","stream":true}"#).await;
+        stamp(&h, h.submit().await.id, &[Stage::EngineReceived]);
+        h.sent.borrow_mut().opens.clear();
+
+        die(&h, ENGINE);
+        return_to_life(&h, ENGINE);
+        // Who had moved, and who was in no step, go at once.
+        let (_, steady_again) = resumed(&h).await;
+        let (_, waiting_again) = resumed(&h).await;
+        assert_eq!((&steady_again.resume[..], waiting_again.resume.len()), (&[1][..], 0));
+        nothing_sent(&h);
+        h.delta(steady_again.id, 1, &[2], "b", 0);
+        nothing_sent(&h);
+        h.delta(waiting_again.id, 0, &[9], "w", 0);
+        h.app.ledger.borrow_mut().resume_parked();
+        let (_, alone) = resumed(&h).await;
+        assert!(format!("{:?}", alone.prompt).contains("poison"));
+        stamp(&h, alone.id, &[Stage::EngineReceived, Stage::FirstScheduled]);
+        nothing_sent(&h);
+
+        die(&h, ENGINE);
+        assert_eq!(error_of(&Reply::read(poison).await), "role_restarted");
+        return_to_life(&h, ENGINE);
+        let (_, steady_again) = resumed(&h).await;
+        let (_, waiting_again) = resumed(&h).await;
+        assert_eq!((&steady_again.resume[..], &waiting_again.resume[..]), (&[1, 2][..], &[9][..]));
+        h.delta(steady_again.id, 2, &[3], "c", DELTA_LAST);
+        h.finish(steady_again.id, FinishReason::Stop, 3);
+        h.delta(waiting_again.id, 1, &[9], "x", DELTA_LAST);
+        h.finish(waiting_again.id, FinishReason::Stop, 2);
+        h.app.ledger.borrow_mut().resume_parked();
+        let (_, alone) = resumed(&h).await;
+        h.delta(alone.id, 0, &[4], "i", DELTA_LAST);
+        h.finish(alone.id, FinishReason::Stop, 1);
+        for (stream, text) in [(steady, "abc"), (waiting, "wx"), (innocent, "i")] {
+            assert_eq!(text_of(&Reply::read(stream).await), text);
+        }
+        assert_eq!(h.slots_used(), 0);
+        let page = h.get("/metrics").await.body;
+        for line in ["pinion_quarantined_requests_total 1", "pinion_resumed_requests_total 6"] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in {page}");
+        }
+    });
+}
+
+#[test]
+fn the_time_of_the_interruption_has_its_place_in_the_timeline() {
+    run(Options::default(), |h| async move {
+        let (stream, first) = begin(&h, r#"{"prompt":"hi","max_tokens":2,"timings":true}"#).await;
+        stamp(&h, first.id, &[Stage::FirstToken]);
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        return_to_life(&h, ENGINE);
+        let (_, again) = resumed(&h).await;
+        let stages = [Stage::TokenizeBegin, Stage::EngineReceived, Stage::FirstScheduled, Stage::FirstToken];
+        stamp(&h, again.id, &stages);
+        stamp(&h, again.id, &[Stage::LastToken]);
+        h.delta(again.id, 1, &[2], "b", DELTA_LAST);
+        h.finish(again.id, FinishReason::Length, 2);
+        let timings = &Reply::read(stream).await.json()["timings"];
+        let stages = timings["stages_ms"].as_object().unwrap();
+        let sum: f64 = stages.values().map(|ms| ms.as_f64().unwrap()).sum();
+        assert!((sum - timings["e2e_ms"].as_f64().unwrap()).abs() < 1e-6, "{timings}");
+        assert!(
+            stages["decode"].as_f64().unwrap() >= 30.0,
+            "it fell between the first token and the last: {timings}"
+        );
+        assert_eq!(timings["resumptions"], 1);
+    });
+}
+
+#[test]
+fn without_the_switch_requests_end_with_the_role() {
+    run(Options { resume: false, ..Options::default() }, |h| async move {
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        tokio::task::yield_now().await;
+        die(&h, ENGINE);
+        let reply = Reply::read(stream).await;
+        assert_eq!(error_of(&reply), "role_restarted");
+        assert_eq!(h.slots_used(), 0);
+    });
+}
+
+#[test]
+fn a_refusal_after_a_restart_is_the_end() {
+    run(Options::default(), |h| async move {
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        return_to_life(&h, ENGINE);
+        let (_, again) = resumed(&h).await;
+        h.reject(first.id, Fault::new(FaultCode::Internal, "of the first life"));
+        h.reject(again.id, Fault::new(FaultCode::TooManyRequests, "no room"));
+        assert_eq!(error_of(&Reply::read(stream).await), "rate_limit_exceeded");
+    });
+}
