@@ -226,7 +226,9 @@ class Step {
             for (unsigned first = 0; first < inputs; first += WARP * N) {
                 Chunk chunks[1] = {weights.take()};
                 unsigned i = first + threadIdx.x % WARP * N;
-                if (i < inputs) multiply<T, 1, ROWS>(chunks, x + i, inputs, rows, sums);
+                // Rows past the last repeat it; what they sum to is not stored.
+                auto x_chunk = [&](unsigned r) { return load_chunk(x + i + (r < rows ? r : rows - 1) * inputs); };
+                if (i < inputs) multiply<T, 1, ROWS>(chunks, x_chunk, sums);
             }
             float sum = reduce_rows<ROWS>(sums[0]);
             if (stores) to.store(row, output, sum, operands);

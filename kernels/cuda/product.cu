@@ -1,8 +1,9 @@
 // Matrix products: our own kernel for a few rows, the library for more. Contract: pinion_cuda.h.
 //
 // With up to eight rows a product is a walk over the weights. A warp makes one output (or four, for wide outputs) of all
-// rows: 16 bytes of a weight row a lane, streamed past L1, two steps of the walk in flight at once; x is
-// small and stays in L1.
+// rows: 16 bytes of a weight row a lane, streamed past L1, four steps of the walk in flight at once (two, of four rows each,
+// for wide outputs); x is small and stays in L1. Few outputs would leave most of the card without a warp: then all warps of a
+// block make one output, each from its part of the row, and join their sums in shared memory.
 #include "rows.h"
 
 namespace pinion {
@@ -15,60 +16,122 @@ constexpr unsigned THREADS = 128;
 constexpr unsigned WARPS = THREADS / WARP;
 // Outputs from here on are made four a warp.
 constexpr unsigned WIDE = 16384;
+// Outputs up to here are made by all warps of a block.
+constexpr unsigned NARROW = 1024;
 
+struct SplitShared {
+    float sums[WARPS][PINION_GEMV_ROWS_MAX];
+};
+
+// One output's last step, by the lane that has its sum.
+template <typename T>
+__device__ __forceinline__ void finish(const PinionCudaProduct& args, unsigned row, unsigned output, float sum) {
+    if (args.bias) sum += to_float(at<T>(args.bias)[output]);
+    sum = activate(sum, args.activation);
+    size_t to = size_t(row) * args.n + output;
+    if (args.y_dtype == PINION_CUDA_F32) {
+        float* y = at<float>(args.y) + to;
+        *y = args.accumulate ? *y + sum : sum;
+    } else {
+        T* y = at<T>(args.y) + to;
+        *y = from_float<T>(args.accumulate ? to_float(*y) + sum : sum);
+    }
+}
+
+// The weights of OUTPUTS outputs that a lane multiplies with in one step of the walk, asked for long before; with few rows
+// what they meet in x as well, which would be waited for otherwise when it is not in L1 yet.
 template <typename T, unsigned ROWS, unsigned OUTPUTS>
+struct Asked {
+    static constexpr bool HAS_X = ROWS <= 2;
+    Chunk weights[OUTPUTS];
+    Chunk x[HAS_X ? ROWS : 1];
+
+    __device__ __forceinline__ void ask(const PinionCudaProduct& args, unsigned first, unsigned i) {
+#pragma unroll
+        for (unsigned o = 0; o < OUTPUTS; o++) {
+            unsigned output = first + o < args.n ? first + o : args.n - 1;
+            weights[o] = stream_chunk(at<T>(args.weight) + size_t(output) * args.k + i);
+        }
+        if constexpr (HAS_X) {
+#pragma unroll
+            for (unsigned r = 0; r < ROWS; r++) x[r] = early_chunk(x_at(args, r, i));
+        }
+    }
+    __device__ __forceinline__ void add(const PinionCudaProduct& args, unsigned i, float (&sums)[OUTPUTS][ROWS]) const {
+        multiply<T, OUTPUTS, ROWS>(weights, [&](unsigned r) { return HAS_X ? x[r] : load_chunk(x_at(args, r, i)); }, sums);
+    }
+
+  private:
+    // Rows past the last repeat it; what they sum to is not stored.
+    __device__ __forceinline__ static const T* x_at(const PinionCudaProduct& args, unsigned r, unsigned i) {
+        return at<T>(args.x) + size_t(r < args.m ? r : args.m - 1) * args.k + i;
+    }
+};
+
+// SPLIT warps of the block (one or all) walk OUTPUTS outputs together, a step of 16 bytes a lane in turn.
+template <typename T, unsigned ROWS, unsigned OUTPUTS, unsigned SPLIT>
 __global__ void __launch_bounds__(THREADS) few_rows_kernel(PinionCudaProduct args) {
-    constexpr unsigned N = PER_CHUNK<T>;
-    unsigned lane = threadIdx.x % WARP;
-    unsigned first = (blockIdx.x * WARPS + threadIdx.x / WARP) * OUTPUTS;
-    if (first >= args.n) return; // the whole warp
-    const T* x = at<T>(args.x);
-    const T* weight = at<T>(args.weight);
+    static_assert(SPLIT == 1 || (SPLIT == WARPS && OUTPUTS == 1), "what is joined in shared memory is one output a block");
+    constexpr unsigned STEP = SPLIT * WARP * PER_CHUNK<T>;
+    constexpr unsigned AHEAD = OUTPUTS == 1 ? 4 : 2; // steps in flight
+    unsigned first = (blockIdx.x * WARPS + threadIdx.x / WARP) / SPLIT * OUTPUTS;
+    if (first >= args.n) return; // the whole warp; never with a barrier below
     float sums[OUTPUTS][ROWS];
 #pragma unroll
     for (unsigned o = 0; o < OUTPUTS; o++)
         for (unsigned r = 0; r < ROWS; r++) sums[o][r] = 0.0f;
-#pragma unroll 2
-    for (unsigned i = lane * N; i < args.k; i += WARP * N) {
-        Chunk chunks[OUTPUTS];
+    unsigned i = threadIdx.x % (SPLIT * WARP) * PER_CHUNK<T>;
+    Asked<T, ROWS, OUTPUTS> asked[AHEAD];
+#pragma unroll
+    for (unsigned a = 0; a < AHEAD; a++)
+        if (i + a * STEP < args.k) asked[a].ask(args, first, i + a * STEP);
+    // A step's place is asked for again as soon as it is used, and used a trip later: no order of instructions within a trip
+    // takes a load out of flight. Every lane makes the same number of these trips.
+    for (unsigned trips = args.k / (AHEAD * STEP); trips > 0; trips--, i += AHEAD * STEP) {
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) {
+            asked[a].add(args, i + a * STEP, sums);
+            unsigned next = i + (AHEAD + a) * STEP;
+            if (next < args.k) asked[a].ask(args, first, next);
+        }
+    }
+#pragma unroll
+    for (unsigned a = 0; a < AHEAD; a++)
+        if (i + a * STEP < args.k) asked[a].add(args, i + a * STEP, sums);
+    unsigned row = row_of_lane<ROWS>();
+    bool stores = is_first_of_row<ROWS>();
+    if constexpr (SPLIT == 1) {
 #pragma unroll
         for (unsigned o = 0; o < OUTPUTS; o++) {
-            unsigned output = first + o < args.n ? first + o : args.n - 1;
-            chunks[o] = stream_chunk(weight + size_t(output) * args.k + i);
+            float sum = reduce_rows<ROWS>(sums[o]);
+            if (stores && row < args.m && first + o < args.n) finish<T>(args, row, first + o, sum);
         }
-        multiply<T, OUTPUTS, ROWS>(chunks, x + i, args.k, args.m, sums);
-    }
-    unsigned row = row_of_lane<ROWS>();
-    bool stores = is_first_of_row<ROWS>() && row < args.m;
-#pragma unroll
-    for (unsigned o = 0; o < OUTPUTS; o++) {
-        float sum = reduce_rows<ROWS>(sums[o]);
-        unsigned output = first + o;
-        if (!stores || output >= args.n) continue;
-        if (args.bias) sum += to_float(at<T>(args.bias)[output]);
-        sum = activate(sum, args.activation);
-        size_t to = size_t(row) * args.n + output;
-        if (args.y_dtype == PINION_CUDA_F32) {
-            float* y = at<float>(args.y) + to;
-            *y = args.accumulate ? *y + sum : sum;
-        } else {
-            T* y = at<T>(args.y) + to;
-            *y = from_float<T>(args.accumulate ? to_float(*y) + sum : sum);
-        }
+    } else {
+        auto& shared = shared_as<SplitShared>();
+        float part = reduce_rows<ROWS>(sums[0]);
+        if (stores) shared.sums[threadIdx.x / WARP][row] = part;
+        __syncthreads();
+        if (threadIdx.x >= args.m) return;
+        // In the warps' order: the same inputs give the same bits.
+        float sum = shared.sums[0][threadIdx.x];
+        for (unsigned w = 1; w < SPLIT; w++) sum += shared.sums[w][threadIdx.x];
+        finish<T>(args, threadIdx.x, first, sum);
     }
 }
 
-template <typename T, unsigned ROWS, unsigned OUTPUTS>
+template <typename T, unsigned ROWS, unsigned OUTPUTS, unsigned SPLIT>
 int32_t launch_outputs(const PinionCudaProduct& args, void* stream) {
-    auto kernel = &few_rows_kernel<T, ROWS, OUTPUTS>;
-    PINION_LAUNCH(kernel, dim3(ceil_div(args.n, WARPS * OUTPUTS)), dim3(THREADS), 0, stream, args);
+    auto kernel = &few_rows_kernel<T, ROWS, OUTPUTS, SPLIT>;
+    unsigned outputs = WARPS / SPLIT * OUTPUTS, shared = SPLIT == 1 ? 0 : sizeof(SplitShared);
+    PINION_LAUNCH(kernel, dim3(ceil_div(args.n, outputs)), dim3(THREADS), shared, stream, args);
     return launch_result();
 }
 
 template <typename T, unsigned ROWS>
 int32_t launch_rows(const PinionCudaProduct& args, void* stream) {
-    if (args.n >= WIDE) return launch_outputs<T, ROWS, ROWS == 8 ? 2 : 4>(args, stream);
-    return launch_outputs<T, ROWS, 1>(args, stream);
+    if (args.n >= WIDE) return launch_outputs<T, ROWS, ROWS == 8 ? 2 : 4, 1>(args, stream);
+    if (args.n <= NARROW) return launch_outputs<T, ROWS, 1, WARPS>(args, stream);
+    return launch_outputs<T, ROWS, 1, 1>(args, stream);
 }
 
 template <typename T>
@@ -84,7 +147,7 @@ int32_t few_rows(const PinionCudaProduct& args, void* stream) {
     if (args.dtype == PINION_CUDA_F16) return few_rows_of<f16>(args, stream);
     if (args.dtype == PINION_CUDA_BF16) return few_rows_of<bf16>(args, stream);
     // fp32 is for comparisons: one variant will do.
-    if (args.dtype == PINION_CUDA_F32) return launch_outputs<float, 8, 1>(args, stream);
+    if (args.dtype == PINION_CUDA_F32) return launch_outputs<float, 8, 1, 1>(args, stream);
     return PINION_CUDA_BAD_ARGUMENT;
 }
 

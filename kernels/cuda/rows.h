@@ -5,11 +5,9 @@
 
 namespace pinion {
 
-// Adds the chunks' share to the sums. x is at the chunks' first element; rows past the last repeat it, and what they sum to
-// is not stored.
-template <typename T, unsigned OUTPUTS, unsigned ROWS>
-__device__ __forceinline__ void multiply(const Chunk (&chunks)[OUTPUTS], const T* x, unsigned stride, unsigned rows,
-                                         float (&sums)[OUTPUTS][ROWS]) {
+// Adds the chunks' share to the sums. `x_chunk(r)` gives the same elements of row r of x.
+template <typename T, unsigned OUTPUTS, unsigned ROWS, typename XChunk>
+__device__ __forceinline__ void multiply(const Chunk (&chunks)[OUTPUTS], const XChunk& x_chunk, float (&sums)[OUTPUTS][ROWS]) {
     constexpr unsigned N = PER_CHUNK<T>;
     float weights[OUTPUTS][N];
 #pragma unroll
@@ -17,7 +15,7 @@ __device__ __forceinline__ void multiply(const Chunk (&chunks)[OUTPUTS], const T
 #pragma unroll
     for (unsigned r = 0; r < ROWS; r++) {
         float values[N];
-        unpack<T>(load_chunk(x + size_t(r < rows ? r : rows - 1) * stride), values);
+        unpack<T>(x_chunk(r), values);
 #pragma unroll
         for (unsigned o = 0; o < OUTPUTS; o++)
 #pragma unroll

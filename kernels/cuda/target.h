@@ -141,6 +141,20 @@ __device__ __forceinline__ Chunk stream_chunk(const T* from) {
     return load_chunk(from);
 #endif
 }
+// For what no thread of the kernel has written and others read too. It stays where it stands among these and the above: what
+// is asked for early stays early.
+template <typename T>
+__device__ __forceinline__ Chunk early_chunk(const T* from) {
+#if defined(PINION_ON_DEVICE)
+    Chunk chunk;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(chunk.words[0]), "=r"(chunk.words[1]), "=r"(chunk.words[2]), "=r"(chunk.words[3])
+                 : "l"(from));
+    return chunk;
+#else
+    return load_chunk(from);
+#endif
+}
 template <typename T>
 __device__ __forceinline__ void store_chunk(T* to, const Chunk& chunk) {
     *reinterpret_cast<Chunk*>(to) = chunk;

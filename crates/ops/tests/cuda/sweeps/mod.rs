@@ -258,14 +258,21 @@ fn rotation(bench: &Bench, seed: u64, dtype: CudaDtype, random: &mut Random) {
 pub(crate) fn products(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     let mut cases: Vec<(u64, usize)> = (0..3 * scale.cases).map(|seed| (seed, 0)).collect();
-    // Wide outputs take another variant.
+    // More outputs take other variants.
     cases.extend([(1, 16_384 + 3), (2, 16_384 + 1), (5, 16_384 + 2), (8, 16_390)]);
-    for (seed, wide) in cases {
+    cases.extend([(9, 1025), (10, 1030), (12, 1200), (13, 1026), (14, 1100), (16, 1027)]);
+    for (seed, outputs) in cases {
         let mut random = Random(2000 + seed);
         let dtype = random.pick(&DTYPES);
         let is_own = seed % 4 != 3;
         let m = if is_own { 1 + random.below(8) } else { 1 + random.below(20) };
-        let (n, k) = if wide > 0 { (wide, 8) } else { (1 + random.below(70), 8 * (1 + random.below(120))) };
+        // Long enough rows for several trips of the walk, in every variant.
+        let longest = random.pick(&[120, 120, 120, 800]);
+        let (n, k) = match outputs {
+            0 => (1 + random.below(70), 8 * (1 + random.below(longest))),
+            1..16_384 => (outputs, 8 * (1 + random.below(300))),
+            _ => (outputs, 8 * (1 + random.below(8))),
+        };
         // The library's activation is a launch of its own, over whole chunks.
         let n = if is_own { n } else { n.next_multiple_of(8) };
         let (x, x_values) = bench.random(dtype, &mut random, m * k);
@@ -302,18 +309,19 @@ pub(crate) fn products(device: &Device, scale: Scale) {
             candidates,
         };
         bench.stream.product(&args).expect("a launch");
+        let have = bench.get(y_dtype, y);
+        if !accumulate {
+            bench.stream.product(&args).expect("a launch");
+            let again = bench.get(y_dtype, y);
+            let same = have.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "product, seed {seed}: the same inputs give other bits");
+        }
         let mut want =
             twin::product(&x_values, &weight_values, has_bias.then_some(&bias_values[..]), k, activation);
         if accumulate {
             want.iter_mut().zip(&y_values).for_each(|(want, before)| *want += before);
         }
-        check_near(
-            "product",
-            seed,
-            &bench.get(y_dtype, y),
-            &want,
-            tolerance(y_dtype).max(tolerance(dtype) / 8.0),
-        );
+        check_near("product", seed, &have, &want, tolerance(y_dtype).max(tolerance(dtype) / 8.0));
     }
 }
 
