@@ -1,4 +1,4 @@
-// One token from one row of logits: penalties and biases, then greedy, temperature, top-k, top-p, min-p. Contract:
+// One token from one row of logits: penalties, biases and a mask, then greedy, temperature, top-k, top-p, min-p. Contract:
 // pinion_cuda.h. Twins: crates/model/src/shaping.rs and sampler.rs, which says what is computed; this file says it without a sort.
 //
 // Selection and the weights are in select.h.
@@ -13,6 +13,7 @@ struct SampleShared {
     uint32_t last; // an id with a change of its own that the row's changes do not have
     float last_raw;
     float raw;
+    bool voids; // the mask made its ids 0, which were all banned
 };
 
 // Sum over the keys up to `bound`.
@@ -94,6 +95,7 @@ __device__ void make_changes(float* logits, const PinionCudaSample& args, const 
     __syncthreads();
     if (threadIdx.x == 0) {
         shared.last = args.vocab;
+        shared.voids = false;
         if (last < args.vocab && !shared.found) {
             shared.last = last;
             shared.last_raw = logits[last];
@@ -103,11 +105,32 @@ __device__ void make_changes(float* logits, const PinionCudaSample& args, const 
     __syncthreads();
 }
 
-// The logit of `id` before the changes were made.
+// `apply_mask` of crates/model/src/shaping.rs. Every thread sees it afterwards.
+__device__ void apply_mask(float* logits, const uint32_t* bits, unsigned vocab, SampleShared& shared) {
+    const float least = clamp_finite(-INFINITY);
+    uint64_t above = 0;
+    for (unsigned id = threadIdx.x; id < vocab; id += THREADS) {
+        float logit = logits[id];
+        if (bits[id / 32] >> id % 32 & 1) {
+            if (logit > least) above = 1;
+        } else if (mul_exact(logit, 0.0f) == 0.0f) {
+            logits[id] = least;
+        }
+    }
+    if (block_reduce(above, shared.select.scratch, Max())) return;
+    if (threadIdx.x == 0) shared.voids = true;
+    for (unsigned id = threadIdx.x; id < vocab; id += THREADS)
+        if (bits[id / 32] >> id % 32 & 1 && mul_exact(logits[id], 0.0f) == 0.0f) logits[id] = 0.0f;
+    __syncthreads();
+}
+
+// The logit of `id`, which a mask allows, before the changes were made.
 __device__ float raw_logit(const float* logits, unsigned id, const PinionCudaSample& args, const PinionCudaDraw& draws,
                            SampleShared& shared) {
     Changes changes(args, draws);
-    if (threadIdx.x == 0) shared.raw = id == shared.last ? shared.last_raw : logits[id];
+    // An id that no change had banned, and that a mask had to bring back, had the lowest logit of all.
+    if (threadIdx.x == 0)
+        shared.raw = id == shared.last ? shared.last_raw : shared.voids ? clamp_finite(-INFINITY) : logits[id];
     __syncthreads();
     for (unsigned i = threadIdx.x; i < changes.count; i += THREADS)
         if (changes.first[i].id == id) shared.raw = changes.first[i].bias;
@@ -123,6 +146,8 @@ __global__ void __launch_bounds__(THREADS, 1) sample_kernel(PinionCudaSample arg
     if (draws.mode != PINION_SAMPLE_SKIP) {
         float* logits = at<float>(args.logits) + size_t(draws.row) * args.vocab;
         if (draws.changes_count > 0 || draws.flags) make_changes(logits, args, draws, shared);
+        if (draws.flags & PINION_DRAW_MASKED && draws.mask < args.masks_count)
+            apply_mask(logits, at<uint32_t>(args.masks) + size_t(draws.mask) * ceil_div(args.vocab, 32), args.vocab, shared);
         Row row = {logits, args.vocab, 0.0f, draws.inverse_temperature, 0.0f};
         uint64_t best = ~uint64_t{0};
         unsigned broken = 0;

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 4 };
+enum { PINION_CUDA_ABI = 5 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -261,9 +261,11 @@ typedef struct PinionCudaChange {
 // How one row is sampled. `draw` is the uniform number that (seed, position) stand for; the host makes it. With
 // PINION_DRAW_RECALLS_LAST the token that lane_tokens[lane] holds before the launch counts as one more token of the output:
 // its change is RECALLED and counts one more than the row's changes say, whether it stands there or not. With PINION_DRAW_SCORED
-// the drawn token's logit before any change is told, and the bias of each of the row's changes becomes the logit as it was.
+// the drawn token's logit before any change is told, and the bias of each of the row's changes becomes the logit as it was. With
+// PINION_DRAW_MASKED, after the changes, what has no bit in the row's mask becomes the lowest finite number; if nothing that
+// has one is above that, all that have one become 0. A mask has a bit at least.
 enum { PINION_SAMPLE_SKIP = 0, PINION_SAMPLE_GREEDY = 1, PINION_SAMPLE_DRAW = 2 };
-enum { PINION_DRAW_RECALLS_LAST = 1, PINION_DRAW_SCORED = 2 };
+enum { PINION_DRAW_RECALLS_LAST = 1, PINION_DRAW_SCORED = 2, PINION_DRAW_MASKED = 4 };
 typedef struct PinionCudaDraw {
     double draw;
     float inverse_temperature;
@@ -279,7 +281,7 @@ typedef struct PinionCudaDraw {
     float presence;
     uint32_t flags;
     uint32_t row; // of `logits` and `sampled`
-    uint32_t unused;
+    uint32_t mask; // of `masks`
 } PinionCudaDraw;
 enum { PINION_SAMPLED_NONE = 0, PINION_SAMPLED_TOKEN = 1, PINION_SAMPLED_NONFINITE = 2 };
 typedef struct PinionCudaSampled {
@@ -288,13 +290,14 @@ typedef struct PinionCudaSampled {
     float logit; // of the token, with PINION_DRAW_SCORED
 } PinionCudaSampled;
 // The rows' changes are made in `logits` first; changes [changes_count], which may be 0.
-// logits fp32 [logits_rows, vocab]; draws [rows], each of another row; sampled [logits_rows]; the token also goes to lane_tokens[lane] (u32). vocab is at most
+// logits fp32 [logits_rows, vocab]; draws [rows], each of another row; sampled [logits_rows]; the token also goes to lane_tokens[lane] (u32). masks: a bit for each id,
+// u32 [masks_count, vocab / 32 rounded up]; may be 0. vocab is at most
 // PINION_SAMPLE_VOCAB_MAX. Probabilities are summed in fixed point (2^-46 of the likeliest), so a row's token does not
 // depend on the order of the sum: the same as the host's sampler but where a draw lands within that of an edge.
 enum { PINION_SAMPLE_VOCAB_MAX = 131072 };
 typedef struct PinionCudaSample {
-    uint64_t logits, draws, sampled, lane_tokens, changes;
-    uint32_t rows, logits_rows, vocab, lanes, changes_count;
+    uint64_t logits, draws, sampled, lane_tokens, changes, masks;
+    uint32_t rows, logits_rows, vocab, lanes, changes_count, masks_count;
 } PinionCudaSample;
 int32_t pinion_cuda_sample(const PinionCudaSample* args, void* stream);
 

@@ -37,6 +37,8 @@ pub struct CudaConfig {
     pub shaped_on_device: bool,
     /// Logprobs are the device's.
     pub scored_on_device: bool,
+    /// Masks of grammars are the device's.
+    pub masked_on_device: bool,
 }
 
 impl CudaConfig {
@@ -71,6 +73,7 @@ impl CudaConfig {
             fused_decode: take.is("decode", "fused"),
             shaped_on_device: settings.switch("cuda-shaping").unwrap_or(true),
             scored_on_device: settings.switch("cuda-logprobs").unwrap_or(true),
+            masked_on_device: settings.switch("cuda-masks").unwrap_or(true),
             gemm_measured: !take.is("cuda-gemm", "heuristic"),
         })
     }

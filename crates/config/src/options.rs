@@ -183,6 +183,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "cuda-logprobs", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: logprobs of generated tokens are computed on the device and come with the tokens; off, by the host, to \
                which the row of logits is copied and which such a step then waits for." },
+    Opt { name: "cuda-masks", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: what a grammar allows goes to the device, a bit for each token, and is applied by its sampler; off, such \
+               rows of logits are copied to the host and sampled there." },
     Opt { name: "cuda-gemm", group: Engine, preset: Is("measured"),
         kind: Choice { accepted: &[choice("measured", &[]), choice("heuristic", &[])], refused: &[] },
         help: "CUDA: which of cuBLASLt's algorithms computes products of more than eight rows: the quickest of eight, \

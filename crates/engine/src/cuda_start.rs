@@ -43,5 +43,6 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
         measured_products: cuda.gemm_measured,
         shaped_on_device: cuda.shaped_on_device,
         scored_on_device: cuda.scored_on_device,
+        masked_on_device: cuda.masked_on_device,
     }
 }

@@ -160,6 +160,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         measured_products: true,
         shaped_on_device: true,
         scored_on_device: true,
+        masked_on_device: true,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Logprobs from the device against those of the host's sampler: the same tokens, the same likeliest, and logprobs that
-//! differ by the order of one sum. Straight to the kernels, then through two engines side by side. On the emulated device.
+//! differ by the order of one sum. Rows that follow a grammar, with logprobs and without. Straight to the kernels, then through
+//! two engines side by side. On the emulated device.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
@@ -14,16 +15,21 @@ use emulated::{emulated, options, ready};
 use logprobs::assert_same;
 use pinion_model::cuda::{CudaGpt2, CudaOptions};
 use pinion_model::{
-    FUTURE_TOKEN, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput,
+    FUTURE_TOKEN, MaskState, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch,
+    StepOutput, TokenMask,
 };
 use sampling::Random;
+use std::sync::{Arc, Mutex};
 
 const VOCAB: u64 = 257;
 const ROWS: usize = 5;
 const STEPS: usize = 4;
+/// Held by each test: the device's counts are the process's.
+static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn the_kernels_score_as_the_host_does() {
+    let _alone = ALONE.lock();
     logprobs::sweep(&emulated(), 40, 700);
 }
 
@@ -34,7 +40,18 @@ struct Wish {
     output: Vec<u32>,
     penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
+    mask: Option<Arc<dyn TokenMask>>,
     sample: SampleParams,
+}
+
+/// Has nothing to give.
+#[derive(Debug)]
+struct Without(MaskState);
+
+impl TokenMask for Without {
+    fn read(&self, _: u64, _: &mut Vec<u32>) -> MaskState {
+        self.0
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -50,6 +67,7 @@ impl Wishes {
             bias: (0..random.below(3))
                 .map(|n| (n as u32 * 9, [f32::MIN, 4.0][random.below(2) as usize]))
                 .collect(),
+            mask: None,
             sample: SampleParams {
                 temperature: [0.0, 0.9, 1.5][random.below(3) as usize],
                 logprobs: random.below(22).checked_sub(1).map(|n| n as u32),
@@ -63,14 +81,15 @@ impl Wishes {
 
 impl RowShaping for Wishes {
     fn shaping(&self, row: usize) -> Option<Shaping<'_>> {
-        let Wish { prompt, output, penalty, bias, .. } = &self.0[row];
+        let Wish { prompt, output, penalty, bias, mask, .. } = &self.0[row];
         let penalty = penalty.unwrap_or(1.0);
-        (penalty != 1.0 || !bias.is_empty()).then_some(Shaping {
+        (penalty != 1.0 || !bias.is_empty() || mask.is_some()).then_some(Shaping {
             prompt,
             output,
             repetition_penalty: penalty,
             presence_penalty: penalty - 1.0,
             bias,
+            mask: mask.as_ref(),
             ..Shaping::OFF
         })
     }
@@ -127,6 +146,7 @@ fn run(model: &mut CudaGpt2, seed: u64, is_ahead: bool) -> Vec<StepOutput> {
 
 #[test]
 fn row_17_overlap_rows_with_logprobs_are_scored_on_the_device() {
+    let _alone = ALONE.lock();
     let mut device = ready("tiny-a", &options());
     let mut host = ready("tiny-a", &CudaOptions { scored_on_device: false, ..options() });
     let (mut scored, mut to_host) = (0, [0, 0]);
@@ -152,5 +172,55 @@ fn row_17_overlap_rows_with_logprobs_are_scored_on_the_device() {
     }
     assert!(scored > 2000, "{scored}");
     // What comes is tokens and scores, not rows of 1028 bytes.
+    assert!(to_host[0] * 2 < to_host[1], "{to_host:?}");
+}
+
+/// Masks that change from token to token, beside rows without one, and masks that have nothing to give.
+#[test]
+fn masks_on_the_device_allow_what_they_allow_on_the_host() {
+    let _alone = ALONE.lock();
+    let mut device = ready("tiny-a", &options());
+    let mut host = ready("tiny-a", &CudaOptions { masked_on_device: false, ..options() });
+    let (mut masked, mut ended, mut to_host) = (0, 0, [0, 0]);
+    for seed in 0..12 {
+        let mut random = Random(1000 + seed);
+        let mut wishes = Wishes::random(seed);
+        for index in 0..STEPS {
+            for wish in &mut wishes.0 {
+                wish.mask = match random.below(8) {
+                    0 | 1 => None,
+                    2 => {
+                        let states = [MaskState::Complete, MaskState::Late, MaskState::Failed];
+                        Some(Arc::new(Without(states[random.below(3) as usize])))
+                    }
+                    _ => Some(Arc::new(logprobs::mask(&mut random, VOCAB))),
+                };
+            }
+            let mut outs = [StepOutput::default(), StepOutput::default()];
+            let before = device.counts().to_host_bytes;
+            launch(&mut host, &wishes, index, false);
+            Pipeline::retire(&mut host, &mut outs[0]).unwrap();
+            let between = device.counts().to_host_bytes;
+            launch(&mut device, &wishes, index, false);
+            Pipeline::retire(&mut device, &mut outs[1]).unwrap();
+            to_host[0] += device.counts().to_host_bytes - between;
+            to_host[1] += between - before;
+            let [want, have] = &outs;
+            assert_eq!(have.rows, want.rows, "seed {seed}, step {index}");
+            for (row, wish) in wishes.0.iter_mut().enumerate() {
+                assert_same(
+                    have.logprobs(row),
+                    want.logprobs(row),
+                    &format!("seed {seed}, step {index}, row {row}"),
+                );
+                // Whoever draws nothing goes on with a token of the test's.
+                let drawn = have.token(row);
+                ended += u32::from(drawn.is_none());
+                masked += u32::from(drawn.is_some() && wish.mask.is_some());
+                wish.output.push(drawn.unwrap_or(7));
+            }
+        }
+    }
+    assert!(masked > 100 && ended > 10, "{masked} drawn with a mask, {ended} not drawn");
     assert!(to_host[0] * 2 < to_host[1], "{to_host:?}");
 }

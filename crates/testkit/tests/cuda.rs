@@ -13,13 +13,15 @@ fn emulated() -> PathBuf {
     PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
 }
 
-/// Greedy, drawn, penalised and with logprobs, all at once.
+/// Greedy, drawn, penalised, with logprobs and with a grammar, all at once.
 fn texts(server: &Server) -> Vec<String> {
     let bodies = [
         json!({"prompt": "greedy", "max_tokens": 9, "temperature": 0, "ignore_eos": true, "stream": true}),
         json!({"prompt": "drawn", "max_tokens": 9, "temperature": 0.9, "top_p": 0.9, "seed": 5, "ignore_eos": true}),
         json!({"prompt": "penalised", "max_tokens": 9, "temperature": 0, "repetition_penalty": 1.5, "ignore_eos": true}),
         json!({"prompt": "told", "max_tokens": 9, "temperature": 0, "logprobs": 2, "ignore_eos": true}),
+        json!({"prompt": "drawn and penalised", "max_tokens": 9, "temperature": 1.1, "seed": 3, "frequency_penalty": 1.2, "presence_penalty": -0.5, "logprobs": 20, "ignore_eos": true}),
+        json!({"prompt": "constrained", "max_tokens": 40, "temperature": 0.7, "seed": 8, "logprobs": 1, "guided_regex": "[a-z]{3} [0-9]{4}"}),
     ];
     std::thread::scope(|scope| {
         let ask = |body| {
@@ -112,6 +114,7 @@ fn the_emulated_device_gives_the_text_of_the_cpu() {
         // The device's own choice is overlap.
         (&[][..], "overlap on"),
         (&["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused"], "overlap off"),
+        (&["--no-cuda-shaping", "--no-cuda-logprobs", "--no-cuda-masks"], "overlap on"),
         (&["--decode", "fused"], "overlap on"),
     ] {
         let flags = [&sizes[..], &["--device", "cuda", "--cuda-object", object], switches].concat();
@@ -122,7 +125,10 @@ fn the_emulated_device_gives_the_text_of_the_cpu() {
             check_alike(have, want, &format!("{switches:?}: answer {index}"));
         }
         // Whether a graph can hold the fused kernel is the device's affair.
-        check_told(&server, (!switches.contains(&"--decode")).then_some(switches.is_empty()));
+        check_told(
+            &server,
+            (!switches.contains(&"--decode")).then_some(!switches.contains(&"--no-cuda-graphs")),
+        );
         server.stop();
     }
 }

@@ -4,7 +4,7 @@ use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout, Tables, fill};
-use super::late::{late_bytes, report, result_bytes};
+use super::late::{report, result_bytes};
 use super::memory::{Sizes, changes_max};
 use super::sampling::{OnDevice, Source, write_draws};
 use super::weights::Weights;
@@ -47,7 +47,7 @@ impl Slot {
         Ok(Slot {
             inputs: device.pinned(sizes.input_bytes)?,
             changes: device.pinned(changes_max(options) * CHANGE_BYTES)?,
-            late: device.pinned(late_bytes(options.max_rows as usize))?,
+            late: device.pinned(sizes.late_bytes)?,
             sampled: device.pinned(result_bytes(options.max_rows as usize, options.max_rows as usize))?,
             event: device.event(false)?,
         })
@@ -114,6 +114,7 @@ pub struct CudaGpt2 {
     /// What the rows of the step being launched do to their logits.
     changes: Changes,
     on_device: OnDevice,
+    pub(super) mask_bits: Vec<u32>,
 }
 
 pub(super) fn gone(error: CudaError) -> StepError {
@@ -185,7 +186,12 @@ impl CudaGpt2 {
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
             memory,
             changes: Changes::new(changes_max(options), shape.vocab),
-            on_device: OnDevice { shaped: options.shaped_on_device, scored: options.scored_on_device },
+            mask_bits: Vec::with_capacity(shape.vocab as usize / 32 + 2),
+            on_device: OnDevice {
+                shaped: options.shaped_on_device,
+                scored: options.scored_on_device,
+                masked: options.masked_on_device,
+            },
             info,
             stream,
             forward,
@@ -263,7 +269,12 @@ impl CudaGpt2 {
     }
 
     /// Queues everything of a checked batch.
-    fn queue(&mut self, batch: &StepBatch<'_>, slot: usize, sources: &[Source]) -> Result<Layout, CudaError> {
+    fn queue(
+        &mut self,
+        batch: &StepBatch<'_>,
+        slot: usize,
+        sources: &mut [Source],
+    ) -> Result<Layout, CudaError> {
         let (layout, decode) = self.shape_of(batch);
         let Slot { inputs, changes, .. } = &mut self.slots[slot];
         let filled =
@@ -326,7 +337,7 @@ impl CudaGpt2 {
         if batch.rows.is_empty() {
             return self.stream.record(&self.slots[launched.slot].event).map_err(gone);
         }
-        launched.logits_rows = self.queue(batch, launched.slot, &launched.sources).map_err(gone)?.rows;
+        launched.logits_rows = self.queue(batch, launched.slot, &mut launched.sources).map_err(gone)?.rows;
         let Launched { slot, sources, host, broken, .. } = launched;
         self.sample_on_host(batch, sources, *slot, host)?;
         self.score_prompts(batch, host, broken)
@@ -342,6 +353,7 @@ impl CudaGpt2 {
             let device = if source == Source::None { None } else { sampled.next() };
             match source {
                 Source::None => out.push(RowOutcome::None),
+                Source::Ended(outcome) => out.push(outcome),
                 Source::Host => {
                     out.push_with(launched.host.rows[host_row], launched.host.logprobs(host_row));
                     host_row += 1;

@@ -407,6 +407,7 @@ impl Forward {
             sampled: memory.sampled,
             lane_tokens: memory.lane_tokens,
             changes: Some((memory.changes, (memory.changes.bytes() / CHANGE_BYTES) as u32)),
+            masks: None,
             rows,
             logits_rows: rows,
             vocab: self.shape.vocab,

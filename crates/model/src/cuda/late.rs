@@ -1,14 +1,14 @@
 //! Rows that are sampled behind the step's own sampler, which leaves them out: those whose logits are read before they are
-//! changed, because the request wants logprobs. Their launches are in no graph, so steps without such rows do not pay for
-//! them; nothing of them waits for the host.
+//! changed, because the request wants logprobs, and those whose mask the host waits for while the device computes their
+//! logits. Their launches are in no graph, so steps without such rows do not pay for them.
 
 use super::engine::CudaGpt2;
 use super::inputs::{Layout, aligned};
 use super::sampling::{Source, draw};
-use crate::{Logprob, StepBatch};
+use crate::{Logprob, MaskState, RowOutcome, SampleParams, StepBatch};
 use pinion_ops::cuda::{
     CHANGE_BYTES, CudaError, DRAW_BYTES, Draw, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample, Sampled,
-    SampledState, Score, Scored, Scores,
+    SampledState, Score, Scored, Scores, mask_bytes,
 };
 
 /// Where the scores of a step of so many rows of logits stand, behind their tokens.
@@ -21,17 +21,30 @@ pub(super) fn result_bytes(rows: usize, scored: usize) -> usize {
     scores_at(rows) + scored * SCORES_BYTES
 }
 
-/// Bytes of what so many late rows send: their draws, then which of them are scored.
-pub(super) fn late_bytes(rows: usize) -> usize {
-    rows * (DRAW_BYTES + SCORED_BYTES)
+/// Bytes of what so many late rows send, so many of them masked: their draws, which of them are scored, their masks.
+pub(super) fn late_bytes(rows: usize, masked: usize, vocab: u32) -> usize {
+    masks_at(rows) + masked * mask_bytes(vocab)
+}
+
+fn masks_at(rows: usize) -> usize {
+    aligned(rows * (DRAW_BYTES + SCORED_BYTES))
+}
+
+/// What of a step's late rows is on its way.
+#[derive(Debug, Default)]
+struct Sent {
+    draws: usize,
+    scored: usize,
+    masks: usize,
 }
 
 impl CudaGpt2 {
-    /// Queues the late rows of the step just queued. Gives how many of them are scored.
+    /// Queues the late rows of the step just queued. Reads their masks, which may wait a little while the device works; a row
+    /// whose mask has nothing to give becomes [`Source::Ended`]. Gives how many rows are scored.
     pub(super) fn queue_late(
         &mut self,
         batch: &StepBatch<'_>,
-        sources: &[Source],
+        sources: &mut [Source],
         slot: usize,
         layout: Layout,
     ) -> Result<usize, CudaError> {
@@ -39,52 +52,101 @@ impl CudaGpt2 {
         if late_count == 0 {
             return Ok(0);
         }
-        let scored_at = late_count * DRAW_BYTES;
-        let late = &mut self.slots[slot].late;
-        let (draws, scored) = late.bytes_mut()[..late_bytes(late_count)].split_at_mut(scored_at);
-        let (mut draws, mut scored) =
-            (draws.chunks_exact_mut(DRAW_BYTES), scored.chunks_exact_mut(SCORED_BYTES));
-        let (mut logits_row, mut scored_count) = (0, 0);
-        for (row, source) in batch.rows.iter().zip(sources) {
-            let Some(params) = &row.sample else { continue };
-            if let &Source::Late { changes, is_scored } = source {
-                let draw = Draw { changes, row: logits_row, is_scored, ..draw(params, row.slot) };
-                draw.write(draws.next().expect("a place for each late row"));
-                if is_scored {
-                    let best = params.logprobs.unwrap_or(0);
-                    let to = scored.next().expect("a place for each late row");
-                    Scored { row: logits_row, best }.write(to);
-                    scored_count += 1;
-                }
-            }
-            logits_row += 1;
+        let sent = self.write_late(batch, sources, slot, late_count);
+        if sent.draws == 0 {
+            return Ok(0);
         }
-        let forward = &self.forward;
-        let sent = forward.memory.late;
-        self.stream.to_device(sent, late, late_bytes(late_count))?;
-        if scored_count > 0 {
+        let (memory, vocab) = (&self.forward.memory, self.info.vocab_size);
+        let bytes = late_bytes(late_count, sent.masks, vocab);
+        self.stream.to_device(memory.late, &self.slots[slot].late, bytes)?;
+        if sent.scored > 0 {
             self.stream.score(&Score {
-                logits: forward.memory.logits,
-                scored: sent.part(scored_at, scored_count * SCORED_BYTES),
-                scores: forward.memory.sampled.part(scores_at(layout.rows), scored_count * SCORES_BYTES),
-                count: scored_count as u32,
+                logits: memory.logits,
+                scored: memory.late.part(late_count * DRAW_BYTES, sent.scored * SCORED_BYTES),
+                scores: memory.sampled.part(scores_at(layout.rows), sent.scored * SCORES_BYTES),
+                count: sent.scored as u32,
                 rows: layout.rows as u32,
-                vocab: self.info.vocab_size,
+                vocab,
             })?;
         }
-        let changes_max = (forward.memory.changes.bytes() / CHANGE_BYTES) as u32;
+        let masks = memory.late.part(masks_at(late_count), sent.masks * mask_bytes(vocab));
         self.stream.sample(&Sample {
-            logits: forward.memory.logits,
-            draws: sent.part(0, scored_at),
-            sampled: forward.memory.sampled,
-            lane_tokens: forward.memory.lane_tokens,
-            changes: Some((forward.memory.changes, changes_max)),
-            rows: late_count as u32,
+            logits: memory.logits,
+            draws: memory.late.part(0, sent.draws * DRAW_BYTES),
+            sampled: memory.sampled,
+            lane_tokens: memory.lane_tokens,
+            changes: Some((memory.changes, (memory.changes.bytes() / CHANGE_BYTES) as u32)),
+            masks: Some((masks, sent.masks as u32)),
+            rows: sent.draws as u32,
             logits_rows: layout.rows as u32,
-            vocab: self.info.vocab_size,
-            lanes: forward.lanes,
+            vocab,
+            lanes: self.forward.lanes,
         })?;
-        Ok(scored_count)
+        Ok(sent.scored)
+    }
+
+    /// Writes what the step's late rows send, each part where `late_count` rows have it.
+    fn write_late(
+        &mut self,
+        batch: &StepBatch<'_>,
+        sources: &mut [Source],
+        slot: usize,
+        late_count: usize,
+    ) -> Sent {
+        let (rows, masks) = self.slots[slot].late.bytes_mut().split_at_mut(masks_at(late_count));
+        let (draws, scored) = rows.split_at_mut(late_count * DRAW_BYTES);
+        let mask_bytes = mask_bytes(self.info.vocab_size);
+        let (mut sent, mut logits_row) = (Sent::default(), 0);
+        for (index, row) in batch.rows.iter().enumerate() {
+            let Some(params) = &row.sample else { continue };
+            let own_row = logits_row;
+            logits_row += 1;
+            let Source::Late { changes, is_scored, is_masked } = sources[index] else { continue };
+            let mut mask = None;
+            if is_masked {
+                if let Some(outcome) = read_mask(batch, index, params, &mut self.mask_bits) {
+                    sources[index] = Source::Ended(outcome);
+                    continue;
+                }
+                write_mask(&self.mask_bits, &mut masks[sent.masks * mask_bytes..][..mask_bytes]);
+                mask = Some(sent.masks as u32);
+                sent.masks += 1;
+            }
+            if is_scored {
+                let best = params.logprobs.unwrap_or(0);
+                Scored { row: own_row, best }
+                    .write(&mut scored[sent.scored * SCORED_BYTES..][..SCORED_BYTES]);
+                sent.scored += 1;
+            }
+            let draw = Draw { changes, row: own_row, is_scored, mask, ..draw(params, row.slot) };
+            draw.write(&mut draws[sent.draws * DRAW_BYTES..][..DRAW_BYTES]);
+            sent.draws += 1;
+        }
+        sent
+    }
+}
+
+/// Reads a row's mask; if it has nothing to give, what becomes of the row.
+fn read_mask(
+    batch: &StepBatch<'_>,
+    index: usize,
+    params: &SampleParams,
+    bits: &mut Vec<u32>,
+) -> Option<RowOutcome> {
+    let mask = batch.shaping.shaping(index).and_then(|shaping| shaping.mask)?;
+    match mask.read(params.position, bits) {
+        MaskState::Ready => None,
+        MaskState::Complete => Some(RowOutcome::Complete),
+        MaskState::Late => Some(RowOutcome::Late),
+        MaskState::Failed => Some(RowOutcome::Unmasked),
+    }
+}
+
+/// An id without a bit may not be drawn.
+fn write_mask(bits: &[u32], to: &mut [u8]) {
+    let words = bits.iter().copied().chain(std::iter::repeat(0));
+    for (to, word) in to.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
     }
 }
 

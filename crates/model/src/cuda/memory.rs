@@ -70,7 +70,7 @@ impl Memory {
             partials: device.alloc(parts)?,
             counters: device.alloc(rows * heads * 4)?,
             changes: device.alloc(changes_max(options) * CHANGE_BYTES)?,
-            late: device.alloc(late_bytes(rows))?,
+            late: device.alloc(sizes.late_bytes)?,
         })
     }
 }
@@ -84,6 +84,7 @@ pub(super) fn changes_max(options: &CudaOptions) -> usize {
 pub(super) struct Sizes {
     pub(super) input_bytes: usize,
     pub(super) table_stride: u32,
+    pub(super) late_bytes: usize,
     /// Most `rows * splits` of any decode step.
     split_rows: usize,
 }
@@ -102,6 +103,7 @@ impl Sizes {
         Sizes {
             input_bytes: layout.bytes(options.max_rows as usize * table_stride as usize),
             table_stride,
+            late_bytes: late_bytes(layout.rows, layout.rows, shape.vocab),
             split_rows: split_rows.unwrap_or(1) as usize,
         }
     }

@@ -104,6 +104,8 @@ pub struct CudaOptions {
     pub shaped_on_device: bool,
     /// Logprobs are two kernels' more; off, the host's, which such steps then wait for.
     pub scored_on_device: bool,
+    /// Masks of grammars are the sampler kernel's; off, the host's, to which such rows are copied.
+    pub masked_on_device: bool,
 }
 
 fn backend(error: CudaError) -> LoadError {

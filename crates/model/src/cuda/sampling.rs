@@ -2,7 +2,7 @@
 
 use super::changes::Changes;
 use crate::sampler::uniform;
-use crate::{Row, SampleParams, StepBatch};
+use crate::{Row, RowOutcome, SampleParams, StepBatch};
 use pinion_ops::cuda::{DRAW_BYTES, Draw, DrawMode, RowChanges, SAMPLE_VOCAB_MAX};
 
 /// Where a row's token comes from.
@@ -18,9 +18,12 @@ pub(super) enum Source {
         changes: RowChanges,
         /// The request wants logprobs.
         is_scored: bool,
+        /// A grammar says what may follow.
+        is_masked: bool,
     },
-    /// The host's sampler: a grammar says what may follow, the kernel cannot make the row's changes, or is not to do what it
-    /// could.
+    /// Nowhere: its mask has none to give.
+    Ended(RowOutcome),
+    /// The host's sampler: the kernel cannot make the row's changes, or is not to do what it could.
     Host,
 }
 
@@ -29,6 +32,7 @@ pub(super) enum Source {
 pub(super) struct OnDevice {
     pub(super) shaped: bool,
     pub(super) scored: bool,
+    pub(super) masked: bool,
 }
 
 impl Source {
@@ -46,16 +50,19 @@ impl Source {
         if is_scored && !on.scored || vocab > SAMPLE_VOCAB_MAX {
             return Source::Host;
         }
-        let changes = match batch.shaping.shaping(index) {
+        let shaping = batch.shaping.shaping(index);
+        let is_masked = shaping.is_some_and(|shaping| shaping.mask.is_some());
+        if is_masked && !on.masked {
+            return Source::Host;
+        }
+        let changes = match shaping {
             None => Some(RowChanges::NONE),
-            Some(shaping) if on.shaped && shaping.mask.is_none() => {
-                changes.add(&shaping, batch.is_ahead(row))
-            }
+            Some(shaping) if on.shaped => changes.add(&shaping, batch.is_ahead(row)),
             Some(_) => None,
         };
         match changes {
             None => Source::Host,
-            Some(changes) if is_scored => Source::Late { changes, is_scored },
+            Some(changes) if is_scored || is_masked => Source::Late { changes, is_scored, is_masked },
             Some(changes) => Source::Device(changes),
         }
     }
@@ -67,7 +74,7 @@ pub(super) fn write_draws(batch: &StepBatch<'_>, sources: &[Source], rows: usize
         let params = row.sample.as_ref()?;
         Some(match source {
             Source::Device(changes) => Draw { changes, ..draw(params, row.slot) },
-            Source::None | Source::Late { .. } | Source::Host => SKIP,
+            Source::None | Source::Late { .. } | Source::Ended(_) | Source::Host => SKIP,
         })
     });
     let padded = sampling.chain(std::iter::repeat(SKIP)).take(rows);
@@ -87,6 +94,7 @@ const SKIP: Draw = Draw {
     changes: RowChanges::NONE,
     row: 0,
     is_scored: false,
+    mask: None,
 };
 
 /// A draw whose row and changes are still to be said.

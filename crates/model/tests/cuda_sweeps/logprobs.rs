@@ -1,11 +1,12 @@
 //! Random logits and requests through the kernels that score and sample, and through the host's sampler.
 
 use super::sampling::{Random, draw_of, logits, params};
-use pinion_model::{Logprob, RowOutcome, SampleParams, Sampler, Shaping, StepOutput};
+use pinion_model::{Logprob, MaskState, RowOutcome, SampleParams, Sampler, Shaping, StepOutput, TokenMask};
 use pinion_ops::cuda::{
     CHANGE_BYTES, DRAW_BYTES, Device, Draw, LogitChange, RowChanges, SAMPLED_BYTES, SCORED_BYTES,
     SCORES_BYTES, Sample, Sampled, SampledState, Score, Scored, Scores,
 };
+use std::sync::Arc;
 
 /// One row of a case.
 #[derive(Debug)]
@@ -17,7 +18,33 @@ struct Case {
     output: Vec<u32>,
     last: u32,
     penalty: f32,
+    /// A bit for each id that may be drawn.
+    mask: Option<Arc<dyn TokenMask>>,
     params: SampleParams,
+}
+
+/// A mask that is known.
+#[derive(Debug)]
+pub(crate) struct Bits(pub(crate) Vec<u32>);
+
+impl TokenMask for Bits {
+    fn read(&self, _: u64, bits: &mut Vec<u32>) -> MaskState {
+        bits.clone_from(&self.0);
+        MaskState::Ready
+    }
+}
+
+/// A few ids or nearly all; one at least.
+pub(crate) fn mask(random: &mut Random, vocab: u64) -> Bits {
+    let (one, few) = (random.below(vocab) as usize, random.below(2) == 0);
+    let mut bits: Vec<u32> = (0..vocab.div_ceil(32))
+        .map(|_| {
+            let word = random.below(1 << 32) as u32;
+            if few { word & random.below(1 << 32) as u32 & random.below(1 << 32) as u32 } else { word }
+        })
+        .collect();
+    bits[one / 32] |= 1 << (one % 32);
+    Bits(bits)
 }
 
 impl Case {
@@ -38,7 +65,7 @@ impl Case {
             let at = random.below(vocab) as usize;
             row[at] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random.below(3) as usize];
         }
-        Case {
+        let mut case = Case {
             logits: row,
             // A bias that excludes a token, one that makes it certain, small ones.
             bias: biased
@@ -49,8 +76,19 @@ impl Case {
             output,
             last,
             penalty: [1.0, 1.0, 0.5, 1.7][random.below(4) as usize],
+            mask: None,
             params: SampleParams { logprobs: Some(random.below(21) as u32), ..params(random, vocab) },
+        };
+        if random.below(2) == 0 {
+            let bits = mask(random, vocab);
+            // Now and then all that it allows is banned.
+            if random.below(4) == 0 {
+                let is_allowed = |id: &u32| bits.0[*id as usize / 32] >> (id % 32) & 1 == 1;
+                case.banned = (0..vocab as u32).filter(is_allowed).collect();
+            }
+            case.mask = Some(Arc::new(bits));
         }
+        case
     }
 
     fn on_host(&self) -> StepOutput {
@@ -62,6 +100,7 @@ impl Case {
             frequency_penalty: self.penalty - 1.0,
             bias: &self.bias,
             banned_ids: &self.banned,
+            mask: self.mask.as_ref(),
             ..Shaping::OFF
         };
         let mut sampler = Sampler::new(self.logits.len());
@@ -104,13 +143,25 @@ fn on_device(device: &Device, cases: &[Case]) -> Vec<(SampledState, Vec<Logprob>
         span
     };
     let (count, vocab) = (cases.len(), cases[0].logits.len());
+    let mut masks: Vec<Vec<u32>> = Vec::new();
     let (mut draws, mut scored) = (vec![0; count * DRAW_BYTES], vec![0; count * SCORED_BYTES]);
     let mut changes = Vec::new();
     for (row, case) in cases.iter().enumerate() {
         // Rows are named backwards: what is sampled is what `row` says.
         let (to, row) = (count - 1 - row, row as u32);
-        let draw =
-            Draw { row, is_scored: true, changes: case.changes(&mut changes), ..draw_of(&case.params, row) };
+        let mut bits = Vec::new();
+        let mask = case.mask.as_ref().map(|mask| {
+            mask.read(0, &mut bits);
+            masks.push(bits);
+            masks.len() as u32 - 1
+        });
+        let draw = Draw {
+            row,
+            mask,
+            is_scored: true,
+            changes: case.changes(&mut changes),
+            ..draw_of(&case.params, row)
+        };
         draw.write(&mut draws[to * DRAW_BYTES..][..DRAW_BYTES]);
         let best = case.params.logprobs.unwrap();
         Scored { row, best }.write(&mut scored[row as usize * SCORED_BYTES..][..SCORED_BYTES]);
@@ -125,6 +176,7 @@ fn on_device(device: &Device, cases: &[Case]) -> Vec<(SampledState, Vec<Logprob>
     let sampled = put(&vec![0xee; count * SAMPLED_BYTES]);
     let scores = put(&vec![0xee; count * SCORES_BYTES]);
     let (rows, vocab) = (count as u32, vocab as u32);
+    let mask_span = put(&bytes(&mut masks.concat().into_iter().chain([0])));
     stream.score(&Score { logits, scored: put(&scored), scores, count: rows, rows, vocab }).unwrap();
     let args = Sample {
         logits,
@@ -132,6 +184,7 @@ fn on_device(device: &Device, cases: &[Case]) -> Vec<(SampledState, Vec<Logprob>
         sampled,
         lane_tokens,
         changes: Some((put(&change_bytes), changes.len() as u32)),
+        masks: Some((mask_span, masks.len() as u32)),
         rows,
         logits_rows: rows,
         vocab,

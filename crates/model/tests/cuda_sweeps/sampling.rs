@@ -64,6 +64,7 @@ fn on_device(
         sampled,
         lane_tokens,
         changes: None,
+        masks: None,
         rows: rows.len() as u32,
         logits_rows: rows.len() as u32,
         vocab: rows[0].len() as u32,
@@ -119,6 +120,7 @@ pub(crate) fn draw_of(params: &SampleParams, lane: u32) -> Draw {
         changes: RowChanges::NONE,
         row: lane,
         is_scored: false,
+        mask: None,
     }
 }
 

@@ -37,6 +37,7 @@ pub(crate) fn options() -> CudaOptions {
         measured_products: false,
         shaped_on_device: true,
         scored_on_device: true,
+        masked_on_device: true,
     }
 }
 

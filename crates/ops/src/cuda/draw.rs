@@ -10,6 +10,11 @@ pub const SAMPLED_BYTES: usize = 12;
 pub const SCORED_BYTES: usize = 8;
 /// Bytes of one row's [`Scores`] on the device.
 pub const SCORES_BYTES: usize = 16 + 8 * BEST_MAX;
+/// Bytes of one mask on the device: a bit for each id, lowest first, in words.
+pub const fn mask_bytes(vocab: u32) -> usize {
+    vocab.div_ceil(32) as usize * 4
+}
+
 /// Most of a row's likeliest tokens that are told.
 pub const BEST_MAX: usize = 20;
 
@@ -102,6 +107,8 @@ pub struct Draw {
     pub row: u32,
     /// Tell the token's logit as it was before the changes; see [`Sampled::logit`].
     pub is_scored: bool,
+    /// Which of the masks says what may be drawn.
+    pub mask: Option<u32>,
 }
 
 impl Draw {
@@ -112,6 +119,8 @@ impl Draw {
             DrawMode::Greedy => 1,
             DrawMode::Draw => 2,
         };
+        let flags = [self.changes.recalls_last, self.is_scored, self.mask.is_some()];
+        let flags = flags.iter().enumerate().map(|(bit, &is_on)| u32::from(is_on) << bit).sum();
         to[0..8].copy_from_slice(&self.draw.to_le_bytes());
         let words = [
             self.inverse_temperature.to_bits(),
@@ -125,9 +134,9 @@ impl Draw {
             self.changes.repetition_penalty.to_bits(),
             self.changes.frequency_penalty.to_bits(),
             self.changes.presence_penalty.to_bits(),
-            u32::from(self.changes.recalls_last) | u32::from(self.is_scored) << 1,
+            flags,
             self.row,
-            0,
+            self.mask.unwrap_or(0),
         ];
         for (to, word) in to[8..DRAW_BYTES].chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());

@@ -358,6 +358,8 @@ pub struct Sample {
     pub lane_tokens: Span,
     /// \[changes\] of [`super::CHANGE_BYTES`], with their number.
     pub changes: Option<(Span, u32)>,
+    /// \[masks\] of [`super::mask_bytes`], with their number.
+    pub masks: Option<(Span, u32)>,
     /// Rows that are sampled.
     pub rows: u32,
     /// Rows that there are.
@@ -431,8 +433,8 @@ pub(super) mod raw {
             scale: f32,
         }
         Sample {
-            logits: u64, draws: u64, sampled: u64, lane_tokens: u64, changes: u64, rows: u32, logits_rows: u32, vocab: u32,
-            lanes: u32, changes_count: u32,
+            logits: u64, draws: u64, sampled: u64, lane_tokens: u64, changes: u64, masks: u64, rows: u32,
+            logits_rows: u32, vocab: u32, lanes: u32, changes_count: u32, masks_count: u32,
         }
         Score { logits: u64, scored: u64, scores: u64, count: u32, rows: u32, vocab: u32 }
         Decode {

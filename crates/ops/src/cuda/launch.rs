@@ -7,7 +7,7 @@ use super::memory::Span;
 use super::{
     Append, Attention, BiasActivation, CHANGE_BYTES, CopyBlocks, CudaDtype, DRAW_BYTES, Embed, Gate, Gather,
     Norm, NormKind, Prefill, Product, ProductMethod, Rope, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample,
-    Score, TokenBatch, UpdateTables,
+    Score, TokenBatch, UpdateTables, mask_bytes,
 };
 
 /// The lengths of one launch's operands, and the first that does not fit.
@@ -431,13 +431,15 @@ impl Stream {
     /// As for [`Stream::product`].
     pub fn sample(&self, args: &Sample) -> Result<(), CudaError> {
         let (logits_rows, vocab) = (args.logits_rows as usize, args.vocab as usize);
-        let (changes, changes_count) = args.changes.map_or((None, 0), |(span, count)| (Some(span), count));
+        let counted = |list: Option<(Span, u32)>| list.map_or((None, 0), |(span, count)| (Some(span), count));
+        let ((changes, changes_count), (masks, masks_count)) = (counted(args.changes), counted(args.masks));
         Lengths::of("sample")
             .need("logits", args.logits, &[logits_rows, vocab], 4)
             .need("draws", args.draws, &[args.rows as usize, DRAW_BYTES], 1)
             .need("sampled", args.sampled, &[logits_rows, SAMPLED_BYTES], 1)
             .need("lane_tokens", args.lane_tokens, &[args.lanes as usize], 4)
             .maybe("changes", changes, &[changes_count as usize, CHANGE_BYTES], 1)
+            .maybe("masks", masks, &[masks_count as usize, mask_bytes(args.vocab)], 1)
             .done()?;
         let raw = raw::Sample {
             logits: args.logits.address,
@@ -445,11 +447,13 @@ impl Stream {
             sampled: args.sampled.address,
             lane_tokens: args.lane_tokens.address,
             changes: address(changes),
+            masks: address(masks),
             rows: args.rows,
             logits_rows: args.logits_rows,
             vocab: args.vocab,
             lanes: args.lanes,
             changes_count,
+            masks_count,
         };
         self.launch("sample", self.device.symbols().sample, &raw)
     }

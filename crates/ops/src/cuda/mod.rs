@@ -20,7 +20,7 @@ pub use decode::{
 pub use device::{CudaError, Device, DeviceCounts, DeviceFacts, Event, Graph, Stream};
 pub use draw::{
     BEST_MAX, CHANGE_BYTES, DRAW_BYTES, Draw, DrawMode, LogitChange, RowChanges, SAMPLED_BYTES, SCORED_BYTES,
-    SCORES_BYTES, Sampled, SampledState, Scored, Scores,
+    SCORES_BYTES, Sampled, SampledState, Scored, Scores, mask_bytes,
 };
 pub use kernels::{
     Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gate,

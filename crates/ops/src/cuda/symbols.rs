@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What [`Symbols::open`] expects `pinion_cuda_abi` to say.
-const ABI: i32 = 4;
+const ABI: i32 = 5;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
