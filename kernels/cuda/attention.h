@@ -1,7 +1,8 @@
 // The attention of one query token, for a block of threads: attention.cu makes a kernel of it, fused_decode.cu a phase.
 //
 // Decode is bound by the bytes of the cache. A warp reads whole K and V rows, 16 bytes a lane, as many tokens at once as
-// rows fit in a warp; each group of lanes that shares a row keeps its own running softmax, so the loop has no barrier.
+// rows fit in a warp, and has the next four turns' rows on their way; each group of lanes that shares a row keeps its own
+// running softmax, so the loop has no barrier.
 // The context is split over blocks so that a small batch still fills the card; the block that finishes last for a head
 // joins the parts. The query heads of one KV head are done together: the cache is read once for all of them.
 #pragma once
@@ -91,43 +92,67 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
     T* cache = at<T>(args.cache);
     Part part = part_of(work.position, args.splits, work.split);
     unsigned begin = part.begin, end = part.end;
+    // AHEAD turns are under way: a turn's K and V are asked for again, for the turn AHEAD later, as soon as they are used, and
+    // the table's entry for that was asked for as long before. Positions past the end read the part's first row, and the
+    // step's own is read before anybody has written it; neither is used.
+    constexpr unsigned AHEAD = HEADS < 8 ? 4 : 2; // 8 heads leave no registers
+    Chunk k_chunks[AHEAD], v_chunks[AHEAD];
+    CachePlace places[AHEAD];
+    size_t to_v = size_t(batch.block_size) * DIM;
+    auto find = [&](unsigned a, unsigned position) {
+        places[a] = cache_place(batch, table, position < end ? position : begin);
+    };
+    auto ask = [&](unsigned a) {
+        const T* from = cache + cache_row(batch, places[a], work.kv_head) + in_row * N;
+        k_chunks[a] = early_chunk(from);
+        v_chunks[a] = early_chunk(from + to_v);
+    };
+    if (begin < end) {
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) find(a, begin + a * ROWS + row);
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) ask(a);
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) find(a, begin + (AHEAD + a) * ROWS + row);
+    }
     // All lanes of a warp go round the loop equally often: the exchanges below need every one of them.
-    for (unsigned first = begin; first < end; first += ROWS) {
-        unsigned at_position = first + row;
-        bool is_here = at_position < end;
-        unsigned read = is_here ? at_position : begin;
-        Chunk k_chunk, v_chunk;
-        size_t to = cache_row(batch, table, work.kv_head, read) + in_row * N;
-        size_t to_v = to + size_t(batch.block_size) * DIM;
-        if (args.append && read == work.position) {
-            size_t from = size_t(work.token) * args.kv_stride + work.kv_head * DIM + in_row * N;
-            k_chunk = fresh_chunk(at<T>(args.k) + from);
-            v_chunk = fresh_chunk(at<T>(args.v) + from);
-            // Blocks that share a KV head would write the same bytes; only the first does.
-            if (is_here && work.head % (batch.heads / batch.kv_heads) == 0) {
-                store_chunk(cache + to, k_chunk);
-                store_chunk(cache + to_v, v_chunk);
+    for (unsigned first = begin; first < end; first += AHEAD * ROWS) {
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) {
+            if (first + a * ROWS >= end) break;
+            unsigned at_position = first + a * ROWS + row;
+            bool is_here = at_position < end;
+            float key[N], value[N];
+            unpack<T>(k_chunks[a], key);
+            unpack<T>(v_chunks[a], value);
+            if (is_here && args.append && at_position == work.position) {
+                size_t from = size_t(work.token) * args.kv_stride + work.kv_head * DIM + in_row * N;
+                Chunk k_chunk = fresh_chunk(at<T>(args.k) + from), v_chunk = fresh_chunk(at<T>(args.v) + from);
+                // Blocks that share a KV head would write the same bytes; only the first does.
+                if (work.head % (batch.heads / batch.kv_heads) == 0) {
+                    T* to = cache + cache_row(batch, table, work.kv_head, at_position) + in_row * N;
+                    store_chunk(to, k_chunk);
+                    store_chunk(to + to_v, v_chunk);
+                }
+                unpack<T>(k_chunk, key);
+                unpack<T>(v_chunk, value);
             }
-        } else {
-            k_chunk = load_chunk(cache + to);
-            v_chunk = load_chunk(cache + to_v);
-        }
-        float key[N], value[N];
-        unpack<T>(k_chunk, key);
-        unpack<T>(v_chunk, value);
+            ask(a);
+            find(a, at_position + 2 * AHEAD * ROWS);
 #pragma unroll
-        for (unsigned h = 0; h < HEADS; h++) {
-            float score = 0.0f;
+            for (unsigned h = 0; h < HEADS; h++) {
+                float score = 0.0f;
 #pragma unroll
-            for (unsigned j = 0; j < N; j++) score += query[h][j] * key[j];
-            score = warp_reduce<LANES>(score, Sum());
-            if (!is_here) continue;
-            float now = most[h] > score ? most[h] : score;
-            float keep = expf(most[h] - now), weight = expf(score - now);
-            mass[h] = mass[h] * keep + weight;
-            most[h] = now;
+                for (unsigned j = 0; j < N; j++) score += query[h][j] * key[j];
+                score = warp_reduce<LANES>(score, Sum());
+                if (!is_here) continue;
+                float now = most[h] > score ? most[h] : score;
+                float keep = expf(most[h] - now), weight = expf(score - now);
+                mass[h] = mass[h] * keep + weight;
+                most[h] = now;
 #pragma unroll
-            for (unsigned j = 0; j < N; j++) sums[h][j] = sums[h][j] * keep + weight * value[j];
+                for (unsigned j = 0; j < N; j++) sums[h][j] = sums[h][j] * keep + weight * value[j];
+            }
         }
     }
 

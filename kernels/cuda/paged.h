@@ -4,12 +4,21 @@
 
 namespace pinion {
 
-// Index of the first element of the K row of `position`; its V row lies block_size * head_dim further.
-__device__ __forceinline__ size_t cache_row(const PinionCudaBatch& batch, const uint32_t* table, unsigned kv_head, unsigned position) {
-    size_t block = table[position / batch.block_size];
+// A position's block, and its place there.
+struct CachePlace {
+    unsigned block, offset;
+};
+__device__ __forceinline__ CachePlace cache_place(const PinionCudaBatch& batch, const uint32_t* table, unsigned position) {
+    return {table[position / batch.block_size], position % batch.block_size};
+}
+// Index of the first element of a K row; its V row lies block_size * head_dim further.
+__device__ __forceinline__ size_t cache_row(const PinionCudaBatch& batch, const CachePlace& place, unsigned kv_head) {
     // [blocks, kv_heads, 2, block_size, head_dim]
-    size_t run = (block * batch.kv_heads + kv_head) * 2 * batch.block_size;
-    return (run + position % batch.block_size) * batch.head_dim;
+    size_t run = (size_t(place.block) * batch.kv_heads + kv_head) * 2 * batch.block_size;
+    return (run + place.offset) * batch.head_dim;
+}
+__device__ __forceinline__ size_t cache_row(const PinionCudaBatch& batch, const uint32_t* table, unsigned kv_head, unsigned position) {
+    return cache_row(batch, cache_place(batch, table, position), kv_head);
 }
 
 inline bool batch_is_good(const PinionCudaBatch& batch) {

@@ -393,9 +393,29 @@ fn check_tiles() {
         copies: &[],
         shaping: &Unshaped,
     };
+    // Then the first sequence goes on beside the rest of the third's prompt: its context is split, as in a decode step.
+    let next: Vec<u32> = (0..21).map(|index| index * 5 % 61).collect();
+    let next_positions: Vec<u32> = [100].into_iter().chain(1..21).collect();
+    let decode = row(0, 1, 101, 7, Some(SampleParams::GREEDY));
+    let prompt = row(2, 20, 21, 2, Some(SampleParams::GREEDY));
+    let next_blocks = [9, 3, 5, 1, 8, 2, 7, 30, 31];
+    let mixed = StepBatch {
+        tokens: &next,
+        positions: &next_positions,
+        rows: &[decode, Row { query_start: 1, blocks_start: 7, ..prompt }],
+        blocks: &next_blocks,
+        copies: &[],
+        shaping: &Unshaped,
+    };
+    let logits = |model: &mut dyn Model| {
+        [&batch, &mixed].map(|batch| {
+            let mut logits = Vec::new();
+            model.logits(batch, &mut logits).unwrap();
+            logits
+        })
+    };
     let cpu = ModelOptions { dtype: DtypeChoice::F32, ..ModelOptions::default() };
-    let mut want = Vec::new();
-    load(&folder, &cpu).unwrap().logits(&batch, &mut want).unwrap();
+    let want = logits(&mut *load(&folder, &cpu).unwrap()).concat();
     let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
     for (prefill, dtype) in [
         (PrefillAttention::Auto, CudaDtype::F16),
@@ -403,8 +423,8 @@ fn check_tiles() {
         (PrefillAttention::Auto, CudaDtype::Bf16),
     ] {
         let mut model = load_cuda(&folder, &CudaOptions { prefill, dtype, ..options() }).unwrap();
-        let mut have = Vec::new();
-        model.logits(&batch, &mut have).unwrap();
+        let have = logits(&mut model).concat();
+        assert_eq!(have.len(), want.len());
         let error = have.iter().zip(&want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest;
         let tolerance = if dtype == CudaDtype::F16 { 0.01 } else { 0.05 };
         assert!(error <= tolerance, "{prefill:?} {dtype:?}: relative error {error:e}");

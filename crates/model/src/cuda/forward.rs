@@ -327,9 +327,7 @@ impl Forward {
         };
         let filled = match kind {
             Kind::Decode => {
-                let splits = splits(batch.tokens, batch.heads, self.multiprocessors);
-                let split = DecodeSplit { splits, partials: memory.partials, counters: memory.counters };
-                args.split = (splits > 1).then_some(split);
+                args.split = self.split(batch.tokens);
                 args.append = Some((k, v, stride));
                 return stream.attention(&args);
             }
@@ -339,6 +337,7 @@ impl Forward {
         if filled.singles > 0 {
             let queries = memory.inputs.part(layout.token_array(3), 4 * filled.singles as usize);
             args.queries = Some((queries, filled.singles));
+            args.split = self.split(filled.singles);
             stream.attention(&args)?;
         }
         if filled.tiles > 0 {
@@ -355,6 +354,18 @@ impl Forward {
             })?;
         }
         Ok(())
+    }
+
+    /// How the contexts of so many queries are split. There is room for those of as many rows as a step may have; more
+    /// queries fill the device without.
+    fn split(&self, queries: u32) -> Option<DecodeSplit> {
+        let memory = &self.memory;
+        let splits = splits(queries, self.shape.heads, self.multiprocessors);
+        (splits > 1 && queries <= self.lanes).then_some(DecodeSplit {
+            splits,
+            partials: memory.partials,
+            counters: memory.counters,
+        })
     }
 
     /// The last norm, the head and the sampler, for the last token of each sampling row.
