@@ -166,7 +166,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                one that arrives under load waits for one step more." },
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
-        help: "Threads of the model's kernels." },
+        help: "Threads of the model's kernels; on a GPU, of the conversion of its weights at start." },
     Opt { name: "linear", group: Engine, preset: Is("packed"),
         kind: Choice { accepted: &[choice("packed", &[]), choice("plain", &[])], refused: &[] },
         help: "Linear layers: `packed` reorders the weights once at load, `plain` uses them as they stand in the file." },

@@ -29,6 +29,7 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
             Dtype::Bf16 => CudaDtype::Bf16,
             Dtype::Fp16 => CudaDtype::F16,
         },
+        load_threads: config.engine_threads,
         block_size: config.block_size,
         kv: match cuda.kv_share {
             Some(share) => CudaKv::FreeShare(share as f32),

@@ -1,7 +1,8 @@
 //! What a machine with a GPU is asked first: `cuda_check OBJECT CHORE ...`.
 //!
 //! `device` opens it, and cuBLASLt beside it; `kernels` holds every kernel against its twin on the device; `parity` the
-//! engine against the CPU engine in fp32, in a build that has one (feature `torch`). `greedy` generates for
+//! engine against the CPU engine in fp32, in a build that has one (feature `torch`). `load` times how weights get to the
+//! device. `greedy` generates for
 //! benchmarks/gpu_reference.py to judge. `copy` and `steps` measure. All print one JSON object a line. Switches of `steps`:
 //! no-graphs, no-fused, plain-prefill, first-algorithm, fused (the fused decode step), bf16, f32. It also runs on the
 //! emulated device (kernels/emulation/build.sh), where times mean nothing.
@@ -28,7 +29,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const USAGE: &str = "usage: cuda_check OBJECT device | kernels | copy | parity FOLDER | greedy FOLDER | steps FOLDER [SWITCH ...]";
+const USAGE: &str = "usage: cuda_check OBJECT device | kernels | copy | parity FOLDER | load FOLDER | greedy FOLDER | steps FOLDER [SWITCH ...]";
 /// Context of each row in `steps`.
 const CONTEXT: u32 = 320;
 const BATCHES: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         [object, "kernels"] => kernels(object),
         [object, "copy"] => copy(object),
         [object, "parity", folder] => parity(object, folder),
+        [object, "load", folder] => load_only(object, folder),
         [object, "greedy", folder] => greedy(object, folder),
         [object, "steps", folder, switches @ ..] => steps(object, folder, switches),
         _ => Err(USAGE.into()),
@@ -149,6 +151,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         device: 0,
         products: None,
         dtype,
+        load_threads: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
         block_size: BLOCK_SIZE,
         kv: CudaKv::Size(KvSize::Blocks(max_rows * CONTEXT.div_ceil(BLOCK_SIZE) * 2 + 64)),
         max_rows,
@@ -168,6 +171,19 @@ fn ready(folder: &str, options: &CudaOptions) -> Result<CudaGpt2, Box<dyn Error>
     let mut model = load_cuda(Path::new(folder), options)?;
     Pipeline::warm_up(&mut model, &WarmUp { max_rows: options.max_rows, max_tokens: options.max_tokens })?;
     Ok(model)
+}
+
+/// From the folder to weights on the device, nothing captured.
+fn load_only(object: &str, folder: &str) -> Outcome {
+    let options = options(object, CudaDtype::F16, 1, 16);
+    let began = Instant::now();
+    let model = load_cuda(Path::new(folder), &options)?;
+    let weight_bytes = Model::info(&model).weight_bytes;
+    println!(
+        "{}",
+        json!({"load_s": began.elapsed().as_secs_f64(), "threads": options.load_threads, "weight_bytes": weight_bytes})
+    );
+    Ok(())
 }
 
 /// `rows` rows of `query` tokens each at the end of a context of `context`, block tables of their own.

@@ -139,7 +139,7 @@ impl CudaGpt2 {
     ) -> Result<CudaGpt2, LoadError> {
         let facts = device.facts().clone();
         let stream = device.stream().map_err(backend)?;
-        let weights = Weights::read(folder, &shape, &stream, options.dtype)?;
+        let weights = Weights::read(folder, &shape, &stream, options.dtype, options.load_threads as usize)?;
         let sizes = Sizes::of(&shape, options, facts.multiprocessors.max(1));
         let weight_bytes = weights.bytes;
         let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;

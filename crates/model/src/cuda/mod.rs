@@ -6,6 +6,7 @@
 
 mod buckets;
 mod changes;
+mod convert;
 mod engine;
 mod forward;
 mod fused_decode;
@@ -82,6 +83,8 @@ pub struct CudaOptions {
     pub products: Option<PathBuf>,
     /// Weights, activations and cache.
     pub dtype: CudaDtype,
+    /// Threads of the host that convert weights.
+    pub load_threads: u32,
     /// Tokens per KV block.
     pub block_size: u32,
     /// Size of the KV pool.

@@ -1,9 +1,9 @@
 //! GPT-2's weights on the device: read from safetensors, turned to `[out, in]`, converted and copied, once.
 
 use super::backend;
+use super::convert::StoredTensor;
 use crate::gpt2_shape::Gpt2Shape;
 use crate::load::LoadError;
-use half::{bf16, f16};
 use pinion_ops::MappedFile;
 use pinion_ops::cuda::{CudaDtype, CudaError, Device, Span, Stream};
 use safetensors::{Dtype as StoredDtype, SafeTensors};
@@ -61,30 +61,10 @@ struct Reader<'a> {
     device: &'a Device,
     stream: &'a Stream,
     dtype: CudaDtype,
+    threads: usize,
+    /// The tensor on its way.
+    converted: Vec<u8>,
     bytes: u64,
-}
-
-/// Element `index` of a stored tensor.
-fn stored(data: &[u8], dtype: StoredDtype, index: usize) -> f32 {
-    let two = |at: usize| [data[at], data[at + 1]];
-    match dtype {
-        StoredDtype::F16 => f16::from_le_bytes(two(2 * index)).to_f32(),
-        StoredDtype::BF16 => bf16::from_le_bytes(two(2 * index)).to_f32(),
-        _ => f32::from_le_bytes([
-            data[4 * index],
-            data[4 * index + 1],
-            data[4 * index + 2],
-            data[4 * index + 3],
-        ]),
-    }
-}
-
-fn push(out: &mut Vec<u8>, dtype: CudaDtype, value: f32) {
-    match dtype {
-        CudaDtype::F32 => out.extend_from_slice(&value.to_le_bytes()),
-        CudaDtype::Bf16 => out.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
-        CudaDtype::F16 => out.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
-    }
 }
 
 impl Reader<'_> {
@@ -106,24 +86,20 @@ impl Reader<'_> {
             return Err(self.fault(name, format!("has dtype {dtype:?}, expected F32, F16 or BF16")));
         }
         let count: usize = shape.iter().map(|&axis| axis as usize).product();
-        let mut converted = Vec::with_capacity(count * self.dtype.size());
-        if turned {
-            let (inputs, outputs) = (shape[0] as usize, shape[1] as usize);
-            for output in 0..outputs {
-                for input in 0..inputs {
-                    push(&mut converted, self.dtype, stored(view.data(), dtype, input * outputs + output));
-                }
-            }
-        } else {
-            (0..count).for_each(|index| push(&mut converted, self.dtype, stored(view.data(), dtype, index)));
-        }
-        self.bytes += converted.len() as u64;
+        let turned = turned.then(|| (shape[0] as usize, shape[1] as usize));
+        self.converted.resize(count * self.dtype.size(), 0);
+        StoredTensor { data: view.data(), dtype, turned }.convert(
+            self.dtype,
+            self.threads,
+            &mut self.converted,
+        );
+        self.bytes += self.converted.len() as u64;
         let copied = |converted: &[u8]| -> Result<Span, CudaError> {
             let span = self.device.alloc(converted.len())?;
             self.stream.upload(span, converted)?;
             Ok(span)
         };
-        copied(&converted).map_err(backend)
+        copied(&self.converted).map_err(backend)
     }
 
     fn norm(&mut self, name: &str, hidden: u32) -> Result<Norm, LoadError> {
@@ -159,6 +135,7 @@ impl Weights {
         shape: &Gpt2Shape,
         stream: &Stream,
         dtype: CudaDtype,
+        threads: usize,
     ) -> Result<Weights, LoadError> {
         let path = folder.join(WEIGHT_FILE);
         let fault = |reason: String| LoadError::Weights { path: path.clone(), reason };
@@ -167,7 +144,9 @@ impl Weights {
         let tensors = SafeTensors::deserialize(file.bytes())
             .map_err(|error| fault(format!("not a whole safetensors file: {error}")))?;
         let device = stream.device();
-        let mut reader = Reader { path: path.clone(), tensors, device, stream, dtype, bytes: 0 };
+        let path = path.clone();
+        let mut reader =
+            Reader { path, tensors, device, stream, dtype, threads, converted: Vec::new(), bytes: 0 };
         let token_embedding = reader.tensor("wte.weight", &[shape.vocab, shape.hidden], false)?;
         let position_embedding = reader.tensor("wpe.weight", &[shape.positions, shape.hidden], false)?;
         let mut blocks = Vec::new();

@@ -26,6 +26,7 @@ pub(crate) fn options() -> CudaOptions {
         device: 0,
         products: None,
         dtype: CudaDtype::F32,
+        load_threads: 2,
         block_size: 16,
         kv: CudaKv::Size(KvSize::Blocks(256)),
         max_rows: SHAPES.max_rows,
