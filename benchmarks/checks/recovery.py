@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long streams stand still when a role is killed under them, and whether their texts are whole.
 
-    recovery.py [--rounds 5] [--streams 64] [--tokens 600] [--roles engine-0,detokenizer-0,tokenizer-0] -- COMMAND...
+    recovery.py [--rounds 5] [--streams 64] [--tokens 400] [--roles engine-0,detokenizer-0,tokenizer-0] -- COMMAND...
 
 COMMAND starts the server, with {port} where its port stands, for instance:
 
@@ -37,7 +37,7 @@ def ask(port, index, tokens, chunks):
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     reply = connection.getresponse()
     if reply.status != 200:
-        return f"status {reply.status}"
+        return f"status {reply.status}: {reply.read(300)!r}"
     for line in reply:
         line = line.strip()
         if line == b"data: [DONE]":
@@ -45,7 +45,7 @@ def ask(port, index, tokens, chunks):
         if line.startswith(b"data: "):
             event = json.loads(line[6:])
             if "error" in event:
-                return event["error"]["code"]
+                return event["error"]["message"]
             chunks.append((time.monotonic(), event["choices"][0]["text"]))
     return "cut"
 
@@ -105,7 +105,8 @@ def start(command):
             sys.exit("the server does not serve")
     else:
         sys.exit("the server ended")
-    threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
+    threading.Thread(target=lambda: [print(line, end="", file=sys.stderr) for line in server.stderr if "ERROR" in line],
+                     daemon=True).start()
     return server, port
 
 
@@ -113,7 +114,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=600)
+    parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--roles", default="engine-0,detokenizer-0,tokenizer-0")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
@@ -138,6 +139,8 @@ def main():
                 for own, fault, text in zip(chunks, faults, wanted):
                     whole = fault is None and "".join(text for _, text in own) == text
                     not_whole += not whole
+                    if not whole:
+                        print(f"{role}: not whole: {fault or 'another text'}", file=sys.stderr)
                     around = [b - a for (a, _), (b, _) in zip(own, own[1:]) if a <= at <= b or a <= at + 0.05 <= b]
                     interruptions.extend(around[-1:] if whole else [])
                 time.sleep(1)

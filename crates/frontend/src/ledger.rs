@@ -144,7 +144,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes a slot and sends the job on; where a role is down that it needs, it waits for the successor. Errors: all slots
+    /// Takes a slot and sends the job on; where a role that it needs is down, it waits for the successor. Errors: all slots
     /// taken, a role down and nobody waits here, draining, a reader stuck.
     pub fn begin(&mut self, origin: Origin, job: Job, form: Form) -> Result<Rc<RefCell<Request>>, Fault> {
         if self.draining {
@@ -155,10 +155,9 @@ impl Ledger {
             let message = format!("all {} request slots are taken; try again later", self.entries.len());
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         };
-        let way = match self.outgoing.choose(slot_index, generates) {
-            Err(fault) if !self.setup.resume => return Err(fault),
-            found => found.ok(),
-        };
+        if !self.setup.resume {
+            self.outgoing.choose(slot_index, generates)?;
+        }
         let Some(slot) = self.setup.table.slot(usize::from(slot_index)) else {
             return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
         };
@@ -168,27 +167,18 @@ impl Ledger {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
             Job::Encode(_) | Job::Decode(_) => 0,
         };
-        if let Some(way) = way {
-            slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
-            if let Err(fault) = self.outgoing.send(id, &job, &[], way) {
-                self.close(id);
-                return Err(fault);
-            }
-        }
-        self.parked += usize::from(way.is_none());
-        self.free.pop_front();
         let received_ns = origin.received_ns;
         let facts = Facts {
             id,
             route: origin.route,
             label: origin.label,
             timings: origin.timings,
-            tokenizer: way.map_or(0, |way| way.tokenizer),
+            tokenizer: 0,
             ids_max: self.setup.max_model_len as usize,
             buffer_bytes_max: self.setup.buffer_bytes_max,
         };
         let request = Rc::new(RefCell::new(Request::new(facts, form, tokens_hint)));
-        let entry = Entry {
+        let mut entry = Entry {
             request: request.clone(),
             id,
             received_ns,
@@ -196,11 +186,17 @@ impl Ledger {
             closed: false,
             finished_ns: 0,
             token_ns: 0,
-            life: Life::new(self.setup.resume.then_some(job), way.is_none()),
+            life: Life::new(job),
         };
-        if let Some(place) = self.entries.get_mut(usize::from(slot_index)) {
-            *place = Some(entry);
+        match entry.send_on(&mut self.outgoing, &self.setup) {
+            Ok(sent) => self.parked += usize::from(!sent),
+            Err(fault) => {
+                self.close(id);
+                return Err(fault);
+            }
         }
+        self.free.pop_front();
+        self.entries[usize::from(slot_index)] = Some(entry);
         Ok(request)
     }
 

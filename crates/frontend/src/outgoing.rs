@@ -16,8 +16,8 @@ const SCRATCH_BYTES_KEPT: usize = 64 << 10;
 pub trait Outlet {
     /// Stages one record; the error says that the reader has stopped reading.
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
-    /// Makes what was staged for `to` visible.
-    fn publish(&mut self, to: Peer);
+    /// Makes what was staged for `to` visible. False if its ring is full and some of it has to wait.
+    fn publish(&mut self, to: Peer) -> bool;
     /// Gives the launcher an operator's order.
     fn order(&mut self, number: u64, deadline_ns: u64, admin: Admin);
 }
@@ -117,17 +117,23 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends `job` on; a generation goes on after the tokens of `resume`. The opening is visible to the detokenizer before
-    /// the engine can know the request.
-    pub(crate) fn send(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
-        let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
-        let mut outlet = self.outlet.borrow_mut();
+    /// Opens the stream of a generation, which goes on after the tokens of `resume`. Error: the reader is stuck.
+    pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
+        let Job::Generate { stop, include_stop, .. } = job else { return Ok(()) };
+        encode_open(&mut self.scratch, id, stop, *include_stop, resume);
+        self.put(Peer::new(Role::Detokenizer, way.detokenizer), detokenizer_inbox::kind::OPEN)
+    }
+
+    /// Whether what was opened can be seen: only then may the engine come to know the request, whose first token would
+    /// find no stream otherwise.
+    pub(crate) fn shows_openings(&mut self, way: Way) -> bool {
+        self.outlet.borrow_mut().publish(Peer::new(Role::Detokenizer, way.detokenizer))
+    }
+
+    /// Sends `job` on to the tokenizer. Error: the reader is stuck.
+    pub(crate) fn submit(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
         let record_kind = match job {
-            Job::Generate { claim, sampling, prompt, stop, include_stop } => {
-                let to = Peer::new(Role::Detokenizer, way.detokenizer);
-                encode_open(&mut self.scratch, id, stop, *include_stop, resume);
-                outlet.send(to, detokenizer_inbox::kind::OPEN, &self.scratch).map_err(busy)?;
-                outlet.publish(to);
+            Job::Generate { claim, sampling, prompt, .. } => {
                 encode_submit(&mut self.scratch, (id, *claim), sampling, prompt, resume);
                 tokenizer_inbox::kind::SUBMIT
             }
@@ -140,7 +146,13 @@ impl Outgoing {
                 tokenizer_inbox::kind::DECODE
             }
         };
-        let to = Peer::new(Role::Tokenizer, way.tokenizer);
+        self.put(Peer::new(Role::Tokenizer, way.tokenizer), record_kind)
+    }
+
+    /// Sends the record in `scratch`.
+    fn put(&mut self, to: Peer, record_kind: u16) -> Result<(), Fault> {
+        let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
+        let mut outlet = self.outlet.borrow_mut();
         outlet.send(to, record_kind, &self.scratch).map_err(busy)?;
         outlet.publish(to);
         self.scratch.clear();

@@ -37,10 +37,11 @@ impl Outlet for SessionOutlet {
         session.links.outbox(to).ok_or(Overflow)?.send(kind, payload)
     }
 
-    fn publish(&mut self, to: Peer) {
-        if let Some(outbox) = self.0.borrow_mut().links.outbox(to) {
-            outbox.publish();
-        }
+    fn publish(&mut self, to: Peer) -> bool {
+        let mut session = self.0.borrow_mut();
+        let Some(outbox) = session.links.outbox(to) else { return false };
+        outbox.publish();
+        outbox.backlog_bytes() == 0
     }
 
     fn order(&mut self, number: u64, deadline_ns: u64, admin: Admin) {

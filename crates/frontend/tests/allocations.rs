@@ -52,7 +52,9 @@ impl Outlet for Nowhere {
         Ok(())
     }
 
-    fn publish(&mut self, _: Peer) {}
+    fn publish(&mut self, _: Peer) -> bool {
+        true
+    }
 
     fn order(&mut self, _: u64, _: u64, _: Admin) {}
 }

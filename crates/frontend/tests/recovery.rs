@@ -268,6 +268,34 @@ fn a_full_ring_delays_and_does_not_end() {
     });
 }
 
+/// The detokenizer's ring has no room: the engine may not hear of a request whose stream is not open.
+#[test]
+fn nothing_is_submitted_before_its_opening_can_be_seen() {
+    run(Options::default(), |h| async move {
+        let (stream, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        h.sent.borrow_mut().hides_openings = true;
+        return_to_life(&h, ENGINE);
+        for _ in 0..3 {
+            h.app.ledger.borrow_mut().resume_parked();
+        }
+        assert_eq!((h.sent.borrow().opens.len(), h.sent.borrow().jobs.len()), (1, 0), "opened once");
+        // Its stream is lost with the detokenizer, and opened again.
+        die(&h, DETOKENIZER);
+        h.sent.borrow_mut().opens.clear();
+        return_to_life(&h, DETOKENIZER);
+        assert_eq!((h.sent.borrow().opens.len(), h.sent.borrow().jobs.len()), (1, 0));
+        h.sent.borrow_mut().hides_openings = false;
+        h.app.ledger.borrow_mut().resume_parked();
+        let (_, again) = resumed(&h).await;
+        assert_eq!(again.resume, [1]);
+        h.delta(again.id, 1, &[2], "b", DELTA_LAST);
+        h.finish(again.id, FinishReason::Stop, 2);
+        assert_eq!(text_of(&Reply::read(stream).await), "ab");
+    });
+}
+
 /// A request that kills the engine in its first step each time, beside others that do not.
 #[test]
 fn who_is_suspected_goes_alone_and_is_given_up_at_the_second_death() {

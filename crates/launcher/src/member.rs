@@ -82,6 +82,8 @@ pub struct Member {
     pub start_deadline_ns: u64,
     process: Process,
     epoch: u32,
+    /// Count of control messages up to the latest that handed it new links.
+    links_sent: u64,
     running: Option<Running>,
 }
 
@@ -96,6 +98,7 @@ impl Member {
             start_deadline_ns: 0,
             process,
             epoch: 0,
+            links_sent: 0,
             running: None,
         }
     }
@@ -103,6 +106,7 @@ impl Member {
     /// Starts the role and sends it its descriptors.
     pub fn spawn(&mut self, wiring: &Wiring, host: &Host) -> io::Result<()> {
         self.epoch += 1;
+        self.links_sent = 0;
         self.ready = false;
         self.restart_at_ns = None;
         let page = wiring.page(self.peer);
@@ -141,7 +145,7 @@ impl Member {
     /// The descriptors whose readiness means that [`Member::poll`] has something to tell.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.running.iter().flat_map(|r| {
-            let starting = r.rendezvous.is_some().then(|| r.socket.as_fd());
+            let starting = (!self.ready).then(|| r.socket.as_fd());
             std::iter::once(r.body.fd()).chain(starting)
         })
     }
@@ -223,7 +227,13 @@ impl Member {
         wiring.reattach(self.peer, renewed, running.socket.as_fd())?;
         wiring.send_edges(self.peer, Some(renewed), control)?;
         self.tell(wiring, &ToRole::Attached);
+        self.links_sent = wiring.page(self.peer).get(Gauge::ControlSequence as usize);
         Ok(())
+    }
+
+    /// Whether it serves over links that have been replaced and that it has not yet put away.
+    pub fn has_old_links(&self, wiring: &Wiring) -> bool {
+        self.ready && wiring.page(self.peer).get(Gauge::ControlSeen as usize) < self.links_sent
     }
 
     /// Ends the role now, or leaves it behind if it is a thread.

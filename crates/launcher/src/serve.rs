@@ -54,6 +54,8 @@ struct Service {
     recording: Recording,
     stage: Stage,
     restarts: u64,
+    /// Successors that are ready, and that the others have not heard of.
+    unannounced: Vec<Peer>,
     cut_short: bool,
     /// The last turn of the loop.
     turned_ns: u64,
@@ -109,6 +111,7 @@ impl Service {
             recording: Recording::default(),
             stage: Stage::Starting,
             restarts: 0,
+            unannounced: Vec::new(),
             cut_short: false,
             turned_ns: clock::now_ns(),
             silent_from_ns: 0,
@@ -184,10 +187,7 @@ impl Service {
             Happening::Ready { summary } => {
                 tracing::info!(%peer, "ready: {summary}");
                 if !matches!(self.stage, Stage::Starting) {
-                    self.tell_others(peer, &ToRole::PeerReady { peer });
-                    if peer.role == Role::Frontend {
-                        self.members[index].tell(&self.wiring, &ToRole::Open);
-                    }
+                    self.unannounced.push(peer);
                 }
                 Ok(())
             }
@@ -288,6 +288,7 @@ impl Service {
     /// Moves the service on: restarts that are due, starts that took too long, the next stage.
     fn advance(&mut self) -> Result<Option<Ending>, Ending> {
         let now_ns = clock::now_ns();
+        self.announce();
         match self.stage {
             Stage::Starting => {
                 self.check_start_deadlines(now_ns)?;

@@ -89,6 +89,8 @@ impl Session {
         }
         self.set_phase(Phase::Ready);
         self.control.send(&FromRole::Ready { summary });
+        // Wakes the launcher, which would see the message at its next look only. One that is gone ends us anyway.
+        let _ = fdpass::send(self.socket.as_fd(), &[1], &[]);
     }
 
     /// Tells the launcher why this role cannot serve, and gives the process's exit code.

@@ -6,8 +6,8 @@
 //! all that went before have moved on. So a request that kills a role each time comes to be alone with it, and is given
 //! up ([`QUARANTINE`]) without taking others along: docs/design/0009-recovery.md.
 
-use super::{Entry, Ledger};
-use crate::outgoing::Job;
+use super::{Entry, Ledger, Setup};
+use crate::outgoing::{Job, Outgoing};
 use crate::timeline::Stamps;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
@@ -24,7 +24,7 @@ const QUARANTINE: u32 = 4;
 
 /// What an entry needs to go on after a death.
 pub(super) struct Life {
-    /// What was asked; none if requests do not go on here.
+    /// What was asked; none once it was sent if requests do not go on here.
     job: Option<Job>,
     suspicion: u32,
     /// Tokens that came before it was last submitted.
@@ -33,6 +33,8 @@ pub(super) struct Life {
     pub(super) resumptions: u32,
     /// It waits for its roles and is with none of them.
     pub(super) parked: bool,
+    /// Its stream was opened while it waits.
+    opened: bool,
     /// CLOCK_MONOTONIC ns of the death, until the next token comes.
     pub(super) lost_ns: Option<u64>,
     /// Its stages before the last death.
@@ -40,9 +42,18 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// The first life of a request; it may begin with waiting.
-    pub(super) fn new(job: Option<Job>, parked: bool) -> Life {
-        Life { job, suspicion: 0, tokens_before: 0, resumptions: 0, parked, lost_ns: None, earlier: None }
+    /// Of a request that was not sent on yet.
+    pub(super) fn new(job: Job) -> Life {
+        Life {
+            job: Some(job),
+            suspicion: 0,
+            tokens_before: 0,
+            resumptions: 0,
+            parked: true,
+            opened: false,
+            lost_ns: None,
+            earlier: None,
+        }
     }
 }
 
@@ -55,12 +66,46 @@ impl Entry {
             && request.outcome().is_none()
             && request.ids().len() == self.life.tokens_before
     }
+
+    /// Sends the request on if its roles serve. False if it has to wait; the error says that a reader is stuck.
+    pub(super) fn send_on(&mut self, outgoing: &mut Outgoing, setup: &Setup) -> Result<bool, Fault> {
+        let (id, life) = (self.id, &mut self.life);
+        let Some(job) = &life.job else { return Ok(false) };
+        let generates = matches!(job, Job::Generate { .. });
+        let Ok(way) = outgoing.choose(id.slot, generates) else { return Ok(false) };
+        let mut request = self.request.borrow_mut();
+        if !life.opened {
+            outgoing.open(id, job, request.resume_ids(), way)?;
+            life.opened = true;
+        }
+        if generates && !outgoing.shows_openings(way) {
+            return Ok(false);
+        }
+        let resumptions = life.resumptions + u32::from(life.earlier.is_some());
+        if let Some(slot) = setup.table.slot(usize::from(id.slot)) {
+            slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(resumptions));
+            slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
+        }
+        outgoing.submit(id, job, request.resume_ids(), way)?;
+        life.resumptions = resumptions;
+        request.facts.tokenizer = way.tokenizer;
+        life.tokens_before = request.ids().len();
+        life.parked = false;
+        if !setup.resume {
+            life.job = None;
+        }
+        Ok(true)
+    }
 }
 
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
     pub fn peer_lost(&mut self, peer: Peer) {
         self.outgoing.lost(peer);
+        if peer.role == Role::Detokenizer {
+            let theirs = |entry: &&mut Entry| entry.id.detokenizer(self.setup.detokenizers) == peer.index;
+            self.entries.iter_mut().flatten().filter(theirs).for_each(|entry| entry.life.opened = false);
+        }
         let held = self.held_by(peer);
         let mut parked = 0_usize;
         for id in &held {
@@ -157,7 +202,7 @@ impl Ledger {
         let prompt_tokens = slot.counter(id.generation, Counter::PromptTokens as usize);
         life.earlier = Some(Box::new(stamps));
         life.lost_ns = life.lost_ns.or(Some(clock::now_ns()));
-        life.parked = true;
+        (life.parked, life.opened) = (true, false);
         slot.close(id.generation);
         entry.id.generation = slot.open();
         slot.set_counter(entry.id.generation, Counter::PromptTokens as usize, prompt_tokens);
@@ -185,29 +230,15 @@ impl Ledger {
         let _ = suspects.into_iter().find(|id| self.resume(*id));
     }
 
-    /// Sends a request on again if its roles serve and take it.
+    /// Sends on what waits. False if it has to wait on.
     fn resume(&mut self, id: RequestId) -> bool {
         let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
         let Some(entry) = place.filter(|entry| entry.id == id) else { return false };
-        let Some(job) = &entry.life.job else { return false };
-        let generates = matches!(job, Job::Generate { .. });
-        let Ok(way) = self.outgoing.choose(id.slot, generates) else { return false };
-        let mut request = entry.request.borrow_mut();
-        if self.outgoing.send(id, job, request.resume_ids(), way).is_err() {
-            return false;
+        let sent = entry.send_on(&mut self.outgoing, &self.setup) == Ok(true);
+        if sent {
+            self.parked -= 1;
+            self.metrics.resumptions.add(u64::from(entry.life.earlier.is_some()));
         }
-        request.facts.tokenizer = way.tokenizer;
-        let life = &mut entry.life;
-        life.tokens_before = request.ids().len();
-        life.parked = false;
-        self.parked -= 1;
-        let goes_on = u32::from(life.earlier.is_some());
-        life.resumptions += goes_on;
-        self.metrics.resumptions.add(goes_on.into());
-        if let Some(slot) = self.setup.table.slot(usize::from(id.slot)) {
-            slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(life.resumptions));
-            slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
-        }
-        true
+        sent
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Sent {
     pub(crate) jobs: VecDeque<TokenizerRecord>,
     pub(crate) orders: VecDeque<(u64, Admin)>,
     pub(crate) full: bool,
+    /// Openings wait in front of a full ring.
+    pub(crate) hides_openings: bool,
     pub(crate) panics: bool,
 }
 
@@ -69,7 +71,9 @@ impl Outlet for Sent {
         Ok(())
     }
 
-    fn publish(&mut self, _to: Peer) {}
+    fn publish(&mut self, to: Peer) -> bool {
+        to.role != Role::Detokenizer || !self.hides_openings
+    }
 
     fn order(&mut self, number: u64, _deadline_ns: u64, admin: Admin) {
         self.orders.push_back((number, admin));

@@ -5,9 +5,9 @@ use crate::ending::Ending;
 use crate::member::Member;
 use crate::restart::Verdict;
 use pinion_config::Exit;
-use pinion_protocol::Peer;
 use pinion_protocol::control::ToRole;
 use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::{Peer, Role};
 use pinion_shm::clock;
 
 impl Service {
@@ -66,6 +66,25 @@ impl Service {
                 member.kill();
                 // Its end is reported like any other; it is not looked at again before its successor is ready.
                 member.ready = false;
+            }
+        }
+    }
+
+    /// Tells the others of successors that are ready, once nobody holds links to their predecessors any more: who hears
+    /// of a successor may send it something by way of a third, and that must not end in a ring that nobody reads.
+    pub(super) fn announce(&mut self) {
+        if self.unannounced.is_empty() || self.members.iter().any(|member| member.has_old_links(&self.wiring))
+        {
+            return;
+        }
+        for peer in std::mem::take(&mut self.unannounced) {
+            let Some(index) = self.members.iter().position(|member| member.peer == peer && member.ready)
+            else {
+                continue;
+            };
+            self.tell_others(peer, &ToRole::PeerReady { peer });
+            if peer.role == Role::Frontend {
+                self.members[index].tell(&self.wiring, &ToRole::Open);
             }
         }
     }
