@@ -2,10 +2,10 @@
 //!
 //! `device` opens it, and cuBLASLt beside it; `kernels` holds every kernel against its twin on the device; `parity` the
 //! engine against the CPU engine in fp32, in a build that has one (feature `torch`). `load` times how weights get to the
-//! device. `greedy` generates for
-//! benchmarks/gpu_reference.py to judge. `copy` and `steps` measure. All print one JSON object a line. Switches of `steps`:
-//! no-graphs, no-fused, plain-prefill, first-algorithm, fused (the fused decode step), bf16, f32. It also runs on the
-//! emulated device (kernels/emulation/build.sh), where times mean nothing.
+//! device. `greedy` generates for benchmarks/gpu_reference.py to judge. `copy` and `steps` measure. All print one JSON object
+//! a line. Switches of `steps`: no-graphs, no-fused, plain-prefill, first-algorithm, fused (the fused decode step), bf16, f32;
+//! penalised, logprobs and masked, which all rows then are; host-sampler, which then does what the device's would. It also
+//! runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
 
 #[allow(clippy::unwrap_used, dead_code, reason = "the sweep is shared with a test")]
 #[path = "../tests/cuda_sweeps/logprobs.rs"]
@@ -19,14 +19,15 @@ mod sweeps;
 
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
-    KvSize, Model, OwnedBatch, Pipeline, Row, RowOutcome, SampleParams, StepBatch, StepOutput, Unshaped,
-    WarmUp,
+    KvSize, MaskState, Model, OwnedBatch, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping,
+    StepBatch, StepOutput, TokenMask, Unshaped, WarmUp,
 };
 use pinion_ops::cuda::Device;
 use serde_json::json;
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 const USAGE: &str = "usage: cuda_check OBJECT device | kernels | copy | parity FOLDER | load FOLDER | greedy FOLDER | steps FOLDER [SWITCH ...]";
@@ -38,6 +39,8 @@ const BLOCK_SIZE: u32 = 16;
 const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
 /// What `greedy` generates for each prompt.
 const GREEDY_TOKENS: u32 = 32;
+/// Different tokens in the output of a row that is penalised.
+const OUTPUT: u32 = 256;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -317,8 +320,40 @@ fn generate(model: &mut CudaGpt2, prompts: &[Vec<u32>], count: u32) -> Result<Ve
     Ok(sequences.iter().zip(prompts).map(|(ids, prompt)| ids[prompt.len()..].to_vec()).collect())
 }
 
+/// What every row of `steps` does to its logits.
+#[derive(Debug)]
+struct Asked {
+    output: Vec<u32>,
+    is_penalised: bool,
+    mask: Option<Arc<dyn TokenMask>>,
+}
+
+impl RowShaping for Asked {
+    fn shaping(&self, _row: usize) -> Option<Shaping<'_>> {
+        (self.is_penalised || self.mask.is_some()).then_some(Shaping {
+            output: &self.output,
+            repetition_penalty: if self.is_penalised { 1.2 } else { 1.0 },
+            mask: self.mask.as_ref(),
+            ..Shaping::OFF
+        })
+    }
+}
+
+/// Allows every token of a vocabulary.
+#[derive(Debug)]
+struct All(u32);
+
+impl TokenMask for All {
+    fn read(&self, _index: u64, bits: &mut Vec<u32>) -> MaskState {
+        bits.clear();
+        bits.resize(self.0.div_ceil(u32::BITS) as usize, u32::MAX);
+        MaskState::Ready
+    }
+}
+
 /// Times steps as the engine's loop sees them: two in flight, wall clock over many.
 fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
+    let has = |name: &str| switches.contains(&name);
     let dtype = match switches {
         _ if switches.contains(&"bf16") => CudaDtype::Bf16,
         _ if switches.contains(&"f32") => CudaDtype::F32,
@@ -335,6 +370,9 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
         prefill,
         decode: if switches.contains(&"fused") { DecodePath::Fused } else { DecodePath::Graph },
         measured_products: !switches.contains(&"first-algorithm"),
+        shaped_on_device: !has("host-sampler"),
+        scored_on_device: !has("host-sampler"),
+        masked_on_device: !has("host-sampler"),
         ..options(object, dtype, max_rows, if is_emulated { 32 } else { 2048 })
     };
     let began = Instant::now();
@@ -345,11 +383,21 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
         json!({"load_and_capture_s": began.elapsed().as_secs_f64(), "weight_bytes": info.weight_bytes})
     );
     let context = CONTEXT.min(info.max_context);
+    let all = Arc::new(All(info.vocab_size)) as Arc<dyn TokenMask>;
+    let asked = Asked {
+        output: (0..OUTPUT.min(info.vocab_size)).collect(),
+        is_penalised: has("penalised"),
+        mask: has("masked").then_some(all),
+    };
     let mut shapes: Vec<(u32, u32)> = batches.iter().map(|&rows| (rows, 1)).collect();
     shapes.extend(if is_emulated { vec![(1, 16)] } else { vec![(1, 256), (4, 256), (8, 256)] });
     for (rows, query) in shapes {
-        let steady = Steady::new(rows, query, context.max(query), info.vocab_size, 0);
-        let ms = time(&mut model, &steady, if query == 1 { repeats } else { repeats.min(40) })?;
+        let mut steady = Steady::new(rows, query, context.max(query), info.vocab_size, 0);
+        if has("logprobs") {
+            let sample = Some(SampleParams { logprobs: Some(5), ..SampleParams::GREEDY });
+            steady.rows.iter_mut().for_each(|row| row.sample = sample);
+        }
+        let ms = time(&mut model, &steady, &asked, if query == 1 { repeats } else { repeats.min(40) })?;
         // Weights once, and keys and values of every row.
         let bytes = info.weight_bytes + u64::from(rows * context.div_ceil(BLOCK_SIZE)) * info.kv_block_bytes;
         println!(
@@ -361,13 +409,14 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
     Ok(())
 }
 
-fn time(model: &mut CudaGpt2, steady: &Steady, repeats: u32) -> Result<f64, Box<dyn Error>> {
+fn time(model: &mut CudaGpt2, steady: &Steady, asked: &Asked, repeats: u32) -> Result<f64, Box<dyn Error>> {
     let mut out = StepOutput::default();
+    let batch = StepBatch { shaping: asked, ..steady.batch() };
     let mut round = |count: u32| -> Result<f64, Box<dyn Error>> {
         let began = Instant::now();
-        model.launch(&steady.batch())?;
+        model.launch(&batch)?;
         for _ in 1..count {
-            model.launch(&steady.batch())?;
+            model.launch(&batch)?;
             model.retire(&mut out)?;
         }
         model.retire(&mut out)?;
