@@ -133,7 +133,7 @@ inline int32_t room_of_device(Room* room) {
     if (code == cudaSuccess && !cooperative) code = cudaErrorNotSupported;
     room->multiprocessors = multiprocessors;
     room->shared_bytes = shared;
-    return code;
+    return told(code);
 }
 
 // Blocks of the kernel that one multiprocessor holds; from here on the kernel may have all of the shared memory.
@@ -144,7 +144,7 @@ int32_t blocks_at_once(void (*kernel)(Args), unsigned threads, unsigned shared_b
     cudaError_t code = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, room.shared_bytes);
     if (code == cudaSuccess) code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, function, threads, shared_bytes);
     *blocks = count;
-    return code;
+    return told(code);
 }
 
 template <typename Args>
@@ -153,8 +153,7 @@ int32_t launch_cooperative(void (*kernel)(Args), dim3 grid, dim3 block, size_t s
     pinion_count_launch();
     cudaError_t code = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, shared_bytes,
                                                    static_cast<cudaStream_t>(stream));
-    cudaGetLastError(); // it is reported here, not by the next launch
-    return code;
+    return told(code);
 }
 #define PINION_LAUNCH_COOPERATIVE pinion::launch_cooperative
 #else

@@ -1,4 +1,6 @@
 // Device memory, streams, events and graphs over the CUDA runtime. Contract: pinion_cuda.h.
+#include <stdlib.h>
+
 #include <atomic>
 
 #include "target.h"
@@ -32,12 +34,15 @@ const char* pinion_cuda_error_text(int32_t code) {
 
 int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
     *facts = PinionCudaFacts();
+    // All kernels are loaded now and not at their first launch, which may be in traffic. The driver reads this once, when the
+    // first call wakes it.
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     cudaError_t code = cudaSetDevice(index);
     cudaDeviceProp properties;
     if (code == cudaSuccess) code = cudaGetDeviceProperties(&properties, index);
     size_t free_bytes = 0, memory_bytes = 0;
     if (code == cudaSuccess) code = cudaMemGetInfo(&free_bytes, &memory_bytes);
-    if (code != cudaSuccess) return code;
+    if (code != cudaSuccess) return told(code);
     for (unsigned i = 0; i + 1 < sizeof facts->name && properties.name[i]; i++) facts->name[i] = properties.name[i];
     facts->memory_bytes = memory_bytes;
     facts->free_bytes = free_bytes;
@@ -49,7 +54,7 @@ int32_t pinion_cuda_open(int32_t index, PinionCudaFacts* facts) {
 
 void pinion_cuda_counts(PinionCudaCounts* counts) {
     size_t free_bytes = 0, memory_bytes = 0;
-    if (cudaMemGetInfo(&free_bytes, &memory_bytes) != cudaSuccess) free_bytes = 0;
+    if (told(cudaMemGetInfo(&free_bytes, &memory_bytes))) free_bytes = 0;
     *counts = {launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes, free_bytes};
 }
 
@@ -58,50 +63,51 @@ int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address) {
     cudaError_t code = cudaMalloc(&memory, bytes);
     *address = reinterpret_cast<uintptr_t>(memory);
     if (code == cudaSuccess) allocated_bytes += bytes;
-    return code;
+    return told(code);
 }
-int32_t pinion_cuda_free(uint64_t address) { return cudaFree(pinion::at<void>(address)); }
-int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory) { return cudaMallocHost(memory, bytes); }
-int32_t pinion_cuda_pinned_free(void* memory) { return cudaFreeHost(memory); }
+int32_t pinion_cuda_free(uint64_t address) { return told(cudaFree(pinion::at<void>(address))); }
+int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory) { return told(cudaMallocHost(memory, bytes)); }
+int32_t pinion_cuda_pinned_free(void* memory) { return told(cudaFreeHost(memory)); }
 
 int32_t pinion_cuda_stream_create(void** stream) {
-    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+    return told(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking));
 }
-int32_t pinion_cuda_stream_destroy(void* stream) { return cudaStreamDestroy(stream_of(stream)); }
-int32_t pinion_cuda_stream_synchronize(void* stream) { return cudaStreamSynchronize(stream_of(stream)); }
+int32_t pinion_cuda_stream_destroy(void* stream) { return told(cudaStreamDestroy(stream_of(stream))); }
+int32_t pinion_cuda_stream_synchronize(void* stream) { return told(cudaStreamSynchronize(stream_of(stream))); }
 
 int32_t pinion_cuda_event_create(void** event, int32_t timed) {
-    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), timed ? cudaEventDefault : cudaEventDisableTiming);
+    return told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), timed ? cudaEventDefault : cudaEventDisableTiming));
 }
-int32_t pinion_cuda_event_destroy(void* event) { return cudaEventDestroy(event_of(event)); }
-int32_t pinion_cuda_event_record(void* event, void* stream) { return cudaEventRecord(event_of(event), stream_of(stream)); }
+int32_t pinion_cuda_event_destroy(void* event) { return told(cudaEventDestroy(event_of(event))); }
+int32_t pinion_cuda_event_record(void* event, void* stream) { return told(cudaEventRecord(event_of(event), stream_of(stream))); }
 int32_t pinion_cuda_event_query(void* event, int32_t* done) {
     cudaError_t code = cudaEventQuery(event_of(event));
     *done = code == cudaSuccess;
+    told(code); // "not ready" would be the next launch's error as well
     return code == cudaErrorNotReady ? 0 : code;
 }
 int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
-    return cudaEventElapsedTime(ms, event_of(begin), event_of(end));
+    return told(cudaEventElapsedTime(ms, event_of(begin), event_of(end)));
 }
 
 int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream) {
     to_device_bytes += bytes;
-    return cudaMemcpyAsync(pinion::at<void>(to), from, bytes, cudaMemcpyHostToDevice, stream_of(stream));
+    return told(cudaMemcpyAsync(pinion::at<void>(to), from, bytes, cudaMemcpyHostToDevice, stream_of(stream)));
 }
 int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream) {
     to_host_bytes += bytes;
-    return cudaMemcpyAsync(to, pinion::at<void>(from), bytes, cudaMemcpyDeviceToHost, stream_of(stream));
+    return told(cudaMemcpyAsync(to, pinion::at<void>(from), bytes, cudaMemcpyDeviceToHost, stream_of(stream)));
 }
 int32_t pinion_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream) {
-    return cudaMemcpyAsync(pinion::at<void>(to), pinion::at<void>(from), bytes, cudaMemcpyDeviceToDevice, stream_of(stream));
+    return told(cudaMemcpyAsync(pinion::at<void>(to), pinion::at<void>(from), bytes, cudaMemcpyDeviceToDevice, stream_of(stream)));
 }
 int32_t pinion_cuda_fill(uint64_t to, int32_t byte, uint64_t bytes, void* stream) {
-    return cudaMemsetAsync(pinion::at<void>(to), byte, bytes, stream_of(stream));
+    return told(cudaMemsetAsync(pinion::at<void>(to), byte, bytes, stream_of(stream)));
 }
 
 int32_t pinion_cuda_capture_begin(void* stream) {
     captures++;
-    return cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal);
+    return told(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
 }
 int32_t pinion_cuda_capture_end(void* stream, void** graph) {
     cudaGraph_t recorded = nullptr;
@@ -111,13 +117,14 @@ int32_t pinion_cuda_capture_end(void* stream, void** graph) {
     // The first launch of a graph uploads it; that belongs before ready as well.
     if (code == cudaSuccess) code = cudaGraphUpload(ready, stream_of(stream));
     if (recorded) cudaGraphDestroy(recorded);
-    *graph = ready;
-    return code;
+    if (code != cudaSuccess && ready) cudaGraphExecDestroy(ready);
+    *graph = code == cudaSuccess ? ready : nullptr;
+    return told(code);
 }
 int32_t pinion_cuda_graph_launch(void* graph, void* stream) {
     replays++;
-    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream));
+    return told(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
 }
-int32_t pinion_cuda_graph_destroy(void* graph) { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+int32_t pinion_cuda_graph_destroy(void* graph) { return told(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph))); }
 
 } // extern "C"

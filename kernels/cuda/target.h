@@ -11,6 +11,11 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 void pinion_count_launch();
+// A call that fails says so where it is made; the runtime would say it once more, of the next launch, if it were not cleared.
+inline int32_t told(cudaError_t code) {
+    if (code != cudaSuccess) cudaGetLastError();
+    return code;
+}
 // The emulated device brings its own cuBLASLt; a real one has none.
 inline void* own_products() { return nullptr; }
 #define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                   \

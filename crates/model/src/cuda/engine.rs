@@ -3,7 +3,7 @@
 use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
-use super::inputs::{Filled, Layout, Tables, fill};
+use super::inputs::{Layout, Tables, fill};
 use super::late::{report, result_bytes};
 use super::memory::{Sizes, changes_max};
 use super::sampling::{OnDevice, Source, write_draws};
@@ -15,7 +15,7 @@ use crate::load::LoadError;
 use crate::sampler::Sampler;
 use crate::{
     DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
-    StepOutput, Unshaped, WarmUp,
+    StepOutput, WarmUp,
 };
 use pinion_ops::cuda::{
     CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, SAMPLED_BYTES, Sampled,
@@ -35,7 +35,7 @@ const LOOKS_PER_CLOCK: u32 = 256;
 /// What travels with one step in flight.
 #[derive(Debug)]
 pub(super) struct Slot {
-    inputs: Pinned,
+    pub(super) inputs: Pinned,
     changes: Pinned,
     pub(super) late: Pinned,
     sampled: Pinned,
@@ -89,17 +89,17 @@ pub struct CudaGpt2 {
     device: Device,
     pub(super) stream: Stream,
     pub(super) forward: Forward,
-    tables: Tables,
+    pub(super) tables: Tables,
     pub(super) slots: Vec<Slot>,
     next_slot: usize,
     flight: VecDeque<Launched>,
     spare: Vec<Launched>,
     /// Padded sizes of decode steps, with the graph of each once it is captured; none of one that no graph can hold.
-    decode_buckets: Vec<u32>,
-    graphs: Vec<Option<Graph>>,
-    wants_graphs: bool,
+    pub(super) decode_buckets: Vec<u32>,
+    pub(super) graphs: Vec<Option<Graph>>,
+    pub(super) wants_graphs: bool,
     /// Padded sizes of other steps.
-    token_buckets: Vec<u32>,
+    pub(super) token_buckets: Vec<u32>,
     is_ready: bool,
     pub(super) sampler: Sampler,
     pub(super) host_logits: Pinned,
@@ -375,46 +375,6 @@ impl CudaGpt2 {
         for &row in &launched.broken {
             out.rows[row] = RowOutcome::NonFinite;
         }
-    }
-
-    /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each product's
-    /// algorithm is chosen. Longest first: what the library allocates for one serves the shorter ones.
-    fn prepare(&mut self) -> Result<(), CudaError> {
-        for index in (0..self.token_buckets.len()).rev() {
-            let layout = Layout { tokens: self.token_buckets[index] as usize, rows: 0 };
-            self.pad_inputs(layout)?;
-            self.forward.run(&self.stream, layout, Kind::Mixed(Filled::default()))?;
-        }
-        let mut graphs = Vec::with_capacity(self.decode_buckets.len());
-        for index in 0..self.decode_buckets.len() {
-            let bucket = self.decode_buckets[index] as usize;
-            let layout = Layout { tokens: bucket, rows: bucket };
-            self.pad_inputs(layout)?;
-            self.forward.run(&self.stream, layout, Kind::Decode)?;
-            self.stream.synchronize()?;
-            if self.wants_graphs {
-                graphs.push(self.forward.capture(&self.stream, layout)?);
-            }
-        }
-        self.graphs = graphs;
-        self.stream.synchronize()
-    }
-
-    /// Inputs of a step of nothing but padding.
-    fn pad_inputs(&mut self, layout: Layout) -> Result<(), CudaError> {
-        let empty = StepBatch {
-            tokens: &[],
-            positions: &[],
-            rows: &[],
-            blocks: &[],
-            copies: &[],
-            shaping: &Unshaped,
-        };
-        let inputs = &mut self.slots[0].inputs;
-        fill(&empty, layout, false, &mut self.tables, inputs.bytes_mut());
-        write_draws(&empty, &[], layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
-        self.stream.to_device(self.forward.memory.inputs, inputs, layout.bytes(0))?;
-        self.stream.synchronize()
     }
 }
 

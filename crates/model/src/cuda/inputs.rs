@@ -126,6 +126,18 @@ pub(super) fn fill(
     filled
 }
 
+/// One entry in each list that a step of padding leaves empty: the first token as a single query and as a tile, and a change
+/// in the table of no lane. None of them changes anything.
+pub(super) fn pad_lists(layout: Layout, bytes: &mut [u8]) {
+    put(bytes, layout.token_array(3), 0, 0);
+    for (index, word) in [0, 1].into_iter().enumerate() {
+        put(bytes, layout.tiles(), index, word);
+    }
+    for (index, word) in [NO_LANE, 0, 0].into_iter().enumerate() {
+        put(bytes, layout.updates(), index, word);
+    }
+}
+
 /// What the device's block tables hold, by lane.
 #[derive(Debug)]
 pub(super) struct Tables {

@@ -14,6 +14,7 @@ mod host_rows;
 mod inputs;
 mod late;
 mod memory;
+mod prepare;
 mod sampling;
 mod weights;
 

@@ -1,0 +1,87 @@
+//! What runs before ready, so that no request waits for it: every shape of a step once, every kernel, and the captures.
+
+use super::engine::CudaGpt2;
+use super::forward::Kind;
+use super::inputs::{Filled, Layout, fill, pad_lists};
+use super::sampling::write_draws;
+use crate::{StepBatch, Unshaped};
+use pinion_ops::cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored};
+
+impl CudaGpt2 {
+    /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each product's
+    /// algorithm is chosen. Longest first: what the library allocates for one serves the shorter ones.
+    pub(super) fn prepare(&mut self) -> Result<(), CudaError> {
+        for index in (0..self.token_buckets.len()).rev() {
+            let layout = Layout { tokens: self.token_buckets[index] as usize, rows: 0 };
+            self.pad_inputs(layout)?;
+            self.forward.run(&self.stream, layout, Kind::Mixed(Filled::default()))?;
+        }
+        self.touch()?;
+        let mut graphs = Vec::with_capacity(self.decode_buckets.len());
+        for index in 0..self.decode_buckets.len() {
+            let bucket = self.decode_buckets[index] as usize;
+            let layout = Layout { tokens: bucket, rows: bucket };
+            self.pad_inputs(layout)?;
+            self.forward.run(&self.stream, layout, Kind::Decode)?;
+            self.stream.synchronize()?;
+            if self.wants_graphs {
+                graphs.push(self.forward.capture(&self.stream, layout)?);
+            }
+        }
+        self.graphs = graphs;
+        self.stream.synchronize()
+    }
+
+    /// Runs what no decode step runs, over padding, so that traffic is nobody's first use of a kernel or a product's shape:
+    /// tables, copied blocks, single queries and tiles of a prompt, and the rows of a mixed step with its head.
+    fn touch(&mut self) -> Result<(), CudaError> {
+        let tokens = self.token_buckets[0] as usize;
+        for index in 0..self.decode_buckets.len() {
+            let layout = Layout { tokens, rows: self.decode_buckets[index] as usize };
+            self.pad_inputs(layout)?;
+            let filled = Filled { updates: 1, singles: 1, tiles: u32::from(self.forward.tiled) };
+            self.forward.update_tables(&self.stream, layout, filled.updates)?;
+            self.forward.run(&self.stream, layout, Kind::Mixed(filled))?;
+            self.stream.synchronize()?;
+        }
+        self.touch_late()?;
+        // Nothing is in the cache yet.
+        if self.info.block_count > 1 {
+            self.forward.copy_block(&self.stream, 0, 1)?;
+        }
+        self.stream.synchronize()
+    }
+
+    /// Scores of the first row of logits, as of a row that wants logprobs.
+    fn touch_late(&mut self) -> Result<(), CudaError> {
+        let late = &mut self.slots[0].late;
+        Scored { row: 0, best: 0 }.write(&mut late.bytes_mut()[..SCORED_BYTES]);
+        self.stream.to_device(self.forward.memory.late, late, SCORED_BYTES)?;
+        self.stream.score(&Score {
+            logits: self.forward.memory.logits,
+            scored: self.forward.memory.late.part(0, SCORED_BYTES),
+            scores: self.forward.memory.sampled.part(0, SCORES_BYTES),
+            count: 1,
+            rows: 1,
+            vocab: self.info.vocab_size,
+        })
+    }
+
+    /// Inputs of a step of nothing but padding, with one change of no lane's table, one single query and one tile.
+    fn pad_inputs(&mut self, layout: Layout) -> Result<(), CudaError> {
+        let empty = StepBatch {
+            tokens: &[],
+            positions: &[],
+            rows: &[],
+            blocks: &[],
+            copies: &[],
+            shaping: &Unshaped,
+        };
+        let inputs = &mut self.slots[0].inputs;
+        fill(&empty, layout, false, &mut self.tables, inputs.bytes_mut());
+        write_draws(&empty, &[], layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
+        pad_lists(layout, inputs.bytes_mut());
+        self.stream.to_device(self.forward.memory.inputs, inputs, layout.bytes(1))?;
+        self.stream.synchronize()
+    }
+}
