@@ -195,29 +195,34 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
     if (!split) return;
 
     // The block that comes last for these heads joins the parts; the counter is left at zero for the next launch.
-    __threadfence();
+    // Why these fences are enough: grid.h.
     __syncthreads();
     uint32_t* counter = at<uint32_t>(args.counters) + size_t(work.query) * batch.heads + work.head;
     if (threadIdx.x == 0) {
-        shared.is_last = atomicAdd(counter, 1u) + 1 == args.splits;
-        if (shared.is_last) *counter = 0;
+        fence_device();
+        bool is_last = atomicAdd(counter, 1u) + 1 == args.splits;
+        shared.is_last = is_last;
+        if (is_last) {
+            fence_device();
+            *counter = 0;
+        }
     }
     __syncthreads();
     if (!shared.is_last) return;
-    __threadfence();
     for (unsigned i = threadIdx.x; i < HEADS * DIM; i += THREADS) {
         unsigned h = i / DIM, dim = i % DIM;
-        const volatile float* parts = at<float>(args.partials) +
-                                      (size_t(work.query) * batch.heads + work.head + h) * args.splits * (DIM + 2);
+        const float* parts = at<float>(args.partials) + (size_t(work.query) * batch.heads + work.head + h) * args.splits * (DIM + 2);
         float top = NOTHING, total = 0.0f, sum = 0.0f;
         for (unsigned s = 0; s < args.splits; s++) {
-            float other = parts[s * (DIM + 2) + DIM];
+            float other = fresh_float(parts + s * (DIM + 2) + DIM);
             top = top > other ? top : other;
         }
         for (unsigned s = 0; s < args.splits; s++) {
-            float factor = expf(parts[s * (DIM + 2) + DIM] - top);
-            total += factor * parts[s * (DIM + 2) + DIM + 1];
-            sum += factor * parts[s * (DIM + 2) + dim];
+            const float* part = parts + s * (DIM + 2);
+            float part_sum = fresh_float(part + dim), part_top = fresh_float(part + DIM), part_mass = fresh_float(part + DIM + 1);
+            float factor = expf(part_top - top);
+            total += factor * part_mass;
+            sum += factor * part_sum;
         }
         out[(work.head + h) * DIM + dim] = from_float<T>(sum / total);
     }

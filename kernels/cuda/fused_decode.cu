@@ -157,8 +157,18 @@ class Step {
 
     // x [rows, width] in shared memory = rows that other blocks made.
     __device__ __forceinline__ void load_rows(const T* from, unsigned width) {
-#pragma unroll 4
-        for (unsigned i = threadIdx.x * N; i < rows * width; i += THREADS * N) store_chunk(x + i, fresh_chunk(from + i));
+        // A few loads in flight at a time: each is a trip to L2.
+        constexpr unsigned AHEAD = 4, STEP = THREADS * N;
+        unsigned end = rows * width;
+        for (unsigned i = threadIdx.x * N; i < end; i += AHEAD * STEP) {
+            Chunk chunks[AHEAD];
+#pragma unroll
+            for (unsigned a = 0; a < AHEAD; a++)
+                if (i + a * STEP < end) chunks[a] = fresh_chunk(from + i + a * STEP);
+#pragma unroll
+            for (unsigned a = 0; a < AHEAD; a++)
+                if (i + a * STEP < end) store_chunk(x + i + a * STEP, chunks[a]);
+        }
         __syncthreads();
     }
 

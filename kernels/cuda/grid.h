@@ -5,12 +5,29 @@
 
 namespace pinion {
 
+// Memory order between blocks, by the PTX memory model. Who makes something for other blocks: every thread stores, a block
+// barrier, then one thread fences and adds to a counter. The barrier puts the block's stores before the fence in causality
+// order, and the fence with the add behind it is a release pattern: it covers them all, so one thread's fence is enough. Who
+// takes it: one thread sees the counter (a load with acquire, or its own add and a fence behind it: an acquire pattern), a
+// block barrier, then every thread loads. Adds to one counter are a chain, so who sees the last sees all that were released
+// before. acq_rel is enough: nobody compares the order of two counters, which is all that sequential consistency would add.
+__device__ __forceinline__ void fence_device() {
+#if defined(PINION_ON_DEVICE)
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
 // Loads through L2, where the stores of other blocks are after a barrier. What other blocks write in the same kernel is
-// read like this and never with .nc: L1 may still hold what was there before.
+// read like this and never with .nc: L1 may still hold what was there before. The compiler moves nothing over them.
 template <typename T>
 __device__ __forceinline__ Chunk fresh_chunk(const T* from) {
 #if defined(PINION_ON_DEVICE)
-    return bits_as<Chunk>(__ldcg(reinterpret_cast<const uint4*>(from)));
+    Chunk chunk;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(chunk.words[0]), "=r"(chunk.words[1]), "=r"(chunk.words[2]), "=r"(chunk.words[3])
+                 : "l"(from)
+                 : "memory");
+    return chunk;
 #else
     return load_chunk(from);
 #endif
@@ -18,10 +35,15 @@ __device__ __forceinline__ Chunk fresh_chunk(const T* from) {
 template <typename T>
 __device__ __forceinline__ float fresh_float(const T* from) {
 #if defined(PINION_ON_DEVICE)
-    if constexpr (sizeof(T) == 4)
-        return __ldcg(reinterpret_cast<const float*>(from));
-    else
-        return to_float(bits_as<T>(__ldcg(reinterpret_cast<const unsigned short*>(from))));
+    if constexpr (sizeof(T) == 4) {
+        float value;
+        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+        return value;
+    } else {
+        uint16_t bits;
+        asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
+        return to_float(bits_as<T>(bits));
+    }
 #else
     return to_float(*from);
 #endif
@@ -81,8 +103,7 @@ class GridBarrier {
     __device__ __forceinline__ void arrive() {
         __syncthreads();
         if (threadIdx.x != 0) return;
-        // The fence covers the whole block's stores: the barrier above ordered them before it.
-        __threadfence();
+        fence_device();
         ticket = atomicAdd(counter, blockIdx.x == 0 ? TURN - (gridDim.x - 1) : 1u);
     }
 
@@ -90,7 +111,6 @@ class GridBarrier {
     __device__ __forceinline__ void wait() {
         if (threadIdx.x == 0) {
             while (((read() ^ ticket) & TURN) == 0) pause();
-            __threadfence();
         }
         __syncthreads();
     }
