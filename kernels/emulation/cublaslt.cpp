@@ -20,6 +20,7 @@ struct Layout {
 };
 struct Preference {
     uint64_t workspace_bytes = 0;
+    uint32_t alignments[4] = {256, 256, 256, 256};
 };
 
 constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15, INTERNAL = 14;
@@ -110,19 +111,26 @@ int cublasLtMatrixLayoutCreate(void** layout, int type, uint64_t rows, uint64_t 
 int cublasLtMatmulPreferenceCreate(void** preference) { return make(preference, new Preference()); }
 
 int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, const void* value, size_t bytes) {
-    if (attribute != 1 || bytes != 8) return INVALID_VALUE;
-    memcpy(&static_cast<Preference*>(preference)->workspace_bytes, value, 8);
+    auto* to = static_cast<Preference*>(preference);
+    if (attribute == PREFERENCE_WORKSPACE && bytes == 8)
+        memcpy(&to->workspace_bytes, value, 8);
+    else if (attribute >= PREFERENCE_ALIGNMENT_A && attribute <= PREFERENCE_ALIGNMENT_D && bytes == 4)
+        memcpy(&to->alignments[attribute - PREFERENCE_ALIGNMENT_A], value, 4);
+    else
+        return INVALID_VALUE;
     return 0;
 }
 
-int cublasLtMatmulAlgoGetHeuristic(void*, void* desc, void* a, void* b, void* c, void* d, void*, int wanted, Heuristic* found,
-                                   int* count) {
+int cublasLtMatmulAlgoGetHeuristic(void*, void* desc, void* a, void* b, void* c, void* d, void* preference, int wanted,
+                                   Heuristic* found, int* count) {
     auto layout = [](void* of) -> const Layout& { return *static_cast<Layout*>(of); };
     *count = 0;
     if (int status = check(*static_cast<Desc*>(desc), layout(a), layout(b), layout(c), layout(d))) return status;
     for (; *count < wanted && *count < int(ALGORITHMS); ++*count) {
         found[*count] = Heuristic();
         found[*count].algorithm.data[0] = MARK + *count;
+        for (unsigned i = 0; i < 4; i++)
+            found[*count].algorithm.data[1 + i] = static_cast<Preference*>(preference)->alignments[i];
     }
     return 0;
 }
@@ -137,6 +145,10 @@ int cublasLtMatmul(void* handle, void* desc, const float* alpha, const void* a, 
                  address(d), *alpha, *beta, algorithm->data[0] - MARK};
     if (int status = check(work.desc, work.a, work.b, layout(c_layout), work.d)) return status;
     if (work.algorithm >= ALGORITHMS) return INVALID_VALUE;
+    // An algorithm may count on the alignments that it was asked for with.
+    const void* matrices[] = {a, b, c, d};
+    for (unsigned i = 0; i < 4; i++)
+        if (address(matrices[i]) % algorithm->data[1 + i] != 0) return INVALID_VALUE;
     if (work.algorithm == BROKEN) return INTERNAL;
     return with_type(work.a.type, [&](auto element) {
         using T = decltype(element);

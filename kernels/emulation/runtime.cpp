@@ -11,7 +11,10 @@
 
 namespace {
 
-using Work = std::function<void()>;
+struct Work {
+    std::function<void()> run;
+    uint64_t ticks;
+};
 
 struct Stream {
     std::vector<Work>* capture = nullptr;
@@ -38,11 +41,12 @@ void* own_products() {
 void emulation::enqueue(void* stream, std::function<void()> work, uint64_t ticks) {
     std::lock_guard<std::recursive_mutex> guard(device);
     launches++;
+    if (stream_of(stream)->capture) {
+        stream_of(stream)->capture->push_back({std::move(work), ticks});
+        return;
+    }
     stream_of(stream)->ticks += ticks;
-    if (stream_of(stream)->capture)
-        stream_of(stream)->capture->push_back(std::move(work));
-    else
-        work();
+    work();
 }
 
 namespace pinion {
@@ -166,10 +170,13 @@ int32_t pinion_cuda_capture_end(void* stream, void** graph) {
     stream_of(stream)->capture = nullptr;
     return *graph ? 0 : CAPTURE_INVALID;
 }
-int32_t pinion_cuda_graph_launch(void* graph, void*) {
+int32_t pinion_cuda_graph_launch(void* graph, void* stream) {
     std::lock_guard<std::recursive_mutex> guard(device);
     replays++;
-    for (auto& work : *static_cast<std::vector<Work>*>(graph)) work();
+    for (auto& work : *static_cast<std::vector<Work>*>(graph)) {
+        stream_of(stream)->ticks += work.ticks;
+        work.run();
+    }
     return 0;
 }
 int32_t pinion_cuda_graph_destroy(void* graph) {
