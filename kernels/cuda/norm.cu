@@ -11,34 +11,64 @@ struct NormShared {
     float scratch[THREADS / WARP];
 };
 
-// One block a row. A thread reads back only what it wrote itself, so the row needs no barrier of its own.
-template <typename T>
+// One block a row. A thread keeps its HELD chunks of the row in registers, and has asked for all operands before it uses the
+// first: one trip to memory, and x is read once. A row too long for that (HELD is 0) is read again for each sum; a thread
+// reads back only what it wrote itself, so that needs no barrier.
+template <typename T, unsigned HELD>
 __global__ void __launch_bounds__(THREADS) norm_kernel(PinionCudaNorm args) {
-    constexpr unsigned N = PER_CHUNK<T>;
+    constexpr unsigned N = PER_CHUNK<T>, PLACES = HELD > 0 ? HELD : 1;
     auto& shared = shared_as<NormShared>();
     size_t row = size_t(blockIdx.x) * args.width;
     T* x = at<T>(args.x) + row;
+    T* out = at<T>(args.out) + row;
     const T* delta = args.delta ? at<T>(args.delta) + row : nullptr;
-    const T* delta_bias = at<T>(args.delta_bias);
+    const T *delta_bias = at<T>(args.delta_bias), *weight = at<T>(args.weight), *bias = at<T>(args.bias);
+    Chunk held[PLACES], deltas[PLACES], delta_biases[PLACES], weights[PLACES], biases[PLACES];
+    auto ask = [&](unsigned place, unsigned i) {
+        held[place] = early_chunk(x + i);
+        if (delta) deltas[place] = early_chunk(delta + i);
+        if (delta_bias) delta_biases[place] = early_chunk(delta_bias + i);
+    };
+    auto ask_norm = [&](unsigned place, unsigned i) {
+        weights[place] = early_chunk(weight + i);
+        if (bias) biases[place] = early_chunk(bias + i);
+    };
+    // Every chunk of this thread's part of the row, with the place where it is held.
+    auto each = [&](const auto& act) {
+        if constexpr (HELD > 0) {
+#pragma unroll
+            for (unsigned place = 0; place < HELD; place++) {
+                unsigned i = (place * THREADS + threadIdx.x) * N;
+                if (i < args.width) act(place, i);
+            }
+        } else {
+            for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) act(0u, i);
+        }
+    };
+    if constexpr (HELD > 0) {
+        each(ask);
+        if (args.out) each(ask_norm);
+    }
     float sum = 0.0f;
-    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+    each([&](unsigned place, unsigned i) {
+        if constexpr (HELD == 0) ask(place, i);
         float values[N], more[N];
-        unpack<T>(load_chunk(x + i), values);
+        unpack<T>(held[place], values);
         if (delta) {
-            unpack<T>(load_chunk(delta + i), more);
+            unpack<T>(deltas[place], more);
             for (unsigned j = 0; j < N; j++) values[j] += more[j];
         }
         if (delta_bias) {
-            unpack<T>(load_chunk(delta_bias + i), more);
+            unpack<T>(delta_biases[place], more);
             for (unsigned j = 0; j < N; j++) values[j] += more[j];
         }
         if (delta || delta_bias) {
-            Chunk chunk = pack<T>(values);
-            store_chunk(x + i, chunk);
-            unpack<T>(chunk, values);
+            held[place] = pack<T>(values);
+            store_chunk(x + i, held[place]);
+            unpack<T>(held[place], values);
         }
         for (unsigned j = 0; j < N; j++) sum += args.rms ? values[j] * values[j] : values[j];
-    }
+    });
     if (!args.out) return;
     float mean = block_reduce(sum, shared.scratch, Sum()) / float(args.width);
     float variance = mean;
@@ -46,26 +76,35 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(PinionCudaNorm args) {
         mean = 0.0f;
     } else {
         float squares = 0.0f;
-        for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+        each([&](unsigned place, unsigned i) {
+            if constexpr (HELD == 0) held[place] = load_chunk(x + i);
             float values[N];
-            unpack<T>(load_chunk(x + i), values);
+            unpack<T>(held[place], values);
             for (unsigned j = 0; j < N; j++) squares += (values[j] - mean) * (values[j] - mean);
-        }
+        });
         variance = block_reduce(squares, shared.scratch, Sum()) / float(args.width);
     }
     float scale = 1.0f / sqrtf(variance + args.epsilon);
-    const T* weight = at<T>(args.weight);
-    const T* bias = at<T>(args.bias);
-    T* out = at<T>(args.out) + row;
-    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+    each([&](unsigned place, unsigned i) {
+        if constexpr (HELD == 0) {
+            held[place] = load_chunk(x + i);
+            ask_norm(place, i);
+        }
         float values[N], factors[N], shifts[N];
-        unpack<T>(load_chunk(x + i), values);
-        unpack<T>(load_chunk(weight + i), factors);
+        unpack<T>(held[place], values);
+        unpack<T>(weights[place], factors);
         for (unsigned j = 0; j < N; j++) shifts[j] = 0.0f;
-        if (bias) unpack<T>(load_chunk(bias + i), shifts);
+        if (bias) unpack<T>(biases[place], shifts);
         for (unsigned j = 0; j < N; j++) values[j] = (values[j] - mean) * scale * factors[j] + shifts[j];
         store_chunk(out + i, pack<T>(values));
-    }
+    });
+}
+
+template <typename T, unsigned HELD>
+int32_t launch_norm(const PinionCudaNorm& args, void* stream) {
+    auto kernel = &norm_kernel<T, HELD>;
+    PINION_LAUNCH(kernel, dim3(args.rows), dim3(THREADS), sizeof(NormShared), stream, args);
+    return launch_result();
 }
 
 template <typename T>
@@ -108,9 +147,13 @@ extern "C" int32_t pinion_cuda_norm(const PinionCudaNorm* given, void* stream) {
     return with_dtype(args.dtype, [&](auto element) -> int32_t {
         using T = decltype(element);
         if (args.rows == 0 || args.width == 0 || args.width % PER_CHUNK<T> != 0) return PINION_CUDA_BAD_ARGUMENT;
-        auto kernel = &norm_kernel<T>;
-        PINION_LAUNCH(kernel, dim3(args.rows), dim3(THREADS), sizeof(NormShared), stream, args);
-        return launch_result();
+        switch (ceil_div(args.width, THREADS * PER_CHUNK<T>)) {
+        case 1: return launch_norm<T, 1>(args, stream);
+        case 2: return launch_norm<T, 2>(args, stream);
+        case 3:
+        case 4: return launch_norm<T, 4>(args, stream);
+        default: return launch_norm<T, 0>(args, stream);
+        }
     });
 }
 
