@@ -1,86 +1,142 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, on a machine that has one, from a bundle built on a machine that has none.
 #
-#   benchmarks/gpu.sh bundle FOLDER                builds it here: programs, CUDA object, this script; under 60 MB
-#   benchmarks/gpu.sh bundle FOLDER dev            the same from dev builds and without the CUDA object, for a dry run
-#   FOLDER/gpu.sh run OUT                          there: needs an NVIDIA driver for CUDA 13 and cuBLASLt; under 8 minutes
-#   FOLDER/gpu.sh run OUT --dry-run OBJECT MODEL   the same logic on the emulated device and a small model
+#   benchmarks/gpu.sh bundle FOLDER          builds it here: programs, CUDA object, this script; under 60 MB, and FOLDER.tar.gz
+#                                            of all that, a third of it
+#   benchmarks/gpu.sh bundle FOLDER dev      the same from dev builds and without the CUDA object, for a dry run
+#   FOLDER/gpu.sh run OUT                    there: needs an NVIDIA driver for CUDA 13 and cuBLASLt; under 8 minutes
+#   FOLDER/gpu.sh run OUT --dry-run OBJECT   the same logic on the emulated device and a tiny model
 #
-#   TRACE=FILE    a trace for the online replay, instead of synthetic arrivals
+#   TRACE=FILE    a trace to replay as well, in any format that `pinion bench online --trace` reads
 #   PYTHON=...    a Python with torch and transformers, for cuBLASLt and for comparisons (default: python3)
 #
 # The programs need no libtorch; cuBLASLt is taken from the Python's packages or from CUDA, wherever it is. Only the stage
 # `parity` compares with the CPU engine on libtorch, and is skipped where the Python has another version of it.
 # Each stage has a deadline of its own, writes OUT/<stage>.jsonl and .log, and a line in OUT/table.txt says what became of
 # it. A stage that fails or is out of time does not end the run; it is listed as such. At the end OUT/results.jsonl holds
-# every figure and OUT/table.txt the short of it; OUT.tar.gz is all of OUT. Exit code 1 if any stage failed.
+# every figure and OUT/table.txt the short of it, which is printed last; OUT.tar.gz is all of OUT, a few hundred KB. Exit
+# code 1 if any stage failed, 2 if there was nothing to run on.
 set -uo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-python3}
 BUNDLE_BYTES_MAX=$((60 * 1000 * 1000))
 RUN_SECONDS_MAX=470
+# Correctness has to be through by the first, steps and service by the second; the rest compares switches.
+CHECKS_SECONDS_MAX=220
+FIGURES_SECONDS_MAX=370
+READY_SECONDS_MAX=60
+STOP_SECONDS_MAX=10
+# What one file of a stage may hold when the stage is over.
+LOG_BYTES_MAX=400000
 DRIVER_MIN=580
-PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-engine pinion-detokenizer pinion-bench xtask)
+PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-detokenizer pinion-bench xtask)
 
 say() { printf '[gpu] %s\n' "$*" >&2; }
 die() { say "error: $*"; exit 2; }
 
 # The engine of a bundle is built without libtorch, in a folder of its own: the other programs do not know the difference.
 bundle() { # bundle FOLDER [dev]
-    local folder=$1 flavour=${2:-release} built=release root target torchless profile=(--release) place=(strip -o)
+    local folder=$1 root target program bytes
     root=$(cd "$HERE/.." && pwd)
     mkdir -p "$folder"
     folder=$(cd "$folder" && pwd)
     cd "$root" || exit 2
     target=${CARGO_TARGET_DIR:-$root/target}
-    torchless=$target/no-torch
-    if [ "$flavour" = dev ]; then
-        profile=() built=debug place=(link_to)
+    if [ "${2:-}" = dev ]; then
+        build_dev || exit 1
     else
-        "$root/deploy/cuda.sh" || exit 1
+        build_release || exit 1
     fi
-    cargo build --locked "${profile[@]}" --no-default-features --target-dir "$torchless" -p pinion-launcher -p pinion-frontend \
-        -p pinion-tokenizer -p pinion-engine -p pinion-detokenizer -p pinion-bench -p xtask || exit 1
-    cargo build --locked "${profile[@]}" --no-default-features --target-dir "$torchless" -p pinion-model --example cuda_check || exit 1
-    cargo build --locked "${profile[@]}" -p pinion-model --example cuda_check || exit 1
-    local program
-    for program in "${PROGRAMS[@]}" examples/cuda_check; do
-        "${place[@]}" "$folder/$(basename "$program")" "$torchless/$built/$program" || exit 1
-    done
-    "${place[@]}" "$folder/cuda_check_torch" "$target/$built/examples/cuda_check" || exit 1
     cp "$root"/benchmarks/{gpu.sh,gpu_reference.py,gpu_table.py} "$folder/"
     sed -n 's/^TORCH_VERSION=//p' "$root/deploy/setup.sh" >"$folder/torch_version"
-    [ "$flavour" = dev ] && return
-    cp "$target/cuda/libpinion_cuda.so" "$folder/"
-    local bytes
+    commit >"$folder/commit"
+    [ "${2:-}" != dev ] || return 0
     bytes=$(du -sb "$folder" | cut -f1)
-    say "$folder holds $bytes bytes"
+    tar -C "$folder/.." -czf "$folder.tar.gz" "$(basename "$folder")" || exit 1
+    say "$folder holds $bytes bytes, $folder.tar.gz $(stat -c %s "$folder.tar.gz")"
     [ "$bytes" -le "$BUNDLE_BYTES_MAX" ] || die "the bundle is larger than $BUNDLE_BYTES_MAX bytes"
 }
 
-link_to() { ln -f "$2" "$1" 2>/dev/null || cp "$2" "$1"; }
+build_release() {
+    local torchless=$target/no-torch
+    "$root/deploy/cuda.sh" || return 1
+    cargo build --locked --release --no-default-features --target-dir "$torchless" -p pinion-launcher -p pinion-frontend \
+        -p pinion-tokenizer -p pinion-engine -p pinion-detokenizer -p pinion-bench -p xtask || return 1
+    cargo build --locked --release --no-default-features --target-dir "$torchless" -p pinion-model --example cuda_check || return 1
+    cargo build --locked --release -p pinion-model --example cuda_check || return 1
+    for program in "${PROGRAMS[@]}" pinion-engine examples/cuda_check; do
+        strip -o "$folder/$(basename "$program")" "$torchless/release/$program" || return 1
+    done
+    strip -o "$folder/cuda_check_torch" "$target/release/examples/cuda_check" || return 1
+    cp "$target/cuda/libpinion_cuda.so" "$folder/"
+}
+
+# With the very commands of deploy/test.sh's steps unit, processes and no_torch, so that after them nothing is built.
+build_dev() {
+    local torchless=$target/no-torch
+    cargo build --locked --workspace --bins || return 1
+    cargo test --locked --no-run --quiet --workspace --exclude pinion-testkit --exclude pinion-bench || return 1
+    cargo test --locked --no-run --quiet --no-default-features --package pinion-ops --package pinion-model --package pinion-engine \
+        --target-dir "$torchless" || return 1
+    for program in "${PROGRAMS[@]}"; do
+        link_to "$target/debug/$program" "$folder/$program" || return 1
+    done
+    link_to "$torchless/debug/pinion-engine" "$folder/pinion-engine" || return 1
+    link_to "$torchless/debug/examples/cuda_check" "$folder/cuda_check" || return 1
+    link_to "$target/debug/examples/cuda_check" "$folder/cuda_check_torch"
+}
+
+link_to() { ln -f "$1" "$2" 2>/dev/null || cp "$1" "$2"; }
+
+commit() {
+    local id
+    id=$(git rev-parse --short=12 HEAD 2>/dev/null) || id=unknown
+    [ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || id+=+changes
+    printf '%s\n' "$id"
+}
+
+# seconds_for SECONDS: so many, or what the phase has left; none if that is too little to begin.
+seconds_for() {
+    local left=$((PHASE_END - SECONDS))
+    [ "$left" -ge 5 ] || return 1
+    printf '%s' "$((left < $1 ? left : $1))"
+}
 
 # stage NAME SECONDS COMMAND...: runs it under its deadline and notes the outcome.
 stage() {
-    local name=$1 seconds=$2 left status=0 began=$SECONDS why
+    local name=$1 seconds status=0 began=$SECONDS
+    seconds=$(seconds_for "$2") || { note "$name" skipped "no time is left"; return 0; }
     shift 2
-    left=$((RUN_SECONDS_MAX - SECONDS))
-    if [ "$left" -lt 5 ]; then
-        note "$name" skipped "no time is left"
-        return 0
-    fi
-    [ "$seconds" -le "$left" ] || seconds=$left
-    timeout --kill-after=5 "$seconds" "$@" >"$OUT/$name.jsonl" 2>"$OUT/$name.log" </dev/null || status=$?
+    # `timeout` heads a process group of its own, so what a stage leaves behind can be ended.
+    timeout --kill-after=5 "$seconds" "$@" >"$OUT/$name.jsonl" 2>"$OUT/$name.log" </dev/null &
+    RUNNING=$!
+    wait "$RUNNING" || status=$?
+    kill -KILL -- "-$RUNNING" 2>/dev/null
+    RUNNING=
+    cut_short "$OUT/$name.jsonl" "$OUT/$name.log"
     case $status in
     0) note "$name" passed "$((SECONDS - began)) s" ;;
     124 | 137) note "$name" failed "not done after $seconds s" ;;
-    *)
-        # What was said last, unless that is what a panic always ends with.
-        why=$(grep -v -e '^$' -e RUST_BACKTRACE "$OUT/$name.log" | tail -n 1 | cut -c1-200)
-        note "$name" failed "exit code $status: ${why:-nothing was said}"
-        ;;
+    *) note "$name" failed "exit code $status: $(last_words "$OUT/$name.log")" ;;
     esac
     return "$status"
+}
+
+# What was said last, unless that is what a panic always ends with.
+last_words() {
+    local why
+    why=$(grep -v -e '^$' -e RUST_BACKTRACE "$1" | tail -n 1 | cut -c1-200)
+    printf '%s' "${why:-nothing was said}"
+}
+
+# Leaves the ends of a file that is too long.
+cut_short() {
+    local file
+    for file; do
+        [ "$(stat -c %s "$file" 2>/dev/null || echo 0)" -gt "$LOG_BYTES_MAX" ] || continue
+        { head -c $((LOG_BYTES_MAX / 2)) "$file"; printf '\n... cut ...\n'; tail -c $((LOG_BYTES_MAX / 2)) "$file"; } >"$file.part"
+        mv "$file.part" "$file"
+    done
 }
 
 note() { # note STAGE OUTCOME WHY
@@ -88,57 +144,104 @@ note() { # note STAGE OUTCOME WHY
     [ "$2" != failed ] || FAILED=$((FAILED + 1))
 }
 
-# The driver's version, by whoever tells it. Without an answer the stage `device` decides.
+# The driver's version, by whoever tells it. Where nobody does but a device is there, the stage `device` decides.
 check_driver() {
     local version
     version=$(timeout 15 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
-    [ -n "$version" ] || version=$(sed -n 's/.*Kernel Module[^0-9]*\([0-9.]*\).*/\1/p' /proc/driver/nvidia/version 2>/dev/null | head -n 1)
-    case $version in
-    [0-9]*) [ "${version%%.*}" -ge "$DRIVER_MIN" ] || die "the NVIDIA driver is $version, and CUDA 13 needs $DRIVER_MIN or newer" ;;
-    *) version="of unknown version" ;;
-    esac
-    say "NVIDIA driver $version"
+    [[ $version == [0-9]* ]] ||
+        version=$(sed -n 's/.*Kernel Module[^0-9]*\([0-9.]*\).*/\1/p' /proc/driver/nvidia/version 2>/dev/null | head -n 1)
+    if [[ $version == [0-9]* ]]; then
+        [ "${version%%.*}" -ge "$DRIVER_MIN" ] || die "the NVIDIA driver is $version, and CUDA 13 needs $DRIVER_MIN or newer"
+    elif ! compgen -G '/dev/nvidia*' >/dev/null; then
+        die "there is no NVIDIA driver here: no answer from nvidia-smi, no /proc/driver/nvidia, no /dev/nvidia*"
+    fi
+    say "NVIDIA driver ${version:-of unknown version}"
     { timeout 15 nvidia-smi; timeout 15 nvidia-smi -q -d CLOCK,POWER; lscpu; cat /etc/os-release; } >"$OUT/machine.txt" 2>&1 || true
 }
 
 # Folders with cuBLASLt and, for `parity`, libtorch: of the Python's packages first, then of CUDA.
 find_libraries() {
-    local folders folder
-    folders=$("$PYTHON" -c '
-import glob, os, sys
+    local folder
+    while read -r folder; do
+        LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
+    done < <("$PYTHON" -c '
+import os, sys, glob
 for path in sys.path:
     for folder in [os.path.join(path, "torch", "lib")] + sorted(glob.glob(os.path.join(path, "nvidia", "*", "lib"))):
         if os.path.isdir(folder):
-            print(folder)' 2>/dev/null)
-    for folder in /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 /usr/local/nvidia/lib64; do
-        [ ! -d "$folder" ] || folders+=$'\n'$folder
+            print(folder)' 2>/dev/null
+        compgen -G '/usr/local/cuda/lib64'; compgen -G '/usr/local/cuda-*/lib64'; compgen -G '/usr/local/nvidia/lib64')
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+}
+
+# The versions of the Python's torch and transformers, without the seconds that importing them takes.
+find_torch() {
+    TORCH=$(version_of torch) TRANSFORMERS=$(version_of transformers)
+    say "torch of $PYTHON: ${TORCH:-none}; transformers: ${TRANSFORMERS:-none}"
+}
+
+version_of() {
+    "$PYTHON" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]).split("+")[0])' "$1" 2>/dev/null
+}
+
+# server NAME FLAG...: starts the server that the stages after it share, in place of the one before.
+server() {
+    local name=server_$1 seconds began=$SECONDS log=$OUT/server_$1.log
+    shift
+    stop_server
+    seconds=$(seconds_for "$READY_SECONDS_MAX") || { note "$name" skipped "no time is left"; return 0; }
+    # It may stay until the end of the run, and no longer.
+    "${ON_SERVER_CPUS[@]}" timeout --kill-after=5 $((RUN_SECONDS_MAX + 30)) "$HERE/pinion" serve --model "$MODEL" --port 0 \
+        --device cuda --cuda-object "$OBJECT" "${SIZES[@]}" "$@" >/dev/null 2>"$log" </dev/null &
+    SERVER=$!
+    local began_ms now_ms
+    began_ms=$(date +%s%3N)
+    while kill -0 "$SERVER" 2>/dev/null && [ $((SECONDS - began)) -lt "$seconds" ]; do
+        URL=$(sed -n 's/^pinion is ready: \(http[^ ]*\).*/\1/p' "$log")
+        [ -z "$URL" ] || break
+        sleep 0.05
     done
-    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:$(printf '%s' "$folders" | tr '\n' ':')
-    export LD_LIBRARY_PATH
-    TORCH=$("$PYTHON" -c 'import torch; print(torch.__version__.split("+")[0])' 2>/dev/null)
-    say "torch of $PYTHON: ${TORCH:-none}"
+    now_ms=$(date +%s%3N)
+    if [ -n "$URL" ]; then
+        printf '{"ready_s": %d.%03d}\n' $(((now_ms - began_ms) / 1000)) $(((now_ms - began_ms) % 1000)) >"$OUT/$name.jsonl"
+        note "$name" passed "ready after $((now_ms - began_ms)) ms"
+    elif kill -0 "$SERVER" 2>/dev/null; then
+        note "$name" failed "not ready after $seconds s"
+        kill -KILL -- "-$SERVER" 2>/dev/null
+    else
+        note "$name" failed "$(last_words "$log")"
+    fi
 }
 
-serve() { # serve FLAG...: the command that pinion-bench starts a server with
-    printf '%s/pinion serve --model %s --port {port} --device cuda --cuda-object %s %s %s' "$HERE" "$MODEL" "$OBJECT" "${SIZES[*]}" "$*"
+stop_server() {
+    local began=$SECONDS
+    URL=
+    [ -n "$SERVER" ] || return 0
+    kill -TERM "$SERVER" 2>/dev/null
+    while kill -0 "$SERVER" 2>/dev/null && [ $((SECONDS - began)) -lt "$STOP_SECONDS_MAX" ]; do
+        sleep 0.05
+    done
+    # The roles are in groups of their own and die with the launcher.
+    ! kill -KILL -- "-$SERVER" 2>/dev/null || note stop_server failed "the server did not end in $STOP_SECONDS_MAX s"
+    SERVER=
+    cut_short "$OUT"/server_*.log
 }
 
-online() { # online NAME FLAG...
-    local name=$1 work=(--poisson 40 --gamma-shape 0.25 --input-len 256 --output-len 64 --length-spread 0.5 --scales 0.4,0.8,1.6)
-    shift
-    [ -z "${TRACE:-}" ] || work=(--trace "$TRACE" --scales 0.4,0.8,1.6)
-    [ -z "$DRY" ] || work=(--poisson 4 --input-len 8 --output-len 4 --scales 1)
-    stage "$name" 75 "$HERE/pinion-bench" online --serve "$(serve "$@")" --tokenizer "$MODEL" "${work[@]}" --requests "$REQUESTS" \
-        --label "$name" --out "$OUT/$name"
+# served NAME SECONDS SUBCOMMAND FLAG...: pinion-bench against the server that is there.
+served() {
+    local name=$1 seconds=$2
+    shift 2
+    if [ -z "$URL" ]; then
+        note "$name" skipped "there is no server"
+    else
+        stage "$name" "$seconds" "${ON_CLIENT_CPUS[@]}" "$HERE/pinion-bench" "$@" --url "$URL" --tokenizer "$MODEL" \
+            --label "$name" --out "$OUT/$name"
+    fi
 }
 
-offline() { # offline NAME FLAG...
-    local name=$1 work=(--num-prompts 128 --input-len 256 --output-len 64)
-    shift
-    [ -z "$DRY" ] || work=(--num-prompts 2 --input-len 8 --output-len 3)
-    stage "$name" 45 "$HERE/pinion-bench" offline --serve "$(serve "$@")" --tokenizer "$MODEL" "${work[@]}" --rounds "$ROUNDS" \
-        --label "$name" --out "$OUT/$name"
-}
+offline() { served "$1" 30 offline "${BATCH[@]}" --rounds "$ROUNDS"; }
+online() { served "$1" 60 online "${ARRIVALS[@]}" --requests "$REQUESTS" --timings; }
+replay() { [ -z "$TRACE" ] || served online_trace 80 online --trace "$TRACE" "${REPLAY[@]}" --timings; }
 
 check() { # check NAME SECONDS CHORE...: a chore of cuda_check
     local name=$1 seconds=$2
@@ -146,88 +249,158 @@ check() { # check NAME SECONDS CHORE...: a chore of cuda_check
     stage "$name" "$seconds" "$HERE/cuda_check" "$OBJECT" "$@"
 }
 
+# Each sweep by itself: a fault or a hang of one kernel takes no other along. What fails is looked at with NVIDIA's checker.
+kernels() {
+    local sweep checker
+    checker=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+    for sweep in $("$HERE/cuda_check" "$OBJECT" sweeps); do
+        check "kernels_$sweep" 25 kernels "$sweep" || [ -z "$checker" ] ||
+            stage "memcheck_$sweep" 40 "$checker" --tool memcheck --error-exitcode 3 "$HERE/cuda_check" "$OBJECT" kernels "$sweep"
+    done
+}
+
+# The Python's libtorch, if it is the one that the CPU engine was built for. A dry run may find one beside the build.
 parity() {
-    if [ -n "$DRY" ] || [ "$TORCH" = "$(cat "$HERE/torch_version")" ]; then
+    local version
+    version=$(cat "$HERE/torch_version")
+    if [ "$TORCH" = "$version" ] || ! ldd "$HERE/cuda_check_torch" | grep -q 'libtorch.*not found'; then
         stage parity 60 "$HERE/cuda_check_torch" "$OBJECT" parity "$MODEL"
     else
-        note parity skipped "the CPU engine needs torch $(cat "$HERE/torch_version"), $PYTHON has ${TORCH:-none}"
+        note parity skipped "the CPU engine needs torch $version, $PYTHON has ${TORCH:-none}"
     fi
 }
 
 reference() { # reference NAME SECONDS ARGUMENT...
     local name=$1 seconds=$2
     shift 2
-    if [ -n "$DRY" ] || [ -z "$TORCH" ]; then
-        note "$name" skipped "$PYTHON has no torch"
+    if [ -z "$TORCH" ] || [ -z "$TRANSFORMERS" ]; then
+        note "$name" skipped "$PYTHON has torch ${TORCH:-none}, transformers ${TRANSFORMERS:-none}"
     else
-        stage "$name" "$seconds" "$PYTHON" "$HERE/gpu_reference.py" --model "$MODEL" "$@"
+        stage "$name" "$seconds" env HF_HUB_OFFLINE=1 "$PYTHON" "$HERE/gpu_reference.py" --model "$MODEL" "${ON_DEVICE[@]}" "$@"
     fi
 }
 
 # What the run is for comes first, so that a run that is cut short has it.
 stages() {
-    check kernels 75 kernels
+    PHASE_END=$CHECKS_SECONDS_MAX
     check copy 20 copy
+    kernels
     check greedy 40 greedy "$MODEL"
-    reference greedy_reference 50 --greedy "$OUT/greedy.jsonl"
+    stage greedy_read 10 "$PYTHON" "$HERE/gpu_reference.py" --model "$MODEL" --read "$OUT/greedy.jsonl"
+    reference greedy_reference 60 --greedy "$OUT/greedy.jsonl"
     parity
+    PHASE_END=$FIGURES_SECONDS_MAX
     check steps 40 steps "$MODEL"
     check steps_fused 30 steps "$MODEL" fused
+    server graph
     offline offline
     online online
-    offline offline_fused --decode fused
-    online online_fused --decode fused
-    check steps_no_graphs 30 steps "$MODEL" no-graphs
-    check steps_no_fused 30 steps "$MODEL" no-fused
-    check steps_plain_prefill 30 steps "$MODEL" plain-prefill
-    check steps_first_algorithm 30 steps "$MODEL" first-algorithm
-    offline offline_no_overlap --no-overlap
-    offline offline_no_graphs --no-cuda-graphs
-    online online_no_overlap --no-overlap
+    replay
+    server fused --decode fused
+    offline offline_fused
+    online online_fused
+    PHASE_END=$RUN_SECONDS_MAX
+    stop_server
+    check steps_no_graphs 25 steps "$MODEL" no-graphs
+    check steps_no_fused 25 steps "$MODEL" no-fused
+    check steps_plain_prefill 25 steps "$MODEL" plain-prefill
+    check steps_first_algorithm 25 steps "$MODEL" first-algorithm
+    server no_overlap --no-overlap
+    offline offline_no_overlap
+    online online_no_overlap
+    server no_graphs --no-cuda-graphs
+    offline offline_no_graphs
+    stop_server
     reference baseline 60 --baseline
-    check steps_bf16 30 steps "$MODEL" bf16
+    check steps_bf16 25 steps "$MODEL" bf16
 }
 
-run() { # run OUT [--dry-run OBJECT MODEL]
-    OUT=$1 DRY='' FAILED=0 ROUNDS=3 REQUESTS=200 OBJECT=$HERE/libpinion_cuda.so TORCH=''
-    SIZES=(--max-num-seqs 128 --max-num-batched-tokens 8192)
-    shift
-    mkdir -p "$OUT"
-    OUT=$(cd "$OUT" && pwd)
-    : >"$OUT/table.txt"
-    if [ "${1:-}" = --dry-run ]; then
-        [ $# = 3 ] || die "--dry-run OBJECT MODEL"
-        DRY=yes ROUNDS=1 REQUESTS=4 OBJECT=$2 MODEL=$3
-        SIZES=(--dtype fp32 --max-num-seqs 4 --max-num-batched-tokens 64 --cuda-gemm heuristic)
-    else
-        find_libraries
-        check_driver
-        MODEL=$OUT/model
-        stage make_model 60 "$HERE/xtask" make-model gpt2 --out "$MODEL" || die "there is no model: $(tail -n 1 "$OUT/make_model.log")"
+# Two CPUs for the client where there are enough, so that no role's core is shared with it.
+choose_cpus() {
+    local cpus
+    cpus=$(nproc)
+    ON_SERVER_CPUS=() ON_CLIENT_CPUS=()
+    if [ "$cpus" -ge 8 ] && taskset -c "0-$((cpus - 1))" true 2>/dev/null; then
+        ON_SERVER_CPUS=(taskset -c "0-$((cpus - 3))") ON_CLIENT_CPUS=(taskset -c "$((cpus - 2))-$((cpus - 1))")
     fi
+}
+
+real_run() {
+    SIZES=(--max-num-seqs 128 --max-num-batched-tokens 8192)
+    BATCH=(--num-prompts 128 --input-len 256 --output-len 64)
+    ARRIVALS=(--poisson 40 --gamma-shape 0.25 --input-len 256 --output-len 64 --length-spread 0.5 --scales 0.4,0.8,1.6)
+    # Lighter ones than these would take minutes, and leave the GPU idle.
+    REPLAY=(--scales 0.4,0.2,0.1 --requests 200)
+    ON_DEVICE=(--device cuda)
+    check_driver
     # Without a device nothing else has a meaning.
-    check device 30 device || die "$(tail -n 1 "$OUT/device.log")"
+    check device 30 device || die "$(last_words "$OUT/device.log")"
+    find_torch
+    # So random that a greedy token is not only the one before it again.
+    stage make_model 60 "$HERE/xtask" make-model gpt2 --out "$MODEL" --deviation 0.05 || die "there is no model: $(last_words "$OUT/make_model.log")"
+}
+
+dry_run() {
+    SIZES=(--dtype fp32 --max-num-seqs 4 --max-num-batched-tokens 64 --cuda-gemm heuristic)
+    BATCH=(--num-prompts 2 --input-len 8 --output-len 3)
+    ARRIVALS=(--poisson 8 --input-len 8 --output-len 3 --scales 0.4,0.8,1.6 --warmup 0)
+    REPLAY=(--scales 0.4,0.2,0.1 --requests 3 --max-input 8 --max-output 3 --warmup 0)
+    ON_DEVICE=(--device cpu --small)
+    if [ -z "$TRACE" ]; then
+        TRACE=$OUT/trace.csv
+        printf '%s\r\n' TIMESTAMP,ContextTokens,GeneratedTokens '2023-11-16 18:17:03.1,9,3' '2023-11-16 18:17:03.4,700,2' \
+            '2023-11-16 18:17:03.6,5,9' >"$TRACE"
+    fi
+    check device 30 device || die "$(last_words "$OUT/device.log")"
+    find_torch
+    stage make_model 60 "$HERE/xtask" make-model tiny --out "$MODEL" --deviation 0.2 || die "there is no model: $(last_words "$OUT/make_model.log")"
+}
+
+run() { # run OUT [--dry-run OBJECT]
+    OUT=$1 FAILED=0 ROUNDS=3 REQUESTS=400 OBJECT=$HERE/libpinion_cuda.so TRACE=${TRACE:-} RUNNING='' SERVER='' URL=''
+    PHASE_END=$CHECKS_SECONDS_MAX
+    shift
+    mkdir -p "$OUT" || exit 2
+    OUT=$(cd "$OUT" && pwd)
+    MODEL=$OUT/model
+    [ -z "$TRACE" ] || [ -r "$TRACE" ] || die "TRACE=$TRACE cannot be read"
+    rm -rf "$OUT"/{*.jsonl,*.log,table.txt,figures.txt,online*,offline*,model}
+    : >"$OUT/table.txt"
+    trap 'kill -KILL -- "-$RUNNING" "-$SERVER" 2>/dev/null' EXIT
+    trap 'note run failed "stopped from outside"; collect; exit 2' INT TERM
+    choose_cpus
+    find_libraries
+    if [ "${1:-}" = --dry-run ]; then
+        [ $# = 2 ] || die "--dry-run OBJECT"
+        ROUNDS=2 REQUESTS=3 OBJECT=$2
+        dry_run
+    else
+        real_run
+    fi
     stages
-    [ -n "$DRY" ] || rm -rf "$MODEL"
+    stop_server
+    rm -rf "$MODEL"
     collect
-    say "$OUT/table.txt; $FAILED failed, $SECONDS s"
+    say "$OUT.tar.gz holds $(stat -c %s "$OUT.tar.gz") bytes; $FAILED failed, $SECONDS s"
+    cat "$OUT/table.txt"
     [ "$FAILED" = 0 ]
 }
 
-# Every line of every stage with the stage's name, the short of it, and one file to carry home.
+# The short of it, and one file to carry home.
 collect() {
-    local file
-    for file in "$OUT"/*.jsonl; do
-        [ "$file" = "$OUT/results.jsonl" ] || sed -n "s/^{/{\"stage\":\"$(basename "$file" .jsonl)\",/p" "$file"
-    done >"$OUT/results.jsonl"
-    "$PYTHON" "$HERE/gpu_table.py" "$OUT" >"$OUT/figures.txt" 2>&1 || note figures failed "$(tail -n 1 "$OUT/figures.txt")"
+    { cat "$HERE/commit"; date -u +%FT%TZ; } >"$OUT/commit.txt"
+    "$PYTHON" "$HERE/gpu_table.py" "$OUT" >"$OUT/figures.txt" 2>"$OUT/figures.log" || note figures failed "$(last_words "$OUT/figures.log")"
     cat "$OUT/figures.txt" >>"$OUT/table.txt"
-    cat "$OUT/figures.txt" >&2
     tar -C "$OUT/.." -czf "$OUT.tar.gz" "$(basename "$OUT")" || note archive failed "tar could not write $OUT.tar.gz"
 }
 
-case ${1:-} in
-bundle) [ $# = 2 ] || [ "${3:-}" = dev ] || die "bundle FOLDER [dev]"; bundle "$2" "${3:-}" ;;
-run) [ $# -ge 2 ] || die "run OUT [--dry-run OBJECT MODEL]"; shift; run "$@" ;;
-*) sed -n '2,19p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
-esac
+main() {
+    case ${1:-} in
+    bundle) [ $# = 2 ] || [ "${3:-}" = dev ] || die "bundle FOLDER [dev]"; bundle "$2" "${3:-}" ;;
+    run) [ $# -ge 2 ] || die "run OUT [--dry-run OBJECT]"; shift; run "$@" ;;
+    *) sed -n '2,22p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    esac
+}
+
+# On one line: a script that is changed while it runs reads no further.
+main "$@"; exit

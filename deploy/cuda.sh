@@ -60,8 +60,9 @@ build_cuda() {
         objects+=("$(object_of "$source").o")
         logs+=("$(object_of "$source").log")
     done
+    # What comes from archives is hidden, and dropped where nothing calls it: some of libstdc++ asks for a newer libc than we do.
     g++ -shared -s -o "$out/libpinion_cuda.so.part" "${objects[@]}" -L"$CUDA_HOME/lib" -l:libcudart_static.a -ldl -lrt -lpthread \
-        -static-libstdc++ -static-libgcc -Wl,-z,defs
+        -static-libstdc++ -static-libgcc -Wl,-z,defs -Wl,--exclude-libs,ALL -Wl,--gc-sections
     mv "$out/libpinion_cuda.so.part" "$out/libpinion_cuda.so"
     say "$out/libpinion_cuda.so, $(du -h "$out/libpinion_cuda.so" | cut -f1), in $((SECONDS - start)) s"
     cat "${logs[@]}" >"$out/ptxas.log"

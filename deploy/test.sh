@@ -4,7 +4,7 @@
 # two cores, most of it builds.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda; and gpu_dry_run
+#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda gpu_dry_run
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -102,15 +102,22 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
 # Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md.
 step_cuda() { "$ROOT/deploy/cuda.sh" --check; }
 
-# What a machine with a GPU is asked, on the emulated device; by name only, since it takes minutes.
+# What a machine with a GPU is asked, on the emulated device and a tiny model: every stage must run, and only the two that
+# want transformers may be left out. Without a device the run must end at once.
 step_gpu_dry_run() {
-    local bundle=$TARGET/gpu-dry-run object
+    local bundle=$TARGET/gpu-dry-run object status=0
     object=$("$ROOT/kernels/emulation/build.sh") || return 1
     "$ROOT/benchmarks/gpu.sh" bundle "$bundle" dev || return 1
-    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$object" "$ROOT/deploy/demo-model"
+    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$bundle/no-such-object" 2>"$LOGS/gpu-no-device.log" || status=$?
+    if [ "$status" != 2 ] || ! grep -q 'error: .*no-such-object' "$LOGS/gpu-no-device.log"; then
+        say "without a device gpu.sh ends with $status and says: $(tail -n 1 "$LOGS/gpu-no-device.log")"
+        return 1
+    fi
+    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$object" 2>"$LOGS/gpu-dry-run.log" || return 1
+    ! grep ' skipped ' "$bundle/out/table.txt" | grep -v -e '^greedy_reference ' -e '^baseline '
 }
 
-STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda)
+STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_run)
 
 setup
 cd "$ROOT"

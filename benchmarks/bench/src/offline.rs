@@ -6,7 +6,7 @@ use crate::bootstrap;
 use crate::figures;
 use crate::machine::Origin;
 use crate::metrics::Scrape;
-use crate::online::{PromptArgs, ServerArgs, slug};
+use crate::online::{PromptArgs, ServerArgs, clear_cache, slug};
 use crate::prompts::Source;
 use crate::random::Random;
 use crate::replay::{Pace, Run, Sending, replay};
@@ -96,10 +96,16 @@ impl BatchArgs {
         self.prompt.seed
     }
 
-    /// One measured batch.
-    pub(crate) fn measure(&self, target: &Target, mut record: RunRecord) -> Result<(RunRecord, Run), String> {
+    /// One measured batch. `seed_shift` is added to the prompts' seed, so that a cache that could not be cleared finds
+    /// nothing.
+    pub(crate) fn measure(
+        &self,
+        target: &Target,
+        mut record: RunRecord,
+        seed_shift: u64,
+    ) -> Result<(RunRecord, Run), String> {
         let fields = self.prompt.fields(&record.server.model, false)?;
-        let batch = self.jobs(&fields, self.prompt.seed)?;
+        let batch = self.jobs(&fields, self.prompt.seed + seed_shift)?;
         let sending = Sending { pace: Pace::Open, streaming: false, limit: self.prompt.timeout() };
         if !self.no_warmup {
             let warmup = self.jobs(&fields, self.prompt.seed ^ WARMUP_SEED)?;
@@ -203,25 +209,28 @@ fn one_run(
     let mut record =
         RunRecord { key, fingerprint, label: variant.label.clone(), round, ..RunRecord::default() };
     let api_key = args.server.api_key.as_deref();
-    let (target, _server);
+    let (target, shift, _server);
     if let Some(command) = &args.server.serve {
         let limit = Duration::from_secs(args.server.ready_timeout_s);
         let command = format!("{command} {}", variant.flags);
         let started = Server::start(command.trim(), &folder.log_path(&record.key), limit, api_key)?;
         target = started.target.clone();
         record.cache_state = "a fresh server process for this run".to_owned();
+        shift = 0;
         _server = Some(started);
     } else {
         let url = args.server.url.as_deref().ok_or("say --url URL or --serve COMMAND");
         target = Target::parse(url.map_err(|e| StartFault::Failed(e.to_owned()))?, api_key)
             .map_err(StartFault::Failed)?;
-        record.cache_state = "one server; the batch's prompts share nothing".to_owned();
+        let (state, differ) = clear_cache(&target);
+        record.cache_state = state;
+        shift = if differ { u64::from(round) } else { 0 };
         _server = None;
     }
     let command = _server.as_ref().map(|server: &Server| server.command.as_str());
     let model = args.server.model.as_deref();
     record.server = ServerFacts::ask(&target, command, model).map_err(StartFault::Failed)?;
-    let (record, run) = args.batch.measure(&target, record).map_err(StartFault::Failed)?;
+    let (record, run) = args.batch.measure(&target, record, shift).map_err(StartFault::Failed)?;
     folder.keep(&record, &run).map_err(StartFault::Failed)?;
     eprintln!("{}: {:.0} output tok/s", record.key, record.figures.output_tokens_per_s);
     Ok(record)

@@ -383,7 +383,7 @@ fn points(args: &WorkArgs, natural: f64) -> Result<Vec<Point>, String> {
 }
 
 /// Empties the server's prefix cache; the answer says what became of it, and whether prompts must differ.
-fn clear_cache(target: &Target) -> (String, bool) {
+pub(crate) fn clear_cache(target: &Target) -> (String, bool) {
     match http::ask(target, Method::POST, RESET_CACHE) {
         Ok((200..=299, _)) => (format!("one server, cache cleared by POST {RESET_CACHE}"), false),
         _ => (format!("one server without {RESET_CACHE}; each run has prompts of its own"), true),

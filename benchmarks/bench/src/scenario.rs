@@ -159,13 +159,11 @@ impl Workload {
         target: &Target,
         record: RunRecord,
     ) -> Result<(RunRecord, Run), String> {
+        // A server that stays keeps its caches: each round has prompts of its own.
+        let shift = if record.server.command.is_some() { 0 } else { u64::from(record.round) };
         match (self, point) {
-            (Workload::Online(plan), Some(point)) => {
-                // A server that stays keeps its caches: each round has prompts of its own.
-                let shift = if record.server.command.is_some() { 0 } else { u64::from(record.round) };
-                plan.measure(point, target, record, shift)
-            }
-            (Workload::Offline(batch), _) => batch.measure(target, record),
+            (Workload::Online(plan), Some(point)) => plan.measure(point, target, record, shift),
+            (Workload::Offline(batch), _) => batch.measure(target, record, shift),
             (Workload::Online(_), None) => Err("an online workload has points".to_owned()),
         }
     }

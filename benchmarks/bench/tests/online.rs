@@ -126,6 +126,21 @@ fn a_trace_is_replayed_and_every_token_counted() {
 }
 
 #[test]
+fn batches_on_one_server_find_nothing_in_its_cache() {
+    let server = Server::fake(&[]);
+    let folder = Folder::new();
+    let url = format!("http://{}", server.address());
+    let lengths = ["--num-prompts", "3", "--input-len", "64", "--output-len", "2"];
+    let shape = ["--vocab", "257", "--context", "512", "--rounds", "2", "--out", folder.text()];
+    check_success(&bench(&[&["offline", "--url", &url], &lengths[..], &shape].concat()));
+    let result = json(&folder, "offline.json");
+    let runs = result["runs"].as_array().expect("runs");
+    let cached: Vec<_> = runs.iter().map(|run| run["figures"]["cached_tokens"].as_u64()).collect();
+    assert_eq!(cached, [Some(0), Some(0)], "{runs:?}");
+    server.stop();
+}
+
+#[test]
 fn a_stall_shows_in_every_request_that_it_touches() {
     const STALL_AT_MS: u64 = 400;
     const STALL_MS: u64 = 1200;

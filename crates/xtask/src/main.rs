@@ -14,9 +14,10 @@ usage: cargo xtask <chore>
 
   tidy                     test the tree: sizes, banned words, dependency direction, dead files, stale documents
   docs                     write docs/CONFIGURATION.md from the configuration crate
-  make-model gpt2 [--out DIR] [--seed N] [--dtype f32|bf16]
+  make-model gpt2|tiny [--out DIR] [--seed N] [--dtype f32|bf16] [--deviation X]
                            write a Hugging Face folder of GPT-2's shape: random weights, the real tokenizer
-                           (default target/models/gpt2-124m, seed 0, f32)";
+                           (default target/models/gpt2-124m, seed 0, f32, deviation of the linears 0.02); tiny: two small layers, a
+                           token a byte. With a larger deviation a greedy token depends on more than the one before it";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
