@@ -368,6 +368,8 @@ run() { # run OUT [--dry-run OBJECT]
     : >"$OUT/table.txt"
     trap 'kill -KILL -- "-$RUNNING" "-$SERVER" 2>/dev/null' EXIT
     trap 'note run failed "stopped from outside"; collect; exit 2' INT TERM
+    # The reason of a panic is what it says last.
+    export RUST_BACKTRACE=0
     choose_cpus
     find_libraries
     if [ "${1:-}" = --dry-run ]; then
@@ -379,7 +381,6 @@ run() { # run OUT [--dry-run OBJECT]
     fi
     stages
     stop_server
-    rm -rf "$MODEL"
     collect
     say "$OUT.tar.gz holds $(stat -c %s "$OUT.tar.gz") bytes; $FAILED failed, $SECONDS s"
     cat "$OUT/table.txt"
@@ -388,6 +389,7 @@ run() { # run OUT [--dry-run OBJECT]
 
 # The short of it, and one file to carry home.
 collect() {
+    rm -rf "$MODEL"
     { cat "$HERE/commit"; date -u +%FT%TZ; } >"$OUT/commit.txt"
     "$PYTHON" "$HERE/gpu_table.py" "$OUT" >"$OUT/figures.txt" 2>"$OUT/figures.log" || note figures failed "$(last_words "$OUT/figures.log")"
     cat "$OUT/figures.txt" >>"$OUT/table.txt"
