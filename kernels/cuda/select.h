@@ -16,6 +16,7 @@ constexpr unsigned PLACES = 1 << DIGIT_BITS;
 constexpr unsigned ID_BITS = 17;
 constexpr unsigned LEVELS = 6; // 10 bits of distance, 32 of the logit, 17 of the id
 constexpr unsigned ID_LEVELS = 2;
+constexpr unsigned LIST = 2048; // ids that share their first two digits with the answer, if they are no more
 constexpr float FIXED_ONE = 70368744177664.0f; // 2^46
 static_assert(PLACES == THREADS, "a thread scans one place");
 static_assert((1u << ID_BITS) == PINION_SAMPLE_VOCAB_MAX, "an id has its bits");
@@ -25,6 +26,8 @@ struct SelectShared {
     uint64_t scratch[THREADS / WARP];
     uint64_t before;
     uint32_t digit;
+    uint32_t listed;
+    uint32_t list[LIST];
 };
 
 struct Min {
@@ -90,18 +93,40 @@ __device__ __forceinline__ uint64_t amount(const Row& row, unsigned id, Adds add
 
 // The first key up to `bound` at which the running sum is above `target`; the sum over them all must be. With `by_id` the
 // order is that of the ids, and so is the answer.
+//
+// The row is walked twice: what shares two digits with the answer is listed, and the other levels walk the list. By id the first
+// digit has ten bits and the second seven, so that a warp's 32 ids share a place and add once: a 64-bit add to shared memory is
+// a loop of compare-and-swap, and one place for all ids of a block would be a thousand of them one after another.
 __device__ uint64_t select(const Row& row, SelectShared& shared, Adds adds, uint64_t bound, uint64_t target, bool by_id) {
+    const unsigned levels = by_id ? ID_LEVELS : LEVELS;
     uint64_t prefix = 0;
-    for (unsigned level = by_id ? ID_LEVELS : LEVELS; level-- > 0;) {
-        unsigned shift = level * DIGIT_BITS;
+    unsigned count = row.vocab;
+    bool walks_list = false;
+    for (unsigned level = levels; level-- > 0;) {
+        const bool shares = by_id && level > 0, lists = !by_id && level + 2 == levels;
+        const unsigned bits = by_id && level == 0 ? ID_BITS - DIGIT_BITS : DIGIT_BITS;
+        const unsigned shift = shares ? ID_BITS - DIGIT_BITS : level * DIGIT_BITS;
         shared.places[threadIdx.x] = 0;
+        if (lists && threadIdx.x == 0) shared.listed = 0;
         __syncthreads();
-        for (unsigned id = threadIdx.x; id < row.vocab; id += THREADS) {
-            uint64_t key = by_id ? id : row.key(id);
-            if (key >> shift >> DIGIT_BITS != prefix || key > bound) continue;
-            uint64_t adding = amount(row, id, adds);
+        for (unsigned first = 0; first < count; first += THREADS) {
+            unsigned at = first + threadIdx.x;
+            uint64_t adding = 0, key = 0;
+            if (at < count) {
+                unsigned id = walks_list ? shared.list[at] : at;
+                key = by_id ? id : row.key(id);
+                if (key >> shift >> bits == prefix && key <= bound) adding = amount(row, id, adds);
+                if (lists && adding) {
+                    unsigned place = atomicAdd(&shared.listed, 1u);
+                    if (place < LIST) shared.list[place] = id;
+                }
+            }
+            if (shares) {
+                adding = warp_reduce(adding, Sum());
+                if (threadIdx.x % WARP != 0) adding = 0;
+            }
             if (adding)
-                atomicAdd(reinterpret_cast<unsigned long long*>(&shared.places[key >> shift & (PLACES - 1)]),
+                atomicAdd(reinterpret_cast<unsigned long long*>(&shared.places[key >> shift & ((1u << bits) - 1)]),
                           static_cast<unsigned long long>(adding));
         }
         __syncthreads();
@@ -119,8 +144,12 @@ __device__ uint64_t select(const Row& row, SelectShared& shared, Adds adds, uint
             shared.before = through - own;
         }
         __syncthreads();
-        prefix = prefix << DIGIT_BITS | shared.digit;
+        prefix = prefix << bits | shared.digit;
         target -= shared.before;
+        if (lists && shared.listed <= LIST) {
+            walks_list = true;
+            count = shared.listed;
+        }
         __syncthreads();
     }
     return prefix;

@@ -13,6 +13,12 @@ fn the_kernel_draws_what_the_host_draws() {
     sampling::sweep(&emulated::emulated(), 40, 700);
 }
 
+/// Several walks of a block over the row, and more equals than the kernel lists.
+#[test]
+fn a_wide_vocabulary() {
+    sampling::sweep(&emulated::emulated(), 10, 9_000);
+}
+
 #[test]
 fn odd_logits() {
     sampling::odd_logits(&emulated::emulated());
