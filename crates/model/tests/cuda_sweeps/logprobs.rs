@@ -81,10 +81,14 @@ impl Case {
         };
         if random.below(2) == 0 {
             let bits = mask(random, vocab);
-            // Now and then all that it allows is banned.
+            // Now and then all that it allows is banned, or has the lowest logit from the start.
             if random.below(4) == 0 {
                 let is_allowed = |id: &u32| bits.0[*id as usize / 32] >> (id % 32) & 1 == 1;
-                case.banned = (0..vocab as u32).filter(is_allowed).collect();
+                let allowed: Vec<u32> = (0..vocab as u32).filter(is_allowed).collect();
+                match random.below(2) {
+                    0 => case.banned = allowed,
+                    _ => allowed.iter().for_each(|id| case.logits[*id as usize] = f32::MIN),
+                }
             }
             case.mask = Some(Arc::new(bits));
         }
