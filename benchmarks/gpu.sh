@@ -292,6 +292,7 @@ stages() {
     PHASE_END=$FIGURES_SECONDS_MAX
     check steps 40 steps "$MODEL"
     check steps_fused 30 steps "$MODEL" fused
+    check steps_sampled 25 steps "$MODEL" sampled
     server graph
     offline offline
     online online
@@ -305,6 +306,7 @@ stages() {
     check steps_no_fused 25 steps "$MODEL" no-fused
     check steps_plain_prefill 25 steps "$MODEL" plain-prefill
     check steps_first_algorithm 25 steps "$MODEL" first-algorithm
+    check steps_nucleus 25 steps "$MODEL" nucleus
     server no_overlap --no-overlap
     offline offline_no_overlap
     online online_no_overlap
@@ -313,6 +315,12 @@ stages() {
     stop_server
     reference baseline 60 --baseline
     check steps_bf16 25 steps "$MODEL" bf16
+    check load 20 load "$MODEL"
+    local asked
+    for asked in logprobs masked penalised; do
+        check "steps_$asked" 25 steps "$MODEL" "$asked"
+        check "steps_${asked}_on_host" 25 steps "$MODEL" "$asked" host-sampler
+    done
 }
 
 # Two CPUs for the client where there are enough, so that no role's core is shared with it.

@@ -9,7 +9,9 @@ import sys
 # One row's step in ms, output tokens per second, ms at the 99th percentile for arrivals at 0.4 of the trace's times,
 # seconds from start to ready.
 STEP_MS, OFFLINE_TOKENS_S, TTFT_P99_MS, TPOT_P99_MS, READY_S = 0.35, 60_000, 6.0, 0.8, 3.0
-STEPS = ["steps", "steps_fused", "steps_no_graphs", "steps_no_fused", "steps_plain_prefill", "steps_first_algorithm", "steps_bf16"]
+STEPS = ["steps", "steps_fused", "steps_no_graphs", "steps_no_fused", "steps_plain_prefill", "steps_first_algorithm", "steps_bf16",
+         "steps_sampled", "steps_nucleus", "steps_logprobs", "steps_logprobs_on_host", "steps_masked", "steps_masked_on_host",
+         "steps_penalised", "steps_penalised_on_host"]
 SERVERS = ["graph", "fused", "no_overlap", "no_graphs"]
 OFFLINE = ["offline", "offline_fused", "offline_no_overlap", "offline_no_graphs"]
 # Times of an emulated device have no target.

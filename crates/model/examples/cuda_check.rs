@@ -5,7 +5,8 @@
 //! engine against the CPU engine in fp32, in a build that has one (feature `torch`). `load` times how weights get to the
 //! device. `greedy` generates for benchmarks/gpu_reference.py to judge. `copy` and `steps` measure. All print one JSON object
 //! a line. Switches of `steps`: no-graphs, no-fused, plain-prefill, first-algorithm, fused (the fused decode step), bf16, f32;
-//! penalised, logprobs and masked, which all rows then are; host-sampler, which then does what the device's would. It also
+//! penalised, logprobs and masked, which all rows then are; sampled (the API's defaults: temperature 1 and nothing cut off) and
+//! nucleus (top-k and top-p), where rows are greedy otherwise; host-sampler, which then does what the device's would. It also
 //! runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
 
 #[allow(clippy::unwrap_used, dead_code, reason = "the sweep is shared with a test")]
@@ -416,10 +417,7 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
     shapes.extend(if is_emulated { vec![(1, 16)] } else { vec![(1, 256), (4, 256), (8, 256)] });
     for (rows, query) in shapes {
         let mut steady = Steady::new(rows, query, context.max(query), info.vocab_size, 0);
-        if has("logprobs") {
-            let sample = Some(SampleParams { logprobs: Some(5), ..SampleParams::GREEDY });
-            steady.rows.iter_mut().for_each(|row| row.sample = sample);
-        }
+        steady.rows.iter_mut().for_each(|row| row.sample = Some(drawing(switches)));
         let ms = time(&mut model, &steady, &asked, if query == 1 { repeats } else { repeats.min(40) })?;
         // Weights once, and keys and values of every row.
         let bytes = info.weight_bytes + u64::from(rows * context.div_ceil(BLOCK_SIZE)) * info.kv_block_bytes;
@@ -430,6 +428,20 @@ fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
         );
     }
     Ok(())
+}
+
+/// How the rows of `steps` draw.
+fn drawing(switches: &[&str]) -> SampleParams {
+    let logprobs = switches.contains(&"logprobs").then_some(5);
+    match switches {
+        _ if switches.contains(&"sampled") => {
+            SampleParams { temperature: 1.0, top_k: 0, top_p: 1.0, logprobs, ..SampleParams::GREEDY }
+        }
+        _ if switches.contains(&"nucleus") => {
+            SampleParams { temperature: 0.8, top_k: 50, top_p: 0.95, logprobs, ..SampleParams::GREEDY }
+        }
+        _ => SampleParams { logprobs, ..SampleParams::GREEDY },
+    }
 }
 
 fn time(model: &mut CudaGpt2, steady: &Steady, asked: &Asked, repeats: u32) -> Result<f64, Box<dyn Error>> {
