@@ -96,6 +96,9 @@ impl Device {
     /// No such object, an object of another version, no driver, or no such device: one line that says which.
     pub fn open(path: &Path, index: u32) -> Result<Device, CudaError> {
         let fail = |message| CudaError { operation: "opening the CUDA device", message };
+        if !path.exists() {
+            return Err(fail(format!("there is no {}; deploy/cuda.sh makes it", path.display())));
+        }
         let symbols = Symbols::open(path)
             .map_err(|reason| fail(format!("{} cannot be used: {reason}", path.display())))?;
         // SAFETY: plain old data for which zeros are valid.
