@@ -29,6 +29,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn the_kernels_score_as_the_host_does() {
+    let _alone = emulated::alone();
     let _alone = ALONE.lock();
     logprobs::sweep(&emulated(), 40, 700);
 }
@@ -146,6 +147,7 @@ fn run(model: &mut CudaGpt2, seed: u64, is_ahead: bool) -> Vec<StepOutput> {
 
 #[test]
 fn row_17_overlap_rows_with_logprobs_are_scored_on_the_device() {
+    let _alone = emulated::alone();
     let _alone = ALONE.lock();
     let mut device = ready("tiny-a", &options());
     let mut host = ready("tiny-a", &CudaOptions { scored_on_device: false, ..options() });
@@ -178,6 +180,7 @@ fn row_17_overlap_rows_with_logprobs_are_scored_on_the_device() {
 /// Masks that change from token to token, beside rows without one, and masks that have nothing to give.
 #[test]
 fn masks_on_the_device_allow_what_they_allow_on_the_host() {
+    let _alone = emulated::alone();
     let _alone = ALONE.lock();
     let mut device = ready("tiny-a", &options());
     let mut host = ready("tiny-a", &CudaOptions { masked_on_device: false, ..options() });

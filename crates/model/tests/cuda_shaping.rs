@@ -199,6 +199,7 @@ fn ahead(model: &mut CudaGpt2, seed: u64) -> Wishes {
 /// The token that the step in flight draws counts for the penalties of the next, whoever samples the row.
 #[test]
 fn row_17_overlap_penalised_rows_are_launched_ahead() {
+    let _alone = emulated::alone();
     let mut device = ready("tiny-a", &options());
     let mut host = ready("tiny-a", &CudaOptions { shaped_on_device: false, ..options() });
     let (mut repeated, mut unlike) = (0, 0);
@@ -233,6 +234,7 @@ fn row_17_overlap_penalised_rows_are_launched_ahead() {
 
 #[test]
 fn the_device_shapes_as_the_host_does() {
+    let _alone = emulated::alone();
     let mut device = ready("tiny-a", &options());
     let mut host = ready("tiny-a", &CudaOptions { shaped_on_device: false, ..options() });
     let (mut to_host, mut different) = ([0; 2], 0);

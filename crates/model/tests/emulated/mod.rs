@@ -5,7 +5,7 @@
 #[path = "../../../ops/tests/cuda/emulated.rs"]
 mod object;
 
-pub(crate) use object::{emulated, object};
+pub(crate) use object::{alone, emulated, object};
 
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{KvSize, Pipeline, WarmUp};

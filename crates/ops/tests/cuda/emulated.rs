@@ -3,6 +3,7 @@
 use pinion_ops::cuda::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The object's path. The script locks, and rebuilds only what has changed.
 pub(crate) fn object() -> PathBuf {
@@ -17,4 +18,11 @@ pub(crate) fn emulated() -> Device {
     let device = Device::open(&object(), 0).expect("the emulated device opens everywhere");
     device.open_products(None, 1 << 20).expect("they are in the object");
     device
+}
+
+/// The device's counts are the process's: a test that looks at them, and whatever may run beside it, holds this.
+#[allow(dead_code, reason = "some of the tests that include this look at no counts")]
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -52,6 +52,7 @@ fn the_fused_decode_step() {
 
 #[test]
 fn a_graph_runs_what_was_captured_with_what_is_there_now() {
+    let _alone = emulated::alone();
     let device = emulated();
     let stream = device.stream().unwrap();
     let (from, to) = (device.alloc(64).unwrap(), device.alloc(64).unwrap());

@@ -1,11 +1,12 @@
 //! The choice between the algorithms of cuBLASLt, on the stand-in that the emulated device brings.
 
-use super::emulated::emulated;
+use super::emulated::{alone, emulated};
 use pinion_ops::cuda::{CudaDtype, Product, ProductMethod};
 
 /// The emulated library's algorithms sum in different orders and cost 7, 3, 1 and 5 ticks, and the third never works.
 #[test]
 fn the_quickest_algorithm_that_works_is_taken_and_gives_the_same_product() {
+    let _alone = alone();
     let device = emulated();
     let stream = device.stream().unwrap();
     let (begin, end) = (device.event(true).unwrap(), device.event(true).unwrap());
