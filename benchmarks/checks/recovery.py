@@ -75,7 +75,7 @@ def streams(port, count, tokens, disturb):
 
 
 def role_pid(server, role):
-    """The process of a role: its program's name begins with the role's, and its arguments or order give the index."""
+    """The process of a role by its program's name; of several of one role, one after the other by process id."""
     name, index = role.rsplit("-", 1)
     children = []
     for pid in filter(str.isdigit, os.listdir("/proc")):

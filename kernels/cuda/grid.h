@@ -23,10 +23,7 @@ template <typename T>
 __device__ __forceinline__ Chunk fresh_chunk(const T* from) {
 #if defined(PINION_ON_DEVICE)
     Chunk chunk;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(chunk.words[0]), "=r"(chunk.words[1]), "=r"(chunk.words[2]), "=r"(chunk.words[3])
-                 : "l"(from)
-                 : "memory");
+    PINION_LOAD_CHUNK(chunk, "ld.global.cg.v4.u32", from, "memory");
     return chunk;
 #else
     return load_chunk(from);

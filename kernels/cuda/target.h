@@ -133,14 +133,20 @@ template <typename T>
 __device__ __forceinline__ Chunk load_chunk(const T* from) {
     return *reinterpret_cast<const Chunk*>(from);
 }
+#if defined(PINION_ON_DEVICE)
+// 16 bytes by the load that is named.
+#define PINION_LOAD_CHUNK(chunk, load, from, clobbers)                                                            \
+    asm volatile(load " {%0, %1, %2, %3}, [%4];"                                                                  \
+                 : "=r"((chunk).words[0]), "=r"((chunk).words[1]), "=r"((chunk).words[2]), "=r"((chunk).words[3]) \
+                 : "l"(from)                                                                                      \
+                 : clobbers)
+#endif
 // For weights: read once, so they need no place in L1.
 template <typename T>
 __device__ __forceinline__ Chunk stream_chunk(const T* from) {
 #if defined(PINION_ON_DEVICE)
     Chunk chunk;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(chunk.words[0]), "=r"(chunk.words[1]), "=r"(chunk.words[2]), "=r"(chunk.words[3])
-                 : "l"(from));
+    PINION_LOAD_CHUNK(chunk, "ld.global.nc.L1::no_allocate.v4.u32", from, );
     return chunk;
 #else
     return load_chunk(from);
@@ -152,9 +158,7 @@ template <typename T>
 __device__ __forceinline__ Chunk early_chunk(const T* from) {
 #if defined(PINION_ON_DEVICE)
     Chunk chunk;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(chunk.words[0]), "=r"(chunk.words[1]), "=r"(chunk.words[2]), "=r"(chunk.words[3])
-                 : "l"(from));
+    PINION_LOAD_CHUNK(chunk, "ld.global.v4.u32", from, );
     return chunk;
 #else
     return load_chunk(from);

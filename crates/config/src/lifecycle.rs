@@ -11,7 +11,7 @@ pub struct Lifecycle {
     pub start_timeout_ms: u64,
     /// Open requests may finish for so long after the first signal, in ms.
     pub drain_timeout_ms: u64,
-    /// Wait before the first restart of a role; it doubles with each further one, in ms.
+    /// Wait before the second restart of a role within a minute, in ms; it doubles with each further one.
     pub restart_backoff_ms: u64,
     /// Restarts of one role within a minute before the service gives up.
     pub restart_limit: u32,

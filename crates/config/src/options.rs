@@ -263,7 +263,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "drain-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("30s"),
         help: "Open requests may finish for so long after the first SIGTERM or Ctrl-C; the second stops at once." },
     Opt { name: "restart-backoff", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("50ms"),
-        help: "Wait before the first restart of a role that died; it doubles with each further one." },
+        help: "Wait before the second restart of a role within a minute; the first is at once, and the wait doubles with each \
+               further one, up to 5 s." },
     Opt { name: "restart-limit", group: Lifecycle, kind: Number { min: 0, max: 100_000 }, preset: Is("10"),
         help: "Restarts of one role within a minute before the service gives up." },
     Opt { name: "resume", group: Lifecycle, kind: Switch, preset: Is("true"),

@@ -99,8 +99,8 @@ impl Server {
             // Open streams go on; the launcher stops this role after the frontends.
             ControlEvent::Drain { .. } => self.session.draining(),
             ControlEvent::InboxReplaced { from, mut old } if from.role == Role::Engine => {
-                // The engine died. What it still said is delivered; the frontends end its requests and
-                // close their slots, and the sweep frees the states then.
+                // The engine died. What it still said is delivered; the frontends give its requests new
+                // generations, and the sweep frees the states of the old ones.
                 self.take_openings();
                 while self.take_step(&mut old) {}
                 self.detokenizer.sweep();

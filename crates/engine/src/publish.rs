@@ -1,8 +1,9 @@
 //! What leaves the engine: one step record per detokenizer, one finished record per ended request.
 //!
 //! A detokenizer that is late but reads holds the next step back ([`crate::engine`]); one that has stopped reading makes
-//! nobody wait. Past the outbox's bounded backlog it counts as stuck: its requests end, it gets no new ones, and the few events that are still owed to it (the tokens of one
-//! step and one last event for each of its requests) wait here until its outbox takes them.
+//! nobody wait. Past the outbox's bounded backlog it counts as stuck: its requests end, it gets no new ones, and the few
+//! events that are still owed to it (the tokens of one step and one last event for each of its requests) wait here until
+//! its outbox takes them.
 
 use crate::ports::Ports;
 use pinion_model::{Logprob, PromptScores};

@@ -166,8 +166,8 @@ fn ordered(
     }
 }
 
-/// Peers come and go. Requests of a lost frontend or detokenizer have nobody to go to; requests of a lost tokenizer
-/// that reached its ring are as good as any.
+/// Peers come and go. Requests of a lost frontend have nobody to go to; those of a lost detokenizer come again, and their
+/// slots tell which of the two is meant; requests of a lost tokenizer that reached its ring are as good as any.
 fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: &mut Option<Tape>) {
     match event {
         ControlEvent::SlotsReplaced { frontend } => {

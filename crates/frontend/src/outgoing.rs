@@ -117,14 +117,15 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Opens the stream of a generation, which goes on after the tokens of `resume`. Error: the reader is stuck.
+    /// Opens the stream of a generation, which goes on after the tokens of `resume`; nobody sees it before
+    /// [`Outgoing::shows_openings`]. Error: the reader is stuck.
     pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
         let Job::Generate { stop, include_stop, .. } = job else { return Ok(()) };
         encode_open(&mut self.scratch, id, stop, *include_stop, resume);
         self.put(Peer::new(Role::Detokenizer, way.detokenizer), detokenizer_inbox::kind::OPEN)
     }
 
-    /// Whether what was opened can be seen: only then may the engine come to know the request, whose first token would
+    /// Publishes what was opened. Whether all of it can be seen: only then may the engine come to know the request, whose first token would
     /// find no stream otherwise.
     pub(crate) fn shows_openings(&mut self, way: Way) -> bool {
         self.outlet.borrow_mut().publish(Peer::new(Role::Detokenizer, way.detokenizer))
@@ -146,15 +147,17 @@ impl Outgoing {
                 tokenizer_inbox::kind::DECODE
             }
         };
-        self.put(Peer::new(Role::Tokenizer, way.tokenizer), record_kind)
+        let to = Peer::new(Role::Tokenizer, way.tokenizer);
+        self.put(to, record_kind)?;
+        self.outlet.borrow_mut().publish(to);
+        Ok(())
     }
 
-    /// Sends the record in `scratch`.
+    /// Stages the record in `scratch`.
     fn put(&mut self, to: Peer, record_kind: u16) -> Result<(), Fault> {
         let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
         let mut outlet = self.outlet.borrow_mut();
         outlet.send(to, record_kind, &self.scratch).map_err(busy)?;
-        outlet.publish(to);
         self.scratch.clear();
         self.scratch.shrink_to(SCRATCH_BYTES_KEPT);
         Ok(())

@@ -113,7 +113,7 @@ pub enum ToRole {
     /// A set of new descriptors, ended by [`Attach::Done`], lies ready on the descriptor socket. It was sent
     /// there before this message, so taking it here keeps the two channels in one order.
     Attached,
-    /// The successor of a dead peer is ready.
+    /// The successor of a dead peer is ready, and no role uses links to its predecessor any more.
     PeerReady {
         /// Who.
         peer: Peer,

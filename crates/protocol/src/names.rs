@@ -55,7 +55,7 @@ impl Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Part {
-    /// Frontend: reading the body, checking it, sending it on.
+    /// Frontend: reading the body, checking it, sending it on, once the roles that it needs serve.
     Admission = 0,
     /// Waiting for a tokenizer.
     TokenizerQueue = 1,
@@ -67,7 +67,7 @@ pub enum Part {
     Queue = 4,
     /// From the first step to the first token.
     Prefill = 5,
-    /// From the first token to the last, preemptions included.
+    /// From the first token to the last, preemptions and the deaths of roles included.
     Decode = 6,
     /// From the last token to the last text.
     Detokenize = 7,

@@ -139,7 +139,8 @@ pub struct Slot<'a> {
 
 impl Slot<'_> {
     /// Starts the slot's next request and gives its generation, which is never 0. Clears stamps and
-    /// counters. Only the owning frontend calls it, and only on a closed slot that nobody works on.
+    /// counters. Only the owning frontend calls it, and only on a closed slot. Whoever still works for an earlier
+    /// generation, after the death of a role, finds the slot not theirs.
     pub fn open(&self) -> u32 {
         let last = SlotState::from_word(self.words[STATE].load(Ordering::Acquire)).generation;
         let generation = last.wrapping_add(1).max(1);

@@ -206,7 +206,6 @@ impl Ledger {
         slot.close(id.generation);
         entry.id.generation = slot.open();
         slot.set_counter(entry.id.generation, Counter::PromptTokens as usize, prompt_tokens);
-        slot.set_counter(entry.id.generation, Counter::Resumptions as usize, u64::from(life.resumptions));
         entry.finished_ns = 0;
         entry.request.borrow_mut().interrupt(entry.id);
         self.parked += 1;
