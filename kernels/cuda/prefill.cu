@@ -3,6 +3,7 @@
 // A block takes 64 queries of one head, a warp 16 of them, and goes through the context 64 keys at a time with a running
 // softmax (flash attention). K and V come through shared memory, rows padded by 16 bytes against bank conflicts; the
 // scores never leave the registers: what one product leaves in a lane is what the next takes from it.
+#include "mma.h"
 #include "paged.h"
 
 namespace pinion {
@@ -17,47 +18,6 @@ struct PrefillShared {
     alignas(16) T k[KEYS][DIM + 8];
     alignas(16) T v[KEYS][DIM + 8];
 };
-
-template <typename T>
-constexpr bool IS_BF16 = false;
-template <>
-constexpr bool IS_BF16<bf16> = true;
-
-// d += a . b for tiles [16, 16] . [16, 8]; the lanes hold what PTX's mma.m16n8k16 says.
-template <typename T>
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if defined(PINION_ON_DEVICE)
-    if constexpr (IS_BF16<T>) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    } else {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-#elif !defined(__CUDACC__)
-    // Every lane reads the fragments of the lanes that hold its rows and columns.
-    struct Held {
-        uint32_t a[4];
-        uint32_t b[2];
-    } own, row[4], column[4];
-    memcpy(own.a, a, sizeof own.a);
-    memcpy(own.b, b, sizeof own.b);
-    unsigned lane = emulation::lane(), group = lane / 4, pair = lane % 4;
-    auto half = [](uint32_t word, unsigned i) { return to_float(T{uint16_t(word >> (16 * i))}); };
-    for (unsigned i = 0; i < 4; i++) row[i] = emulation::exchange(own, group * 4 + i);
-    for (unsigned c = 0; c < 2; c++) {
-        for (unsigned i = 0; i < 4; i++) column[i] = emulation::exchange(own, (pair * 2 + c) * 4 + i);
-        for (unsigned r = 0; r < 2; r++) {
-            for (unsigned k = 0; k < 16; k++) {
-                unsigned holder = k % 8 / 2, part = k % 2, upper = k / 8;
-                d[r * 2 + c] += half(row[holder].a[upper * 2 + r], part) * half(column[holder].b[upper], part);
-            }
-        }
-    }
-#endif
-}
 
 template <typename T>
 __device__ __forceinline__ uint32_t pair_of(T low, T high) {

@@ -82,6 +82,16 @@ inline void warp_wait() {
     wait(warp().barrier, left < 32 ? left : 32);
 }
 
+// Every lane gives a value and reads those of all.
+template <typename T>
+inline void gather(T value, T (&values)[32]) {
+    static_assert(sizeof(T) <= 32, "an exchange slot has 32 bytes");
+    auto& slots = warp().slots[current->exchange];
+    current->exchange ^= 1;
+    memcpy(slots[lane()], &value, sizeof value);
+    warp_wait();
+    for (unsigned i = 0; i < 32; i++) memcpy(&values[i], slots[i], sizeof value);
+}
 // Every lane gives a value and reads that of `from`.
 template <typename T>
 inline T exchange(T value, unsigned from) {
