@@ -142,17 +142,22 @@ impl Member {
         self.running.is_some()
     }
 
-    /// The descriptors whose readiness means that [`Member::poll`] has something to tell.
-    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.running.iter().flat_map(|r| {
-            let starting = (!self.ready).then(|| r.socket.as_fd());
-            std::iter::once(r.body.fd()).chain(starting)
-        })
+    /// Readable when the role has ended, which [`Member::poll`] tells.
+    pub fn death_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.running.as_ref().map(|running| running.body.fd())
+    }
+
+    /// Readable when a role that starts has said something, which [`Member::poll`] takes.
+    pub fn start_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.running.as_ref().filter(|_| !self.ready).map(|running| running.socket.as_fd())
     }
 
     /// What happened since the last call, one thing at a time; never blocks.
     pub fn poll(&mut self, wiring: &Wiring) -> io::Result<Option<Happening>> {
-        self.connect(wiring)?;
+        if let Err(error) = self.connect(wiring) {
+            tracing::error!(peer = %self.peer, %error, "cannot be told what it needs; killing it");
+            self.running.iter().for_each(|running| _ = running.body.kill());
+        }
         let Some(running) = &mut self.running else { return Ok(None) };
         while let Some(message) = running.control.as_ref().and_then(LauncherEnd::next) {
             match message {
@@ -178,7 +183,8 @@ impl Member {
         Ok(Some(Happening::Ended(status)))
     }
 
-    /// Takes the control connection once the role has said that it has made it, and says what was owed.
+    /// Takes the control connection once the role has said that it has made it, and says what was owed. Errors: it died
+    /// meanwhile, or does not read; its end is told like any other.
     fn connect(&mut self, wiring: &Wiring) -> io::Result<()> {
         let Some(running) = self.running.as_mut().filter(|r| r.control.is_none()) else { return Ok(()) };
         let Ok(Some(_)) = fdpass::recv(running.socket.as_fd()) else { return Ok(()) };

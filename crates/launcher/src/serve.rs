@@ -1,6 +1,8 @@
 //! The life of a service in one loop: start every role, open the port when all are ready, watch, restart,
 //! drain, end. One thread; every wait has a deadline.
 
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use crate::admin::{Answer, Orders};
@@ -17,6 +19,7 @@ use pinion_protocol::control::{Admin, ToRole};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{clock, doorbell};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// The loop's longest sleep: how old the ring depths that frontends report can get.
@@ -57,6 +60,8 @@ struct Service {
     /// Successors that are ready, and that the others have not heard of.
     unannounced: Vec<Peer>,
     cut_short: bool,
+    /// Why the service winds up by itself, if it does.
+    reason: Option<Ending>,
     /// The last turn of the loop.
     turned_ns: u64,
     /// Silence of roles before this does not count.
@@ -113,6 +118,7 @@ impl Service {
             restarts: 0,
             unannounced: Vec::new(),
             cut_short: false,
+            reason: None,
             turned_ns: clock::now_ns(),
             silent_from_ns: 0,
         };
@@ -136,9 +142,8 @@ impl Service {
 
     /// One turn of the loop: wait, take signals, look at every role, move on.
     fn turn(&mut self, signals: &Signals) -> Result<Option<Ending>, Ending> {
-        let mut fds = vec![signals.fd()];
-        fds.extend(self.members.iter().flat_map(Member::fds));
-        doorbell::wait(&fds, TICK).map_err(|e| Ending::system("cannot wait", e))?;
+        let fds = std::iter::once(signals.fd()).chain(self.member_fds());
+        wait(fds).map_err(|e| Ending::system("cannot wait", e))?;
         for _ in 0..signals.taken() {
             if let Some(ending) = self.signalled() {
                 return Ok(Some(ending));
@@ -163,7 +168,6 @@ impl Service {
 
     /// The first signal drains, the second ends at once.
     fn signalled(&mut self) -> Option<Ending> {
-        let deadline_ns = clock::now_ns() + self.config.lifecycle.drain_timeout_ms * MS_NS;
         match self.stage {
             Stage::Starting => Some(Ending::new(Exit::Ok, "stopped before it was ready")),
             Stage::Serving => {
@@ -171,14 +175,34 @@ impl Service {
                     timeout_ms = self.config.lifecycle.drain_timeout_ms,
                     "draining; a second signal stops at once"
                 );
-                self.stage = Stage::Draining { deadline_ns };
-                self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
+                self.drain();
                 None
             }
             Stage::Draining { .. } | Stage::Stopping { .. } => {
-                Some(Ending::new(Exit::DrainCut, "stopped at once by a second signal"))
+                let at_once = || Ending::new(Exit::DrainCut, "stopped at once by a second signal");
+                Some(self.reason.take().unwrap_or_else(at_once))
             }
         }
+    }
+
+    /// Frontends finish what is in flight, then everybody leaves.
+    fn drain(&mut self) {
+        let deadline_ns = clock::now_ns() + self.config.lifecycle.drain_timeout_ms * MS_NS;
+        self.stage = Stage::Draining { deadline_ns };
+        self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
+    }
+
+    /// The service cannot go on. It drains first: each open request still gets its end, be it an error.
+    fn wind_up(&mut self, reason: Ending) {
+        tracing::error!(reason = reason.reason, "the service ends");
+        self.reason = Some(reason);
+        self.drain();
+    }
+
+    /// What wakes the loop: the deaths of all roles first, then what those that start have to say.
+    fn member_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let deaths = self.members.iter().filter_map(Member::death_fd);
+        deaths.chain(self.members.iter().filter_map(Member::start_fd))
     }
 
     fn happened(&mut self, index: usize, happening: Happening) -> Result<(), Ending> {
@@ -281,7 +305,10 @@ impl Service {
                 }
                 Ok(())
             }
-            Stage::Serving => self.bury(index, status),
+            Stage::Serving => {
+                self.bury(index, status);
+                Ok(())
+            }
         }
     }
 
@@ -297,9 +324,11 @@ impl Service {
                 }
             }
             Stage::Serving => {
-                self.check_start_deadlines(now_ns)?;
                 self.kill_stuck(now_ns);
-                self.restart_due(now_ns)?;
+                let kept = self.check_start_deadlines(now_ns).and_then(|()| self.restart_due(now_ns));
+                if let Err(reason) = kept {
+                    self.wind_up(reason);
+                }
             }
             Stage::Draining { deadline_ns } => {
                 self.kill_stuck(now_ns);
@@ -328,7 +357,10 @@ impl Service {
         Ok(None)
     }
 
-    fn stopped(&self) -> Ending {
+    fn stopped(&mut self) -> Ending {
+        if let Some(reason) = self.reason.take() {
+            return reason;
+        }
         if self.cut_short {
             return Ending::new(
                 Exit::DrainCut,
@@ -370,8 +402,7 @@ impl Service {
         let deadline_ns = clock::now_ns() + STOP_TIMEOUT_NS;
         self.members.iter_mut().for_each(Member::kill);
         while self.members.iter().any(Member::lives) && clock::now_ns() < deadline_ns {
-            let fds: Vec<_> = self.members.iter().flat_map(Member::fds).collect();
-            if let Err(error) = doorbell::wait(&fds, TICK) {
+            if let Err(error) = wait(self.member_fds()) {
                 tracing::warn!(%error, "cannot wait for killed roles");
             }
             for member in &mut self.members {
@@ -379,4 +410,10 @@ impl Service {
             }
         }
     }
+}
+
+/// Waits until one of them has something to tell. Whoever does not fit is looked at after a tick.
+fn wait<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>) -> std::io::Result<()> {
+    let fds: Vec<_> = fds.take(doorbell::WAIT_FDS_MAX).collect();
+    doorbell::wait(&fds, TICK).map(drop)
 }

@@ -206,6 +206,28 @@ fn a_restarting_frontend_refuses_nobody() {
 }
 
 #[test]
+fn a_service_that_gives_up_tells_who_waits() {
+    let mut server =
+        Server::fake(&["--fake-step-us", "3000", "--restart-limit", "1", "--drain-timeout", "20s"]);
+    let answers = answers(&server, || {
+        stream_runs(&server);
+        kill(server.role("engine-0").expect("it runs").pid, Signal::SIGKILL);
+        wait_until("streams go on", PATIENCE, || (server.metric(RESUMED) > 0.0).then_some(()));
+        kill(server.role("engine-0").expect("it is back").pid, Signal::SIGKILL);
+    });
+    for (index, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.end, End::Error("role_restarted".into()), "stream {index}");
+        assert!(
+            whole(&server, index).starts_with(&answer.text),
+            "stream {index}: not a beginning of its text"
+        );
+    }
+    assert_eq!(server.wait_exit(PATIENCE).code(), Some(EXIT_RESTART_LIMIT));
+    let text = server.stderr_text();
+    assert!(text.contains("engine-0") && text.contains("giving up"), "{text}");
+}
+
+#[test]
 fn a_storm_of_deaths_ends_the_service() {
     let mut server = Server::fake(&["--restart-limit", "3", "--restart-backoff", "10ms"]);
     let code = wait_until("the launcher gives up", PATIENCE, || match server.role("engine-0") {

@@ -12,7 +12,7 @@ use pinion_shm::clock;
 
 impl Service {
     /// A role died under traffic: tell the others at once, and plan its successor.
-    pub(super) fn bury(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
+    pub(super) fn bury(&mut self, index: usize, status: std::process::ExitStatus) {
         let now_ns = clock::now_ns();
         let peer = self.members[index].peer;
         let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
@@ -29,9 +29,8 @@ impl Service {
                 let in_ms = (ns - now_ns) / MS_NS;
                 tracing::warn!(%peer, %status, in_ms, "role died; restarting it");
                 self.members[index].restart_at_ns = Some(ns);
-                Ok(())
             }
-            Verdict::GiveUp { deaths } => Err(Ending::new(
+            Verdict::GiveUp { deaths } => self.wind_up(Ending::new(
                 Exit::RestartLimit,
                 format!("{peer} died {deaths} times within a minute ({status}); giving up"),
             )),
@@ -58,14 +57,17 @@ impl Service {
             self.silent_from_ns = now_ns;
         }
         let limit_ns = self.config.lifecycle.stuck_timeout_ms * MS_NS;
+        let start_timeout_ns = self.config.lifecycle.start_timeout_ms * MS_NS;
         for member in self.members.iter_mut().filter(|member| limit_ns > 0 && member.ready) {
             let beat_ns = self.wiring.page(member.peer).get(Gauge::HeartbeatNs as usize);
             let silent_ns = now_ns.saturating_sub(beat_ns.max(self.silent_from_ns));
             if silent_ns > limit_ns {
                 tracing::error!(peer = %member.peer, silent_ms = silent_ns / MS_NS, "stuck; killing it");
                 member.kill();
-                // Its end is reported like any other; it is not looked at again before its successor is ready.
+                // Its end is reported like any other; it is not looked at again before its successor is ready. What it
+                // held is freed before that, and takes as long as it takes: a start that is late is something else.
                 member.ready = false;
+                member.start_deadline_ns = now_ns + start_timeout_ns;
             }
         }
     }

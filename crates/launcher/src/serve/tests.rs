@@ -1,0 +1,125 @@
+//! Deaths that come at bad moments, with children that are no roles.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
+use super::{MS_NS, Service, Stage, TICK};
+use crate::admin::Orders;
+use crate::host::{Host, RoleMain};
+use crate::member::{Happening, Member};
+use crate::profile::Recording;
+use crate::wiring::Wiring;
+use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
+use pinion_protocol::{Peer, Role};
+use pinion_shm::{clock, doorbell};
+use pinion_worker::Session;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
+
+fn config() -> Config {
+    let facts = ModelFacts {
+        max_context: 64,
+        vocab_size: 257,
+        eos: None,
+        layers: 1,
+        heads: 1,
+        head_dim: 1,
+        hidden: 1,
+    };
+    let machine = Machine::uniform(1, 1);
+    let mut config = Config::with_defaults(Path::new("/"), facts, Backend::Fake, &machine).unwrap();
+    (config.port, config.pin, config.jitter_control) = (0, false, false);
+    config
+}
+
+/// A service of one tokenizer that is ready, or as good as.
+fn service(config: Config, host: Host) -> Service {
+    let topology = Topology::new(&config);
+    let (listener, address) = crate::port::bind_port(&config).unwrap();
+    let wiring = Wiring::new(&config, &topology, listener).unwrap();
+    let tokenizers = topology.processes.into_iter().filter(|process| process.peer == TOKENIZER);
+    let now_ns = clock::now_ns();
+    let mut service = Service {
+        config,
+        host,
+        address,
+        wiring,
+        members: tokenizers.map(Member::new).collect(),
+        orders: Orders::default(),
+        recording: Recording::default(),
+        stage: Stage::Serving,
+        restarts: 0,
+        unannounced: Vec::new(),
+        cut_short: false,
+        reason: None,
+        turned_ns: now_ns,
+        silent_from_ns: now_ns,
+    };
+    service.spawn(0).unwrap();
+    service
+}
+
+/// A folder in which the tokenizer's binary is a program that sleeps.
+fn sleepers() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("pinion-sleepers-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let binary = folder.join("pinion-tokenizer");
+    std::fs::write(&binary, "#!/bin/sh\nexec sleep 100\n").unwrap();
+    std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o700)).unwrap();
+    folder
+}
+
+/// Gigabytes take longer to give back than a turn of the loop: a role that was killed because it hung took the service
+/// along, as one that is not ready long after its start.
+#[test]
+fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
+    let folder = sleepers();
+    let mut service = service(config(), Host::Processes { folder: folder.clone(), profile: None });
+    service.members[0].ready = true;
+    let late_ns = service.members[0].start_deadline_ns + 1000 * MS_NS;
+    (service.turned_ns, service.silent_from_ns) = (late_ns, 0);
+    service.kill_stuck(late_ns);
+    assert!(!service.members[0].ready, "its loop has not turned for so long");
+    // Whether it is gone by now was not looked at yet.
+    assert!(service.members[0].lives());
+    service
+        .check_start_deadlines(late_ns)
+        .expect("a role that is being killed is no role that starts too slowly");
+    service.kill_all();
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Sixteen of each role and a socket for each that starts: such a service could not start.
+#[test]
+fn more_roles_than_one_wait_can_watch_are_looked_at_by_turns() {
+    let bell = doorbell::Doorbell::create().unwrap();
+    super::wait(std::iter::repeat_n(bell.fd(), 2 * (3 * 16 + 1) + 1)).expect("a tick");
+}
+
+/// Connects to the launcher and is gone.
+fn dies_at_once(peer: Peer, socket: OwnedFd) -> ExitCode {
+    let attached = Session::attach_over(peer.role, socket);
+    ExitCode::from(u8::from(attached.is_err()))
+}
+
+/// It was owed new links, and died between its connecting and the launcher's look: what could not be sent to it ended the
+/// service.
+#[test]
+fn a_role_that_dies_while_it_is_owed_links_is_a_role_that_died() {
+    let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+    let Service { members, wiring, .. } = &mut service;
+    members[0].reattach(wiring, Peer::new(Role::Engine, 0)).unwrap();
+    let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
+    let happening = loop {
+        assert!(clock::now_ns() < deadline_ns, "it does not end");
+        let fds: Vec<_> = members[0].death_fd().into_iter().collect();
+        doorbell::wait(&fds, TICK).unwrap();
+        if let Some(happening) = members[0].poll(wiring).expect("its end is no fault of the system") {
+            break happening;
+        }
+    };
+    assert!(matches!(happening, Happening::Ended(_)), "{happening:?}");
+}
