@@ -214,12 +214,12 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
         const float* parts = at<float>(args.partials) + (size_t(work.query) * batch.heads + work.head + h) * args.splits * (DIM + 2);
         float top = NOTHING, total = 0.0f, sum = 0.0f;
         for (unsigned s = 0; s < args.splits; s++) {
-            float other = fresh_float(parts + s * (DIM + 2) + DIM);
+            float other = fresh(parts + s * (DIM + 2) + DIM);
             top = top > other ? top : other;
         }
         for (unsigned s = 0; s < args.splits; s++) {
             const float* part = parts + s * (DIM + 2);
-            float part_sum = fresh_float(part + dim), part_top = fresh_float(part + DIM), part_mass = fresh_float(part + DIM + 1);
+            float part_sum = fresh(part + dim), part_top = fresh(part + DIM), part_mass = fresh(part + DIM + 1);
             float factor = expf(part_top - top);
             total += factor * part_mass;
             sum += factor * part_sum;

@@ -3,6 +3,7 @@
 #pragma once
 #include "attention.h"
 #include "grid.h"
+#include "tile.h"
 
 namespace pinion {
 namespace fused {
@@ -26,16 +27,33 @@ __device__ __forceinline__ Range share_of(unsigned outputs) {
     return {outputs * blockIdx.x / gridDim.x, outputs * (blockIdx.x + 1) / gridDim.x};
 }
 
-// Shared memory, in this order: the layers' addresses, rows of activations (attention keeps its sums there), the weights.
+// Tiles of a product that a block sums up before it stores what they come to: then each thread has one sum of a row.
+constexpr unsigned ROUND_TILES = THREADS / (TILE_OUTPUTS * TILE_ROWS);
+struct Partials {
+    float sums[WARPS][THREADS];
+};
+
+// Elements between rows of x in shared memory: 64 bytes more than a multiple of 128, so that a tile's eight rows lie in
+// different banks.
+template <typename T>
+__host__ __device__ __forceinline__ constexpr unsigned row_stride(unsigned width) {
+    constexpr unsigned LINE = 128 / sizeof(T);
+    return (width + LINE - 1) / LINE * LINE + LINE / 2;
+}
+
+// Shared memory, in this order: the layers' addresses, the warps' partial sums, rows of activations (attention keeps its sums
+// there), the weights.
 struct Places {
-    unsigned rows, weights, bytes;
+    unsigned partials, rows, weights, bytes;
 };
 __host__ __device__ __forceinline__ constexpr unsigned aligned_place(unsigned bytes) { return (bytes + 127) / 128 * 128; }
-__host__ __device__ __forceinline__ Places places_of(const PinionCudaDecode& args, unsigned row_count, unsigned element_bytes) {
-    unsigned width = args.hidden > args.inner ? args.hidden : args.inner;
-    unsigned rows = row_count * width * element_bytes, sums = sizeof(AttentionShared<1, LARGEST_DIM, WARPS>);
+template <typename T>
+__host__ __device__ __forceinline__ Places places_of(const PinionCudaDecode& args) {
+    unsigned width = args.hidden > args.inner ? args.hidden : args.inner, sums = sizeof(AttentionShared<1, LARGEST_DIM, WARPS>);
+    unsigned rows = args.embed.count * row_stride<T>(width) * unsigned(sizeof(T));
     Places places;
-    places.rows = aligned_place(args.layer_count * unsigned(sizeof(PinionCudaDecodeLayer)));
+    places.partials = aligned_place(args.layer_count * unsigned(sizeof(PinionCudaDecodeLayer)));
+    places.rows = places.partials + sizeof(Partials);
     places.weights = places.rows + aligned_place(rows > sums ? rows : sums);
     places.bytes = places.weights + GROUPS * args.group_slots * SLOT_BYTES;
     return places;
@@ -60,61 +78,99 @@ __device__ __forceinline__ Matrix matrix_of(const PinionCudaDecode& args, const 
     }
 }
 
+// How the warps of a block share a product. With `split` they make each tile together, a step in turn: a block has a few
+// tiles only, of most products. Of the head it has many, and a warp makes whole ones.
+struct Walk {
+    unsigned tile, tiles; // this warp's first, and from one to the next
+    unsigned step, steps; // the same of a tile's steps
+};
+__device__ __forceinline__ Walk walk_of(bool split) {
+    unsigned warp = threadIdx.x / WARP;
+    return split ? Walk{0, 1, warp, WARPS} : Walk{warp, WARPS, 0, 1};
+}
+// Steps of a tile that are this warp's, where a row has `count`.
+__device__ __forceinline__ unsigned steps_of(const Walk& walk, unsigned count) {
+    return count > walk.step ? (count - walk.step + walk.steps - 1) / walk.steps : 0;
+}
+
 // All weights that this thread will multiply with in the whole step, in order, fetched ahead into its own slots of shared
-// memory. A warp walks its outputs' rows, 16 bytes a lane; the walk does not end with a phase, so while the block waits at a
-// barrier the rows of the next phases arrive. No other thread touches a thread's slots: nothing here needs a barrier.
+// memory. A warp walks its tiles' steps, 16 bytes a lane; the walk does not end with a phase, so while the block waits at a
+// barrier the weights of the next phases arrive. No other thread touches a thread's slots: nothing here needs a barrier.
 template <typename T>
 class WeightStream {
   public:
     __device__ __forceinline__ WeightStream(const PinionCudaDecode& args, const PinionCudaDecodeLayer* layers, Chunk* weights)
-        : args(args), layers(layers), slots(weights + threadIdx.x), count(GROUPS * args.group_slots) {
+        : args(args), layers(layers), slots(weights + threadIdx.x), group(slots) {
         begin_product(0);
-        // One less than all: `take` refills the slot that was read before.
-        for (unsigned s = 0; s + 1 < count; s++) {
-            fetch(s);
-            if ((s + 1) % args.group_slots == 0) commit_copies();
+        // All groups but the last, which `open` fills.
+#pragma unroll 1
+        for (unsigned g = 0; g + 1 < GROUPS; g++) {
+            fill();
+            group += args.group_slots * THREADS;
         }
     }
 
-    // The next chunk of the walk; rubbish for a lane past its row's end. The whole warp calls it.
-    __device__ __forceinline__ Chunk take() {
-        // What the last call gave is in registers and used by now.
-        fetch(slot == 0 ? count - 1 : slot - 1);
-        if (in_group == 0) {
-            commit_copies();
-            wait_copies<GROUPS - 1>();
-        }
-        Chunk chunk = slots[slot * THREADS];
-        if (++slot == count) slot = 0;
-        if (++in_group == args.group_slots) in_group = 0;
-        return chunk;
+    // The walk's next chunks, THREADS apart, rubbish for a lane without an output: `count` of them or as many as the group
+    // has left, which is one at least. Until the next call. The whole warp calls it.
+    __device__ __forceinline__ const Chunk* take(unsigned& count) {
+        if (left == 0) open();
+        if (left < count) count = left;
+        const Chunk* first = group + (args.group_slots - left) * THREADS;
+        left -= count;
+        return first;
     }
 
   private:
-    // Begins the copy of the walk's next chunk and goes on. At the walk's end it does nothing.
-    __device__ __forceinline__ void fetch(unsigned to) {
-        if (!row) return;
-        unsigned i = walked + threadIdx.x % WARP * PER_CHUNK<T>;
-        if (i < inputs) copy_async(slots + to * THREADS, row + i);
-        walked += WARP * PER_CHUNK<T>;
-        if (walked < inputs) return;
-        walked = 0;
-        output += WARPS;
-        row += size_t(WARPS) * inputs;
-        if (output >= end) begin_product(product + 1);
+    // Refills the group that was read, whose chunks have been multiplied with, and goes to the next when it is there.
+    __device__ __forceinline__ void open() {
+        fill();
+        wait_copies<GROUPS - 1>();
+        left = args.group_slots;
+        group += left * THREADS;
+        if (group == slots + GROUPS * left * THREADS) group = slots;
     }
 
-    // The first row of product `from`, or of the first after it of which this warp has one.
+    // Begins the copies of the walk's next chunks to the group's slots. At the walk's end it does nothing.
+    __device__ __forceinline__ void fill() {
+        Chunk* to = group;
+#pragma unroll 1
+        for (unsigned s = args.group_slots; s > 0 && outputs_left > 0; s--, to += THREADS) {
+            // A tile's last outputs may be past the block's: those lanes have nothing.
+            if (int(tile_output()) < outputs_left) copy_async(to, next);
+            next += step_size;
+            if (--steps_left == 0) next_tile();
+        }
+        commit_copies();
+    }
+
+    __device__ __forceinline__ void next_tile() {
+        tile += tile_size;
+        next = tile;
+        steps_left = steps;
+        outputs_left -= tile_outputs;
+        if (outputs_left <= 0) begin_product(product + 1);
+    }
+
+    // The first step of product `from`, or of the first after it of which this warp has one.
     __device__ __forceinline__ void begin_product(unsigned from) {
-        row = nullptr;
-        for (product = from; product <= LAYER_PRODUCTS * args.layer_count; product++) {
+        unsigned head = LAYER_PRODUCTS * args.layer_count;
+        outputs_left = 0;
+#pragma unroll 1
+        for (product = from; product <= head; product++) {
             Matrix matrix = matrix_of(args, layers, product);
             Range range = share_of(matrix.outputs);
-            output = range.first + threadIdx.x / WARP;
-            if (output >= range.end) continue;
-            end = range.end;
-            inputs = matrix.inputs;
-            row = at<T>(matrix.weight) + size_t(output) * inputs;
+            Walk walk = walk_of(product < head);
+            steps = steps_of(walk, matrix.inputs / STEP_INPUTS<T>);
+            int outputs = int(range.end - range.first) - int(walk.tile * TILE_OUTPUTS);
+            if (outputs <= 0 || steps == 0) continue;
+            size_t row = range.first + walk.tile * TILE_OUTPUTS + tile_output();
+            tile = at<T>(matrix.weight) + row * matrix.inputs + walk.step * STEP_INPUTS<T> + tile_input<T>();
+            tile_outputs = walk.tiles * TILE_OUTPUTS;
+            tile_size = size_t(tile_outputs) * matrix.inputs;
+            step_size = walk.steps * STEP_INPUTS<T>;
+            next = tile;
+            steps_left = steps;
+            outputs_left = outputs;
             return;
         }
     }
@@ -122,11 +178,17 @@ class WeightStream {
     const PinionCudaDecode& args;
     const PinionCudaDecodeLayer* layers;
     Chunk* slots;
-    unsigned count;
-    unsigned slot = 0, in_group = 0;                     // where the next chunk is taken
-    const T* row = nullptr;                              // where the next chunk is fetched: a row of a product,
-    unsigned product = 0, output = 0, end = 0;           // which one,
-    unsigned inputs = 0, walked = 0;                     // and how far in it
+    Chunk* group;       // where chunks are taken, and the first that is refilled
+    unsigned left = 0;  // chunks of it that have not been taken
+    // Where the next chunk is fetched: which product, where in it,
+    unsigned product = 0;
+    const T* next = nullptr;
+    const T* tile = nullptr;
+    unsigned steps_left = 0;
+    int outputs_left = 0; // of the block's, from the tile's first on; none at the walk's end
+    // and how it goes on.
+    unsigned steps = 0, step_size = 0, tile_outputs = 0;
+    size_t tile_size = 0;
 };
 
 } // namespace fused

@@ -30,19 +30,19 @@ __device__ __forceinline__ Chunk fresh_chunk(const T* from) {
 #endif
 }
 template <typename T>
-__device__ __forceinline__ float fresh_float(const T* from) {
+__device__ __forceinline__ T fresh(const T* from) {
 #if defined(PINION_ON_DEVICE)
     if constexpr (sizeof(T) == 4) {
-        float value;
-        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
-        return value;
+        uint32_t bits;
+        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(bits) : "l"(from) : "memory");
+        return bits_as<T>(bits);
     } else {
         uint16_t bits;
         asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
-        return to_float(bits_as<T>(bits));
+        return bits_as<T>(bits);
     }
 #else
-    return to_float(*from);
+    return *from;
 #endif
 }
 

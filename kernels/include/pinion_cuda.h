@@ -194,9 +194,10 @@ int32_t pinion_cuda_attention(const PinionCudaAttention* args, void* stream);
 // The fused decode step: everything of a GPT-2 between token ids and logits for 1 to PINION_GEMV_ROWS_MAX rows, each the next
 // token of another lane, in one kernel that stays on the device (cooperative launch; docs/design/0008-fused-decode.md).
 // Computes what embed, norm, product and attention compute one after the other, rounded at the same places:
-// inner = 4 * hidden or what the model has; heads == kv_heads; heads * head_dim == hidden == embed.width.
+// inner = 4 * hidden or what the model has; heads == kv_heads; heads * head_dim == hidden == embed.width;
+// hidden and inner are multiples of PINION_DECODE_WIDTH_STEP.
 // Bytes moved: every weight once, keys and values of the context once, activations through L2.
-enum { PINION_DECODE_LAYERS_MAX = 128, PINION_DECODE_BLOCKS_MAX = 1024 };
+enum { PINION_DECODE_LAYERS_MAX = 128, PINION_DECODE_BLOCKS_MAX = 1024, PINION_DECODE_WIDTH_STEP = 32 };
 typedef struct PinionCudaDecodeLayer {
     uint64_t norm_weight, norm_bias;             // [hidden]
     uint64_t qkv_weight, qkv_bias;               // [3 * hidden, hidden], [3 * hidden]
