@@ -244,6 +244,20 @@ fn no_way_of_ending_leaves_a_state_behind() {
     assert_eq!(states(&bench), 0);
 }
 
+/// What the engine wrote for a dead frontend is read when its successor has begun a stream in the same slot.
+#[test]
+fn a_late_step_for_a_dead_frontend_says_nothing_to_its_successor() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let dead = bench.open(0, 0, &[], &[]);
+    bench.tables[0] = SlotTable::create(1, 2, SLOTS).unwrap();
+    bench.detokenizer.replace_slots(0, bench.tables[0].clone());
+    let fresh = bench.open(0, 0, &[], &[]);
+    bench.step(&[event(dead, 98, 0, 0)]);
+    bench.step(&[event(fresh, 97, 0, EVENT_LAST)]);
+    assert_eq!(bench.received[&fresh].text, "a");
+    assert_eq!(bench.detokenizer.counts().stale, 1);
+}
+
 #[test]
 fn a_frontend_that_stops_reading_loses_its_requests_and_no_others() {
     let mut bench = Bench::new(2, RECORD_BYTES_MAX);

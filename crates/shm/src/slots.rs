@@ -34,6 +34,10 @@ const _: () = assert!(COUNTERS + COUNTERS_PER_SLOT == SLOT_WORDS);
 const TAG_BITS: u32 = 16;
 const VALUE_MASK: u64 = u64::MAX >> TAG_BITS;
 
+/// Generations that one life of a frontend has for each slot before those of its next one: what is still said of a request
+/// of a dead frontend names none of its successor's, which has a fresh table. 4096 lives have generations of their own.
+const GENERATIONS_PER_LIFE: u32 = 1 << 20;
+
 const LIVE: u64 = 1 << 32;
 const CANCELLED: u64 = 1 << 33;
 const STOPPED: u64 = 1 << 34;
@@ -45,7 +49,7 @@ const SWAPS_MAX: usize = 8;
 /// What the state word says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotState {
-    /// Generation of the request that has, or last had, the slot; 0 before the first.
+    /// Generation of the request that has, or last had, the slot; before the first, that before the first.
     pub generation: u32,
     /// Whether the request is under way.
     pub live: bool,
@@ -75,13 +79,16 @@ pub struct SlotTable {
 }
 
 impl SlotTable {
-    /// A table of `count` closed slots. Errors: see [`Region::create`].
+    /// A table of `count` closed slots for life `epoch` of its frontend, from 1 on; each life's generations are its own.
+    /// Errors: see [`Region::create`].
     pub fn create(layout_hash: u64, epoch: u32, count: usize) -> io::Result<SlotTable> {
         let words = count.saturating_mul(SLOT_WORDS);
-        Ok(SlotTable {
-            region: Region::create("pinion-slots", RegionKind::Slots, layout_hash, epoch, words)?,
-            muted: 0,
-        })
+        let region = Region::create("pinion-slots", RegionKind::Slots, layout_hash, epoch, words)?;
+        let last = epoch.wrapping_sub(1).wrapping_mul(GENERATIONS_PER_LIFE);
+        for slot in region.words().chunks_exact(SLOT_WORDS) {
+            slot[STATE].store(u64::from(last), Ordering::Relaxed);
+        }
+        Ok(SlotTable { region, muted: 0 })
     }
 
     /// Checks and maps a received table.

@@ -152,12 +152,12 @@ fn blobs_arrive_whole_and_read_only() {
 }
 
 fn attached(table: &SlotTable) -> SlotTable {
-    SlotTable::attach(table.fd().try_clone_to_owned().unwrap(), HASH, Some(EPOCH)).unwrap()
+    SlotTable::attach(table.fd().try_clone_to_owned().unwrap(), HASH, Some(table.epoch())).unwrap()
 }
 
 #[test]
 fn a_slot_lives_cancels_stops_and_closes() {
-    let table = SlotTable::create(HASH, EPOCH, 3).unwrap();
+    let table = SlotTable::create(HASH, 1, 3).unwrap();
     let peer = attached(&table);
     assert_eq!((table.len(), peer.len(), peer.slot(3).is_none()), (3, 3, true));
     let (own, seen) = (table.slot(2).unwrap(), peer.slot(2).unwrap());
@@ -192,6 +192,19 @@ fn a_slot_lives_cancels_stops_and_closes() {
     for other in [0, 1] {
         assert_eq!(seen.state().generation, 2);
         assert_eq!(peer.slot(other).unwrap().state(), quiet, "neighbours are untouched");
+    }
+}
+
+/// A request is named by frontend, slot and generation, and a successor's table is a fresh one.
+#[test]
+fn no_two_lives_of_a_frontend_give_a_slot_the_same_generation() {
+    let mut seen = std::collections::HashSet::new();
+    for epoch in [1, 2, 3, 9, 4096] {
+        let table = SlotTable::create(HASH, epoch, 2).unwrap();
+        for _ in 0..1000 {
+            let generation = table.slot(1).unwrap().open();
+            assert!(generation != 0 && seen.insert(generation), "{generation} in life {epoch}");
+        }
     }
 }
 
