@@ -45,7 +45,7 @@ fn state(ok: bool, body: &Value) -> Response<AnswerBody> {
 
 /// `GET /health`: do all roles live and move?
 pub(crate) fn health(app: &App) -> Response<AnswerBody> {
-    let problems = app.health.problems(app.ledger.borrow().down(), clock::now_ns());
+    let problems = app.health.problems(&app.ledger.borrow().down(), clock::now_ns());
     let status = if problems.is_empty() { "ok" } else { "unhealthy" };
     state(problems.is_empty(), &value!({"status": status, "problems": problems}))
 }

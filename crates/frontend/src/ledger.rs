@@ -11,12 +11,14 @@ mod losses;
 mod recovery;
 mod report;
 
+use crate::limits::{LAST_TEXT_GRACE, RESTART_PAUSE_MAX};
 use crate::metrics::Metrics;
 use crate::outgoing::{Job, Outgoing, Outlet};
 use crate::request::{Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
 use crate::slow::SlowLog;
 use crate::timeline::{Stamps, Timeline};
+use pinion_config::Lifecycle;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
@@ -29,6 +31,7 @@ use recovery::Life;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What the ledger is built from.
 pub struct Setup {
@@ -48,8 +51,31 @@ pub struct Setup {
     pub buffer_bytes_max: usize,
     /// Requests that a dying role held go on when its successor serves.
     pub resume: bool,
+    /// How long others are waited for.
+    pub patience: Patience,
     /// Where the parts of ended requests are kept.
     pub recorder: Rc<Recorder>,
+}
+
+/// How long requests wait for others.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For a role that is down: past it they end.
+    pub role: Duration,
+    /// For the text of what the engine has finished: a detokenizer that hangs is replaced within it.
+    pub text: Duration,
+}
+
+impl Patience {
+    /// As the config has it: a start takes up to its timeout, and a role that hangs is one that dies.
+    pub fn of(lifecycle: &Lifecycle) -> Patience {
+        let hangs =
+            if lifecycle.resume { Duration::from_millis(lifecycle.stuck_timeout_ms) } else { Duration::ZERO };
+        Patience {
+            role: Duration::from_millis(lifecycle.start_timeout_ms) + RESTART_PAUSE_MAX,
+            text: hangs + LAST_TEXT_GRACE,
+        }
+    }
 }
 
 /// Where a request comes from.
@@ -119,7 +145,7 @@ impl Ledger {
     }
 
     /// Roles that are dead and not yet replaced.
-    pub fn down(&self) -> &[Peer] {
+    pub fn down(&self) -> Vec<Peer> {
         self.outgoing.down()
     }
 
@@ -251,10 +277,12 @@ impl Ledger {
         }
     }
 
-    /// Counts tokens and their times as they come. Tokens that come together share the time since those before.
+    /// Counts tokens and their times as they come. Tokens that come together share the time since those before. One that
+    /// is drawn again for the sake of the end was counted.
     fn count_tokens(&mut self, id: RequestId, count: u64, now_ns: u64) {
         let metrics = self.metrics.clone();
-        let Some(entry) = self.entry(id).filter(|_| count > 0) else { return };
+        let is_new = |entry: &&mut Entry| count > 0 && !entry.request.borrow().has_last_text();
+        let Some(entry) = self.entry(id).filter(is_new) else { return };
         let (received_ns, before_ns) = (entry.received_ns, entry.token_ns);
         entry.token_ns = now_ns;
         if let Some(lost_ns) = entry.life.lost_ns.take() {

@@ -51,7 +51,7 @@ mod trace;
 use admission::Limits;
 use app::{App, Numbers, Settings};
 use health::Health;
-use ledger::{Ledger, Setup};
+use ledger::{Ledger, Patience, Setup};
 use metrics::Metrics;
 use orders::Orders;
 use pinion_config::{Config, Exit, ToolCallParser};
@@ -105,6 +105,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
         max_model_len: config.max_model_len,
         buffer_bytes_max: config.stream_buffer_bytes_max,
         resume: config.lifecycle.resume,
+        patience: Patience::of(&config.lifecycle),
         recorder: session.recorder.clone(),
     };
     let mut pages = session.links.pages.clone();

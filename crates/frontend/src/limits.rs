@@ -57,8 +57,12 @@ pub const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 pub const ORDERS_MAX: usize = 8;
 /// Time between two lines about the load.
 pub const STATS_PERIOD: Duration = Duration::from_secs(10);
-/// A request whose engine has finished gets its last text within this time, or ends with an error.
+/// A request whose engine has finished gets its last text within this time, or it is lost.
 pub const LAST_TEXT_GRACE: Duration = Duration::from_secs(5);
+/// From the death of a role to the start of its successor: the longest back-off, and time for the launcher.
+pub const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Who went on after a death and got no token in this time holds up suspects no longer.
+pub const PROBATION_MAX: Duration = Duration::from_secs(10);
 /// Part of the drain deadline kept for writing the error events of what did not finish.
 pub const DRAIN_RESERVE: Duration = Duration::from_millis(250);
 /// Records taken from one inbox before the loop looks at the others.

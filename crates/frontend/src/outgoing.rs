@@ -56,7 +56,8 @@ pub(crate) struct Outgoing {
     tokenizers: u16,
     detokenizers: u16,
     next_tokenizer: u16,
-    down: Vec<Peer>,
+    /// Roles that are dead and not yet replaced, each with the CLOCK_MONOTONIC ns of its first death.
+    down: Vec<(Peer, u64)>,
     scratch: Vec<u8>,
 }
 
@@ -73,18 +74,33 @@ impl Outgoing {
     }
 
     /// Roles that are dead and not yet replaced.
-    pub(crate) fn down(&self) -> &[Peer] {
-        &self.down
+    pub(crate) fn down(&self) -> Vec<Peer> {
+        self.down.iter().map(|(peer, _)| *peer).collect()
     }
 
-    pub(crate) fn lost(&mut self, peer: Peer) {
-        if !self.down.contains(&peer) {
-            self.down.push(peer);
+    pub(crate) fn lost(&mut self, peer: Peer, now_ns: u64) {
+        if self.down_since(peer).is_none() {
+            self.down.push((peer, now_ns));
         }
     }
 
     pub(crate) fn back(&mut self, peer: Peer) {
-        self.down.retain(|down| *down != peer);
+        self.down.retain(|(down, _)| *down != peer);
+    }
+
+    fn down_since(&self, peer: Peer) -> Option<u64> {
+        self.down.iter().find(|(down, _)| *down == peer).map(|(_, since_ns)| *since_ns)
+    }
+
+    /// Since when a request in slot `slot` cannot be served, if it cannot: a role that it needs is down.
+    pub(crate) fn unserved_since(&self, slot: u16, generates: bool) -> Option<u64> {
+        let detokenizer = RequestId { slot, ..RequestId::default() }.detokenizer(self.detokenizers);
+        let needed = [Peer::new(Role::Engine, 0), Peer::new(Role::Detokenizer, detokenizer)];
+        let needed = needed.into_iter().filter(|_| generates).filter_map(|peer| self.down_since(peer)).min();
+        // One tokenizer is enough.
+        let tokenizers = (0..self.tokenizers.max(1)).map(|index| Peer::new(Role::Tokenizer, index));
+        let since = tokenizers.map(|peer| self.down_since(peer)).collect::<Option<Vec<u64>>>();
+        needed.into_iter().chain(since.into_iter().filter_map(|since| since.into_iter().max())).min()
     }
 
     /// The processes for the next request in slot `slot`. Error: one that it needs is down.
@@ -102,7 +118,7 @@ impl Outgoing {
         for _ in 0..count {
             let index = self.next_tokenizer % count;
             self.next_tokenizer = (index + 1) % count;
-            if !self.down.contains(&Peer::new(Role::Tokenizer, index)) {
+            if self.down_since(Peer::new(Role::Tokenizer, index)).is_none() {
                 return Ok(index);
             }
         }
@@ -110,7 +126,7 @@ impl Outgoing {
     }
 
     fn check_up(&self, peer: Peer) -> Result<(), Fault> {
-        if self.down.contains(&peer) {
+        if self.down_since(peer).is_some() {
             let message = format!("the {} is restarting; try again shortly", peer.role.name());
             return Err(Fault::new(FaultCode::Unavailable, message));
         }

@@ -9,7 +9,7 @@ use harness::{Harness, Options};
 use hyper::body::Body;
 use pinion_frontend::admission::Limits;
 use pinion_frontend::body::{AnswerBody, Stream};
-use pinion_frontend::ledger::{Ledger, Origin, Setup};
+use pinion_frontend::ledger::{Ledger, Origin, Patience, Setup};
 use pinion_frontend::metrics::Metrics;
 use pinion_frontend::openai::{Head, Shape};
 use pinion_frontend::outgoing::{Job, Outlet};
@@ -70,6 +70,7 @@ fn ledger() -> Rc<RefCell<Ledger>> {
         max_model_len: LIMITS.max_model_len,
         buffer_bytes_max: 1 << 20,
         resume: true,
+        patience: Patience { role: std::time::Duration::MAX, text: std::time::Duration::MAX },
         recorder: Rc::new(Recorder::new(SpanWriter::new(ring), None)),
     };
     Rc::new(RefCell::new(Ledger::new(setup, Rc::new(RefCell::new(Nowhere)), Rc::new(Metrics::default()))))

@@ -4,72 +4,17 @@
 
 mod harness;
 
-use harness::{Harness, Options, Reply, run, wait_for};
-use pinion_protocol::detokenizer_inbox::Open;
+use harness::deaths::{
+    DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, nothing_sent, resumed, return_to_life,
+    stamp, text_of,
+};
+use harness::{Options, Reply, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::names::Stage;
-use pinion_protocol::tokenizer_inbox::{Submit, TokenizerRecord};
-use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
-use pinion_shm::clock;
-use serde_json::{Value, json};
+use pinion_protocol::tokenizer_inbox::TokenizerRecord;
+use pinion_protocol::{Fault, FaultCode};
+use serde_json::json;
 use std::time::Duration;
-use tokio::net::TcpStream;
-
-const STREAM: &str = r#"{"prompt":"hi","max_tokens":9,"stream":true,"temperature":0.5}"#;
-const ENGINE: Peer = Peer { role: Role::Engine, index: 0 };
-const DETOKENIZER: Peer = Peer { role: Role::Detokenizer, index: 0 };
-const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
-
-fn die(h: &Harness, peer: Peer) {
-    h.app.ledger.borrow_mut().peer_lost(peer);
-}
-
-fn return_to_life(h: &Harness, peer: Peer) {
-    h.app.ledger.borrow_mut().peer_ready(peer);
-}
-
-fn stamp(h: &Harness, id: RequestId, stages: &[Stage]) {
-    let slot = h.table.slot(usize::from(id.slot)).unwrap();
-    stages.iter().for_each(|stage| slot.stamp(id.generation, *stage as usize, clock::now_ns()));
-}
-
-/// Begins a stream that the engine has and is at work on.
-async fn begin(h: &Harness, body: &str) -> (TcpStream, Submit) {
-    let stream = h.post_raw("/v1/completions", body).await;
-    let submit = h.submit().await;
-    h.sent.borrow_mut().opens.clear();
-    stamp(h, submit.id, &[Stage::TokenizeBegin, Stage::EngineReceived, Stage::FirstScheduled]);
-    (stream, submit)
-}
-
-/// What was sent to the detokenizer and the tokenizer for a request that goes on.
-async fn resumed(h: &Harness) -> (Open, Submit) {
-    let submit = h.submit().await;
-    let open = h.sent.borrow_mut().opens.pop_front().unwrap();
-    assert_eq!((open.id, &open.resume), (submit.id, &submit.resume));
-    (open, submit)
-}
-
-fn nothing_sent(h: &Harness) {
-    h.app.ledger.borrow_mut().resume_parked();
-    assert_eq!((h.sent.borrow().jobs.len(), h.sent.borrow().opens.len()), (0, 0));
-}
-
-fn text_of(reply: &Reply) -> String {
-    let events = reply.events();
-    let values = events.iter().filter(|event| *event != "[DONE]");
-    values
-        .map(|event| {
-            serde_json::from_str::<Value>(event).unwrap()["choices"][0]["text"].as_str().unwrap().to_owned()
-        })
-        .collect()
-}
-
-fn error_of(reply: &Reply) -> String {
-    let last = if reply.status == 200 { reply.events().pop().unwrap() } else { reply.body.clone() };
-    let value: Value = serde_json::from_str(&last).unwrap();
-    value["error"]["code"].as_str().unwrap().to_owned()
-}
 
 #[test]
 fn a_stream_goes_on_from_its_last_token() {

@@ -91,6 +91,22 @@ fn a_role_that_never_moves_on_is_replaced() {
     server.stop();
 }
 
+/// The engine has long finished when the detokenizer is found to hang; what it held goes on all the same.
+#[test]
+fn streams_outlive_a_detokenizer_that_hangs() {
+    let server = Server::fake(&["--fake-step-us", "1000", "--stuck-timeout", "8s"]);
+    let (oracle, role, tokens) = (server.oracle(), "detokenizer-0", 300);
+    let answers = streams_over_a_pause(&server, role, 8, tokens, Duration::from_secs(12));
+    for (index, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.end, End::Complete, "stream {index}");
+        let text = oracle.text(&oracle.encode(&format!("{role} {index}")), tokens);
+        assert_eq!(answer.text, text, "stream {index}");
+    }
+    assert_eq!(server.metric("pinion_restarts_total"), 1.0);
+    server.wait_idle();
+    server.stop();
+}
+
 #[test]
 fn health_tells_of_a_role_that_stands_still() {
     let server = Server::fake(&[]);

@@ -4,6 +4,7 @@
 use super::Ledger;
 use crate::limits::LAST_TEXT_GRACE;
 use pinion_protocol::{Fault, FaultCode, RequestId};
+use std::time::Duration;
 
 impl Ledger {
     /// Ends requests for which no role can say anything more.
@@ -21,18 +22,45 @@ impl Ledger {
         }
     }
 
-    /// Looks at what only time can tell: an engine that finished, and a text that does not come.
+    /// Looks at what only time can tell: a text that does not come, a role that does not come back.
     pub fn tick(&mut self, now_ns: u64) {
-        let grace_ns = u64::try_from(LAST_TEXT_GRACE.as_nanos()).unwrap_or(u64::MAX);
-        let late = self.ids(|entry, request| {
-            request.lacks_only_text() && entry.finished_ns.saturating_add(grace_ns) < now_ns
-        });
+        self.end_probations(now_ns);
+        self.give_up_text(now_ns);
+        if self.parked > 0 {
+            let waited = |since_ns: u64| over(since_ns, self.setup.patience.role, now_ns);
+            let fault =
+                Fault::new(FaultCode::RoleRestarted, "a role that this request needs does not come back");
+            let waiting = self.unserved(waited);
+            self.give_up(&waiting, &fault);
+        }
+    }
+
+    /// Who waits for a role that is down, and down since when.
+    pub(super) fn unserved(&self, since: impl Fn(u64) -> bool) -> Vec<RequestId> {
+        self.ids(|entry, request| {
+            let generates = request.facts.route.generates();
+            entry.life.parked && self.outgoing.unserved_since(entry.id.slot, generates).is_some_and(&since)
+        })
+    }
+
+    /// Texts whose engine has finished and that did not come. Where the engine has died since, the detokenizer may never
+    /// have got them: their requests go on from their last token, to the same end.
+    fn give_up_text(&mut self, now_ns: u64) {
+        let patience = self.setup.patience.text;
+        let (orphans, late): (Vec<_>, Vec<_>) = self
+            .ids(|entry, request| {
+                // Nobody waits for the text of those that have their outcome.
+                let soon = entry.life.engine_died || request.outcome().is_some();
+                let patience = if soon { LAST_TEXT_GRACE } else { patience };
+                request.lacks_only_text() && over(entry.finished_ns, patience, now_ns)
+            })
+            .into_iter()
+            .partition(|id| self.goes_on_without_text(*id));
+        orphans.into_iter().for_each(|id| self.park(id));
         if !late.is_empty() {
             tracing::error!(count = late.len(), "finished requests whose text never came");
-            self.give_up(
-                &late,
-                &Fault::new(FaultCode::Internal, "the end of the text was lost inside the service"),
-            );
+            let fault = Fault::new(FaultCode::Internal, "the end of the text was lost inside the service");
+            self.give_up(&late, &fault);
         }
     }
 
@@ -45,4 +73,10 @@ impl Ledger {
             }
         }
     }
+}
+
+/// Whether more than `patience` has passed since `since_ns`.
+fn over(since_ns: u64, patience: Duration, now_ns: u64) -> bool {
+    let patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+    since_ns.saturating_add(patience_ns) < now_ns
 }

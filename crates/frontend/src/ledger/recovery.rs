@@ -7,6 +7,7 @@
 //! up ([`QUARANTINE`]) without taking others along: docs/design/0009-recovery.md.
 
 use super::{Entry, Ledger, Setup};
+use crate::limits::PROBATION_MAX;
 use crate::outgoing::{Job, Outgoing};
 use crate::timeline::Stamps;
 use pinion_protocol::names::{Counter, Stage};
@@ -39,6 +40,12 @@ pub(super) struct Life {
     pub(super) lost_ns: Option<u64>,
     /// Its stages before the last death.
     pub(super) earlier: Option<Box<Stamps>>,
+    /// The engine that finished it has died: what its detokenizer had not got of it is lost.
+    pub(super) engine_died: bool,
+    /// CLOCK_MONOTONIC ns at which it was last submitted.
+    submitted_ns: u64,
+    /// It went on so long ago that others do not wait for its next token any more.
+    trusted: bool,
 }
 
 impl Life {
@@ -53,6 +60,9 @@ impl Life {
             opened: false,
             lost_ns: None,
             earlier: None,
+            engine_died: false,
+            submitted_ns: 0,
+            trusted: false,
         }
     }
 }
@@ -63,6 +73,7 @@ impl Entry {
         let request = self.request.borrow();
         self.life.resumptions > 0
             && !self.life.parked
+            && !self.life.trusted
             && request.outcome().is_none()
             && request.ids().len() == self.life.tokens_before
     }
@@ -82,12 +93,14 @@ impl Entry {
             return Ok(false);
         }
         let resumptions = life.resumptions + u32::from(life.earlier.is_some());
+        let now_ns = clock::now_ns();
         if let Some(slot) = setup.table.slot(usize::from(id.slot)) {
             slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(resumptions));
-            slot.stamp(id.generation, Stage::Submitted as usize, clock::now_ns());
+            slot.stamp(id.generation, Stage::Submitted as usize, now_ns);
         }
         outgoing.submit(id, job, request.resume_ids(), way)?;
         life.resumptions = resumptions;
+        (life.submitted_ns, life.trusted) = (now_ns, false);
         request.facts.tokenizer = way.tokenizer;
         life.tokens_before = request.ids().len();
         life.parked = false;
@@ -101,7 +114,7 @@ impl Entry {
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
     pub fn peer_lost(&mut self, peer: Peer) {
-        self.outgoing.lost(peer);
+        self.outgoing.lost(peer, clock::now_ns());
         if peer.role == Role::Detokenizer {
             let theirs = |entry: &&mut Entry| entry.id.detokenizer(self.setup.detokenizers) == peer.index;
             self.entries.iter_mut().flatten().filter(theirs).for_each(|entry| entry.life.opened = false);
@@ -110,6 +123,17 @@ impl Ledger {
         let mut parked = 0_usize;
         for id in &held {
             parked += usize::from(self.interrupt(*id, peer));
+        }
+        if peer.role == Role::Engine {
+            let finished = |entry: &&mut Entry| entry.request.borrow().lacks_only_text();
+            self.entries
+                .iter_mut()
+                .flatten()
+                .filter(finished)
+                .for_each(|entry| entry.life.engine_died = true);
+        }
+        if self.draining {
+            self.give_up_unserved();
         }
         tracing::warn!(%peer, held = held.len(), parked, "a role died; what waits for its successor goes on");
     }
@@ -123,9 +147,30 @@ impl Ledger {
     /// From now on new requests are refused, and no role comes back.
     pub fn drain(&mut self) {
         self.draining = true;
+        self.give_up_unserved();
+    }
+
+    /// Ends what waits for roles that do not come back. What waits for other things still goes on.
+    fn give_up_unserved(&mut self) {
         let fault = Fault::new(FaultCode::RoleRestarted, "the service is shutting down and a role has died");
-        let parked = self.ids(|entry, _| entry.life.parked);
-        self.give_up(&parked, &fault);
+        let unserved = self.unserved(|_| true);
+        self.give_up(&unserved, &fault);
+    }
+
+    /// Whether a request that the engine has finished can get the text that is missing once more.
+    pub(super) fn goes_on_without_text(&self, id: RequestId) -> bool {
+        let entry = self.entries.get(usize::from(id.slot)).and_then(Option::as_ref);
+        entry.is_some_and(|entry| {
+            let open = entry.request.borrow().outcome().is_none();
+            entry.life.engine_died && entry.life.job.is_some() && open && !self.draining
+        })
+    }
+
+    /// Whoever went on and got nothing for so long may be waiting in a queue, or for those that it holds up.
+    pub(super) fn end_probations(&mut self, now_ns: u64) {
+        let most_ns = u64::try_from(PROBATION_MAX.as_nanos()).unwrap_or(u64::MAX);
+        let long = |entry: &&mut Entry| entry.life.submitted_ns.saturating_add(most_ns) < now_ns;
+        self.entries.iter_mut().flatten().filter(long).for_each(|entry| entry.life.trusted = true);
     }
 
     fn held_by(&self, peer: Peer) -> Vec<RequestId> {
@@ -154,6 +199,8 @@ impl Ledger {
     fn suspicion(&self, id: RequestId, role: Role) -> u32 {
         let (reached, begun) = match role {
             Role::Engine => (Stage::EngineReceived, Stage::FirstScheduled),
+            // It has done with this one, and waits with it for the engine.
+            Role::Tokenizer if self.stage(id, Stage::TokenizeEnd) > 0 => return HELD,
             Role::Tokenizer => (Stage::Submitted, Stage::TokenizeBegin),
             // It says of no request that it is at work on it.
             Role::Detokenizer | Role::Frontend | Role::Launcher => return HELD,
@@ -193,7 +240,7 @@ impl Ledger {
     }
 
     /// Gives a request a new generation in its slot, and lets it wait.
-    fn park(&mut self, id: RequestId) {
+    pub(super) fn park(&mut self, id: RequestId) {
         let Some(slot) = self.setup.table.slot(usize::from(id.slot)) else { return };
         let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
         let Some(entry) = place.filter(|entry| entry.id == id) else { return };
@@ -202,7 +249,7 @@ impl Ledger {
         let prompt_tokens = slot.counter(id.generation, Counter::PromptTokens as usize);
         life.earlier = Some(Box::new(stamps));
         life.lost_ns = life.lost_ns.or(Some(clock::now_ns()));
-        (life.parked, life.opened) = (true, false);
+        (life.parked, life.opened, life.engine_died) = (true, false, false);
         slot.close(id.generation);
         entry.id.generation = slot.open();
         slot.set_counter(entry.id.generation, Counter::PromptTokens as usize, prompt_tokens);

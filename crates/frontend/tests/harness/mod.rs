@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests; each test binary uses some of them")]
 
+pub(crate) mod deaths;
+
 use pinion_config::{ApiKeys, Edge, Fairness, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::app::{App, Numbers, Settings};
 use pinion_frontend::health::Health;
-use pinion_frontend::ledger::{Ledger, Setup};
+use pinion_frontend::ledger::{Ledger, Patience, Setup};
 use pinion_frontend::metrics::Metrics;
 use pinion_frontend::orders::Orders;
 use pinion_frontend::outgoing::Outlet;
@@ -39,6 +41,9 @@ use tokio::sync::watch;
 
 /// No test takes so long, also where others keep the cores busy.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Of the ledger; tests say what time it is.
+pub(crate) const PATIENCE_WITH_ROLES: Patience =
+    Patience { role: Duration::from_secs(40), text: Duration::from_secs(20) };
 /// Most tests let nobody carry out an order.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -154,6 +159,7 @@ impl Harness {
             max_model_len: 4096,
             buffer_bytes_max: options.buffer_bytes_max,
             resume: options.resume,
+            patience: PATIENCE_WITH_ROLES,
             recorder: recorder.clone(),
         };
         let launcher_page = Page::create(1, 1, EDGE_WORDS + 64).unwrap();
