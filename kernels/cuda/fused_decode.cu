@@ -244,7 +244,7 @@ class Step {
         constexpr unsigned ROUND = ROUND_TILES * TILE_OUTPUTS;
         Range range = share_of(phase.outputs);
         unsigned row = threadIdx.x / TILE_OUTPUTS % TILE_ROWS;
-        unsigned output = range.first + threadIdx.x / (TILE_OUTPUTS * TILE_ROWS) * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS;
+        unsigned output = range.first + threadIdx.x / TILE_SUMS * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS;
         auto is_stored = [&] { return row < rows && output < range.end; };
         Operands<T> operands = {};
         if (is_stored()) ask(operands, phase, row, output);
@@ -269,7 +269,7 @@ class Step {
     __device__ __forceinline__ void sum_round(unsigned first, unsigned end, unsigned inputs) {
         float* to = partials.sums[threadIdx.x / WARP];
 #pragma unroll 1
-        for (unsigned t = 0; t < ROUND_TILES && first + t * TILE_OUTPUTS < end; t++, to += TILE_OUTPUTS * TILE_ROWS) {
+        for (unsigned t = 0; t < ROUND_TILES && first + t * TILE_OUTPUTS < end; t++, to += TILE_SUMS) {
             Tile<T> tile = sums_of(walk_of(true), inputs);
             tile.each(rows, [&](unsigned row, unsigned output, float sum) { to[row * TILE_OUTPUTS + output] = sum; });
         }

@@ -8,8 +8,7 @@
 namespace pinion {
 namespace fused {
 
-constexpr unsigned THREADS = 256;
-constexpr unsigned WARPS = THREADS / WARP;
+constexpr unsigned THREADS = TILE_THREADS, WARPS = TILE_WARPS;
 // Copies are waited for in groups; so many are under way at once.
 constexpr unsigned GROUPS = 8;
 // A slot of the weight stream has a chunk for each thread.
@@ -28,7 +27,7 @@ __device__ __forceinline__ Range share_of(unsigned outputs) {
 }
 
 // Tiles of a product that a block sums up before it stores what they come to: then each thread has one sum of a row.
-constexpr unsigned ROUND_TILES = THREADS / (TILE_OUTPUTS * TILE_ROWS);
+constexpr unsigned ROUND_TILES = THREADS / TILE_SUMS;
 struct Partials {
     float sums[WARPS][THREADS];
 };
@@ -76,21 +75,6 @@ __device__ __forceinline__ Matrix matrix_of(const PinionCudaDecode& args, const 
     case UP: return {layers[layer].up_weight, args.inner, args.hidden};
     default: return {layers[layer].down_weight, args.hidden, args.inner};
     }
-}
-
-// How the warps of a block share a product. With `split` they make each tile together, a step in turn: a block has a few
-// tiles only, of most products. Of the head it has many, and a warp makes whole ones.
-struct Walk {
-    unsigned tile, tiles; // this warp's first, and from one to the next
-    unsigned step, steps; // the same of a tile's steps
-};
-__device__ __forceinline__ Walk walk_of(bool split) {
-    unsigned warp = threadIdx.x / WARP;
-    return split ? Walk{0, 1, warp, WARPS} : Walk{warp, WARPS, 0, 1};
-}
-// Steps of a tile that are this warp's, where a row has `count`.
-__device__ __forceinline__ unsigned steps_of(const Walk& walk, unsigned count) {
-    return count > walk.step ? (count - walk.step + walk.steps - 1) / walk.steps : 0;
 }
 
 // All weights that this thread will multiply with in the whole step, in order, fetched ahead into its own slots of shared

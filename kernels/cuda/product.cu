@@ -1,10 +1,12 @@
 // Matrix products: our own kernel for a few rows, the library for more. Contract: pinion_cuda.h.
 //
-// With up to eight rows a product is a walk over the weights. A warp makes one output (or four, for wide outputs) of all
-// rows: 16 bytes of a weight row a lane, streamed past L1, four steps of the walk in flight at once (two, of four rows each,
-// for wide outputs); x is small and stays in L1. Few outputs would leave most of the card without a warp: then all warps of a
-// block make one output, each from its part of the row, and join their sums in shared memory.
+// With up to eight rows a product is a walk over the weights, streamed past L1 to registers; x is small and stays in L1.
+// One or two rows: a warp makes one output (or four, for wide outputs), 16 bytes of a weight row a lane, four steps of the walk
+// in flight at once (two, of four rows each, for wide outputs). More rows: a warp makes tiles of eight outputs on tensor cores
+// (tile.h), as those sums would take longer than the weights. Few outputs would leave most of the card without a warp: then all
+// warps of a block make one output or tile, each from its part of the rows, and join their sums in shared memory.
 #include "rows.h"
+#include "tile.h"
 
 namespace pinion {
 
@@ -16,11 +18,14 @@ constexpr unsigned THREADS = 128;
 constexpr unsigned WARPS = THREADS / WARP;
 // Outputs from here on are made four a warp.
 constexpr unsigned WIDE = 16384;
-// Outputs up to here are made by all warps of a block.
-constexpr unsigned NARROW = 1024;
+// Outputs up to here are made by all warps of a block. A warp has eight at once of tiles, so they are split further up.
+constexpr unsigned NARROW = 1024, NARROW_TILED = 8 * NARROW;
 
 struct SplitShared {
     float sums[WARPS][PINION_GEMV_ROWS_MAX];
+};
+struct TileShared {
+    float sums[TILE_WARPS][TILE_SUMS];
 };
 
 // One output's last step, by the lane that has its sum.
@@ -67,6 +72,90 @@ struct Asked {
         return at<T>(args.x) + size_t(r < args.m ? r : args.m - 1) * args.k + i;
     }
 };
+
+// This warp's steps of a tile, some of them in flight. What is asked for is the next that has not been.
+template <typename T>
+class TileWalk {
+  public:
+    __device__ __forceinline__ TileWalk(const PinionCudaProduct& args, const Walk& walk, unsigned first)
+        : k(args.k), stride(walk.steps * STEP_INPUTS<T>), steps(steps_of(walk, ceil_div(k, STEP_INPUTS<T>))) {
+        // Outputs and rows past the last repeat it; what they sum to is nobody's.
+        unsigned output = first + tile_output(), row = threadIdx.x % WARP / 4;
+        next = walk.step * STEP_INPUTS<T> + tile_input<T>();
+        weights = at<T>(args.weight) + size_t(output < args.n ? output : args.n - 1) * k + next;
+        x = at<T>(args.x) + size_t(row < args.m ? row : args.m - 1) * k + next;
+    }
+
+    __device__ __forceinline__ Tile<T> sums() {
+        Tile<T> tile;
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) ask(a);
+        for (unsigned left = steps; left > 0;) {
+#pragma unroll
+            for (unsigned a = 0; a < AHEAD && left > 0; a++, left--) {
+                tile.add(weight_chunks[a], Tile<T>::arranged(x_chunks[a]));
+                ask(a);
+            }
+        }
+        return tile;
+    }
+
+  private:
+    static constexpr unsigned AHEAD = 6;
+
+    // A lane past the row's end has zeros on both sides.
+    __device__ __forceinline__ void ask(unsigned a) {
+        weight_chunks[a] = x_chunks[a] = Chunk{{0, 0, 0, 0}};
+        if (next < k) {
+            weight_chunks[a] = stream_chunk(weights);
+            x_chunks[a] = early_chunk(x);
+        }
+        next += stride;
+        weights += stride;
+        x += stride;
+    }
+
+    Chunk weight_chunks[AHEAD], x_chunks[AHEAD];
+    const T* weights;
+    const T* x;
+    unsigned k, stride, steps, next;
+};
+
+// Three to eight rows, of 16-bit elements. With SPLIT a block makes one tile, else each of its warps.
+template <typename T, bool SPLIT>
+__global__ void __launch_bounds__(TILE_THREADS) tile_rows_kernel(PinionCudaProduct args) {
+    Walk walk = walk_of(SPLIT);
+    unsigned tile = SPLIT ? blockIdx.x : blockIdx.x * TILE_WARPS + walk.tile, first = tile * TILE_OUTPUTS;
+    if (first >= args.n) return; // the whole warp; never with a barrier below
+    Tile<T> sums = TileWalk<T>(args, walk, first).sums();
+    if constexpr (!SPLIT) {
+        sums.each(args.m, [&](unsigned row, unsigned output, float sum) {
+            if (first + output < args.n) finish<T>(args, row, first + output, sum);
+        });
+    } else {
+        auto& shared = shared_as<TileShared>();
+        sums.each(args.m, [&](unsigned row, unsigned output, float sum) {
+            shared.sums[threadIdx.x / WARP][row * TILE_OUTPUTS + output] = sum;
+        });
+        __syncthreads();
+        unsigned row = threadIdx.x / TILE_OUTPUTS, output = first + threadIdx.x % TILE_OUTPUTS;
+        if (row >= args.m || output >= args.n) return;
+        // In the warps' order: the same inputs give the same bits.
+        float sum = shared.sums[0][threadIdx.x];
+#pragma unroll
+        for (unsigned w = 1; w < TILE_WARPS; w++) sum += shared.sums[w][threadIdx.x];
+        finish<T>(args, row, output, sum);
+    }
+}
+
+template <typename T>
+int32_t launch_tiles(const PinionCudaProduct& args, void* stream) {
+    bool split = args.n <= NARROW_TILED;
+    auto kernel = split ? &tile_rows_kernel<T, true> : &tile_rows_kernel<T, false>;
+    unsigned tiles = ceil_div(args.n, TILE_OUTPUTS), shared = split ? sizeof(TileShared) : 0;
+    PINION_LAUNCH(kernel, dim3(split ? tiles : ceil_div(tiles, TILE_WARPS)), dim3(TILE_THREADS), shared, stream, args);
+    return launch_result();
+}
 
 // SPLIT warps of the block (one or all) walk OUTPUTS outputs together, a step of 16 bytes a lane in turn.
 template <typename T, unsigned ROWS, unsigned OUTPUTS, unsigned SPLIT>
@@ -129,7 +218,7 @@ int32_t launch_outputs(const PinionCudaProduct& args, void* stream) {
 
 template <typename T, unsigned ROWS>
 int32_t launch_rows(const PinionCudaProduct& args, void* stream) {
-    if (args.n >= WIDE) return launch_outputs<T, ROWS, ROWS == 8 ? 2 : 4, 1>(args, stream);
+    if (args.n >= WIDE) return launch_outputs<T, ROWS, 4, 1>(args, stream);
     if (args.n <= NARROW) return launch_outputs<T, ROWS, 1, WARPS>(args, stream);
     return launch_outputs<T, ROWS, 1, 1>(args, stream);
 }
@@ -138,8 +227,7 @@ template <typename T>
 int32_t few_rows_of(const PinionCudaProduct& args, void* stream) {
     if (args.m == 1) return launch_rows<T, 1>(args, stream);
     if (args.m == 2) return launch_rows<T, 2>(args, stream);
-    if (args.m <= 4) return launch_rows<T, 4>(args, stream);
-    return launch_rows<T, 8>(args, stream);
+    return launch_tiles<T>(args, stream);
 }
 
 int32_t few_rows(const PinionCudaProduct& args, void* stream) {

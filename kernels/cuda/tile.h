@@ -11,7 +11,9 @@
 
 namespace pinion {
 
-constexpr unsigned TILE_OUTPUTS = 8, TILE_ROWS = 8;
+constexpr unsigned TILE_OUTPUTS = 8, TILE_ROWS = 8, TILE_SUMS = TILE_OUTPUTS * TILE_ROWS;
+// Threads of a block that makes tiles.
+constexpr unsigned TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / WARP;
 // Inputs of a step.
 template <typename T>
 constexpr unsigned STEP_INPUTS = 4 * PER_CHUNK<T>;
@@ -21,6 +23,21 @@ __device__ __forceinline__ unsigned tile_output() { return threadIdx.x % WARP / 
 template <typename T>
 __device__ __forceinline__ unsigned tile_input() {
     return threadIdx.x % 4 * PER_CHUNK<T>;
+}
+
+// How the warps of a block share a product's tiles. With `split` they make each tile together, a step in turn, where a block
+// has few; else a warp makes whole ones.
+struct Walk {
+    unsigned tile, tiles; // this warp's first, and from one to the next
+    unsigned step, steps; // the same of a tile's steps
+};
+__device__ __forceinline__ Walk walk_of(bool split) {
+    unsigned warp = threadIdx.x / WARP;
+    return split ? Walk{0, 1, warp, TILE_WARPS} : Walk{warp, TILE_WARPS, 0, 1};
+}
+// Steps of a tile that are this warp's, where a row has `count`.
+__device__ __forceinline__ unsigned steps_of(const Walk& walk, unsigned count) {
+    return count > walk.step ? (count - walk.step + walk.steps - 1) / walk.steps : 0;
 }
 
 // The rows of x that a lane multiplies with, of `stride` elements each.
