@@ -10,7 +10,7 @@ use pinion_shm::clock;
 use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::Region;
-use pinion_shm::ring::{PushError, Reader, Record, Writer};
+use pinion_shm::ring::{PushError, Reader, Record, Writer, max_record_bytes};
 use pinion_shm::slots::{Slot, SlotTable};
 use std::collections::VecDeque;
 use std::net::TcpListener;
@@ -147,14 +147,15 @@ impl Outbox {
                 return Ok(());
             }
         };
+        // Before it is looked whether there is room: it would stand at the head of the backlog for ever.
+        if payload.len() > max_record_bytes(writer.capacity_bytes()) {
+            tracing::error!(to = %self.to, kind, bytes = payload.len(), "record over the ring's limit");
+            return Err(Overflow);
+        }
         if self.backlog.is_empty() {
             match writer.push(kind, payload) {
                 Ok(()) => return Ok(()),
-                Err(PushError::Full) => {}
-                Err(PushError::TooLarge) => {
-                    tracing::error!(to = %self.to, kind, bytes = payload.len(), "record over the ring's limit");
-                    return Err(Overflow);
-                }
+                Err(PushError::Full | PushError::TooLarge) => {}
             }
         }
         if self.backlog_bytes + payload.len() > BACKLOG_BYTES_MAX {
@@ -293,6 +294,11 @@ mod tests {
         assert!(begin.elapsed().as_nanos() >= u128::from(READER_PATIENCE_NS) / 2);
         assert_eq!(outbox.backlog_bytes(), payload.len(), "nothing is thrown away");
         outbox.send(1, &payload).unwrap();
+        assert_eq!(
+            outbox.send(1, &[7; 2100]),
+            Err(Overflow),
+            "it would never fit and hold up what comes behind it"
+        );
 
         let mut got = 0;
         while outbox.backlog_bytes() > 0 {
