@@ -5,7 +5,7 @@
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::Reject;
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
 use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json};
 use pinion_tokenizer::{Answer, Limits, Tokenizer};
 use std::path::Path;
@@ -101,6 +101,25 @@ fn resumed_ids_follow_the_prompt() {
     assert_eq!(admit.sampling.max_tokens, Some(4));
     assert_eq!(rejected(submit(text("ab"), Some(3), &[7, 8, 9])).fault.code, FaultCode::Internal);
     assert_eq!(rejected(submit(text("ab"), Some(9), &[257])).fault.code, FaultCode::InvalidValue);
+}
+
+/// It was allowed to begin; a tokenizer that cannot compile in time now does not end it.
+#[test]
+fn the_grammar_of_a_text_that_goes_on_is_not_judged_again() {
+    let with_grammar = |resume: &[u32]| {
+        let grammar =
+            Grammar { kind: GrammarKind::Regex, field: GrammarField::GuidedRegex, text: "a+".into() };
+        let sampling = Sampling { grammar: Some(grammar), max_tokens: Some(4), ..Sampling::default() };
+        TokenizerRecord::Submit(Submit {
+            id: ID,
+            claim: CLAIM,
+            sampling,
+            prompt: text("ab"),
+            resume: resume.to_vec(),
+        })
+    };
+    assert_eq!(rejected(with_grammar(&[])).fault.code, FaultCode::InvalidValue, "this one knows no grammars");
+    assert_eq!(admitted(with_grammar(&[97])).ids, [97, 98, 97]);
 }
 
 #[test]
