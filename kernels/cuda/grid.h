@@ -134,7 +134,22 @@ class GridBarrier {
     uint32_t ticket = 0;
 };
 
-// The host's side: how large a cooperative grid may be, and its launch.
+// The host's side. Any kernel may have this much shared memory; one that takes more says so before its launch.
+constexpr unsigned SHARED_BYTES_PLAIN = 48 * 1024;
+
+template <typename Args>
+int32_t allow_shared(void (*kernel)(Args), unsigned bytes) {
+    if (bytes <= SHARED_BYTES_PLAIN) return 0;
+    const void* function = reinterpret_cast<const void*>(kernel);
+#if defined(__CUDACC__)
+    return told(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+#else
+    emulation::allow_shared(function, bytes);
+    return 0;
+#endif
+}
+
+// How large a cooperative grid may be, and its launch.
 struct Room {
     unsigned multiprocessors = 0;
     unsigned shared_bytes = 0; // most that a block can have
@@ -158,8 +173,8 @@ template <typename Args>
 int32_t blocks_at_once(void (*kernel)(Args), unsigned threads, unsigned shared_bytes, const Room& room, unsigned* blocks) {
     const void* function = reinterpret_cast<const void*>(kernel);
     int count = 0;
-    cudaError_t code = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, room.shared_bytes);
-    if (code == cudaSuccess) code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, function, threads, shared_bytes);
+    if (int32_t code = allow_shared(kernel, room.shared_bytes)) return code;
+    cudaError_t code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, function, threads, shared_bytes);
     *blocks = count;
     return told(code);
 }
@@ -179,7 +194,8 @@ inline int32_t room_of_device(Room* room) {
     return 0;
 }
 template <typename Args>
-int32_t blocks_at_once(void (*)(Args), unsigned, unsigned shared_bytes, const Room& room, unsigned* blocks) {
+int32_t blocks_at_once(void (*kernel)(Args), unsigned, unsigned shared_bytes, const Room& room, unsigned* blocks) {
+    if (int32_t code = allow_shared(kernel, room.shared_bytes)) return code;
     *blocks = shared_bytes <= room.shared_bytes;
     return 0;
 }

@@ -1,4 +1,5 @@
-// Tensor cores: the one instruction that prefill attention and the products of a few rows are made of.
+// Tensor cores: the instruction that prefill attention and the products of a few rows are made of, and the loads that bring its
+// operands from shared memory.
 #pragma once
 #include "target.h"
 
@@ -41,6 +42,43 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
                 d[r * 2 + c] += left * half(all[(pair * 2 + c) * 4 + holder].b[upper], part);
             }
         }
+    }
+#endif
+}
+
+// Four matrices of [8, 8] 16-bit elements from the block's shared memory: PTX's ldmatrix.x4. Lane 8 m + r gives the place of
+// row r of matrix m, 16 bytes at a multiple of 16. Word m of a lane is then of matrix m: columns lane % 4 * 2 and the next of
+// row lane / 4, or with TRANSPOSED rows lane % 4 * 2 and the next of column lane / 4. So rows [k] of a right operand's columns
+// and, TRANSPOSED, rows [n] of its k are two words of `b` above for each [8, 16] of them.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(uint32_t (&words)[4], const void* row) {
+#if defined(PINION_ON_DEVICE)
+    unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "r"(address)
+                     : "memory");
+    }
+#elif !defined(__CUDACC__)
+    // A lane reads its row when it comes here and not later: what other lanes store in between is not for it.
+    struct Row {
+        uint16_t elements[8];
+    } own, rows[WARP];
+    emulation::check_matrix_row(row, sizeof own);
+    memcpy(&own, row, sizeof own);
+    emulation::gather(own, rows);
+    unsigned lane = emulation::lane(), group = lane / 4, pair = lane % 4 * 2;
+    for (unsigned m = 0; m < 4; m++) {
+        const Row* of = &rows[m * 8];
+        uint16_t low = TRANSPOSED ? of[pair].elements[group] : of[group].elements[pair];
+        uint16_t high = TRANSPOSED ? of[pair + 1].elements[group] : of[group].elements[pair + 1];
+        words[m] = low | uint32_t(high) << 16;
     }
 #endif
 }

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #if !defined(__x86_64__)
@@ -25,6 +27,8 @@ bool descending = false;
 const std::function<void()>* kernel_body = nullptr;
 Barrier* grid_wide = nullptr;
 unsigned grid_threads = 0;
+std::mutex allowed_lock; // the tests' threads ask at any time
+std::map<const void*, size_t> allowed_shared;
 
 [[noreturn]] void fiber_main();
 
@@ -139,6 +143,16 @@ dim3 unpack(unsigned linear, dim3 shape) {
 
 std::vector<unsigned char> stacks;
 
+void check(const Launch& launch, unsigned blocks, unsigned threads) {
+    std::lock_guard<std::mutex> guard(allowed_lock);
+    auto allowed = allowed_shared.find(launch.kernel);
+    size_t shared_max = allowed == allowed_shared.end() ? SHARED_BYTES_PLAIN : allowed->second;
+    if (blocks > 0 && threads > 0 && threads <= 1024 && launch.shared_bytes <= shared_max) return;
+    fprintf(stderr, "kernel %s: %u blocks of %u threads and %zu bytes (%zu are allowed) cannot be launched\n", launch.name, blocks,
+            threads, launch.shared_bytes, shared_max);
+    abort();
+}
+
 } // namespace
 
 void wait(Barrier& barrier, unsigned expected) {
@@ -176,19 +190,31 @@ void wait_copies(unsigned pending) {
     copies.erase(copies.begin(), copies.begin() + done);
 }
 
+void check_matrix_row(const void* row, size_t bytes) {
+    const Block& block = *current->block;
+    auto begin = reinterpret_cast<uintptr_t>(block.shared), at = reinterpret_cast<uintptr_t>(row);
+    if (at % bytes != 0 || at < begin || at + bytes > begin + block.shared_bytes) {
+        fprintf(stderr, "a row of a matrix is not aligned, or not in shared memory\n");
+        abort();
+    }
+}
+
+void allow_shared(const void* kernel, size_t bytes) {
+    std::lock_guard<std::mutex> guard(allowed_lock);
+    allowed_shared[kernel] = bytes;
+}
+
 void pause() {
     current->spins = true;
     leave(*current);
 }
 
-void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool cooperative, const std::function<void()>& body) {
+void run(const Launch& launch, const std::function<void()>& body) {
+    dim3 grid = launch.grid, block = launch.block;
     unsigned block_count = grid.x * grid.y * grid.z, threads = block.x * block.y * block.z;
-    unsigned at_once = cooperative ? block_count : 1;
+    unsigned at_once = launch.cooperative ? block_count : 1;
     unsigned warps = (threads + 31) / 32;
-    if (block_count == 0 || threads == 0 || threads > 1024 || shared_bytes > 227 * 1024) {
-        fprintf(stderr, "kernel %s: %u blocks of %u threads and %zu bytes cannot be launched\n", name, block_count, threads, shared_bytes);
-        abort();
-    }
+    check(launch, block_count, threads);
     if (stacks.size() < size_t{at_once} * threads * STACK_BYTES) stacks.resize(size_t{at_once} * threads * STACK_BYTES);
     descending = !descending;
     kernel_body = &body;
@@ -197,13 +223,13 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool coop
     Barrier grid_state;
     grid_wide = &grid_state;
     grid_threads = block_count * threads;
-    // Shared memory starts with a pattern: what is read before it is written shows.
-    std::vector<unsigned char> shared(at_once * ((shared_bytes + 127) / 128 * 128 + 128));
+    // Shared memory starts as no number of any type: what is read before it is written shows, times zero too.
+    std::vector<unsigned char> shared(at_once * ((launch.shared_bytes + 127) / 128 * 128 + 128));
     std::vector<Warp> warp_states(size_t{at_once} * warps);
     std::vector<Block> blocks(at_once);
     std::vector<Fiber> fibers(size_t{at_once} * threads);
     for (unsigned first = 0; first < block_count; first += at_once) {
-        memset(shared.data(), 0xcd, shared.size());
+        memset(shared.data(), 0xff, shared.size());
         for (unsigned b = 0; b < at_once; b++) {
             Block& state = blocks[b];
             state = Block();
@@ -212,6 +238,7 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool coop
             state.warps = &warp_states[size_t{b} * warps];
             auto base = reinterpret_cast<uintptr_t>(shared.data() + b * (shared.size() / at_once));
             state.shared = reinterpret_cast<unsigned char*>((base + 127) & ~uintptr_t{127});
+            state.shared_bytes = launch.shared_bytes;
             state.threads = threads;
             for (unsigned w = 0; w < warps; w++) state.warps[w].barrier = Barrier();
             for (unsigned t = 0; t < threads; t++) {
@@ -223,7 +250,7 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool coop
                 prepare(fiber, stacks.data() + (size_t{b} * threads + t) * STACK_BYTES);
             }
         }
-        schedule(name, fibers, threads);
+        schedule(launch.name, fibers, threads);
     }
 }
 

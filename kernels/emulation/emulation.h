@@ -4,7 +4,7 @@
 // everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Each warp
 // runs as far as it can alone, then the next, then the next block; ascending in one launch, descending in the next: a kernel
 // that misses a barrier gives different results in the two.
-// Not emulated: alignment faults (but of asynchronous copies), memory order between blocks, time.
+// Not emulated: alignment faults (but of asynchronous copies and of matrices' rows), memory order between blocks, time.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -57,6 +57,7 @@ struct Block {
     Barrier barrier;
     Warp* warps = nullptr;
     unsigned char* shared = nullptr;
+    size_t shared_bytes = 0;
     unsigned threads = 0;
 };
 
@@ -69,10 +70,22 @@ void grid_barrier();
 void copy_async(void* to, const void* from, size_t bytes);
 void commit_copies();
 void wait_copies(unsigned pending);
+// A row that a lane gives to an `ldmatrix` lies in the block's shared memory, aligned to its length, or the process ends.
+void check_matrix_row(const void* row, size_t bytes);
+// From now on blocks of the kernel may have so much shared memory; no more than SHARED_BYTES_PLAIN without it.
+constexpr size_t SHARED_BYTES_PLAIN = 48 * 1024;
+void allow_shared(const void* kernel, size_t bytes);
 // A turn of a loop that waits for another thread's store.
 void pause();
+struct Launch {
+    const char* name;
+    const void* kernel;
+    dim3 grid, block;
+    size_t shared_bytes;
+    bool cooperative;
+};
 // Runs a kernel's blocks, one after another or (cooperative) all at once.
-void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool cooperative, const std::function<void()>& body);
+void run(const Launch& launch, const std::function<void()>& body);
 
 inline Warp& warp() { return current->block->warps[current->linear / 32]; }
 inline unsigned lane() { return current->linear % 32; }
@@ -144,11 +157,15 @@ inline T atomicMax(T* at, T value) {
     return old;
 }
 
-#define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                              \
-    emulation::enqueue(stream, [=] {                                                                               \
-        emulation::run(#kernel, grid, block, shared_bytes, false, [=] { kernel(__VA_ARGS__); });                   \
+#define PINION_EMULATE(kernel, grid, block, shared_bytes, cooperative) \
+    emulation::Launch { #kernel, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, cooperative }
+#define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                           \
+    emulation::enqueue(stream, [=] {                                                                            \
+        emulation::run(PINION_EMULATE(kernel, grid, block, shared_bytes, false), [=] { kernel(__VA_ARGS__); }); \
     })
-#define PINION_LAUNCH_COOPERATIVE(kernel, grid, block, shared_bytes, stream, args)                                 \
-    (emulation::enqueue(stream,                                                                                    \
-                        [=] { emulation::run(#kernel, grid, block, shared_bytes, true, [=] { kernel(args); }); }), \
+#define PINION_LAUNCH_COOPERATIVE(kernel, grid, block, shared_bytes, stream, args)                                          \
+    (emulation::enqueue(stream,                                                                                             \
+                        [=] {                                                                                               \
+                            emulation::run(PINION_EMULATE(kernel, grid, block, shared_bytes, true), [=] { kernel(args); }); \
+                        }),                                                                                                 \
      0)

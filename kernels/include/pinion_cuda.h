@@ -236,7 +236,8 @@ int32_t pinion_cuda_decode_plan(const PinionCudaDecode* args, PinionCudaDecodePl
 int32_t pinion_cuda_decode_step(const PinionCudaDecode* args, void* stream);
 
 // Tiles of up to PINION_PREFILL_TILE query tokens that follow each other in one sequence, on tensor cores (mma m16n8k16):
-// bf16 and f16, head_dim 64 or 128. tiles: u32 [count, 2] {first token, tokens}. K and V must be in the cache already.
+// bf16 and f16, head_dim 64 or 128. tiles: u32 [count, 2] {first token, tokens}. K and V must be in the cache already. A
+// sequence's later tiles come behind its earlier ones, for speed only. scale is above 0.
 enum { PINION_PREFILL_TILE = 64 };
 typedef struct PinionCudaPrefill {
     PinionCudaBatch batch;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 mod emulated;
+mod fragments;
 mod products;
 mod sweeps;
 

@@ -48,6 +48,24 @@ impl Paged {
         }
     }
 
+    /// From here on no row of the cache is a number but those of each lane's first so many positions.
+    fn spoil(&mut self, bench: &Bench, dtype: CudaDtype, lens: &[usize]) {
+        let twin::Cache { ref mut values, kv_heads, block_size, head_dim } = self.twin;
+        let mut spoilt = vec![f32::NAN; values.len()];
+        for (table, &len) in self.tables.iter().zip(lens) {
+            for position in 0..len {
+                let block = table[position / block_size] as usize;
+                for k_or_v in 0..2 * kv_heads {
+                    let row = (block * 2 * kv_heads + k_or_v) * block_size + position % block_size;
+                    let range = row * head_dim..(row + 1) * head_dim;
+                    spoilt[range.clone()].copy_from_slice(&values[range]);
+                }
+            }
+        }
+        *values = spoilt;
+        self.cache = bench.put(dtype, values);
+    }
+
     /// What each query should give; zeros for padding.
     fn attend<'a>(
         &self,
@@ -153,67 +171,100 @@ pub(crate) fn decode_attention(device: &Device, scale: Scale) {
     }
 }
 
-/// Chunks of several sequences, with tails, in one launch; and the same through the kernel for single tokens.
+/// Query tokens of several sequences, each of its own length and after its own context.
+#[derive(Default)]
+struct Chunks {
+    lane_of: Vec<u32>,
+    positions: Vec<u32>,
+    tiles: Vec<u32>,
+    /// Positions of each lane, to the end of its chunk.
+    lens: Vec<usize>,
+}
+
+impl Chunks {
+    fn new(random: &mut Random, lanes: usize, context_max: usize) -> Chunks {
+        let mut chunks = Chunks::default();
+        let tile = PREFILL_TILE as usize;
+        for lane in 0..lanes as u32 {
+            // Whole tiles, whole warps and anything else; after no context, whole tiles of keys, one less than a query's
+            // first sight of the next tile, and anything else.
+            let step = random.pick(&[1, 1, 16, tile]);
+            let len = step * (1 + random.below(context_max.min(140) / step));
+            let room = context_max - len;
+            let first = match random.below(5) {
+                0 => 0,
+                1 => random.below(room + 1) / tile * tile,
+                2 => (random.below(room + 1) / tile * tile + tile - 2).min(room),
+                _ => random.below(room + 1),
+            };
+            for begin in (0..len).step_by(tile) {
+                chunks.tiles.extend([(chunks.lane_of.len() + begin) as u32, (len - begin).min(tile) as u32]);
+            }
+            chunks.lane_of.extend(std::iter::repeat_n(lane, len));
+            chunks.positions.extend((first..first + len).map(|position| position as u32));
+            chunks.lens.push(first + len);
+        }
+        chunks
+    }
+}
+
+/// Chunks of several sequences, with tails, in one launch; and the same through the kernel for single tokens. Contexts of
+/// several tiles of keys, so each part of the shared memory is filled again; nothing but the contexts is a number.
 pub(crate) fn prefill_attention(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
+    let context_max = 2 * scale.context_max;
     for seed in 0..scale.cases {
         let mut random = Random(5000 + seed);
         let dtype = random.pick(&[CudaDtype::Bf16, CudaDtype::F16]);
         let (kv_heads, group, dim) = (1 + random.below(2), 1 + random.below(2), random.pick(&[64usize, 128]));
         let (heads, lanes, block_size) =
             (kv_heads * group, 1 + random.below(3), random.pick(&[4usize, 16, 32]));
-        let paged =
-            Paged::new(&bench, dtype, &mut random, [kv_heads, block_size, dim], lanes, scale.context_max);
-        let (mut lane_of, mut positions, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
-        for lane in 0..lanes as u32 {
-            let len = 1 + random.below(scale.context_max.min(140));
-            let first = random.below(scale.context_max - len + 1);
-            for begin in (0..len).step_by(PREFILL_TILE as usize) {
-                tiles.extend([
-                    (lane_of.len() + begin) as u32,
-                    (len - begin).min(PREFILL_TILE as usize) as u32,
-                ]);
-            }
-            lane_of.extend(std::iter::repeat_n(lane, len));
-            positions.extend((first..first + len).map(|position| position as u32));
-        }
-        let tokens = lane_of.len();
+        let shape = [kv_heads, block_size, dim];
+        let mut paged = Paged::new(&bench, dtype, &mut random, shape, lanes, context_max);
+        let chunks = Chunks::new(&mut random, lanes, context_max);
+        paged.spoil(&bench, dtype, &chunks.lens);
+        let tokens = chunks.lane_of.len();
         let (q, q_values) = bench.random(dtype, &mut random, tokens * heads * dim);
-        let batch = paged.batch(&bench, dtype, &lane_of, &positions, heads);
-        let out = bench.room(tokens * heads * dim * dtype.size());
+        let batch = paged.batch(&bench, dtype, &chunks.lane_of, &chunks.positions, heads);
         let (stride, factor) = ((heads * dim) as u32, 3.0 / (dim as f32).sqrt());
-        let want = paged.attend(&lane_of, &positions, q_values.chunks_exact(heads * dim), factor);
-        let args = Prefill {
+        let want =
+            paged.attend(&chunks.lane_of, &chunks.positions, q_values.chunks_exact(heads * dim), factor);
+        let prefill = Prefill {
             batch,
             q,
             q_stride: stride,
             cache: paged.cache,
-            out,
+            out: bench.room(tokens * heads * dim * dtype.size()),
             out_stride: stride,
-            tiles: bench.words(&tiles),
-            count: (tiles.len() / 2) as u32,
+            tiles: bench.words(&chunks.tiles),
+            count: (chunks.tiles.len() / 2) as u32,
             scale: factor,
         };
-        bench.stream.prefill_attention(&args).expect("a launch");
-        check_near("prefill attention", seed, &bench.get(dtype, out), &want, 2.0 * tolerance(dtype));
+        bench.stream.prefill_attention(&prefill).expect("a launch");
+        let before = bench.get(dtype, prefill.out);
+        check_near("prefill attention", seed, &before, &want, 2.0 * tolerance(dtype));
+        // The emulated device turns its order round, and copies late where it copied at once.
+        let again = Prefill { out: bench.room(prefill.out.bytes()), ..prefill };
+        bench.stream.prefill_attention(&again).expect("a launch");
+        assert!(before == bench.get(dtype, again.out), "prefill attention, seed {seed}: the order shows");
+        bench.stream.prefill_attention(&Prefill { scale: 0.0, ..prefill }).expect_err("a scale of nothing");
 
         // Every other token through the other kernel: it overwrites its own rows and no others.
         let queries: Vec<u32> = (0..tokens as u32).step_by(2).collect();
-        let before = bench.get(dtype, out);
         let args = Attention {
             batch,
             q,
             q_stride: stride,
             append: None,
             cache: paged.cache,
-            out,
+            out: prefill.out,
             out_stride: stride,
             queries: Some((bench.words(&queries), queries.len() as u32)),
             split: None,
             scale: factor,
         };
         bench.stream.attention(&args).expect("a launch");
-        let after = bench.get(dtype, out);
+        let after = bench.get(dtype, prefill.out);
         check_near("attention of picked tokens", seed, &after, &want, 2.0 * tolerance(dtype));
         for token in (1..tokens).step_by(2) {
             let range = token * heads * dim..(token + 1) * heads * dim;
