@@ -297,7 +297,8 @@ impl Service {
                 Ok(())
             }
             Stage::Draining { .. } => {
-                if !status.success() {
+                // Only frontends leave by themselves.
+                if !status.success() || peer.role != Role::Frontend {
                     tracing::warn!(%peer, %status, "ended while draining");
                     self.cut_short = true;
                     // Nobody comes after it: what it held must not wait for the deadline.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub(crate) struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks the signals for this thread, and so for every thread it starts. Spawned processes start with
-    /// an empty mask again.
+    /// Blocks the signals for this thread, and so for every thread and process that it starts: whoever sends one to all
+    /// of them, as systemd does, is heard here alone.
     pub(crate) fn new() -> io::Result<Signals> {
         let mut set = SigSet::empty();
         for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {

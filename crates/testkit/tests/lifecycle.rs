@@ -178,6 +178,20 @@ fn a_role_that_dies_in_the_drain_is_not_waited_for() {
     }
 }
 
+/// As systemd does it: the signal goes to every process of the service.
+#[test]
+fn a_signal_to_everybody_is_for_the_launcher() {
+    let mut server = Server::fake(&["--fake-step-us", "5000"]);
+    let stream = begin(&server, "drain", 100);
+    server.roles().iter().for_each(|role| kill(role.pid, Signal::SIGTERM));
+    server.signal(Signal::SIGTERM);
+    let answer = Answer::read(Api::Completions, true, stream);
+    let oracle = server.oracle();
+    assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("drain"), 100)));
+    assert_eq!(server.wait_exit(PATIENCE).code(), Some(0));
+    assert_eq!(server.processes(), []);
+}
+
 #[test]
 fn a_killed_launcher_leaves_nobody() {
     // A step takes so long that the stream cannot be complete.

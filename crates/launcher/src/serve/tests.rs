@@ -14,8 +14,9 @@ use pinion_shm::{clock, doorbell};
 use pinion_worker::Session;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 
 const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
 
@@ -90,6 +91,15 @@ fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
         .expect("a role that is being killed is no role that starts too slowly");
     service.kill_all();
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// It could not take new links, say, and left in good order: whoever it kept waiting was not told.
+#[test]
+fn whoever_leaves_a_drain_early_has_died() {
+    let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+    service.drain();
+    service.ended(0, ExitStatus::from_raw(0)).unwrap();
+    assert!(service.cut_short, "what it held is lost");
 }
 
 /// Sixteen of each role and a socket for each that starts: such a service could not start.
