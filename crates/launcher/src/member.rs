@@ -3,6 +3,7 @@
 use crate::host::{Body, Host};
 use crate::restart::RestartPolicy;
 use crate::wiring::Wiring;
+use nix::sys::signal::Signal;
 use pinion_config::Process;
 use pinion_protocol::Peer;
 use pinion_protocol::control::{Admin, AdminOutcome, FromRole, ToRole};
@@ -11,6 +12,7 @@ use pinion_shm::fdpass;
 use pinion_worker::control::{LauncherEnd, Rendezvous};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 /// Control messages a role may leave untaken before the launcher stops sending to it: far below the number
@@ -85,6 +87,8 @@ pub struct Member {
     /// Count of control messages up to the latest that handed it new links.
     links_sent: u64,
     running: Option<Running>,
+    /// It was a thread that was to be killed, and nobody was told yet that it is gone.
+    left_behind: bool,
 }
 
 impl Member {
@@ -100,6 +104,7 @@ impl Member {
             epoch: 0,
             links_sent: 0,
             running: None,
+            left_behind: false,
         }
     }
 
@@ -154,6 +159,10 @@ impl Member {
 
     /// What happened since the last call, one thing at a time; never blocks.
     pub fn poll(&mut self, wiring: &Wiring) -> io::Result<Option<Happening>> {
+        if std::mem::take(&mut self.left_behind) {
+            self.ready = false;
+            return Ok(Some(Happening::Ended(ExitStatus::from_raw(Signal::SIGKILL as i32))));
+        }
         if let Err(error) = self.connect(wiring) {
             tracing::error!(peer = %self.peer, %error, "cannot be told what it needs; killing it");
             self.running.iter().for_each(|running| _ = running.body.kill());
@@ -242,10 +251,11 @@ impl Member {
         self.ready && wiring.page(self.peer).get(Gauge::ControlSeen as usize) < self.links_sent
     }
 
-    /// Ends the role now, or leaves it behind if it is a thread.
+    /// Ends the role now, or leaves it behind if it is a thread, which leaves by itself once it finds its control channel
+    /// closed. Either way [`Member::poll`] tells of its end.
     pub fn kill(&mut self) {
         if self.running.as_ref().is_some_and(|running| !running.body.kill()) {
-            self.running = None;
+            (self.running, self.left_behind) = (None, true);
         }
     }
 }

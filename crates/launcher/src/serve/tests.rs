@@ -17,6 +17,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
 
 const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
 
@@ -91,6 +92,30 @@ fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
         .expect("a role that is being killed is no role that starts too slowly");
     service.kill_all();
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Is a role and does nothing.
+fn hangs(peer: Peer, socket: OwnedFd) -> ExitCode {
+    let _session = Session::attach_over(peer.role, socket);
+    std::thread::sleep(Duration::from_secs(600));
+    ExitCode::FAILURE
+}
+
+/// A thread cannot be killed. It was left behind without a word: nobody replaced it, and its requests waited for ever.
+#[test]
+fn a_thread_that_is_left_behind_has_died() {
+    let mut service = service(config(), Host::Threads(hangs as RoleMain));
+    service.members[0].ready = true;
+    let late_ns = clock::now_ns() + 1000 * service.config.lifecycle.stuck_timeout_ms * MS_NS;
+    (service.turned_ns, service.silent_from_ns) = (late_ns, 0);
+    service.kill_stuck(late_ns);
+    let Service { members, wiring, .. } = &mut service;
+    let Ok(Some(Happening::Ended(status))) = members[0].poll(wiring) else {
+        panic!("nobody hears of its end")
+    };
+    assert!(members[0].poll(wiring).unwrap().is_none(), "once");
+    service.ended(0, status).unwrap();
+    assert!(service.members[0].restart_at_ns.is_some(), "it gets a successor");
 }
 
 /// It could not take new links, say, and left in good order: whoever it kept waiting was not told.
