@@ -1,31 +1,93 @@
 //! The listening socket: bound before anything is loaded, listening when every role is ready.
 
 use crate::ending::Ending;
+use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, listen, setsockopt, socket,
+    sockopt,
 };
-use pinion_config::{Config, Exit};
+use pinion_config::Exit;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+/// Connections the kernel queues for the frontends.
+const LISTEN_BACKLOG: i32 = 1024;
 
 /// Binds, so that a taken port is known before anything is loaded, but does not listen: until every role is
 /// ready a client is refused, not kept waiting.
-pub(crate) fn bind_port(config: &Config) -> Result<(OwnedFd, SocketAddr), Ending> {
-    let wanted = SocketAddr::new(config.host, config.port);
-    let fail = |error: nix::Error| {
-        let hint = if error == nix::Error::EADDRINUSE { " (--port chooses another)" } else { "" };
-        Ending::new(Exit::Port, format!("cannot bind {wanted}: {}{hint}", error.desc()))
+///
+/// With SO_REUSEADDR two services that both still load could have the port. So it is left out, unless only closed
+/// connections of an earlier service, in TIME_WAIT, are in the way.
+pub(crate) fn bind_port(wanted: SocketAddr) -> Result<(OwnedFd, SocketAddr), Ending> {
+    let bound = match bind_socket(wanted, false) {
+        Err(Errno::EADDRINUSE) => bind_socket(wanted, true),
+        first => first,
     };
+    let bound = bound.map_err(|error| refused("bind", wanted, error))?;
+    let address = bound.local_addr().map_err(|e| Ending::system("cannot read the bound address", e))?;
+    Ok((bound.into(), address))
+}
+
+fn bind_socket(wanted: SocketAddr, reuse: bool) -> nix::Result<TcpListener> {
     let family = if wanted.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket(family, SockType::Stream, flags, None).map_err(fail)?;
-    setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(fail)?;
+    let fd = socket(family, SockType::Stream, flags, None)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &reuse)?;
     match wanted {
         SocketAddr::V4(v4) => bind(fd.as_raw_fd(), &SockaddrIn::from(v4)),
         SocketAddr::V6(v6) => bind(fd.as_raw_fd(), &SockaddrIn6::from(v6)),
+    }?;
+    Ok(TcpListener::from(fd))
+}
+
+/// Lets clients connect. Connections inherit SO_REUSEADDR, so that a next service can have the port while they are in
+/// TIME_WAIT.
+pub(crate) fn open_port(bound: BorrowedFd<'_>, address: SocketAddr) -> Result<(), Ending> {
+    setsockopt(&bound, sockopt::ReuseAddr, &true)
+        .and_then(|()| listen(&bound, Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN)))
+        .map_err(|error| refused("listen on", address, error))
+}
+
+fn refused(what: &str, address: SocketAddr, error: Errno) -> Ending {
+    let hint = if error == Errno::EADDRINUSE { " (--port chooses another)" } else { "" };
+    Ending::new(Exit::Port, format!("cannot {what} {address}: {}{hint}", error.desc()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::os::fd::AsFd;
+
+    const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+    /// Two services started at once: the second has to know before it loads its model.
+    #[test]
+    fn a_port_that_another_still_starting_service_has_bound_is_taken() {
+        let (_first, address) = bind_port(ANY_PORT).unwrap();
+        let end = bind_port(address).expect_err("the port is taken");
+        assert_eq!(end.code, Exit::Port);
+        assert!(end.reason.contains("--port"), "{}", end.reason);
     }
-    .map_err(fail)?;
-    let bound = TcpListener::from(fd);
-    let address = bound.local_addr().map_err(|e| Ending::system("cannot read the bound address", e))?;
-    Ok((bound.into(), address))
+
+    #[test]
+    fn a_port_is_free_again_while_old_connections_are_in_time_wait() {
+        let (first, address) = bind_port(ANY_PORT).unwrap();
+        open_port(first.as_fd(), address).unwrap();
+        assert!(bind_port(address).is_err(), "somebody listens there");
+        let mut client = TcpStream::connect(address).unwrap();
+        let listener = TcpListener::from(first);
+        listener.set_nonblocking(false).unwrap();
+        let (mut served, _) = listener.accept().unwrap();
+        served.write_all(b"x").unwrap();
+        // the side that closes first has the connection in TIME_WAIT
+        drop(served);
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).unwrap();
+        drop((client, listener));
+        let (second, address) = bind_port(address).unwrap();
+        open_port(second.as_fd(), address).unwrap();
+        TcpStream::connect(address).unwrap();
+    }
 }

@@ -9,11 +9,10 @@ use crate::admin::{Answer, Orders};
 use crate::ending::{Ending, role_exit, start_failure};
 use crate::host::Host;
 use crate::member::{Happening, Member};
-use crate::port::bind_port;
+use crate::port::{bind_port, open_port};
 use crate::profile::Recording;
 use crate::signals::Signals;
 use crate::wiring::Wiring;
-use nix::sys::socket::{Backlog, listen};
 use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_protocol::control::{Admin, ToRole};
 use pinion_protocol::{Peer, Role};
@@ -28,8 +27,6 @@ const TICK: Duration = Duration::from_millis(50);
 const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 /// The same when each has a profiler around it.
 const REPORT_TIMEOUT_NS: u64 = 60_000_000_000;
-/// Connections the kernel queues for the frontends.
-const LISTEN_BACKLOG: i32 = 1024;
 /// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
 const OWN_PAUSE_NS: u64 = 1_000_000_000;
 const MS_NS: u64 = 1_000_000;
@@ -94,7 +91,7 @@ pub fn serve(config: Config, host: Host) -> Ending {
 impl Service {
     fn start(config: Config, host: Host) -> Result<Service, Ending> {
         let topology = Topology::new(&config);
-        let (listener, address) = bind_port(&config)?;
+        let (listener, address) = bind_port((config.host, config.port).into())?;
         let wiring = Wiring::new(&config, &topology, listener)
             .map_err(|e| Ending::system("cannot make shared memory", e))?;
         eprintln!("{}", config.cpu_plan);
@@ -374,9 +371,7 @@ impl Service {
 
     /// Every role is ready: listen, and let the frontends accept.
     fn open(&mut self) -> Result<(), Ending> {
-        let backlog = Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN);
-        listen(&self.wiring.listener(), backlog)
-            .map_err(|e| Ending::new(Exit::Port, format!("cannot listen on {}: {e}", self.address)))?;
+        open_port(self.wiring.listener(), self.address)?;
         self.stage = Stage::Serving;
         self.tell_role(Role::Frontend, &ToRole::Open);
         for member in &self.members {

@@ -40,7 +40,7 @@ fn config() -> Config {
 /// A service of one tokenizer that is ready, or as good as.
 fn service(config: Config, host: Host) -> Service {
     let topology = Topology::new(&config);
-    let (listener, address) = crate::port::bind_port(&config).unwrap();
+    let (listener, address) = crate::port::bind_port((config.host, config.port).into()).unwrap();
     let wiring = Wiring::new(&config, &topology, listener).unwrap();
     let tokenizers = topology.processes.into_iter().filter(|process| process.peer == TOKENIZER);
     let now_ns = clock::now_ns();
