@@ -18,6 +18,8 @@ pub(crate) enum Request {
     Bench(Vec<String>),
     /// The topic, if one was named.
     Help(Option<String>),
+    /// No command that there is: what else is wrong depends on the one that was meant.
+    Unknown,
 }
 
 const COMMANDS: &str = "serve, config show, trace, bench, help, version";
@@ -41,6 +43,7 @@ pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Colle
         Some("config") => {
             if words.get(1).is_none_or(|word| word != "show") {
                 faults.add(&line, "`config` is followed by `show`");
+                return (Request::Unknown, Vec::new());
             }
             (Request::ShowConfig, words.get(2..).unwrap_or(&[]))
         }
@@ -51,7 +54,7 @@ pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Colle
         }
         Some(other) => {
             faults.add(&line, format!("`{other}` is no command; there are {COMMANDS}"));
-            (Request::Serve, &words[1..])
+            (Request::Unknown, &[][..])
         }
         None => (Request::Help(None), &words[..]),
     };

@@ -14,6 +14,8 @@ pub enum Origin {
         /// The key.
         key: String,
     },
+    /// The config file as a whole.
+    WholeFile(String),
     /// An environment variable.
     Environment(String),
     /// A flag, with its dashes.
@@ -29,6 +31,7 @@ impl std::fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("default"),
             Origin::File { file, key } => write!(f, "{file}:{key}"),
+            Origin::WholeFile(file) => f.write_str(file),
             Origin::Environment(name) => f.write_str(name),
             Origin::Flag(flag) => f.write_str(flag),
             Origin::Model(path) => f.write_str(path),

@@ -93,6 +93,7 @@ pub fn parse(
             return Ok(Command::Trace(command));
         }
         Request::Help(topic) => return Ok(Command::Help(help::text(topic.as_deref()))),
+        Request::Unknown => return Err(Faults(faults.0)),
         Request::Serve | Request::ShowConfig => {}
     }
     let settings = sources::settle(typed, env, &mut faults);

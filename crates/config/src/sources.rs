@@ -188,7 +188,7 @@ fn is_service_link(name: &str, text: &str) -> bool {
 }
 
 fn read_file(path: &str, settings: &mut Settings, faults: &mut Collector) {
-    let whole = Origin::File { file: path.to_owned(), key: "file".to_owned() };
+    let whole = Origin::WholeFile(path.to_owned());
     let table = match load_table(path) {
         Ok(table) => table,
         Err(reason) => return faults.add(&whole, reason),

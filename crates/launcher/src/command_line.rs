@@ -7,6 +7,7 @@ use crate::{ending, serve};
 use pinion_config::{Command, Config, Exit, Machine, Topology};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,13 +29,18 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
         }
     };
     match command {
-        Command::Version => println!("pinion {}", env!("CARGO_PKG_VERSION")),
-        Command::Help(text) | Command::ShowConfig(text) => println!("{text}"),
+        Command::Version => print(concat!("pinion ", env!("CARGO_PKG_VERSION"))),
+        Command::Help(text) | Command::ShowConfig(text) => print(&text),
         Command::Bench(arguments) => return become_bench(&arguments),
         Command::Trace(command) => return crate::trace::run(&command).into(),
         Command::Serve(config) => return run_service(*config, threads),
     }
     Exit::Ok.into()
+}
+
+/// A reader who has seen enough, like `head`, is no fault.
+fn print(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
 fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
