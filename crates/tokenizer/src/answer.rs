@@ -149,10 +149,9 @@ impl Tokenizer {
             Prompt::Chat(json) => self.encode(param, &self.chat.render(&json, unix_seconds)?, tokens_max)?,
         };
         if ids.is_empty() {
-            return Err(Fault::field(
-                param,
-                "must not be empty: the model needs at least one token to continue",
-            ));
+            let message =
+                format!("{param} must not be empty: the model needs at least one token to continue");
+            return Err(Fault::field(param, message));
         }
         self.check_vocabulary(&ids, param)?;
         Ok(ids)
@@ -169,7 +168,7 @@ impl Tokenizer {
                 );
                 context_fault(param, message)
             }
-            EncodeError::Failed(reason) => Fault::field(param, format!("cannot be encoded: {reason}")),
+            EncodeError::Failed(reason) => Fault::field(param, format!("{param} cannot be encoded: {reason}")),
         })
     }
 

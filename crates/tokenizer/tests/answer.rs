@@ -129,8 +129,8 @@ fn what_does_not_fit_is_rejected_with_its_field_and_numbers() {
     let bad_chat = r#"[{"role": "user", "content": "a"}, {"role": "user", "content": 1}]"#;
     let huge = "z".repeat(64 * 1024);
     let cases: [(Prompt, Option<u32>, FaultCode, &str, &str); 13] = [
-        (text(""), None, InvalidValue, "prompt", "must not be empty"),
-        (Prompt::Ids(vec![]), Some(1), InvalidValue, "prompt", "must not be empty"),
+        (text(""), None, InvalidValue, "prompt", "prompt must not be empty"),
+        (Prompt::Ids(vec![]), Some(1), InvalidValue, "prompt", "prompt must not be empty"),
         (
             Prompt::Ids(vec![1, 257]),
             None,
