@@ -7,7 +7,7 @@
 #
 # Objects are kept in the cache folder under a hash of what they are made from, so a second build is a link.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
 # All five by name: cuda-toolkit[nvcc] alone takes nvvm and crt of another version.
 CUDA_VERSION=13.0.2
@@ -22,7 +22,7 @@ setup_nvcc() {
         return
     fi
     need "$PYTHON" "downloading nvcc"
-    mkdir -p "$CACHE"
+    make_cache
     local part
     part=$(mktemp -d "$CACHE/cuda.XXXXXX")
     say "downloading nvcc of CUDA $CUDA_VERSION (118 MB)"

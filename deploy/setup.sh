@@ -6,8 +6,9 @@
 #   PINION_PYTHON  the Python whose pip is used (default: python3)
 set -euo pipefail
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pinion}
+ROOT=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+# Without a home everything stays in the repository.
+CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-${HOME:-$ROOT/target}/.cache}/pinion}
 PYTHON=${PINION_PYTHON:-python3}
 
 # tch 0.24.0 compiles against exactly this libtorch; the wheel carries no build-version file, so the
@@ -22,6 +23,10 @@ die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
 
 need() { # need COMMAND WHAT-FOR
     command -v "$1" >/dev/null 2>&1 || die "$1 is missing: it is needed for $2"
+}
+
+make_cache() {
+    mkdir -p "$CACHE" 2>/dev/null && [ -w "$CACHE" ] || die "cannot write to the cache folder $CACHE: PINION_CACHE names another"
 }
 
 has_nvidia_driver() { [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]; }
@@ -43,8 +48,8 @@ setup_libtorch() {
     else
         need "$PYTHON" "downloading libtorch"
         "$PYTHON" -m pip --version >/dev/null 2>&1 || die "$PYTHON has no pip, which downloads libtorch"
+        make_cache
         rm -rf "$folder"
-        mkdir -p "$CACHE"
         # Several clones may set up at once: each downloads into its own folder and the first one wins.
         local part
         part=$(mktemp -d "$CACHE/libtorch.XXXXXX")
@@ -88,6 +93,11 @@ setup() {
         unset LIBTORCH
     fi
     setup_libtorch
+    # Programs find libtorch beside the repository's own target folder, along a path from .cargo/config.toml: not from
+    # another target folder, and not where a shell's own RUSTFLAGS have replaced it.
+    if [ -n "${CARGO_TARGET_DIR:-}${CARGO_BUILD_TARGET_DIR:-}${RUSTFLAGS:-}" ]; then
+        export LD_LIBRARY_PATH=$ROOT/.libtorch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    fi
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then

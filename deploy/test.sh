@@ -6,7 +6,7 @@
 #   deploy/test.sh            everything
 #   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda gpu_dry_run
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
 # Tests share the cores with what they start: no thread pool may size itself.
 export OMP_NUM_THREADS=1
@@ -60,7 +60,7 @@ step_processes() {
 step_clients() { with_server clients clients; }
 
 clients() { # clients URL
-    CACHE=$CACHE PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh"
+    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh"
 }
 
 # Tools that know nothing of us, on what the server says of itself: schemathesis on /openapi.json, and promtool on
@@ -118,6 +118,16 @@ step_gpu_dry_run() {
 }
 
 STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_run)
+
+case "${1:-}" in
+-h | --help)
+    sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit 0
+    ;;
+esac
+for step in "$@"; do
+    [[ " ${STEPS[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]}"
+done
 
 setup
 cd "$ROOT"

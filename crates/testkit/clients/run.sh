@@ -3,13 +3,13 @@
 #
 #   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/run.sh
 #
-#   CACHE    where the clients are installed   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
-#   PYTHON   the Python that makes the venv    (default: python3)
+#   PINION_CACHE    where the clients are installed   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
+#   PINION_PYTHON   the Python whose pip is used      (default: python3)
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-CACHE=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pinion}
-PYTHON=${PYTHON:-python3}
+CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pinion}
+PYTHON=${PINION_PYTHON:-python3}
 : "${BASE_URL:?names the service, such as http://127.0.0.1:8000/v1}"
 export BASE_URL
 
