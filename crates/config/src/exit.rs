@@ -18,7 +18,7 @@ pub enum Exit {
     Start = 5,
     /// A role died more often than `--restart-limit` allows.
     RestartLimit = 6,
-    /// The drain deadline passed, or a second signal came, while requests were open: they were cut.
+    /// The drain deadline passed, a second signal came, or a role was gone, while requests were open: they were cut.
     DrainCut = 7,
 }
 
@@ -53,7 +53,7 @@ impl Exit {
             Exit::Start => "A role failed to start, or was not ready before `--start-timeout`.",
             Exit::RestartLimit => "A role died more often than `--restart-limit` allows.",
             Exit::DrainCut => {
-                "The drain deadline passed, or a second signal came, while requests were open: they were cut."
+                "The drain deadline passed, a second signal came, or a role was gone, while requests were open: they were cut."
             }
         }
     }

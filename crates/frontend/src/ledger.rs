@@ -112,6 +112,8 @@ pub struct Ledger {
     free: VecDeque<u16>,
     outgoing: Outgoing,
     draining: bool,
+    /// The drain ended some with an error because a role is gone.
+    cut: bool,
     /// Requests that wait for the successor of a role.
     parked: usize,
     metrics: Rc<Metrics>,
@@ -128,6 +130,7 @@ impl Ledger {
             outgoing: Outgoing::new(outlet, setup.tokenizers, setup.detokenizers),
             setup,
             draining: false,
+            cut: false,
             parked: 0,
             metrics,
             slow: SlowLog::default(),
@@ -152,6 +155,11 @@ impl Ledger {
     /// Whether new requests are refused for good.
     pub fn draining(&self) -> bool {
         self.draining
+    }
+
+    /// Whether the drain could not finish some requests because a role is gone.
+    pub fn cut(&self) -> bool {
+        self.cut
     }
 
     /// Whether one HTTP request can have `count` slots now. Errors: never, or not now.

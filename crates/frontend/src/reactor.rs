@@ -107,7 +107,7 @@ impl Reactor {
             self.tick(now_ns)?;
             if self.drained(now_ns) {
                 tokio::time::sleep(LAST_WRITE_PAUSE).await;
-                let cut = matches!(self.drain, Drain::Failed(_));
+                let cut = matches!(self.drain, Drain::Failed(_)) || self.app.ledger.borrow().cut();
                 return Ok(if cut { Exit::DrainCut } else { Exit::Ok });
             }
             if records == 0 {

@@ -36,7 +36,8 @@ fn a_drain_serves_who_waits_and_can_be_served() {
                 h.finish(submit.id, FinishReason::Stop, 1);
                 assert_eq!(text_of(&Reply::read(stream).await), "a");
             }
-            assert!(!h.app.ledger.borrow().any_open());
+            let ledger = h.app.ledger.borrow();
+            assert_eq!((ledger.any_open(), ledger.cut()), (false, dies), "the exit code says so");
         });
     }
 }

@@ -362,7 +362,7 @@ impl Service {
         if self.cut_short {
             return Ending::new(
                 Exit::DrainCut,
-                "the drain deadline passed; what was in flight was cut short",
+                "the drain deadline passed or a role was gone; what was in flight was cut short",
             );
         }
         tracing::info!("stopped");

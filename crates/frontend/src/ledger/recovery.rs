@@ -154,6 +154,7 @@ impl Ledger {
     fn give_up_unserved(&mut self) {
         let fault = Fault::new(FaultCode::RoleRestarted, "the service is shutting down and a role has died");
         let unserved = self.unserved(|_| true);
+        self.cut |= !unserved.is_empty();
         self.give_up(&unserved, &fault);
     }
 
@@ -223,6 +224,7 @@ impl Ledger {
         drop(request);
         let role = peer.role.name();
         if over || draining || entry.life.job.is_none() {
+            self.cut |= draining && !over;
             let message = format!("the {role} restarted while it held this request; send it again");
             self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
             return false;
