@@ -293,6 +293,8 @@ stages() {
     check steps 40 steps "$MODEL"
     check steps_fused 30 steps "$MODEL" fused
     check steps_sampled 25 steps "$MODEL" sampled
+    check rates 40 rates
+    check phases 20 phases
     server graph
     offline offline
     online online

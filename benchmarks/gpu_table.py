@@ -115,6 +115,50 @@ def steps(out):
         print(f"  one row: {one['step_ms']:.3f} ms ({against(one['step_ms'], STEP_MS, 'ms')})")
 
 
+def rates(out):
+    """Kernels by themselves: microseconds a launch, and the share of the copy's bandwidth; of large products TFLOP/s."""
+    copy = next((line["copy_TB_s"] for line in lines(out, "copy") if "copy_TB_s" in line), None)
+    found = [line for line in lines(out, "rates") if "us" in line]
+    if not found or not copy:
+        return
+    print("kernels by themselves, us a launch (share of the copy's bandwidth; TFLOP/s where that says more)")
+    by_kernel = {}
+    for line in found:
+        by_kernel.setdefault((line["kernel"], line["by"]), {})[line["rows"]] = line
+    columns = sorted({line["rows"] for line in found})
+    rows = [["kernel", "by"] + [f"{count} rows" for count in columns]]
+    for (kernel, by), of_rows in by_kernel.items():
+        rows.append([kernel, by] + [rate_cell(of_rows.get(count), copy) for count in columns])
+    aligned(rows)
+
+
+def rate_cell(line, copy):
+    if not line:
+        return ""
+    rate = f"{line['TB_s'] / copy:.0%}" if line["flops"] < 100 * line["bytes"] else f"{line['TFLOP_s']:.0f} T"
+    return f"{line['us']:.2f} ({rate})"
+
+
+def phases(out):
+    """Inside the fused step: means over blocks and layers."""
+    found = [line for line in lines(out, "phases") if "phase" in line]
+    for line in lines(out, "phases"):
+        if "step_ms" in line:
+            print(f"fused step of {line['fused_rows']} rows: {line['step_ms'] * 1e3:.1f} us, {line['step_with_stamps_ms'] * 1e3:.1f} with stamps, "
+                  f"{line['blocks']} blocks, {32 * line['group_slots']} KB of weights ahead")
+    if not found:
+        return
+    print("its phases, us: rows to shared memory + the block's part + barrier (of the block that came last)")
+    names = list(dict.fromkeys(line["phase"] for line in found))
+    rows = [["rows"] + [f"{name} x {next(line['times'] for line in found if line['phase'] == name)}" for name in names]]
+    for count in sorted({line["fused_rows"] for line in found}):
+        of_rows = {line["phase"]: line for line in found if line["fused_rows"] == count}
+        rows.append([str(count)] + [
+            f"{of_rows[name]['rows_us']:.2f} + {of_rows[name]['work_us']:.2f} + {of_rows[name]['barrier_us']:.2f} ({of_rows[name]['barrier_least_us']:.2f})"
+            if name in of_rows else "" for name in names])
+    aligned(rows)
+
+
 def served(out):
     for name in SERVERS:
         for line in lines(out, "server_" + name):
@@ -164,7 +208,7 @@ def compared(out):
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    for part in (results, device, steps, served, compared):
+    for part in (results, device, steps, rates, phases, served, compared):
         part(sys.argv[1])
 
 

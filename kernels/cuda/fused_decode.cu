@@ -62,6 +62,7 @@ class Step {
     // One of a layer's products for all rows. The very first makes the embeddings on the way.
     __device__ __forceinline__ void product(unsigned layer, unsigned product) {
         const Phase<T> phase = phase_of(layers[layer], product);
+        begin(layer * LAYER_PHASES + (product == QKV ? 0 : product + 1));
         product_of(phase, [&] {
             if (phase.scale == 0)
                 load_rows(phase.from, phase.inputs);
@@ -70,12 +71,12 @@ class Step {
             else
                 norm_rows(phase.scale, phase.shift);
         });
-        barrier.arrive();
+        arrive();
         if (product == QKV) {
             prefetch_context(layers[layer]);
             prefetch_vectors(layer + 1);
         }
-        barrier.wait();
+        wait();
     }
 
     // Attention of every (row, head, part of the context), with the append of the new keys and values.
@@ -83,6 +84,7 @@ class Step {
         PinionCudaAttention work = args.attention;
         work.cache = layers[layer].cache;
         work.scale = layers[layer].scale;
+        begin(layer * LAYER_PHASES + 1);
         for_each_part([&](unsigned row, unsigned head, unsigned split) {
             switch (args.attention.batch.head_dim) {
             case 16: return attend_part<16>(work, row, head, split);
@@ -91,13 +93,15 @@ class Step {
             default: return attend_part<LARGEST_DIM>(work, row, head, split);
             }
         });
-        barrier.arrive();
-        barrier.wait();
+        arrive();
+        wait();
     }
 
     // `ln_f` and `lm_head`.
     __device__ __forceinline__ void head() {
+        begin(args.layer_count * LAYER_PHASES);
         norm_rows(args.norm_final_weight, args.norm_final_bias);
+        stamp(PINION_DECODE_BROUGHT);
         Range range = share_of(args.vocab);
         Walk walk = walk_of(false);
         for (unsigned first = range.first + walk.tile * TILE_OUTPUTS; first < range.end; first += walk.tiles * TILE_OUTPUTS) {
@@ -106,6 +110,8 @@ class Step {
                 if (first + output < range.end) at<float>(args.logits)[size_t(row) * args.vocab + first + output] = sum;
             });
         }
+        stamp(PINION_DECODE_DONE);
+        stamp(PINION_DECODE_PASSED);
     }
 
   private:
@@ -119,6 +125,24 @@ class Step {
         for (unsigned i = threadIdx.x; i < chunks; i += THREADS) to[i] = from[i];
         __syncthreads();
         return &shared_as<PinionCudaDecodeLayer>();
+    }
+
+    // A phase from its begin to where all blocks have ended it.
+    __device__ __forceinline__ void begin(unsigned which) {
+        phase = which;
+        stamp(PINION_DECODE_BEGUN);
+    }
+    __device__ __forceinline__ void arrive() {
+        barrier.arrive();
+        stamp(PINION_DECODE_DONE);
+    }
+    __device__ __forceinline__ void wait() {
+        barrier.wait();
+        stamp(PINION_DECODE_PASSED);
+    }
+    __device__ __forceinline__ void stamp(unsigned what) const {
+        if (!args.stamps || threadIdx.x != 0) return;
+        at<uint64_t>(args.stamps)[(phase * PINION_DECODE_STAMPS + what) * gridDim.x + blockIdx.x] = device_clock();
     }
 
     // `ln_1` and `c_attn`; `c_proj` of attention; `ln_2`, `c_fc` and the activation; `c_proj` of the MLP.
@@ -249,6 +273,7 @@ class Step {
         Operands<T> operands = {};
         if (is_stored()) ask(operands, phase, row, output);
         bring();
+        stamp(PINION_DECODE_BROUGHT);
         for (unsigned first = range.first; first < range.end; first += ROUND, output += ROUND) {
             if (first != range.first) {
                 __syncthreads();
@@ -365,6 +390,7 @@ class Step {
     T* x; // [rows, hidden or inner] in shared memory, row_stride apart
     GridBarrier barrier;
     WeightStream<T> weights;
+    unsigned phase = 0;
 };
 
 // A block a multiprocessor: shared memory allows no more.

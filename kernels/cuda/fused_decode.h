@@ -60,6 +60,8 @@ __host__ __device__ __forceinline__ Places places_of(const PinionCudaDecode& arg
 
 // The products of a layer in the order of their phases; the head comes after the last layer.
 enum : unsigned { QKV, PROJECTION, UP, DOWN, LAYER_PRODUCTS };
+// And attention.
+constexpr unsigned LAYER_PHASES = LAYER_PRODUCTS + 1;
 
 struct Matrix {
     uint64_t weight;

@@ -99,6 +99,17 @@ __device__ __forceinline__ bf16 from_float<bf16>(float value) {
 #endif
 }
 
+// The clock of this thread's multiprocessor.
+__device__ __forceinline__ uint64_t device_clock() {
+#if defined(PINION_ON_DEVICE)
+    return clock64();
+#elif !defined(__CUDACC__)
+    return emulation::clock();
+#else
+    return 0;
+#endif
+}
+
 // Arithmetic that may not be contracted: the sampler draws what the host's sampler draws.
 __device__ __forceinline__ float mul_exact(float a, float b) {
 #if defined(PINION_ON_DEVICE)

@@ -75,6 +75,8 @@ void check_matrix_row(const void* row, size_t bytes);
 // From now on blocks of the kernel may have so much shared memory; no more than SHARED_BYTES_PLAIN without it.
 constexpr size_t SHARED_BYTES_PLAIN = 48 * 1024;
 void allow_shared(const void* kernel, size_t bytes);
+// Counts its calls.
+uint64_t clock();
 // A turn of a loop that waits for another thread's store.
 void pause();
 struct Launch {

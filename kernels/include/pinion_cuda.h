@@ -218,11 +218,15 @@ typedef struct PinionCudaDecode {
     uint64_t inner_rows;                         // [rows, inner], overwritten
     uint64_t logits;                             // fp32 [rows, vocab]
     uint64_t barrier;                            // u32, zero before the first launch and left alone from then on
+    uint64_t stamps;                             // u64 [5 * layer_count + 1, PINION_DECODE_STAMPS, blocks], or 0; see below
     uint32_t layer_count, hidden, inner, vocab;
     uint32_t blocks, group_slots; // from the plan, or fewer
     int32_t activation;
     float epsilon;
 } PinionCudaDecode;
+// With stamps each block notes the clock of its multiprocessor in each phase (QKV, attention, projection, up, down; the head after
+// the last layer): begun, the rows are there, done and told the others, all others are done.
+enum { PINION_DECODE_BEGUN = 0, PINION_DECODE_BROUGHT, PINION_DECODE_DONE, PINION_DECODE_PASSED, PINION_DECODE_STAMPS };
 typedef struct PinionCudaDecodePlan {
     uint32_t blocks;       // as many as are on the device at once: one a multiprocessor
     uint32_t group_slots;  // how much of the weights is fetched ahead

@@ -26,6 +26,12 @@ fn norm(of: &Norm) -> BiasedWeight {
     BiasedWeight { weight: of.weight, bias: of.bias }
 }
 
+/// How many parts the context of each row is split into: a block of threads for each part, or fewer, as a second round would
+/// take as long as the first.
+pub fn fused_splits(plan: &DecodePlan, heads: u32) -> u32 {
+    (plan.blocks / (plan.rows * heads)).clamp(1, SPLITS_MAX)
+}
+
 impl FusedDecode {
     /// Checks the weights, uploads the table of layers and plans the buckets. The cache's memory has been taken.
     ///
@@ -89,8 +95,7 @@ impl FusedDecode {
             inner: memory.inner,
             logits: memory.logits,
         };
-        // A block of threads for each part, or fewer: a second round would take as long as the first.
-        let splits = (plan.blocks / (plan.rows * forward.shape.heads)).clamp(1, SPLITS_MAX);
+        let splits = fused_splits(plan, forward.shape.heads);
         let split = DecodeSplit { splits, partials: memory.partials, counters: memory.counters };
         let step = DecodeStep {
             tokens: inputs(0),
@@ -101,6 +106,7 @@ impl FusedDecode {
             lane_tokens: memory.lane_tokens,
             buffers,
             split: (splits > 1).then_some(split),
+            stamps: None,
         };
         stream.decode_step(&self.model, plan, &step)
     }

@@ -90,7 +90,7 @@ pub(super) struct Sizes {
 }
 
 /// How many parts the context of each of `rows` rows is split into, to fill the device.
-pub(super) fn splits(rows: u32, heads: u32, multiprocessors: u32) -> u32 {
+pub fn splits(rows: u32, heads: u32, multiprocessors: u32) -> u32 {
     (multiprocessors * BLOCKS_PER_MULTIPROCESSOR).div_ceil(rows * heads).clamp(1, SPLITS_MAX)
 }
 

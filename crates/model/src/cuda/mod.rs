@@ -19,6 +19,8 @@ mod sampling;
 mod weights;
 
 pub use engine::CudaGpt2;
+pub use fused_decode::fused_splits;
+pub use memory::splits;
 pub use pinion_ops::cuda::CudaDtype;
 
 use crate::config_json::ConfigJson;
@@ -30,7 +32,7 @@ use std::path::{Path, PathBuf};
 /// Bytes that cuBLASLt may use beside its operands.
 const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
 /// Algorithms of cuBLASLt that are timed for a shape.
-const PRODUCT_CANDIDATES: u32 = 8;
+pub const PRODUCT_CANDIDATES: u32 = 8;
 /// Changes of logits for which a step has room, for each of its rows: with more, rows are the host's. A request with
 /// penalties has one for each id in its context.
 const CHANGES_PER_ROW: usize = 512;

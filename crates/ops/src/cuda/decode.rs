@@ -132,7 +132,28 @@ pub struct DecodeStep {
     pub buffers: DecodeBuffers,
     /// Whether the context is split.
     pub split: Option<DecodeSplit>,
+    /// Where each block notes when it was where, [`DecodeModel::stamp_bytes`]; see [`Stamp`].
+    pub stamps: Option<Span>,
 }
+
+/// The phases of a layer; the head is one more behind the last.
+pub const DECODE_PHASES: [&str; 5] = ["qkv", "attention", "projection", "up", "down"];
+
+/// What is noted of a phase, as u64 \[phases, 4, blocks\] in clocks of the block's multiprocessor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stamp {
+    /// The phase begins.
+    Begun,
+    /// The rows are in shared memory. Attention notes nothing here.
+    Brought,
+    /// The block has done its part and told the others.
+    Done,
+    /// All others have.
+    Passed,
+}
+
+/// Stamps of a phase.
+const STAMPS: usize = 4;
 
 const OPERATION: &str = "fused decode step";
 const NOTHING: Span = Span { address: 0, bytes: 0 };
@@ -197,6 +218,7 @@ impl DecodeModel {
             lane_tokens: NOTHING,
             buffers,
             split: None,
+            stamps: None,
         };
         let args = self.raw(&step, &DecodePlan { rows, blocks: 0, group_slots: 0, shared_bytes: 0 });
         let mut plan = raw::DecodePlan { blocks: 0, group_slots: 0, shared_bytes: 0 };
@@ -210,6 +232,12 @@ impl DecodeModel {
 
     fn head_dim(&self) -> u32 {
         self.shape.hidden / self.shape.heads.max(1)
+    }
+
+    /// Bytes of the stamps of a step.
+    pub fn stamp_bytes(&self, plan: &DecodePlan) -> usize {
+        let phases = DECODE_PHASES.len() * self.layer_count as usize + 1;
+        phases * STAMPS * plan.blocks as usize * 8
     }
 
     fn batch(&self, step: &DecodeStep, rows: u32) -> TokenBatch {
@@ -271,6 +299,7 @@ impl DecodeModel {
             inner_rows: buffers.inner.address,
             logits: buffers.logits.address,
             barrier: self.barrier.address,
+            stamps: address(step.stamps),
             layer_count: self.layer_count,
             hidden: shape.hidden,
             inner: shape.inner,
@@ -334,6 +363,9 @@ impl Stream {
                 &[rows, heads],
                 4,
             );
+        }
+        if let Some(stamps) = step.stamps {
+            lengths = lengths.need("stamps", stamps, &[model.stamp_bytes(plan)], 1);
         }
         lengths.done()?;
         self.launch(OPERATION, self.device().symbols().decode_step, &model.raw(step, plan))

@@ -439,8 +439,8 @@ pub(super) mod raw {
         Score { logits: u64, scored: u64, scores: u64, count: u32, rows: u32, vocab: u32 }
         Decode {
             embed: Embed, attention: Attention, layers: u64, norm_final_weight: u64, norm_final_bias: u64, head: u64,
-            inner_rows: u64, logits: u64, barrier: u64, layer_count: u32, hidden: u32, inner: u32, vocab: u32,
-            blocks: u32, group_slots: u32, activation: i32, epsilon: f32,
+            inner_rows: u64, logits: u64, barrier: u64, stamps: u64, layer_count: u32, hidden: u32, inner: u32,
+            vocab: u32, blocks: u32, group_slots: u32, activation: i32, epsilon: f32,
         }
         DecodePlan { blocks: u32, group_slots: u32, shared_bytes: u32 }
     }

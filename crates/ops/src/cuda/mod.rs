@@ -15,7 +15,8 @@ mod symbols;
 pub mod twin;
 
 pub use decode::{
-    BiasedWeight, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape, DecodeStep, DecodeTables,
+    BiasedWeight, DECODE_PHASES, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape,
+    DecodeStep, DecodeTables, Stamp,
 };
 pub use device::{CudaError, Device, DeviceCounts, DeviceFacts, Event, Graph, Stream};
 pub use draw::{

@@ -5,8 +5,9 @@
 
 use super::{Bench, DTYPES, Random, Scale, check_near, tolerance};
 use pinion_ops::cuda::{
-    BiasedWeight, CudaActivation, CudaDtype, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan,
-    DecodeShape, DecodeSplit, DecodeStep, DecodeTables, Device, FUTURE_TOKEN, NO_LANE, Span, twin,
+    BiasedWeight, CudaActivation, CudaDtype, DECODE_PHASES, DecodeBuffers, DecodeLayer, DecodeModel,
+    DecodePlan, DecodeShape, DecodeSplit, DecodeStep, DecodeTables, Device, FUTURE_TOKEN, NO_LANE, Span,
+    Stamp, twin,
 };
 
 /// A random GPT-2 with a paged cache, on the device and in the twin.
@@ -180,6 +181,7 @@ impl Launch {
             lane_tokens: bench.words(lane_tokens),
             buffers,
             split: (splits > 1).then_some(split),
+            stamps: None,
         };
         Launch { step, rows }
     }
@@ -234,10 +236,51 @@ pub(crate) fn fused_decode(device: &Device, scale: Scale) {
                 if device.facts().emulated { 1 + random.below(4) as u32 } else { 1 + full.blocks / 2 };
             let group_slots = 1 + random.below(full.group_slots as usize) as u32;
             let plan = DecodePlan { blocks, group_slots, ..full };
-            let again = launch(&case).run(&bench, &case, &plan);
+            let mut launch = launch(&case);
+            let stamps = bench.raw(&vec![0; case.model.stamp_bytes(&plan)]);
+            launch.step.stamps = Some(stamps);
+            let again = launch.run(&bench, &case, &plan);
+            check_stamps(&bench, stamps, plan.blocks as usize, seed);
             let same = have.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "fused decode, seed {seed}: {plan:?} gives other logits");
         }
+    }
+}
+
+/// Each block's stamps are there, but for what attention does not note, and in their order.
+fn check_stamps(bench: &Bench, stamps: Span, blocks: usize, seed: u64) {
+    let mut bytes = vec![0; stamps.bytes()];
+    bench.stream.download(&mut bytes, stamps).expect("a copy");
+    let clocks: Vec<u64> = bytes
+        .chunks_exact(8)
+        .map(|b| b.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))
+        .collect();
+    for block in 0..blocks {
+        let of_block: Vec<u64> = clocks.iter().skip(block).step_by(blocks).copied().collect();
+        for (phase, stamps) in of_block.chunks_exact(4).enumerate() {
+            let is_attention = phase % DECODE_PHASES.len() == 1;
+            assert_eq!(
+                stamps[Stamp::Brought as usize] == 0,
+                is_attention,
+                "seed {seed}, phase {phase}: {stamps:?}"
+            );
+        }
+        let noted: Vec<u64> = of_block.into_iter().filter(|&clock| clock != 0).collect();
+        assert!(noted.is_sorted(), "seed {seed}, block {block}: {noted:?}");
+    }
+}
+
+/// A layer all of whose operands are the same.
+fn layer_of(pair: BiasedWeight, cache: Span) -> DecodeLayer {
+    DecodeLayer {
+        norm: pair,
+        qkv: pair,
+        projection: pair,
+        norm_mlp: pair,
+        up: pair,
+        down: pair,
+        cache,
+        scale: 1.0,
     }
 }
 
@@ -246,16 +289,7 @@ pub(crate) fn refused_decode_steps(device: &Device) {
     let bench = Bench::new(device);
     let all = bench.room(4 << 20);
     let pair = BiasedWeight { weight: all, bias: all };
-    let layer = DecodeLayer {
-        norm: pair,
-        qkv: pair,
-        projection: pair,
-        norm_mlp: pair,
-        up: pair,
-        down: pair,
-        cache: all,
-        scale: 1.0,
-    };
+    let layer = layer_of(pair, all);
     let tables = DecodeTables { tokens: all, positions: all, norm_final: pair, head: all };
     let good = DecodeShape {
         hidden: 32,
@@ -296,6 +330,7 @@ pub(crate) fn refused_decode_steps(device: &Device) {
         lane_tokens: all,
         buffers,
         split: None,
+        stamps: None,
     };
     let narrow = DecodeStep { buffers: DecodeBuffers { qkv: all.part(0, 760), ..buffers }, ..step };
     let many = DecodeSplit { splits: 65, partials: all, counters: all };
