@@ -40,12 +40,18 @@ fn fetch(command: &TraceCommand) -> io::Result<u64> {
         command.address,
         body.len()
     )?;
+    if command.seconds > 0 {
+        eprintln!("recording for {} s", command.seconds);
+    }
     let mut answer = BufReader::new(stream);
     let chunked = read_head(&mut answer)?;
     // Only now: a service that refuses leaves an older trace alone.
-    let mut out = BufWriter::new(File::create(&command.out)?);
+    let cannot_write = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot write {}: {error}", command.out.display()))
+    };
+    let mut out = BufWriter::new(File::create(&command.out).map_err(cannot_write)?);
     let bytes = if chunked { copy_chunks(&mut answer, &mut out)? } else { io::copy(&mut answer, &mut out)? };
-    out.flush()?;
+    out.flush().map_err(cannot_write)?;
     Ok(bytes)
 }
 
@@ -104,4 +110,39 @@ fn copy_chunks(answer: &mut impl BufRead, out: &mut impl Write) -> io::Result<u6
 
 fn broken(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::path::Path;
+
+    /// What `fetch` says of one answer.
+    fn fetched(answer: &'static str, out: &Path) -> io::Result<u64> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let service = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 1024];
+            let _ = stream.read(&mut asked).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        let fetched = fetch(&TraceCommand { out: out.to_owned(), seconds: 0, address, key: None });
+        service.join().unwrap();
+        fetched
+    }
+
+    #[test]
+    fn what_failed_is_named() {
+        let nowhere = Path::new("/no/such/folder/trace.json");
+        for (answer, says) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "cannot write /no/such/folder/trace.json: "),
+            ("HTTP/1.1 503 Service Unavailable\r\n\r\nsoon", "503 Service Unavailable: soon"),
+            ("HTTP/1.1 200 OK\r\n", "the head ends early"),
+        ] {
+            let error = fetched(answer, nowhere).expect_err(answer).to_string();
+            assert!(error.contains(says), "{answer}: {error}");
+        }
+    }
 }
