@@ -7,7 +7,7 @@ use crate::figures::{self, Targets};
 use crate::http::{self, exchange, runtime};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
-use crate::prompts::{Form, Prompts, Source};
+use crate::prompts::{Form, Prompts, Source, context_of};
 use crate::replay::{COMPLETIONS, Pace, Run, Sending, replay};
 use crate::results::{Folder, ResultFile, RunRecord, fingerprint, summary};
 use crate::server::{Server, ServerFacts};
@@ -17,7 +17,7 @@ use crate::trace::{self, Format, Row, Synthetic};
 use crate::workload::{Bounds, Fields, Fit, Selection, jobs, leave, select};
 use clap::Args;
 use hyper::Method;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Lengths of a warm-up request.
@@ -198,14 +198,11 @@ impl PromptArgs {
 
     /// The model's context, by flag or by its config.json.
     pub(crate) fn context_tokens(&self) -> Result<u32, String> {
-        let of_folder = |folder: &Path| {
-            let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
-            let config: serde_json::Value = serde_json::from_str(&text).ok()?;
-            let names = ["n_positions", "max_position_embeddings"];
-            names.iter().find_map(|name| config[*name].as_u64()).and_then(|n| u32::try_from(n).ok())
-        };
-        let found = self.context.or_else(|| self.tokenizer.as_deref().and_then(of_folder));
-        found.ok_or_else(|| "the context is not known: say --context N or --tokenizer DIR".to_owned())
+        match (self.context, &self.tokenizer) {
+            (Some(tokens), _) => Ok(tokens),
+            (None, Some(folder)) => context_of(folder),
+            (None, None) => Err("the context is not known: say --context N or --tokenizer DIR".to_owned()),
+        }
     }
 }
 

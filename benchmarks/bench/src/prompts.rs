@@ -18,6 +18,24 @@ const BASE_STREAM: u64 = 1 << 42;
 /// Fewer words than this would make prompts too alike.
 const WORDS_MIN: usize = 16;
 
+/// The context of the model in this folder, by its config.json.
+pub(crate) fn context_of(folder: &Path) -> Result<u32, String> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        let made = if folder.ends_with("target/models/gpt2-124m") {
+            "; `cargo xtask make-model gpt2` makes it"
+        } else {
+            ""
+        };
+        format!("{}: cannot be read: {error}{made}", path.display())
+    })?;
+    let config: Value =
+        serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let found = ["n_positions", "max_position_embeddings"].iter().find_map(|name| config[*name].as_u64());
+    let tokens = found.and_then(|tokens| u32::try_from(tokens).ok());
+    tokens.ok_or_else(|| format!("{} does not say how long the context is: say --context N", path.display()))
+}
+
 /// Where the tokens come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Source {
@@ -173,6 +191,28 @@ mod tests {
         // Without block ids nothing is shared, whatever the lengths.
         assert!(common_prefix(&ids(0, 40, &[]), &ids(1, 40, &[])) < 3);
         assert_eq!(ids(3, 40, &[]), ids(3, 40, &[]), "the same request again");
+    }
+
+    #[test]
+    fn a_folder_without_a_context_says_which_file_and_why() {
+        let folder = std::env::temp_dir().join(format!("pinion-bench-context-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder can be made");
+        let missing = context_of(&folder).expect_err("there is no file");
+        assert!(missing.contains("config.json: cannot be read"), "{missing}");
+        for (text, expected) in [
+            ("{\"n_positions\": 512}", Ok(512)),
+            ("{\"max_position_embeddings\": 64}", Ok(64)),
+            ("{\"n_positions\": -1}", Err("--context")),
+            ("{", Err("config.json: ")),
+        ] {
+            std::fs::write(folder.join("config.json"), text).expect("a file can be written");
+            match (context_of(&folder), expected) {
+                (Ok(tokens), Ok(wanted)) => assert_eq!(tokens, wanted, "{text}"),
+                (Err(reason), Err(part)) => assert!(reason.contains(part), "{text}: {reason}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        }
+        std::fs::remove_dir_all(&folder).expect("the folder is there");
     }
 
     #[test]
