@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::fs::File;
 use std::path::Path;
 
 use half::bf16;
@@ -210,8 +211,12 @@ pub(super) fn write(path: &Path, shape: &Shape, filling: Filling) -> Result<(), 
     let views = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor));
     // transformers refuses a file without this entry.
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    safetensors::serialize_to_file(views, Some(metadata), path)
-        .map_err(|error| format!("cannot write {}: {error}", path.display()))
+    let cannot = |error: &dyn std::fmt::Display| format!("cannot write {}: {error}", path.display());
+    // serialize_to_file leaves a file that only its owner may read: it gets the mode of any other new file.
+    let mode =
+        File::create(path).and_then(|file| file.metadata()).map_err(|error| cannot(&error))?.permissions();
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| cannot(&error))?;
+    std::fs::set_permissions(path, mode).map_err(|error| cannot(&error))
 }
 
 #[cfg(test)]
@@ -244,6 +249,20 @@ mod tests {
         let layout = layout(&Shape::GPT2, INITIALIZER_RANGE);
         let count: usize = layout.iter().map(|(_, dims, _)| dims.iter().product::<usize>()).sum();
         assert_eq!((layout.len(), count), (148, 124_439_808));
+    }
+
+    /// A service may run as another user than the one who made the folder.
+    #[test]
+    fn who_may_read_other_new_files_may_read_the_weights() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("pinion-xtask-{}-mode", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let filling = Filling { seed: 1, dtype: StoredDtype::F32, deviation: 0.03 };
+        write(&folder.join("weights"), &SMALL, filling).unwrap();
+        std::fs::write(folder.join("other"), "").unwrap();
+        let mode = |name: &str| std::fs::metadata(folder.join(name)).unwrap().permissions().mode();
+        assert_eq!(mode("weights"), mode("other"));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
