@@ -34,8 +34,8 @@ impl StartError {
 impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            StartError::ByHand(role) => {
-                write!(f, "pinion-{} is started by `pinion serve`, not by hand", role.name())
+            StartError::ByHand(_) => {
+                f.write_str("this is a part of `pinion serve`, which starts it; see pinion --help")
             }
             StartError::Orphan => f.write_str("the launcher that started this process is gone"),
             StartError::Layout { theirs, ours } => {

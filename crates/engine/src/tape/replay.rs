@@ -232,6 +232,21 @@ pub fn replay(recording: &Recording, mut engine: Engine) -> Result<Report, Broke
     Ok(Report { replayed_s, ..compare(recording, &world) })
 }
 
+/// The first row, or the number of rows, in which two batches differ.
+fn in_words(recorded: &Planned, here: &Planned) -> String {
+    let step = recorded.step;
+    match recorded.rows.iter().zip(&here.rows).find(|(a, b)| a != b) {
+        Some((a, b)) if a.id == b.id => {
+            format!(
+                "step {step}: {} position(s) from {} recorded, {} from {} here",
+                a.len, a.start, b.len, b.start
+            )
+        }
+        Some(_) => format!("step {step}: other requests are in the batch"),
+        None => format!("step {step}: {} rows recorded, {} here", recorded.rows.len(), here.rows.len()),
+    }
+}
+
 fn compare(recording: &Recording, world: &World) -> Report {
     let mut tokens = Tokens::new();
     let frames = || recording.groups.iter().map(|(_, _, frames)| frames);
@@ -240,12 +255,7 @@ fn compare(recording: &Recording, world: &World) -> Report {
     let planned = world.planned.borrow();
     let differs = recorded.iter().zip(planned.iter()).find(|(a, b)| **a != *b);
     let first_difference = match differs {
-        Some((recorded, here)) => Some(format!(
-            "step {}: {} rows recorded, {} here",
-            recorded.step,
-            recorded.rows.len(),
-            here.rows.len()
-        )),
+        Some((recorded, here)) => Some(in_words(recorded, here)),
         None if recorded.len() != planned.len() => {
             Some(format!("{} steps recorded, {} here", recorded.len(), planned.len()))
         }
