@@ -62,9 +62,11 @@ impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Fault(fault) => HttpError::from(fault),
-            Refusal::NoRoute(path) => {
-                HttpError::of_client(404, Some("unknown_url"), format!("unknown request URL: {path}"))
-            }
+            Refusal::NoRoute(path) => HttpError::of_client(
+                404,
+                Some("unknown_url"),
+                format!("unknown request URL: {path}; GET /docs lists what there is"),
+            ),
             Refusal::Method { allow } => HttpError {
                 allow: Some(allow),
                 ..HttpError::of_client(

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// `max_tokens` of `/v1/completions` when the client names none, as OpenAI has it.
 const COMPLETIONS_TOKENS_DEFAULT: u32 = 16;
-/// `max_new_tokens` of `/generate` when the client names none.
+/// Of `/generate` when the client names none.
 const GENERATE_TOKENS_DEFAULT: u32 = 64;
 /// Temperatures below this are greedy: dividing logits by less overflows an f32.
 const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
@@ -102,7 +102,7 @@ fn max_tokens(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
     let (names, default): (&[&str], _) = match api {
         Api::Completions => (&["max_tokens"], Some(COMPLETIONS_TOKENS_DEFAULT)),
         Api::Chat => (&["max_completion_tokens", "max_tokens"], None),
-        Api::Generate => (&["max_new_tokens"], Some(GENERATE_TOKENS_DEFAULT)),
+        Api::Generate => (&["max_new_tokens", "max_tokens"], Some(GENERATE_TOKENS_DEFAULT)),
     };
     let mut chosen = None;
     for name in names {

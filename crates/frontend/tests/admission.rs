@@ -62,6 +62,7 @@ fn every_number_is_typed_and_ranged_on_every_route() {
         (Api::Chat, "max_completion_tokens"),
         (Api::Chat, "max_tokens"),
         (Api::Generate, "max_new_tokens"),
+        (Api::Generate, "max_tokens"),
     ] {
         for field in ["temperature", "top_p", "top_k", "seed", max_tokens] {
             check_field(api, field, &wrong_types, &["null"]);
@@ -240,6 +241,10 @@ fn values_arrive_where_they_belong() {
     let generate = passes(Api::Generate, json!({"temperature": 0.9, "stop_on_eos": false}));
     assert_eq!((generate.sampling.temperature, generate.sampling.ignore_eos), (0.0, true));
     assert_eq!(generate.sampling.max_tokens, Some(64));
+    let as_in_vllm = passes(Api::Generate, json!({"max_tokens": 6}));
+    assert_eq!(as_in_vllm.sampling.max_tokens, Some(6));
+    let both = passes(Api::Generate, json!({"max_new_tokens": 5, "max_tokens": 6}));
+    assert_eq!(both.sampling.max_tokens, Some(5));
     assert_eq!(
         passes(Api::Generate, json!({"temperature": 0.9, "do_sample": true})).sampling.temperature,
         0.9
