@@ -86,7 +86,9 @@ pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
 setup() {
     need cargo "building (https://rustup.rs)"
     need g++ "building the libtorch binding and the CPU kernels"
-    say "$(rustc --version), $(g++ --version | head -n 1)"
+    local rust
+    rust=$(rustc --version) || die "rustc does not run; see above"
+    say "$rust, $(g++ --version | head -n 1)"
     # A shell's own LIBTORCH would win over the link and bring in another version.
     if [ -n "${LIBTORCH:-}" ]; then
         say "LIBTORCH=$LIBTORCH is set in the environment; using .libtorch instead"
