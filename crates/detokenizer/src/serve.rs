@@ -149,6 +149,8 @@ impl Server {
             let from = inbox.from;
             while let Some(record) = inbox.next() {
                 taken = true;
+                // After a death all open texts are decoded again, which may take longer than a role may be silent.
+                self.session.status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
                 if let Err(error) = self.detokenizer.open(from.index, record.kind, record.payload) {
                     malformed(&self.session.status, from, error);
                 }

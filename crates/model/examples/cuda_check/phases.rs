@@ -38,50 +38,61 @@ impl Stamps {
     }
 }
 
-/// Phases of steps of one to eight rows.
+/// Phases of steps of one to eight rows; the context whole, in a few parts, and in as many as the engine splits it into.
 pub(crate) fn phases(object: &str) -> Outcome {
     let device = Device::open(Path::new(object), 0)?;
     let on = Filled::new(&device, GEMV_ROWS_MAX, GEMV_ROWS_MAX)?;
     let model = DecodeModel::new(&on.stream, on.shape, on.tables, &on.layers)?;
     let rows: &[u32] = if device.facts().emulated { &[1, 3] } else { &[1, 2, 4, 8] };
+    let heads = on.shape.heads;
     for &rows in rows {
         let plan = model.plan(&on.stream, rows)?;
-        let heads = on.shape.heads;
-        let splits = fused_splits(&plan, heads);
-        let counters = device.alloc((rows * heads) as usize * 4)?;
-        on.stream.fill(counters, 0)?;
-        let partials = device.alloc((rows * heads * splits * (on.shape.hidden / heads + 2)) as usize * 4)?;
-        let stamps = device.alloc(model.stamp_bytes(&plan))?;
-        on.stream.fill(stamps, 0)?;
-        let step = DecodeStep {
-            tokens: on.lanes,
-            lanes: on.lanes,
-            positions: on.positions,
-            tables: on.block_tables,
-            table_stride: on.context.div_ceil(on.shape.block_size),
-            lane_tokens: on.lanes,
-            buffers: on.buffers,
-            split: (splits > 1).then_some(DecodeSplit { splits, partials, counters }),
-            stamps: None,
-        };
-        let plain_ms = on.ms_of(|| on.stream.decode_step(&model, &plan, &step))?;
-        let stamped = DecodeStep { stamps: Some(stamps), ..step };
-        let stamped_ms = on.ms_of(|| on.stream.decode_step(&model, &plan, &stamped))?;
-        let mut bytes = vec![0; stamps.bytes()];
-        on.stream.download(&mut bytes, stamps)?;
-        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        let clocks = bytes.chunks_exact(8).map(word).collect();
-        tell(rows, &plan, [plain_ms, stamped_ms], &Stamps { clocks, blocks: plan.blocks as usize });
+        let planned = fused_splits(&plan, heads);
+        let mut ways = vec![1, planned.div_ceil(3), planned];
+        ways.dedup();
+        for splits in ways {
+            one(&on, &model, &plan, splits)?;
+        }
     }
     Ok(())
 }
 
-fn tell(rows: u32, plan: &DecodePlan, [plain_ms, stamped_ms]: [f64; 2], stamps: &Stamps) {
+/// One step, without stamps and with.
+fn one(on: &Filled, model: &DecodeModel, plan: &DecodePlan, splits: u32) -> Outcome {
+    let (device, heads, rows) = (&on.device, on.shape.heads, plan.rows);
+    let counters = device.alloc((rows * heads) as usize * 4)?;
+    on.stream.fill(counters, 0)?;
+    let partials = device.alloc((rows * heads * splits * (on.shape.hidden / heads + 2)) as usize * 4)?;
+    let stamps = device.alloc(model.stamp_bytes(plan))?;
+    on.stream.fill(stamps, 0)?;
+    let step = DecodeStep {
+        tokens: on.lanes,
+        lanes: on.lanes,
+        positions: on.positions,
+        tables: on.block_tables,
+        table_stride: on.context.div_ceil(on.shape.block_size),
+        lane_tokens: on.lanes,
+        buffers: on.buffers,
+        split: (splits > 1).then_some(DecodeSplit { splits, partials, counters }),
+        stamps: None,
+    };
+    let plain_ms = on.ms_of(|| on.stream.decode_step(model, plan, &step))?;
+    let stamped = DecodeStep { stamps: Some(stamps), ..step };
+    let stamped_ms = on.ms_of(|| on.stream.decode_step(model, plan, &stamped))?;
+    let mut bytes = vec![0; stamps.bytes()];
+    on.stream.download(&mut bytes, stamps)?;
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    let clocks = bytes.chunks_exact(8).map(word).collect();
+    tell(plan, splits, [plain_ms, stamped_ms], &Stamps { clocks, blocks: plan.blocks as usize });
+    Ok(())
+}
+
+fn tell(plan: &DecodePlan, splits: u32, [plain_ms, stamped_ms]: [f64; 2], stamps: &Stamps) {
     // The clock's rate is not asked of the driver: the step's time is known in both units.
     let us = stamped_ms * 1e3 / stamps.whole() as f64;
     println!(
         "{}",
-        json!({"fused_rows": rows, "blocks": plan.blocks, "group_slots": plan.group_slots, "step_ms": plain_ms,
+        json!({"fused_rows": plan.rows, "splits": splits, "blocks": plan.blocks, "group_slots": plan.group_slots, "step_ms": plain_ms,
             "step_with_stamps_ms": stamped_ms, "clocks": stamps.whole()})
     );
     let phase_count = stamps.clocks.len() / stamps.blocks / 4;
@@ -103,7 +114,7 @@ fn tell(rows: u32, plan: &DecodePlan, [plain_ms, stamped_ms]: [f64; 2], stamps: 
         });
         println!(
             "{}",
-            json!({"fused_rows": rows, "phase": name, "times": of_name.len(), "rows_us": mean(0), "work_us": mean(1),
+            json!({"fused_rows": plan.rows, "splits": splits, "phase": name, "times": of_name.len(), "rows_us": mean(0), "work_us": mean(1),
                 "barrier_us": mean(2), "barrier_least_us": least_wait.sum::<f64>() / of_name.len() as f64 * us})
         );
     }

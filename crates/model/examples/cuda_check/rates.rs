@@ -171,10 +171,18 @@ impl Rates {
         }
     }
 
-    /// As the engine splits it.
+    /// The context whole, in as many parts as the engine splits it into, and in half and twice as many.
     fn attention(&self, rows: u32) -> Result<(), CudaError> {
+        let planned = splits(rows, self.on.shape.heads, self.on.device.facts().multiprocessors);
+        let mut ways = vec![1, planned / 2, planned, 2 * planned];
+        ways.retain(|&splits| splits > 0);
+        ways.sort_unstable();
+        ways.dedup();
+        ways.into_iter().try_for_each(|splits| self.attention_in(rows, splits, splits == planned))
+    }
+
+    fn attention_in(&self, rows: u32, splits: u32, is_planned: bool) -> Result<(), CudaError> {
         let (device, hidden, heads) = (&self.on.device, self.on.shape.hidden, self.on.shape.heads);
-        let splits = splits(rows, heads, device.facts().multiprocessors);
         let counters = device.alloc((rows * heads) as usize * 4)?;
         self.on.stream.fill(counters, 0)?;
         let partials = device.alloc((rows * heads * splits * (hidden / heads + 2)) as usize * 4)?;
@@ -184,7 +192,8 @@ impl Rates {
             bytes: u64::from(rows) * u64::from(self.on.context) * u64::from(hidden) * 4,
             flops: u64::from(rows) * u64::from(self.on.context) * u64::from(hidden) * 4,
         };
-        self.tell(("attention", "own"), rows, work, self.on.layers.len(), |layer| {
+        let by = if is_planned { "own".into() } else { format!("{splits} parts") };
+        self.tell(("attention", &by), rows, work, self.on.layers.len(), |layer| {
             self.on.stream.attention(&Attention {
                 batch: self.batch(rows, self.on.lanes, self.on.positions),
                 q: qkv,

@@ -341,7 +341,7 @@ pub struct Prefill {
     pub tiles: Span,
     /// Tiles.
     pub count: u32,
-    /// Factor on the scores.
+    /// Factor on the scores, above 0.
     pub scale: f32,
 }
 
