@@ -144,8 +144,8 @@ def phases(out):
     found = [line for line in lines(out, "phases") if "phase" in line]
     for line in lines(out, "phases"):
         if "step_ms" in line:
-            print(f"fused step of {line['fused_rows']} rows, contexts in {line['splits']} parts: {line['step_ms'] * 1e3:.1f} us, {line['step_with_stamps_ms'] * 1e3:.1f} with stamps, "
-                  f"{line['blocks']} blocks, {32 * line['group_slots']} KB of weights ahead")
+            print(f"fused step of {line['fused_rows']} rows, contexts in {line['splits']} parts: {line['step_ms'] * 1e3:.1f} us, "
+                  f"{line['step_with_stamps_ms'] * 1e3:.1f} with stamps, {line['blocks']} blocks, {32 * line['group_slots']} KB of weights ahead")
     if not found:
         return
     print("its phases, us: rows to shared memory + the block's part + barrier (of the block that came last)")
@@ -153,10 +153,14 @@ def phases(out):
     rows = [["rows", "parts"] + [f"{name} x {next(line['times'] for line in found if line['phase'] == name)}" for name in names]]
     for count, splits in sorted({(line["fused_rows"], line["splits"]) for line in found}):
         of_rows = {line["phase"]: line for line in found if (line["fused_rows"], line["splits"]) == (count, splits)}
-        rows.append([str(count), str(splits)] + [
-            f"{of_rows[name]['rows_us']:.2f} + {of_rows[name]['work_us']:.2f} + {of_rows[name]['barrier_us']:.2f} ({of_rows[name]['barrier_least_us']:.2f})"
-            if name in of_rows else "" for name in names])
+        rows.append([str(count), str(splits)] + [phase_cell(of_rows.get(name)) for name in names])
     aligned(rows)
+
+
+def phase_cell(line):
+    if not line:
+        return ""
+    return f"{line['rows_us']:.2f} + {line['work_us']:.2f} + {line['barrier_us']:.2f} ({line['barrier_least_us']:.2f})"
 
 
 def served(out):

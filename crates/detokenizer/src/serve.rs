@@ -9,7 +9,7 @@ use pinion_protocol::{Malformed, Peer, Role};
 use pinion_shm::clock;
 use pinion_shm::slots::SlotTable;
 use pinion_text::TextCodec;
-use pinion_worker::{ControlEvent, Inbox, Links, Session};
+use pinion_worker::{ControlEvent, Inbox, Links, Session, beat};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -150,7 +150,7 @@ impl Server {
             while let Some(record) = inbox.next() {
                 taken = true;
                 // After a death all open texts are decoded again, which may take longer than a role may be silent.
-                self.session.status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
+                beat(&self.session.status);
                 if let Err(error) = self.detokenizer.open(from.index, record.kind, record.payload) {
                     malformed(&self.session.status, from, error);
                 }

@@ -141,8 +141,8 @@ impl Outgoing {
         self.put(Peer::new(Role::Detokenizer, way.detokenizer), detokenizer_inbox::kind::OPEN)
     }
 
-    /// Publishes what was opened. Whether all of it can be seen: only then may the engine come to know the request, whose first token would
-    /// find no stream otherwise.
+    /// Publishes what was opened. Whether all of it can be seen: only then may the engine come to know the request, whose
+    /// first token would find no stream otherwise.
     pub(crate) fn shows_openings(&mut self, way: Way) -> bool {
         self.outlet.borrow_mut().publish(Peer::new(Role::Detokenizer, way.detokenizer))
     }

@@ -102,7 +102,7 @@ impl Reactor {
                 return Ok(Exit::Ok);
             }
             let records = self.take_records(now_ns);
-            self.app.ledger.borrow_mut().resume_parked();
+            self.app.ledger.borrow_mut().resume_parked(now_ns);
             self.session.borrow_mut().links.publish();
             self.tick(now_ns)?;
             if self.drained(now_ns) {

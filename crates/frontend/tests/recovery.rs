@@ -5,8 +5,8 @@
 mod harness;
 
 use harness::deaths::{
-    DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, nothing_sent, resumed, return_to_life,
-    stamp, text_of,
+    DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, look_again, nothing_sent, resumed,
+    return_to_life, stamp, text_of,
 };
 use harness::{Options, Reply, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
@@ -206,7 +206,7 @@ fn a_full_ring_delays_and_does_not_end() {
         return_to_life(&h, ENGINE);
         nothing_sent(&h);
         h.sent.borrow_mut().full = false;
-        h.app.ledger.borrow_mut().resume_parked();
+        look_again(&h);
         let (_, again) = resumed(&h).await;
         h.delta(again.id, 1, &[2], "b", DELTA_LAST);
         h.finish(again.id, FinishReason::Stop, 2);
@@ -224,7 +224,7 @@ fn nothing_is_submitted_before_its_opening_can_be_seen() {
         h.sent.borrow_mut().hides_openings = true;
         return_to_life(&h, ENGINE);
         for _ in 0..3 {
-            h.app.ledger.borrow_mut().resume_parked();
+            look_again(&h);
         }
         assert_eq!((h.sent.borrow().opens.len(), h.sent.borrow().jobs.len()), (1, 0), "opened once");
         // Its stream is lost with the detokenizer, and opened again.
@@ -233,7 +233,7 @@ fn nothing_is_submitted_before_its_opening_can_be_seen() {
         return_to_life(&h, DETOKENIZER);
         assert_eq!((h.sent.borrow().opens.len(), h.sent.borrow().jobs.len()), (1, 0));
         h.sent.borrow_mut().hides_openings = false;
-        h.app.ledger.borrow_mut().resume_parked();
+        look_again(&h);
         let (_, again) = resumed(&h).await;
         assert_eq!(again.resume, [1]);
         h.delta(again.id, 1, &[2], "b", DELTA_LAST);
@@ -264,7 +264,7 @@ fn who_is_suspected_goes_alone_and_is_given_up_at_the_second_death() {
         h.delta(steady_again.id, 1, &[2], "b", 0);
         nothing_sent(&h);
         h.delta(waiting_again.id, 0, &[9], "w", 0);
-        h.app.ledger.borrow_mut().resume_parked();
+        look_again(&h);
         let (_, alone) = resumed(&h).await;
         assert!(format!("{:?}", alone.prompt).contains("poison"));
         stamp(&h, alone.id, &[Stage::EngineReceived, Stage::FirstScheduled]);
@@ -280,7 +280,7 @@ fn who_is_suspected_goes_alone_and_is_given_up_at_the_second_death() {
         h.finish(steady_again.id, FinishReason::Stop, 3);
         h.delta(waiting_again.id, 1, &[9], "x", DELTA_LAST);
         h.finish(waiting_again.id, FinishReason::Stop, 2);
-        h.app.ledger.borrow_mut().resume_parked();
+        look_again(&h);
         let (_, alone) = resumed(&h).await;
         h.delta(alone.id, 0, &[4], "i", DELTA_LAST);
         h.finish(alone.id, FinishReason::Stop, 1);

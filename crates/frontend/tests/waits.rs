@@ -5,7 +5,7 @@
 mod harness;
 
 use harness::deaths::{
-    DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, nothing_sent, pass, resumed,
+    DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, look_again, nothing_sent, pass, resumed,
     return_to_life, stamp, text_of,
 };
 use harness::{Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
@@ -30,7 +30,7 @@ fn a_drain_serves_who_waits_and_can_be_served() {
                 assert_eq!(error_of(&Reply::read(stream).await), "role_restarted");
             } else {
                 h.sent.borrow_mut().hides_openings = false;
-                h.app.ledger.borrow_mut().resume_parked();
+                look_again(&h);
                 let submit = h.submit().await;
                 h.delta(submit.id, 0, &[1], "a", DELTA_LAST);
                 h.finish(submit.id, FinishReason::Stop, 1);
@@ -108,7 +108,7 @@ fn text_is_waited_for_until_a_detokenizer_that_hangs_is_replaced() {
         pass(&h, PATIENCE_WITH_ROLES.text - Duration::from_secs(5));
         die(&h, DETOKENIZER);
         return_to_life(&h, DETOKENIZER);
-        h.app.ledger.borrow_mut().resume_parked();
+        look_again(&h);
         let (_, again) = resumed(&h).await;
         h.delta(again.id, 0, &[1], "a", DELTA_LAST);
         h.finish(again.id, FinishReason::Length, 1);
@@ -143,7 +143,7 @@ fn what_a_tokenizer_has_done_with_is_not_suspected_of_its_death() {
         let first = resumed(&h).await.1.id;
         nothing_sent(&h);
         h.delta(first, 0, &[1], "a", 0);
-        h.app.ledger.borrow_mut().resume_parked();
+        look_again(&h);
         for id in [first, resumed(&h).await.1.id] {
             h.delta(id, u32::from(id == first), &[2], "b", DELTA_LAST);
             h.finish(id, FinishReason::Length, 1);

@@ -24,5 +24,5 @@ pub use event::ControlEvent;
 pub use links::{Inbox, Links, Outbox, Overflow};
 pub use process::{attached, process};
 pub use recorder::Recorder;
-pub use session::Session;
+pub use session::{Session, beat};
 pub use start_error::StartError;

@@ -55,6 +55,11 @@ pub struct Session {
     pub(crate) pauses: Pauses,
 }
 
+/// Stores the heartbeat of the role that has this status page: one clock read, one store.
+pub fn beat(status: &Page) {
+    status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
+}
+
 impl Session {
     /// Attaches this process to its launcher: dies with it, takes the descriptors from standard input, pins
     /// itself, installs logging and connects the control channel. Must be called first, on the main thread.
@@ -127,9 +132,9 @@ impl Session {
         self.control.send(&FromRole::AdminDone { number, outcome });
     }
 
-    /// Stores the heartbeat: one clock read, one store.
+    /// See [`beat`].
     pub fn beat(&self) {
-        self.status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
+        beat(&self.status);
     }
 
     /// The next thing the launcher said. One load when it said nothing. A role asks at the start of each turn of its

@@ -24,7 +24,6 @@ impl Ledger {
 
     /// Looks at what only time can tell: a text that does not come, a role that does not come back.
     pub fn tick(&mut self, now_ns: u64) {
-        self.end_probations(now_ns);
         self.give_up_text(now_ns);
         if self.parked > 0 {
             let waited = |since_ns: u64| over(since_ns, self.setup.patience.role, now_ns);
@@ -76,7 +75,7 @@ impl Ledger {
 }
 
 /// Whether more than `patience` has passed since `since_ns`.
-fn over(since_ns: u64, patience: Duration, now_ns: u64) -> bool {
+pub(super) fn over(since_ns: u64, patience: Duration, now_ns: u64) -> bool {
     let patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
     since_ns.saturating_add(patience_ns) < now_ns
 }

@@ -6,6 +6,7 @@
 //! all that went before have moved on. So a request that kills a role each time comes to be alone with it, and is given
 //! up ([`QUARANTINE`]) without taking others along: docs/design/0009-recovery.md.
 
+use super::losses::over;
 use super::{Entry, Ledger, Setup};
 use crate::limits::PROBATION_MAX;
 use crate::outgoing::{Job, Outgoing};
@@ -44,8 +45,6 @@ pub(super) struct Life {
     pub(super) engine_died: bool,
     /// CLOCK_MONOTONIC ns at which it was last submitted.
     submitted_ns: u64,
-    /// It went on so long ago that others do not wait for its next token any more.
-    trusted: bool,
 }
 
 impl Life {
@@ -62,18 +61,18 @@ impl Life {
             earlier: None,
             engine_died: false,
             submitted_ns: 0,
-            trusted: false,
         }
     }
 }
 
 impl Entry {
-    /// Whether it went on after a death and has not moved since.
-    fn is_on_probation(&self) -> bool {
+    /// Whether it went on after a death and has not moved since; whoever got nothing for so long may be waiting in a queue, or
+    /// for those that it holds up.
+    fn is_on_probation(&self, now_ns: u64) -> bool {
         let request = self.request.borrow();
         self.life.resumptions > 0
             && !self.life.parked
-            && !self.life.trusted
+            && !over(self.life.submitted_ns, PROBATION_MAX, now_ns)
             && request.outcome().is_none()
             && request.ids().len() == self.life.tokens_before
     }
@@ -100,7 +99,7 @@ impl Entry {
         }
         outgoing.submit(id, job, request.resume_ids(), way)?;
         life.resumptions = resumptions;
-        (life.submitted_ns, life.trusted) = (now_ns, false);
+        life.submitted_ns = now_ns;
         request.facts.tokenizer = way.tokenizer;
         life.tokens_before = request.ids().len();
         life.parked = false;
@@ -141,7 +140,7 @@ impl Ledger {
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
         self.outgoing.back(peer);
-        self.resume_parked();
+        self.resume_parked(clock::now_ns());
     }
 
     /// From now on new requests are refused, and no role comes back.
@@ -165,13 +164,6 @@ impl Ledger {
             let open = entry.request.borrow().outcome().is_none();
             entry.life.engine_died && entry.life.job.is_some() && open && !self.draining
         })
-    }
-
-    /// Whoever went on and got nothing for so long may be waiting in a queue, or for those that it holds up.
-    pub(super) fn end_probations(&mut self, now_ns: u64) {
-        let most_ns = u64::try_from(PROBATION_MAX.as_nanos()).unwrap_or(u64::MAX);
-        let long = |entry: &&mut Entry| entry.life.submitted_ns.saturating_add(most_ns) < now_ns;
-        self.entries.iter_mut().flatten().filter(long).for_each(|entry| entry.life.trusted = true);
     }
 
     fn held_by(&self, peer: Peer) -> Vec<RequestId> {
@@ -262,14 +254,14 @@ impl Ledger {
 
     /// Sends on what waits for roles that serve again: see the module's head. Called whenever something may have
     /// changed; costs nothing while nothing waits.
-    pub fn resume_parked(&mut self) {
+    pub fn resume_parked(&mut self, now_ns: u64) {
         if self.parked == 0 {
             return;
         }
         for id in self.ids(|entry, _| entry.life.parked && entry.life.suspicion < ALONE) {
             self.resume(id);
         }
-        let crowded = self.entries.iter().flatten().any(Entry::is_on_probation);
+        let crowded = self.entries.iter().flatten().any(|entry| entry.is_on_probation(now_ns));
         if crowded || !self.ids(|entry, _| entry.life.parked && entry.life.suspicion < ALONE).is_empty() {
             return;
         }

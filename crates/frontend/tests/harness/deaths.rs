@@ -26,8 +26,14 @@ pub(crate) fn return_to_life(h: &Harness, peer: Peer) {
 /// So much later.
 pub(crate) fn pass(h: &Harness, time: Duration) {
     let ledger = &mut h.app.ledger.borrow_mut();
-    ledger.tick(clock::now_ns() + u64::try_from(time.as_nanos()).unwrap() + 1_000_000_000);
-    ledger.resume_parked();
+    let now_ns = clock::now_ns() + u64::try_from(time.as_nanos()).unwrap() + 1_000_000_000;
+    ledger.tick(now_ns);
+    ledger.resume_parked(now_ns);
+}
+
+/// What waits is looked at once more.
+pub(crate) fn look_again(h: &Harness) {
+    h.app.ledger.borrow_mut().resume_parked(clock::now_ns());
 }
 
 pub(crate) fn stamp(h: &Harness, id: RequestId, stages: &[Stage]) {
@@ -53,7 +59,7 @@ pub(crate) async fn resumed(h: &Harness) -> (Open, Submit) {
 }
 
 pub(crate) fn nothing_sent(h: &Harness) {
-    h.app.ledger.borrow_mut().resume_parked();
+    look_again(h);
     assert_eq!((h.sent.borrow().jobs.len(), h.sent.borrow().opens.len()), (0, 0));
 }
 
