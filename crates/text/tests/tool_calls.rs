@@ -164,6 +164,10 @@ const CASES: &[Case] = &[
         &[("f", "{\"a\": 1}"), ("g", "{}")],
     ),
     (list, "[{\"name\": \"f\", \"parameters\": {\"a\"", "", &[("f", "{\"a\"")]),
+    // cut off before a call is known: the beginning of a list was shown as text
+    (list, "[", "", &[]),
+    (list, "[{\"name\": \"f\", \"par", "", &[]),
+    (list, "[{\"name\": \"f\", \"parameters\": {}}, {\"name\": \"g\", \"par", "", &[("f", "{}")]),
     (list, "no", "no", &[]),
     (named, " {\"a\": 1}", "", &[("f", " {\"a\": 1}")]),
     (named, "", "", &[]),

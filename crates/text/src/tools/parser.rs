@@ -115,11 +115,12 @@ impl CallParser {
         self.hand_over(say);
     }
 
-    /// The answer is complete: what is held back is no call any more. The unfinished end of a call is not text.
+    /// The answer is complete: what is held back is no call any more. The unfinished end of a call is not text, and
+    /// neither is the beginning of one where nothing but calls can be.
     pub fn finish(&mut self, say: &mut dyn FnMut(Part<'_>)) {
         let is_text = match &self.state {
             State::Edge => self.calls == 0,
-            State::Call(scan) => !scan.is_told(),
+            State::Call(scan) => !scan.is_told() && self.shape != Shape::List,
             State::Text | State::Mark(_) | State::Opening | State::Short { .. } => true,
             State::Behind(_) | State::Bare => false,
         };
