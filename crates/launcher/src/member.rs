@@ -10,16 +10,18 @@ use pinion_protocol::control::{Admin, AdminOutcome, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_shm::fdpass;
 use pinion_worker::control::{LauncherEnd, Rendezvous};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Control messages a role may leave untaken before the launcher stops sending to it: far below the number
-/// at which a send would block.
+/// Control messages a role may leave untaken before it is owed the next ones: far below the number at which a send would
+/// block.
 const UNTAKEN_MAX: u64 = 64;
 
-/// Something to say to a process that has not connected yet.
+/// Something to say to a process that has not connected yet, or has not taken what it was told before.
+#[derive(PartialEq)]
 enum Owed {
     Message(ToRole),
     /// Ends of the edges shared with this peer.
@@ -32,7 +34,8 @@ struct Running {
     socket: OwnedFd,
     rendezvous: Option<Rendezvous>,
     control: Option<LauncherEnd>,
-    owed: Vec<Owed>,
+    /// Each thing once.
+    owed: VecDeque<Owed>,
 }
 
 /// What happened to a member since it was last looked at.
@@ -116,6 +119,8 @@ impl Member {
         self.restart_at_ns = None;
         let page = wiring.page(self.peer);
         page.set(Gauge::Phase as usize, Phase::Starting as u64);
+        // What its predecessor did not take nobody will.
+        page.set(Gauge::ControlSeen as usize, page.get(Gauge::ControlSequence as usize));
         let rendezvous = Rendezvous::new()?;
         let (ours, theirs) = fdpass::pair()?;
         let body = host.spawn(&self.process, theirs)?;
@@ -125,7 +130,7 @@ impl Member {
             socket: ours,
             rendezvous: Some(rendezvous),
             control: None,
-            owed: Vec::new(),
+            owed: VecDeque::new(),
         });
         let socket = self.running.as_ref().map(|r| r.socket.as_fd()).expect("set on the line above");
         match wiring.attach(self.peer, self.epoch, &name, socket) {
@@ -163,7 +168,7 @@ impl Member {
             self.ready = false;
             return Ok(Some(Happening::Ended(ExitStatus::from_raw(Signal::SIGKILL as i32))));
         }
-        if let Err(error) = self.connect(wiring) {
+        if let Err(error) = self.connect(wiring).and_then(|()| self.settle(wiring)) {
             tracing::error!(peer = %self.peer, %error, "cannot be told what it needs; killing it");
             self.running.iter().for_each(|running| _ = running.body.kill());
         }
@@ -192,8 +197,8 @@ impl Member {
         Ok(Some(Happening::Ended(status)))
     }
 
-    /// Takes the control connection once the role has said that it has made it, and says what was owed. Errors: it died
-    /// meanwhile, or does not read; its end is told like any other.
+    /// Takes the control connection once the role has said that it has made it. Errors: it died meanwhile, or does not read;
+    /// its end is told like any other.
     fn connect(&mut self, wiring: &Wiring) -> io::Result<()> {
         let Some(running) = self.running.as_mut().filter(|r| r.control.is_none()) else { return Ok(()) };
         let Ok(Some(_)) = fdpass::recv(running.socket.as_fd()) else { return Ok(()) };
@@ -201,54 +206,84 @@ impl Member {
         let control = rendezvous.accept()?;
         wiring.send_edges(self.peer, None, &control)?;
         running.control = Some(control);
-        for owed in std::mem::take(&mut running.owed) {
-            match owed {
-                Owed::Message(message) => self.tell(wiring, &message),
-                Owed::Edges(peer) => self.reattach(wiring, peer)?,
+        Ok(())
+    }
+
+    /// Says what is owed, as far as the role takes it.
+    fn settle(&mut self, wiring: &Wiring) -> io::Result<()> {
+        while self.hears(wiring) {
+            match self.running.as_mut().and_then(|running| running.owed.pop_front()) {
+                Some(Owed::Message(message)) => {
+                    if let Err(error) = self.send(wiring, &message) {
+                        tracing::warn!(peer = %self.peer, %error, "cannot send a control message");
+                    }
+                }
+                Some(Owed::Edges(peer)) => self.hand_over(wiring, peer)?,
+                None => break,
             }
         }
         Ok(())
     }
 
-    /// Sends a control message: at once, or as soon as the role has connected. A role that has stopped
-    /// taking them is not sent more.
-    pub fn tell(&mut self, wiring: &Wiring, message: &ToRole) {
-        let Some(running) = &mut self.running else { return };
-        let Some(control) = &running.control else {
-            running.owed.push(Owed::Message(message.clone()));
-            return;
-        };
+    /// Whether it has connected and taken most of what it was told.
+    fn hears(&self, wiring: &Wiring) -> bool {
         let page = wiring.page(self.peer);
-        let sent = page.get(Gauge::ControlSequence as usize);
-        if sent.saturating_sub(page.get(Gauge::ControlSeen as usize)) > UNTAKEN_MAX {
-            tracing::warn!(peer = %self.peer, "role takes no control messages; not sending {message:?}");
-            return;
-        }
-        if let Err(error) = control.send(message) {
-            tracing::warn!(peer = %self.peer, %error, "cannot send a control message");
-            return;
-        }
-        page.set(Gauge::ControlSequence as usize, sent + 1);
-        wiring.ring_doorbell(self.peer);
+        let [sent, seen] = [Gauge::ControlSequence, Gauge::ControlSeen].map(|gauge| page.get(gauge as usize));
+        let is_connected = self.running.as_ref().is_some_and(|running| running.control.is_some());
+        is_connected && sent.saturating_sub(seen) <= UNTAKEN_MAX
     }
 
-    /// Hands over new ends of the edges shared with `renewed`.
-    pub fn reattach(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
+    /// Says it now, or after what is owed already. What is owed twice is said once, at its later place, so that no more is
+    /// owed than there are peers to tell of.
+    fn say(&mut self, wiring: &Wiring, what: Owed) -> io::Result<()> {
         let Some(running) = &mut self.running else { return Ok(()) };
-        let Some(control) = &running.control else {
-            running.owed.push(Owed::Edges(renewed));
-            return Ok(());
-        };
+        running.owed.retain(|owed| *owed != what);
+        running.owed.push_back(what);
+        self.settle(wiring)
+    }
+
+    /// Sends a control message: at once, or as soon as the role has connected and takes it. Orders of operators have their
+    /// deadline and are not sent late.
+    pub fn tell(&mut self, wiring: &Wiring, message: &ToRole) {
+        if matches!(message, ToRole::Admin { .. } | ToRole::AdminDone { .. }) && !self.hears(wiring) {
+            tracing::warn!(peer = %self.peer, "role takes no control messages; not sending {message:?}");
+        } else if let Err(error) = self.say(wiring, Owed::Message(message.clone())) {
+            tracing::error!(peer = %self.peer, %error, "cannot be handed what it is owed; killing it");
+            self.kill();
+        }
+    }
+
+    fn send(&self, wiring: &Wiring, message: &ToRole) -> io::Result<()> {
+        let control = self.running.as_ref().and_then(|running| running.control.as_ref());
+        control.map_or(Ok(()), |control| control.send(message))?;
+        let page = wiring.page(self.peer);
+        page.set(Gauge::ControlSequence as usize, page.get(Gauge::ControlSequence as usize) + 1);
+        wiring.ring_doorbell(self.peer);
+        Ok(())
+    }
+
+    /// Hands over new ends of the edges shared with `renewed`: at once, or as soon as the role has connected and takes them.
+    pub fn reattach(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
+        self.say(wiring, Owed::Edges(renewed))
+    }
+
+    /// Descriptors and the message that they are there go together: one without the other would put all that follow out of
+    /// step.
+    fn hand_over(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
+        let Some(running) = &self.running else { return Ok(()) };
+        let Some(control) = &running.control else { return Ok(()) };
         wiring.reattach(self.peer, renewed, running.socket.as_fd())?;
         wiring.send_edges(self.peer, Some(renewed), control)?;
-        self.tell(wiring, &ToRole::Attached);
+        self.send(wiring, &ToRole::Attached)?;
         self.links_sent = wiring.page(self.peer).get(Gauge::ControlSequence as usize);
         Ok(())
     }
 
     /// Whether it serves over links that have been replaced and that it has not yet put away.
     pub fn has_old_links(&self, wiring: &Wiring) -> bool {
-        self.ready && wiring.page(self.peer).get(Gauge::ControlSeen as usize) < self.links_sent
+        let is_owed = |running: &Running| running.owed.iter().any(|owed| matches!(owed, Owed::Edges(_)));
+        let seen = wiring.page(self.peer).get(Gauge::ControlSeen as usize);
+        self.ready && (seen < self.links_sent || self.running.as_ref().is_some_and(is_owed))
     }
 
     /// Ends the role now, or leaves it behind if it is a thread, which leaves by itself once it finds its control channel

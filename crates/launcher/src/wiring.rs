@@ -233,6 +233,13 @@ impl Wiring {
         }
     }
 
+    /// Bytes that wait in the ring between these two.
+    #[cfg(test)]
+    pub(crate) fn waiting_bytes(&self, from: Peer, to: Peer) -> usize {
+        let between = |ring: &&Ring| (ring.edge.from, ring.edge.to) == (from, to);
+        self.rings.iter().filter(between).map(|ring| ring::depth(&ring.region).0).sum()
+    }
+
     /// The bound socket.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()

@@ -45,7 +45,7 @@ pub enum ControlEvent {
         /// Its reader.
         to: Peer,
     },
-    /// A frontend has a fresh slot table: every request of its predecessor is gone.
+    /// A frontend has a fresh slot table: every request of its predecessor is gone. It comes ahead of what else was said.
     SlotsReplaced {
         /// Its index.
         frontend: u16,

@@ -211,7 +211,8 @@ impl Session {
                     let table = open_slots(epoch, &mut fds, self.me.role, &self.config)?;
                     if let Some(place) = self.links.slots.get_mut(usize::from(frontend)) {
                         *place = table;
-                        self.events.push_back(ControlEvent::SlotsReplaced { frontend });
+                        // Its rings are replaced with it: nobody may look into them with the old table at hand.
+                        self.events.push_front(ControlEvent::SlotsReplaced { frontend });
                     }
                 }
                 Attach::Hello { .. }

@@ -9,14 +9,17 @@ use crate::member::{Happening, Member};
 use crate::profile::Recording;
 use crate::wiring::Wiring;
 use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
+use pinion_protocol::control::ToRole;
+use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, Role};
 use pinion_shm::{clock, doorbell};
-use pinion_worker::Session;
+use pinion_worker::{ControlEvent, Session};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
@@ -157,4 +160,123 @@ fn a_role_that_dies_while_it_is_owed_links_is_a_role_that_died() {
         }
     };
     assert!(matches!(happening, Happening::Ended(_)), "{happening:?}");
+}
+
+const ENGINE: Peer = Peer { role: Role::Engine, index: 0 };
+const FRONTEND: Peer = Peer { role: Role::Frontend, index: 0 };
+
+/// Looks at the members until `done`.
+fn poll_until(service: &mut Service, what: &str, mut done: impl FnMut(&Service, Option<&Happening>) -> bool) {
+    let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
+    loop {
+        assert!(clock::now_ns() < deadline_ns, "{what}: not in time");
+        let happening = service.members[0].poll(&service.wiring).unwrap();
+        if done(service, happening.as_ref()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is_ready(service: &mut Service) {
+    poll_until(service, "a start", |_, happening| matches!(happening, Some(Happening::Ready { .. })));
+}
+
+/// Says whether its first event is of the slot table.
+fn takes_two_sets(peer: Peer, socket: OwnedFd) -> ExitCode {
+    let mut session = Session::attach_over(peer.role, socket).unwrap();
+    let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
+    while session.status.get(Gauge::ControlSequence as usize) < 2 && clock::now_ns() < deadline_ns {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let first = session.control();
+    ExitCode::from(u8::from(!matches!(first, Some(ControlEvent::SlotsReplaced { frontend: 0 }))))
+}
+
+/// An engine and a frontend died together. What a detokenizer did because of the one, it did with the new ring of the other
+/// and the old slot table: openings of the new life were stale in its eyes.
+#[test]
+fn of_a_new_slot_table_a_role_hears_before_anything_else() {
+    let mut service = service(config(), Host::Threads(takes_two_sets as RoleMain));
+    let Service { members, wiring, .. } = &mut service;
+    for peer in [ENGINE, FRONTEND] {
+        wiring.renew(peer).unwrap();
+        members[0].reattach(wiring, peer).unwrap();
+    }
+    poll_until(&mut service, "its end", |_, happening| match happening {
+        Some(Happening::Ended(status)) => {
+            assert!(status.success(), "it heard of another thing first");
+            true
+        }
+        _ => false,
+    });
+}
+
+/// How far the test with [`stands_still`] is.
+static STOOD: AtomicU32 = AtomicU32::new(0);
+
+/// Is ready, and takes nothing before the test says so; then all, until it says so again; then writes to the engine. A
+/// successor takes all at once.
+fn stands_still(peer: Peer, socket: OwnedFd) -> ExitCode {
+    let mut session = Session::attach_over(peer.role, socket).unwrap();
+    session.ready("");
+    let first = session.epoch == 1;
+    while first && STOOD.load(Ordering::Relaxed) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (mut back, mut stops) = (0, false);
+    while !stops && (!first || STOOD.load(Ordering::Relaxed) == 1) {
+        while let Some(event) = session.control() {
+            back += u64::from(matches!(event, ControlEvent::PeerReady(ENGINE)));
+            stops |= matches!(event, ControlEvent::Stop);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let outbox = session.links.outbox(ENGINE).unwrap();
+    outbox.send(1, &[0; 8]).unwrap();
+    outbox.publish();
+    ExitCode::from(u8::from(back == 0))
+}
+
+/// It was not told of more than sixty-four things, and of new links only half: the descriptors lay on its socket without a
+/// word, and from then on it was one set behind, at a ring that nobody read. Its successor heard nothing at all.
+#[test]
+fn a_role_that_stands_still_hears_of_everything_when_it_moves_on() {
+    let mut service = service(config(), Host::Threads(stands_still as RoleMain));
+    is_ready(&mut service);
+    let die_and_return = |service: &mut Service| {
+        for _ in 0..40 {
+            let Service { members, wiring, .. } = &mut *service;
+            wiring.renew(ENGINE).unwrap();
+            members[0].tell(wiring, &ToRole::PeerLost { peer: ENGINE });
+            members[0].reattach(wiring, ENGINE).unwrap();
+            members[0].tell(wiring, &ToRole::PeerReady { peer: ENGINE });
+        }
+    };
+    die_and_return(&mut service);
+    assert!(service.members[0].has_old_links(&service.wiring));
+    STOOD.store(1, Ordering::Relaxed);
+    poll_until(&mut service, "all told", |service, _| !service.members[0].has_old_links(&service.wiring));
+    assert_eq!(service.wiring.waiting_bytes(TOKENIZER, ENGINE), 0);
+    die_and_return(&mut service);
+    poll_until(&mut service, "all told", |service, _| !service.members[0].has_old_links(&service.wiring));
+    STOOD.store(2, Ordering::Relaxed);
+    poll_until(&mut service, "its end", |_, happening| matches!(happening, Some(Happening::Ended(_))));
+    assert!(service.wiring.waiting_bytes(TOKENIZER, ENGINE) > 0, "it writes where nobody reads");
+
+    // The predecessor takes nothing that is said now.
+    service.wiring.page(TOKENIZER).set(Gauge::ControlSequence as usize, 1000);
+    service.wiring.renew(TOKENIZER).unwrap();
+    service.spawn(0).unwrap();
+    is_ready(&mut service);
+    let Service { members, wiring, .. } = &mut service;
+    members[0].tell(wiring, &ToRole::PeerReady { peer: ENGINE });
+    members[0].tell(wiring, &ToRole::Stop);
+    poll_until(&mut service, "its successor hears", |_, happening| match happening {
+        Some(Happening::Ended(status)) => {
+            assert!(status.success());
+            true
+        }
+        _ => false,
+    });
 }
