@@ -34,11 +34,18 @@ struct Followed {
     mask: Arc<dyn TokenMask>,
 }
 
+/// A request whose grammar is not there yet.
+struct Waiting {
+    admit: Admit,
+    /// Its grammar is with the thread.
+    ordered: bool,
+}
+
 /// See the module's head.
 pub(crate) struct Constraints {
     threads: Option<Grammars>,
     /// Requests whose grammars are being compiled.
-    waiting: Vec<Admit>,
+    waiting: Vec<Waiting>,
     waiting_max: usize,
     running: HashMap<RequestId, Followed>,
 }
@@ -59,7 +66,7 @@ impl Constraints {
 
     /// Whether the request is here, with its grammar ready or not.
     pub(crate) fn has(&self, id: RequestId) -> bool {
-        self.running.contains_key(&id) || self.waiting.iter().any(|admit| admit.id == id)
+        self.running.contains_key(&id) || self.waiting.iter().any(|waiting| waiting.admit.id == id)
     }
 
     /// Requests that wait for their grammars.
@@ -72,19 +79,31 @@ impl Constraints {
         !self.waiting.is_empty()
     }
 
-    /// Orders the grammar of a request; it comes back from [`Constraints::next_compiled`].
+    /// Takes a request whose grammar is to be compiled; it comes back from [`Constraints::next_compiled`].
     pub(crate) fn order(&mut self, admit: Admit) -> Result<(), Fault> {
-        let threads = self.threads.as_ref().ok_or_else(|| {
-            Fault::new(FaultCode::Internal, "this engine was started without a thread for grammars")
-        })?;
+        if self.threads.is_none() {
+            let message = "this engine was started without a thread for grammars";
+            return Err(Fault::new(FaultCode::Internal, message));
+        }
         if self.waiting.len() >= self.waiting_max {
             return Err(Fault::new(FaultCode::TooManyRequests, "too many grammars wait to be compiled"));
         }
-        if let Some(grammar) = &admit.sampling.grammar {
+        self.waiting.push(Waiting { admit, ordered: false });
+        self.order_waiting().inspect_err(|_| _ = self.waiting.pop())
+    }
+
+    /// Orders what waits, as far as the thread's queue has room: it holds as many as can wait, but also what was ordered
+    /// for requests that are gone, such as all of a dead detokenizer, which come again meanwhile.
+    fn order_waiting(&mut self) -> Result<(), Fault> {
+        let Some(threads) = &self.threads else { return Ok(()) };
+        for Waiting { admit, ordered } in self.waiting.iter_mut().filter(|waiting| !waiting.ordered) {
+            let Some(grammar) = &admit.sampling.grammar else { continue };
             let resumed = admit.ids.get(admit.prompt_tokens as usize..).unwrap_or_default();
-            threads.order(admit.id, grammar.clone(), resumed.to_vec())?;
+            *ordered = threads.order(admit.id, grammar.clone(), resumed.to_vec())?;
+            if !*ordered {
+                break;
+            }
         }
-        self.waiting.push(admit);
         Ok(())
     }
 
@@ -92,8 +111,10 @@ impl Constraints {
     pub(crate) fn next_compiled(&mut self) -> Option<(Admit, Result<Arc<Constraint>, Fault>)> {
         loop {
             let (id, compiled) = self.threads.as_ref()?.next_compiled()?;
-            if let Some(at) = self.waiting.iter().position(|admit| admit.id == id) {
-                return Some((self.waiting.swap_remove(at), compiled));
+            // The thread has taken one at least. It cannot be gone: it has just answered.
+            let _ = self.order_waiting();
+            if let Some(at) = self.waiting.iter().position(|waiting| waiting.admit.id == id) {
+                return Some((self.waiting.swap_remove(at).admit, compiled));
             }
         }
     }
@@ -134,6 +155,6 @@ impl Constraints {
 
     /// Drops the requests that `gone` names and that wait for their grammars.
     pub(crate) fn discard_where(&mut self, gone: impl Fn(RequestId) -> bool) {
-        self.waiting.retain(|admit| !gone(admit.id));
+        self.waiting.retain(|waiting| !gone(waiting.admit.id));
     }
 }

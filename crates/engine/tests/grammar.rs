@@ -9,8 +9,9 @@ use pinion_protocol::names::Counter;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
 use pinion_scheduler::Limits;
 use regex::Regex;
-use rig::grammars::{constrained, with_grammars, words};
+use rig::grammars::{constrained, with_grammars, with_late_grammars, words};
 use rig::{EOS, Random, Rig, VOCABULARY, small};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a test waits for the threads; a machine under load may take its time.
@@ -235,6 +236,29 @@ fn who_leaves_while_the_grammar_is_compiled_or_followed_leaves_nothing() {
     assert!(rig.stories.get(&ids[4]).is_none_or(|story| story.finished.is_empty()));
     assert!(matches!(rig.ended(ids[5]).1.reason, FinishReason::Stop | FinishReason::Length));
     assert!(engine.is_empty());
+}
+
+/// A detokenizer died while most requests waited for their grammars, and all came again: what had been ordered for their
+/// first lives filled the queue, and those that found no room were refused.
+#[test]
+fn who_comes_again_while_the_grammars_of_the_first_lives_are_under_way_is_not_refused() {
+    let (go, gate) = mpsc::channel();
+    let limits = small().limits;
+    let (mut engine, mut rig) = (with_late_grammars(rig::engine(small(), true), &limits, gate), Rig::new());
+    let mut lives: Vec<RequestId> = Vec::new();
+    for life in 0..3 {
+        lives.iter().for_each(|id| rig.close(*id));
+        lives = (0..limits.max_requests as u16 - 10).map(|n| rig.open(n % 2, n / 2)).collect();
+        for id in &lives {
+            rig.admit(*id, &[1, 2, 3 + life], 3, constrained("(ab){3}"));
+        }
+        while engine.turn(&mut rig) == Ok(Turn::Worked) {}
+    }
+    go.send(()).expect("the thread waits");
+    run(&mut engine, &mut rig);
+    for id in lives {
+        assert_eq!(text(&rig.ended(id).0.tokens), "ababab", "{id}");
+    }
 }
 
 /// Finds the mask of every row late, two times out of three.

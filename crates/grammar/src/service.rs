@@ -7,7 +7,7 @@ use crate::vocabulary::{Vocabulary, Words};
 use pinion_protocol::{Fault, FaultCode, Grammar, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::Builder;
 
 /// A grammar on its way to the thread that compiles.
@@ -62,13 +62,18 @@ impl Grammars {
     }
 
     /// Orders a grammar, for a text that begins with the tokens `resumed`. The answer comes from
-    /// [`Grammars::next_compiled`].
+    /// [`Grammars::next_compiled`]. False: there is no room now.
     ///
     /// # Errors
-    /// Too many are under way, or the thread is gone.
-    pub fn order(&self, id: RequestId, grammar: Grammar, resumed: Vec<u32>) -> Result<(), Fault> {
-        let full = |_| Fault::new(FaultCode::TooManyRequests, "too many grammars wait to be compiled");
-        self.orders.try_send(Order { id, grammar, resumed }).map_err(full)
+    /// The thread is gone.
+    pub fn order(&self, id: RequestId, grammar: Grammar, resumed: Vec<u32>) -> Result<bool, Fault> {
+        match self.orders.try_send(Order { id, grammar, resumed }) {
+            Ok(()) => Ok(true),
+            Err(TrySendError::Full(_)) => Ok(false),
+            Err(TrySendError::Disconnected(_)) => {
+                Err(Fault::new(FaultCode::Internal, "the thread that compiles grammars is gone"))
+            }
+        }
     }
 
     /// The next grammar that is ready. Never waits.

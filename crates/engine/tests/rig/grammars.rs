@@ -5,6 +5,7 @@ use pinion_engine::Engine;
 use pinion_grammar::{Grammars, Words};
 use pinion_protocol::{Grammar, GrammarField, GrammarKind, Sampling};
 use pinion_scheduler::Limits;
+use std::sync::mpsc::Receiver;
 
 /// The ids below 256 are bytes, but for the end of sequence; some of the others are pieces, the rest shows nothing.
 pub fn words() -> Words {
@@ -15,6 +16,15 @@ pub fn words() -> Words {
         bytes[300 + 70 * n] = piece.as_bytes().to_vec();
     }
     Words { bytes, eos: Some(EOS), drops_first_space: false }
+}
+
+/// The same from a thread that compiles nothing before `go` says so or is dropped.
+pub fn with_late_grammars(engine: Engine, limits: &Limits, go: Receiver<()>) -> Engine {
+    let late = move || {
+        let _ = go.recv();
+        Ok(words())
+    };
+    engine.with_grammars(Grammars::start(late, limits.max_requests as usize).expect("threads"))
 }
 
 /// The engine with the threads.
