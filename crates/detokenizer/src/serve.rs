@@ -88,7 +88,7 @@ impl Server {
                 self.session.beat();
                 std::thread::sleep(BACKLOG_WAIT);
             } else if !taken {
-                let backlog = self.session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
+                let backlog = self.session.links.has_backlog();
                 self.session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
             }
         }

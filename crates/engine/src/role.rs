@@ -112,7 +112,7 @@ fn serve(
         let backlog = engine.owes()
             || profile.as_ref().is_some_and(OpProfile::waits)
             || engine.compiles()
-            || session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
+            || session.links.has_backlog();
         if let Some(deadline_ns) = drain_deadline_ns {
             let done = turn == Turn::Idle && engine.is_empty() && !backlog;
             if done || clock::now_ns() > deadline_ns {

@@ -51,6 +51,8 @@ pub const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Time between two looks at what only time can tell (an engine that finished without its text, a drain
 /// deadline).
 pub const TICK: Duration = Duration::from_millis(100);
+/// How long to sleep while records wait for room in a ring.
+pub const BACKLOG_WAIT: Duration = Duration::from_millis(1);
 /// An operator's order is carried out in this time, or the client is told that it was not.
 pub const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Orders of one frontend under way at a time.

@@ -14,6 +14,8 @@ const SCRATCH_BYTES_KEPT: usize = 64 << 10;
 
 /// Where records for other roles go: the session's links, or a test.
 pub trait Outlet {
+    /// Whether a record of so many bytes would be taken now.
+    fn has_room(&mut self, to: Peer, payload_bytes: usize) -> bool;
     /// Stages one record; the error says that the reader has stopped reading.
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
     /// Makes what was staged for `to` visible. False if its ring is full and some of it has to wait.
@@ -41,6 +43,19 @@ pub enum Job {
     Encode(Prompt),
     /// Ids to text.
     Decode(Vec<u32>),
+}
+
+impl Job {
+    /// The record that carries it is larger than this.
+    fn bytes_min(&self) -> usize {
+        match self {
+            Job::Generate { prompt: Prompt::Text(text) | Prompt::Chat(text), .. }
+            | Job::Encode(Prompt::Text(text) | Prompt::Chat(text)) => text.len(),
+            Job::Generate { prompt: Prompt::Ids(ids), .. }
+            | Job::Encode(Prompt::Ids(ids))
+            | Job::Decode(ids) => size_of_val(ids.as_slice()),
+        }
+    }
 }
 
 /// The processes that one request goes to.
@@ -137,8 +152,10 @@ impl Outgoing {
     /// [`Outgoing::shows_openings`]. Error: the reader is stuck.
     pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
         let Job::Generate { stop, include_stop, .. } = job else { return Ok(()) };
+        let to = Peer::new(Role::Detokenizer, way.detokenizer);
+        self.check_room(to, size_of_val(resume))?;
         encode_open(&mut self.scratch, id, stop, *include_stop, resume);
-        self.put(Peer::new(Role::Detokenizer, way.detokenizer), detokenizer_inbox::kind::OPEN)
+        self.put(to, detokenizer_inbox::kind::OPEN)
     }
 
     /// Publishes what was opened. Whether all of it can be seen: only then may the engine come to know the request, whose
@@ -149,6 +166,8 @@ impl Outgoing {
 
     /// Sends `job` on to the tokenizer. Error: the reader is stuck.
     pub(crate) fn submit(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
+        let to = Peer::new(Role::Tokenizer, way.tokenizer);
+        self.check_room(to, job.bytes_min() + size_of_val(resume))?;
         let record_kind = match job {
             Job::Generate { claim, sampling, prompt, .. } => {
                 encode_submit(&mut self.scratch, (id, *claim), sampling, prompt, resume);
@@ -163,19 +182,26 @@ impl Outgoing {
                 tokenizer_inbox::kind::DECODE
             }
         };
-        let to = Peer::new(Role::Tokenizer, way.tokenizer);
         self.put(to, record_kind)?;
         self.outlet.borrow_mut().publish(to);
         Ok(())
     }
 
+    /// Looked at before a record is made: whoever waits for room asks in each turn, and a prompt may have megabytes.
+    fn check_room(&self, to: Peer, bytes_min: usize) -> Result<(), Fault> {
+        if self.outlet.borrow_mut().has_room(to, bytes_min) { Ok(()) } else { Err(overloaded()) }
+    }
+
     /// Stages the record in `scratch`.
     fn put(&mut self, to: Peer, record_kind: u16) -> Result<(), Fault> {
-        let busy = |_| Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later");
         let mut outlet = self.outlet.borrow_mut();
-        outlet.send(to, record_kind, &self.scratch).map_err(busy)?;
+        outlet.send(to, record_kind, &self.scratch).map_err(|_| overloaded())?;
         self.scratch.clear();
         self.scratch.shrink_to(SCRATCH_BYTES_KEPT);
         Ok(())
     }
+}
+
+fn overloaded() -> Fault {
+    Fault::new(FaultCode::TooManyRequests, "the service is overloaded; try again later")
 }

@@ -5,7 +5,7 @@
 
 use crate::app::App;
 use crate::ledger::Ledger;
-use crate::limits::{DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
+use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
 use crate::outgoing::Outlet;
 use crate::server;
 use crate::stats::{Sample, Stats};
@@ -32,6 +32,10 @@ const LAST_WRITE_PAUSE: Duration = Duration::from_millis(20);
 pub struct SessionOutlet(pub Rc<RefCell<Session>>);
 
 impl Outlet for SessionOutlet {
+    fn has_room(&mut self, to: Peer, payload_bytes: usize) -> bool {
+        self.0.borrow_mut().links.outbox(to).is_some_and(|outbox| outbox.has_room(payload_bytes))
+    }
+
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
         let mut session = self.0.borrow_mut();
         session.links.outbox(to).ok_or(Overflow)?.send(kind, payload)
@@ -221,13 +225,14 @@ impl Reactor {
         }
     }
 
-    /// Sleeps until a peer rings, or for one tick.
+    /// Sleeps until a peer rings, or for one tick, or a moment if records wait for room in a ring.
     async fn sleep(&mut self) {
         if !self.session.borrow_mut().arm() {
             tokio::task::yield_now().await;
             return;
         }
-        let ready = tokio::time::timeout(TICK, self.doorbell.readable()).await;
+        let nap = if self.session.borrow().links.has_backlog() { BACKLOG_WAIT } else { TICK };
+        let ready = tokio::time::timeout(nap, self.doorbell.readable()).await;
         if let Ok(Ok(mut guard)) = ready {
             // Before the drain, so that a ring after it is seen as a new one.
             guard.clear_ready();

@@ -205,6 +205,11 @@ fn a_full_ring_delays_and_does_not_end() {
         h.sent.borrow_mut().full = true;
         return_to_life(&h, ENGINE);
         nothing_sent(&h);
+        for _ in 0..100 {
+            look_again(&h);
+        }
+        // The prompts of all who waited were copied in each turn of the loop.
+        assert_eq!(h.sent.borrow().refused, 0, "no record is made before there is room for it");
         h.sent.borrow_mut().full = false;
         look_again(&h);
         let (_, again) = resumed(&h).await;

@@ -10,7 +10,7 @@ use pinion_shm::clock;
 use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::Region;
-use pinion_shm::ring::{PushError, Reader, Record, Writer, max_record_bytes};
+use pinion_shm::ring::{PushError, RECORD_HEADER_BYTES, Reader, Record, Writer, max_record_bytes};
 use pinion_shm::slots::{Slot, SlotTable};
 use std::collections::VecDeque;
 use std::net::TcpListener;
@@ -169,6 +169,18 @@ impl Outbox {
         Ok(())
     }
 
+    /// Whether a record of so many bytes would be taken now, for whom it costs to make one in vain.
+    pub fn has_room(&self, payload_bytes: usize) -> bool {
+        match &self.target {
+            Target::Ring(writer) => {
+                let fits_ring =
+                    self.backlog.is_empty() && payload_bytes + RECORD_HEADER_BYTES <= writer.free_bytes();
+                fits_ring || self.backlog_bytes + payload_bytes <= BACKLOG_BYTES_MAX
+            }
+            Target::Channel(writer) => writer.staged_bytes() + payload_bytes <= BACKLOG_BYTES_MAX,
+        }
+    }
+
     /// Makes everything staged visible, moves backlog into the ring as far as it fits, and wakes a sleeping
     /// reader: at most one syscall.
     pub fn publish(&mut self) {
@@ -236,6 +248,11 @@ impl Links {
         self.outboxes.iter_mut().find(|outbox| outbox.to == to)
     }
 
+    /// Whether anything waits for room in a ring: whoever makes that room rings no bell.
+    pub fn has_backlog(&self) -> bool {
+        self.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0)
+    }
+
     /// Publishes every outbox.
     pub fn publish(&mut self) {
         for outbox in &mut self.outboxes {
@@ -284,6 +301,8 @@ mod tests {
             sent += 1;
         }
         assert!((2..=5).contains(&sent), "{sent} records for a ring of 4096 bytes");
+        assert!(outbox.has_room(BACKLOG_BYTES_MAX - payload.len()));
+        assert!(!outbox.has_room(BACKLOG_BYTES_MAX), "nobody makes a record in vain");
         assert_eq!(outbox.lag_bytes(), payload.len());
 
         let begin = Instant::now();

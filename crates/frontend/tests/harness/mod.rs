@@ -54,15 +54,22 @@ pub(crate) struct Sent {
     pub(crate) jobs: VecDeque<TokenizerRecord>,
     pub(crate) orders: VecDeque<(u64, Admin)>,
     pub(crate) full: bool,
+    /// Records that were made all the same while it was.
+    pub(crate) refused: usize,
     /// Openings wait in front of a full ring.
     pub(crate) hides_openings: bool,
     pub(crate) panics: bool,
 }
 
 impl Outlet for Sent {
+    fn has_room(&mut self, _: Peer, _: usize) -> bool {
+        !self.full
+    }
+
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
         assert!(!self.panics, "the test asked for a panic");
         if self.full {
+            self.refused += 1;
             return Err(Overflow);
         }
         match to.role {
