@@ -75,7 +75,7 @@ def streams(port, count, tokens, disturb):
 
 
 def role_pid(server, role):
-    """The process of a role by its program's name; of several of one role, one after the other by process id."""
+    """The process of a role by its program's name; of several of one role, one after the other by process id. A spare is none."""
     name, index = role.rsplit("-", 1)
     children = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -83,9 +83,11 @@ def role_pid(server, role):
             with open(f"/proc/{pid}/stat") as file:
                 parent = int(file.read().rsplit(")", 1)[1].split()[1])
             program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+            with open(f"/proc/{pid}/cmdline") as file:
+                spare = file.read().split("\0")[0].endswith("-spare")
         except (OSError, ValueError):
             continue
-        if parent == server.pid and program == f"pinion-{name}":
+        if parent == server.pid and program == f"pinion-{name}" and not spare:
             children.append(int(pid))
     return sorted(children)[int(index)]
 

@@ -17,6 +17,8 @@ pub struct Lifecycle {
     pub restart_limit: u32,
     /// Requests go on after the death of a role that held them.
     pub resume: bool,
+    /// A spare engine process waits for the engine to die.
+    pub spare_engine: bool,
     /// A role that has not turned its loop for so long is killed, in ms; 0 is never.
     pub stuck_timeout_ms: u64,
     /// What is logged, in tracing's filter syntax.
@@ -34,6 +36,7 @@ impl Lifecycle {
             restart_backoff_ms: take.number("restart-backoff"),
             restart_limit: take.word("restart-limit"),
             resume: settings.switch("resume").unwrap_or(true),
+            spare_engine: settings.switch("spare-engine").unwrap_or(true),
             stuck_timeout_ms: take.number("stuck-timeout"),
             log_filter: settings.text("log").unwrap_or("info").to_owned(),
             log_json: take.is("log-format", "json"),

@@ -270,6 +270,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "resume", group: Lifecycle, kind: Switch, preset: Is("true"),
         help: "Requests that a dying role held go on from their last token when its successor serves; without it they end \
                with the error `role_restarted`. For that a frontend keeps the prompts of open requests." },
+    Opt { name: "spare-engine", group: Lifecycle, kind: Switch, preset: Is("true"),
+        help: "Keep a second engine process that has loaded its libraries and nothing else: it takes the place of one that \
+               dies. None with --in-process or --profile." },
     Opt { name: "stuck-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("60s"),
         help: "A role whose loop has not turned for so long is killed and restarted; 0 never. Must be longer than the \
                longest step of the model." },

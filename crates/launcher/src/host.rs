@@ -9,11 +9,12 @@ use nix::unistd::Pid;
 use pinion_config::{Process, SECRET_VARIABLES};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::pidfd;
+use pinion_shm::process::dies_with_parent;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -71,16 +72,14 @@ impl Host {
                     Some(profile) => profile.wrap(process.peer, &binary, &variables)?,
                 };
                 let wraps = wrapper.is_some();
-                let mut command = wrapper.unwrap_or_else(|| role_command(&binary, process));
-                surround(&mut command, process);
-                let child = command.stdin(Stdio::from(socket)).spawn().map_err(|error| {
+                let name = || format!("{}-{}", binary_name(process.peer.role), process.peer.index);
+                let mut command = wrapper.unwrap_or_else(|| role_command(&binary, name()));
+                start(&mut command, process, socket).map_err(|error| {
                     let program = command.get_program().to_string_lossy().into_owned();
                     let missing = wraps && error.kind() == io::ErrorKind::NotFound;
                     let hint = if missing { "; the profiler (--profile) must be on PATH" } else { "" };
                     io::Error::new(error.kind(), format!("cannot start {program}: {error}{hint}"))
-                })?;
-                let pidfd = pidfd::open(child.id())?;
-                Ok(Body::Process { child, pidfd })
+                })
             }
             Host::Threads(main) => {
                 let (ended, alive) = UnixStream::pair()?;
@@ -95,6 +94,28 @@ impl Host {
             }
         }
     }
+
+    /// Starts a process that may become `process`, under a name that says so. Errors: roles are no processes here.
+    pub(crate) fn spawn_spare(&self, process: &Process, socket: OwnedFd) -> io::Result<Body> {
+        let Host::Processes { folder, profile: None } = self else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "no spare where roles are no plain processes",
+            ));
+        };
+        let binary = binary_name(process.peer.role);
+        let mut command = role_command(&folder.join(&binary), format!("{binary}-spare"));
+        // A role sees to that itself, as soon as it is loaded.
+        dies_with_parent(&mut command);
+        start(&mut command, process, socket)
+    }
+}
+
+fn start(command: &mut Command, process: &Process, socket: OwnedFd) -> io::Result<Body> {
+    surround(command, process);
+    let child = command.stdin(Stdio::from(socket)).spawn()?;
+    let pidfd = pidfd::open(child.id())?;
+    Ok(Body::Process { child, pidfd })
 }
 
 impl Body {
@@ -153,9 +174,10 @@ pub(crate) fn thread_variables(process: &Process) -> Vec<(&'static str, String)>
     variables
 }
 
-fn role_command(binary: &std::path::Path, process: &Process) -> Command {
+/// `name` is what lists of processes show.
+fn role_command(binary: &Path, name: String) -> Command {
     let mut command = Command::new(binary);
-    command.arg0(format!("{}-{}", binary_name(process.peer.role), process.peer.index)).stdout(Stdio::null());
+    command.arg0(name).stdout(Stdio::null());
     command
 }
 

@@ -14,6 +14,7 @@ pub mod profile;
 pub mod restart;
 pub mod serve;
 mod signals;
+mod spare;
 mod trace;
 pub mod wiring;
 

@@ -2,6 +2,7 @@
 
 use crate::host::{Body, Host};
 use crate::restart::RestartPolicy;
+use crate::spare::Waiting;
 use crate::wiring::Wiring;
 use nix::sys::signal::Signal;
 use pinion_config::Process;
@@ -85,6 +86,9 @@ pub struct Member {
     pub ready: bool,
     /// When a start counts as failed.
     pub start_deadline_ns: u64,
+    /// By when it must have connected, if it was a spare and has not yet: until then its end is the spare's, and no death
+    /// of this role.
+    pub answers_by_ns: Option<u64>,
     process: Process,
     epoch: u32,
     /// Count of control messages up to the latest that handed it new links.
@@ -103,6 +107,7 @@ impl Member {
             restart_at_ns: None,
             ready: false,
             start_deadline_ns: 0,
+            answers_by_ns: None,
             process,
             epoch: 0,
             links_sent: 0,
@@ -111,23 +116,29 @@ impl Member {
         }
     }
 
-    /// Starts the role and sends it its descriptors.
-    pub fn spawn(&mut self, wiring: &Wiring, host: &Host) -> io::Result<()> {
+    /// Starts the role, or gives its work to `spare`, and sends it its descriptors.
+    pub(crate) fn spawn(&mut self, wiring: &Wiring, host: &Host, spare: Option<Waiting>) -> io::Result<()> {
         self.epoch += 1;
         self.links_sent = 0;
         self.ready = false;
         self.restart_at_ns = None;
+        self.answers_by_ns = None;
         let page = wiring.page(self.peer);
         page.set(Gauge::Phase as usize, Phase::Starting as u64);
         // What its predecessor did not take nobody will.
         page.set(Gauge::ControlSeen as usize, page.get(Gauge::ControlSequence as usize));
         let rendezvous = Rendezvous::new()?;
-        let (ours, theirs) = fdpass::pair()?;
-        let body = host.spawn(&self.process, theirs)?;
+        let Waiting { body, socket } = match spare {
+            Some(waiting) => waiting,
+            None => {
+                let (ours, theirs) = fdpass::pair()?;
+                Waiting { body: host.spawn(&self.process, theirs)?, socket: ours }
+            }
+        };
         let name = rendezvous.name().to_owned();
         self.running = Some(Running {
             body,
-            socket: ours,
+            socket,
             rendezvous: Some(rendezvous),
             control: None,
             owed: VecDeque::new(),
@@ -206,6 +217,7 @@ impl Member {
         let control = rendezvous.accept()?;
         wiring.send_edges(self.peer, None, &control)?;
         running.control = Some(control);
+        self.answers_by_ns = None;
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use crate::member::{Happening, Member};
 use crate::port::{bind_port, open_port};
 use crate::profile::Recording;
 use crate::signals::Signals;
+use crate::spare::Spare;
 use crate::wiring::Wiring;
 use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_protocol::control::{Admin, ToRole};
@@ -29,6 +30,8 @@ const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 const REPORT_TIMEOUT_NS: u64 = 60_000_000_000;
 /// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
 const OWN_PAUSE_NS: u64 = 1_000_000_000;
+/// A spare that was given work has this long to connect; one that has not is killed, and somebody else is started.
+const SPARE_ANSWER_NS: u64 = 5_000_000_000;
 const MS_NS: u64 = 1_000_000;
 
 enum Stage {
@@ -50,6 +53,8 @@ struct Service {
     address: SocketAddr,
     wiring: Wiring,
     members: Vec<Member>,
+    /// Of the engine, where there may be one.
+    spare: Option<Spare>,
     orders: Orders,
     recording: Recording,
     stage: Stage,
@@ -102,6 +107,7 @@ impl Service {
             topology.processes.len(),
             if config.in_process { "threads" } else { "processes" }
         );
+        let spare = Spare::of(&config, &host, &topology);
         let members = topology.processes.into_iter().map(Member::new).collect();
         let mut service = Service {
             config,
@@ -109,6 +115,7 @@ impl Service {
             address,
             wiring,
             members,
+            spare,
             orders: Orders::default(),
             recording: Recording::default(),
             stage: Stage::Starting,
@@ -129,11 +136,15 @@ impl Service {
     }
 
     fn spawn(&mut self, index: usize) -> Result<(), Ending> {
-        let member = &mut self.members[index];
-        let started = member.spawn(&self.wiring, &self.host);
+        let (member, now_ns) = (&mut self.members[index], clock::now_ns());
+        let start_timeout_ns = self.config.lifecycle.start_timeout_ms * MS_NS;
+        let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, now_ns));
+        let was_spare = spare.is_some();
+        let started = member.spawn(&self.wiring, &self.host, spare);
         started.map_err(|error| Ending::new(Exit::Start, error.to_string()))?;
-        member.start_deadline_ns = clock::now_ns() + self.config.lifecycle.start_timeout_ms * MS_NS;
-        tracing::info!(peer = %member.peer, pid = member.pid(), "started");
+        member.start_deadline_ns = now_ns + start_timeout_ns;
+        member.answers_by_ns = was_spare.then(|| now_ns + SPARE_ANSWER_NS.min(start_timeout_ns / 2));
+        tracing::info!(peer = %member.peer, pid = member.pid(), was_spare, "started");
         Ok(())
     }
 
@@ -157,7 +168,10 @@ impl Service {
         if let Some((to, number, outcome)) = self.recording.look(clock::now_ns()) {
             self.answer([Answer { to, number, outcome }]);
         }
-        self.wiring.update_board(self.restarts);
+        if let Some(spare) = &mut self.spare {
+            spare.look(clock::now_ns());
+        }
+        self.wiring.update_board(self.restarts, u64::from(self.spare_lives()));
         let late = self.orders.expired(clock::now_ns());
         self.answer(late);
         self.advance()
@@ -186,6 +200,7 @@ impl Service {
     fn drain(&mut self) {
         let deadline_ns = clock::now_ns() + self.config.lifecycle.drain_timeout_ms * MS_NS;
         self.stage = Stage::Draining { deadline_ns };
+        self.spare.iter_mut().for_each(Spare::leave);
         self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
     }
 
@@ -199,7 +214,12 @@ impl Service {
     /// What wakes the loop: the deaths of all roles first, then what those that start have to say.
     fn member_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let deaths = self.members.iter().filter_map(Member::death_fd);
-        deaths.chain(self.members.iter().filter_map(Member::start_fd))
+        let starts = self.members.iter().filter_map(Member::start_fd);
+        deaths.chain(starts).chain(self.spare.iter().filter_map(Spare::death_fd))
+    }
+
+    fn spare_lives(&self) -> bool {
+        self.spare.as_ref().is_some_and(Spare::lives)
     }
 
     fn happened(&mut self, index: usize, happening: Happening) -> Result<(), Ending> {
@@ -207,6 +227,7 @@ impl Service {
         match happening {
             Happening::Ready { summary } => {
                 tracing::info!(%peer, "ready: {summary}");
+                self.spare.iter_mut().for_each(|spare| spare.settle(clock::now_ns()));
                 if !matches!(self.stage, Stage::Starting) {
                     self.unannounced.push(peer);
                 }
@@ -323,6 +344,8 @@ impl Service {
             }
             Stage::Serving => {
                 self.kill_stuck(now_ns);
+                self.kill_unanswering(now_ns);
+                self.keep_spare(now_ns);
                 let kept = self.check_start_deadlines(now_ns).and_then(|()| self.restart_due(now_ns));
                 if let Err(reason) = kept {
                     self.wind_up(reason);
@@ -340,7 +363,7 @@ impl Service {
                 }
             }
             Stage::Stopping { deadline_ns } => {
-                if !self.members.iter().any(Member::lives) {
+                if !self.members.iter().any(Member::lives) && !self.spare_lives() {
                     return Ok(Some(self.stopped()));
                 }
                 if now_ns > deadline_ns {
@@ -397,13 +420,16 @@ impl Service {
     fn kill_all(&mut self) {
         let deadline_ns = clock::now_ns() + STOP_TIMEOUT_NS;
         self.members.iter_mut().for_each(Member::kill);
-        while self.members.iter().any(Member::lives) && clock::now_ns() < deadline_ns {
+        self.spare.iter_mut().for_each(Spare::leave);
+        let lives = |service: &Service| service.members.iter().any(Member::lives) || service.spare_lives();
+        while lives(self) && clock::now_ns() < deadline_ns {
             if let Err(error) = wait(self.member_fds()) {
                 tracing::warn!(%error, "cannot wait for killed roles");
             }
             for member in &mut self.members {
                 while let Ok(Some(_)) = member.poll(&self.wiring) {}
             }
+            self.spare.iter_mut().for_each(|spare| spare.look(clock::now_ns()));
         }
     }
 }

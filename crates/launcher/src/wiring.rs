@@ -222,10 +222,11 @@ impl Wiring {
         Ok(())
     }
 
-    /// Writes heartbeat, restarts and the depth of every ring to the page that frontends read.
-    pub fn update_board(&self, restarts: u64) {
+    /// Writes heartbeat, restarts, spare engines and the depth of every ring to the page that frontends read.
+    pub fn update_board(&self, restarts: u64, spare_engines: u64) {
         self.board.set(LauncherGauge::HeartbeatNs as usize, clock::now_ns());
         self.board.set(LauncherGauge::Restarts as usize, restarts);
+        self.board.set(LauncherGauge::SpareEngines as usize, spare_engines);
         for (i, ring) in self.rings.iter().enumerate() {
             let (used_bytes, capacity_bytes) = ring::depth(&ring.region);
             self.board.set(EDGE_WORDS + 2 * i, used_bytes as u64);

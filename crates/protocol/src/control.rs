@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// One datagram on the descriptor socket. The descriptors that travel with it stand in the comment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Attach {
-    /// Who the role is; [config memfd]. Always first.
+    /// Who the role is; [config memfd]. Always first of a first set.
     Hello {
         /// The receiver.
         me: Peer,
@@ -67,6 +67,8 @@ pub enum Attach {
     Listener,
     /// The set is complete; no descriptor.
     Done,
+    /// You are a spare: your first set comes when somebody has died, if ever. Goes before it; no descriptor.
+    Spare,
 }
 
 /// What an operator asks of a running service through a frontend's admin routes. The frontend sends it to the launcher,

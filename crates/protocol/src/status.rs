@@ -110,6 +110,8 @@ pub enum LauncherGauge {
     HeartbeatNs = 0,
     /// Restarts of any role since the start.
     Restarts = 1,
+    /// Spare engines that wait for work.
+    SpareEngines = 2,
 }
 
 /// First word of the ring depths on the launcher's page. Edge `i` of the topology's edge list has its used

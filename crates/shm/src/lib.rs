@@ -5,7 +5,7 @@
 //! * [`slots`]: request slots (generation, cancel and stop bits, timeline); [`page`]: status pages.
 //! * [`spans`]: what each process did lately, always recorded; the `nvtx` module shows the same to NVIDIA's tools.
 //! * [`doorbell`]: eventfd wake-ups and the one bounded wait; [`fdpass`]: descriptors over a socket;
-//!   [`pidfd`]: noticing death; [`clock`]: the one clock of the timeline.
+//!   [`pidfd`]: noticing death; [`process`]: what a process is to others; [`clock`]: the one clock of the timeline.
 //!
 //! It knows no role, no record and no sibling crate: kinds, stages, counters and gauges are plain numbers
 //! here. It never blocks without a deadline and never logs.

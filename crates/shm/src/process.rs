@@ -1,12 +1,66 @@
-//! Children that do not outlive their parent, also those whose program knows nothing of us.
+//! What a process is to others: children that do not outlive their parent, also those whose program knows nothing of
+//! us, and the name under which lists of processes show it.
 
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+/// Place of `arg_start`, the address of the arguments, in /proc/self/stat behind the program's name (proc(5), field 48).
+const ARG_START_FIELD: usize = 45;
+
 /// The kernel ends the command's process when the thread that starts it ends. It outlives an exec, not a fork.
 pub fn dies_with_parent(command: &mut Command) {
-    let set =
-        || nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).map_err(std::io::Error::from);
+    let set = || nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).map_err(io::Error::from);
     // SAFETY: between fork and exec only one system call is made, which allocates nothing and takes no lock.
     unsafe { command.pre_exec(set) };
+}
+
+/// Shows this process under another name where its first argument is shown, as by `ps`: the kernel reads it from this
+/// process's memory. Errors: the name is longer than that argument, or it is not where the kernel says.
+pub fn rename(name: &str) -> io::Result<()> {
+    let wrong = |what: &'static str| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let arguments = std::fs::read("/proc/self/cmdline")?;
+    let now = arguments.split(|byte| *byte == 0).next().unwrap_or_default();
+    let mut wanted = name.as_bytes().to_vec();
+    if name.contains('\0') || wanted.len() > now.len() {
+        return Err(wrong("the name does not fit in the place of the first argument"));
+    }
+    wanted.resize(now.len(), 0);
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The program's name stands in parentheses and may hold anything.
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let address = fields.nth(ARG_START_FIELD).and_then(|word| word.parse::<u64>().ok());
+    let address = address.ok_or_else(|| wrong("the kernel does not say where the arguments are"))?;
+    let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
+    let mut found = vec![0; now.len()];
+    memory.read_exact_at(&mut found, address)?;
+    if found != now {
+        return Err(wrong("the arguments are not where the kernel says"));
+    }
+    // Nobody holds a reference to these bytes: the standard library copies arguments out of them.
+    memory.write_all_at(&wanted, address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_shown_under_its_new_name() {
+        let shown = || std::fs::read("/proc/self/cmdline").unwrap();
+        let before = shown();
+        let len = before.iter().position(|byte| *byte == 0).unwrap();
+        rename(&"x".repeat(len + 1)).expect_err("the next argument stands there");
+        rename("a\0b").expect_err("one name, not two");
+        assert_eq!(shown(), before);
+        for name in ["pinion-engine-0", "p", ""] {
+            rename(name).expect("this process may write to its own memory");
+            let now = shown();
+            assert_eq!(&now[..name.len()], name.as_bytes());
+            assert!(now[name.len()..=len].iter().all(|byte| *byte == 0), "{name}: {now:?}");
+            assert_eq!(now[len..], before[len..], "{name}: the other arguments");
+        }
+    }
 }

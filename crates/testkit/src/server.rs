@@ -24,6 +24,8 @@ const LOG_LINES_SHOWN: usize = 60;
 const REQUEST_LINE: &str = " INFO request ";
 /// How long killed processes may take to be gone.
 const REAP_TIME: Duration = PATIENCE;
+/// What lists of processes call an engine that has no work yet.
+const SPARE_NAME: &str = "pinion-engine-spare";
 
 /// What is 0 when no request is under way.
 const IDLE_METRICS: [&str; 5] = [
@@ -254,7 +256,14 @@ impl Server {
 
     /// The living role processes, by name.
     pub fn roles(&self) -> Vec<Process> {
-        process::children(self.pid())
+        // One that is about to be another program is still called as the launcher is.
+        let is_role = |process: &Process| process.name.starts_with("pinion-") && process.name != SPARE_NAME;
+        process::children(self.pid()).into_iter().filter(is_role).collect()
+    }
+
+    /// The process that waits to be the engine, if there is one.
+    pub fn spare(&self) -> Option<Process> {
+        process::children(self.pid()).into_iter().find(|process| process.name == SPARE_NAME)
     }
 
     /// The role process of this name, such as `engine-0`; `None` while it is down.

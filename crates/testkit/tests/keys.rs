@@ -27,7 +27,8 @@ fn check(server: &Server) {
     for path in ["/health", "/ready", "/live", "/metrics", "/version"] {
         assert_eq!(status(server, path, &[]), 200, "{path}");
     }
-    for role in server.roles() {
+    let spare = wait_until("a spare waits", PATIENCE, || server.spare());
+    for role in server.roles().into_iter().chain([spare]) {
         assert!(is_clean(&role), "{role:?} shows the key");
     }
     assert!(!server.stderr_text().contains("sk-"), "{}", server.stderr_text());

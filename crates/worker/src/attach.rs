@@ -19,7 +19,7 @@ use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::ring::{Reader, Writer};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::SpanWriter;
-use pinion_shm::{clock, fdpass, region};
+use pinion_shm::{clock, fdpass, process, region};
 use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -28,9 +28,13 @@ use std::time::Duration;
 
 pub(crate) type AttachSet = Vec<(Attach, Vec<OwnedFd>)>;
 
+/// How long a role waits for its descriptors before it gives up.
+const ATTACH_TIMEOUT_NS: u64 = 10_000_000_000;
+
 /// Receives datagrams until [`Attach::Done`]. `Err(None)` means that the descriptor is no launcher's socket.
-pub(crate) fn receive_set(socket: BorrowedFd<'_>, deadline_ns: u64) -> Result<AttachSet, Option<StartError>> {
+pub(crate) fn receive_set(socket: BorrowedFd<'_>) -> Result<AttachSet, Option<StartError>> {
     let mut set = Vec::new();
+    let mut deadline_ns = clock::now_ns() + ATTACH_TIMEOUT_NS;
     loop {
         match fdpass::recv(socket) {
             Ok(Some(received)) => {
@@ -38,6 +42,10 @@ pub(crate) fn receive_set(socket: BorrowedFd<'_>, deadline_ns: u64) -> Result<At
                     bincode::deserialize(&received.bytes).map_err(|e| StartError::attach("message", e))?;
                 if message == Attach::Done {
                     return Ok(set);
+                }
+                if message == Attach::Spare {
+                    wait_for_work(socket)?;
+                    deadline_ns = clock::now_ns() + ATTACH_TIMEOUT_NS;
                 }
                 set.push((message, received.fds));
             }
@@ -55,6 +63,15 @@ pub(crate) fn receive_set(socket: BorrowedFd<'_>, deadline_ns: u64) -> Result<At
             Err(_) => return Err(None),
         }
     }
+}
+
+/// A spare sleeps until the launcher has work for it, or is gone.
+fn wait_for_work(socket: BorrowedFd<'_>) -> Result<(), StartError> {
+    while doorbell::wait(&[socket], doorbell::WAIT_MAX)
+        .map_err(|e| StartError::attach("descriptors", e))?
+        .timed_out()
+    {}
+    Ok(())
 }
 
 fn take_fd(fds: &mut Vec<OwnedFd>, what: &'static str) -> Result<OwnedFd, StartError> {
@@ -118,6 +135,8 @@ pub(crate) struct Builder {
     links: Option<Links>,
     /// This role's own, by track.
     spans: Vec<Region>,
+    /// It has waited under another name.
+    was_spare: bool,
 }
 
 impl Builder {
@@ -179,6 +198,7 @@ impl Builder {
                 let fd = take_fd(&mut fds, "listener")?;
                 self.links()?.listener = Some(TcpListener::from(fd));
             }
+            Attach::Spare => self.was_spare = true,
             Attach::Done => {}
         }
         Ok(())
@@ -197,6 +217,11 @@ impl Builder {
         let config = self.config.ok_or_else(missing("config"))?;
         let status = self.status.ok_or_else(missing("status page"))?;
         telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+        if self.was_spare
+            && let Err(error) = process::rename(&format!("pinion-{me}"))
+        {
+            tracing::warn!(%me, %error, "still shown as a spare");
+        }
         let topology = Topology::new(&config);
         let process = topology.process(me).ok_or_else(missing("process in topology"))?;
         let spin_ns = u64::from(process.spin_us) * 1_000;

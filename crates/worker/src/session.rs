@@ -22,8 +22,8 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a role waits for the first descriptors before it gives up.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a role waits for the ends of its channels before it gives up.
+const EDGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest any sleep lasts, so that a heartbeat is never older than this in an idle role.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -73,8 +73,7 @@ impl Session {
     /// The same for a role that is a thread of the launcher's process: `socket` is its end of the descriptor
     /// socket, and what is pinned is the calling thread with those that it starts later.
     pub fn attach_over(role: Role, socket: OwnedFd) -> Result<Session, StartError> {
-        let set = receive_set(socket.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
-            .map_err(|error| error.unwrap_or(StartError::ByHand(role)))?;
+        let set = receive_set(socket.as_fd()).map_err(|error| error.unwrap_or(StartError::ByHand(role)))?;
         let mut builder = Builder::default();
         for (message, fds) in set {
             builder.take(message, fds)?;
@@ -186,8 +185,7 @@ impl Session {
 
     /// Takes one set of replacement links. The launcher put it on the socket before it said so.
     fn take_attachments(&mut self) -> Result<(), StartError> {
-        let set = receive_set(self.socket.as_fd(), clock::now_ns() + ATTACH_TIMEOUT.as_nanos() as u64)
-            .map_err(|error| error.unwrap_or(StartError::Orphan))?;
+        let set = receive_set(self.socket.as_fd()).map_err(|error| error.unwrap_or(StartError::Orphan))?;
         let is_edge =
             |(message, _): &&(Attach, _)| matches!(message, Attach::Inbox { .. } | Attach::Outbox { .. });
         let edge_count = set.iter().filter(is_edge).count();
@@ -220,6 +218,7 @@ impl Session {
                 | Attach::Status { .. }
                 | Attach::Spans { .. }
                 | Attach::Listener
+                | Attach::Spare
                 | Attach::Done => {}
             }
         }
@@ -229,7 +228,7 @@ impl Session {
     /// Under `--ipc channel` one end follows for every edge that was attached.
     fn take_edges(&mut self, count: usize) -> Result<(), StartError> {
         for _ in 0..count {
-            let end = self.control.edge(ATTACH_TIMEOUT).map_err(|e| StartError::attach("channel", e))?;
+            let end = self.control.edge(EDGE_TIMEOUT).map_err(|e| StartError::attach("channel", e))?;
             match end {
                 Some(EdgeEnd::Read { from, receiver }) => {
                     if let Some(inbox) = self.links.inboxes.iter_mut().find(|inbox| inbox.from == from) {

@@ -115,6 +115,11 @@ pub(super) const FAMILIES: &[Family] = &[
             let restarts = |page| Health::word(page, LauncherGauge::Restarts as usize);
             series.put(&[], view.launcher_page().map_or(0, restarts));
         }),
+    plain("pinion_spare_engines", Gauge, "Engine processes that wait to take the place of one that dies.",
+        |view, series| {
+            let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);
+            series.put(&[], view.launcher_page().map_or(0, spares));
+        }),
     plain("pinion_resumed_requests_total", Counter, "Times that a request went on after a role had died.",
         |view, series| series.put(&[], view.app.metrics.resumptions.get())),
     plain("pinion_quarantined_requests_total", Counter,

@@ -53,6 +53,7 @@ fn service(config: Config, host: Host) -> Service {
         address,
         wiring,
         members: tokenizers.map(Member::new).collect(),
+        spare: None,
         orders: Orders::default(),
         recording: Recording::default(),
         stage: Stage::Serving,
@@ -95,6 +96,21 @@ fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
         .expect("a role that is being killed is no role that starts too slowly");
     service.kill_all();
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// It died together with the role whose work it was given: that is one death of the role. A service that allows none, or one,
+/// gave up.
+#[test]
+fn the_end_of_a_spare_that_was_just_given_work_is_no_second_death() {
+    let mut config = config();
+    config.lifecycle.restart_limit = 0;
+    let mut service = service(config, Host::Threads(dies_at_once as RoleMain));
+    service.members[0].answers_by_ns = Some(u64::MAX);
+    service.bury(0, ExitStatus::from_raw(0));
+    assert!(matches!(service.stage, Stage::Serving), "nobody has died");
+    assert!(service.members[0].restart_at_ns.take().is_some_and(|at_ns| at_ns <= clock::now_ns()), "at once");
+    service.bury(0, ExitStatus::from_raw(0));
+    assert!(matches!(service.stage, Stage::Draining { .. }), "it has answered: this death counts");
 }
 
 /// Is a role and does nothing.

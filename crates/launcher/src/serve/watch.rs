@@ -24,7 +24,13 @@ impl Service {
             page.set(gauge as usize, 0);
         }
         self.tell_others(peer, &ToRole::PeerLost { peer });
-        match self.members[index].policy.died(now_ns, backoff_ns, self.config.lifecycle.restart_limit) {
+        let member = &mut self.members[index];
+        let verdict = match member.answers_by_ns.take() {
+            // The role has not lived since the death that was counted.
+            Some(_) => Verdict::RestartAt { ns: now_ns },
+            None => member.policy.died(now_ns, backoff_ns, self.config.lifecycle.restart_limit),
+        };
+        match verdict {
             Verdict::RestartAt { ns } => {
                 let in_ms = (ns - now_ns) / MS_NS;
                 tracing::warn!(%peer, %status, in_ms, "role died; restarting it");
@@ -69,6 +75,27 @@ impl Service {
                 member.ready = false;
                 member.start_deadline_ns = now_ns + start_timeout_ns;
             }
+        }
+    }
+
+    /// A spare may be stopped or lost in swap: whoever was given its work must show that it has taken it. It is killed, and
+    /// its successor is started as if there were no spare.
+    pub(super) fn kill_unanswering(&mut self, now_ns: u64) {
+        for member in &mut self.members {
+            if member.answers_by_ns.is_some_and(|by_ns| now_ns > by_ns) {
+                tracing::error!(peer = %member.peer, "the spare does not take its work; killing it");
+                member.kill();
+                member.answers_by_ns = Some(u64::MAX);
+            }
+        }
+    }
+
+    /// Sees to it that a spare waits while everybody serves; one that starts would take CPU from a successor.
+    pub(super) fn keep_spare(&mut self, now_ns: u64) {
+        if let Some(spare) = &mut self.spare
+            && self.members.iter().all(|member| member.ready)
+        {
+            spare.fill(now_ns, &self.host);
         }
     }
 
