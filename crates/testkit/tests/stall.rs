@@ -72,6 +72,42 @@ fn an_engine_in_full_flight_does_not_wait_for_a_detokenizer_that_stands_still() 
     server.stop();
 }
 
+/// More answers waited for a frontend that stood still than fit its ring, and the tokenizer took nothing more of anybody.
+#[test]
+fn a_frontend_that_stands_still_keeps_no_other_from_its_tokenizer() {
+    const WAITING: usize = 300;
+    let folder = fake_model(1024);
+    let flags = ["--frontends", "2", "--max-inflight", "512", "--body-bytes-max", "64KiB"];
+    let server =
+        Server::start(folder.path(), &[&["--backend", "fake", "--stuck-timeout", "0s"], &flags[..]].concat());
+    let pid = |role| server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;
+    let [tokenizer, moving, standing] = ["tokenizer-0", "frontend-0", "frontend-1"].map(pid);
+    let body = json!({"prompt": "x".repeat(1000)});
+    // Only one accepts now, and nothing is answered.
+    kill(tokenizer, Signal::SIGSTOP);
+    kill(moving, Signal::SIGSTOP);
+    let mut waiting: Vec<_> = (0..WAITING).map(|_| server.connect()).collect();
+    for connection in &mut waiting {
+        connection.request("POST", "/tokenize", &[], body.to_string().as_bytes()).expect("a connection");
+    }
+    wait_until("the frontend has them", PATIENCE, || {
+        (server.metric("pinion_request_slots_used") >= WAITING as f64).then_some(())
+    });
+    kill(standing, Signal::SIGSTOP);
+    kill(moving, Signal::SIGCONT);
+    kill(tokenizer, Signal::SIGCONT);
+    // One of each is taken by turns, as long as the tokenizer takes any.
+    for _ in 0..WAITING + 100 {
+        assert_eq!(server.post("/tokenize", &body).json()["count"], 1000);
+    }
+    kill(standing, Signal::SIGCONT);
+    for mut connection in waiting {
+        connection.allow(PATIENCE);
+        assert_eq!(connection.response().expect("an answer").json()["count"], 1000);
+    }
+    server.stop();
+}
+
 #[test]
 fn a_role_that_never_moves_on_is_replaced() {
     let server = Server::fake(&["--stuck-timeout", "5s"]);

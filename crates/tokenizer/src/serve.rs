@@ -14,13 +14,14 @@ use pinion_worker::{ControlEvent, Overflow, Session};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-/// Bytes that may wait outside the rings before no more records are taken: the frontends' rings fill
-/// instead, and admission sees it.
+/// Bytes that may wait outside the ring to one reader before no more records are taken that it would get something for:
+/// all if it is the engine, its own if it is a frontend. The frontends' rings fill instead, and admission sees it.
 const BACKLOG_BYTES_MAX: usize = 256 << 10;
 /// How long to wait for a full ring before looking again.
 const BACKLOG_WAIT: Duration = Duration::from_millis(1);
 /// How long to sleep when there is nothing to do; a record ends the sleep at once.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
+const ENGINE: Peer = Peer::new(Role::Engine, 0);
 
 /// The limits that a session's config and rings set.
 pub fn limits(session: &Session) -> Limits {
@@ -80,24 +81,32 @@ pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
             }
         }
         session.links.publish();
-        if session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > BACKLOG_BYTES_MAX) {
-            session.beat();
-            std::thread::sleep(BACKLOG_WAIT);
+        if !is_behind(&mut session, ENGINE) && take_turn(&mut session, tokenizer, &mut payload) {
             continue;
         }
-        if !take_turn(&mut session, tokenizer, &mut payload) {
-            let backlog = session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0);
-            session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
+        if session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > BACKLOG_BYTES_MAX) {
+            // The records that are left unread would end any other wait at once.
+            session.beat();
+            std::thread::sleep(BACKLOG_WAIT);
+        } else {
+            session.wait(if session.links.has_backlog() { BACKLOG_WAIT } else { IDLE_WAIT });
         }
     }
 }
 
-/// One record from each frontend. False if there was none.
+fn is_behind(session: &mut Session, reader: Peer) -> bool {
+    session.links.outbox(reader).is_some_and(|outbox| outbox.backlog_bytes() > BACKLOG_BYTES_MAX)
+}
+
+/// One record from each frontend that takes its answers. False if there was none.
 fn take_turn(session: &mut Session, tokenizer: &Tokenizer, payload: &mut Vec<u8>) -> bool {
     let mut taken = false;
     for index in 0..session.links.inboxes.len() {
+        let from = session.links.inboxes[index].from;
+        if is_behind(session, from) {
+            continue;
+        }
         let inbox = &mut session.links.inboxes[index];
-        let from = inbox.from;
         let Some(record) = inbox.next() else { continue };
         taken = true;
         match TokenizerRecord::decode(record.kind, record.payload) {
@@ -154,7 +163,7 @@ fn send(session: &mut Session, id: RequestId, answer: &Answer, payload: &mut Vec
                 );
             }
             session.status.add(Gauge::Encoded as usize, 1);
-            (Peer::new(Role::Engine, 0), engine_inbox::kind::ADMIT)
+            (ENGINE, engine_inbox::kind::ADMIT)
         }
         Answer::Encoded(encoded) => {
             encoded.encode(payload);

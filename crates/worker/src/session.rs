@@ -137,9 +137,11 @@ impl Session {
     }
 
     /// The next thing the launcher said. One load when it said nothing. A role asks at the start of each turn of its
-    /// loop, so this is where the pause observer sees the turns.
+    /// loop, so this is where the pause observer sees the turns, and where a role that is never idle beats.
     pub fn control(&mut self) -> Option<ControlEvent> {
-        self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
+        let now_ns = clock::now_ns();
+        self.status.set(Gauge::HeartbeatNs as usize, now_ns);
+        self.pauses.turn(now_ns, &self.status, &self.recorder);
         let sent = self.status.get(Gauge::ControlSequence as usize);
         if sent != self.control_seen {
             self.control_seen = sent;

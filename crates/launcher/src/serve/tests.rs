@@ -228,6 +228,32 @@ fn of_a_new_slot_table_a_role_hears_before_anything_else() {
     });
 }
 
+/// Turns its loop, and is never idle.
+fn is_never_idle(peer: Peer, socket: OwnedFd) -> ExitCode {
+    let mut session = Session::attach_over(peer.role, socket).unwrap();
+    session.ready("");
+    loop {
+        if let Some(ControlEvent::Stop) = session.control() {
+            return session.stop();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// It had so much to do that it never slept, which was when roles said that they live: a tokenizer was killed as one that
+/// hangs.
+#[test]
+fn who_is_busy_all_the_time_lives() {
+    let mut service = service(config(), Host::Threads(is_never_idle as RoleMain));
+    is_ready(&mut service);
+    let before_ns = clock::now_ns();
+    poll_until(&mut service, "a heartbeat", |service, _| {
+        service.wiring.page(TOKENIZER).get(Gauge::HeartbeatNs as usize) > before_ns
+    });
+    service.members[0].tell(&service.wiring, &ToRole::Stop);
+    poll_until(&mut service, "its end", |_, happening| matches!(happening, Some(Happening::Ended(_))));
+}
+
 /// How far the test with [`stands_still`] is.
 static STOOD: AtomicU32 = AtomicU32::new(0);
 
