@@ -108,6 +108,25 @@ fn a_frontend_that_stands_still_keeps_no_other_from_its_tokenizer() {
     server.stop();
 }
 
+/// Of more than some thirty it was told only half, and nobody got an answer any more.
+#[test]
+fn a_role_that_stands_still_while_another_dies_again_and_again_hears_of_it_all() {
+    let server =
+        Server::fake(&["--stuck-timeout", "0s", "--restart-backoff", "0ms", "--restart-limit", "1000"]);
+    let tokenizer = server.role("tokenizer-0").expect("a tokenizer runs").pid;
+    kill(tokenizer, Signal::SIGSTOP);
+    let mut old = 0;
+    for _ in 0..45 {
+        let frontend =
+            wait_until("a frontend", PATIENCE, || server.role("frontend-0").filter(|found| found.pid != old));
+        old = frontend.pid;
+        kill(old, Signal::SIGKILL);
+    }
+    kill(tokenizer, Signal::SIGCONT);
+    server.check_serves("afterwards");
+    server.stop();
+}
+
 #[test]
 fn a_role_that_never_moves_on_is_replaced() {
     let server = Server::fake(&["--stuck-timeout", "5s"]);
