@@ -189,8 +189,8 @@ pub fn attend_qkv(
     }
 }
 
-/// The twins on copies of the operands.
-fn attend_twin<T: Element + tch::kind::Element>(
+/// The twins on copies of the operands, by way of f32, which holds each value of either dtype.
+fn attend_twin<T: Element>(
     pool: &mut KvPool,
     layer: usize,
     batch: &CheckedBatch<'_>,
@@ -206,13 +206,15 @@ fn attend_twin<T: Element + tch::kind::Element>(
     {
         return Err(OperandError("the operand does not fit the batch and the pool").into());
     }
-    let mut all = vec![T::default(); tokens * stride];
-    qkv.f_copy_data(&mut all, tokens * stride)?;
+    let mut widened = Vec::new();
+    copy_to_f32(qkv, &mut widened)?;
+    let all: Vec<T> = widened.into_iter().map(T::from_f32).collect();
     let rows = |part: usize| Rows { data: &all[part * width..], stride };
     let cache = pool.layer_mut::<T>(layer);
     twin::kv_append(cache, batch, rows(1), rows(2));
     let mut result = vec![T::default(); tokens * width];
     twin::paged_attention(cache, batch, rows(0), &mut result, width, scale);
+    let result: Vec<f32> = result.into_iter().map(T::to_f32).collect();
     out.f_copy_(&Tensor::f_from_slice(&result)?.f_view([tokens as i64, width as i64])?)?;
     Ok(())
 }

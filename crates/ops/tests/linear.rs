@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
+use pinion_ops::attention::{Batch, Launch};
 use pinion_ops::linear::Linear;
-use pinion_ops::tensor::{copy_to_f32, set_threads, tensor_from_bytes};
-use pinion_ops::{Activation, LinearKind};
+use pinion_ops::tensor::{AttentionPlan, attend_qkv, copy_to_f32, kind_of, set_threads, tensor_from_bytes};
+use pinion_ops::{Activation, AttentionKernel, Dtype, KernelLevel, KvPool, KvShape, LinearKind};
 use tch::{Device, Kind, Tensor};
 
 /// Largest difference relative to the largest value.
@@ -89,15 +90,18 @@ fn tensors_from_bytes_and_back() {
 
 #[test]
 fn attention_on_tensors_checks_its_operands() {
-    use pinion_ops::attention::{Batch, Launch};
-    use pinion_ops::tensor::{AttentionPlan, attend_qkv};
-    use pinion_ops::{AttentionKernel, Dtype, KernelLevel, KvPool, KvShape};
+    check_attention(Dtype::F32, Kind::BFloat16, 1e-5);
+    // The twin took no bf16 tensor once.
+    check_attention(Dtype::Bf16, Kind::Float, 1.0 / 64.0);
+}
+
+fn check_attention(dtype: Dtype, other: Kind, tolerance: f64) {
     let shape = KvShape { layers: 1, blocks: 4, heads: 2, block_size: 4, head_dim: 8 };
-    let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
+    let mut pool = KvPool::new(shape, dtype).unwrap();
     let batch = Batch { query_start: &[0, 3], context_len: &[3], table_start: &[0], blocks: &[2] };
     let batch = batch.check(&shape).unwrap();
     let launch = Launch { level: KernelLevel::best(), threads: 1 };
-    let float = (Kind::Float, Device::Cpu);
+    let float = (kind_of(dtype), Device::Cpu);
     let qkv = Tensor::randn([3, 48], float);
     let mut results = Vec::new();
     for kernel in [AttentionKernel::Vector, AttentionKernel::Twin] {
@@ -114,7 +118,7 @@ fn attention_on_tensors_checks_its_operands() {
             Tensor::zeros([2, 48], float),
             Tensor::zeros([3, 47], float),
             Tensor::zeros([48, 3], float).transpose(0, 1),
-            Tensor::zeros([3, 48], (Kind::BFloat16, Device::Cpu)),
+            Tensor::zeros([3, 48], (other, Device::Cpu)),
             Tensor::zeros([144], float),
         ] {
             let mut out = Tensor::zeros([3, 16], float);
@@ -125,5 +129,6 @@ fn attention_on_tensors_checks_its_operands() {
             );
         }
     }
-    assert!(distance(&results[0], &results[1]) < 1e-5);
+    let apart = distance(&results[0], &results[1]);
+    assert!(apart < tolerance, "{dtype:?}: {apart}");
 }
