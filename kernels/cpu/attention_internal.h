@@ -40,13 +40,30 @@ inline void from_float(float value, Bf16* out) {
 
 inline uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// One work item: a tile of a sequence's query tokens for one head.
+// One work item: a tile of a sequence's prompt tokens, or one generated token, for one head.
 struct Item {
     uint32_t seq;
     uint32_t head;
     uint32_t first_token;     // of the tile, in the batch
-    uint32_t queries;         // in the tile, 1..=PINION_QUERY_TILE
+    uint32_t queries;         // in the tile, 1..=PINION_QUERY_TILE; 1 if generated
+    bool is_generated;
     uint32_t first_position;  // of the tile's first query in its sequence
+};
+
+// How a sequence's query tokens are cut into work.
+struct Cut {
+    uint32_t query_len;
+    uint32_t prompt_queries;  // come first
+    uint32_t tiles;           // of those
+
+    Cut(const PinionBatch& b, uint32_t s) {
+        query_len = b.query_start[s + 1] - b.query_start[s];
+        const uint32_t first_position = b.context_len[s] - query_len;
+        prompt_queries = b.prompt_len[s] > first_position ? smaller(b.prompt_len[s] - first_position, query_len) : 0;
+        tiles = (prompt_queries + PINION_QUERY_TILE - 1) / PINION_QUERY_TILE;
+    }
+
+    uint64_t pieces() const { return static_cast<uint64_t>(tiles) + (query_len - prompt_queries); }
 };
 
 // Calls visit(item) for the items [begin, end). O(seqs) on top.
@@ -54,19 +71,21 @@ template <class Visit>
 inline void for_each_item(const PinionBatch& b, uint64_t begin, uint64_t end, Visit visit) {
     uint64_t base = 0;
     for (uint32_t s = 0; s < b.seqs && base < end; ++s) {
-        const uint32_t query_len = b.query_start[s + 1] - b.query_start[s];
-        const uint64_t tiles = (query_len + PINION_QUERY_TILE - 1) / PINION_QUERY_TILE;
-        const uint64_t next = base + tiles * b.heads;
+        const Cut cut(b, s);
+        const uint64_t next = base + cut.pieces() * b.heads;
         const uint64_t first = begin > base ? begin : base;
         const uint64_t last = end < next ? end : next;
         for (uint64_t i = first; i < last; ++i) {
-            const uint32_t offset = static_cast<uint32_t>((i - base) / b.heads) * PINION_QUERY_TILE;
+            const uint32_t piece = static_cast<uint32_t>((i - base) / b.heads);
             Item item;
+            item.is_generated = piece >= cut.tiles;
+            const uint32_t offset =
+                item.is_generated ? cut.prompt_queries + (piece - cut.tiles) : piece * PINION_QUERY_TILE;
             item.seq = s;
             item.head = static_cast<uint32_t>((i - base) % b.heads);
             item.first_token = b.query_start[s] + offset;
-            item.queries = smaller(PINION_QUERY_TILE, query_len - offset);
-            item.first_position = b.context_len[s] - query_len + offset;
+            item.queries = item.is_generated ? 1 : smaller(PINION_QUERY_TILE, cut.prompt_queries - offset);
+            item.first_position = b.context_len[s] - cut.query_len + offset;
             visit(item);
         }
         base = next;

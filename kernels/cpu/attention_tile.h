@@ -3,8 +3,8 @@
 // `Lane` says what a 32-bit lane holds and how two lanes multiply: one fp32 value (PlainLane, below), or a pair of bf16
 // values (PairLane in attention_avx512_bf16.cpp). Its `Isa` has the vector operations.
 //
-// One query token: K rows are read in place, a chunk of keys at a time (attend_row).
-// More: keys are packed into L1 once per tile of queries, transposed so that a vector holds the same dimension of
+// A generated token: K rows are read in place, a chunk of keys at a time (attend_row).
+// Prompt tokens: keys are packed into L1 once per tile of queries, transposed so that a vector holds the same dimension of
 // neighbouring keys; scores then need no horizontal sum (attend_tile). Both are online softmax in one pass.
 #pragma once
 #include "attention_internal.h"
@@ -114,7 +114,7 @@ inline void add_values_part(const T* const* k_rows, uint64_t v_offset, uint32_t 
     I::store(sum + d, acc);
 }
 
-// One query token of one head, K and V read in place.
+// One generated token of one head, K and V read in place.
 template <class L>
 void attend_row(const PinionAttention& a, const Item& item) {
     using I = typename L::Isa;
@@ -281,7 +281,7 @@ inline void attend_keys(Tile<L>& t, const Item& item, uint32_t first, uint32_t k
     }
 }
 
-// A tile of query tokens of one head.
+// A tile of prompt tokens of one head; what a query gives does not depend on how many there are.
 template <class L>
 __attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item& item) {
     using I = typename L::Isa;
@@ -322,7 +322,7 @@ __attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item&
 template <class L>
 inline void attend_items(const PinionAttention& a, uint64_t begin, uint64_t end) {
     for_each_item(a.batch, begin, end, [&](const Item& item) {
-        if (item.queries == 1) {
+        if (item.is_generated) {
             attend_row<L>(a, item);
         } else {
             attend_tile<L>(a, item);

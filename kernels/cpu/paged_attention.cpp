@@ -60,11 +60,9 @@ extern "C" int32_t pinion_best_level(void) {
 }
 
 extern "C" uint64_t pinion_paged_attention_work(const PinionBatch* b) {
-    uint64_t tiles = 0;
-    for (uint32_t s = 0; s < b->seqs; ++s) {
-        tiles += (b->query_start[s + 1] - b->query_start[s] + PINION_QUERY_TILE - 1) / PINION_QUERY_TILE;
-    }
-    return tiles * b->heads;
+    uint64_t pieces = 0;
+    for (uint32_t s = 0; s < b->seqs; ++s) pieces += Cut(*b, s).pieces();
+    return pieces * b->heads;
 }
 
 extern "C" void pinion_paged_attention(const PinionAttention* args, int32_t level, uint64_t begin, uint64_t end) {

@@ -6,6 +6,7 @@
 // Batch: `tokens` query tokens of `seqs` sequences one after another (variable length, no padding).
 //   query_start  [seqs + 1]  first query token of each sequence; query_start[seqs] == tokens
 //   context_len  [seqs]      sequence length including its query tokens; queries are the last ones; attention is causal
+//   prompt_len   [seqs]      positions below it are the prompt's, those from it on were generated
 //   table_start  [seqs]      index in `blocks` of the sequence's block table
 //   blocks       [..]        block ids; entry table_start[s] + p / block_size holds position p of sequence s
 // The caller guarantees that every id and range is inside its array (the Rust wrapper checks it on each call).
@@ -15,8 +16,12 @@
 // head_dim: 1..=512; multiples of 8 are quick; above 256 the scalar code runs. Alignment: that of the element type;
 // 64-byte aligned rows are quickest. Strides are in elements.
 //
-// Work items: an append item is one query token (all heads). An attention item is one (sequence, query tile, head), with
-// tiles of PINION_QUERY_TILE tokens and the head index running fastest. A call does the items [work_begin, work_end);
+// Tiles and single tokens are summed in different orders. Which of the two a position gets depends on prompt_len alone: the
+// prompt is computed by tiles, be it one token that a prefix cache left, and what was generated token by token, be it again
+// after a preemption. So no bit of a result depends on what was cached, or how a prompt was cut.
+//
+// Work items: an append item is one query token (all heads). An attention item is one (sequence, tile of at most
+// PINION_QUERY_TILE prompt tokens or one generated token, head), with the head index running fastest. A call does the items [work_begin, work_end);
 // items write disjoint memory, so any split over threads gives bit-identical results.
 //
 // Bytes moved: append reads and writes 2 * heads * head_dim elements a token. Attention reads, for each item,
@@ -35,6 +40,7 @@ enum { PINION_QUERY_TILE = 32, PINION_MAX_HEAD_DIM = 512 };
 typedef struct PinionBatch {
     const uint32_t* query_start;
     const uint32_t* context_len;
+    const uint32_t* prompt_len;
     const uint32_t* table_start;
     const uint32_t* blocks;
     uint32_t seqs;

@@ -36,7 +36,9 @@ fn time_steps(model: &mut dyn Model, row_count: u32, query_len: u32, context: u3
         let blocks: Vec<u32> = blocks.map(|block| block % info.block_count).collect();
         let tokens = row * query_len..(row + 1) * query_len;
         let tokens: Vec<u32> = tokens.map(|index| index * 7919 % info.vocab_size).collect();
-        batch.push(row, context - query_len, &tokens, &blocks);
+        // One token is a decode step, more are a prompt.
+        batch.push(row, context - query_len, &tokens, &blocks).prompt_len =
+            context - u32::from(query_len == 1);
     }
     let batch = batch.as_step();
     let mut out = StepOutput::with_capacity(row_count as usize);

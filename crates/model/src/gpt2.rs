@@ -50,6 +50,7 @@ struct Layers {
 struct Arrays {
     query_start: Vec<u32>,
     context_len: Vec<u32>,
+    prompt_len: Vec<u32>,
     table_start: Vec<u32>,
     tokens: Vec<i64>,
     positions: Vec<i64>,
@@ -64,6 +65,8 @@ impl Arrays {
         self.query_start.extend(batch.rows.iter().map(|row| row.query_start + row.query_len));
         self.context_len.clear();
         self.context_len.extend(batch.rows.iter().map(|row| row.context_len));
+        self.prompt_len.clear();
+        self.prompt_len.extend(batch.rows.iter().map(|row| row.prompt_len));
         self.table_start.clear();
         self.table_start.extend(batch.rows.iter().map(|row| row.blocks_start));
         self.tokens.clear();
@@ -168,6 +171,7 @@ impl Gpt2 {
         let checked = Batch {
             query_start: &arrays.query_start,
             context_len: &arrays.context_len,
+            prompt_len: &arrays.prompt_len,
             table_start: &arrays.table_start,
             blocks: batch.blocks,
         };

@@ -48,10 +48,13 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
     let blocks: Vec<u32> = (0..seqs).flat_map(|s| (0..table).map(move |b| (b * seqs + s) as u32)).collect();
     let query_start: Vec<u32> = (0..=seqs).map(|s| (s * workload.query) as u32).collect();
     let context_len = vec![workload.context as u32; seqs];
+    // One query is a decode step, more are a prompt.
+    let prompt_len = vec![(workload.context - usize::from(workload.query == 1)) as u32; seqs];
     let table_start: Vec<u32> = (0..seqs).map(|s| (s * table) as u32).collect();
     let batch = Batch {
         query_start: &query_start,
         context_len: &context_len,
+        prompt_len: &prompt_len,
         table_start: &table_start,
         blocks: &blocks,
     };

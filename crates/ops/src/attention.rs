@@ -30,6 +30,9 @@ pub struct Batch<'a> {
     pub query_start: &'a [u32],
     /// \[seqs\] length of each sequence in tokens, its query tokens included; they are the last ones.
     pub context_len: &'a [u32],
+    /// \[seqs\] positions below it are the sequence's prompt, those from it on were generated. The two are summed in
+    /// different orders, whatever shares the batch.
+    pub prompt_len: &'a [u32],
     /// \[seqs\] index in `blocks` of each sequence's block table.
     pub table_start: &'a [u32],
     /// Block tables of all sequences.
@@ -50,7 +53,8 @@ impl<'a> Batch<'a> {
     /// [`OperandError`] says what is wrong.
     pub fn check(self, shape: &KvShape) -> Result<CheckedBatch<'a>, OperandError> {
         let seqs = self.context_len.len();
-        if self.query_start.len() != seqs + 1 || self.table_start.len() != seqs {
+        let lengths = [self.query_start.len(), self.prompt_len.len() + 1, self.table_start.len() + 1];
+        if lengths != [seqs + 1; 3] {
             return Err(OperandError("the batch's arrays differ in length"));
         }
         if self.query_start[0] != 0 {
@@ -96,6 +100,7 @@ impl<'a> CheckedBatch<'a> {
         ffi::PinionBatch {
             query_start: self.batch.query_start.as_ptr(),
             context_len: self.batch.context_len.as_ptr(),
+            prompt_len: self.batch.prompt_len.as_ptr(),
             table_start: self.batch.table_start.as_ptr(),
             blocks: self.batch.blocks.as_ptr(),
             seqs: self.batch.context_len.len() as u32,

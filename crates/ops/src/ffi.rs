@@ -7,6 +7,7 @@ use std::ffi::c_void;
 pub(crate) struct PinionBatch {
     pub(crate) query_start: *const u32,
     pub(crate) context_len: *const u32,
+    pub(crate) prompt_len: *const u32,
     pub(crate) table_start: *const u32,
     pub(crate) blocks: *const u32,
     pub(crate) seqs: u32,

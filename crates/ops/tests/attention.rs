@@ -48,6 +48,7 @@ struct Case {
 struct Arrays {
     query_start: Vec<u32>,
     context_len: Vec<u32>,
+    prompt_len: Vec<u32>,
     table_start: Vec<u32>,
     blocks: Vec<u32>,
     block_count: usize,
@@ -57,6 +58,7 @@ fn arrays(case: &Case, random: &mut Random) -> Arrays {
     let mut out = Arrays {
         query_start: vec![0],
         context_len: Vec::new(),
+        prompt_len: Vec::new(),
         table_start: Vec::new(),
         blocks: Vec::new(),
         block_count: 0,
@@ -71,6 +73,9 @@ fn arrays(case: &Case, random: &mut Random) -> Arrays {
         let context = query + random.below(case.max_past + 1);
         out.query_start.push(out.query_start[seq] + query as u32);
         out.context_len.push(context as u32);
+        // All prompt, none, or some of both.
+        let prompt = [context, 0, random.below(context + 1)][random.below(3)];
+        out.prompt_len.push(prompt as u32);
         out.table_start.push(out.blocks.len() as u32);
         // One block more than needed, as the engine may have allocated ahead.
         for _ in 0..context.div_ceil(case.block_size) + 1 {
@@ -98,6 +103,7 @@ fn check<T: Element>(case: Case) {
     let batch = Batch {
         query_start: &arrays.query_start,
         context_len: &arrays.context_len,
+        prompt_len: &arrays.prompt_len,
         table_start: &arrays.table_start,
         blocks: &arrays.blocks,
     };
@@ -263,9 +269,11 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
     pool.layer_mut::<f32>(0).copy_from_slice(&past);
     let blocks: Vec<u32> = (0..64).collect();
     let (query_start, context_len, table_start) = ([0u32, 1, 41, 42], [100u32, 90, 200], [0u32, 7, 14]);
+    let prompt_len = [99u32, 80, 200];
     let all = Batch {
         query_start: &query_start,
         context_len: &context_len,
+        prompt_len: &prompt_len,
         table_start: &table_start,
         blocks: &blocks,
     };
@@ -285,10 +293,59 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
         let alone = Batch {
             query_start: &[0, (end - first) as u32],
             context_len: &context_len[seq..=seq],
+            prompt_len: &prompt_len[seq..=seq],
             table_start: &table_start[seq..=seq],
             blocks: &blocks,
         };
         assert_eq!(together[first * 256..end * 256], run(alone, &q[first * 256..end * 256], 1));
+    }
+}
+
+/// One sequence of 150 tokens, 110 of them its prompt, in one batch, and cut into batches of `cut` tokens.
+fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize) {
+    const TOKENS: usize = 150;
+    let shape = KvShape { layers: 1, blocks: 10, heads: 3, block_size: 16, head_dim };
+    let mut random = Random(head_dim as u64);
+    let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
+    let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
+    pool.layer_mut::<T>(0).copy_from_slice(&past);
+    let blocks: Vec<u32> = (0..10).rev().collect();
+    let width = shape.heads * head_dim;
+    let q: Vec<T> = fill(&mut random, TOKENS * width);
+    let mut run = |first: usize, end: usize| {
+        let batch = Batch {
+            query_start: &[0, (end - first) as u32],
+            context_len: &[end as u32],
+            prompt_len: &[110],
+            table_start: &[0],
+            blocks: &blocks,
+        };
+        let batch = batch.check(&shape).unwrap();
+        let mut out = vec![T::default(); (end - first) * width];
+        let q = Rows { data: &q[first * width..end * width], stride: width };
+        let launch = Launch { level, threads: 1 };
+        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, width, 0.3, launch).unwrap();
+        out.iter().map(|value| value.to_f32().to_bits()).collect::<Vec<_>>()
+    };
+    let whole = run(0, TOKENS);
+    for first in (0..TOKENS).step_by(cut) {
+        let end = (first + cut).min(TOKENS);
+        let same = whole[first * width..end * width] == run(first, end);
+        assert!(same, "{level:?} {:?}: head_dim {head_dim}, tokens {first} to {end}", T::DTYPE);
+    }
+}
+
+/// What a prefix cache leaves of a prompt, or a budget cuts off, may be one token, and a preempted request computes many
+/// generated ones at once: none of that may show in a bit.
+#[test]
+fn cuts_do_not_change_a_bit() {
+    for level in KernelLevel::available() {
+        for head_dim in [7, 32, 64, 80, 320] {
+            for cut in [1, 2, 5, 31, 33, 64, 109, 111, 149] {
+                check_cuts::<f32>(level, head_dim, cut);
+                check_cuts::<bf16>(level, head_dim, cut);
+            }
+        }
     }
 }
 
@@ -301,10 +358,11 @@ fn a_nan_stays_in_its_row() {
             pool.layer_mut::<f32>(0).fill(0.5);
             // Block 2 belongs to the second sequence.
             pool.layer_mut::<f32>(0)[2 * 2 * 16 * 20 + 3] = f32::NAN;
-            let (starts, contexts, tables) = ([0, queries, 2 * queries], [20, 20], [0, 2]);
+            let (starts, contexts, prompts, tables) = ([0, queries, 2 * queries], [20, 20], [17, 17], [0, 2]);
             let batch = Batch {
                 query_start: &starts,
                 context_len: &contexts,
+                prompt_len: &prompts,
                 table_start: &tables,
                 blocks: &[0, 1, 2, 3],
             };
@@ -334,7 +392,9 @@ fn a_nan_stays_in_its_row() {
 fn malformed_batches_are_errors() {
     let shape = KvShape { layers: 1, blocks: 4, heads: 1, block_size: 4, head_dim: 8 };
     let check = |query_start: &[u32], context_len: &[u32], table_start: &[u32], blocks: &[u32]| {
-        Batch { query_start, context_len, table_start, blocks }.check(&shape).map(|_| ())
+        Batch { query_start, context_len, prompt_len: context_len, table_start, blocks }
+            .check(&shape)
+            .map(|_| ())
     };
     assert_eq!(check(&[0, 1], &[5], &[0], &[0, 3]), Ok(()));
     for (query_start, context_len, table_start, blocks) in [
@@ -348,7 +408,14 @@ fn malformed_batches_are_errors() {
     ] {
         assert!(check(query_start, context_len, table_start, blocks).is_err());
     }
-    let batch = Batch { query_start: &[0, 2], context_len: &[5], table_start: &[0], blocks: &[0, 3] };
+    let batch = Batch {
+        query_start: &[0, 2],
+        context_len: &[5],
+        prompt_len: &[5],
+        table_start: &[0],
+        blocks: &[0, 3],
+    };
+    assert!(Batch { prompt_len: &[], ..batch }.check(&shape).is_err());
     let batch = batch.check(&shape).unwrap();
     let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
     let launch = Launch { level: KernelLevel::best(), threads: 1 };

@@ -98,7 +98,8 @@ fn attention_on_tensors_checks_its_operands() {
 fn check_attention(dtype: Dtype, other: Kind, tolerance: f64) {
     let shape = KvShape { layers: 1, blocks: 4, heads: 2, block_size: 4, head_dim: 8 };
     let mut pool = KvPool::new(shape, dtype).unwrap();
-    let batch = Batch { query_start: &[0, 3], context_len: &[3], table_start: &[0], blocks: &[2] };
+    let batch =
+        Batch { query_start: &[0, 3], context_len: &[3], prompt_len: &[2], table_start: &[0], blocks: &[2] };
     let batch = batch.check(&shape).unwrap();
     let launch = Launch { level: KernelLevel::best(), threads: 1 };
     let float = (kind_of(dtype), Device::Cpu);
