@@ -5,7 +5,7 @@
 #
 #   benchmarks/peers/llama_server.sh build                       download, configure, compile; minutes on two cores
 #   benchmarks/peers/llama_server.sh convert HF_DIR OUT [bf16|f32]   a GPT-2 folder as GGUF
-#   benchmarks/peers/llama_server.sh serve GGUF PORT [THREADS [SLOTS]]   in the foreground, until it is stopped
+#   benchmarks/peers/llama_server.sh serve GGUF PORT [THREADS [SLOTS [FLAGS]]]   in the foreground, until it is stopped
 #
 #   PINION_CACHE    where it is kept   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON   the Python         (default: python3)
@@ -51,13 +51,13 @@ convert() { # convert HF_DIR OUT [TYPE]
     "$CACHE/venv/bin/python" "$HERE/gpt2_to_gguf.py" "$1" "$2" --type "${3:-bf16}"
 }
 
-serve() { # serve GGUF PORT [THREADS [SLOTS]]
+serve() { # serve GGUF PORT [THREADS [SLOTS [FLAGS OF llama-server]]]
     [ -x "$SERVER" ] || { say "not built; run: $0 build"; exit 1; }
     local threads=${3:-2} slots=${4:-32}
     # Each slot gets the model's whole context, as a Pinion sequence does; no warm prompt cache on disk or in RAM, no logs
     # per request. Continuous batching is the default.
     exec "$SERVER" --model "$1" --host 127.0.0.1 --port "$2" --threads "$threads" --threads-batch "$threads" \
-        --parallel "$slots" --ctx-size $((slots * 1024)) --cache-ram 0 --log-disable
+        --parallel "$slots" --ctx-size $((slots * 1024)) --cache-ram 0 --log-disable "${@:5}"
 }
 
 case "${1:-}" in

@@ -13,7 +13,6 @@ import pathlib
 import sys
 
 import numpy as np
-from tokenizers import Tokenizer
 
 
 def tensors(path):
@@ -64,6 +63,8 @@ def logprobs(w, config, ids):
 
 
 def main():
+    from tokenizers import Tokenizer  # here, as benchmarks/checks/same_text.py takes the model and not the tokenizer
+
     folder, samples = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     tolerance = float(sys.argv[3]) if len(sys.argv) > 3 else 0.01
     config = json.loads((folder / "config.json").read_text())
