@@ -5,10 +5,10 @@
 
 Sends the same requests to a running server three times: one after the other, the same again, then so many at once. Printed,
 for the second and the third time against the first: how many texts differ, how many tokens have a logprob that is not equal
-to the last bit, and the largest difference of a logprob. For instance, with and without what makes rounding differ:
+to the last bit, and the largest difference of a logprob. For instance, where none and where many differ:
 
     pinion serve deploy/demo-model --dtype fp32
-    pinion serve deploy/demo-model --dtype fp32 --no-prefix-cache --max-num-seqs 1
+    pinion serve deploy/demo-model --dtype fp32 --linear plain
 
 Each difference is traced: MODEL_DIR (a GPT-2 folder) is computed in numpy in double precision up to the token, and the
 request's draw, which depends on its seed and the token's number alone, is laid beside the cumulated probabilities. The rule:

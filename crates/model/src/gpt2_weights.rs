@@ -29,6 +29,31 @@ pub(crate) struct Block {
     pub(crate) down: Linear,
 }
 
+impl Block {
+    fn linears(&mut self) -> [&mut Linear; 4] {
+        [&mut self.qkv, &mut self.attention_out, &mut self.up, &mut self.down]
+    }
+}
+
+/// Has every product made with so many rows that no row depends on how many there are, where that is cheap. One block
+/// speaks for all: their shapes are the same.
+fn settle_rows(blocks: &mut [Block], head: &mut Linear) -> Result<(), TensorError> {
+    if let Some(rows) = head.find_fewest_rows()? {
+        head.set_fewest_rows(rows);
+    }
+    let Some(first) = blocks.first_mut() else { return Ok(()) };
+    let mut found = [None; 4];
+    for (rows, linear) in found.iter_mut().zip(first.linears()) {
+        *rows = linear.find_fewest_rows()?;
+    }
+    for (rows, linear) in blocks.iter_mut().flat_map(|block| found.into_iter().zip(block.linears())) {
+        if let Some(rows) = rows {
+            linear.set_fewest_rows(rows);
+        }
+    }
+    Ok(())
+}
+
 /// All weights, in the compute dtype.
 #[derive(Debug)]
 pub(crate) struct Gpt2Weights {
@@ -116,7 +141,8 @@ impl Gpt2Weights {
             let weight = reader.tensor("lm_head.weight", &[shape.vocab, shape.hidden])?;
             Linear::new(&weight, None, Activation::None, options.linear)
         };
-        let head = head.map_err(backend)?;
+        let mut head = head.map_err(backend)?;
+        settle_rows(&mut blocks, &mut head).map_err(backend)?;
         let bytes = reader.bytes;
         Ok(Self { token_embedding, position_embedding, blocks, norm_final, head, bytes })
     }

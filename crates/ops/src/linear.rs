@@ -17,6 +17,19 @@ fn code(activation: Activation) -> i32 {
 /// Length of the shim's error message buffer, bytes.
 const ERROR_BYTES: usize = 512;
 
+/// Rows of the product that others are held against when the fewest rows are looked for.
+const PROBE_ROWS: i64 = 48;
+
+/// Numbers of rows that are held against it.
+const PROBED_ROWS: [i64; 7] = [1, 2, 3, 8, 15, 16, 17];
+
+/// What may be the fewest rows.
+const FEWEST_ROWS: [i64; 5] = [1, 2, 4, 8, 16];
+
+/// Multiplications that a product of the fewest rows may take, unless they are two: those cost what one does, which is to
+/// read the weights.
+const PADDED_PRODUCT_MAX: i64 = 8 << 20;
+
 /// y = act(x . weight^T + bias).
 #[derive(Debug)]
 pub struct Linear {
@@ -24,7 +37,11 @@ pub struct Linear {
     bias: Option<Tensor>,
     activation: Activation,
     kind: LinearKind,
+    dtype: Kind,
     in_features: i64,
+    out_features: i64,
+    /// A packed product of fewer rows is made with so many.
+    fewest_rows: i64,
 }
 
 fn pointer(tensor: &Tensor) -> *const c_void {
@@ -61,11 +78,12 @@ impl Linear {
         activation: Activation,
         kind: LinearKind,
     ) -> Result<Self, TensorError> {
-        let [_, in_features] = weight.size()[..] else {
+        let [out_features, in_features] = weight.size()[..] else {
             let message = format!("expected a weight of 2 axes, got {:?}", weight.size());
             return Err(TensorError { operation: "linear weight", message });
         };
         let weight = weight.detach().contiguous();
+        let dtype = weight.kind();
         let held = match kind {
             LinearKind::Plain => weight,
             LinearKind::Packed => shim_call("pack linear weight", |result, error, error_len| {
@@ -74,7 +92,47 @@ impl Linear {
             })?,
         };
         let bias = bias.map(|bias| bias.detach().contiguous());
-        Ok(Self { weight: held, bias, activation, kind, in_features })
+        Ok(Self { weight: held, bias, activation, kind, dtype, in_features, out_features, fewest_rows: 1 })
+    }
+
+    /// oneDNN sums in another order where there are few rows, so that a row's last bits depend on how many others there are. Gives
+    /// the number of rows from which on that ends, as far as some tries show, with the threads that are set now; `None` where
+    /// it does not end at a small price, or the weights are not packed.
+    ///
+    /// # Errors
+    /// The tensor library's message.
+    pub fn find_fewest_rows(&self) -> Result<Option<i64>, TensorError> {
+        if self.kind == LinearKind::Plain {
+            return Ok(None);
+        }
+        let values = |width: i64| {
+            let all = Tensor::f_arange(PROBE_ROWS * width, (Kind::Float, tch::Device::Cpu))?;
+            all.f_sin()?.f_view([PROBE_ROWS, width])?.f_to_kind(self.dtype)
+        };
+        let (x, residual) = (values(self.in_features)?, values(self.out_features)?);
+        // The way with a residual is another one; an activation excludes it.
+        let ways = if self.activation == Activation::None { &[false, true][..] } else { &[false] };
+        let mut disagree_up_to = 0;
+        for &has_residual in ways {
+            let run = |rows: i64| {
+                let residual = if has_residual { Some(residual.f_narrow(0, 0, rows)?) } else { None };
+                self.run_packed(&x.f_narrow(0, 0, rows)?, residual.as_ref())
+            };
+            let whole = run(PROBE_ROWS)?;
+            for rows in PROBED_ROWS {
+                if !run(rows)?.f_equal(&whole.f_narrow(0, 0, rows)?)? {
+                    disagree_up_to = disagree_up_to.max(rows);
+                }
+            }
+        }
+        let is_cheap =
+            |rows: i64| rows <= 2 || rows * self.in_features * self.out_features <= PADDED_PRODUCT_MAX;
+        Ok(FEWEST_ROWS.into_iter().find(|&rows| rows > disagree_up_to).filter(|&rows| is_cheap(rows)))
+    }
+
+    /// Packed products of fewer rows are made with so many from now on: what [`Linear::find_fewest_rows`] gave.
+    pub fn set_fewest_rows(&mut self, rows: i64) {
+        self.fewest_rows = rows;
     }
 
     /// y \[rows, out\] from x \[rows, in\].
@@ -83,7 +141,7 @@ impl Linear {
     /// The tensor library's message.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, TensorError> {
         match self.kind {
-            LinearKind::Packed => self.run_packed(x, None),
+            LinearKind::Packed => self.run_padded(x, None),
             LinearKind::Plain => {
                 let y = x.f_linear(&self.weight, self.bias.as_ref())?;
                 Ok(match self.activation {
@@ -105,9 +163,20 @@ impl Linear {
             return Err(TensorError { operation: "linear", message });
         }
         match self.kind {
-            LinearKind::Packed => self.run_packed(x, Some(residual)),
+            LinearKind::Packed => self.run_padded(x, Some(residual)),
             LinearKind::Plain => Ok(x.f_linear(&self.weight, self.bias.as_ref())?.f_add_(residual)?),
         }
+    }
+
+    /// With zeros in the rows that are missing.
+    fn run_padded(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
+        let rows = x.size().first().copied().unwrap_or(0);
+        if rows == 0 || rows >= self.fewest_rows {
+            return self.run_packed(x, residual);
+        }
+        let pad = |tensor: &Tensor| tensor.f_constant_pad_nd([0, 0, 0, self.fewest_rows - rows]);
+        let residual = residual.map(pad).transpose()?;
+        Ok(self.run_packed(&pad(x)?, residual.as_ref())?.f_narrow(0, 0, rows)?)
     }
 
     fn run_packed(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {

@@ -51,6 +51,40 @@ fn row_22_packed_equals_plain() {
     }
 }
 
+/// What a row gives may not depend on how many there are: texts would depend on what is served beside them.
+#[test]
+fn the_number_of_rows_does_not_change_a_bit() {
+    set_threads(1);
+    tch::manual_seed(12);
+    for kind in [Kind::Float, Kind::BFloat16] {
+        for (inner, outer) in [(192, 2048), (192, 576), (3072, 768), (768, 3072), (40, 7)] {
+            let make = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu));
+            let bias = make(&[outer]);
+            let mut linear =
+                Linear::new(&make(&[outer, inner]), Some(&bias), Activation::None, LinearKind::Packed)
+                    .unwrap();
+            let Some(fewest) = linear.find_fewest_rows().unwrap() else {
+                println!("{kind:?} {inner}x{outer}: this CPU's products depend on their rows");
+                continue;
+            };
+            linear.set_fewest_rows(fewest);
+            let (x, residual) = (make(&[300, inner]), make(&[300, outer]));
+            let whole = [linear.forward(&x).unwrap(), linear.forward_add(&x, &residual).unwrap()];
+            for rows in (1..=70).chain([127, 128, 129, 256, 299]) {
+                let (x, residual) = (x.narrow(0, 0, rows), residual.narrow(0, 0, rows));
+                let some = [linear.forward(&x).unwrap(), linear.forward_add(&x, &residual).unwrap()];
+                for (some, whole) in some.iter().zip(&whole) {
+                    assert_eq!(some.size(), [rows, outer]);
+                    assert!(
+                        some.equal(&whole.narrow(0, 0, rows)),
+                        "{kind:?} {inner}x{outer}: {rows} rows, at least {fewest}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn faults_come_back_as_messages() {
     let float = (Kind::Float, Device::Cpu);
