@@ -19,7 +19,7 @@ struct Heuristic {
 };
 enum { COMPUTE_32F = 68, TYPE_32F = 0, TYPE_16F = 2, TYPE_16BF = 14 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU = 32, EPILOGUE_GELU_BIAS = 36 }; // the tanh form
 // The least alignments of the matrices a, b, c and d follow each other.
 enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
 

@@ -45,6 +45,7 @@ struct Library {
 struct Plan {
     Opaque desc, weight, x, y;
     Algorithm algorithm;
+    bool activates; // in the library's epilogue, not in a launch behind it
 };
 
 std::mutex lock;
@@ -81,6 +82,14 @@ uint64_t l2_bytes() {
 #endif
 }
 
+// The product and what comes behind it.
+bool multiply_and_activate(const PinionCudaProduct& args, const Plan& plan, float kept, void* stream) {
+    if (!multiply(args, plan, kept, stream)) return false;
+    if (args.activation == PINION_CUDA_NONE || plan.activates) return true;
+    PinionCudaBias activation = {args.y, 0, args.m, args.n, args.dtype, args.activation};
+    return pinion_cuda_bias_activation(&activation, stream) == 0;
+}
+
 // What candidates are timed with. `flushed` is overwritten before each run and is twice the size of L2: in a step too each
 // product finds its weights in memory, since those of the others came through L2 in between. Without room for it (0 bytes)
 // the candidates are timed as they are.
@@ -104,12 +113,12 @@ struct Timing {
 // Milliseconds of some runs of the plan's algorithm, the less of two times; negative if it cannot run here.
 float measure(const PinionCudaProduct& args, const Plan& plan, const Timing& timing, void* stream) {
     // What cannot run says so now, and what is done at a first use is done.
-    if (!multiply(args, plan, 0.0f, stream) || pinion_cuda_stream_synchronize(stream)) return -1.0f;
+    if (!multiply_and_activate(args, plan, 0.0f, stream) || pinion_cuda_stream_synchronize(stream)) return -1.0f;
     if (pinion_cuda_capture_begin(stream)) return -1.0f;
     bool good = true;
     for (int run = 0; run < MEASURED_RUNS; run++) {
         good = good && (!timing.flushed || pinion_cuda_fill(timing.flushed, 0, timing.flushed_bytes, stream) == 0);
-        good = good && multiply(args, plan, 0.0f, stream);
+        good = good && multiply_and_activate(args, plan, 0.0f, stream);
     }
     void* graph = nullptr;
     good = pinion_cuda_capture_end(stream, &graph) == 0 && good;
@@ -125,8 +134,9 @@ float measure(const PinionCudaProduct& args, const Plan& plan, const Timing& tim
     return good ? least : -1.0f;
 }
 
-// Takes the quickest of the library's candidates; its own first choice if none can be measured.
-void choose(const PinionCudaProduct& args, Plan& plan, const Heuristic* found, int count, void* stream) {
+// Takes the quickest of the library's candidates and gives its milliseconds; its own first choice, and a negative number, if none
+// can be measured.
+float choose(const PinionCudaProduct& args, Plan& plan, const Heuristic* found, int count, void* stream) {
     const Algorithm* best = &found[0].algorithm;
     float best_ms = -1.0f;
     if (count > 1) {
@@ -141,11 +151,13 @@ void choose(const PinionCudaProduct& args, Plan& plan, const Heuristic* found, i
         }
     }
     plan.algorithm = *best;
+    return best_ms;
 }
 
-// In the library's column-major words: y^T [n, m] = weight^T^T [n, k] . x^T [k, m].
-int32_t make_plan(const PinionCudaProduct& args, Plan& plan, void* stream) {
-    const int transposed = 1, plain = 0, epilogue = args.bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+// In the library's column-major words: y^T [n, m] = weight^T^T [n, k] . x^T [k, m]. `ms` is what `choose` gives.
+int32_t make_plan_of(const PinionCudaProduct& args, Plan& plan, float& ms, void* stream) {
+    const int transposed = 1, plain = 0, bias_only = args.bias ? EPILOGUE_BIAS : EPILOGUE_DEFAULT;
+    const int epilogue = !plan.activates ? bias_only : args.bias ? EPILOGUE_GELU_BIAS : EPILOGUE_GELU;
     Library& lib = *library;
     Opaque preference = nullptr; // left to the process: one for each shape of the model
     Heuristic found[CANDIDATES_MAX] = {};
@@ -167,13 +179,30 @@ int32_t make_plan(const PinionCudaProduct& args, Plan& plan, void* stream) {
         good = good && lib.preference_set(preference, attribute, &ALIGNMENT_BYTES, sizeof ALIGNMENT_BYTES) == 0;
     good = good && lib.heuristic(lib.handle, plan.desc, plan.weight, plan.x, plan.y, plan.y, preference, wanted, found, &count) == 0;
     good = good && count > 0;
-    if (good) choose(args, plan, found, count, stream);
+    if (good) ms = choose(args, plan, found, count, stream);
     return good ? 0 : PINION_CUDA_PRODUCT_FAILED;
+}
+
+// With the activation in the library's epilogue where it has it and a launch behind the product is not quicker.
+int32_t make_plan(const PinionCudaProduct& args, Plan& plan, void* stream) {
+    const bool measures = args.candidates > 1 && !args.accumulate;
+    Plan fused = {}, apart = {};
+    float fused_ms = -1.0f, apart_ms = -1.0f;
+    fused.activates = args.activation == PINION_CUDA_GELU_TANH;
+    bool has_fused = fused.activates && make_plan_of(args, fused, fused_ms, stream) == 0;
+    if (has_fused && !measures) {
+        plan = fused;
+        return 0;
+    }
+    int32_t status = make_plan_of(args, apart, apart_ms, stream);
+    bool is_quicker = fused_ms >= 0.0f && (apart_ms < 0.0f || fused_ms <= apart_ms);
+    plan = has_fused && (status || is_quicker) ? fused : apart;
+    return has_fused ? 0 : status;
 }
 
 int32_t plan_for(const PinionCudaProduct& args, Plan*& plan, void* stream) {
     const uint32_t fields[] = {args.m, args.n, args.k, uint32_t(args.dtype), uint32_t(args.y_dtype), args.bias != 0,
-                               uint32_t(args.accumulate), args.candidates};
+                               uint32_t(args.activation), uint32_t(args.accumulate), args.candidates};
     std::string key(reinterpret_cast<const char*>(fields), sizeof fields);
     auto found = plans->find(key);
     if (found == plans->end()) {
@@ -198,11 +227,7 @@ int32_t library_product(const PinionCudaProduct& args, void* stream) {
     if (status) return status;
     const void* bias = at<void>(args.bias);
     if (bias && library->desc_set(plan->desc, DESC_BIAS_POINTER, &bias, sizeof bias)) return PINION_CUDA_PRODUCT_FAILED;
-    if (!multiply(args, *plan, args.accumulate ? 1.0f : 0.0f, stream)) return PINION_CUDA_PRODUCT_FAILED;
-    if (args.activation == PINION_CUDA_NONE) return 0;
-    // The activation is a launch of its own: the library's is the tanh form alone.
-    PinionCudaBias activation = {args.y, 0, args.m, args.n, args.dtype, args.activation};
-    return pinion_cuda_bias_activation(&activation, stream);
+    return multiply_and_activate(args, *plan, args.accumulate ? 1.0f : 0.0f, stream) ? 0 : PINION_CUDA_PRODUCT_FAILED;
 }
 
 } // namespace pinion

@@ -1,6 +1,6 @@
 // A stand-in for cuBLASLt where the device is this process: the functions that cuda/library.cu opens by name, with the
 // library's numbers and column-major words, over plain loops. It refuses what the library refuses, of what we could ask by
-// mistake. Its algorithms sum in different orders, cost different times, and one of them never works.
+// mistake. Its algorithms sum in different orders, cost different times, and one of them never works; GELU costs fp32 too much.
 #include "../cuda/cublaslt.h"
 #include "../cuda/target.h"
 
@@ -26,7 +26,7 @@ struct Preference {
 constexpr int NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15, INTERNAL = 14;
 constexpr uint64_t MARK = 0x50494e494f4e0000; // an algorithm that did not come from here is refused
 constexpr unsigned ALGORITHMS = 4, BROKEN = 2;
-constexpr uint64_t TICKS[ALGORITHMS] = {7, 3, 1, 5};
+constexpr uint64_t TICKS[ALGORITHMS] = {7, 3, 1, 5}, GELU_TICKS = 10;
 
 template <typename F>
 int with_type(int type, F launch) {
@@ -43,7 +43,7 @@ int check(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, c
     if (desc.transposes[0] != 1 || desc.transposes[1] != 0) return NOT_SUPPORTED;
     if (a.rows != b.rows || a.columns != d.rows || b.columns != d.columns) return INVALID_VALUE;
     if (c.type != d.type || c.rows != d.rows || c.columns != d.columns || a.type != b.type) return INVALID_VALUE;
-    if (d.type != a.type && (d.type != TYPE_32F || desc.epilogue == EPILOGUE_BIAS)) return NOT_SUPPORTED;
+    if (d.type != a.type && (d.type != TYPE_32F || desc.epilogue != EPILOGUE_DEFAULT)) return NOT_SUPPORTED;
     return 0;
 }
 
@@ -71,7 +71,8 @@ void compute(const Work& work) {
             const uint64_t place = row + column * work.d.leading;
             float value = work.alpha * sum;
             if (work.beta != 0.0f) value += work.beta * pinion::to_float(pinion::at<Out>(work.c_at)[place]);
-            if (work.desc.epilogue == EPILOGUE_BIAS) value += pinion::to_float(pinion::at<Out>(work.desc.bias)[row]);
+            if (work.desc.epilogue & EPILOGUE_BIAS) value += pinion::to_float(pinion::at<Out>(work.desc.bias)[row]);
+            if (work.desc.epilogue & EPILOGUE_GELU) value = pinion::activate(value, PINION_CUDA_GELU_TANH);
             pinion::at<Out>(work.d_at)[place] = pinion::from_float<Out>(value);
         }
     }
@@ -153,7 +154,8 @@ int cublasLtMatmul(void* handle, void* desc, const float* alpha, const void* a, 
     return with_type(work.a.type, [&](auto element) {
         using T = decltype(element);
         bool widens = work.d.type != work.a.type;
-        emulation::enqueue(stream, [=] { widens ? compute<T, float>(work) : compute<T, T>(work); }, TICKS[work.algorithm]);
+        uint64_t ticks = TICKS[work.algorithm] + (work.desc.epilogue & EPILOGUE_GELU && sizeof(T) == 4 ? GELU_TICKS : 0);
+        emulation::enqueue(stream, [=] { widens ? compute<T, float>(work) : compute<T, T>(work); }, ticks);
         return 0;
     });
 }

@@ -1,7 +1,7 @@
 //! The choice between the algorithms of cuBLASLt, on the stand-in that the emulated device brings.
 
 use super::emulated::{alone, emulated};
-use pinion_ops::cuda::{CudaDtype, Product, ProductMethod};
+use pinion_ops::cuda::{CudaActivation, CudaDtype, Product, ProductMethod};
 
 /// The emulated library's algorithms sum in different orders and cost 7, 3, 1 and 5 ticks, and the third never works.
 #[test]
@@ -56,4 +56,47 @@ fn the_quickest_algorithm_that_works_is_taken_and_gives_the_same_product() {
         assert!((other - first).abs() <= 1e-5 * largest, "{other} {first}");
     }
     assert_ne!(seen[0], seen[1], "the algorithms can be told apart");
+}
+
+/// The library's epilogue has the tanh form alone, and for fp32 the emulated one takes longer than a launch behind the product.
+#[test]
+fn an_activation_is_the_librarys_where_that_is_quicker() {
+    let _alone = alone();
+    let device = emulated();
+    let stream = device.stream().unwrap();
+    let span = |count: u32| {
+        let span = device.alloc(count as usize * 4).unwrap();
+        stream.fill(span, 0).unwrap();
+        span
+    };
+    let (m, n, k) = (20, 24, 32);
+    for (dtype, activation, candidates, launches) in [
+        (CudaDtype::F16, CudaActivation::GeluTanh, 8, 1),
+        (CudaDtype::Bf16, CudaActivation::GeluTanh, 1, 1),
+        (CudaDtype::F32, CudaActivation::GeluTanh, 1, 1),
+        (CudaDtype::F32, CudaActivation::GeluTanh, 8, 2),
+        (CudaDtype::F16, CudaActivation::GeluErf, 8, 2),
+        (CudaDtype::F16, CudaActivation::None, 8, 1),
+    ] {
+        let args = Product {
+            x: span(m * k),
+            weight: span(n * k),
+            bias: Some(span(n)),
+            y: span(m * n),
+            m,
+            n,
+            k,
+            dtype,
+            y_dtype: dtype,
+            activation,
+            method: ProductMethod::Library,
+            accumulate: false,
+            candidates,
+        };
+        stream.product(&args).unwrap();
+        let before = device.counts().launches;
+        stream.product(&args).unwrap();
+        let have = device.counts().launches - before;
+        assert_eq!(have, launches, "{dtype:?} {activation:?} with {candidates} candidates");
+    }
 }

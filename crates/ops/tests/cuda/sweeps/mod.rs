@@ -275,7 +275,7 @@ pub(crate) fn products(device: &Device, scale: Scale) {
             1..16_384 => (outputs, 8 * (1 + random.below(300))),
             _ => (outputs, 8 * (1 + random.below(8))),
         };
-        // The library's activation is a launch of its own, over whole chunks.
+        // An activation behind the library's product is a launch of its own, over whole chunks.
         let n = if is_own { n } else { n.next_multiple_of(8) };
         let (x, x_values) = bench.random(dtype, &mut random, m * k);
         let (weight, weight_values) = bench.random(dtype, &mut random, n * k);
@@ -286,7 +286,7 @@ pub(crate) fn products(device: &Device, scale: Scale) {
         let (has_bias, accumulate) = (random.below(2) == 0, random.below(3) == 0);
         let activates = !accumulate && (is_own || y_dtype == dtype);
         let activation = if activates {
-            random.pick(&[CudaActivation::None, CudaActivation::GeluTanh])
+            random.pick(&[CudaActivation::None, CudaActivation::GeluTanh, CudaActivation::GeluErf])
         } else {
             CudaActivation::None
         };
