@@ -9,14 +9,14 @@ import sys
 # One row's step in ms, output tokens per second, ms at the 99th percentile for arrivals at 0.4 of the trace's times,
 # seconds from start to ready.
 STEP_MS, OFFLINE_TOKENS_S, TTFT_P99_MS, TPOT_P99_MS, READY_S = 0.35, 60_000, 6.0, 0.8, 3.0
-STEPS = ["steps", "steps_fused", "steps_no_graphs", "steps_no_fused", "steps_plain_prefill", "steps_first_algorithm", "steps_bf16",
+STEPS = ["steps", "steps_fused", "steps_dependent", "steps_mixed_graphs", "steps_no_graphs", "steps_no_fused", "steps_plain_prefill", "steps_first_algorithm", "steps_bf16",
          "steps_sampled", "steps_nucleus", "steps_logprobs", "steps_logprobs_on_host", "steps_masked", "steps_masked_on_host",
          "steps_penalised", "steps_penalised_on_host"]
-SERVERS = ["graph", "fused", "no_overlap", "no_graphs"]
-OFFLINE = ["offline", "offline_fused", "offline_no_overlap", "offline_no_graphs"]
+SERVERS = ["graph", "fused", "launches", "no_overlap", "no_graphs"]
+OFFLINE = ["offline", "offline_fused", "offline_launches", "offline_no_overlap", "offline_no_graphs"]
 # Times of an emulated device have no target.
 IS_REAL = True
-ONLINE = ["online", "online_trace", "online_fused", "online_no_overlap"]
+ONLINE = ["online", "online_trace", "online_fused", "online_launches", "online_no_overlap"]
 
 
 def lines(out, stage):
@@ -202,6 +202,9 @@ def compared(out):
         worst[key] = max(worst.get(key, (0.0, 0.0))[0], line["relative_error"]), line["tolerance"]
     for (dtype, decode), (error, tolerance) in worst.items():
         print(f"logits {dtype} {decode}: {error:.1e} from the CPU engine's in fp32 (at most {tolerance:g})")
+    for line in lines(out, "launches"):
+        print(f"launches, {line['launches']}: the tokens of plain ones; {line['differing_logits']} logits differ in "
+              f"{line['repeats']} runs, by {line['relative_error']:.1e} (at most {line['tolerance']:g})")
     for line in lines(out, "baseline"):
         if "step_ms" in line:
             print(f"{line['by']}: {line['step_ms']:.2f} ms a step of {line['rows']} rows, context {line['context']}")

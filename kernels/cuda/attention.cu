@@ -10,6 +10,9 @@ constexpr unsigned THREADS = 128;
 template <typename T, unsigned DIM, unsigned HEADS>
 __global__ void __launch_bounds__(THREADS) attention_kernel(PinionCudaAttention args) {
     auto& shared = shared_as<AttentionShared<HEADS, DIM, THREADS / WARP>>();
+    begin_next();
+    // Without an append the step's own tokens are in the cache, from the kernel before.
+    if (!args.append) wait_for_previous();
     attend<T, DIM, HEADS, THREADS>(args, blockIdx.z, blockIdx.x * HEADS, blockIdx.y, shared);
 }
 
@@ -18,6 +21,8 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) append_kernel(PinionCudaAppend args) {
     constexpr unsigned N = PER_CHUNK<T>;
     const PinionCudaBatch& batch = args.batch;
+    begin_next();
+    wait_for_previous();
     unsigned lane = at<uint32_t>(batch.lanes)[blockIdx.x];
     if (lane == PINION_NO_LANE) return;
     const uint32_t* table = at<uint32_t>(batch.tables) + size_t(lane) * batch.table_stride;
@@ -34,7 +39,7 @@ template <typename T, unsigned DIM, unsigned HEADS>
 int32_t launch_attention(const PinionCudaAttention& args, void* stream) {
     auto kernel = &attention_kernel<T, DIM, HEADS>;
     dim3 grid(args.batch.heads / HEADS, args.splits, args.count);
-    PINION_LAUNCH(kernel, grid, dim3(THREADS), sizeof(AttentionShared<HEADS, DIM, THREADS / WARP>), stream, args);
+    PINION_LAUNCH_DEPENDENT(kernel, grid, dim3(THREADS), sizeof(AttentionShared<HEADS, DIM, THREADS / WARP>), stream, args);
     return launch_result();
 }
 
@@ -78,7 +83,7 @@ extern "C" int32_t pinion_cuda_kv_append(const PinionCudaAppend* given, void* st
     if (!batch_is_good(args.batch) || args.stride < args.batch.kv_heads * args.batch.head_dim) return PINION_CUDA_BAD_ARGUMENT;
     return with_dtype(args.batch.dtype, [&](auto element) -> int32_t {
         auto kernel = &append_kernel<decltype(element)>;
-        PINION_LAUNCH(kernel, dim3(args.batch.tokens), dim3(THREADS), 0, stream, args);
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(args.batch.tokens), dim3(THREADS), 0, stream, args);
         return launch_result();
     });
 }

@@ -64,30 +64,18 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
     work.head = head;
     work.kv_head = work.head / (batch.heads / batch.kv_heads);
     work.token = args.queries ? at<uint32_t>(args.queries)[work.query] : work.query;
+    if (work.token == PINION_NO_QUERY) return;
     work.lane = at<uint32_t>(batch.lanes)[work.token];
     work.position = at<uint32_t>(batch.positions)[work.token];
     T* out = at<T>(args.out) + size_t(work.token) * args.out_stride;
     if (work.lane == PINION_NO_LANE) {
+        wait_for_previous();
         if (work.split == 0)
             for (unsigned i = threadIdx.x; i < HEADS * DIM; i += THREADS) out[work.head * DIM + i] = from_float<T>(0.0f);
         return;
     }
 
     unsigned in_row = threadIdx.x % LANES, row = threadIdx.x / LANES;
-    float query[HEADS][N], most[HEADS], mass[HEADS], sums[HEADS][N];
-#pragma unroll
-    for (unsigned h = 0; h < HEADS; h++) {
-        const T* q = at<T>(args.q) + size_t(work.token) * args.q_stride + (work.head + h) * DIM + in_row * N;
-        unpack<T>(fresh_chunk(q), query[h]);
-        most[h] = NOTHING;
-        mass[h] = 0.0f;
-#pragma unroll
-        for (unsigned j = 0; j < N; j++) {
-            query[h][j] *= args.scale;
-            sums[h][j] = 0.0f;
-        }
-    }
-
     const uint32_t* table = at<uint32_t>(batch.tables) + size_t(work.lane) * batch.table_stride;
     T* cache = at<T>(args.cache);
     Part part = part_of(work.position, args.splits, work.split);
@@ -95,7 +83,7 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
     // AHEAD turns are under way: a turn's K and V are asked for again, for the turn AHEAD later, as soon as they are used, and
     // the table's entry for that was asked for as long before. Positions past the end read the part's first row, and the
     // step's own is read before anybody has written it; neither is used.
-    constexpr unsigned AHEAD = HEADS < 8 ? 4 : 2; // 8 heads leave no registers
+    constexpr unsigned AHEAD = HEADS < 8 && sizeof(T) == 2 ? 4 : 2; // 8 heads leave no registers; fp32 is for comparisons
     Chunk k_chunks[AHEAD], v_chunks[AHEAD];
     CachePlace places[AHEAD];
     size_t to_v = size_t(batch.block_size) * DIM;
@@ -114,6 +102,20 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
         for (unsigned a = 0; a < AHEAD; a++) ask(a);
 #pragma unroll
         for (unsigned a = 0; a < AHEAD; a++) find(a, begin + (AHEAD + a) * ROWS + row);
+    }
+    wait_for_previous();
+    float query[HEADS][N], most[HEADS], mass[HEADS], sums[HEADS][N];
+#pragma unroll
+    for (unsigned h = 0; h < HEADS; h++) {
+        const T* q = at<T>(args.q) + size_t(work.token) * args.q_stride + (work.head + h) * DIM + in_row * N;
+        unpack<T>(fresh_chunk(q), query[h]);
+        most[h] = NOTHING;
+        mass[h] = 0.0f;
+#pragma unroll
+        for (unsigned j = 0; j < N; j++) {
+            query[h][j] *= args.scale;
+            sums[h][j] = 0.0f;
+        }
     }
     // All lanes of a warp go round the loop equally often: the exchanges below need every one of them.
     for (unsigned first = begin; first < end; first += AHEAD * ROWS) {

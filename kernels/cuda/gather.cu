@@ -10,6 +10,7 @@ constexpr unsigned THREADS = 128;
 template <typename T>
 __global__ void __launch_bounds__(THREADS) embed_kernel(PinionCudaEmbed args) {
     constexpr unsigned N = PER_CHUNK<T>;
+    begin_next();
     EmbeddedRow<T> row(args, blockIdx.x);
     T* out = at<T>(args.out) + size_t(blockIdx.x) * args.width;
     for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) store_chunk(out + i, row.chunk(i));
@@ -18,6 +19,8 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(PinionCudaEmbed args) {
 template <typename T>
 __global__ void __launch_bounds__(THREADS) gather_kernel(PinionCudaGather args) {
     constexpr unsigned N = PER_CHUNK<T>;
+    begin_next();
+    wait_for_previous();
     unsigned row = clamped(at<uint32_t>(args.index)[blockIdx.x], args.rows);
     const T* from = at<T>(args.x) + size_t(row) * args.width;
     T* out = at<T>(args.out) + size_t(blockIdx.x) * args.width;
@@ -71,6 +74,7 @@ extern "C" int32_t pinion_cuda_embed(const PinionCudaEmbed* given, void* stream)
         if (args.count == 0 || args.width % PER_CHUNK<T> != 0 || args.vocab == 0) return PINION_CUDA_BAD_ARGUMENT;
         if (args.position_table && args.positions_max == 0) return PINION_CUDA_BAD_ARGUMENT;
         auto kernel = &embed_kernel<T>;
+        // Plainly: it is a step's first, so what the others are given is there when it begins.
         PINION_LAUNCH(kernel, dim3(args.count), dim3(THREADS), 0, stream, args);
         return launch_result();
     });
@@ -82,7 +86,7 @@ extern "C" int32_t pinion_cuda_gather(const PinionCudaGather* given, void* strea
         using T = decltype(element);
         if (args.count == 0 || args.width % PER_CHUNK<T> != 0 || args.rows == 0) return PINION_CUDA_BAD_ARGUMENT;
         auto kernel = &gather_kernel<T>;
-        PINION_LAUNCH(kernel, dim3(args.count), dim3(THREADS), 0, stream, args);
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(args.count), dim3(THREADS), 0, stream, args);
         return launch_result();
     });
 }

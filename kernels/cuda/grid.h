@@ -184,7 +184,7 @@ int32_t launch_cooperative(void (*kernel)(Args), dim3 grid, dim3 block, size_t s
     void* arguments[] = {&args};
     pinion_count_launch();
     cudaError_t code = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, shared_bytes,
-                                                   static_cast<cudaStream_t>(stream));
+                                                   raw_of(stream));
     return told(code);
 }
 #define PINION_LAUNCH_COOPERATIVE pinion::launch_cooperative

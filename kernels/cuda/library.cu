@@ -68,7 +68,7 @@ bool multiply(const PinionCudaProduct& args, const Plan& plan, float kept, void*
     pinion_count_launch();
     return library->matmul(library->handle, plan.desc, &one, at<void>(args.weight), plan.weight, at<void>(args.x), plan.x, &kept,
                            at<void>(args.y), plan.y, at<void>(args.y), plan.y, &plan.algorithm, at<void>(library->workspace),
-                           library->workspace_bytes, stream) == 0;
+                           library->workspace_bytes, raw_of(stream)) == 0;
 }
 
 uint64_t l2_bytes() {

@@ -27,6 +27,8 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(PinionCudaNorm args) {
     auto ask = [&](unsigned place, unsigned i) {
         held[place] = early_chunk(x + i);
         if (delta) deltas[place] = early_chunk(delta + i);
+    };
+    auto ask_delta_bias = [&](unsigned place, unsigned i) {
         if (delta_bias) delta_biases[place] = early_chunk(delta_bias + i);
     };
     auto ask_norm = [&](unsigned place, unsigned i) {
@@ -45,13 +47,19 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(PinionCudaNorm args) {
             for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) act(0u, i);
         }
     };
+    begin_next();
     if constexpr (HELD > 0) {
-        each(ask);
+        each(ask_delta_bias);
         if (args.out) each(ask_norm);
     }
+    wait_for_previous();
+    if constexpr (HELD > 0) each(ask);
     float sum = 0.0f;
     each([&](unsigned place, unsigned i) {
-        if constexpr (HELD == 0) ask(place, i);
+        if constexpr (HELD == 0) {
+            ask(place, i);
+            ask_delta_bias(place, i);
+        }
         float values[N], more[N];
         unpack<T>(held[place], values);
         if (delta) {
@@ -103,13 +111,15 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(PinionCudaNorm args) {
 template <typename T, unsigned HELD>
 int32_t launch_norm(const PinionCudaNorm& args, void* stream) {
     auto kernel = &norm_kernel<T, HELD>;
-    PINION_LAUNCH(kernel, dim3(args.rows), dim3(THREADS), sizeof(NormShared), stream, args);
+    PINION_LAUNCH_DEPENDENT(kernel, dim3(args.rows), dim3(THREADS), sizeof(NormShared), stream, args);
     return launch_result();
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) bias_kernel(PinionCudaBias args) {
     constexpr unsigned N = PER_CHUNK<T>;
+    begin_next();
+    wait_for_previous();
     unsigned i = (blockIdx.x * THREADS + threadIdx.x) * N;
     if (i >= args.width) return;
     T* x = at<T>(args.x) + size_t(blockIdx.y) * args.width + i;
@@ -164,7 +174,7 @@ extern "C" int32_t pinion_cuda_bias_activation(const PinionCudaBias* given, void
         if (args.rows == 0 || args.rows > ROWS_MAX || args.width == 0 || args.width % PER_CHUNK<T> != 0)
             return PINION_CUDA_BAD_ARGUMENT;
         auto kernel = &bias_kernel<T>;
-        PINION_LAUNCH(kernel, dim3(ceil_div(args.width, THREADS * PER_CHUNK<T>), args.rows), dim3(THREADS), 0, stream, args);
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(ceil_div(args.width, THREADS * PER_CHUNK<T>), args.rows), dim3(THREADS), 0, stream, args);
         return launch_result();
     });
 }

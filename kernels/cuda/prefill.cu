@@ -258,8 +258,11 @@ template <typename T, unsigned DIM>
 __global__ void __launch_bounds__(THREADS, BLOCKS<DIM>) prefill_kernel(PinionCudaPrefill args) {
     auto& shared = shared_as<PrefillShared<T, DIM>>();
     const PinionCudaBatch& batch = args.batch;
+    begin_next();
+    wait_for_previous();
     const uint32_t* tile = at<uint32_t>(args.tiles) + size_t(args.count - 1 - blockIdx.x / batch.heads) * 2;
     unsigned first_token = tile[0], count = tile[1], head = blockIdx.x % batch.heads;
+    if (count == 0) return;
     unsigned lane = at<uint32_t>(batch.lanes)[first_token];
     if (lane == PINION_NO_LANE) return;
     unsigned position = at<uint32_t>(batch.positions)[first_token], end = position + count;
@@ -303,7 +306,7 @@ int32_t launch_prefill(const PinionCudaPrefill& args, void* stream) {
     auto kernel = &prefill_kernel<T, DIM>;
     constexpr unsigned BYTES = sizeof(PrefillShared<T, DIM>);
     if (int32_t code = allow_shared(kernel, BYTES)) return code;
-    PINION_LAUNCH(kernel, dim3(args.count * args.batch.heads), dim3(THREADS), BYTES, stream, args);
+    PINION_LAUNCH_DEPENDENT(kernel, dim3(args.count * args.batch.heads), dim3(THREADS), BYTES, stream, args);
     return launch_result();
 }
 

@@ -43,20 +43,22 @@ __device__ __forceinline__ void finish(const PinionCudaProduct& args, unsigned r
     }
 }
 
-// The weights of OUTPUTS outputs that a lane multiplies with in one step of the walk, asked for long before; with few rows
-// what they meet in x as well, which would be waited for otherwise when it is not in L1 yet.
+// The weights of OUTPUTS outputs that a lane multiplies with in one step of the walk, asked for long before, the first of them
+// before x is made; with few rows what they meet in x as well, which would be waited for otherwise when it is not in L1 yet.
 template <typename T, unsigned ROWS, unsigned OUTPUTS>
 struct Asked {
     static constexpr bool HAS_X = ROWS <= 2;
     Chunk weights[OUTPUTS];
     Chunk x[HAS_X ? ROWS : 1];
 
-    __device__ __forceinline__ void ask(const PinionCudaProduct& args, unsigned first, unsigned i) {
+    __device__ __forceinline__ void ask_weights(const PinionCudaProduct& args, unsigned first, unsigned i) {
 #pragma unroll
         for (unsigned o = 0; o < OUTPUTS; o++) {
             unsigned output = first + o < args.n ? first + o : args.n - 1;
             weights[o] = stream_chunk(at<T>(args.weight) + size_t(output) * args.k + i);
         }
+    }
+    __device__ __forceinline__ void ask_x(const PinionCudaProduct& args, unsigned i) {
         if constexpr (HAS_X) {
 #pragma unroll
             for (unsigned r = 0; r < ROWS; r++) x[r] = early_chunk(x_at(args, r, i));
@@ -81,20 +83,25 @@ class TileWalk {
         : k(args.k), stride(walk.steps * STEP_INPUTS<T>), steps(steps_of(walk, ceil_div(k, STEP_INPUTS<T>))) {
         // Outputs and rows past the last repeat it; what they sum to is nobody's.
         unsigned output = first + tile_output(), row = threadIdx.x % WARP / 4;
-        next = walk.step * STEP_INPUTS<T> + tile_input<T>();
-        weights = at<T>(args.weight) + size_t(output < args.n ? output : args.n - 1) * k + next;
-        x = at<T>(args.x) + size_t(row < args.m ? row : args.m - 1) * k + next;
+        next_weights = next_x = walk.step * STEP_INPUTS<T> + tile_input<T>();
+        weights = at<T>(args.weight) + size_t(output < args.n ? output : args.n - 1) * k + next_weights;
+        x = at<T>(args.x) + size_t(row < args.m ? row : args.m - 1) * k + next_x;
     }
 
+    // Waits for the kernel before, which makes x, with the first weights asked for.
     __device__ __forceinline__ Tile<T> sums() {
         Tile<T> tile;
 #pragma unroll
-        for (unsigned a = 0; a < AHEAD; a++) ask(a);
+        for (unsigned a = 0; a < AHEAD; a++) ask_weights(a);
+        wait_for_previous();
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) ask_x(a);
         for (unsigned left = steps; left > 0;) {
 #pragma unroll
             for (unsigned a = 0; a < AHEAD && left > 0; a++, left--) {
                 tile.add(weight_chunks[a], Tile<T>::arranged(x_chunks[a]));
-                ask(a);
+                ask_weights(a);
+                ask_x(a);
             }
         }
         return tile;
@@ -104,29 +111,30 @@ class TileWalk {
     static constexpr unsigned AHEAD = 6;
 
     // A lane past the row's end has zeros on both sides.
-    __device__ __forceinline__ void ask(unsigned a) {
-        weight_chunks[a] = x_chunks[a] = Chunk{{0, 0, 0, 0}};
-        if (next < k) {
-            weight_chunks[a] = stream_chunk(weights);
-            x_chunks[a] = early_chunk(x);
-        }
-        next += stride;
+    __device__ __forceinline__ void ask_weights(unsigned a) {
+        weight_chunks[a] = next_weights < k ? stream_chunk(weights) : Chunk{{0, 0, 0, 0}};
+        next_weights += stride;
         weights += stride;
+    }
+    __device__ __forceinline__ void ask_x(unsigned a) {
+        x_chunks[a] = next_x < k ? early_chunk(x) : Chunk{{0, 0, 0, 0}};
+        next_x += stride;
         x += stride;
     }
 
     Chunk weight_chunks[AHEAD], x_chunks[AHEAD];
     const T* weights;
     const T* x;
-    unsigned k, stride, steps, next;
+    unsigned k, stride, steps, next_weights, next_x;
 };
 
 // Three to eight rows, of 16-bit elements. With SPLIT a block makes one tile, else each of its warps.
 template <typename T, bool SPLIT>
 __global__ void __launch_bounds__(TILE_THREADS) tile_rows_kernel(PinionCudaProduct args) {
+    begin_next();
     Walk walk = walk_of(SPLIT);
     unsigned tile = SPLIT ? blockIdx.x : blockIdx.x * TILE_WARPS + walk.tile, first = tile * TILE_OUTPUTS;
-    if (first >= args.n) return; // the whole warp; never with a barrier below
+    if (first >= args.n) return wait_for_previous(); // the whole warp; never with a barrier below
     Tile<T> sums = TileWalk<T>(args, walk, first).sums();
     if constexpr (!SPLIT) {
         sums.each(args.m, [&](unsigned row, unsigned output, float sum) {
@@ -153,7 +161,7 @@ int32_t launch_tiles(const PinionCudaProduct& args, void* stream) {
     bool split = args.n <= NARROW_TILED;
     auto kernel = split ? &tile_rows_kernel<T, true> : &tile_rows_kernel<T, false>;
     unsigned tiles = ceil_div(args.n, TILE_OUTPUTS), shared = split ? sizeof(TileShared) : 0;
-    PINION_LAUNCH(kernel, dim3(split ? tiles : ceil_div(tiles, TILE_WARPS)), dim3(TILE_THREADS), shared, stream, args);
+    PINION_LAUNCH_DEPENDENT(kernel, dim3(split ? tiles : ceil_div(tiles, TILE_WARPS)), dim3(TILE_THREADS), shared, stream, args);
     return launch_result();
 }
 
@@ -163,8 +171,9 @@ __global__ void __launch_bounds__(THREADS) few_rows_kernel(PinionCudaProduct arg
     static_assert(SPLIT == 1 || (SPLIT == WARPS && OUTPUTS == 1), "what is joined in shared memory is one output a block");
     constexpr unsigned STEP = SPLIT * WARP * PER_CHUNK<T>;
     constexpr unsigned AHEAD = OUTPUTS == 1 ? 4 : 2; // steps in flight
+    begin_next();
     unsigned first = (blockIdx.x * WARPS + threadIdx.x / WARP) / SPLIT * OUTPUTS;
-    if (first >= args.n) return; // the whole warp; never with a barrier below
+    if (first >= args.n) return wait_for_previous(); // the whole warp; never with a barrier below
     float sums[OUTPUTS][ROWS];
 #pragma unroll
     for (unsigned o = 0; o < OUTPUTS; o++)
@@ -173,7 +182,11 @@ __global__ void __launch_bounds__(THREADS) few_rows_kernel(PinionCudaProduct arg
     Asked<T, ROWS, OUTPUTS> asked[AHEAD];
 #pragma unroll
     for (unsigned a = 0; a < AHEAD; a++)
-        if (i + a * STEP < args.k) asked[a].ask(args, first, i + a * STEP);
+        if (i + a * STEP < args.k) asked[a].ask_weights(args, first, i + a * STEP);
+    wait_for_previous();
+#pragma unroll
+    for (unsigned a = 0; a < AHEAD; a++)
+        if (i + a * STEP < args.k) asked[a].ask_x(args, i + a * STEP);
     // A step's place is asked for again as soon as it is used, and used a trip later: no order of instructions within a trip
     // takes a load out of flight. Every lane makes the same number of these trips.
     for (unsigned trips = args.k / (AHEAD * STEP); trips > 0; trips--, i += AHEAD * STEP) {
@@ -181,7 +194,10 @@ __global__ void __launch_bounds__(THREADS) few_rows_kernel(PinionCudaProduct arg
         for (unsigned a = 0; a < AHEAD; a++) {
             asked[a].add(args, i + a * STEP, sums);
             unsigned next = i + (AHEAD + a) * STEP;
-            if (next < args.k) asked[a].ask(args, first, next);
+            if (next < args.k) {
+                asked[a].ask_weights(args, first, next);
+                asked[a].ask_x(args, next);
+            }
         }
     }
 #pragma unroll
@@ -212,7 +228,7 @@ template <typename T, unsigned ROWS, unsigned OUTPUTS, unsigned SPLIT>
 int32_t launch_outputs(const PinionCudaProduct& args, void* stream) {
     auto kernel = &few_rows_kernel<T, ROWS, OUTPUTS, SPLIT>;
     unsigned outputs = WARPS / SPLIT * OUTPUTS, shared = SPLIT == 1 ? 0 : sizeof(SplitShared);
-    PINION_LAUNCH(kernel, dim3(ceil_div(args.n, outputs)), dim3(THREADS), shared, stream, args);
+    PINION_LAUNCH_DEPENDENT(kernel, dim3(ceil_div(args.n, outputs)), dim3(THREADS), shared, stream, args);
     return launch_result();
 }
 

@@ -8,8 +8,15 @@
 namespace {
 std::atomic<uint64_t> launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes;
 
-cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+using pinion::raw_of;
 cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// Whether the kernels on this device are code that can wait. A newer device may run what the driver makes of older code.
+__global__ void waiting_kernel() { pinion::wait_for_previous(); }
+bool can_wait() {
+    cudaFuncAttributes attributes;
+    return told(cudaFuncGetAttributes(&attributes, waiting_kernel)) == 0 && attributes.ptxVersion >= 90;
+}
 } // namespace
 
 void pinion_count_launch() { launches.fetch_add(1, std::memory_order_relaxed); }
@@ -69,17 +76,24 @@ int32_t pinion_cuda_free(uint64_t address) { return told(cudaFree(pinion::at<voi
 int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory) { return told(cudaMallocHost(memory, bytes)); }
 int32_t pinion_cuda_pinned_free(void* memory) { return told(cudaFreeHost(memory)); }
 
-int32_t pinion_cuda_stream_create(void** stream) {
-    return told(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking));
+int32_t pinion_cuda_stream_create(void** stream, int32_t dependent) {
+    cudaStream_t raw = nullptr;
+    cudaError_t code = cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking);
+    *stream = code == cudaSuccess ? new pinion::Stream{raw, dependent != 0 && can_wait()} : nullptr;
+    return told(code);
 }
-int32_t pinion_cuda_stream_destroy(void* stream) { return told(cudaStreamDestroy(stream_of(stream))); }
-int32_t pinion_cuda_stream_synchronize(void* stream) { return told(cudaStreamSynchronize(stream_of(stream))); }
+int32_t pinion_cuda_stream_destroy(void* stream) {
+    cudaError_t code = cudaStreamDestroy(raw_of(stream));
+    delete static_cast<pinion::Stream*>(stream);
+    return told(code);
+}
+int32_t pinion_cuda_stream_synchronize(void* stream) { return told(cudaStreamSynchronize(raw_of(stream))); }
 
 int32_t pinion_cuda_event_create(void** event, int32_t timed) {
     return told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), timed ? cudaEventDefault : cudaEventDisableTiming));
 }
 int32_t pinion_cuda_event_destroy(void* event) { return told(cudaEventDestroy(event_of(event))); }
-int32_t pinion_cuda_event_record(void* event, void* stream) { return told(cudaEventRecord(event_of(event), stream_of(stream))); }
+int32_t pinion_cuda_event_record(void* event, void* stream) { return told(cudaEventRecord(event_of(event), raw_of(stream))); }
 int32_t pinion_cuda_event_query(void* event, int32_t* done) {
     cudaError_t code = cudaEventQuery(event_of(event));
     *done = code == cudaSuccess;
@@ -92,30 +106,30 @@ int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
 
 int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream) {
     to_device_bytes += bytes;
-    return told(cudaMemcpyAsync(pinion::at<void>(to), from, bytes, cudaMemcpyHostToDevice, stream_of(stream)));
+    return told(cudaMemcpyAsync(pinion::at<void>(to), from, bytes, cudaMemcpyHostToDevice, raw_of(stream)));
 }
 int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream) {
     to_host_bytes += bytes;
-    return told(cudaMemcpyAsync(to, pinion::at<void>(from), bytes, cudaMemcpyDeviceToHost, stream_of(stream)));
+    return told(cudaMemcpyAsync(to, pinion::at<void>(from), bytes, cudaMemcpyDeviceToHost, raw_of(stream)));
 }
 int32_t pinion_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream) {
-    return told(cudaMemcpyAsync(pinion::at<void>(to), pinion::at<void>(from), bytes, cudaMemcpyDeviceToDevice, stream_of(stream)));
+    return told(cudaMemcpyAsync(pinion::at<void>(to), pinion::at<void>(from), bytes, cudaMemcpyDeviceToDevice, raw_of(stream)));
 }
 int32_t pinion_cuda_fill(uint64_t to, int32_t byte, uint64_t bytes, void* stream) {
-    return told(cudaMemsetAsync(pinion::at<void>(to), byte, bytes, stream_of(stream)));
+    return told(cudaMemsetAsync(pinion::at<void>(to), byte, bytes, raw_of(stream)));
 }
 
 int32_t pinion_cuda_capture_begin(void* stream) {
     captures++;
-    return told(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+    return told(cudaStreamBeginCapture(raw_of(stream), cudaStreamCaptureModeThreadLocal));
 }
 int32_t pinion_cuda_capture_end(void* stream, void** graph) {
     cudaGraph_t recorded = nullptr;
     cudaGraphExec_t ready = nullptr;
-    cudaError_t code = cudaStreamEndCapture(stream_of(stream), &recorded);
+    cudaError_t code = cudaStreamEndCapture(raw_of(stream), &recorded);
     if (code == cudaSuccess) code = cudaGraphInstantiate(&ready, recorded, 0);
     // The first launch of a graph uploads it; that belongs before ready as well.
-    if (code == cudaSuccess) code = cudaGraphUpload(ready, stream_of(stream));
+    if (code == cudaSuccess) code = cudaGraphUpload(ready, raw_of(stream));
     if (recorded) cudaGraphDestroy(recorded);
     if (code != cudaSuccess && ready) cudaGraphExecDestroy(ready);
     *graph = code == cudaSuccess ? ready : nullptr;
@@ -123,7 +137,7 @@ int32_t pinion_cuda_capture_end(void* stream, void** graph) {
 }
 int32_t pinion_cuda_graph_launch(void* graph, void* stream) {
     replays++;
-    return told(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
+    return told(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), raw_of(stream)));
 }
 int32_t pinion_cuda_graph_destroy(void* graph) { return told(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph))); }
 

@@ -140,6 +140,8 @@ __device__ float raw_logit(const float* logits, unsigned id, const PinionCudaSam
 
 __global__ void __launch_bounds__(THREADS, 1) sample_kernel(PinionCudaSample args) {
     auto& shared = shared_as<SampleShared>();
+    begin_next();
+    wait_for_previous();
     const PinionCudaDraw draws = at<PinionCudaDraw>(args.draws)[blockIdx.x];
     if (draws.row >= args.logits_rows) return;
     PinionCudaSampled result = {0, PINION_SAMPLED_NONE, 0.0f};
@@ -185,6 +187,6 @@ extern "C" int32_t pinion_cuda_sample(const PinionCudaSample* given, void* strea
     PinionCudaSample args = *given;
     if (args.rows == 0 || args.logits_rows == 0 || args.vocab == 0 || args.vocab > PINION_SAMPLE_VOCAB_MAX) return PINION_CUDA_BAD_ARGUMENT;
     auto kernel = &sample_kernel;
-    PINION_LAUNCH(kernel, dim3(args.rows), dim3(THREADS), sizeof(SampleShared), stream, args);
+    PINION_LAUNCH_DEPENDENT(kernel, dim3(args.rows), dim3(THREADS), sizeof(SampleShared), stream, args);
     return launch_result();
 }

@@ -10,7 +10,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-void pinion_count_launch();
 // A call that fails says so where it is made; the runtime would say it once more, of the next launch, if it were not cleared.
 inline int32_t told(cudaError_t code) {
     if (code != cudaSuccess) cudaGetLastError();
@@ -18,8 +17,6 @@ inline int32_t told(cudaError_t code) {
 }
 // The emulated device brings its own cuBLASLt; a real one has none.
 inline void* own_products() { return nullptr; }
-#define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                   \
-    (pinion_count_launch(), kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__))
 #else
 #include "../emulation/emulation.h"
 #endif
@@ -27,6 +24,8 @@ inline void* own_products() { return nullptr; }
 #if defined(__CUDA_ARCH__)
 #define PINION_ON_DEVICE 1
 #endif
+
+#include "stream.h"
 
 namespace pinion {
 
@@ -152,12 +151,12 @@ __device__ __forceinline__ Chunk load_chunk(const T* from) {
                  : "l"(from)                                                                                      \
                  : clobbers)
 #endif
-// For weights: read once, so they need no place in L1.
+// For weights: read once, so they need no place in L1. Not by .nc: ptxas moves such a load behind `wait_for_previous`.
 template <typename T>
 __device__ __forceinline__ Chunk stream_chunk(const T* from) {
 #if defined(PINION_ON_DEVICE)
     Chunk chunk;
-    PINION_LOAD_CHUNK(chunk, "ld.global.nc.L1::no_allocate.v4.u32", from, );
+    PINION_LOAD_CHUNK(chunk, "ld.global.L1::no_allocate.v4.u32", from, );
     return chunk;
 #else
     return load_chunk(from);

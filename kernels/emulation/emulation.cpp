@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include <map>
 #include <memory>
@@ -23,14 +24,12 @@ namespace {
 constexpr size_t STACK_BYTES = 64 * 1024;
 // Rounds over all fibers in which none did more than spin: then what they wait for will not come.
 constexpr unsigned IDLE_ROUNDS_MAX = 64;
-bool descending = false;
-const std::function<void()>* kernel_body = nullptr;
-Barrier* grid_wide = nullptr;
-unsigned grid_threads = 0;
+Running* active = nullptr; // whose fibers run
 std::mutex allowed_lock; // the tests' threads ask at any time
 std::map<const void*, size_t> allowed_shared;
 
 [[noreturn]] void fiber_main();
+bool is_descending();
 
 #if defined(__x86_64__)
 // Saves the callee-saved registers on the stack, stores the stack pointer, takes the other one.
@@ -81,21 +80,14 @@ void enter(Fiber& fiber) { swapcontext(&scheduler_context, static_cast<ucontext_
 void leave(Fiber& fiber) { swapcontext(static_cast<ucontext_t*>(fiber.stack_pointer), &scheduler_context); }
 #endif
 
-void fiber_main() {
-    (*kernel_body)();
-    current->done = true;
-    leave(*current);
-    abort();
-}
-
 // Runs fibers `first` and on until none of them can go on; gives whether any did.
 bool run_warp(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
     bool moved_at_all = false;
     for (bool moved = true; moved; moved_at_all |= moved) {
         moved = false;
         for (size_t i = 0; i < count; i++) {
-            Fiber& fiber = fibers[first + (descending ? count - 1 - i : i)];
-            if (fiber.done || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
+            Fiber& fiber = fibers[first + (is_descending() ? count - 1 - i : i)];
+            if (fiber.done || fiber.waits_for_kernel || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
             fiber.waits_on = nullptr;
             fiber.spins = false;
             current = &fiber;
@@ -112,36 +104,49 @@ bool run_block(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& l
     for (bool moved = true; moved; moved_at_all |= moved) {
         moved = false;
         for (size_t w = 0; w < count; w += 32) {
-            size_t warp = descending ? (count - 1) / 32 * 32 - w : w;
+            size_t warp = is_descending() ? (count - 1) / 32 * 32 - w : w;
             moved |= run_warp(fibers, first + warp, count - warp < 32 ? count - warp : 32, left);
         }
     }
     return moved_at_all;
 }
 
-// Runs the fibers until all are done: each warp as far as it can go alone, then each block. So threads are as far apart as
-// barriers allow. Rounds in which nobody moves on are a barrier that not everybody reaches.
-void schedule(const char* name, std::vector<Fiber>& fibers, size_t threads) {
-    size_t left = fibers.size();
-    unsigned idle_rounds = 0;
-    while (left > 0) {
-        bool moved = false;
-        // Of several blocks the first in memory has the last index in every other launch.
-        for (size_t first = 0; first < fibers.size(); first += threads) moved |= run_block(fibers, first, threads, left);
-        idle_rounds = moved ? 0 : idle_rounds + 1;
-        if (idle_rounds > IDLE_ROUNDS_MAX) {
-            fprintf(stderr, "kernel %s: %zu threads wait at a barrier that the others do not reach\n", name, left);
-            abort();
-        }
-    }
-    current = nullptr;
-}
-
 dim3 unpack(unsigned linear, dim3 shape) {
     return {linear % shape.x, linear / shape.x % shape.y, linear / (shape.x * shape.y)};
 }
 
-std::vector<unsigned char> stacks;
+// Memory for fibers' stacks, of which a page is taken when it is used, kept for the next kernel.
+class Stacks {
+  public:
+    explicit Stacks(size_t count) : bytes(count * STACK_BYTES) {
+        for (auto spare = spares.begin(); !memory && spare != spares.end(); ++spare) {
+            if (spare->second < bytes) continue;
+            memory = spare->first;
+            bytes = spare->second;
+            spares.erase(spare);
+            return;
+        }
+        void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapped == MAP_FAILED) abort();
+        memory = static_cast<unsigned char*>(mapped);
+    }
+    ~Stacks() {
+        if (spares.size() < SPARES_MAX)
+            spares.emplace_back(memory, bytes);
+        else
+            munmap(memory, bytes);
+    }
+    Stacks(const Stacks&) = delete;
+    Stacks& operator=(const Stacks&) = delete;
+    unsigned char* of(size_t fiber) const { return memory + fiber * STACK_BYTES; }
+
+  private:
+    static constexpr size_t SPARES_MAX = 4;
+    static std::vector<std::pair<unsigned char*, size_t>> spares;
+    unsigned char* memory = nullptr;
+    size_t bytes;
+};
+std::vector<std::pair<unsigned char*, size_t>> Stacks::spares;
 
 void check(const Launch& launch, unsigned blocks, unsigned threads) {
     std::lock_guard<std::mutex> guard(allowed_lock);
@@ -155,6 +160,131 @@ void check(const Launch& launch, unsigned blocks, unsigned threads) {
 
 } // namespace
 
+// A launch, or a part of its blocks: their fibers, and what these share.
+class Running {
+  public:
+    Running(const Launch& launch, unsigned at_once, bool descends)
+        : launch(launch), at_once(at_once), descends(descends), threads(launch.block.x * launch.block.y * launch.block.z),
+          warps((threads + 31) / 32), shared(at_once * ((launch.shared_bytes + 127) / 128 * 128 + 128)),
+          warp_states(size_t{at_once} * warps), blocks(at_once), fibers(size_t{at_once} * threads), stacks(fibers.size()) {}
+
+    // Makes the fibers of the blocks from `first` on.
+    void prepare_blocks(unsigned first) {
+        // Shared memory starts as no number of any type: what is read before it is written shows, times zero too.
+        memset(shared.data(), 0xff, shared.size());
+        left = fibers.size();
+        for (unsigned b = 0; b < at_once; b++) {
+            Block& state = blocks[b];
+            state = Block();
+            unsigned index = first + b, last = launch.grid.x * launch.grid.y * launch.grid.z - 1;
+            state.index = unpack(descends ? last - index : index, launch.grid);
+            state.warps = &warp_states[size_t{b} * warps];
+            auto base = reinterpret_cast<uintptr_t>(shared.data() + b * (shared.size() / at_once));
+            state.shared = reinterpret_cast<unsigned char*>((base + 127) & ~uintptr_t{127});
+            state.shared_bytes = launch.shared_bytes;
+            state.threads = threads;
+            for (unsigned w = 0; w < warps; w++) state.warps[w].barrier = Barrier();
+            for (unsigned t = 0; t < threads; t++) {
+                size_t place = size_t{b} * threads + t;
+                Fiber& fiber = fibers[place];
+                fiber = Fiber();
+                fiber.linear = t;
+                fiber.thread_index = unpack(t, launch.block);
+                fiber.block = &state;
+                prepare(fiber, stacks.of(place));
+            }
+        }
+    }
+
+    // Runs the fibers until all are done or wait for the kernel ahead: each warp as far as it can go alone, then each block. So
+    // threads are as far apart as barriers allow.
+    void go_to_wait() {
+        activate();
+        while (go_round()) {}
+        deactivate();
+    }
+
+    // Runs them to their end. Rounds in which nobody moves on are a barrier that not everybody reaches.
+    void go_on() {
+        previous_is_done = true;
+        for (Fiber& fiber : fibers) fiber.waits_for_kernel = false;
+        activate();
+        for (unsigned idle_rounds = 0; left > 0;) {
+            idle_rounds = go_round() ? 0 : idle_rounds + 1;
+            if (idle_rounds <= IDLE_ROUNDS_MAX) continue;
+            fprintf(stderr, "kernel %s: %zu threads wait at a barrier that the others do not reach\n", launch.name, left);
+            abort();
+        }
+        deactivate();
+        if (launch.kind == Kind::DEPENDENT && !has_waited) {
+            fprintf(stderr, "kernel %s ended without having waited for the one before it\n", launch.name);
+            abort();
+        }
+    }
+
+    void wait_for_previous() {
+        has_waited = true;
+        if (previous_is_done) return;
+        current->waits_for_kernel = true;
+        leave(*current);
+    }
+    void grid_barrier() { wait(grid_wide, unsigned(fibers.size())); }
+    bool is_descending() const { return descends; }
+    void call() const { launch.body(); }
+
+  private:
+    // Of several blocks the first in memory has the last index in every other launch.
+    bool go_round() {
+        bool moved = false;
+        for (size_t first = 0; first < fibers.size(); first += threads) moved |= run_block(fibers, first, threads, left);
+        return moved;
+    }
+    void activate() {
+        active = this;
+        block_shape = launch.block;
+        grid_shape = launch.grid;
+    }
+    static void deactivate() {
+        active = nullptr;
+        current = nullptr;
+    }
+
+    Launch launch;
+    unsigned at_once;
+    bool descends;
+    unsigned threads, warps;
+    std::vector<unsigned char> shared;
+    std::vector<Warp> warp_states;
+    std::vector<Block> blocks;
+    std::vector<Fiber> fibers;
+    Stacks stacks;
+    Barrier grid_wide;
+    size_t left = 0;
+    bool previous_is_done = false, has_waited = false;
+};
+
+namespace {
+
+bool is_descending() { return active->is_descending(); }
+
+void fiber_main() {
+    active->call();
+    current->done = true;
+    leave(*current);
+    abort();
+}
+
+// The other way round than the last.
+bool next_descends() {
+    static bool descends = false;
+    return descends = !descends;
+}
+
+} // namespace
+
+void grid_barrier() { active->grid_barrier(); }
+void wait_for_previous() { active->wait_for_previous(); }
+
 void wait(Barrier& barrier, unsigned expected) {
     if (++barrier.arrived == expected) {
         barrier.arrived = 0;
@@ -167,14 +297,12 @@ void wait(Barrier& barrier, unsigned expected) {
     leave(self);
 }
 
-void grid_barrier() { wait(*grid_wide, grid_threads); }
-
 void copy_async(void* to, const void* from, size_t bytes) {
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
         fprintf(stderr, "an asynchronous copy of %zu bytes is not aligned\n", bytes);
         abort();
     }
-    if (descending)
+    if (is_descending())
         current->copies.push_back({to, from, bytes, current->group});
     else
         memcpy(to, from, bytes);
@@ -214,48 +342,25 @@ void pause() {
     leave(*current);
 }
 
-void run(const Launch& launch, const std::function<void()>& body) {
-    dim3 grid = launch.grid, block = launch.block;
-    unsigned block_count = grid.x * grid.y * grid.z, threads = block.x * block.y * block.z;
-    unsigned at_once = launch.cooperative ? block_count : 1;
-    unsigned warps = (threads + 31) / 32;
-    check(launch, block_count, threads);
-    if (stacks.size() < size_t{at_once} * threads * STACK_BYTES) stacks.resize(size_t{at_once} * threads * STACK_BYTES);
-    descending = !descending;
-    kernel_body = &body;
-    block_shape = block;
-    grid_shape = grid;
-    Barrier grid_state;
-    grid_wide = &grid_state;
-    grid_threads = block_count * threads;
-    // Shared memory starts as no number of any type: what is read before it is written shows, times zero too.
-    std::vector<unsigned char> shared(at_once * ((launch.shared_bytes + 127) / 128 * 128 + 128));
-    std::vector<Warp> warp_states(size_t{at_once} * warps);
-    std::vector<Block> blocks(at_once);
-    std::vector<Fiber> fibers(size_t{at_once} * threads);
-    for (unsigned first = 0; first < block_count; first += at_once) {
-        memset(shared.data(), 0xff, shared.size());
-        for (unsigned b = 0; b < at_once; b++) {
-            Block& state = blocks[b];
-            state = Block();
-            unsigned index = first + b;
-            state.index = unpack(descending ? block_count - 1 - index : index, grid);
-            state.warps = &warp_states[size_t{b} * warps];
-            auto base = reinterpret_cast<uintptr_t>(shared.data() + b * (shared.size() / at_once));
-            state.shared = reinterpret_cast<unsigned char*>((base + 127) & ~uintptr_t{127});
-            state.shared_bytes = launch.shared_bytes;
-            state.threads = threads;
-            for (unsigned w = 0; w < warps; w++) state.warps[w].barrier = Barrier();
-            for (unsigned t = 0; t < threads; t++) {
-                Fiber& fiber = fibers[size_t{b} * threads + t];
-                fiber = Fiber();
-                fiber.linear = t;
-                fiber.thread_index = unpack(t, block);
-                fiber.block = &state;
-                prepare(fiber, stacks.data() + (size_t{b} * threads + t) * STACK_BYTES);
-            }
-        }
-        schedule(launch.name, fibers, threads);
+std::shared_ptr<Running> begin(const Launch& launch) {
+    unsigned block_count = launch.grid.x * launch.grid.y * launch.grid.z;
+    check(launch, block_count, launch.block.x * launch.block.y * launch.block.z);
+    auto running = std::make_shared<Running>(launch, block_count, next_descends());
+    running->prepare_blocks(0);
+    if (launch.kind == Kind::DEPENDENT) running->go_to_wait();
+    return running;
+}
+
+void finish(Running& running) { running.go_on(); }
+
+void run(const Launch& launch) {
+    if (launch.kind == Kind::COOPERATIVE) return finish(*begin(launch));
+    unsigned block_count = launch.grid.x * launch.grid.y * launch.grid.z;
+    check(launch, block_count, launch.block.x * launch.block.y * launch.block.z);
+    Running running(launch, 1, next_descends());
+    for (unsigned first = 0; first < block_count; first++) {
+        running.prepare_blocks(first);
+        running.go_on();
     }
 }
 

@@ -3,7 +3,8 @@
 // Kernels include cuda/target.h, which takes this file when the compiler is not nvcc. One operating-system thread runs
 // everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Each warp
 // runs as far as it can alone, then the next, then the next block; ascending in one launch, descending in the next: a kernel
-// that misses a barrier gives different results in the two.
+// that misses a barrier gives different results in the two. On a stream with dependent launches a kernel begins before the one
+// ahead of it has: one that does not wait for what that one makes reads what was there before.
 // Not emulated: alignment faults (but of asynchronous copies and of matrices' rows), memory order between blocks, time.
 #pragma once
 #include <stddef.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 struct dim3 {
@@ -38,6 +40,7 @@ struct Fiber {
     uint64_t waits_past = 0;
     bool done = false;
     bool spins = false;
+    bool waits_for_kernel = false; // the one ahead
     std::vector<AsyncCopy> copies; // not done yet
     unsigned group = 0;            // of the next copy
 };
@@ -79,15 +82,23 @@ void allow_shared(const void* kernel, size_t bytes);
 uint64_t clock();
 // A turn of a loop that waits for another thread's store.
 void pause();
+void wait_for_previous();
+enum class Kind { PLAIN, DEPENDENT, COOPERATIVE };
 struct Launch {
     const char* name;
     const void* kernel;
     dim3 grid, block;
     size_t shared_bytes;
-    bool cooperative;
+    Kind kind;
+    std::function<void()> body;
 };
 // Runs a kernel's blocks, one after another or (cooperative) all at once.
-void run(const Launch& launch, const std::function<void()>& body);
+void run(const Launch& launch);
+
+// A kernel that has begun, all of its blocks at once. A dependent one stops where it waits for the one ahead.
+class Running;
+std::shared_ptr<Running> begin(const Launch& launch);
+void finish(Running& running);
 
 inline Warp& warp() { return current->block->warps[current->linear / 32]; }
 inline unsigned lane() { return current->linear % 32; }
@@ -123,6 +134,8 @@ inline T exchange(T value, unsigned from) {
 // Queues or captures work on a stream (runtime.cpp of this folder); a stream runs its work at once. `ticks` is what the
 // stream's clock says that it took.
 void enqueue(void* stream, std::function<void()> work, uint64_t ticks = 1);
+// The same of a kernel. A stream with dependent launches has its last one begun and not ended.
+void enqueue(void* stream, Launch launch);
 
 } // namespace emulation
 
@@ -159,15 +172,11 @@ inline T atomicMax(T* at, T value) {
     return old;
 }
 
-#define PINION_EMULATE(kernel, grid, block, shared_bytes, cooperative) \
-    emulation::Launch { #kernel, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, cooperative }
-#define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                           \
-    emulation::enqueue(stream, [=] {                                                                            \
-        emulation::run(PINION_EMULATE(kernel, grid, block, shared_bytes, false), [=] { kernel(__VA_ARGS__); }); \
-    })
-#define PINION_LAUNCH_COOPERATIVE(kernel, grid, block, shared_bytes, stream, args)                                          \
-    (emulation::enqueue(stream,                                                                                             \
-                        [=] {                                                                                               \
-                            emulation::run(PINION_EMULATE(kernel, grid, block, shared_bytes, true), [=] { kernel(args); }); \
-                        }),                                                                                                 \
-     0)
+#define PINION_EMULATE(kernel, grid, block, shared_bytes, stream, kind, ...) \
+    emulation::enqueue(stream, {#kernel, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, kind, [=] { kernel(__VA_ARGS__); }})
+#define PINION_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    PINION_EMULATE(kernel, grid, block, shared_bytes, stream, emulation::Kind::PLAIN, __VA_ARGS__)
+#define PINION_LAUNCH_DEPENDENT(kernel, grid, block, shared_bytes, stream, ...) \
+    PINION_EMULATE(kernel, grid, block, shared_bytes, stream, emulation::Kind::DEPENDENT, __VA_ARGS__)
+#define PINION_LAUNCH_COOPERATIVE(kernel, grid, block, shared_bytes, stream, args) \
+    (PINION_EMULATE(kernel, grid, block, shared_bytes, stream, emulation::Kind::COOPERATIVE, args), 0)

@@ -60,7 +60,7 @@ void products_kernel(Products args) {
 template <typename Args>
 int32_t on_a_warp(void (*kernel)(Args), const Args& args) {
     void* stream = nullptr;
-    if (int32_t code = pinion_cuda_stream_create(&stream)) return code;
+    if (int32_t code = pinion_cuda_stream_create(&stream, 0)) return code;
     PINION_LAUNCH(kernel, dim3(1), dim3(WARP), 64 * STRIDE * 2, stream, args);
     return pinion_cuda_stream_destroy(stream);
 }

@@ -11,14 +11,37 @@
 
 namespace {
 
+// A kernel, or anything else.
 struct Work {
     std::function<void()> run;
     uint64_t ticks;
+    std::shared_ptr<const emulation::Launch> launch;
 };
 
 struct Stream {
+    bool dependent = false; // whether dependent launches are
     std::vector<Work>* capture = nullptr;
     uint64_t ticks = 0;
+    std::shared_ptr<emulation::Running> running; // the last kernel, if it has not ended
+
+    void settle() {
+        if (running) finish(*running);
+        running.reset();
+    }
+    void perform(const Work& work) {
+        ticks += work.ticks;
+        // What a plain launch makes is made when the next kernel waits for it, or when anything else is asked of the stream.
+        std::shared_ptr<emulation::Running> next;
+        bool stays = work.launch && dependent && work.launch->kind != emulation::Kind::COOPERATIVE;
+        if (stays && work.launch->kind == emulation::Kind::DEPENDENT) next = begin(*work.launch);
+        settle();
+        if (!work.launch)
+            work.run();
+        else if (stays)
+            running = next ? next : begin(*work.launch);
+        else
+            run(*work.launch);
+    }
 };
 
 // Tests run on several threads; the emulated threads of a kernel are global.
@@ -38,15 +61,28 @@ void* own_products() {
     return dlopen(found.dli_fname, RTLD_NOW | RTLD_NOLOAD);
 }
 
-void emulation::enqueue(void* stream, std::function<void()> work, uint64_t ticks) {
+namespace {
+void perform_or_capture(void* stream, Work work) {
     std::lock_guard<std::recursive_mutex> guard(device);
     launches++;
-    if (stream_of(stream)->capture) {
-        stream_of(stream)->capture->push_back({std::move(work), ticks});
-        return;
-    }
-    stream_of(stream)->ticks += ticks;
-    work();
+    if (stream_of(stream)->capture)
+        stream_of(stream)->capture->push_back(std::move(work));
+    else
+        stream_of(stream)->perform(work);
+}
+// Work that is done where it is called, after all that the stream has queued.
+Stream* settled(void* stream) {
+    std::lock_guard<std::recursive_mutex> guard(device);
+    stream_of(stream)->settle();
+    return stream_of(stream);
+}
+} // namespace
+
+void emulation::enqueue(void* stream, std::function<void()> work, uint64_t ticks) {
+    perform_or_capture(stream, {std::move(work), ticks, nullptr});
+}
+void emulation::enqueue(void* stream, Launch launch) {
+    perform_or_capture(stream, {nullptr, 1, std::make_shared<const Launch>(std::move(launch))});
 }
 
 namespace pinion {
@@ -107,15 +143,17 @@ int32_t pinion_cuda_pinned_free(void* memory) {
     return 0;
 }
 
-int32_t pinion_cuda_stream_create(void** stream) {
-    *stream = new Stream();
+int32_t pinion_cuda_stream_create(void** stream, int32_t dependent) {
+    auto* made = new Stream();
+    made->dependent = dependent != 0;
+    *stream = made;
     return 0;
 }
 int32_t pinion_cuda_stream_destroy(void* stream) {
-    delete stream_of(stream);
+    delete settled(stream);
     return 0;
 }
-int32_t pinion_cuda_stream_synchronize(void* stream) { return stream_of(stream)->capture ? CAPTURE_INVALID : 0; }
+int32_t pinion_cuda_stream_synchronize(void* stream) { return settled(stream)->capture ? CAPTURE_INVALID : 0; }
 int32_t pinion_cuda_event_create(void** event, int32_t) {
     *event = new uint64_t(0);
     return 0;
@@ -125,7 +163,7 @@ int32_t pinion_cuda_event_destroy(void* event) {
     return 0;
 }
 int32_t pinion_cuda_event_record(void* event, void* stream) {
-    *static_cast<uint64_t*>(event) = stream_of(stream)->ticks;
+    *static_cast<uint64_t*>(event) = settled(stream)->ticks;
     return 0;
 }
 int32_t pinion_cuda_event_query(void*, int32_t* done) {
@@ -139,13 +177,13 @@ int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
 
 // Host memory may change before a graph is replayed, so copies from and to it are not captured.
 int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream) {
-    if (stream_of(stream)->capture) return CAPTURE_INVALID;
+    if (settled(stream)->capture) return CAPTURE_INVALID;
     to_device_bytes += bytes;
     memcpy(pinion::at<void>(to), from, bytes);
     return 0;
 }
 int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream) {
-    if (stream_of(stream)->capture) return CAPTURE_INVALID;
+    if (settled(stream)->capture) return CAPTURE_INVALID;
     to_host_bytes += bytes;
     memcpy(to, pinion::at<void>(from), bytes);
     return 0;
@@ -160,7 +198,7 @@ int32_t pinion_cuda_fill(uint64_t to, int32_t byte, uint64_t bytes, void* stream
 }
 
 int32_t pinion_cuda_capture_begin(void* stream) {
-    if (stream_of(stream)->capture) return CAPTURE_INVALID;
+    if (settled(stream)->capture) return CAPTURE_INVALID;
     captures++;
     stream_of(stream)->capture = new std::vector<Work>();
     return 0;
@@ -173,10 +211,8 @@ int32_t pinion_cuda_capture_end(void* stream, void** graph) {
 int32_t pinion_cuda_graph_launch(void* graph, void* stream) {
     std::lock_guard<std::recursive_mutex> guard(device);
     replays++;
-    for (auto& work : *static_cast<std::vector<Work>*>(graph)) {
-        stream_of(stream)->ticks += work.ticks;
-        work.run();
-    }
+    stream_of(stream)->settle();
+    for (auto& work : *static_cast<std::vector<Work>*>(graph)) stream_of(stream)->perform(work);
     return 0;
 }
 int32_t pinion_cuda_graph_destroy(void* graph) {

@@ -20,10 +20,12 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 5 };
+enum { PINION_CUDA_ABI = 6 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
+// In place of a query token's index: padding of the list, nothing is read or written for it.
+#define PINION_NO_QUERY 0xffffffffu
 // In place of a token id: the token that the lane's last step sampled.
 #define PINION_FUTURE_TOKEN 0xffffffffu
 // Codes of this object, beside those of the CUDA runtime (which are below 2000).
@@ -58,7 +60,9 @@ int32_t pinion_cuda_alloc(uint64_t bytes, uint64_t* address);
 int32_t pinion_cuda_free(uint64_t address);
 int32_t pinion_cuda_pinned_alloc(uint64_t bytes, void** memory);
 int32_t pinion_cuda_pinned_free(void* memory);
-int32_t pinion_cuda_stream_create(void** stream);
+// `dependent`: kernels of a step may begin before the ones ahead of them have ended (kernels/cuda/stream.h), where the device
+// and the code for it can. The results are the same.
+int32_t pinion_cuda_stream_create(void** stream, int32_t dependent);
 int32_t pinion_cuda_stream_destroy(void* stream);
 int32_t pinion_cuda_stream_synchronize(void* stream);
 int32_t pinion_cuda_event_create(void** event, int32_t timed);
@@ -178,7 +182,7 @@ int32_t pinion_cuda_kv_append(const PinionCudaAppend* args, void* stream);
 
 // One query token at a time: softmax(scale * q . K) . V over positions 0..=its own.
 // With `append`, k and v of each token are taken from `k` and `v` and written to the cache on the way; the tokens must
-// then be of different lanes. `queries` (u32 [count]) picks tokens; 0 takes tokens 0..count.
+// then be of different lanes. `queries` (u32 [count]) picks tokens, or is PINION_NO_QUERY; 0 takes tokens 0..count.
 // The context is split over `splits` blocks; partials is fp32 [count, heads, splits, head_dim + 2], counters is zeroed
 // u32 [count, heads] and is zero again afterwards; both may be 0 with one split.
 // Bytes moved: 2 * context * kv_heads * head_dim elements for each query (times heads / kv_heads when that is not
@@ -240,7 +244,7 @@ int32_t pinion_cuda_decode_plan(const PinionCudaDecode* args, PinionCudaDecodePl
 int32_t pinion_cuda_decode_step(const PinionCudaDecode* args, void* stream);
 
 // Tiles of up to PINION_PREFILL_TILE query tokens that follow each other in one sequence, on tensor cores (mma m16n8k16):
-// bf16 and f16, head_dim 64 or 128. tiles: u32 [count, 2] {first token, tokens}. K and V must be in the cache already. A
+// bf16 and f16, head_dim 64 or 128. tiles: u32 [count, 2] {first token, tokens}, without tokens for padding. K and V must be in the cache already. A
 // sequence's later tiles come behind its earlier ones, for speed only. scale is above 0.
 enum { PINION_PREFILL_TILE = 64 };
 typedef struct PinionCudaPrefill {

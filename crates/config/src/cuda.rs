@@ -25,6 +25,10 @@ pub struct CudaConfig {
     pub kv_share: Option<f64>,
     /// Replay captured graphs for decode steps.
     pub graphs: bool,
+    /// The same for the layers of steps with prompt chunks.
+    pub mixed_graphs: bool,
+    /// Kernels begin before the ones ahead of them have ended.
+    pub dependent_launch: bool,
     /// Fuse residual sums with norms, and biases and activations with products.
     pub fused: bool,
     /// Attention of prompt chunks on tensor cores where they take the shape.
@@ -68,6 +72,8 @@ impl CudaConfig {
             object,
             kv_share: share,
             graphs: settings.switch("cuda-graphs").unwrap_or(true),
+            mixed_graphs: settings.switch("cuda-mixed-graphs").unwrap_or(false),
+            dependent_launch: settings.switch("cuda-dependent-launch").unwrap_or(false),
             fused: settings.switch("cuda-fused").unwrap_or(true),
             prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
             fused_decode: take.is("decode", "fused"),

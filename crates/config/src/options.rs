@@ -175,6 +175,12 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },
     Opt { name: "cuda-graphs", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: replay a graph captured before ready for each decode step; off, every kernel is launched by itself." },
+    Opt { name: "cuda-mixed-graphs", group: Engine, kind: Switch, preset: Is("false"),
+        help: "CUDA: replay graphs captured before ready for the layers of steps with prompt chunks of up to 1024 tokens in \
+               all, with decode rows or without, in fp16 and bf16. It has not been measured." },
+    Opt { name: "cuda-dependent-launch", group: Engine, kind: Switch, preset: Is("false"),
+        help: "CUDA: a step's kernels begin before the ones ahead of them have ended, ask for their weights and then wait \
+               (programmatic dependent launch), on sm_90 and newer. It has not been measured." },
     Opt { name: "cuda-fused", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: residual sum and norm in one kernel, bias and activation with the product; off, a kernel for each." },
     Opt { name: "cuda-shaping", group: Engine, kind: Switch, preset: Is("true"),

@@ -38,6 +38,8 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
         max_rows: config.max_num_seqs,
         max_tokens: config.max_num_batched_tokens,
         graphs: cuda.graphs,
+        mixed_graphs: cuda.mixed_graphs,
+        dependent_launch: cuda.dependent_launch,
         fused: cuda.fused,
         prefill: if cuda.prefill_on_tensor_cores { PrefillAttention::Auto } else { PrefillAttention::Plain },
         decode: if cuda.fused_decode { DecodePath::Fused } else { DecodePath::Graph },

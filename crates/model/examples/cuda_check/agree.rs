@@ -68,16 +68,12 @@ pub(crate) fn parity(_: &str, _: &str) -> Outcome {
 /// length n is (i + n) * 7919 modulo the vocabulary.
 pub(crate) fn greedy(object: &str, folder: &str) -> Outcome {
     let is_emulated = Device::open(Path::new(object), 0)?.facts().emulated;
-    let lens: &[u32] = if is_emulated { &[3, 10] } else { &[1, 40, 100, 300] };
-    let count = if is_emulated { 4 } else { GREEDY_TOKENS };
     for dtype in [CudaDtype::F32, CudaDtype::F16, CudaDtype::Bf16] {
         let max_tokens = if is_emulated { 32 } else { 512 };
         let options =
             CudaOptions { measured_products: !is_emulated, ..options(object, dtype, 4, max_tokens) };
         let mut model = ready(folder, &options)?;
-        let vocab = Model::info(&model).vocab_size;
-        let prompts: Vec<Vec<u32>> =
-            lens.iter().map(|&len| (0..len).map(|i| (i + len) * 7919 % vocab).collect()).collect();
+        let (prompts, count) = prompts_of(Model::info(&model).vocab_size, is_emulated);
         let together = generate(&mut model, &prompts, count)?;
         for (prompt, together) in prompts.iter().zip(&together) {
             let alone = generate(&mut model, std::slice::from_ref(prompt), count)?;
@@ -90,8 +86,19 @@ pub(crate) fn greedy(object: &str, folder: &str) -> Outcome {
     Ok(())
 }
 
+/// The prompts, and how many tokens come after each.
+pub(crate) fn prompts_of(vocab: u32, is_emulated: bool) -> (Vec<Vec<u32>>, u32) {
+    let lens: &[u32] = if is_emulated { &[3, 10] } else { &[1, 40, 100, 300] };
+    let prompt = |&len: &u32| (0..len).map(|i| (i + len) * 7919 % vocab).collect();
+    (lens.iter().map(prompt).collect(), if is_emulated { 4 } else { GREEDY_TOKENS })
+}
+
 /// `count` greedy tokens after each prompt, all of them in one batch.
-fn generate(model: &mut CudaGpt2, prompts: &[Vec<u32>], count: u32) -> Result<Vec<Vec<u32>>, Box<dyn Error>> {
+pub(crate) fn generate(
+    model: &mut CudaGpt2,
+    prompts: &[Vec<u32>],
+    count: u32,
+) -> Result<Vec<Vec<u32>>, Box<dyn Error>> {
     let mut sequences = prompts.to_vec();
     let mut out = StepOutput::default();
     let row_blocks = CONTEXT.div_ceil(BLOCK_SIZE) * 2;

@@ -117,6 +117,8 @@ pub(crate) fn steps(object: &str, folder: &str, switches: &[&str]) -> Outcome {
         if switches.contains(&"plain-prefill") { PrefillAttention::Plain } else { PrefillAttention::Auto };
     let options = CudaOptions {
         graphs: !switches.contains(&"no-graphs"),
+        mixed_graphs: has("mixed-graphs"),
+        dependent_launch: has("dependent"),
         fused: !switches.contains(&"no-fused"),
         prefill,
         decode: if switches.contains(&"fused") { DecodePath::Fused } else { DecodePath::Graph },

@@ -3,9 +3,10 @@
 use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
-use super::inputs::{Layout, Tables, fill};
+use super::inputs::{Layout, Tables, fill, pad_lists};
 use super::late::{report, result_bytes};
 use super::memory::{Sizes, changes_max};
+use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
@@ -98,6 +99,8 @@ pub struct CudaGpt2 {
     pub(super) decode_buckets: Vec<u32>,
     pub(super) graphs: Vec<Option<Graph>>,
     pub(super) wants_graphs: bool,
+    /// The layers of other steps, if these are captured.
+    pub(super) mixed_graphs: Option<MixedGraphs>,
     /// Padded sizes of other steps.
     pub(super) token_buckets: Vec<u32>,
     is_ready: bool,
@@ -138,7 +141,7 @@ impl CudaGpt2 {
         options: &CudaOptions,
     ) -> Result<CudaGpt2, LoadError> {
         let facts = device.facts().clone();
-        let stream = device.stream().map_err(backend)?;
+        let stream = device.stream_with(options.dependent_launch).map_err(backend)?;
         let weights = Weights::read(folder, &shape, &stream, options.dtype, options.load_threads as usize)?;
         let sizes = Sizes::of(&shape, options, facts.multiprocessors.max(1));
         let weight_bytes = weights.bytes;
@@ -146,8 +149,8 @@ impl CudaGpt2 {
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
         let decode_buckets = buckets(1, options.max_rows);
         forward.plan_fused(&stream, options, &decode_buckets).map_err(backend)?;
-        let slot = |_| Slot::new(&device, &sizes, options);
-        let slots: Vec<Slot> = (0..DEPTH).map(slot).collect::<Result<_, _>>().map_err(backend)?;
+        let slots = (0..DEPTH).map(|_| Slot::new(&device, &sizes, options)).collect::<Result<Vec<_>, _>>();
+        let slots = slots.map_err(backend)?;
         let cache = u64::from(block_count) * kv_block_bytes;
         let memory = DeviceMemory {
             weights: weight_bytes,
@@ -176,6 +179,7 @@ impl CudaGpt2 {
             decode_buckets,
             graphs: Vec::new(),
             wants_graphs: options.graphs,
+            mixed_graphs: (options.mixed_graphs && forward.tiled).then(MixedGraphs::default),
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
             is_ready: false,
             sampler: Sampler::new(shape.vocab as usize),
@@ -222,7 +226,7 @@ impl CudaGpt2 {
 
     /// Graphs captured.
     pub fn graph_count(&self) -> usize {
-        self.graphs.iter().flatten().count()
+        self.graphs.iter().flatten().count() + self.mixed_graphs.as_ref().map_or(0, MixedGraphs::count)
     }
 
     /// Sizes that decode steps are padded to.
@@ -280,6 +284,11 @@ impl CudaGpt2 {
         let filled =
             fill(batch, layout, self.forward.tiled && decode.is_none(), &mut self.tables, inputs.bytes_mut());
         write_draws(batch, sources, layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
+        let graphs = self.mixed_graphs.as_ref().filter(|_| decode.is_none());
+        let mixed = graphs.and_then(|graphs| graphs.of(layout, filled));
+        if let Some((padded, _)) = mixed {
+            pad_lists(layout, filled, padded, inputs.bytes_mut());
+        }
         self.stream.to_device(self.forward.memory.inputs, inputs, layout.bytes(filled.updates as usize))?;
         match self.changes.write(changes.bytes_mut()) {
             0 => {}
@@ -289,12 +298,14 @@ impl CudaGpt2 {
         for copy in batch.copies {
             self.forward.copy_block(&self.stream, copy.from, copy.to)?;
         }
-        match decode {
-            Some(index) => match self.graphs.get(index) {
-                Some(Some(graph)) => self.stream.replay(graph)?,
-                _ => self.forward.run(&self.stream, layout, Kind::Decode)?,
-            },
-            None => self.forward.run(&self.stream, layout, Kind::Mixed(filled))?,
+        let kind = if decode.is_some() { Kind::Decode } else { Kind::Mixed(filled) };
+        if let Some(graph) = decode.and_then(|index| self.graphs.get(index)?.as_ref()) {
+            self.stream.replay(graph)?;
+        } else if let Some((_, graph)) = mixed {
+            self.stream.replay(graph)?;
+            self.forward.head(&self.stream, layout, kind)?;
+        } else {
+            self.forward.run(&self.stream, layout, kind)?;
         }
         let scored_count = self.queue_late(batch, sources, slot, layout)?;
         let Slot { sampled, event, .. } = &mut self.slots[slot];

@@ -139,11 +139,17 @@ impl Forward {
 
     /// Queues a whole step over what is in the input memory: embeddings, layers, head, sampler.
     pub(super) fn run(&self, stream: &Stream, layout: Layout, kind: Kind) -> Result<(), CudaError> {
-        let (tokens, rows) = (layout.tokens as u32, layout.rows as u32);
         if let Some((fused, plan)) = self.fused_plan(layout).filter(|_| kind == Kind::Decode) {
             fused.run(stream, self, layout, plan)?;
-            return self.sample(stream, layout, rows);
+            return self.sample(stream, layout);
         }
+        self.layers(stream, layout, kind)?;
+        self.head(stream, layout, kind)
+    }
+
+    /// Embeddings and layers. Of a step that has not only decode rows, no more of `layout` than its tokens counts.
+    pub(super) fn layers(&self, stream: &Stream, layout: Layout, kind: Kind) -> Result<(), CudaError> {
+        let tokens = layout.tokens as u32;
         let inputs = |index: usize| self.memory.inputs.part(layout.token_array(index), 4 * layout.tokens);
         stream.embed(&Embed {
             tokens: inputs(0),
@@ -176,7 +182,7 @@ impl Forward {
             self.block(stream, layer, block, before, &batch, layout, kind)?;
             before = Some(block.down);
         }
-        self.head(stream, layout, tokens, rows, kind, before)
+        Ok(())
     }
 
     /// `GPT2Block.forward`. The sum of the block before is still apart, in `delta`, and joins with the first norm.
@@ -369,16 +375,10 @@ impl Forward {
     }
 
     /// The last norm, the head and the sampler, for the last token of each sampling row.
-    fn head(
-        &self,
-        stream: &Stream,
-        layout: Layout,
-        tokens: u32,
-        rows: u32,
-        kind: Kind,
-        before: Option<Linear>,
-    ) -> Result<(), CudaError> {
+    pub(super) fn head(&self, stream: &Stream, layout: Layout, kind: Kind) -> Result<(), CudaError> {
+        let (tokens, rows) = (layout.tokens as u32, layout.rows as u32);
         let memory = &self.memory;
+        let before = self.weights.blocks.last().map(|block| block.down);
         let final_norm = &self.weights.norm_final;
         let normed = if kind == Kind::Decode {
             self.add_norm(stream, tokens, before, final_norm)?;
@@ -403,12 +403,12 @@ impl Forward {
             memory.last_normed
         };
         stream.product(&self.head_product(normed, rows))?;
-        self.sample(stream, layout, rows)
+        self.sample(stream, layout)
     }
 
     /// The sampler over the step's logits.
-    fn sample(&self, stream: &Stream, layout: Layout, rows: u32) -> Result<(), CudaError> {
-        let memory = &self.memory;
+    fn sample(&self, stream: &Stream, layout: Layout) -> Result<(), CudaError> {
+        let (memory, rows) = (&self.memory, layout.rows as u32);
         if self.shape.vocab > pinion_ops::cuda::SAMPLE_VOCAB_MAX {
             return Ok(()); // every row is the host's
         }

@@ -1,10 +1,10 @@
 //! What a step sends to the device: one run of bytes in pinned memory, copied at once.
 //!
-//! The places of the arrays follow from the padded sizes alone, so a captured graph finds them where they were when it was
-//! captured. Block tables live on the device by lane; [`Tables`] remembers what is there and sends what differs.
+//! The places of the arrays follow from the padded sizes alone, those of the tokens and of what attention has of them from the
+//! number of tokens, so a captured graph finds them where they were when it was captured. Block tables live on the device by lane; [`Tables`] remembers what is there and sends what differs.
 
 use crate::{Row, StepBatch};
-use pinion_ops::cuda::{DRAW_BYTES, NO_LANE, PREFILL_TILE};
+use pinion_ops::cuda::{DRAW_BYTES, NO_LANE, NO_QUERY, PREFILL_TILE};
 
 /// Rows of at least so many query tokens go to the tensor-core kernel.
 const TILED_QUERY_MIN: u32 = 16;
@@ -31,28 +31,28 @@ impl Layout {
         index * aligned(4 * self.tokens)
     }
 
+    /// Two words a tile. Every tile but a row's last holds [`PREFILL_TILE`] tokens, and no row without
+    /// [`TILED_QUERY_MIN`] has one.
+    pub(super) fn tiles(&self) -> usize {
+        self.token_array(4)
+    }
+
+    pub(super) fn tiles_max(&self) -> usize {
+        self.tokens / PREFILL_TILE as usize + self.tokens / TILED_QUERY_MIN as usize + 1
+    }
+
     /// A word a row: the token whose logits it is.
     pub(super) fn sampled(&self) -> usize {
-        self.token_array(4)
+        self.tiles() + aligned(8 * self.tiles_max())
     }
 
     pub(super) fn draws(&self) -> usize {
         self.sampled() + aligned(4 * self.rows)
     }
 
-    /// Two words a tile. Every tile but a row's last holds [`PREFILL_TILE`] tokens, and no row without
-    /// [`TILED_QUERY_MIN`] has one.
-    pub(super) fn tiles(&self) -> usize {
-        self.draws() + self.rows * DRAW_BYTES
-    }
-
-    fn tiles_max(&self) -> usize {
-        self.tokens / PREFILL_TILE as usize + self.tokens / TILED_QUERY_MIN as usize + 1
-    }
-
     /// Three words a change of a block table; what follows has no fixed length.
     pub(super) fn updates(&self) -> usize {
-        self.tiles() + aligned(8 * self.tiles_max())
+        self.draws() + self.rows * DRAW_BYTES
     }
 
     /// Bytes of the largest step with so many changes.
@@ -126,13 +126,18 @@ pub(super) fn fill(
     filled
 }
 
-/// One entry in each list that a step of padding leaves empty: the first token as a single query and as a tile, and a change
-/// in the table of no lane. None of them changes anything.
-pub(super) fn pad_lists(layout: Layout, bytes: &mut [u8]) {
-    put(bytes, layout.token_array(3), 0, 0);
-    for (index, word) in [0, 1].into_iter().enumerate() {
-        put(bytes, layout.tiles(), index, word);
+/// Appends to both lists of attention's what does nothing, until they are as long as `padded` says.
+pub(super) fn pad_lists(layout: Layout, filled: Filled, padded: Filled, bytes: &mut [u8]) {
+    for index in filled.singles..padded.singles {
+        put(bytes, layout.token_array(3), index as usize, NO_QUERY);
     }
+    for word in 2 * filled.tiles..2 * padded.tiles {
+        put(bytes, layout.tiles(), word as usize, 0);
+    }
+}
+
+/// One change, in the table of no lane.
+pub(super) fn pad_updates(layout: Layout, bytes: &mut [u8]) {
     for (index, word) in [NO_LANE, 0, 0].into_iter().enumerate() {
         put(bytes, layout.updates(), index, word);
     }
@@ -232,6 +237,11 @@ mod tests {
         assert_eq!(words(layout.tiles(), 4), [0, 64, 64, 6]);
         assert_eq!(words(layout.updates(), 9), [2, 0, 7, 2, 1, 8, 0, 0, 9]);
         assert_eq!(word(&bytes, layout.token_array(3), 0), 70);
+        pad_lists(layout, filled, Filled { singles: 3, tiles: 4, ..filled }, &mut bytes);
+        let words = |at: usize, count: usize| (0..count).map(|i| word(&bytes, at, i)).collect::<Vec<_>>();
+        assert_eq!(words(layout.token_array(3), 4), [70, NO_QUERY, NO_QUERY, 0xaaaa_aaaa]);
+        assert_eq!(words(layout.tiles(), 8), [0, 64, 64, 6, 0, 0, 0, 0]);
+        assert_eq!(words(layout.sampled(), 4), [69, 70, 0, 0], "nothing is written over");
     }
 
     #[test]

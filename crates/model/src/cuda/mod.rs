@@ -14,6 +14,7 @@ mod host_rows;
 mod inputs;
 mod late;
 mod memory;
+mod mixed_graphs;
 mod prepare;
 mod sampling;
 mod weights;
@@ -98,6 +99,10 @@ pub struct CudaOptions {
     pub max_tokens: u32,
     /// Replay captured graphs for decode steps.
     pub graphs: bool,
+    /// Replay captured graphs for the layers of other steps too, where prompt chunks go to the tensor-core kernel.
+    pub mixed_graphs: bool,
+    /// A step's kernels begin before the ones ahead of them have ended (programmatic dependent launch).
+    pub dependent_launch: bool,
     /// Residual sum and norm in one kernel, bias and activation inside the product.
     pub fused: bool,
     /// Attention of prompt chunks.

@@ -1,11 +1,12 @@
 //! What runs before ready, so that no request waits for it: every shape of a step once, every kernel, and the captures.
 
-use super::engine::CudaGpt2;
-use super::forward::Kind;
-use super::inputs::{Filled, Layout, fill, pad_lists};
+use super::engine::{CudaGpt2, Slot};
+use super::forward::{Forward, Kind};
+use super::inputs::{Filled, Layout, Tables, fill, pad_lists, pad_updates};
+use super::mixed_graphs::MixedGraphs;
 use super::sampling::write_draws;
 use crate::{StepBatch, Unshaped};
-use pinion_ops::cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored};
+use pinion_ops::cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored, Stream};
 
 impl CudaGpt2 {
     /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each product's
@@ -13,7 +14,7 @@ impl CudaGpt2 {
     pub(super) fn prepare(&mut self) -> Result<(), CudaError> {
         for index in (0..self.token_buckets.len()).rev() {
             let layout = Layout { tokens: self.token_buckets[index] as usize, rows: 0 };
-            self.pad_inputs(layout)?;
+            self.pad_inputs(layout, Filled::default())?;
             self.forward.run(&self.stream, layout, Kind::Mixed(Filled::default()))?;
         }
         self.touch()?;
@@ -21,7 +22,7 @@ impl CudaGpt2 {
         for index in 0..self.decode_buckets.len() {
             let bucket = self.decode_buckets[index] as usize;
             let layout = Layout { tokens: bucket, rows: bucket };
-            self.pad_inputs(layout)?;
+            self.pad_inputs(layout, Filled::default())?;
             self.forward.run(&self.stream, layout, Kind::Decode)?;
             self.stream.synchronize()?;
             if self.wants_graphs {
@@ -29,7 +30,17 @@ impl CudaGpt2 {
             }
         }
         self.graphs = graphs;
+        if self.mixed_graphs.is_some() {
+            self.mixed_graphs = Some(self.capture_mixed()?);
+        }
         self.stream.synchronize()
+    }
+
+    fn capture_mixed(&mut self) -> Result<MixedGraphs, CudaError> {
+        let CudaGpt2 { stream, forward, token_buckets, slots, tables, .. } = self;
+        MixedGraphs::capture(stream, forward, token_buckets, |layout, padded| {
+            pad_inputs(stream, forward, &mut slots[0], tables, layout, padded)
+        })
     }
 
     /// Runs what no decode step runs, over padding, so that traffic is nobody's first use of a kernel or a product's shape:
@@ -38,8 +49,8 @@ impl CudaGpt2 {
         let tokens = self.token_buckets[0] as usize;
         for index in 0..self.decode_buckets.len() {
             let layout = Layout { tokens, rows: self.decode_buckets[index] as usize };
-            self.pad_inputs(layout)?;
             let filled = Filled { updates: 1, singles: 1, tiles: u32::from(self.forward.tiled) };
+            self.pad_inputs(layout, filled)?;
             self.forward.update_tables(&self.stream, layout, filled.updates)?;
             self.forward.run(&self.stream, layout, Kind::Mixed(filled))?;
             self.stream.synchronize()?;
@@ -67,21 +78,27 @@ impl CudaGpt2 {
         })
     }
 
-    /// Inputs of a step of nothing but padding, with one change of no lane's table, one single query and one tile.
-    fn pad_inputs(&mut self, layout: Layout) -> Result<(), CudaError> {
-        let empty = StepBatch {
-            tokens: &[],
-            positions: &[],
-            rows: &[],
-            blocks: &[],
-            copies: &[],
-            shaping: &Unshaped,
-        };
-        let inputs = &mut self.slots[0].inputs;
-        fill(&empty, layout, false, &mut self.tables, inputs.bytes_mut());
-        write_draws(&empty, &[], layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
-        pad_lists(layout, inputs.bytes_mut());
-        self.stream.to_device(self.forward.memory.inputs, inputs, layout.bytes(1))?;
-        self.stream.synchronize()
+    fn pad_inputs(&mut self, layout: Layout, padded: Filled) -> Result<(), CudaError> {
+        pad_inputs(&self.stream, &self.forward, &mut self.slots[0], &mut self.tables, layout, padded)
     }
+}
+
+/// Inputs of a step of nothing but padding: lists as long as `padded` says, and one change of no lane's table.
+fn pad_inputs(
+    stream: &Stream,
+    forward: &Forward,
+    slot: &mut Slot,
+    tables: &mut Tables,
+    layout: Layout,
+    padded: Filled,
+) -> Result<(), CudaError> {
+    let empty =
+        StepBatch { tokens: &[], positions: &[], rows: &[], blocks: &[], copies: &[], shaping: &Unshaped };
+    let inputs = &mut slot.inputs;
+    fill(&empty, layout, false, tables, inputs.bytes_mut());
+    write_draws(&empty, &[], layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);
+    pad_lists(layout, Filled::default(), padded, inputs.bytes_mut());
+    pad_updates(layout, inputs.bytes_mut());
+    stream.to_device(forward.memory.inputs, inputs, layout.bytes(1))?;
+    stream.synchronize()
 }

@@ -166,14 +166,24 @@ impl Device {
         Ok(Span { address, bytes: bytes as u64 })
     }
 
-    /// A new stream.
+    /// A new stream, on which each launch begins when all before it has ended.
     ///
     /// # Errors
     /// The driver's.
     pub fn stream(&self) -> Result<Stream, CudaError> {
+        self.stream_with(false)
+    }
+
+    /// A new stream. With dependent launches a step's kernels begin before the ones ahead of them have ended and wait for
+    /// their results themselves (kernels/cuda/stream.h); on a device below sm_90 that changes nothing.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stream_with(&self, dependent_launches: bool) -> Result<Stream, CudaError> {
         let mut handle = null_mut();
         // SAFETY: `handle` is writable for the call.
-        self.check("making a stream", unsafe { (self.symbols().stream_create)(&raw mut handle) })?;
+        let code = unsafe { (self.symbols().stream_create)(&raw mut handle, i32::from(dependent_launches)) };
+        self.check("making a stream", code)?;
         Ok(Stream { device: self.clone(), handle })
     }
 

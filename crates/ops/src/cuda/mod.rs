@@ -32,6 +32,8 @@ pub use memory::{Pinned, Span};
 
 /// In place of a lane: the token is padding.
 pub const NO_LANE: u32 = u32::MAX;
+/// In place of a query token's index in attention's list: padding.
+pub const NO_QUERY: u32 = u32::MAX;
 /// In place of a token id: what the lane's last step sampled.
 pub const FUTURE_TOKEN: u32 = u32::MAX;
 /// Largest vocabulary that the sampler kernel takes.

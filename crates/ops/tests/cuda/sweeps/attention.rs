@@ -2,7 +2,8 @@
 
 use super::{Bench, DTYPES, Random, Scale, check_near, tolerance};
 use pinion_ops::cuda::{
-    Append, Attention, CudaDtype, DecodeSplit, Device, NO_LANE, PREFILL_TILE, Prefill, Span, TokenBatch, twin,
+    Append, Attention, CudaDtype, DecodeSplit, Device, NO_LANE, NO_QUERY, PREFILL_TILE, Prefill, Span,
+    TokenBatch, twin,
 };
 
 /// A paged cache with scattered tables, on the device and in the twin.
@@ -250,7 +251,8 @@ pub(crate) fn prefill_attention(device: &Device, scale: Scale) {
         bench.stream.prefill_attention(&Prefill { scale: 0.0, ..prefill }).expect_err("a scale of nothing");
 
         // Every other token through the other kernel: it overwrites its own rows and no others.
-        let queries: Vec<u32> = (0..tokens as u32).step_by(2).collect();
+        let mut queries: Vec<u32> = (0..tokens as u32).step_by(2).collect();
+        queries.insert(random.below(queries.len() + 1), NO_QUERY);
         let args = Attention {
             batch,
             q,
