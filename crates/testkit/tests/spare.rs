@@ -73,6 +73,32 @@ fn a_spare_takes_the_place_of_an_engine_that_dies() {
     takes_over(&["--ipc", "channel"]);
 }
 
+/// What shared memory and doorbells are called in /proc/PID/maps and /proc/PID/fd.
+const SHARED: [&str; 2] = ["/memfd:", "anon_inode:[eventfd]"];
+
+/// What a process maps, and what its descriptors are.
+fn held(pid: u32) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    links.fold(maps, |text, link| format!("{text}\n{}", link.display()))
+}
+
+/// No ring, no page, no doorbell, no config, and nobody's memory for a model or a device.
+#[test]
+fn a_spare_holds_nothing_before_it_has_work() {
+    let server = Server::fake(&[]);
+    let (serving, waiting) = (engine(&server), spare(&server));
+    wait_until("it reads its socket", PATIENCE, || {
+        (held(waiting.pid).matches("\nsocket:").count() >= 2).then_some(())
+    });
+    for what in SHARED {
+        assert!(held(serving.pid).contains(what), "the engine has no {what}: the test shows nothing");
+        assert!(!held(waiting.pid).contains(what), "{}", held(waiting.pid));
+    }
+    server.stop();
+}
+
 /// Whatever becomes of spares, the service does not give up: it may not lose a role even once.
 #[test]
 fn a_spare_that_dies_is_replaced_and_nobody_notices() {
