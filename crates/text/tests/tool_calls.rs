@@ -327,7 +327,8 @@ fn object() -> impl Strategy<Value = serde_json::Value> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-    /// However the text is cut, the same comes out; text without a call comes out as it is; and nothing is made up.
+    /// However the text is cut, the same comes out; text without a call comes out as it is, but for the beginning of one in a forced
+    /// list; and nothing is made up.
     #[test]
     fn row_26_any_cut_of_any_text_gives_the_same_and_loses_nothing(
         shape in shapes(), text in jumble(), sizes in prop::collection::vec(0usize..9, 0..60),
@@ -335,7 +336,10 @@ proptest! {
         let found = whole(&shape, &text);
         prop_assert_eq!(&cut(&shape, &text, &sizes), &found, "{:?} {:?}", shape, text);
         if found.calls.is_empty() {
-            prop_assert_eq!(&found.text, &text);
+            // In a forced list there is nothing but calls: the beginning of one is no text.
+            let left_out = text.strip_prefix(found.text.as_str());
+            let is_beginning = |rest: &str| shape == Shape::List && rest.trim_start().starts_with('[');
+            prop_assert!(left_out.is_some_and(|rest| rest.is_empty() || is_beginning(rest)), "{:?} of {:?}", found.text, text);
         }
         let mut source = text.chars();
         for c in found.text.chars() {
