@@ -2,7 +2,7 @@
 //! drain, end. One thread; every wait has a deadline.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod watch;
 
 use crate::admin::{Answer, Orders};

@@ -136,27 +136,14 @@ fn start(process: &Process, host: &Host) -> io::Result<Waiting> {
 mod tests {
     use super::*;
     use crate::profile::Profile;
-    use pinion_config::{Backend, Machine, ModelFacts, Profiler};
-    use std::path::{Path, PathBuf};
+    use crate::serve::tests::config;
+    use pinion_config::Profiler;
+    use std::path::PathBuf;
     use std::process::ExitCode;
     use std::rc::Rc;
 
     fn no_life(_: Peer, _: OwnedFd) -> ExitCode {
         ExitCode::FAILURE
-    }
-
-    fn config() -> Config {
-        let facts = ModelFacts {
-            max_context: 64,
-            vocab_size: 257,
-            eos: None,
-            layers: 1,
-            heads: 1,
-            head_dim: 1,
-            hidden: 1,
-        };
-        let machine = Machine::uniform(1, 1);
-        Config::with_defaults(Path::new("/"), facts, Backend::Fake, &machine).expect("a plain config")
     }
 
     #[test]

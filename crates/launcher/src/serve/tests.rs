@@ -24,7 +24,8 @@ use std::time::Duration;
 
 const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
 
-fn config() -> Config {
+/// A service that needs no model and takes any port.
+pub(crate) fn config() -> Config {
     let facts = ModelFacts {
         max_context: 64,
         vocab_size: 257,
