@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use pinion_shm::clock::now_ns;
+use pinion_os::clock::now_ns;
 use std::time::Duration;
 use tokio::net::TcpStream;
 

@@ -11,7 +11,7 @@ use clap::Args;
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, bytes_channel};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use pinion_shm::clock::now_ns;
+use pinion_os::clock::now_ns;
 use pinion_shm::doorbell::{Doorbell, wait};
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::ring::{Reader, Writer, region_words};

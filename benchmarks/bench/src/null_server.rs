@@ -10,7 +10,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use pinion_shm::clock::now_ns;
+use pinion_os::clock::now_ns;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;

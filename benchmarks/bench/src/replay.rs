@@ -11,7 +11,7 @@ use crate::workload::{Job, Lengths};
 use bytes::Bytes;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use pinion_shm::clock::now_ns;
+use pinion_os::clock::now_ns;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -8,9 +8,9 @@ use crate::results::write_whole;
 use crate::simulate::{self, Shared, SimulateArgs};
 use crate::table;
 use clap::Args;
+use pinion_os::clock::now_ns;
 use pinion_protocol::{Claim, RequestId, Sampling};
 use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
-use pinion_shm::clock::now_ns;
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -2,11 +2,11 @@
 
 use crate::detokenizer::{Counts, Detokenizer};
 use pinion_config::Exit;
+use pinion_os::clock;
 use pinion_protocol::frontend_inbox::kind::DELTAS;
 use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Malformed, Peer, Role};
-use pinion_shm::clock;
 use pinion_shm::slots::SlotTable;
 use pinion_text::TextCodec;
 use pinion_worker::{ControlEvent, Inbox, Links, Session, beat};

@@ -10,13 +10,13 @@ use crate::ports::Ports;
 use crate::publish::Streams;
 use pinion_grammar::Grammars;
 use pinion_model::{DeviceMemory, Pipeline, RowOutcome, StepError, StepOutput};
+use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, RequestId};
 use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler};
-use pinion_shm::clock;
 use pinion_worker::Recorder;
 
 /// So many failed steps in a row mean that the model is broken and the process must be replaced.

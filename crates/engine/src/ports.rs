@@ -1,10 +1,10 @@
 //! What the loop needs from the world: inboxes, outboxes, request slots, gauges, the time.
 
+use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role};
 use pinion_scheduler::StepPlan;
-use pinion_shm::clock;
 use pinion_shm::ring::Record;
 use pinion_shm::slots::SlotState;
 use pinion_worker::{Outbox, Overflow, Recorder, Session};

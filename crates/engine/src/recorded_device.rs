@@ -7,8 +7,8 @@
 use crate::recorded::prefill_tokens;
 use pinion_model::cuda::CudaGpt2;
 use pinion_model::{DeviceMemory, ModelInfo, Pipeline, StepBatch, StepError, StepOutput, WarmUp};
+use pinion_os::clock;
 use pinion_protocol::spans::SpanName;
-use pinion_shm::clock;
 use pinion_worker::Recorder;
 use std::collections::VecDeque;
 

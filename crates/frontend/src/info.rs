@@ -9,7 +9,7 @@ use crate::routes::{json, whole};
 use crate::{exposition, openapi};
 use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
-use pinion_shm::clock;
+use pinion_os::clock;
 use serde_json::{Value, json as value};
 
 fn model_card(app: &App) -> Value {

@@ -13,9 +13,9 @@ use hyper::header::{
     ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use pinion_os::clock;
 use pinion_protocol::control::Admin;
 use pinion_protocol::{Fault, FaultCode};
-use pinion_shm::clock;
 use std::convert::Infallible;
 use std::rc::Rc;
 

@@ -319,7 +319,7 @@ fn a_text_that_never_ends_is_given_up_after_its_grace() {
         let client = h.post_raw("/v1/completions", WHOLE).await;
         let id = h.submit().await.id;
         h.finish(id, FinishReason::Stop, 1);
-        let now = pinion_shm::clock::now_ns();
+        let now = pinion_os::clock::now_ns();
         h.app.ledger.borrow_mut().tick(now);
         assert_eq!(h.slots_used(), 1);
         h.app.ledger.borrow_mut().tick(now + 60_000_000_000);

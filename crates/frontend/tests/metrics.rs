@@ -179,7 +179,7 @@ fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
         ];
         assert_eq!(counts.map(|name| value(&page, name)), [3.0, 3.0, 1.0, 2.0, 0.0]);
 
-        let ns = pinion_shm::clock::now_ns();
+        let ns = pinion_os::clock::now_ns();
         for (stage, at_ms) in [
             (Stage::EngineReceived, 0),
             (Stage::FirstScheduled, 100),

@@ -7,10 +7,10 @@ mod harness;
 use harness::{Harness, Options, run};
 use pinion_config::ApiKeys;
 use pinion_frontend::app::Settings;
+use pinion_os::clock;
 use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::names::{Counter, Part};
-use pinion_shm::clock;
 use serde_json::{Value, json};
 
 const MS: u64 = 1_000_000;

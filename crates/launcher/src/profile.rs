@@ -105,7 +105,7 @@ impl Profile {
             command.args(&arguments).arg(role);
             let log = File::create(folder.join(format!("profiler{suffix}.log")))?;
             command.stdout(Stdio::from(log));
-            pinion_shm::process::dies_with_parent(&mut command);
+            pinion_os::process::dies_with_parent(&mut command);
             words.push(self.profiler.name().to_owned());
             words.extend(arguments);
             wrapper = Some(command);
@@ -145,7 +145,7 @@ impl Profile {
                     let mut command = Command::new(self.profiler.name());
                     command.arg(word).arg(format!("--session={}", run.session)).stdin(Stdio::null());
                     command.stdout(Stdio::null());
-                    pinion_shm::process::dies_with_parent(&mut command);
+                    pinion_os::process::dies_with_parent(&mut command);
                     under_way.push(command.spawn()?);
                 }
                 Profiler::Perf => {

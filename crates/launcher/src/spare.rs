@@ -8,9 +8,9 @@
 use crate::host::{Body, Host};
 use crate::restart::{RestartPolicy, Verdict};
 use pinion_config::{Config, Process, Topology};
+use pinion_os::fdpass;
 use pinion_protocol::control::Attach;
 use pinion_protocol::{Peer, Role};
-use pinion_shm::fdpass;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -6,6 +6,7 @@
 
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, bytes_channel};
 use pinion_config::{ApiKeys, Config, Edge, Ipc, Profiler, Topology};
+use pinion_os::{clock, fdpass};
 use pinion_protocol::control::Attach;
 use pinion_protocol::spans::{SPANS_KEPT, track_count};
 use pinion_protocol::status::{EDGE_WORDS, LauncherGauge};
@@ -14,7 +15,7 @@ use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind, sealed_blob};
 use pinion_shm::slots::SlotTable;
-use pinion_shm::{clock, fdpass, ring, spans};
+use pinion_shm::{ring, spans};
 use pinion_worker::EdgeEnd;
 use pinion_worker::control::LauncherEnd;
 use std::cell::RefCell;

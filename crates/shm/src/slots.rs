@@ -12,9 +12,9 @@
 //! stamp of the same stage (it reads as missing, never as a wrong time), and a writer stopped for exactly a
 //! multiple of 65 536 uses of one slot would be believed.
 
-use crate::clock;
 use crate::region::{AttachError, Region, RegionKind, Words};
 use crate::sync::{AtomicU64, Ordering};
+use pinion_os::clock;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 

@@ -9,10 +9,10 @@
 
 mod seeded;
 
+use pinion_os::{fdpass, pidfd};
 use pinion_shm::doorbell::{Doorbell, wait};
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::ring::{Reader, Record, Writer, region_words};
-use pinion_shm::{fdpass, pidfd};
 use seeded::Seeded;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;

@@ -5,7 +5,7 @@
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use pinion_shm::clock;
+use pinion_os::clock;
 use pinion_shm::page::Page;
 use pinion_shm::region::{AttachError, HEADER_BYTES, Region, RegionKind, Words, read_blob, sealed_blob};
 use pinion_shm::slots::{COUNTERS_PER_SLOT, STAGES_PER_SLOT, SlotState, SlotTable};

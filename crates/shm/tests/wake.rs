@@ -3,8 +3,8 @@
 // A failed step of a test is a failed test, in its helpers too.
 #![allow(clippy::unwrap_used)]
 
+use pinion_os::{clock, fdpass, pidfd};
 use pinion_shm::doorbell::{Doorbell, Ready, WAIT_FDS_MAX, wait};
-use pinion_shm::{clock, fdpass, pidfd};
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -2,13 +2,13 @@
 
 use crate::answer::{Answer, Limits, Tokenizer, cancelled, request_id};
 use pinion_config::Exit;
+use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{self, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
-use pinion_shm::clock;
 use pinion_text::{ChatRenderer, TextCodec};
 use pinion_worker::{ControlEvent, Overflow, Session};
 use std::process::ExitCode;

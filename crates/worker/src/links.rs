@@ -4,9 +4,9 @@
 
 use crate::channel::{ChannelReader, ChannelWriter};
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};
+use pinion_os::clock;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId};
-use pinion_shm::clock;
 use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::Region;

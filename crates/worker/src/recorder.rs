@@ -3,9 +3,9 @@
 //! With both off it costs a branch. One thread has one recorder; [`Recorder::record`] takes times that the loop has
 //! read anyway, so that a step costs no more clock reads than it must.
 
+use pinion_os::clock;
+use pinion_os::nvtx::Nvtx;
 use pinion_protocol::spans::SpanName;
-use pinion_shm::clock;
-use pinion_shm::nvtx::Nvtx;
 use pinion_shm::region::Region;
 use pinion_shm::spans::{Span, SpanWriter};
 use std::ffi::CString;

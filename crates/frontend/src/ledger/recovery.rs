@@ -11,9 +11,9 @@ use super::{Entry, Ledger, Setup};
 use crate::limits::PROBATION_MAX;
 use crate::outgoing::{Job, Outgoing};
 use crate::timeline::Stamps;
+use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
-use pinion_shm::clock;
 
 /// A role that had the request died.
 const HELD: u32 = 1;

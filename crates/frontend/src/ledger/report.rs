@@ -7,8 +7,8 @@ use crate::openai::Ending;
 use crate::request::Outcome;
 use crate::slow::Slow;
 use crate::timeline::{Stamps, Timeline};
+use pinion_os::clock;
 use pinion_protocol::names::Stage;
-use pinion_shm::clock;
 
 impl Ledger {
     /// The one log line of a request, and its metrics.

@@ -1,11 +1,11 @@
 //! Roles that die and come back, and what a frontend sends and says because of it.
 
 use super::{Harness, Reply};
+use pinion_os::clock;
 use pinion_protocol::detokenizer_inbox::Open;
 use pinion_protocol::names::Stage;
 use pinion_protocol::tokenizer_inbox::Submit;
 use pinion_protocol::{Peer, RequestId, Role};
-use pinion_shm::clock;
 use serde_json::Value;
 use std::time::Duration;
 use tokio::net::TcpStream;

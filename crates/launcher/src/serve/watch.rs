@@ -5,10 +5,10 @@ use crate::ending::Ending;
 use crate::member::Member;
 use crate::restart::Verdict;
 use pinion_config::Exit;
+use pinion_os::clock;
 use pinion_protocol::control::ToRole;
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, Role};
-use pinion_shm::clock;
 
 impl Service {
     /// A role died under traffic: tell the others at once, and plan its successor.

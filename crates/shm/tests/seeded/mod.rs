@@ -5,7 +5,7 @@ pub(crate) struct Seeded(u64);
 impl Seeded {
     pub(crate) fn new(what: &str) -> Seeded {
         let given = std::env::var("PINION_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(pinion_shm::clock::now_ns);
+        let seed = given.unwrap_or_else(pinion_os::clock::now_ns);
         println!("{what}: PINION_TEST_SEED={seed}");
         Seeded(seed)
     }

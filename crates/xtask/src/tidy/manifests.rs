@@ -10,18 +10,20 @@ const TORCH_CRATES: &[&str] = &["ops", "model"];
 const TORCH_PACKAGES: &[&str] = &["tch", "torch-sys"];
 
 /// What the role processes and the launcher may know; none of them knows another.
-const ROLE_KNOWS: &[&str] = &["worker", "config", "protocol", "shm", "text", "grammar", "scheduler", "model"];
+const ROLE_KNOWS: &[&str] =
+    &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model"];
 
 /// A crate and the siblings that it may name in `[dependencies]` and `[build-dependencies]`.
 const DIRECTION: &[(&str, Siblings)] = &[
     ("protocol", Siblings::Only(&[])),
-    ("shm", Siblings::Only(&[])),
+    ("os", Siblings::Only(&[])),
+    ("shm", Siblings::Only(&["os"])),
     ("ops", Siblings::Only(&[])),
     ("config", Siblings::Only(&["protocol"])),
     ("text", Siblings::Only(&["protocol"])),
     ("grammar", Siblings::Only(&["protocol", "text"])),
     ("scheduler", Siblings::Only(&["protocol"])),
-    ("worker", Siblings::Only(&["config", "protocol", "shm"])),
+    ("worker", Siblings::Only(&["config", "protocol", "os", "shm"])),
     ("model", Siblings::Only(&["ops"])),
     ("frontend", Siblings::Only(ROLE_KNOWS)),
     ("tokenizer", Siblings::Only(ROLE_KNOWS)),
@@ -172,6 +174,7 @@ mod tests {
         }
         let wrong = [
             ("shm", "protocol"),
+            ("os", "shm"),
             ("protocol", "shm"),
             ("scheduler", "config"),
             ("engine", "frontend"),

@@ -1,7 +1,7 @@
 //! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`.
 //!
-//! One message is one packet, never split and never joined. Nothing here blocks: wait with
-//! [`crate::doorbell::wait`]. This is the control path; token traffic goes through rings.
+//! One message is one packet, never split and never joined. Nothing here blocks: poll the
+//! socket first. This is the control path; token traffic goes through rings.
 
 use nix::cmsg_space;
 use nix::errno::Errno;

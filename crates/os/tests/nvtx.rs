@@ -1,8 +1,7 @@
 //! NVTX against stand-ins for a tool's library, compiled here: the ranges arrive, by both ways in.
-#![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
-use pinion_shm::nvtx::Nvtx;
+use pinion_os::nvtx::Nvtx;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
