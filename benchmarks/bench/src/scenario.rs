@@ -429,6 +429,27 @@ mod tests {
         assert!(count > 5, "docs/CONFIGURATION.md lists switches in another form");
     }
 
+    /// A misspelt flag would be reported as skipped in every run, and measure nothing.
+    #[test]
+    fn scenarios_name_only_options_that_exist() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let page = std::fs::read_to_string(root.join("docs/CONFIGURATION.md")).expect("the options");
+        let known = |name: &str| {
+            page.contains(&format!("| `--{name}")) || page.contains(&format!("| `--[no-]{name}`"))
+        };
+        let is_option = |name: &str| known(name) || name.strip_prefix("no-").is_some_and(known);
+        for entry in std::fs::read_dir(root.join("benchmarks/scenarios")).expect("the scenarios").flatten() {
+            let text = std::fs::read_to_string(entry.path()).expect("text");
+            let scenario: Scenario = toml::from_str(&text).expect("a scenario");
+            for flags in &scenario.switches {
+                for flag in flags.split_whitespace().filter_map(|word| word.strip_prefix("--")) {
+                    assert!(is_option(flag), "{:?} names --{flag}, which is no option", entry.path());
+                }
+            }
+        }
+        assert!(!is_option("fused-ops") && is_option("no-pin") && is_option("ipc"), "the check sees nothing");
+    }
+
     #[test]
     fn every_committed_scenario_is_read() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");

@@ -13,7 +13,8 @@
 //! 5. With more the light roles take cores that the engine does not want; if those
 //!    are too few, one core each out of the engine's share as long as that leaves it at least half of all,
 //!    otherwise they share a quarter of all cores, and at least one.
-//! 6. Who owns its cores may spin; who shares one never does.
+//! 6. A process that owns its cores may spin for work; one that shares a core sleeps at once. The engine's threads spin
+//!    for each other within a step in both cases, unless a cgroup quota counts that time.
 
 use crate::cpu_set::show_cpu_set;
 use crate::machine::Machine;
@@ -41,6 +42,8 @@ pub struct Placement {
     pub threads: u32,
     /// How long it may spin before it sleeps, in µs.
     pub spin_us: u32,
+    /// Its threads may spin for each other within a step.
+    pub step_spin: bool,
 }
 
 /// Where every process runs. [`std::fmt::Display`] gives the table printed at start.
@@ -70,6 +73,8 @@ pub struct PlanRequest {
     pub engine_threads: Option<u32>,
     /// Spinning of those who own their cores, in µs.
     pub spin_us: u32,
+    /// The engine's threads spin for each other within a step, where nothing speaks against it.
+    pub step_spin: bool,
     /// Pin at all. Without it every process may run on every allowed CPU, and nobody owns anything.
     pub pin: bool,
 }
@@ -280,6 +285,8 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
     for cpu in homes.values().flatten().flat_map(|core| &core.cpus) {
         *users.entry(*cpu).or_default() += 1;
     }
+    let quota_counts = machine.quota_cpus.is_some_and(|quota| quota < machine.cpus.len());
+    let step_spin = request.step_spin && request.pin && !quota_counts;
     let place = |(&peer, cores): (&Peer, &Vec<Core>)| {
         let mut cpus: Vec<usize> = cores.iter().flat_map(|core| core.cpus.iter().copied()).collect();
         let owned = request.pin && cpus.iter().all(|cpu| users.get(cpu) == Some(&1));
@@ -292,7 +299,8 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
             cpus = allowed.clone();
         }
         cpus.sort_unstable();
-        Placement { peer, cpus, owned, threads, spin_us: if owned { request.spin_us } else { 0 } }
+        let spin_us = if owned { request.spin_us } else { 0 };
+        Placement { peer, cpus, owned, threads, spin_us, step_spin: step_spin && threads > 1 }
     };
     let placements: Vec<Placement> = homes.iter().map(place).collect();
     let used: BTreeSet<usize> = placements.iter().flat_map(|p| p.cpus.iter().copied()).collect();

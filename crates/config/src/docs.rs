@@ -40,15 +40,17 @@ roles, and CPUs outside the allowed set (affinity, cpuset) are never used.
    wait for the slowest thread.
 4. Frontend, detokenizer and tokenizer get one core each of what the engine does not want; if that is too little, out of
    its share, as long as it keeps at least half of all cores. Otherwise they share a quarter of the cores, and at
-   least one: up to five cores, the engine has all but one.
-5. A process that owns its cores may spin for `--spin-us` before it sleeps; one that shares a core sleeps at once.
+   least one. With up to three cores the engine gets all of them, and the light roles share the lowest-numbered one.
+5. A process that owns its cores may spin for `--spin-us` before it sleeps; one that shares a core sleeps at once. Within a
+   step the engine's threads spin for each other on shared cores too (`--step-spin`), unless a cgroup quota counts that time.
 6. A cgroup quota (`docker --cpus`, a Kubernetes limit) below the allowed set means that others run on the same cores:
    threads are counted by the quota, and nothing is pinned unless `--pin` or a `--cpus-<role>` set asks for it.
 
 | physical cores | engine | frontend, tokenizer, detokenizer |
 |---|---|---|
 | 1 | shares it | share it |
-| 2 to 5 | all but one | share one |
+| 2 and 3 | all | share the lowest-numbered one with it |
+| 4 and 5 | all but one | share one |
 | 6 and more | all but three | one each |
 ";
 

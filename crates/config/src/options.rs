@@ -246,7 +246,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CPUs of the detokenizers." },
     Opt { name: "spin-us", group: Processes, kind: Number { min: 0, max: 10_000 }, preset: Is("20"),
         help: "How long a role that owns its cores looks for work before it sleeps, in µs. A role that shares a core \
-               never spins." },
+               sleeps at once." },
+    Opt { name: "step-spin", group: Processes, kind: Switch,
+        preset: WorkedOut("on with pinned processes, unless a cgroup quota counts the time"),
+        help: "The engine's threads spin for up to about 1 ms at the parallel regions of a step before they sleep. Off, each \
+               of a step's 50 to 60 regions ends in a sleep and begins with a wake-up where the engine shares its cores." },
 
     Opt { name: "timeline", group: Observe, kind: Switch, preset: Is("on"),
         help: "Stamp every request's stages and record what every process does in a ring of its own, 1 MiB each: what \

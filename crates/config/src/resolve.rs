@@ -355,7 +355,9 @@ fn plan_cpus(
     let pin = settings.switch("pin").unwrap_or(!shared_machine || !sets.is_empty());
     let narrow = |option: &str| settings.number(option).and_then(|n| u32::try_from(n).ok());
     let engine_threads = narrow("engine-threads").or((backend == Backend::Fake).then_some(1));
-    let request = PlanRequest { counts, sets, engine_threads, spin_us: narrow("spin-us").unwrap_or(0), pin };
+    let spin_us = narrow("spin-us").unwrap_or(0);
+    let step_spin = settings.switch("step-spin").unwrap_or(true);
+    let request = PlanRequest { counts, sets, engine_threads, spin_us, step_spin, pin };
     match cpu_plan::plan(machine, &request) {
         Ok(plan) => Some((plan, pin)),
         Err(plan_faults) => {

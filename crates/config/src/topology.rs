@@ -52,6 +52,8 @@ pub struct Process {
     pub threads: u32,
     /// How long it may spin before it sleeps, in µs; 0 unless it owns its cores.
     pub spin_us: u32,
+    /// Its threads may spin for each other within a step.
+    pub step_spin: bool,
 }
 
 /// One ring.
@@ -94,6 +96,7 @@ impl Topology {
                     cpus: place.map(|p| p.cpus.clone()).unwrap_or_default(),
                     threads: place.map_or(1, |p| p.threads),
                     spin_us: place.map_or(0, |p| p.spin_us),
+                    step_spin: place.is_some_and(|p| p.step_spin),
                 });
             }
         }

@@ -163,13 +163,19 @@ impl Body {
     }
 }
 
+/// Spins of a thread of libgomp at a parallel region before it sleeps, where the engine shares its cores: about 1 ms, longer
+/// than any gap within a step, so that threads sleep between steps only.
+const SHARED_CORES_SPINS: &str = "20000";
+
 /// Thread pools are sized by the plan, never by what a library finds.
 pub(crate) fn thread_variables(process: &Process) -> Vec<(&'static str, String)> {
     let threads = process.threads.to_string();
     let mut variables = vec![("OMP_NUM_THREADS", threads.clone()), ("MKL_NUM_THREADS", threads)];
-    if process.spin_us == 0 {
-        // On shared cores a spinning pool thread only delays the thread it waits for.
-        variables.push(("GOMP_SPINCOUNT", "0".to_owned()));
+    match (process.step_spin, process.spin_us) {
+        (false, _) => variables.push(("GOMP_SPINCOUNT", "0".to_owned())),
+        (true, 0) => variables.push(("GOMP_SPINCOUNT", SHARED_CORES_SPINS.to_owned())),
+        // On its own cores libgomp's default holds.
+        (true, _) => {}
     }
     variables
 }

@@ -9,7 +9,14 @@ const ROLES: [Role; 4] = [Role::Engine, Role::Detokenizer, Role::Tokenizer, Role
 
 fn request() -> PlanRequest {
     let counts = ROLES.map(|role| (role, 1)).into();
-    PlanRequest { counts, sets: BTreeMap::new(), engine_threads: None, spin_us: 20, pin: true }
+    PlanRequest {
+        counts,
+        sets: BTreeMap::new(),
+        engine_threads: None,
+        spin_us: 20,
+        step_spin: true,
+        pin: true,
+    }
 }
 
 fn with_sets(sets: &[(Role, &[usize])]) -> PlanRequest {
@@ -161,9 +168,23 @@ fn threads_quota_and_no_pin() {
     let loose = PlanRequest { pin: false, ..request() };
     let got = plan(&Machine::uniform(4, 1), &loose).unwrap();
     assert_eq!(sketch(&got), "0,1,2,3x3 / 0,1,2,3 / 0,1,2,3 / 0,1,2,3");
-    assert!(got.placements.iter().all(|p| p.spin_us == 0));
+    assert!(got.placements.iter().all(|p| p.spin_us == 0 && !p.step_spin));
     let quota = Machine { quota_cpus: Some(4), ..eight };
-    assert_eq!(sketch(&plan(&quota, &request()).unwrap()), "5,6,7*x3 / 4 / 4 / 4 / unused 0,1,2,3");
+    let limited = plan(&quota, &request()).unwrap();
+    assert_eq!(sketch(&limited), "5,6,7*x3 / 4 / 4 / 4 / unused 0,1,2,3");
+    assert!(limited.placements.iter().all(|p| !p.step_spin), "a quota counts the time spent spinning");
+}
+
+#[test]
+fn only_the_engine_spins_within_a_step_and_only_with_several_threads() {
+    for (cores, spins) in [(1, false), (2, true), (8, true)] {
+        let got = plan(&Machine::uniform(cores, 1), &request()).unwrap();
+        for p in &got.placements {
+            assert_eq!(p.step_spin, spins && p.peer.role == Role::Engine, "{cores} cores: {p:?}");
+        }
+        let off = plan(&Machine::uniform(cores, 1), &PlanRequest { step_spin: false, ..request() }).unwrap();
+        assert!(off.placements.iter().all(|p| !p.step_spin));
+    }
 }
 
 #[test]
