@@ -223,6 +223,8 @@ pub struct Config {
     pub jitter_control: bool,
     /// Every role is a thread of one process.
     pub in_process: bool,
+    /// Roles give up the privileges that their work does not need.
+    pub sandbox: bool,
     /// What carries records between the roles.
     pub ipc: Ipc,
     /// What is recorded.

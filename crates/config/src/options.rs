@@ -232,6 +232,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "in-process", group: Processes, kind: Switch, preset: Is("off"),
         help: "Run every role as a thread of one process, over the same rings: the control of an ablation. A role that \
                crashes then takes the others along." },
+    Opt { name: "sandbox", group: Processes, kind: Switch,
+        preset: WorkedOut("on, but with --in-process, --profile and --nvtx"),
+        help: "Every role gives up what its work does not need: capabilities, other files, most system calls. Off for \
+               debuggers and for profilers that are started from outside." },
     Opt { name: "ipc", group: Processes, preset: Is("ring"),
         kind: Choice { accepted: &[choice("ring", &[]), choice("channel", &[])], refused: &[] },
         help: "What carries records between the roles: `ring` in shared memory, or `channel`, which is ipc-channel over \

@@ -125,9 +125,17 @@ pub(crate) fn from_facts(
         pin,
         jitter_control: settings.switch("jitter-control").unwrap_or(true),
         in_process: settings.switch("in-process").unwrap_or(false),
+        sandbox: sandbox(settings),
         observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
+}
+
+/// Threads cannot give up what the process keeps, and a profiler's library works within the roles.
+fn sandbox(settings: &Settings) -> bool {
+    let on = |name: &str| settings.switch(name).unwrap_or(false);
+    let profiled = settings.text("profile").is_some_and(|tool| tool != "none");
+    settings.switch("sandbox").unwrap_or(true) && !on("in-process") && !on("nvtx") && !profiled
 }
 
 /// Threads of the model's kernels, as planned.

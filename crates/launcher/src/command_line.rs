@@ -53,11 +53,16 @@ fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         None if config.in_process => return become_one_process(&config, folder.join(IN_PROCESS_BINARY)),
         None => {
             let profile = Profile::of(&config).map(Rc::new);
-            Host::Processes { folder, profile }
+            Host::Processes { folder, profile, confined: config.sandbox }
         }
         Some(main) => Host::Threads(main),
     };
     telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+    if !config.sandbox {
+        tracing::info!(
+            "roles keep all privileges (--no-sandbox, or what implies it: --in-process, --profile, --nvtx)"
+        );
+    }
     let end = serve::serve(config, host);
     let code = end.code;
     match ending::report(&end) {

@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pinion_config::{Process, SECRET_VARIABLES};
 use pinion_os::pidfd;
+use pinion_os::privileges::drop_in_child;
 use pinion_os::process::dies_with_parent;
 use pinion_protocol::{Peer, Role};
 use std::io;
@@ -34,6 +35,8 @@ pub enum Host {
         folder: PathBuf,
         /// What starts them, if they are profiled.
         profile: Option<Rc<Profile>>,
+        /// They lose their capabilities.
+        confined: bool,
     },
     /// Each in a thread of this process.
     Threads(RoleMain),
@@ -64,7 +67,7 @@ impl Host {
     /// Starts `process` with `socket` as its end of the descriptor socket.
     pub(crate) fn spawn(&self, process: &Process, socket: OwnedFd) -> io::Result<Body> {
         match self {
-            Host::Processes { folder, profile } => {
+            Host::Processes { folder, profile, confined } => {
                 let binary = folder.join(binary_name(process.peer.role));
                 let variables = thread_variables(process);
                 let wrapper = match profile {
@@ -74,6 +77,9 @@ impl Host {
                 let wraps = wrapper.is_some();
                 let name = || format!("{}-{}", binary_name(process.peer.role), process.peer.index);
                 let mut command = wrapper.unwrap_or_else(|| role_command(&binary, name()));
+                if *confined {
+                    drop_in_child(&mut command);
+                }
                 start(&mut command, process, socket).map_err(|error| {
                     let program = command.get_program().to_string_lossy().into_owned();
                     let missing = wraps && error.kind() == io::ErrorKind::NotFound;
@@ -97,7 +103,7 @@ impl Host {
 
     /// Starts a process that may become `process`, under a name that says so. Errors: roles are no processes here.
     pub(crate) fn spawn_spare(&self, process: &Process, socket: OwnedFd) -> io::Result<Body> {
-        let Host::Processes { folder, profile: None } = self else {
+        let Host::Processes { folder, profile: None, confined } = self else {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "no spare where roles are no plain processes",
@@ -107,6 +113,9 @@ impl Host {
         let mut command = role_command(&folder.join(&binary), format!("{binary}-spare"));
         // A role sees to that itself, as soon as it is loaded.
         dies_with_parent(&mut command);
+        if *confined {
+            drop_in_child(&mut command);
+        }
         start(&mut command, process, socket)
     }
 }

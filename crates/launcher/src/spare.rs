@@ -162,7 +162,7 @@ mod tests {
                 true => Host::Threads(no_life),
                 false => {
                     let profile = Profile::of(&config).map(Rc::new);
-                    Host::Processes { folder: PathBuf::from("/nowhere"), profile }
+                    Host::Processes { folder: PathBuf::from("/nowhere"), profile, confined: true }
                 }
             };
             let place = Spare::of(&config, &host, &Topology::new(&config));
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_spare_is_started_when_it_is_time_and_tried_again_after_a_back_off() {
         let config = config();
-        let host = Host::Processes { folder: PathBuf::from("/nowhere"), profile: None };
+        let host = Host::Processes { folder: PathBuf::from("/nowhere"), profile: None, confined: true };
         let mut place = Spare::of(&config, &host, &Topology::new(&config)).unwrap();
         let mut now_ns = 10 * SETTLE_NS;
         place.settle(now_ns);

@@ -43,6 +43,32 @@ pub fn rename(name: &str) -> io::Result<()> {
     memory.write_all_at(&wanted, address)
 }
 
+/// Other processes of the same user may no longer look into this one: no ptrace, no /proc/PID/mem, environ or fd, and
+/// no core dump.
+pub fn hide() -> io::Result<()> {
+    Ok(nix::sys::prctl::set_dumpable(false)?)
+}
+
+/// Where memory runs out, the kernel ends processes of a higher score first. Anybody may raise its own.
+pub fn raise_oom_score(score: u16) -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", score.to_string())
+}
+
+/// Asks for the CPU's tile registers (AMX), which Linux gives on request only and to all threads of a process. False
+/// where there are none.
+pub fn ask_for_tiles() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // `ARCH_REQ_XCOMP_PERM` and `XFEATURE_XTILEDATA`.
+        const REQUEST: libc::c_ulong = 0x1023;
+        const TILE_DATA: libc::c_ulong = 18;
+        // SAFETY: the request takes an integer and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

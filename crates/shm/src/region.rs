@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::{Mode, fchmod};
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
@@ -245,7 +246,7 @@ impl Region {
         let byte_count = byte_count
             .filter(|&bytes| bytes as u64 <= REGION_BYTES_MAX)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "shared region over its limit"))?;
-        let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        let fd = private_memfd(name)?;
         posix_fallocate(&fd, 0, byte_count as libc::off_t)?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(size_seals()))?;
         let mapping = Mapping::new(fd, byte_count)?;
@@ -305,7 +306,7 @@ pub fn sealed_blob(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     if bytes.len() as u64 > BLOB_BYTES_MAX - HEADER_BYTES as u64 {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "shared blob over its limit"));
     }
-    let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+    let file = File::from(private_memfd(name)?);
     let kind = RegionKind::Blob as u32;
     let header = Header { layout_hash: 0, kind, epoch: 0, payload_len: bytes.len() as u64 };
     let mut head = [0_u8; HEADER_BYTES];
@@ -340,6 +341,19 @@ pub fn read_blob(fd: OwnedFd) -> Result<Vec<u8>, AttachError> {
     let mut payload = vec![0_u8; usize::try_from(found).expect("BLOB_BYTES_MAX fits memory")];
     read(&mut payload, HEADER_BYTES as u64)?;
     Ok(payload)
+}
+
+/// A memfd that only this user may open by way of /proc, and whose bytes are never run as a program.
+fn private_memfd(name: &str) -> io::Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+    let fd = match memfd_create(name, flags | no_exec) {
+        // Before Linux 6.3 there is no such flag.
+        Err(Errno::EINVAL) => memfd_create(name, flags)?,
+        made => made?,
+    };
+    fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    Ok(fd)
 }
 
 /// The size can no longer change, and no seal can be added.

@@ -8,6 +8,7 @@ use crate::links::{Inbox, Links};
 use crate::memory;
 use crate::pauses::Pauses;
 use crate::recorder::Recorder;
+use crate::sandbox;
 use crate::start_error::StartError;
 use pinion_config::{Config, Topology};
 use pinion_os::{clock, fdpass};
@@ -62,12 +63,15 @@ pub fn beat(status: &Page) {
 
 impl Session {
     /// Attaches this process to its launcher: dies with it, takes the descriptors from standard input, pins
-    /// itself, installs logging and connects the control channel. Must be called first, on the main thread.
+    /// itself, installs logging, connects the control channel and gives up what it does not need. Must be called first, on the main thread.
     pub fn attach(role: Role) -> Result<Session, StartError> {
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|e| StartError::attach("parent-death signal", e))?;
         let socket = std::io::stdin().as_fd().try_clone_to_owned();
-        Session::attach_over(role, socket.map_err(|e| StartError::attach("descriptor socket", e))?)
+        let session =
+            Session::attach_over(role, socket.map_err(|e| StartError::attach("descriptor socket", e))?)?;
+        sandbox::confine(session.me, &session.config);
+        Ok(session)
     }
 
     /// The same for a role that is a thread of the launcher's process: `socket` is its end of the descriptor

@@ -85,7 +85,8 @@ fn sleepers() -> PathBuf {
 #[test]
 fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
     let folder = sleepers();
-    let mut service = service(config(), Host::Processes { folder: folder.clone(), profile: None });
+    let mut service =
+        service(config(), Host::Processes { folder: folder.clone(), profile: None, confined: true });
     service.members[0].ready = true;
     let late_ns = service.members[0].start_deadline_ns + 1000 * MS_NS;
     (service.turned_ns, service.silent_from_ns) = (late_ns, 0);
