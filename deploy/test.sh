@@ -5,6 +5,7 @@
 #
 #   deploy/test.sh            everything
 #   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda gpu_dry_run
+#   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
@@ -117,16 +118,25 @@ step_gpu_dry_run() {
     ! grep ' skipped ' "$bundle/out/table.txt" | grep -v -e '^greedy_reference ' -e '^baseline '
 }
 
+# Three hundred rounds of deaths over the demo model, with every kind of request. By name only: a quarter of an hour.
+# PINION_TEST_SEED repeats a run.
+step_nemesis() {
+    cargo build --locked --workspace --bins
+    cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture
+}
+
 STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
+# Steps that run only when they are named.
+OPTIONAL=(nemesis)
 for step in "$@"; do
-    [[ " ${STEPS[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]}"
+    [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done
 
 setup

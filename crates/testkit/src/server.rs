@@ -217,7 +217,17 @@ impl Server {
     }
 
     /// Waits for the line that says that it is ready.
+    ///
+    /// # Panics
+    /// If it ends before.
     pub fn wait_ready(&mut self) {
+        if let Err(status) = self.wait_ready_or_end() {
+            panic!("the service ended before it was ready ({status}):\n{}", self.log.text());
+        }
+    }
+
+    /// Waits until it is ready, or has ended before it was.
+    pub fn wait_ready_or_end(&mut self) -> Result<(), ExitStatus> {
         let found = wait_until("the service is ready or gone", PATIENCE, || {
             let text = self.log.text();
             let line = text.lines().find_map(|line| line.strip_prefix("pinion is ready: http://"));
@@ -228,10 +238,8 @@ impl Server {
             let gone = self.child.try_wait().expect("an own child can be waited for");
             parsed.map(Ok).or(gone.map(Err))
         });
-        match found {
-            Ok(ready) => self.ready = Some(ready),
-            Err(status) => panic!("the service ended before it was ready ({status}):\n{}", self.log.text()),
-        }
+        self.ready = Some(found?);
+        Ok(())
     }
 
     /// Where it listens.
