@@ -1,25 +1,23 @@
 //! The pool of KV blocks: a free list, a reference count per block, and the prefix cache over both.
 //!
-//! A block is an index; the memory behind it belongs to the model. A sequence's table holds one reference to each of
-//! its blocks. A block is either *held* by at least one sequence, or *cached*: nobody holds it but its contents can
-//! still be found by their tokens, or *free*; held + cached + free = total. Cached blocks are free blocks that remember:
-//! [`BlockPool::take`] gives them out as soon as no other is left, the least recently used first, so the cache never
-//! stands in the way of a running request. [`crate::prefix`] is the tree behind it.
+//! A block is an index; its memory belongs to the model. A sequence's table holds one reference to each of its blocks.
+//! A block is *held* by at least one sequence, or *cached* (no holder, but registered in the prefix cache), or *free*;
+//! held + cached + free = total. [`BlockPool::take`] takes free blocks first and then evicts cached ones, the least
+//! recently used first, so the cache never takes room from a running request. [`crate::prefix`] is the tree behind it.
 
 use crate::prefix::{PrefixTree, ROOT};
 
-/// Blocks that `tokens` tokens take.
+/// Number of blocks for `tokens` tokens.
 pub fn blocks_for(tokens: u32, block_size: u32) -> u32 {
     tokens.div_ceil(block_size)
 }
 
-/// Free and cached blocks, and who holds how many references to the others. Nothing here allocates after
-/// [`BlockPool::new`].
+/// All blocks with their reference counts. Nothing allocates after [`BlockPool::new`].
 #[derive(Debug, Clone)]
 pub struct BlockPool {
     /// References to each block; 0 means free or cached.
     references: Vec<u32>,
-    /// Blocks without contents; the last released is taken first, because its memory is the warmest.
+    /// Free blocks; the last one released is taken first, because it is the warmest in the CPU's caches.
     free: Vec<u32>,
     /// `None` with the prefix cache off.
     prefixes: Option<PrefixTree>,
@@ -29,7 +27,7 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `block_count` free blocks without a cache; block 0 is taken first.
+    /// A pool of `block_count` free blocks without a prefix cache; block 0 is taken first.
     pub fn new(block_count: u32) -> Self {
         let count = block_count as usize;
         BlockPool {
@@ -41,7 +39,7 @@ impl BlockPool {
         }
     }
 
-    /// A pool that remembers what its blocks of `block_size` tokens held.
+    /// A pool with a prefix cache over blocks of `block_size` tokens.
     pub fn with_prefix_cache(block_count: u32, block_size: u32) -> Self {
         BlockPool { prefixes: Some(PrefixTree::new(block_count, block_size)), ..BlockPool::new(block_count) }
     }
@@ -51,17 +49,17 @@ impl BlockPool {
         self.references.len() as u32
     }
 
-    /// Blocks without a holder and without contents that could be found again.
+    /// Free blocks: no holder, not registered.
     pub fn free(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Blocks without a holder whose contents can still be found.
+    /// Cached blocks: no holder, registered.
     pub fn cached(&self) -> u32 {
         self.prefixes.as_ref().map_or(0, PrefixTree::idle_count)
     }
 
-    /// Blocks that [`BlockPool::take`] can give: free and cached ones.
+    /// Blocks that [`BlockPool::take`] can return: free and cached ones.
     pub fn available(&self) -> u32 {
         self.free() + self.cached()
     }
@@ -71,12 +69,12 @@ impl BlockPool {
         self.total() - self.available()
     }
 
-    /// Cached blocks that were taken for other contents since the start.
+    /// Cached blocks evicted since the start.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Takes a free block, or else the least recently used cached one; the caller is its one holder.
+    /// Takes a free block, else evicts the least recently used cached one. The caller is its only holder.
     pub fn take(&mut self) -> Option<u32> {
         let block = self.free.pop().or_else(|| {
             let block = self.prefixes.as_mut()?.evict()?;
@@ -87,10 +85,10 @@ impl BlockPool {
         Some(block)
     }
 
-    /// One more holder of a held or cached block.
+    /// Adds a holder to a held or cached block.
     ///
     /// # Panics
-    /// If the block is free: it has no contents to share.
+    /// If the block is free.
     pub fn share(&mut self, block: u32) {
         if self.references[block as usize] == 0 {
             let node = self.prefixes.as_mut().filter(|prefixes| prefixes.serial(block).is_some());
@@ -99,11 +97,11 @@ impl BlockPool {
         self.references[block as usize] += 1;
     }
 
-    /// One holder less. After the last one the block is cached if it can be found by its tokens, else free. A sequence
-    /// releases its blocks from the last to the first, so that the ends of prefixes are evicted before their starts.
+    /// Removes a holder. After the last one the block is cached if it is registered, else free. A sequence releases its
+    /// blocks from last to first, so that the ends of prefixes are evicted before their starts.
     ///
     /// # Panics
-    /// If nobody holds it: freeing a block twice would give it to two sequences.
+    /// If the block has no holder: a double release would give it to two sequences.
     pub fn release(&mut self, block: u32) {
         let references = &mut self.references[block as usize];
         assert!(*references > 0, "block {block} is released by one who does not hold it");
@@ -117,9 +115,9 @@ impl BlockPool {
         }
     }
 
-    /// Appends to `blocks` those that hold the longest known prefix of `tokens`. Whole blocks only, and always fewer
-    /// than all tokens, so that at least the last one is computed and its logits exist. Takes no reference: the caller
-    /// shares them before anything is taken.
+    /// Appends to `blocks` the blocks of the longest cached prefix of `tokens`. Whole blocks only, and never all tokens: the
+    /// last one is always computed, for its logits. Takes no references: the caller shares the blocks before it takes
+    /// any.
     pub fn find_prefix(&self, tokens: &[u32], blocks: &mut Vec<u32>) {
         let Some(prefixes) = &self.prefixes else { return };
         let (reusable, mut parent) = (tokens.len().saturating_sub(1), ROOT);
@@ -130,16 +128,16 @@ impl BlockPool {
         }
     }
 
-    /// The block after `before` that begins with the most of `tokens`, and with how many. To be copied, not shared: its
-    /// holder may write to it behind them.
+    /// The block after `before` with the longest common beginning with `tokens`, and its length. To be copied, not shared:
+    /// its holder may still write behind it.
     pub fn find_tail(&self, before: Option<u32>, tokens: &[u32]) -> Option<(u32, u32)> {
         let prefixes = self.prefixes.as_ref()?;
         let parent = before.map_or(Some(ROOT), |before| prefixes.serial(before))?;
         prefixes.find_tail(parent, tokens)
     }
 
-    /// Makes the first tokens of a held block findable that is not whole, after the contents of `before`. Does nothing
-    /// if another block begins with them already.
+    /// Registers the tokens of a held block that is not whole, after `before`. Does nothing if another block begins with
+    /// the same tokens.
     pub fn register_tail(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) {
         let known = self.find_tail(before, tokens).is_some_and(|(_, common)| common as usize == tokens.len());
         let Some(prefixes) = self.prefixes.as_mut().filter(|_| !known && !tokens.is_empty()) else { return };
@@ -149,19 +147,19 @@ impl BlockPool {
         }
     }
 
-    /// A name for what a block holds now, if it can be found.
+    /// An identifier of a block's present contents, if it is registered.
     pub fn contents(&self, block: u32) -> Option<u64> {
         self.prefixes.as_ref()?.serial(block)
     }
 
-    /// How many of these blocks are held by somebody.
+    /// How many of these blocks are held.
     pub fn held_of(&self, blocks: &[u32]) -> u32 {
         blocks.iter().filter(|&&block| self.references[block as usize] > 0).count() as u32
     }
 
-    /// Makes a held block findable that holds `tokens`, one whole block of them, after the contents of `before`
-    /// (`None` at the start of a sequence). Gives the block that the holder has from now on: if another block holds
-    /// the same already, that one is shared and the given one is released.
+    /// Registers a held whole block with `tokens`, after the contents of `before` (`None` at the start of a sequence).
+    /// Returns the block that the holder has from now on: if another block has the same contents, that one is shared and
+    /// the given one released.
     pub fn register(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) -> u32 {
         let Some(prefixes) = &mut self.prefixes else { return block };
         if prefixes.serial(block).is_some() && prefixes.is_tail(block) {
@@ -170,7 +168,7 @@ impl BlockPool {
         let parent = match before.map(|before| prefixes.serial(before)) {
             None => ROOT,
             Some(Some(serial)) => serial,
-            Some(None) => return block, // What stands before it was forgotten, and this with it.
+            Some(None) => return block, // The block before it was unregistered, and this one with it.
         };
         match prefixes.find(parent, tokens) {
             None => {
@@ -185,7 +183,7 @@ impl BlockPool {
         }
     }
 
-    /// Makes a block's contents, and whatever stands after them, impossible to find. Its holders keep it.
+    /// Unregisters a block and everything below it. Its holders keep it.
     pub fn forget(&mut self, block: u32) {
         let Some(prefixes) = &mut self.prefixes else { return };
         if prefixes.serial(block).is_none() {
@@ -198,7 +196,7 @@ impl BlockPool {
         prefixes.remove(block);
     }
 
-    /// Forgets everything: cached blocks become free, held ones stay with their holders. O(blocks).
+    /// Unregisters all blocks: cached ones become free, held ones stay with their holders. O(blocks).
     pub fn clear_cache(&mut self) {
         for block in 0..self.total() {
             self.forget(block);
@@ -209,7 +207,7 @@ impl BlockPool {
     /// block has as many references as `tables` has holders. O(blocks + references); for tests and debug builds.
     ///
     /// # Panics
-    /// If any of it does not hold.
+    /// If a check fails.
     pub fn check<'a>(&mut self, tables: impl Iterator<Item = &'a [u32]>) {
         let (references, counted) = (&self.references, &mut self.counted);
         counted.clear();

@@ -1,30 +1,31 @@
-//! The pure scheduler: which tokens of which sequences the next step computes, and which KV blocks hold them.
+//! The scheduler: which tokens of which sequences the next step computes, and which KV blocks hold them.
 //!
-//! It knows no clock (the time comes in as an argument), no I/O, no threads and no model. Start at [`Scheduler`]:
-//! [`Scheduler::admit`] takes a request, [`Scheduler::plan`] says what to compute, [`Scheduler::commit`] takes what
-//! the model answered and gives the tokens, [`Scheduler::drain_finished`] gives every ended request exactly once.
-//! [`kv`] is the block pool underneath, with the prefix cache; [`Policy`] is what an operator may choose.
+//! It is pure: no clock (time is an argument), no I/O, no threads, no model. Start at [`Scheduler`].
+//! [`Scheduler::admit`] queues a request, [`Scheduler::plan`] returns the next step, [`Scheduler::commit`] takes the
+//! model's results and returns the new tokens, and [`Scheduler::drain_finished`] returns every ended request exactly
+//! once. [`kv`] is the block pool with the prefix cache. [`Policy`] holds the operator's choices.
 //!
 //! # How a step is filled
-//! Every running sequence that lacks one token of KV gets its decode row; what is left of the token budget goes to
-//! prefill chunks in the order in which the requests started, and then to waiting requests, first come first served or
-//! as the policy says. A request enters the running set only when everything already in it got a row in the same step,
-//! so there are never more running sequences than tokens in the budget. With [`Policy::prefill_first_from`] prompts
-//! take their tokens first, but only for a few steps in a row, so no decode is left out for long.
+//! Each running sequence that lacks the KV of one token gets a decode row. The rest of the token budget goes to prefill
+//! chunks, in the order in which the requests started, and then to waiting requests, in the order of the policy. A
+//! request starts only if every running request has a row in the same step, so there are never more running sequences
+//! than tokens in the budget. With [`Policy::prefill_first_from`] prompts take their tokens first, for a bounded number
+//! of steps in a row, so that decodes do not starve.
 //!
 //! # When blocks run out
-//! Entering the running set takes the blocks for all tokens known so far; decoding takes one more at each block
-//! boundary. If there is none, not even a cached one, the least important running request, of equals the one that started
-//! last, gives all of its blocks back and returns to the front of the queue with its tokens as its prefix. Later it takes from the prefix cache what
-//! is still there, computes the rest again and draws the same tokens, because a draw depends only on (seed, index).
-//! Among equals the one that started first is never a victim, whoever was outranked a few times is outranked no more, and
-//! one that could not fit even alone is refused at the door, so there is always progress.
+//! A request that starts takes blocks for all tokens it has; decoding takes one more at each block boundary. If no block
+//! is free or cached, the running request with the lowest priority is preempted; among equals, the one that started
+//! last. It gives all its blocks back and returns to the front of the queue. When it starts again it takes from the
+//! prefix cache what is still there and computes the rest again. It samples the same tokens, because a sample depends
+//! only on (seed, index). There is always progress: among equals the oldest running request is never preempted, a
+//! request is preempted for a higher priority a bounded number of times, and a request that cannot fit alone is refused
+//! on admission.
 //!
 //! # What is shared
-//! Whole blocks, found by all tokens up to their end. Of a block that is known only in part the beginning is copied
-//! ([`StepPlan::copies`]). A block becomes findable when a token has been drawn after it was
-//! computed, so a request that fails leaves nothing that could fail another. Sharing changes who computes, never
-//! what comes out.
+//! Whole blocks, found by all tokens up to their end. If a request diverges inside a block, the common beginning is
+//! copied ([`StepPlan::copies`]). A block is registered in the prefix cache only after a token was sampled from it, so
+//! a request that fails leaves nothing behind that could fail another. Sharing changes what is computed, never the
+//! output.
 
 mod check;
 pub mod kv;

@@ -1,42 +1,42 @@
-//! The values that go between the scheduler and the one who runs the model.
+//! The values that pass between the scheduler and the engine.
 
 use pinion_protocol::frontend_inbox::Finished;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
 use std::ops::Range;
 
-/// What a step computes. Rows that decode one token stand first, then prefill chunks, each group oldest
-/// first; the rows together never hold more tokens than the budget.
+/// One step. Decode rows come first, then prefill chunks, each group oldest first. The rows together never hold more
+/// tokens than the budget.
 #[derive(Debug, Clone, Default)]
 pub struct StepPlan {
     /// Number of the step, from 1. An empty plan has the number of the last step that was not empty.
     pub step: u64,
-    /// One row for each sequence that takes part.
+    /// One row per sequence in the step.
     pub rows: Vec<PlanRow>,
-    /// What is copied within the KV cache before the rows are computed, in this order.
+    /// Copies within the KV cache to make before the rows are computed, in this order.
     pub copies: Vec<BlockCopy>,
     /// Tokens of all rows.
     pub token_count: u32,
     /// Prompt tokens of all rows whose logprobs are reported.
     pub score_count: u32,
-    /// Requests that gave their blocks back while this step was planned.
+    /// Requests that were preempted while this step was planned.
     pub preempted_count: u32,
     /// Time since the oldest waiting request arrived, in ns; 0 if none waits.
     pub oldest_waiting_ns: u64,
 }
 
 impl StepPlan {
-    /// An empty plan with room for so many rows.
+    /// An empty plan with capacity for `rows` rows.
     pub(crate) fn with_capacity(rows: usize) -> StepPlan {
         StepPlan { rows: Vec::with_capacity(rows), copies: Vec::with_capacity(rows), ..StepPlan::default() }
     }
 }
 
-/// The beginning of a block that one sequence gets from another's.
+/// A copy of the beginning of one sequence's block into another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The block to read.
     pub from: u32,
-    /// The block to write; nobody else holds it.
+    /// The block to write; only one sequence holds it.
     pub to: u32,
     /// Positions to copy, from the first on.
     pub tokens: u32,
@@ -45,11 +45,11 @@ pub struct BlockCopy {
 /// One sequence's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanRow {
-    /// Whose it is.
+    /// The request.
     pub id: RequestId,
     /// Index of the sequence in the scheduler's table.
     pub(crate) key: u32,
-    /// The sequence's place in the order of arrival; it tells a later holder of the same key apart.
+    /// The sequence's position in the order of arrival. It tells the sequence from a later one with the same key.
     pub(crate) ordinal: u64,
     /// Index below `max_num_seqs` that the sequence keeps while it runs.
     pub lane: u32,
@@ -57,15 +57,15 @@ pub struct PlanRow {
     pub start: u32,
     /// Tokens to compute, at least 1.
     pub len: u32,
-    /// Index among the generated tokens of the one to sample after this row; `None` for a prefill chunk that is not
+    /// Index, among the generated tokens, of the token to sample after this row; `None` for a prefill chunk that is not
     /// the last.
     pub draw: Option<u32>,
-    /// Index of the first prompt token whose logprob this row reports: the model's for that token after those before it.
-    /// The very first token of a prompt has none and is reported as itself.
+    /// Index of the first prompt token whose logprob this row reports. A prompt's first token has no logprob and is
+    /// reported without one.
     pub report_start: u32,
-    /// Prompt tokens that it reports.
+    /// Prompt tokens that this row reports.
     pub report_len: u32,
-    /// Whether the request takes part in a step for the first time.
+    /// Whether this is the request's first row.
     pub first: bool,
 }
 
@@ -76,76 +76,76 @@ impl PlanRow {
     }
 }
 
-/// What the model needs to know about a row beside the row itself, borrowed from the scheduler.
+/// What the model needs for a row beside the row itself, borrowed from the scheduler.
 #[derive(Debug, Clone, Copy)]
 pub struct RowView<'a> {
-    /// Ids of the tokens to compute. The last one is missing if an outstanding step draws it.
+    /// Ids of the tokens to compute. The last one is missing if an outstanding step samples it.
     pub tokens: &'a [u32],
     /// All known ids of the sequence: the prompt, then what was generated.
     pub ids: &'a [u32],
     /// The sequence's block table; it covers the sequence up to the end of the row.
     pub blocks: &'a [u32],
-    /// How to draw.
+    /// Sampling parameters.
     pub sampling: &'a Sampling,
     /// Length of the client's prompt.
     pub prompt_tokens: u32,
 }
 
-/// What a row of the plan came to.
+/// The model's result for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowResult {
     /// The sampled token.
     Token(u32),
-    /// Computed, and nothing to sample.
+    /// The row was computed; there was nothing to sample.
     Computed,
-    /// Computed, but no token could be drawn yet: the row comes again with its last token.
+    /// The row was computed, but no token could be sampled yet (a grammar mask is late): its last token is computed again.
     Again,
-    /// Nothing may be drawn any more: the text is complete.
+    /// No further token is allowed: the text is complete.
     Complete,
-    /// The row failed; it ends its own request and no other.
+    /// The row failed. Its request ends; no other does.
     Failed(FaultCode),
 }
 
-/// A token that a commit has made.
+/// A token that a commit produced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Whose it is.
+    /// The request.
     pub id: RequestId,
-    /// Index of the row that drew it.
+    /// Index of the row that sampled it.
     pub row: u32,
     /// The token.
     pub token: u32,
     /// Index among the generated tokens, from 0.
     pub sequence: u32,
-    /// The first one that this engine generated for the request.
+    /// Whether this is the first token that this engine generated for the request.
     pub first: bool,
-    /// The last one: the request has ended with it.
+    /// Whether the request ended with this token.
     pub last: bool,
-    /// It is the end-of-sequence token and ended the request.
+    /// Whether it is a stop token and ended the request.
     pub eos: bool,
 }
 
-/// What a step had in it.
+/// The size of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepLoad {
     /// Rows.
     pub rows: u32,
-    /// Tokens of the rows that do not decode.
+    /// Tokens of the rows that are not decode rows.
     pub prefill_tokens: u32,
 }
 
-/// What shared the steps that a request took part in, itself included.
+/// Batch statistics of one request: the sizes of the steps that it was in, its own rows included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Company {
     /// Steps.
     pub steps: u32,
-    /// Their rows, added up.
+    /// Sum of their rows.
     pub rows_sum: u64,
-    /// Rows of the largest.
+    /// Rows of the largest step.
     pub rows_max: u32,
-    /// Their prefill tokens, added up.
+    /// Sum of their prefill tokens.
     pub prefill_sum: u64,
-    /// Prefill tokens of the step that had the most.
+    /// Prefill tokens of the step with the most.
     pub prefill_max: u32,
 }
 
@@ -160,7 +160,7 @@ impl Company {
 }
 
 impl StepPlan {
-    /// What the step has in it. A row of one token that draws decodes, or costs as much as if it did.
+    /// The step's size. A row of one token that is sampled counts as a decode row; it costs the same.
     pub fn load(&self) -> StepLoad {
         let decodes = self.rows.iter().filter(|row| row.len == 1 && row.draw.is_some()).count() as u32;
         StepLoad { rows: self.rows.len() as u32, prefill_tokens: self.token_count - decodes }
@@ -170,12 +170,12 @@ impl StepPlan {
 /// A request that has left the scheduler; its blocks are free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// What the frontend is told.
+    /// The record for the frontend.
     pub finished: Finished,
-    /// Times the request gave its blocks back and was computed again.
+    /// Times the request was preempted.
     pub preemptions: u32,
-    /// What shared its steps.
+    /// Batch statistics.
     pub company: Company,
-    /// Whether an [`Event`] with `last` has said so already.
+    /// Whether an [`Event`] with `last` has announced the end already.
     pub announced: bool,
 }

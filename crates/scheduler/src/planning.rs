@@ -1,16 +1,16 @@
-//! The next step: who grows, who gives way, who starts, and how many tokens each one gets.
+//! Planning of the next step: grow block tables, preempt, start waiting requests, and share out the token budget.
 
 use crate::Scheduler;
 use crate::kv::blocks_for;
 use crate::plan::{BlockCopy, PlanRow, StepPlan};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, State};
 
-/// One block in this many is kept back from newcomers while others run, so that they can cross a few block
-/// boundaries before somebody has to be preempted.
+/// One block in this many is reserved when a request starts beside others, so that these can cross a few block
+/// boundaries before a preemption.
 const ADMISSION_RESERVE_DIVISOR: u32 = 100;
 
 impl Scheduler {
-    /// Fills the next step. The plan is empty, and needs no commit, when nothing can run.
+    /// Plans the next step. An empty plan means that nothing can run; it needs no commit.
     ///
     /// # Panics
     /// If a plan is outstanding.
@@ -25,9 +25,9 @@ impl Scheduler {
         &self.plan
     }
 
-    /// Fills the step after the outstanding one, before that one's tokens are known: its rows may stand on a token
-    /// that the outstanding step draws. `None` if that one must be committed first: nothing else can run, or blocks run
-    /// short (whoever has an outstanding row is not preempted), or a draw needs a token that is not here yet.
+    /// Plans the step after the outstanding one, before that one's tokens are known: a row may depend on a token in
+    /// flight. `None` if the outstanding step must be committed first: nothing else can run, there are too few blocks (a
+    /// sequence with an outstanding row is not preempted), or sampling needs a token that is not known yet.
     ///
     /// # Panics
     /// If not exactly one plan is outstanding.
@@ -37,7 +37,7 @@ impl Scheduler {
         if running.any(|sequence| !sequence.completes() && sequence.waits_for_token()) {
             return None;
         }
-        // Blocks taken before the pool ran dry stay with their sequences, which need them in the next step anyway.
+        // Blocks taken before the pool ran out stay with their sequences, which need them in the next step anyway.
         let grown = self.running.len();
         if !(0..grown).all(|index| self.grow_freely(index)) {
             return None;
@@ -52,7 +52,7 @@ impl Scheduler {
         Some(&self.plan)
     }
 
-    /// Makes the rows of the plan. The first `grown` running sequences have the blocks for all their tokens.
+    /// Fills the plan's rows. The first `grown` running sequences have blocks for all their tokens.
     fn fill(&mut self, grown: usize, now_ns: u64) {
         self.plan.rows.clear();
         self.plan.copies.clear();
@@ -73,22 +73,22 @@ impl Scheduler {
             let PlanRow { key, len, draw, .. } = self.plan.rows[index];
             let sequence = self.sequence_mut(key);
             sequence.computed += len;
-            sequence.drawing += u32::from(draw.is_some());
+            sequence.in_flight += u32::from(draw.is_some());
         }
         let filled = u32::from(!self.plan.rows.is_empty());
         self.plan.step += u64::from(filled);
         self.outstanding += filled;
     }
 
-    /// When the oldest waiting request arrived: the first behind the preempted ones, or one of those.
+    /// Arrival time of the oldest waiting request: a preempted one, or the first one behind those.
     fn oldest_arrived_ns(&self) -> Option<u64> {
         let queue = self.waiting.iter().map(|&key| self.sequence(key));
         let preempted = queue.clone().take_while(|sequence| sequence.preemptions > 0).count();
         queue.take(preempted + 1).map(|sequence| sequence.arrived_ns).min()
     }
 
-    /// Gives the running sequence at `index` the blocks for all its tokens, at the cost of less important ones if need
-    /// be, which may be itself. Gives the place of the next one to grow.
+    /// Gives the running sequence at `index` blocks for all its tokens. Preempts as needed, possibly the sequence itself.
+    /// Returns the index of the next sequence to grow.
     fn grow(&mut self, mut index: usize) -> usize {
         while !self.grow_freely(index) {
             let gone = self.preempt();
@@ -101,8 +101,7 @@ impl Scheduler {
         index + 1
     }
 
-    /// Gives the running sequence at `index` the blocks for all its tokens, as far as there are any. False if there are
-    /// too few.
+    /// Gives the running sequence at `index` blocks for all its tokens without preemption. False if there are too few.
     fn grow_freely(&mut self, index: usize) -> bool {
         let key = self.running[index];
         let sequence = self.sequences[key as usize].as_mut().expect("a running key names a sequence");
@@ -115,17 +114,16 @@ impl Scheduler {
         true
     }
 
-    /// The least important running request gives everything back and waits at the head of the queue. Gives the place
-    /// that it had.
+    /// Preempts a running request: frees its blocks and puts it at the front of the queue. Returns its index before.
     fn preempt(&mut self) -> usize {
-        let index = self.victim().expect("one who needs a block runs");
+        let index = self.preemption_candidate().expect("a request that needs a block is running");
         let key = self.running.remove(index);
         self.release(key);
-        let outranked = self.is_outranked(self.sequence(key).claim.priority);
+        let for_priority = self.runs_higher_than(self.sequence(key).claim.priority);
         let sequence = self.sequence_mut(key);
         sequence.computed = 0;
         sequence.preemptions += 1;
-        sequence.outranked += u32::from(outranked);
+        sequence.priority_preemptions += u32::from(for_priority);
         let tenant = sequence.tenant;
         self.tenants.preempted(tenant);
         self.waiting.push_front(key);
@@ -134,7 +132,7 @@ impl Scheduler {
         index
     }
 
-    /// Rows for those of the first `count` running sequences that lack one token, as far as the step has room.
+    /// Adds decode rows for the first `count` running sequences, as far as the budget allows.
     fn place_decodes(&mut self, count: usize) {
         for index in 0..count {
             let key = self.running[index];
@@ -146,7 +144,7 @@ impl Scheduler {
         }
     }
 
-    /// Prefill rows: of who runs, then of waiting requests, which start with them.
+    /// Adds prefill rows: for running sequences, then for waiting requests, which start with them.
     fn place_prefills(&mut self) {
         let rows_max = self.policy.prefill_rows_max.unwrap_or(u32::MAX) as usize;
         let mut next = 0;
@@ -162,25 +160,25 @@ impl Scheduler {
                 continue;
             }
             let chunk_max = self.policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
-            let owed_max = if sequence.owes_prompt_logprobs() { self.score_room() } else { u32::MAX };
-            let len = sequence.pending().min(chunk_max).min(self.room()).min(owed_max);
+            let scored_max = if sequence.lacks_prompt_logprobs() { self.score_room() } else { u32::MAX };
+            let len = sequence.pending().min(chunk_max).min(self.room()).min(scored_max);
             let row = self.row_of(key, len);
             self.prefill_rows.push(row);
         }
     }
 
-    /// Tokens that a row may have that reports logprobs of its prompt: one at least, so that nobody who runs is left out.
+    /// Most tokens of a row that scores its prompt; at least one, so that every running sequence gets a row.
     fn score_room(&self) -> u32 {
         self.score_tokens_max.saturating_sub(self.plan.score_count).max(1)
     }
 
-    /// Tokens that the step still takes.
+    /// Tokens left in the step's budget.
     fn room(&self) -> u32 {
         self.limits.max_num_batched_tokens - self.plan.token_count
     }
 
-    /// Moves the next waiting request into the running set, with blocks for all its tokens: those that the prefix cache
-    /// has, and new ones. False if there is none, or no room for it, or if it does better to wait.
+    /// Starts the next waiting request, with blocks for all its tokens: those in the prefix cache and new ones. False if
+    /// there is none, if it does not fit, or if it should wait for a prefix that is being computed.
     fn start_next(&mut self) -> bool {
         let available = self.pool.available();
         if self.free_lanes.is_empty() || available == 0 {
@@ -190,8 +188,10 @@ impl Scheduler {
         let reserve = if self.running.is_empty() { 0 } else { self.pool.total() / ADMISSION_RESERVE_DIVISOR };
         let block_size = self.limits.block_size;
         let key = self.waiting[index];
-        // Not worth a look into the cache. When nobody runs any more, all blocks are available: more than then.
-        if available <= self.sequence(key).refused_at {
+        // It did not fit with as many blocks; skip the look-up. With an empty running set all blocks are available.
+        if let State::Waiting { refused_at } = self.sequence(key).state
+            && available <= refused_at
+        {
             return false;
         }
         let tail = self.look_up(key);
@@ -202,23 +202,23 @@ impl Scheduler {
             return false;
         }
         let cached_hits = hits - self.pool.held_of(&sequence.blocks);
-        // One token more than it has: else a full last block would mean preemption in the very next step.
+        // One token more than it has: otherwise a full last block would cause a preemption in the next step.
         let soon = (sequence.len() + 1).min(sequence.length_max);
         if available - cached_hits < blocks_for(soon, block_size) - hits + reserve {
             let sequence = self.sequence_mut(key);
             sequence.blocks.clear();
-            sequence.refused_at = available;
+            sequence.state = State::Waiting { refused_at: available };
             return false;
         }
         self.start(index, tail);
         true
     }
 
-    /// Puts the blocks that the prefix cache has of a waiting sequence into its table, and gives the one that the beginning
-    /// of the next can be copied from. Takes no reference: what was found stands until a block is taken.
+    /// Looks a waiting sequence up in the prefix cache: appends whole blocks to its table and returns (block, tokens) to
+    /// copy the beginning of the next one from. Takes no references; the result is valid until a block is taken.
     fn look_up(&mut self, key: u32) -> Option<(u32, u32)> {
         let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
-        if sequence.owes_prompt_logprobs() {
+        if sequence.lacks_prompt_logprobs() {
             return None;
         }
         self.pool.find_prefix(&sequence.ids, &mut sequence.blocks);
@@ -230,12 +230,12 @@ impl Scheduler {
         self.pool.find_tail(sequence.blocks.last().copied(), rest)
     }
 
-    /// Whether a running request is about to make findable what a waiting one would compute, half of it at least and no
-    /// less than a block: then the waiting one, and with it the queue, waits for that one's first token. That one has a
-    /// row in every step, so the wait is as long as its prompt takes.
+    /// Whether a running prefill will register at least half of what this waiting request lacks, and at least a block. Then
+    /// the request, and the queue behind it, waits for that prefill's first token. A running prefill has a row in every
+    /// step, so the wait is bounded by its prompt.
     fn is_computed_by_another(&self, sequence: &Sequence, covered: u32) -> bool {
         let block_size = self.limits.block_size;
-        if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.owes_prompt_logprobs() {
+        if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.lacks_prompt_logprobs() {
             return false;
         }
         let missing = sequence.len() - covered;
@@ -251,8 +251,8 @@ impl Scheduler {
         })
     }
 
-    /// The waiting request at `index` enters the running set. Its table has what the prefix cache has; `tail` was looked up
-    /// before blocks are taken, which may take that one: its contents stand until the step begins.
+    /// Moves the waiting request at `index` into the running set. `look_up` has filled its table. Taking blocks may evict
+    /// the block of `tail`, but its contents stay until the step begins.
     fn start(&mut self, index: usize, tail: Option<(u32, u32)>) {
         let block_size = self.limits.block_size;
         let key = self.waiting.remove(index).expect("it was picked from the queue");
@@ -276,8 +276,8 @@ impl Scheduler {
             self.totals.prefix_hit_tokens += u64::from(sequence.computed);
             self.tenants.charge(sequence.tenant, sequence.len() - sequence.computed);
         }
-        sequence.refused_at = 0;
-        sequence.lane = self.free_lanes.pop();
+        let lane = self.free_lanes.pop().expect("a request starts only with a free lane");
+        sequence.state = State::Running { lane };
         self.tenants.started(sequence.tenant);
         self.running.push(key);
         self.totals.starts += 1;
@@ -293,13 +293,13 @@ impl Scheduler {
             id: sequence.id,
             key,
             ordinal: sequence.ordinal,
-            lane: sequence.lane.expect("a running sequence has a lane"),
+            lane: sequence.lane().expect("a running sequence has a lane"),
             start,
             len,
-            draw: sequence.draws_after(len).then(|| sequence.len() - sequence.prompt_tokens),
+            draw: sequence.samples_after(len).then(|| sequence.len() - sequence.prompt_tokens),
             report_start: report.start,
             report_len: report.len() as u32,
-            first: !std::mem::replace(&mut sequence.scheduled_before, true),
+            first: !std::mem::replace(&mut sequence.had_row, true),
         };
         self.plan.score_count += row.report_len;
         row

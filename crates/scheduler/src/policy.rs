@@ -1,67 +1,66 @@
-//! What an operator may choose: the cache, the shape of prefill, and who of the waiting goes next.
+//! The operator's choices: the prefix cache, the shape of prefill, and the order of admission.
 //!
-//! Who goes next is decided in this order: the tenant that was served least ([`crate::tenants`]), its most important
-//! requests, of these whoever was preempted, and then the operator's choice.
+//! The next request is chosen in this order: the tenant that was served least ([`crate::tenants`]), the highest priority
+//! among its requests, preempted requests before others, and then the operator's admission policy.
 //!
-//! No choice lets a request starve. One that has seen [`Policy::overtaken_max`] others start goes before all others of
-//! its tenant and priority, and every fourth start of its tenant is its own as soon as it is the oldest. So among the
-//! requests of one tenant it sees at most [`Policy::overtaken_max`] starts and then four for each that stands before it.
-//! It is preempted in favour of more important ones at most four times.
+//! No policy starves a request. A request that [`Policy::overtaken_max`] others have overtaken goes before all others of
+//! its tenant and priority; once it is its tenant's oldest, it also gets every fourth start of that tenant. So it waits
+//! for at most [`Policy::overtaken_max`] starts of its tenant, and then for four per request ahead of it. It is preempted
+//! for a higher priority at most four times.
 
 use crate::Scheduler;
 use crate::sequence::Sequence;
 
 /// Waiting requests that [`Admission::Pack`] looks at.
 const LOOKAHEAD_WINDOW: usize = 64;
-/// [`Admission::Shortest`] takes a request for this many tokens longer with each one that started before it arrived.
+/// [`Admission::Shortest`] adds this many tokens to a request's length for each request that started before it arrived.
 const AGEING_TOKENS_PER_START: u64 = 16;
-/// [`Admission::Deadline`]: a longer prompt than this has proportionally more time.
+/// [`Admission::Deadline`]: the deadline of a longer prompt is proportionally later.
 const TARGET_PROMPT_TOKENS: u64 = 256;
-/// While a tenant's requests differ in priority, every so many of its starts go to its oldest request if that has been
-/// overtaken [`Policy::overtaken_max`] times, whatever its priority.
+/// While a tenant's requests differ in priority, one start in this many goes to its oldest request, whatever its
+/// priority, once that request has been overtaken [`Policy::overtaken_max`] times.
 const AGED_STARTS_EVERY: u64 = 4;
-/// A request is preempted in favour of more important ones so often, and then no more.
-const OUTRANKED_MAX: u32 = 4;
-/// Steps in a row that prompts may have for themselves before every decoding request gets its token again.
+/// Most times a request is preempted for a higher priority.
+const PRIORITY_PREEMPTIONS_MAX: u32 = 4;
+/// Most steps in a row in which prefill comes before decode.
 pub(crate) const PREFILL_FIRST_STEPS_MAX: u32 = 4;
 
-/// Who of the waiting requests goes next.
+/// The order in which waiting requests start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Admission {
-    /// The one that arrived first.
+    /// First come, first served.
     #[default]
     Fifo,
     /// The shortest of the first 64 in order of arrival.
     Pack,
-    /// The shortest of all, where who arrives later counts as longer.
+    /// The shortest of all. Each start before a request's arrival adds to its length, so that a long request ages.
     Shortest,
-    /// The one whose deadline is first.
+    /// The earliest deadline.
     Deadline {
-        /// From arrival to the deadline of a prompt of up to 256 tokens, in ns; longer prompts have proportionally
-        /// more.
+        /// From arrival to the deadline of a prompt of up to 256 tokens, in ns; proportionally more for longer prompts.
         target_ns: u64,
     },
 }
 
-/// The switches of a scheduler, fixed for its life.
+/// The scheduler's policies. They do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// Keep the KV blocks of what was computed for requests that begin alike.
+    /// Keep computed KV blocks for later requests with the same prefix.
     pub prefix_cache: bool,
-    /// With the cache: copy the first part of a block too, if a request goes on differently in the middle of it.
+    /// With the prefix cache: copy the common beginning of a block when a request diverges inside it.
     pub prefix_partial: bool,
-    /// With the cache: whoever begins like a request whose prompt is being computed waits until that is there.
+    /// With the prefix cache: a request that shares the prefix of a prompt in prefill waits until that prefix is cached.
     pub prefix_wait: bool,
-    /// Who of the waiting requests goes next.
+    /// The order in which waiting requests start.
     pub admission: Admission,
     /// Most prompt tokens of one request in one step; `None`: the step's own limit.
     pub prefill_chunk_tokens_max: Option<u32>,
     /// Most requests with prompt tokens in one step; `None`: the step's own limit.
     pub prefill_rows_max: Option<u32>,
-    /// So many requests in prefill, those that wait for it included, get a step's tokens before decodes do; `None`:
+    /// Prefill comes before decode in a step while at least this many requests are in prefill or wait for it; `None`:
     /// never.
     pub prefill_first_from: Option<u32>,
-    /// Starts of others after which a waiting request is overtaken no more.
+    /// Starts of other requests after which a waiting request is no longer overtaken.
     pub overtaken_max: u32,
 }
 
@@ -81,8 +80,8 @@ impl Default for Policy {
 }
 
 impl Scheduler {
-    /// Place in the queue of the request that goes next. O(1), O(window) or O(queue), by policy; O(queue) while the
-    /// requests that are here differ in priority or tenant.
+    /// Queue index of the next request to start. O(1), O(window) or O(queue), by policy; O(queue) while requests
+    /// differ in priority or tenant.
     pub(crate) fn pick(&self) -> Option<usize> {
         let alike = self.ranked == 0 && self.tenants.live() <= 1;
         let front = self.sequence(*self.waiting.front()?);
@@ -120,37 +119,37 @@ impl Scheduler {
         }
     }
 
-    /// Of the tenants with waiting requests the one that was served least; of equals the one that has waited longest.
+    /// The least-served tenant with waiting requests; among equals, the one with the oldest request.
     fn next_tenant(&self) -> Option<u32> {
         let queue = self.waiting.iter().map(|&key| self.sequence(key));
         let next = queue.min_by_key(|sequence| (self.tenants.served(sequence.tenant), sequence.ordinal));
         next.map(|sequence| sequence.tenant)
     }
 
-    /// Whether it has seen so many others start that it is overtaken no more.
+    /// Whether the request is no longer overtaken.
     fn is_aged(&self, sequence: &Sequence) -> bool {
         self.totals.starts - sequence.starts_before >= u64::from(self.policy.overtaken_max)
     }
 
-    /// Place in the running set of the request that gives way when blocks run out: the least important one, of those
-    /// the one that started last. Whoever was outranked [`OUTRANKED_MAX`] times is more important than all who were
-    /// not, and of two such the one that arrived first.
-    pub(crate) fn victim(&self) -> Option<usize> {
+    /// Index in the running set of the request to preempt: the lowest priority, among equals the one that started last.
+    /// A request that was preempted for a higher priority [`PRIORITY_PREEMPTIONS_MAX`] times ranks above all others;
+    /// among such requests the oldest ranks highest.
+    pub(crate) fn preemption_candidate(&self) -> Option<usize> {
         let running = self.running.iter().map(|&key| self.sequence(key)).enumerate();
         let last = running.max_by_key(|(index, sequence)| {
-            let protected = sequence.outranked >= OUTRANKED_MAX;
+            let protected = sequence.priority_preemptions >= PRIORITY_PREEMPTIONS_MAX;
             let arrival = if protected { sequence.ordinal } else { 0 };
             (!protected, if protected { 0 } else { sequence.claim.priority }, arrival, *index)
         });
         last.map(|(index, _)| index)
     }
 
-    /// Whether somebody who runs is more important than this one.
-    pub(crate) fn is_outranked(&self, priority: i32) -> bool {
+    /// Whether a running request has a higher priority than this.
+    pub(crate) fn runs_higher_than(&self, priority: i32) -> bool {
         self.ranked > 0 && self.running.iter().any(|&key| self.sequence(key).claim.priority < priority)
     }
 
-    /// Whether prompts get this step's tokens before decodes do.
+    /// Whether prefill comes before decode in this step.
     pub(crate) fn prefill_first(&mut self) -> bool {
         let first = self.prefill_first_steps < PREFILL_FIRST_STEPS_MAX
             && self.policy.prefill_first_from.is_some_and(|from| {

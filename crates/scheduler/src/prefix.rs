@@ -1,18 +1,18 @@
 //! The prefix tree: which KV blocks hold which tokens after which prefix.
 //!
-//! A node is a block. It is found by the node before it and by its own token ids, which are compared in full, so
-//! a hash collision never shares a wrong block. Every node has a serial number that is used once; a child names its
-//! parent by that, so taking a node out makes everything below it unreachable and nothing else has to be touched.
-//! Unreachable nodes grow old and leave like all others.
+//! A node is a block. It is found by its parent and its own token ids, which are compared in full, so a hash collision
+//! never shares a wrong block. Every node has a serial number that is used once, and a child names its parent by it.
+//! Removing a node therefore makes everything below it unreachable without touching it; unreachable nodes age and are
+//! evicted like all others.
 //!
-//! Only whole blocks are shared, and nobody writes into a whole block. A node may be the first tokens of a block to which
-//! its holder still writes behind them: a *tail*. It is never shared, but like the beginning of a whole block it can be
-//! copied by whoever goes on differently, so each node also stands in a list of those after the same parent.
+//! Only whole blocks are shared, and a whole block is never written. A node may also be the first tokens of a block that
+//! its holder still writes behind: a *tail*. A tail is never shared, but a request that diverges inside it can copy its
+//! beginning, as it can with a whole block. For that each node is also in a list of its siblings.
 //!
-//! Idle nodes, those that nobody holds, stand in a list from the least recently used on. Holders give a block back
-//! after the blocks that follow it and hold it as long as those, so a node leaves the list before its parent does.
+//! Idle nodes, those without a holder, are in a list in the order of their last use. A holder releases a block after the
+//! blocks that follow it, so a node is evicted before its parent.
 //!
-//! Everything has its final size from the start: one node per block, nothing is allocated later.
+//! All tables have their final size from the start: one node per block.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -23,7 +23,7 @@ pub(crate) const ROOT: u64 = 0;
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    /// Unlike that of any other node, ever; [`ROOT`] means that the block is no node.
+    /// Unique over all time; [`ROOT`] if the block is no node.
     serial: u64,
     parent: u64,
     /// The next node of the same bucket.
@@ -48,10 +48,10 @@ const VACANT: Node = Node {
     newer: NONE,
 };
 
-/// Nodes after the same parent that [`PrefixTree::find_tail`] looks at, the youngest first.
+/// Most siblings that [`PrefixTree::find_tail`] compares, the youngest first.
 const SIBLINGS_SEEN_MAX: usize = 32;
 
-/// See the module's head.
+/// See the module's documentation.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixTree {
     block_size: usize,
@@ -63,10 +63,10 @@ pub(crate) struct PrefixTree {
     buckets: Vec<u32>,
     /// First node of each list of siblings, by parent; as many.
     families: Vec<u32>,
-    /// Keyed by chance, so that no client can choose prompts that share a bucket.
+    /// Randomly keyed, so that a client cannot choose prompts that share a bucket.
     hasher: RandomState,
     serials_used: u64,
-    /// Ends of the list of idle nodes.
+    /// Both ends of the list of idle nodes.
     oldest: u32,
     newest: u32,
     idle_count: u32,
@@ -103,7 +103,7 @@ impl PrefixTree {
         (serial != ROOT).then_some(serial)
     }
 
-    /// The node that holds `tokens` after `parent`.
+    /// The node with `tokens` after `parent`.
     pub(crate) fn find(&self, parent: u64, tokens: &[u32]) -> Option<u32> {
         let mut block = self.buckets[self.bucket(parent, tokens)];
         while block != NONE {
@@ -116,8 +116,8 @@ impl PrefixTree {
         None
     }
 
-    /// The node after `parent` that begins with the most of `tokens`, and with how many: at least one, at most all of
-    /// them. O([`SIBLINGS_SEEN_MAX`]).
+    /// The node after `parent` with the longest common beginning with `tokens`, and its length, at least 1.
+    /// O([`SIBLINGS_SEEN_MAX`]).
     pub(crate) fn find_tail(&self, parent: u64, tokens: &[u32]) -> Option<(u32, u32)> {
         let (mut block, mut best) = (self.families[self.family(parent)], None);
         for _ in 0..SIBLINGS_SEEN_MAX {
@@ -137,7 +137,7 @@ impl PrefixTree {
         best
     }
 
-    /// Makes a held block the node of `tokens` after `parent`; there is none yet. Fewer tokens than a block make a tail.
+    /// Makes a held block the node of `tokens` after `parent`; there must be none yet. Fewer tokens than a block make a tail.
     pub(crate) fn insert(&mut self, block: u32, parent: u64, tokens: &[u32]) {
         debug_assert!(self.serial(block).is_none());
         self.serials_used += 1;
@@ -157,7 +157,7 @@ impl PrefixTree {
         self.tokens[block as usize * self.block_size..][..tokens.len()].copy_from_slice(tokens);
     }
 
-    /// Takes out a node that is not idle. What stands below it can no longer be found.
+    /// Removes a node that is not idle. Nodes below it become unreachable.
     pub(crate) fn remove(&mut self, block: u32) {
         let Node { parent, bucket_next, sibling_before, sibling_next, .. } = self.nodes[block as usize];
         let family = self.family(parent);
@@ -185,7 +185,7 @@ impl PrefixTree {
         self.nodes[block as usize] = VACANT;
     }
 
-    /// Nobody holds the node any more; it is now the most recently used of the idle ones.
+    /// Makes a node idle, as the most recently used one.
     pub(crate) fn rest(&mut self, block: u32) {
         let older = std::mem::replace(&mut self.newest, block);
         match older {
@@ -197,7 +197,7 @@ impl PrefixTree {
         self.idle_count += 1;
     }
 
-    /// An idle node gets a holder, or is about to be taken out.
+    /// Takes a node off the idle list.
     pub(crate) fn wake(&mut self, block: u32) {
         let node = &mut self.nodes[block as usize];
         let (older, newer) = (node.older, node.newer);
@@ -213,7 +213,7 @@ impl PrefixTree {
         self.idle_count -= 1;
     }
 
-    /// Takes out the least recently used idle node and gives its block.
+    /// Removes the least recently used idle node and returns its block.
     pub(crate) fn evict(&mut self) -> Option<u32> {
         let block = self.oldest;
         if block == NONE {

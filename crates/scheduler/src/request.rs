@@ -1,8 +1,8 @@
-//! What a scheduler works within and what it is given.
+//! The scheduler's limits and its input.
 
 use pinion_protocol::{Claim, Fault, RequestId, Sampling};
 
-/// The sizes that a scheduler works within, fixed for its life.
+/// The scheduler's limits. They do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Most sequences in the running set.
@@ -22,7 +22,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Most sequences that run at once: each of them gets at least one token in every step.
+    /// Most sequences that run at once. Each gets at least one token in every step.
     pub(crate) fn running_max(&self) -> u32 {
         self.max_num_seqs.min(self.max_num_batched_tokens)
     }
@@ -31,11 +31,11 @@ impl Limits {
 /// A request as it arrives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Whose it is.
+    /// Its id.
     pub id: RequestId,
-    /// How important it is, and on whose account it runs.
+    /// Tenant, weight and priority.
     pub claim: Claim,
-    /// How to draw, and how many.
+    /// Sampling parameters and the number of tokens.
     pub sampling: Sampling,
     /// Prompt ids, then ids that were already generated elsewhere.
     pub ids: Vec<u32>,
@@ -43,11 +43,11 @@ pub struct Request {
     pub prompt_tokens: u32,
 }
 
-/// Why a request was not taken.
+/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// The same request is here already and goes on undisturbed.
+    /// The scheduler has this request already; that one is not affected.
     Duplicate,
-    /// It cannot run; the client is told why.
+    /// It cannot run. The fault is the client's answer.
     Fault(Fault),
 }

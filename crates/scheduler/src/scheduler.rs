@@ -1,10 +1,10 @@
-//! The tables, and what happens to them outside of planning: admission, commit and the ways out.
+//! The scheduler's tables, and every operation on them but planning: admit, commit, end and discard.
 
 use crate::kv::{BlockPool, blocks_for};
 use crate::plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
 use crate::policy::Policy;
 use crate::request::{Limits, Refusal, Request};
-use crate::sequence::Sequence;
+use crate::sequence::{Progress, Sequence, State};
 use crate::tenants::Tenants;
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Fault, FaultCode, RequestId};
@@ -19,18 +19,18 @@ pub struct Totals {
     pub generated_tokens: u64,
     /// Requests that left through the finished queue.
     pub finished: u64,
-    /// Times a request gave its blocks back.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Times a request entered the running set, again after a preemption included.
+    /// Times a request entered the running set, including after a preemption.
     pub starts: u64,
-    /// Tokens of requests at their first start: what was looked for in the prefix cache.
+    /// Tokens looked up in the prefix cache: those of each request at its first start.
     pub prefix_query_tokens: u64,
-    /// How many of them were found there.
+    /// How many of them it held.
     pub prefix_hit_tokens: u64,
 }
 
-/// See the crate's head. `plan` and `commit` alternate, or `plan_ahead` and `commit` while a plan is outstanding;
-/// everything else may be called at any time.
+/// See the crate's documentation. `plan` and `commit` alternate, or, with one step in flight, `plan_ahead` and `commit`.
+/// Everything else may be called at any time.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) limits: Limits,
@@ -42,26 +42,26 @@ pub struct Scheduler {
     pub(crate) by_id: HashMap<RequestId, u32>,
     /// Keys in the order in which they started.
     pub(crate) running: Vec<u32>,
-    /// Keys of the preempted ones in the order of their starts, then of the others in the order of arrival.
+    /// Keys: first the preempted requests in the order of their starts, then the others in the order of arrival.
     pub(crate) waiting: VecDeque<u32>,
     pub(crate) free_lanes: Vec<u32>,
     pub(crate) tenants: Tenants,
-    /// Requests of another priority than 0.
+    /// Requests with a priority other than 0.
     pub(crate) ranked: u32,
     /// Whether requests have ever differed in priority or tenant.
     pub(crate) mixed: bool,
     next_ordinal: u64,
     /// The last plan.
     pub(crate) plan: StepPlan,
-    /// The one before it, if both are outstanding.
+    /// The plan before it, if both are outstanding.
     pub(crate) earlier: StepPlan,
-    /// Plans that wait for their commit: 0, 1 or 2.
+    /// Plans without a commit yet: 0, 1 or 2.
     pub(crate) outstanding: u32,
-    /// Prefill rows of the plan in the making.
+    /// Prefill rows of the plan being filled.
     pub(crate) prefill_rows: Vec<PlanRow>,
-    /// Steps in a row, up to the last one, in which prompts came before decodes.
+    /// Steps in a row, up to the last one, in which prefill came before decode.
     pub(crate) prefill_first_steps: u32,
-    /// Prompt tokens of a step whose logprobs are reported, at most, but for one token of each row.
+    /// Most prompt tokens that a step scores, not counting one per row.
     pub(crate) score_tokens_max: u32,
     events: Vec<Event>,
     finished: Vec<Ended>,
@@ -72,15 +72,15 @@ impl Scheduler {
     /// An empty scheduler with the default [`Policy`].
     ///
     /// # Panics
-    /// If a limit is 0: they come from a checked configuration.
+    /// If a limit is 0. The configuration has checked them.
     pub fn new(limits: Limits) -> Self {
         Self::with_policy(limits, Policy::default())
     }
 
-    /// An empty scheduler. All its tables have their final size from here on.
+    /// An empty scheduler. Its tables have their final size from here on.
     ///
     /// # Panics
-    /// If a limit is 0: they come from a checked configuration.
+    /// If a limit is 0. The configuration has checked them.
     pub fn with_policy(limits: Limits, policy: Policy) -> Self {
         assert!(limits.max_num_seqs > 0 && limits.max_num_batched_tokens > 0, "a step has room for a token");
         assert!(limits.block_size > 0 && limits.block_count > 0, "the KV pool is not empty");
@@ -119,17 +119,17 @@ impl Scheduler {
         }
     }
 
-    /// From the next plan on, rows that report logprobs of their prompts have so many tokens together, and one each at
-    /// least: their scoring and their records are what a step is slowed by.
+    /// Limits the prompt tokens that one step scores, from the next plan on; each row still scores at least one. Scoring
+    /// and its records slow a step down.
     pub fn limit_scores(&mut self, tokens_max: u32) {
         self.score_tokens_max = tokens_max;
     }
 
-    /// Takes a request into the queue. One that brings along all it could generate ends at once, through the finished
-    /// queue like every other. This is the only place where a request's storage is allocated.
+    /// Queues a request. A resumed request that is already complete ends at once, through the finished queue like every
+    /// other. This is the only place that allocates a request's storage.
     ///
     /// # Errors
-    /// [`Refusal`]: it is here already, it can never fit, or the queue is full. Nothing has changed then.
+    /// [`Refusal`]: the request is a duplicate, can never fit, or the queue is full. Nothing changes then.
     pub fn admit(&mut self, request: Request, now_ns: u64) -> Result<(), Refusal> {
         if self.by_id.contains_key(&request.id) {
             return Err(Refusal::Duplicate);
@@ -141,7 +141,7 @@ impl Scheduler {
         };
         let Request { id, claim, sampling, mut ids, prompt_tokens } = request;
         let resumed_tokens = ids.len() as u32 - prompt_tokens;
-        // A request that goes on has told of its prompt before.
+        // A resumed request has reported its prompt before.
         let asks = sampling.prompt_logprobs.is_some() && resumed_tokens == 0;
         ids.reserve_exact(length_max as usize - ids.len());
         let block_count = blocks_for(length_max, self.limits.block_size) as usize;
@@ -155,28 +155,26 @@ impl Scheduler {
             resumed_tokens,
             length_max,
             computed: 0,
-            drawing: 0,
+            in_flight: 0,
             blocks: Vec::with_capacity(block_count),
             registered: 0,
             copied_from: None,
-            drawn: false,
-            put_off: false,
+            progress: Progress::Prefill,
             cached_tokens: 0,
             reported: if asks { 0 } else { prompt_tokens },
-            lane: None,
+            state: State::Waiting { refused_at: 0 },
             ordinal: self.next_ordinal,
             starts_before: self.totals.starts,
             arrived_ns: now_ns,
-            scheduled_before: false,
-            refused_at: 0,
+            had_row: false,
             preemptions: 0,
-            outranked: 0,
+            priority_preemptions: 0,
             company: Company::default(),
         };
         self.next_ordinal += 1;
         self.ranked += u32::from(claim.priority != 0);
         self.mixed |= self.ranked > 0 || self.tenants.live() > 1;
-        let over = sequence.end(self.limits.eos).filter(|_| !sequence.owes_prompt_logprobs());
+        let over = sequence.end(self.limits.eos).filter(|_| !sequence.lacks_prompt_logprobs());
         self.sequences[key as usize] = Some(sequence);
         self.by_id.insert(id, key);
         self.waiting.push_back(key);
@@ -218,7 +216,7 @@ impl Scheduler {
         &self.plan
     }
 
-    /// The plan that the next commit is for: the oldest outstanding one, or the last one if none is.
+    /// The plan that the next commit is for: the oldest outstanding one, else the last one.
     pub fn oldest_plan(&self) -> &StepPlan {
         if self.outstanding == 2 { &self.earlier } else { &self.plan }
     }
@@ -226,7 +224,7 @@ impl Scheduler {
     /// Tokens and blocks of a row of the current plan.
     ///
     /// # Panics
-    /// If the row's request was discarded since.
+    /// If the row's request has been discarded since.
     pub fn row(&self, row: &PlanRow) -> RowView<'_> {
         let sequence = self.sequence(row.key);
         assert_eq!(sequence.ordinal, row.ordinal, "a plan's rows are read before anything is discarded");
@@ -241,23 +239,23 @@ impl Scheduler {
         }
     }
 
-    /// All ids of a row's request, unless it has ended since the plan.
+    /// All ids of a row's request; `None` if it has ended since the plan.
     pub fn ids_of(&self, row: &PlanRow) -> Option<&[u32]> {
         let sequence = self.sequences[row.key as usize].as_ref();
         sequence.filter(|sequence| sequence.ordinal == row.ordinal).map(|sequence| sequence.ids.as_slice())
     }
 
-    /// Applies what the model answered, one result per row of the oldest outstanding plan, and gives the new tokens in
-    /// row order. A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests
-    /// that ended since the plan are skipped.
+    /// Applies the model's results, one per row of the oldest outstanding plan, and returns the new tokens in row order.
+    /// A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests that ended
+    /// since the plan are skipped.
     ///
-    /// A request that ends here may have a row in a plan that was made ahead. That row is stale: its token is skipped,
-    /// and its blocks are given back now although the row may still write to them. That is safe because a device runs
-    /// steps in the order of their launches, so whoever gets such a block writes later; and a block that the prefix
-    /// cache knows is whole, while a row only writes behind the tokens that are whole.
+    /// A request that ends here may have a row in the next plan, which was made ahead. That row is stale: its token is
+    /// skipped, and its blocks are freed now although the row may still write to them. That is safe. A device runs steps
+    /// in launch order, so the block's next holder writes later. A registered block is whole, and a row writes only
+    /// behind whole blocks.
     ///
     /// # Panics
-    /// If there is another number of results than rows.
+    /// If the numbers of results and rows differ.
     pub fn commit(&mut self, results: &[RowResult]) -> &[Event] {
         self.events.clear();
         let rows = if self.outstanding == 0 { 0 } else { self.oldest_plan().rows.len() };
@@ -283,7 +281,7 @@ impl Scheduler {
         };
         let prompt_left = sequence.prompt_tokens.saturating_sub(row.start);
         self.totals.prompt_tokens += u64::from(row.len.min(prompt_left));
-        sequence.drawing -= u32::from(row.draw.is_some());
+        sequence.in_flight -= u32::from(row.draw.is_some());
         sequence.company.join(load);
         if row.report_len > 0 && !matches!(result, RowResult::Failed(_)) {
             sequence.reported = row.report().end;
@@ -309,14 +307,16 @@ impl Scheduler {
                 }
             }
             (None, RowResult::Computed) => {
-                // Nothing is to be generated: the prompt is all there is.
-                if sequence.ids.len() as u32 >= sequence.length_max && !sequence.owes_prompt_logprobs() {
+                // The request generates nothing; its prompt is complete.
+                if sequence.ids.len() as u32 >= sequence.length_max && !sequence.lacks_prompt_logprobs() {
                     self.leave(row.key, FinishReason::Length, false);
                 }
             }
             (Some(_), RowResult::Again) => {
                 sequence.computed -= 1;
-                sequence.put_off = !sequence.drawn;
+                if sequence.progress == Progress::Prefill {
+                    sequence.progress = Progress::AwaitingMask;
+                }
             }
             (Some(_), RowResult::Complete) => self.leave(row.key, FinishReason::Stop, false),
             (_, RowResult::Failed(code)) => {
@@ -332,8 +332,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes the whole blocks of the first `computed` tokens findable. Only called when a token was drawn after them: it
-    /// depends on all KV before it, so nothing that was not finite becomes findable.
+    /// Registers the whole blocks of the first `computed` tokens in the prefix cache. Called only after a token was sampled
+    /// from them: the token depends on all KV before it, so no non-finite value is registered.
     fn register(&mut self, key: u32, computed: u32) {
         let sequence = self.sequences[key as usize].as_mut().expect("a key names a sequence");
         let block_size = self.limits.block_size as usize;
@@ -344,8 +344,8 @@ impl Scheduler {
             sequence.blocks[index] = self.pool.register(sequence.blocks[index], before, tokens);
         }
         sequence.registered = sequence.registered.max(whole as u32);
-        let first = !std::mem::replace(&mut sequence.drawn, true);
-        if first && self.policy.prefix_partial {
+        let before = std::mem::replace(&mut sequence.progress, Progress::Sampled);
+        if before != Progress::Sampled && self.policy.prefix_partial {
             let tail = &sequence.ids[whole * block_size..computed as usize];
             let before = whole.checked_sub(1).map(|before| sequence.blocks[before]);
             if let Some(&block) = sequence.blocks.get(whole) {
@@ -354,31 +354,31 @@ impl Scheduler {
         }
     }
 
-    /// A request had a number that is not finite. Wherever it came from, nobody shares this request's KV any more.
+    /// Takes a request's blocks out of the prefix cache: it had a non-finite value, which may be in any of them.
     fn forget(&mut self, key: u32) {
         let sequence = self.sequences[key as usize].as_ref().expect("a key names a sequence");
         let copied =
             sequence.copied_from.filter(|&(block, contents)| self.pool.contents(block) == Some(contents));
-        // Those that are not findable are not touched.
+        // Has no effect on blocks that are not registered.
         for block in sequence.blocks.iter().copied().chain(copied.map(|(block, _)| block)) {
             self.pool.forget(block);
         }
     }
 
-    /// Empties the prefix cache. Requests that are here go on undisturbed.
+    /// Empties the prefix cache. Current requests are not affected.
     pub fn clear_prefix_cache(&mut self) {
         self.pool.clear_cache();
     }
 
-    /// Ends a request wherever it is; it leaves through the finished queue. False if it is not here (any more).
+    /// Ends a running or waiting request; it leaves through the finished queue. False if there is no such request.
     pub fn end(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(key) = self.unlink(id) else { return false };
         self.leave(key, reason, false);
         true
     }
 
-    /// Forgets a request wherever it is, even in the finished queue: nothing about it comes out after this. Does
-    /// nothing if it is not here.
+    /// Removes a request, also from the finished queue: nothing is reported about it after this. Does nothing if there is
+    /// no such request.
     pub fn discard(&mut self, id: RequestId) {
         self.finished.retain(|ended| ended.finished.id != id);
         if let Some(key) = self.unlink(id) {
@@ -386,12 +386,12 @@ impl Scheduler {
         }
     }
 
-    /// The requests that ended since the last call, each exactly once in its life, in the order of their ends.
+    /// The requests that ended since the last call, in that order. Each request appears exactly once.
     pub fn drain_finished(&mut self) -> std::vec::Drain<'_, Ended> {
         self.finished.drain(..)
     }
 
-    /// Takes a request out of the running set or the queue.
+    /// Removes a request from the running set or the queue.
     fn unlink(&mut self, id: RequestId) -> Option<u32> {
         let key = *self.by_id.get(&id)?;
         if let Some(index) = self.running.iter().position(|&running| running == key) {
@@ -410,7 +410,7 @@ impl Scheduler {
     }
 
     fn remove(&mut self, key: u32) -> Sequence {
-        let waited = self.sequence(key).lane.is_none();
+        let waited = self.sequence(key).is_waiting();
         self.release(key);
         let sequence = self.sequences[key as usize].take().expect("a key names a sequence");
         self.by_id.remove(&sequence.id);
@@ -420,15 +420,16 @@ impl Scheduler {
         sequence
     }
 
-    /// Gives back the blocks and the lane of a sequence.
+    /// Frees a sequence's blocks and lane; it then counts as waiting.
     pub(crate) fn release(&mut self, key: u32) {
         let sequence = self.sequences[key as usize].as_mut().expect("a key names a sequence");
         for block in sequence.blocks.drain(..).rev() {
             self.pool.release(block);
         }
         (sequence.registered, sequence.copied_from) = (0, None);
-        (sequence.drawn, sequence.put_off) = (false, false);
-        self.free_lanes.extend(sequence.lane.take());
+        sequence.progress = Progress::Prefill;
+        self.free_lanes.extend(sequence.lane());
+        sequence.state = State::Waiting { refused_at: 0 };
     }
 
     pub(crate) fn sequence(&self, key: u32) -> &Sequence {
@@ -439,22 +440,22 @@ impl Scheduler {
         self.sequences[key as usize].as_mut().expect("a key names a sequence")
     }
 
-    /// Running requests in the order in which they started.
+    /// Running requests in the order of their starts.
     pub fn running(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
         self.running.iter().map(|&key| self.sequence(key).id)
     }
 
-    /// Waiting requests: the preempted ones, then the others in order of arrival.
+    /// Waiting requests: the preempted ones, then the others in the order of arrival.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
         self.waiting.iter().map(|&key| self.sequence(key).id)
     }
 
-    /// Whether no request is here. The finished queue may still hold some that have ended.
+    /// Whether no request runs or waits. The finished queue may still hold some that have ended.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// The block pool, to read its numbers.
+    /// The block pool, for its counts.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }

@@ -1,20 +1,20 @@
-//! Fair shares: how many tokens each tenant was served, weighted, so that the one that was served least goes next.
+//! Fair sharing: a weighted count of the tokens served to each tenant. The tenant served least goes next.
 //!
-//! This is the virtual token counter of Sheng et al. (Fairness in Serving Large Language Models, OSDI 2024): a tenant
-//! is charged for the prompt tokens that its requests compute when they first start, and for each token drawn. Who comes
-//! (back) into the queue starts at the least of those who wait there, so nobody saves up a claim while away, nor while
-//! one long text of his is written.
+//! This is the virtual token counter of Sheng et al. (Fairness in Serving Large Language Models, OSDI 2024). A tenant is
+//! charged for the prompt tokens that its requests compute at their first start, and for each sampled token. When a
+//! tenant gets its first waiting request, its counter is raised to the minimum of the waiting tenants, so it accumulates
+//! no credit while it is idle or only decodes.
 //!
-//! So what two waiting tenants were served differs by at most D, the largest (prompt + running requests · output) / weight of
-//! any: whoever is ahead was the last in line when it last started, and since then only its running requests have drawn. A
-//! start costs its tenant a token at least, so while a tenant's next request waits another starts no more than
-//! 1 + weight · (D + what the waiting tenant's own running requests draw) times, however many requests it sends.
+//! The counters of two waiting tenants therefore differ by at most D, the largest (prompt + running requests · output) /
+//! weight of any: the tenant that is ahead was the least served when it last started, and since then only its running
+//! requests have sampled. A start costs a tenant at least one token, so while one tenant's request waits, another tenant
+//! starts at most 1 + weight · (D + what the waiting tenant's running requests sample) requests, however many it sends.
 //!
-//! With one tenant all of this changes nothing.
+//! With one tenant none of this has an effect.
 
 use std::collections::HashMap;
 
-/// Tenants without a request that are remembered, so that who pauses does not come back as if new.
+/// Tenants without requests whose counters are kept, so that a tenant that pauses does not come back as a new one.
 const IDLE_TENANTS_MAX: usize = 1024;
 /// What a token costs a tenant of weight 1.
 const TOKEN_UNITS: u64 = 1 << 16;
@@ -23,31 +23,31 @@ const TOKEN_UNITS: u64 = 1 << 16;
 struct Tenant {
     name: u64,
     weight: u32,
-    /// In units.
+    /// Weighted, in [`TOKEN_UNITS`].
     served: u64,
     starts: u64,
-    /// Requests that are here.
+    /// Requests, running and waiting.
     requests: u32,
-    /// How many of them wait.
+    /// Waiting requests.
     waiting: u32,
 }
 
-/// The bounded table of those who have requests here, and of some who had.
+/// A bounded table of the tenants with requests, and of some that had requests lately.
 #[derive(Debug, Clone)]
 pub(crate) struct Tenants {
     table: Vec<Tenant>,
     by_name: HashMap<u64, u32>,
     capacity: usize,
-    /// Tenants with requests here.
+    /// Tenants with requests.
     live: u32,
-    /// Whose request started last.
+    /// The tenant whose request started last.
     last: Option<u32>,
-    /// What that one had been served, if it is forgotten.
+    /// That tenant's counter, if it has been dropped from the table.
     floor: u64,
 }
 
 impl Tenants {
-    /// For so many requests at a time. Nothing is allocated later.
+    /// A table for `requests_max` concurrent requests. Nothing is allocated later.
     pub(crate) fn new(requests_max: u32) -> Self {
         let capacity = requests_max as usize + IDLE_TENANTS_MAX;
         Tenants {
@@ -60,8 +60,8 @@ impl Tenants {
         }
     }
 
-    /// One more request of a tenant. Gives the tenant's place in the table, which it keeps while it has requests.
-    /// O(1), or O(tenants) for the first request of one.
+    /// Adds a request of a tenant and returns the tenant's index, which is stable while it has requests. O(1), or
+    /// O(tenants) for a tenant's first request.
     pub(crate) fn enter(&mut self, name: u64, weight: u32) -> u32 {
         let index = match self.by_name.get(&name) {
             Some(&index) => index,
@@ -75,7 +75,7 @@ impl Tenants {
         index
     }
 
-    /// One more of its requests waits: a new one, or one that was preempted.
+    /// Counts a waiting request: a new or a preempted one.
     fn wait(&mut self, index: u32) {
         if self.table[index as usize].waiting == 0 {
             let queue = self.table.iter().filter(|tenant| tenant.waiting > 0).map(|tenant| tenant.served);
@@ -87,7 +87,7 @@ impl Tenants {
         self.table[index as usize].waiting += 1;
     }
 
-    /// Takes a new place, or else that of the tenant without requests that was served least: it loses the least.
+    /// Adds a tenant; in a full table it replaces the idle tenant that was served least, which loses the least.
     fn insert(&mut self, name: u64) -> u32 {
         let tenant = Tenant { name, weight: 1, served: 0, starts: 0, requests: 0, waiting: 0 };
         let index = if self.table.len() < self.capacity {
@@ -108,7 +108,7 @@ impl Tenants {
         index as u32
     }
 
-    /// A request has left, from the queue or not.
+    /// Removes a request. `waited`: it was in the queue.
     pub(crate) fn leave(&mut self, index: u32, waited: bool) {
         let tenant = &mut self.table[index as usize];
         tenant.requests -= 1;
@@ -116,7 +116,7 @@ impl Tenants {
         self.live -= u32::from(tenant.requests == 0);
     }
 
-    /// One of its requests has started.
+    /// Counts a start.
     pub(crate) fn started(&mut self, index: u32) {
         let tenant = &mut self.table[index as usize];
         tenant.starts += 1;
@@ -124,40 +124,40 @@ impl Tenants {
         self.last = Some(index);
     }
 
-    /// One of its running requests waits again.
+    /// Counts a preempted request as waiting.
     pub(crate) fn preempted(&mut self, index: u32) {
         self.wait(index);
     }
 
-    /// Starts of its requests since it is in the table.
+    /// Starts since the tenant entered the table.
     pub(crate) fn starts(&self, index: u32) -> u64 {
         self.table[index as usize].starts
     }
 
-    /// It is served so many tokens.
+    /// Charges a tenant for `tokens`.
     pub(crate) fn charge(&mut self, index: u32, tokens: u32) {
         let tenant = &mut self.table[index as usize];
         let units = u64::from(tokens) * TOKEN_UNITS / u64::from(tenant.weight);
         tenant.served = tenant.served.saturating_add(units);
     }
 
-    /// What it was served, weighted.
+    /// The tenant's weighted counter.
     pub(crate) fn served(&self, index: u32) -> u64 {
         self.table[index as usize].served
     }
 
-    /// Tenants with requests here.
+    /// Tenants with requests.
     pub(crate) fn live(&self) -> u32 {
         self.live
     }
 
-    /// Checks the counts against the tenants of all requests that are here, and whether each waits.
+    /// Checks the counts against all requests' (tenant, waits).
     pub(crate) fn check(&self, tenants_of_requests: impl Iterator<Item = (u32, bool)>) {
         let requests: u32 = self.table.iter().map(|tenant| tenant.requests).sum();
         let waiting: u32 = self.table.iter().map(|tenant| tenant.waiting).sum();
         let (mut count, mut queue) = (0, 0);
         for (index, waits) in tenants_of_requests {
-            assert!(self.table[index as usize].requests > 0, "a request's tenant is here");
+            assert!(self.table[index as usize].requests > 0, "a request's tenant is in the table");
             assert!(!waits || self.table[index as usize].waiting > 0, "a waiting request's tenant waits");
             (count, queue) = (count + 1, queue + u32::from(waits));
         }
@@ -174,7 +174,7 @@ mod tests {
     const TOKEN: u64 = TOKEN_UNITS;
 
     #[test]
-    fn who_comes_starts_at_the_least_of_those_who_wait() {
+    fn a_tenant_that_joins_the_queue_starts_at_the_least_of_the_waiting_ones() {
         let mut tenants = Tenants::new(8);
         let [a, b] = [1, 2].map(|name| tenants.enter(name, 1));
         tenants.charge(a, 100);
@@ -184,20 +184,24 @@ mod tests {
         tenants.leave(b, true);
         tenants.charge(c, 50);
         assert_eq!(tenants.enter(2, 1), b);
-        assert_eq!(tenants.served(b), 90 * TOKEN, "one that paused has saved nothing");
+        assert_eq!(tenants.served(b), 90 * TOKEN, "a pause gives no credit");
         tenants.leave(a, true);
         assert_eq!(tenants.enter(1, 1), a);
-        assert_eq!(tenants.served(a), 100 * TOKEN, "and has not lost what it owed");
+        assert_eq!(tenants.served(a), 100 * TOKEN, "and cancels no debt");
         tenants.started(b);
         tenants.leave(b, false);
         [a, c].into_iter().for_each(|tenant| tenants.leave(tenant, true));
         let d = tenants.enter(4, 1);
-        assert_eq!((tenants.served(d), tenants.live()), (90 * TOKEN, 1), "nobody waits: as who started last");
+        assert_eq!(
+            (tenants.served(d), tenants.live()),
+            (90 * TOKEN, 1),
+            "an empty queue: as the tenant that started last"
+        );
         tenants.check([(d, true)].into_iter());
     }
 
     #[test]
-    fn who_only_runs_saves_nothing_either() {
+    fn a_tenant_that_only_decodes_accumulates_no_credit() {
         let mut tenants = Tenants::new(8);
         let [writes, sends] = [1, 2].map(|name| tenants.enter(name, 1));
         [writes, sends].into_iter().for_each(|tenant| tenants.started(tenant));
@@ -205,11 +209,11 @@ mod tests {
         tenants.charge(writes, 10);
         tenants.charge(sends, 500);
         tenants.enter(1, 1);
-        assert_eq!(tenants.served(writes), 500 * TOKEN, "a new one of who has one under way");
+        assert_eq!(tenants.served(writes), 500 * TOKEN, "a new request of a tenant that has one running");
         tenants.started(writes);
         tenants.charge(sends, 70);
         tenants.preempted(writes);
-        assert_eq!(tenants.served(writes), 570 * TOKEN, "and one that comes back");
+        assert_eq!(tenants.served(writes), 570 * TOKEN, "and a preempted one");
         tenants.check([(writes, true), (writes, false), (sends, true), (sends, false)].into_iter());
     }
 
@@ -233,8 +237,8 @@ mod tests {
             tenants.leave(index, false);
         }
         assert_eq!(tenants.table.len(), 2 + IDLE_TENANTS_MAX);
-        assert!(tenants.by_name.contains_key(&7), "whoever owes most is remembered longest");
-        assert!(tenants.by_name.contains_key(&u64::MAX), "whoever is here is not forgotten");
+        assert!(tenants.by_name.contains_key(&7), "the tenant served most is kept longest");
+        assert!(tenants.by_name.contains_key(&u64::MAX), "a tenant with a request is kept");
         tenants.check([(stays, true)].into_iter());
     }
 }
