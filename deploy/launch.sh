@@ -19,7 +19,7 @@ esac
 setup
 cd "$ROOT"
 say "building the release binaries (the first build takes several minutes)"
-roles=(launcher frontend tokenizer engine detokenizer)
+roles=(launcher hub frontend tokenizer engine detokenizer)
 cargo build --release --locked "${roles[@]/#/--package=pinion-}"
 
 if [ "${1:-}" = --setup-only ]; then

@@ -11,6 +11,7 @@ use std::ffi::OsString;
 pub(crate) enum Request {
     Serve,
     ShowConfig,
+    Pull,
     /// The words that follow.
     Trace(Vec<String>),
     Version,
@@ -22,7 +23,7 @@ pub(crate) enum Request {
     Unknown,
 }
 
-const COMMANDS: &str = "serve, config show, trace, bench, help, version";
+const COMMANDS: &str = "serve, pull, config show, trace, bench, help, version";
 
 /// Reads the arguments. Help and version win over everything else, faults included.
 pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Collector) -> (Request, Typed) {
@@ -40,6 +41,7 @@ pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Colle
     }
     let (request, rest) = match words.first().map(String::as_str) {
         Some("serve") => (Request::Serve, &words[1..]),
+        Some("pull") => (Request::Pull, &words[1..]),
         Some("config") => {
             if words.get(1).is_none_or(|word| word != "show") {
                 faults.add(&line, "`config` is followed by `show`");
@@ -86,7 +88,7 @@ fn read_flags(words: &[String], faults: &mut Collector) -> Typed {
             if word.starts_with('-') {
                 faults.add(&Origin::Flag(word.clone()), "no such flag; every flag begins with two dashes");
             } else if let Some(first) = folder.replace(word) {
-                faults.add(&Origin::CommandLine, format!("two model folders: `{first}` and `{word}`"));
+                faults.add(&Origin::CommandLine, format!("two models: `{first}` and `{word}`"));
             }
             continue;
         };
@@ -119,7 +121,7 @@ fn read_flags(words: &[String], faults: &mut Collector) -> Typed {
     if let Some(folder) = folder {
         let model = find("model").expect("the table has a model");
         if let Some((_, other, flag)) = typed.iter().find(|(option, ..)| option.name == model.name) {
-            faults.add(&Origin::Flag(flag.clone()), format!("two model folders: `{folder}` and `{other}`"));
+            faults.add(&Origin::Flag(flag.clone()), format!("two models: `{folder}` and `{other}`"));
         }
         typed.insert(0, (model, folder.clone(), "the model folder".to_owned()));
     }

@@ -26,6 +26,25 @@ called `pinion` are passed over. `pinion config show [flags]` prints every value
 `pin = true` / `false`. CPU sets are lists of numbers and ranges: `2-3,8`. Underscores in a flag or key count as dashes.
 ";
 
+const HUB: &str = "
+## Models of the hub
+
+`pinion pull ORG/NAME[@REV] [flags]` downloads a model of the Hugging Face hub into the cache and prints its folder;
+`pinion serve ORG/NAME[@REV]` does the same before anything else starts. REV is a branch, a tag or a commit; `main` unless
+it is named. A flag `--hub-*`, its variable or its key goes before the variables that other programs read as well:
+
+| variable | meaning |
+|---|---|
+| `HF_HOME` | folder of the cache (`hub`) and of the token (`token`); `~/.cache/huggingface`, or below `XDG_CACHE_HOME` |
+| `HF_HUB_CACHE` | the cache itself; `--hub-cache` |
+| `HF_ENDPOINT` | the hub or a mirror; `--hub-endpoint` |
+| `HF_HUB_OFFLINE` | `1`: nothing is downloaded; `--hub-offline` |
+| `HF_TOKEN`, `HF_TOKEN_PATH` | the access token, or a file with it; no flag, because flags are seen by everybody on the machine |
+| `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY` | a proxy on the way |
+
+What is pulled, what can go wrong and what is kept: docs/OPERATIONS.md.
+";
+
 const PLAN: &str = "
 ## The CPU plan
 
@@ -63,6 +82,7 @@ pub fn markdown() -> String {
             let _ = writeln!(page, "{}", row(option));
         }
     }
+    page.push_str(HUB);
     page.push_str(PLAN);
     page.push_str("\n## Exit codes\n\n| code | meaning |\n|---|---|\n");
     for exit in Exit::ALL {

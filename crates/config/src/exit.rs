@@ -20,11 +20,13 @@ pub enum Exit {
     RestartLimit = 6,
     /// The drain deadline passed, a second signal came, or a role was gone, while requests were open: they were cut.
     DrainCut = 7,
+    /// The model could not be pulled from the hub, or the pull was stopped by a signal.
+    Pull = 8,
 }
 
 impl Exit {
     /// Every code.
-    pub const ALL: [Exit; 8] = [
+    pub const ALL: [Exit; 9] = [
         Exit::Ok,
         Exit::System,
         Exit::Usage,
@@ -33,6 +35,7 @@ impl Exit {
         Exit::Start,
         Exit::RestartLimit,
         Exit::DrainCut,
+        Exit::Pull,
     ];
 
     /// The number that the process ends with.
@@ -55,6 +58,7 @@ impl Exit {
             Exit::DrainCut => {
                 "The drain deadline passed, a second signal came, or a role was gone, while requests were open: they were cut."
             }
+            Exit::Pull => "The model could not be pulled from the hub, or the pull was stopped by a signal.",
         }
     }
 }

@@ -55,7 +55,8 @@ fn short() -> String {
     }
     format!(
         "Serve a large language model from separate, pinned processes.\n\n\
-         Usage:\n  pinion serve DIR [flags]\n  pinion config show [flags]    every value and where it comes from\n  \
+         Usage:\n  pinion serve DIR [flags]      DIR, or ORG/NAME[@REV] of the hub\n  \
+         pinion pull ORG/NAME[@REV]    download a model; prints its folder\n  pinion config show [flags]    every value and where it comes from\n  \
          pinion bench ...              measure a server (docs/BENCHMARKING.md)\n  \
          pinion trace                  what a running service does, for Perfetto; see pinion help trace\n  \
          pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \

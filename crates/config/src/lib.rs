@@ -16,6 +16,7 @@ mod fairness;
 mod fake;
 mod fault;
 mod help;
+mod hub;
 mod lifecycle;
 mod machine;
 mod model_folder;
@@ -39,6 +40,7 @@ pub use exit::Exit;
 pub use fairness::{FairShare, Fairness};
 pub use fake::Fake;
 pub use fault::{ConfigFault, Faults, Origin};
+pub use hub::{HubModel, HubToken, PullCommand};
 pub use lifecycle::Lifecycle;
 pub use machine::{Cpu, Machine};
 pub use observe::{Observe, Profiler, nvtx_injection};
@@ -49,13 +51,19 @@ pub use topology::{Edge, Process, Topology};
 pub use trace_command::TraceCommand;
 
 use command_line::Request;
+use sources::{Environment, Settings};
 use std::ffi::OsString;
+use std::path::Path;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// `pinion serve`.
     Serve(Box<Config>),
+    /// `pinion pull`: [`pull_command`] reads the same words in the process that does it.
+    Pull(PullCommand),
+    /// `pinion serve` of a model of the hub: it has to be pulled first, then [`parse_pulled`] goes on.
+    PullFirst(PullCommand),
     /// `pinion trace`.
     Trace(TraceCommand),
     /// `pinion --version`: the caller prints its version.
@@ -80,26 +88,52 @@ pub fn parse(
     env: impl IntoIterator<Item = (OsString, OsString)>,
     machine: &Machine,
 ) -> Result<Command, Faults> {
+    parse_pulled(args, env, machine, None)
+}
+
+/// The same once the model of the hub that the command line names lies in the folder `pulled`.
+pub fn parse_pulled(
+    args: impl IntoIterator<Item = OsString>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
+    machine: &Machine,
+    pulled: Option<&Path>,
+) -> Result<Command, Faults> {
     let mut faults = fault::Collector::default();
+    let environment = Environment::new(env);
     let (request, typed) = command_line::split(args, &mut faults);
     match request {
         Request::Version => return Ok(Command::Version),
         Request::Bench(arguments) => return Ok(Command::Bench(arguments)),
         Request::Trace(words) => {
-            let key = env.into_iter().find(|(name, _)| name == "PINION_API_KEY");
-            let key = key.and_then(|(_, key)| key.into_string().ok());
+            let key = environment.text("PINION_API_KEY").map(str::to_owned);
             let command = trace_command::read(&words, key, &mut faults);
             faults.into_result()?;
             return Ok(Command::Trace(command));
         }
         Request::Help(topic) => return Ok(Command::Help(help::text(topic.as_deref()))),
         Request::Unknown => return Err(Faults(faults.0)),
-        Request::Serve | Request::ShowConfig => {}
+        Request::Serve | Request::ShowConfig | Request::Pull => {}
     }
-    let settings = sources::settle(typed, env, &mut faults);
+    let mut settings = sources::settle(typed, &environment, &mut faults);
+    if request == Request::Pull {
+        return pull(&settings, &environment, faults).map(Command::Pull);
+    }
     if request == Request::ShowConfig && !settings.is_set("model") {
         faults.into_result()?;
         return Ok(Command::ShowConfig(show::text(&settings, None)));
+    }
+    if let Some(model) = hub::named(&settings) {
+        let Some(folder) = pulled else {
+            // What can be wrong without the model is told before it is downloaded.
+            resolve::check_all_but_model(&settings, machine, &mut faults);
+            let command = hub::pull(model, &settings, &environment, &mut faults);
+            faults.into_result()?;
+            return Ok(match request {
+                Request::ShowConfig => Command::ShowConfig(show::text(&settings, None)),
+                _ => Command::PullFirst(command),
+            });
+        };
+        settings.use_pulled(&model.repository, folder);
     }
     let config = resolve::resolve(&settings, machine, &mut faults);
     faults.into_result()?;
@@ -108,4 +142,30 @@ pub fn parse(
         Request::ShowConfig => Command::ShowConfig(show::text(&settings, Some(&config))),
         _ => Command::Serve(Box::new(config)),
     })
+}
+
+/// What this process, started with the words of `pinion pull` or `pinion serve`, is to pull.
+pub fn pull_command() -> Result<PullCommand, Faults> {
+    let mut faults = fault::Collector::default();
+    let environment = Environment::new(std::env::vars_os());
+    let (_, typed) = command_line::split(std::env::args_os().skip(1), &mut faults);
+    let settings = sources::settle(typed, &environment, &mut faults);
+    pull(&settings, &environment, faults)
+}
+
+fn pull(
+    settings: &Settings,
+    environment: &Environment,
+    mut faults: fault::Collector,
+) -> Result<PullCommand, Faults> {
+    let text = settings.text("model").unwrap_or_default();
+    let Some(model) = HubModel::parse(text) else {
+        let reason = "a model of the hub is named by ORG/NAME or ORG/NAME@REV, as in Qwen/Qwen3-0.6B";
+        let reason = if text.is_empty() { reason.to_owned() } else { format!("`{text}`: {reason}") };
+        faults.add(&fault::Origin::CommandLine, reason);
+        return Err(Faults(faults.0));
+    };
+    let command = hub::pull(model, settings, environment, &mut faults);
+    faults.into_result()?;
+    Ok(command)
 }

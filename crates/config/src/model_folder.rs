@@ -19,7 +19,7 @@ pub(crate) fn read(dir: &Path, backend: Backend, faults: &mut Collector) -> Opti
         let reason = if dir.exists() {
             "is a file; a Hugging Face folder is expected"
         } else {
-            "no such folder; a local Hugging Face folder is expected, nothing is downloaded"
+            "no such folder; a Hugging Face folder is expected, or ORG/NAME for a model of the hub"
         };
         faults.add(&origin(dir), reason);
         return None;

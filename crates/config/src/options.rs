@@ -20,8 +20,16 @@ const PEERS_MAX: u64 = pinion_protocol::limits::PEERS_PER_ROLE_MAX as u64;
 #[rustfmt::skip]
 pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "model", group: Model, kind: Folder, preset: Required,
-        help: "Hugging Face folder to serve: config.json, tokenizer.json and (torch) model.safetensors. \
+        help: "Hugging Face folder to serve: config.json, tokenizer.json and (torch) model.safetensors. ORG/NAME or \
+               ORG/NAME@REV is a model of the hub, which is pulled first; a folder of that name goes before it. \
                `pinion serve DIR` is short for it." },
+    Opt { name: "hub-cache", group: Model, kind: Folder,
+        preset: WorkedOut("HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub"),
+        help: "Where models of the hub are kept, in the layout that transformers and vLLM share." },
+    Opt { name: "hub-endpoint", group: Model, kind: Text, preset: WorkedOut("HF_ENDPOINT, else https://huggingface.co"),
+        help: "The hub, or a mirror of it." },
+    Opt { name: "hub-offline", group: Model, kind: Switch, preset: WorkedOut("HF_HUB_OFFLINE, else off"),
+        help: "Take models of the hub from the cache alone; no connection is made." },
     Opt { name: "served-model-name", group: Model, kind: Text, preset: WorkedOut("the folder's name"),
         help: "Name that clients put into the `model` field." },
     Opt { name: "backend", group: Model, preset: Is("torch"),
@@ -317,6 +325,8 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("max-batch-prefill-tokens", "max-num-batched-tokens", ""),
     ("max-concurrent-requests", "max-inflight", ""),
     ("model-path", "model", ""),
+    ("download-dir", "hub-cache", ""),
+    ("revision", "", "write ORG/NAME@REV as the model"),
     ("tensor-parallel-size", "", "one engine on one device is served"),
     ("allowed-origins", "cors-origin", ""),
     ("api-keys", "api-key", ""),

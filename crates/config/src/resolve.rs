@@ -34,7 +34,10 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
     let backend = backend(settings);
     Observe::check(settings, backend, faults);
     let Some(dir) = settings.text("model").map(PathBuf::from) else {
-        faults.add(&Origin::Flag("--model".into()), "is required: the folder of the model to serve");
+        faults.add(
+            &Origin::Flag("--model".into()),
+            "is required: the folder of the model to serve, or ORG/NAME for one of the hub",
+        );
         plan_cpus(settings, machine, backend, faults);
         check_batch(settings, faults);
         return None;
@@ -43,6 +46,12 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
     let config = from_facts(settings, machine, &dir, facts, faults)?;
     check_rings(&config, machine, faults);
     Some(config)
+}
+
+/// Notes what is wrong with everything but the model, which is not here yet.
+pub(crate) fn check_all_but_model(settings: &Settings, machine: &Machine, faults: &mut Collector) {
+    Observe::check(settings, backend(settings), faults);
+    from_facts(settings, machine, Path::new("."), None, faults);
 }
 
 /// Rings are prefaulted, and there is one for every pair of processes that talk.

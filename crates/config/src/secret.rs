@@ -11,7 +11,8 @@ pub(crate) const ORIGINS_MAX: usize = 64;
 const ORIGIN_BYTES_MAX: usize = 256;
 
 /// Environment variables that no role process may inherit.
-pub const SECRET_VARIABLES: [&str; 1] = ["PINION_API_KEY"];
+pub const SECRET_VARIABLES: [&str; 3] =
+    ["PINION_API_KEY", crate::hub::TOKEN_VARIABLES[0], crate::hub::TOKEN_VARIABLES[1]];
 
 /// The keys of which a client must have one. Neither `Debug` nor `config show` shows them.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

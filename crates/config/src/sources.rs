@@ -63,6 +63,15 @@ impl Settings {
         self.0.insert(name, Setting { value, origin });
     }
 
+    /// The model of the hub has become a folder; clients go on calling it by its repository.
+    pub(crate) fn use_pulled(&mut self, repository: &str, folder: &std::path::Path) {
+        let origin = self.origin("model");
+        if !self.is_set("served-model-name") {
+            self.set("served-model-name", Value::Text(repository.to_owned()), Origin::Default);
+        }
+        self.set("model", Value::Text(folder.display().to_string()), origin);
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&Setting> {
         debug_assert!(find(name).is_some(), "{name} is not in the table");
         self.0.get(name)
@@ -122,16 +131,28 @@ impl Settings {
     }
 }
 
+/// The process's variables, for those who want one by its name.
+#[derive(Debug)]
+pub(crate) struct Environment(Vec<(OsString, OsString)>);
+
+impl Environment {
+    pub(crate) fn new(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Environment {
+        Environment(variables.into_iter().collect())
+    }
+
+    /// Its value; an empty one, or one that is not UTF-8, counts as none.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
+        value.to_str().filter(|text| !text.is_empty())
+    }
+}
+
 /// Flags as they were typed: (option, value, the flag's spelling).
 pub(crate) type Typed = Vec<(&'static Opt, String, String)>;
 
 /// Merges all sources. `typed` comes from the command line, already split.
-pub(crate) fn settle(
-    typed: Typed,
-    env: impl IntoIterator<Item = (OsString, OsString)>,
-    faults: &mut Collector,
-) -> Settings {
-    let variables = read_variables(env, faults);
+pub(crate) fn settle(typed: Typed, environment: &Environment, faults: &mut Collector) -> Settings {
+    let variables = read_variables(&environment.0, faults);
     let file =
         typed.iter().rev().find(|(option, ..)| option.name == "config").map(|(_, path, _)| path.clone());
     let file =
@@ -149,14 +170,14 @@ pub(crate) fn settle(
     settings
 }
 
-fn read_variables(env: impl IntoIterator<Item = (OsString, OsString)>, faults: &mut Collector) -> Typed {
+fn read_variables(environment: &[(OsString, OsString)], faults: &mut Collector) -> Typed {
     let mut variables = Vec::new();
-    for (name, value) in env {
+    for (name, value) in environment {
         let Some(name) = name.to_str().filter(|n| n.starts_with("PINION_")).map(str::to_owned) else {
             continue;
         };
-        let value = value.into_string();
-        let text = value.as_deref().unwrap_or("");
+        let value = value.to_str();
+        let text = value.unwrap_or("");
         if SCRIPT_VARIABLES.contains(&name.as_str()) || is_service_link(&name, text) {
             continue;
         }
@@ -167,8 +188,8 @@ fn read_variables(env: impl IntoIterator<Item = (OsString, OsString)>, faults: &
                 let hint = hint(&bare, |option| option.variable());
                 faults.add(&origin, format!("no such option{hint}"));
             }
-            (Some(_), Err(_)) => faults.add(&origin, "is not valid UTF-8"),
-            (Some(option), Ok(text)) => variables.push((option, text, name)),
+            (Some(_), None) => faults.add(&origin, "is not valid UTF-8"),
+            (Some(option), Some(text)) => variables.push((option, text.to_owned(), name)),
         }
     }
     variables.sort_by(|a, b| a.2.cmp(&b.2));

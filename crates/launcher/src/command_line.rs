@@ -3,13 +3,14 @@
 
 use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
-use crate::{ending, serve};
+use crate::{ending, pull, serve};
 use pinion_config::{Command, Config, Exit, Machine, Topology};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -21,7 +22,20 @@ const BENCH_BINARY: &str = "pinion-bench";
 /// Parses once, then runs the command. `threads` are the roles that are linked into this binary, if they are.
 pub fn run(threads: Option<RoleMain>) -> ExitCode {
     let machine = Machine::detect();
-    let command = match pinion_config::parse(std::env::args_os().skip(1), std::env::vars_os(), &machine) {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let parsed = |folder: Option<&Path>| {
+        pinion_config::parse_pulled(arguments.clone(), std::env::vars_os(), &machine, folder)
+    };
+    let command = match parsed(None) {
+        Ok(Command::PullFirst(_)) => match pull::folder(&beside_this(pull::BINARY), &arguments) {
+            Ok(folder) => parsed(Some(&folder)),
+            Err(end) => {
+                return ending::report(&end).map_or(Exit::System, |()| end.code).into();
+            }
+        },
+        other => other,
+    };
+    let command = match command {
         Ok(command) => command,
         Err(faults) => {
             eprintln!("{faults}");
@@ -31,7 +45,11 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
     match command {
         Command::Version => print(concat!("pinion ", env!("CARGO_PKG_VERSION"))),
         Command::Help(text) | Command::ShowConfig(text) => print(&text),
-        Command::Bench(arguments) => return become_bench(&arguments),
+        Command::Bench(arguments) => return become_program(BENCH_BINARY, BENCH_BINARY, &arguments),
+        // The process reads the same words.
+        Command::Pull(_) | Command::PullFirst(_) => {
+            return become_program(pull::BINARY, "pinion-hub", &arguments);
+        }
         Command::Trace(command) => return crate::trace::run(&command).into(),
         Command::Serve(config) => return run_service(*config, threads),
     }
@@ -71,16 +89,20 @@ fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
     }
 }
 
-/// Replaces this process by the benchmark tool.
-fn become_bench(arguments: &[String]) -> ExitCode {
-    let own = std::env::current_exe().unwrap_or_default();
-    let binary = own.with_file_name(BENCH_BINARY);
+/// Replaces this process by a program that stands beside it.
+fn become_program(name: &str, package: &str, arguments: &[impl AsRef<OsStr>]) -> ExitCode {
+    let binary = beside_this(name);
     let error = std::process::Command::new(&binary).args(arguments).exec();
     eprintln!(
-        "pinion: error: cannot start {}: {error}; `cargo build --release --package {BENCH_BINARY}` makes it",
+        "pinion: error: cannot start {}: {error}; `cargo build --release --package {package}` makes it",
         binary.display()
     );
     Exit::System.into()
+}
+
+/// The path of a program in this one's folder.
+fn beside_this(name: &str) -> PathBuf {
+    std::env::current_exe().unwrap_or_default().with_file_name(name)
 }
 
 /// Replaces this process. Thread pools read their variables once, when they are loaded, so those of the engine

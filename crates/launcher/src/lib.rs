@@ -11,6 +11,7 @@ mod host;
 pub mod member;
 mod port;
 pub mod profile;
+mod pull;
 pub mod restart;
 pub mod serve;
 mod signals;

@@ -1,6 +1,7 @@
 //! Tests of the configuration through its public face. Start with `sources`.
 
 mod documentation;
+mod hub;
 mod lists;
 mod machines;
 mod model_folders;

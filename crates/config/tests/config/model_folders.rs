@@ -151,7 +151,10 @@ fn no_folder_at_all() {
     let tree = Tree::new();
     let file = tree.file("weights.bin", "x");
     for (dir, reason) in [
-        ("/no/such/model", "no such folder; a local Hugging Face folder is expected, nothing is downloaded"),
+        (
+            "/no/such/model",
+            "no such folder; a Hugging Face folder is expected, or ORG/NAME for a model of the hub",
+        ),
         (file.as_str(), "is a file; a Hugging Face folder is expected"),
     ] {
         let faults = run_on(&machine(), &["serve", dir, "--port", "x"], &[]).unwrap_err();

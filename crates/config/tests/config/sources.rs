@@ -116,7 +116,7 @@ fn one_fault_each() {
             "--engine-threads: 2 threads on 1 CPU(s) (7) wait for each other; give the engine more with --cpus-engine"
                 .into(),
         ),
-        (vec!["other-folder"], format!("--model: two model folders: `other-folder` and `{}`", model.text())),
+        (vec!["other-folder"], format!("--model: two models: `other-folder` and `{}`", model.text())),
         (
             vec!["--dtype", "bf16"],
             "--dtype: this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto".into(),
@@ -168,15 +168,18 @@ fn commands() {
     let Ok(Command::Serve(config)) = run(&["serve", &dir]) else { panic!("a folder without --model") };
     assert_eq!((config.model_dir.as_path(), config.backend), (model.path(), Backend::Torch));
     let needs = run(&["serve"]).unwrap_err().to_string();
-    assert_eq!(needs, "--model: is required: the folder of the model to serve");
+    assert_eq!(
+        needs,
+        "--model: is required: the folder of the model to serve, or ORG/NAME for one of the hub"
+    );
     for (args, reason) in [
         (
             vec!["server", "--prt", "1"],
-            "command line: `server` is no command; there are serve, config show, trace, bench, help, version",
+            "command line: `server` is no command; there are serve, pull, config show, trace, bench, help, version",
         ),
         (
             vec!["--model", &dir],
-            "command line: a command comes first: serve, config show, trace, bench, help, version",
+            "command line: a command comes first: serve, pull, config show, trace, bench, help, version",
         ),
         (vec!["config", "--model", &dir], "command line: `config` is followed by `show`"),
     ] {

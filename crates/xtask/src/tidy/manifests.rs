@@ -30,6 +30,8 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("detokenizer", Siblings::Only(ROLE_KNOWS)),
     ("engine", Siblings::Only(ROLE_KNOWS)),
     ("launcher", Siblings::Only(ROLE_KNOWS)),
+    // TLS and outbound connections: nothing depends on it.
+    ("hub", Siblings::Only(&["config"])),
     // The roles as threads of one process: the only crate that knows several of them.
     ("in-process", Siblings::Any),
     // Tools stand outside: they may look at anything, and nothing of the server may depend on them.

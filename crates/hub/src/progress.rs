@@ -1,0 +1,110 @@
+//! How far a pull is: a line that is drawn again on a terminal, a line each ten seconds elsewhere. All on stderr.
+
+use std::collections::VecDeque;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Between two drawings on a terminal.
+const DRAW_EVERY: Duration = Duration::from_millis(200);
+/// The rate is that of so long.
+const RATE_OVER: Duration = Duration::from_secs(10);
+
+/// Writes a line for the operator, above the one that is drawn again.
+pub(crate) fn say(text: &str) {
+    let mut out = std::io::stderr().lock();
+    let clear = if out.is_terminal() { "\r\x1b[K" } else { "" };
+    // Without a reader there is nobody to tell.
+    let _ = writeln!(out, "{clear}{text}");
+}
+
+/// What is shown, and when it was shown last.
+pub(crate) struct Progress {
+    total: u64,
+    is_terminal: bool,
+    shown: Instant,
+    /// Bytes at moments of the last ten seconds.
+    samples: VecDeque<(Instant, u64)>,
+}
+
+impl Progress {
+    pub(crate) fn new(total: u64, done: u64) -> Progress {
+        let now = Instant::now();
+        Progress {
+            total,
+            is_terminal: std::io::stderr().is_terminal(),
+            shown: now,
+            samples: [(now, done)].into(),
+        }
+    }
+
+    /// How often to call [`Progress::show`].
+    pub(crate) fn tick(&self) -> Duration {
+        if self.is_terminal { DRAW_EVERY } else { LINE_EVERY / 10 }
+    }
+
+    pub(crate) fn show(&mut self, done: u64) {
+        let now = Instant::now();
+        self.samples.push_back((now, done));
+        while self.samples.len() > 2 && now - self.samples[0].0 > RATE_OVER {
+            self.samples.pop_front();
+        }
+        let every = if self.is_terminal { DRAW_EVERY } else { LINE_EVERY };
+        if now - self.shown < every {
+            return;
+        }
+        self.shown = now;
+        let (then, before) = self.samples[0];
+        let rate = done.saturating_sub(before) as f64 / (now - then).as_secs_f64().max(1e-3);
+        let text = line(done, self.total, rate);
+        if self.is_terminal {
+            let mut out = std::io::stderr().lock();
+            let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
+        } else {
+            say(&text);
+        }
+    }
+}
+
+/// `pulling  45 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left`
+fn line(done: u64, total: u64, rate: f64) -> String {
+    let share = (done as f64 / total.max(1) as f64 * 100.0).min(100.0);
+    let head = format!("pulling {share:3.0} %, {} of {}", bytes(done), bytes(total));
+    if rate < 1.0 {
+        return format!("{head}, nothing comes");
+    }
+    let left = (total.saturating_sub(done) as f64 / rate).ceil() as u64;
+    let left = match left {
+        0..60 => format!("{left} s"),
+        60..3600 => format!("{} min {} s", left / 60, left % 60),
+        _ => format!("{} h {} min", left / 3600, left / 60 % 60),
+    };
+    format!("{head}, {}/s, {left} left", bytes(rate as u64))
+}
+
+/// In the units that the hub's pages have: thousands.
+pub(crate) fn bytes(count: u64) -> String {
+    let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "kB")];
+    match units.into_iter().find(|(unit, _)| count >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", count as f64 / unit as f64),
+        None => format!("{count} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_share_bytes_rate_and_time() {
+        for (done, rate, expected) in [
+            (1_200_000_000, 34_100_000.0, "pulling  46 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left"),
+            (0, 1_000_000.0, "pulling   0 %, 0 bytes of 2.6 GB, 1.0 MB/s, 43 min 20 s left"),
+            (0, 100_000.0, "pulling   0 %, 0 bytes of 2.6 GB, 100.0 kB/s, 7 h 13 min left"),
+            (2_600_000_000, 0.0, "pulling 100 %, 2.6 GB of 2.6 GB, nothing comes"),
+        ] {
+            assert_eq!(line(done, 2_600_000_000, rate), expected);
+        }
+    }
+}
