@@ -369,7 +369,7 @@ dry_run() {
     fi
     check device 30 device || die "$(last_words "$OUT/device.log")"
     find_torch
-    stage make_model 60 "$HERE/xtask" make-model tiny --out "$MODEL" --deviation 0.2 || die "there is no model: $(last_words "$OUT/make_model.log")"
+    stage make_model 60 "$HERE/xtask" make-model gpt2 --size tiny --out "$MODEL" --deviation 0.2 || die "there is no model: $(last_words "$OUT/make_model.log")"
 }
 
 run() { # run OUT [--dry-run OBJECT]

@@ -14,10 +14,11 @@ usage: cargo xtask <chore>
 
   tidy                     test the tree: sizes, banned words, dependency direction, dead files, stale documents
   docs                     write docs/CONFIGURATION.md from the configuration crate
-  make-model gpt2|tiny [--out DIR] [--seed N] [--dtype f32|bf16] [--deviation X]
-                           write a Hugging Face folder of GPT-2's shape: random weights, the real tokenizer
-                           (default target/models/gpt2-124m, seed 0, f32, deviation of the linears 0.02); tiny: two small layers, a
-                           token a byte. With a larger deviation a greedy token depends on more than the one before it";
+  make-model FAMILY [--size S] [--out DIR] [--seed N] [--dtype f32|bf16] [--deviation X] [--shards N]
+                           write a Hugging Face folder of a published shape: random weights, a real tokenizer, the family's
+                           special tokens (default target/models/FAMILY-SIZE, seed 0, f32, deviation of the linears 0.02, one
+                           file). gpt2 (124m), llama (1b), smollm2 (135m), qwen3 (0.6b), gemma3 (270m), and `tiny` of each.
+                           With a larger deviation a greedy token depends on more than the one before it";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

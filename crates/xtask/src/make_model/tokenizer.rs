@@ -19,7 +19,7 @@ const MERGE_COUNT: usize = 50_000;
 /// The tokenizer, ready to be saved as tokenizer.json.
 pub(super) fn gpt2() -> Result<Tokenizer, String> {
     let ranks = tiktoken_rs::r50k_base().map_err(|error| format!("r50k ranks: {error}"))?;
-    let tokens = ordinary_tokens(&ranks);
+    let tokens = ordinary_tokens(&ranks, END_OF_TEXT_ID);
     let merges = recover_merges(&tokens);
     if merges.len() != MERGE_COUNT {
         return Err(format!("{} merges recovered from the ranks, GPT-2 has {MERGE_COUNT}", merges.len()));
@@ -27,13 +27,13 @@ pub(super) fn gpt2() -> Result<Tokenizer, String> {
     assemble(&tokens, &merges).map_err(|error| format!("tokenizer: {error}"))
 }
 
-/// The bytes of each id below the special one. The ids are dense, so the position is the id.
-fn ordinary_tokens(ranks: &CoreBPE) -> Vec<Vec<u8>> {
-    ranks._decode_native_and_split((0..END_OF_TEXT_ID).collect()).collect()
+/// The bytes of the first ids. They are dense, so the position is the id.
+pub(super) fn ordinary_tokens(ranks: &CoreBPE, count: u32) -> Vec<Vec<u8>> {
+    ranks._decode_native_and_split((0..count).collect()).collect()
 }
 
 /// The pair that each token of two or more bytes was merged from, in rank order.
-fn recover_merges(tokens: &[Vec<u8>]) -> Vec<(&[u8], &[u8])> {
+pub(super) fn recover_merges(tokens: &[Vec<u8>]) -> Vec<(&[u8], &[u8])> {
     let ranks: HashMap<&[u8], usize> =
         tokens.iter().enumerate().map(|(id, token)| (token.as_slice(), id)).collect();
     let long_tokens = tokens.iter().enumerate().filter(|(_, token)| token.len() > 1);
@@ -73,7 +73,7 @@ fn assemble(tokens: &[Vec<u8>], merges: &[(&[u8], &[u8])]) -> tokenizers::Result
 }
 
 /// GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, the others move up to 256 and above.
-fn byte_characters() -> [char; 256] {
+pub(super) fn byte_characters() -> [char; 256] {
     let mut next_free = 256;
     std::array::from_fn(|byte| {
         let byte = byte as u8;

@@ -74,7 +74,7 @@ fn has_the_published_sizes() {
     assert_eq!(tokenizer.token_to_id(END_OF_TEXT), Some(END_OF_TEXT_ID));
     assert_eq!(tokenizer.token_to_id("Ġthe"), Some(262));
     let ranks = tiktoken_rs::r50k_base().unwrap();
-    let tokens = ordinary_tokens(&ranks);
+    let tokens = ordinary_tokens(&ranks, END_OF_TEXT_ID);
     let merges = recover_merges(&tokens);
     assert_eq!(merges.len(), MERGE_COUNT);
     // The first and last lines of the published merges.txt.
