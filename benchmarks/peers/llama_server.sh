@@ -4,7 +4,7 @@
 # which takes one request at a time.
 #
 #   benchmarks/peers/llama_server.sh build                       download, configure, compile; minutes on two cores
-#   benchmarks/peers/llama_server.sh convert HF_DIR OUT [bf16|f32]   a GPT-2 folder as GGUF
+#   benchmarks/peers/llama_server.sh convert HF_DIR OUT [bf16|f32]   a folder of GPT-2, Llama or Qwen3 as GGUF
 #   benchmarks/peers/llama_server.sh serve GGUF PORT [THREADS [SLOTS [FLAGS]]]   in the foreground, until it is stopped
 #
 #   PINION_CACHE    where it is kept   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
@@ -24,7 +24,7 @@ venv() {
     if [ ! -e "$CACHE/venv/done" ]; then
         mkdir -p "$CACHE"
         "${PINION_PYTHON:-python3}" -m venv "$CACHE/venv"
-        "$CACHE/venv/bin/pip" install --quiet --disable-pip-version-check cmake==4.4.4 ninja==1.13.2 gguf==0.17.1 numpy safetensors
+        "$CACHE/venv/bin/pip" install --quiet --disable-pip-version-check cmake==4.4.4 ninja==1.13.2 gguf==0.17.1 numpy
         touch "$CACHE/venv/done"
     fi
 }
@@ -48,7 +48,7 @@ build() {
 
 convert() { # convert HF_DIR OUT [TYPE]
     venv
-    "$CACHE/venv/bin/python" "$HERE/gpt2_to_gguf.py" "$1" "$2" --type "${3:-bf16}"
+    "$CACHE/venv/bin/python" "$HERE/hf_to_gguf.py" "$1" "$2" --type "${3:-bf16}"
 }
 
 serve() { # serve GGUF PORT [THREADS [SLOTS [FLAGS OF llama-server]]]
