@@ -3,8 +3,8 @@
 //! A role is well if its phase is right and its heartbeat is young. *Health* is about roles that are there and
 //! move; *readiness* is about taking new requests.
 
-use crate::limits::HEARTBEAT_AGE_MAX;
-use pinion_protocol::status::{Gauge, Phase};
+use crate::limits::{HEARTBEAT_AGE_MAX, LAUNCHER_AGE_MAX};
+use pinion_protocol::status::{Gauge, LauncherGauge, Phase};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::page::Page;
 
@@ -49,7 +49,29 @@ impl Health {
                 problems.push(format!("{peer} has not moved for {:.1} s", age_ns as f64 / 1e9));
             }
         }
+        for (peer, page) in self.pages.iter().filter(|(peer, _)| peer.role == Role::Launcher) {
+            let age_ns = Health::heartbeat_age_ns(page, now_ns);
+            if u128::from(age_ns) > LAUNCHER_AGE_MAX.as_nanos() {
+                let age_s = age_ns as f64 / 1e9;
+                problems.push(format!(
+                    "the {peer} has not moved for {age_s:.1} s: no role is restarted meanwhile"
+                ));
+            }
+        }
         problems
+    }
+
+    /// What became of each process's log: the lines that it dropped, and whether it is losing them now.
+    pub fn logs(&self) -> impl Iterator<Item = (Peer, u64, bool)> {
+        self.pages.iter().map(|(peer, page)| {
+            let [dropped, losing] = match peer.role {
+                Role::Launcher => {
+                    [LauncherGauge::LogLinesDropped as usize, LauncherGauge::LogLosing as usize]
+                }
+                _ => [Gauge::LogLinesDropped as usize, Gauge::LogLosing as usize],
+            };
+            (*peer, Health::word(page, dropped), Health::word(page, losing) > 0)
+        })
     }
 
     /// Whether every role takes new work.
@@ -70,6 +92,32 @@ mod tests {
         page.set(Gauge::Phase as usize, phase as u64);
         page.set(Gauge::HeartbeatNs as usize, heartbeat_ns);
         page
+    }
+
+    /// It restarts whoever dies: without it the next death is the end.
+    #[test]
+    fn a_launcher_that_stands_still_is_told() {
+        let now = 100 * SECOND;
+        let launcher = Peer::new(Role::Launcher, 0);
+        for (heartbeat, problems) in [(now, 0), (now - 2 * SECOND, 0), (now - 4 * SECOND, 1)] {
+            let health = Health { pages: vec![(launcher, page(Phase::Starting, heartbeat))] };
+            assert_eq!(health.problems(&[], now).len(), problems, "{heartbeat}");
+        }
+    }
+
+    #[test]
+    fn each_process_says_what_became_of_its_log() {
+        let of = |role, dropped: usize, losing: usize| {
+            let page = page(Phase::Ready, 0);
+            (page.set(dropped, 3), page.set(losing, 1));
+            (Peer::new(role, 0), page)
+        };
+        let pages = vec![
+            of(Role::Launcher, LauncherGauge::LogLinesDropped as usize, LauncherGauge::LogLosing as usize),
+            of(Role::Engine, Gauge::LogLinesDropped as usize, Gauge::LogLosing as usize),
+        ];
+        let health = Health { pages };
+        assert!(health.logs().all(|(_, dropped, losing)| (dropped, losing) == (3, true)));
     }
 
     #[test]

@@ -43,11 +43,15 @@ fn state(ok: bool, body: &Value) -> Response<AnswerBody> {
     response
 }
 
-/// `GET /health`: do all roles live and move?
+/// `GET /health`: do all roles live and move? A log that loses lines is told and is no reason for 503: requests are served.
 pub(crate) fn health(app: &App) -> Response<AnswerBody> {
     let problems = app.health.problems(&app.ledger.borrow().down(), clock::now_ns());
     let status = if problems.is_empty() { "ok" } else { "unhealthy" };
-    state(problems.is_empty(), &value!({"status": status, "problems": problems}))
+    let dropped: u64 = app.health.logs().map(|(_, dropped, _)| dropped).sum();
+    let losing = app.health.logs().filter(|(.., losing)| *losing).map(|(peer, ..)| peer.to_string());
+    let losing: Vec<String> = losing.collect();
+    let log = value!({"status": if losing.is_empty() { "ok" } else { "losing" }, "losing": losing, "lines_dropped": dropped});
+    state(problems.is_empty(), &value!({"status": status, "problems": problems, "log": log}))
 }
 
 /// `GET /ready`: does the service take new requests?

@@ -377,11 +377,12 @@ impl Ledger {
         let done = |entry: &mut Entry| entry.id == id && entry.client_done && settled(entry);
         let Some(entry) = place.take_if(done) else { return };
         self.parked -= usize::from(entry.life.parked);
-        self.report(&entry);
         if !entry.closed {
             self.close(id);
         }
+        // Before anything is said of it, so that nothing that happens there can keep the slot.
         self.free.push_back(id.slot);
+        self.report(&entry);
     }
 
     /// Where the time of a request went up to now.

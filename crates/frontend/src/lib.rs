@@ -72,7 +72,7 @@ pub fn live(session: Session) -> ExitCode {
     let served = build(&session).and_then(|app| {
         let summary = summary(&session.borrow(), app.limits.calls);
         session.borrow_mut().ready(&summary);
-        run(&session, app)
+        run(&session, app).map_err(|reason| (reason, Exit::System))
     });
     let Some(session) = Rc::into_inner(session).map(RefCell::into_inner) else { return Exit::System.into() };
     match served {
@@ -82,18 +82,18 @@ pub fn live(session: Session) -> ExitCode {
             session.stop();
             cut.into()
         }
-        Err(reason) => session.fail(&reason, Exit::System.code().into()),
+        Err((reason, exit)) => session.fail(&reason, exit.code().into()),
     }
 }
 
-/// Builds what connections share from an attached session.
-pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
+/// Builds what connections share from an attached session. The error is one line for the operator, and the exit code.
+pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> {
     let outlet = Rc::new(RefCell::new(SessionOutlet(session.clone())));
     let session = session.borrow();
     let config = &session.config;
     let index = session.me.index;
     let Some(table) = session.links.slot_table(index) else {
-        return Err("the launcher gave no slot table".to_owned());
+        return Err(("the launcher gave no slot table".to_owned(), Exit::System));
     };
     let metrics = Rc::new(Metrics::default());
     let setup = Setup {
@@ -111,7 +111,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, String> {
     let mut pages = session.links.pages.clone();
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
     let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
-    let calls = call_reading(config).map_err(|error| error.to_string())?;
+    let calls = call_reading(config).map_err(|error| (error.to_string(), Exit::Model))?;
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,

@@ -48,6 +48,8 @@ pub const DISCARD_BYTES_MAX: usize = 256 << 20;
 pub const RETRY_AFTER_S: u32 = 1;
 /// A role whose heartbeat is older than this is stuck. Long prefill steps on small machines stay below it.
 pub const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
+/// The same of the launcher, whose loop turns twenty times a second.
+pub const LAUNCHER_AGE_MAX: Duration = Duration::from_secs(3);
 /// Time between two looks at what only time can tell (an engine that finished without its text, a drain
 /// deadline).
 pub const TICK: Duration = Duration::from_millis(100);

@@ -5,10 +5,11 @@ use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
 use crate::{ending, pull, serve};
 use pinion_config::{Command, Config, Exit, Machine, Topology};
+use pinion_os::process::survive_file_limit;
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,7 +31,9 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
         Ok(Command::PullFirst(_)) => match pull::folder(&beside_this(pull::BINARY), &arguments) {
             Ok(folder) => parsed(Some(&folder)),
             Err(end) => {
-                return ending::report(&end).map_or(Exit::System, |()| end.code).into();
+                ending::report(&end);
+                telemetry::flush();
+                return end.code.into();
             }
         },
         other => other,
@@ -38,7 +41,8 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
     let command = match command {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{faults}");
+            telemetry::say(&faults.to_string());
+            telemetry::flush();
             return faults.exit().into();
         }
     };
@@ -62,9 +66,19 @@ fn print(text: &str) {
 }
 
 fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
+    let code = service(config, threads);
+    telemetry::flush();
+    code
+}
+
+fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
+    if let Err(error) = survive_file_limit() {
+        telemetry::say(&format!("pinion: error: cannot ignore SIGXFSZ: {error}"));
+        return Exit::System.into();
+    }
     let own = std::env::current_exe().ok();
     let Some(folder) = own.and_then(|exe| exe.parent().map(PathBuf::from)) else {
-        eprintln!("pinion: error: cannot find the role binaries: own path unknown");
+        telemetry::say("pinion: error: cannot find the role binaries: own path unknown");
         return Exit::System.into();
     };
     let host = match threads {
@@ -75,29 +89,27 @@ fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         }
         Some(main) => Host::Threads(main),
     };
-    telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+    let lifecycle = &config.lifecycle;
+    telemetry::install(&lifecycle.log_filter, lifecycle.log_json);
+    if let Err(error) = telemetry::start() {
+        telemetry::say(&format!("pinion: error: cannot start the log: {error}"));
+        return Exit::System.into();
+    }
     if !config.sandbox {
         tracing::info!(
             "roles keep all privileges (--no-sandbox, or what implies it: --in-process, --profile, --nvtx)"
         );
     }
     let end = serve::serve(config, host);
-    let code = end.code;
-    match ending::report(&end) {
-        Ok(()) => code.into(),
-        Err(_) => Exit::System.into(),
-    }
+    ending::report(&end);
+    end.code.into()
 }
 
 /// Replaces this process by a program that stands beside it.
 fn become_program(name: &str, package: &str, arguments: &[impl AsRef<OsStr>]) -> ExitCode {
     let binary = beside_this(name);
     let error = std::process::Command::new(&binary).args(arguments).exec();
-    eprintln!(
-        "pinion: error: cannot start {}: {error}; `cargo build --release --package {package}` makes it",
-        binary.display()
-    );
-    Exit::System.into()
+    cannot_become(&binary, &error, package)
 }
 
 /// The path of a program in this one's folder.
@@ -114,9 +126,14 @@ fn become_one_process(config: &Config, binary: PathBuf) -> ExitCode {
         .args(std::env::args_os().skip(1))
         .envs(engine.map(thread_variables).unwrap_or_default())
         .exec();
-    eprintln!(
-        "pinion: error: cannot start {}: {error}; `cargo build --release --package {IN_PROCESS_BINARY}` makes it",
+    cannot_become(&binary, &error, IN_PROCESS_BINARY)
+}
+
+fn cannot_become(binary: &Path, error: &io::Error, package: &str) -> ExitCode {
+    telemetry::say(&format!(
+        "pinion: error: cannot start {}: {error}; `cargo build --release --package {package}` makes it",
         binary.display()
-    );
+    ));
+    telemetry::flush();
     Exit::System.into()
 }

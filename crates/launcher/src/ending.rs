@@ -1,8 +1,11 @@
 //! How the service ends: one line for the operator and an exit code.
 
 use pinion_config::Exit;
+use pinion_os::process::limit_behind;
 use pinion_protocol::{Peer, Role};
+use pinion_worker::telemetry;
 use std::io;
+use std::process::ExitStatus;
 
 /// Why the service ends, and with which exit code.
 #[derive(Debug)]
@@ -18,8 +21,9 @@ impl Ending {
         Ending { reason: reason.into(), code }
     }
 
-    pub(crate) fn system(what: &str, error: impl std::fmt::Display) -> Ending {
-        Ending::new(Exit::System, format!("{what}: {error}"))
+    pub(crate) fn system(what: &str, error: impl Into<io::Error>) -> Ending {
+        let error = error.into();
+        Ending::new(Exit::System, format!("{what}: {error}{}", limit_behind(&error)))
     }
 }
 
@@ -28,23 +32,39 @@ pub(crate) fn role_exit(exit_code: i32) -> Exit {
     Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == exit_code).unwrap_or(Exit::Start)
 }
 
-/// A process that ended before it could say why.
-pub(crate) fn start_failure(peer: Peer, status: std::process::ExitStatus) -> String {
-    match (peer.role, status.code()) {
-        (Role::Engine, Some(127)) => format!(
-            "{peer} could not be loaded: libtorch is missing or not the expected one; \
-             `deploy/launch.sh --setup-only` puts it in place"
+/// A process that ended before it could say why. One that was refused something by the system says so by its code.
+pub(crate) fn start_failure(peer: Peer, status: ExitStatus) -> Ending {
+    let (code, reason) = match (peer.role, status.code()) {
+        (Role::Engine, Some(127)) => (
+            Exit::Start,
+            format!(
+                "{peer} could not be loaded: libtorch is missing, is not the expected one, or has no room under a memory limit \
+                 (ulimit -v); the line above says which. `deploy/launch.sh --setup-only` puts it in place"
+            ),
         ),
-        _ => format!("{peer} ended before it was ready ({status}); its last lines are above"),
-    }
+        (_, Some(code)) if code == i32::from(Exit::System.code()) => {
+            (Exit::System, format!("{peer} could not start; the line above says why"))
+        }
+        _ => (Exit::Start, format!("{peer} ended before it was ready ({status}); its last lines are above")),
+    };
+    Ending::new(code, reason)
+}
+
+/// A process that could not be made, or that could not be given what it needs. What a program that is missing or may not be
+/// run says of the installation, everything else says of the system.
+pub(crate) fn not_started(peer: Peer, error: &io::Error) -> Ending {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Start,
+        _ => Exit::System,
+    };
+    let hint = limit_behind(error);
+    Ending::new(code, format!("cannot start {peer}: {error}{hint}"))
 }
 
 /// Prints an ending the way the command line shows it, on standard error.
-pub fn report(ending: &Ending) -> io::Result<()> {
-    use std::io::Write;
-    if ending.reason.is_empty() {
-        return Ok(());
+pub fn report(ending: &Ending) {
+    if !ending.reason.is_empty() {
+        let word = if ending.code == Exit::Ok { "pinion" } else { "pinion: error" };
+        telemetry::say(&format!("{word}: {}", ending.reason));
     }
-    let word = if ending.code == Exit::Ok { "pinion" } else { "pinion: error" };
-    writeln!(io::stderr().lock(), "{word}: {}", ending.reason)
 }

@@ -80,11 +80,14 @@ impl Host {
                 if *confined {
                     drop_in_child(&mut command);
                 }
-                start(&mut command, process, socket).map_err(|error| {
-                    let program = command.get_program().to_string_lossy().into_owned();
-                    let missing = wraps && error.kind() == io::ErrorKind::NotFound;
-                    let hint = if missing { "; the profiler (--profile) must be on PATH" } else { "" };
-                    io::Error::new(error.kind(), format!("cannot start {program}: {error}{hint}"))
+                start(&mut command, process, socket).map_err(|error| match error.kind() {
+                    kind @ (io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+                        let program = command.get_program().to_string_lossy().into_owned();
+                        let missing = wraps && kind == io::ErrorKind::NotFound;
+                        let hint = if missing { "; the profiler (--profile) must be on PATH" } else { "" };
+                        io::Error::new(kind, format!("{program}: {error}{hint}"))
+                    }
+                    _ => error,
                 })
             }
             Host::Threads(main) => {
@@ -122,6 +125,10 @@ impl Host {
 
 fn start(command: &mut Command, process: &Process, socket: OwnedFd) -> io::Result<Body> {
     surround(command, process);
+    if std::env::current_dir().is_err() {
+        // Libraries fail in a folder that is gone; a path that starts there leads nowhere anyway.
+        command.current_dir("/");
+    }
     let child = command.stdin(Stdio::from(socket)).spawn()?;
     let pidfd = pidfd::open(child.id())?;
     Ok(Body::Process { child, pidfd })

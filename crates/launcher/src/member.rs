@@ -10,7 +10,7 @@ use pinion_os::fdpass;
 use pinion_protocol::Peer;
 use pinion_protocol::control::{Admin, AdminOutcome, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
-use pinion_worker::control::{LauncherEnd, Rendezvous};
+use pinion_worker::control::LauncherEnd;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ use std::process::ExitStatus;
 /// block.
 const UNTAKEN_MAX: u64 = 64;
 
-/// Something to say to a process that has not connected yet, or has not taken what it was told before.
+/// Something to say to a process that has not attached yet, or has not taken what it was told before.
 #[derive(PartialEq)]
 enum Owed {
     Message(ToRole),
@@ -33,8 +33,9 @@ enum Owed {
 struct Running {
     body: Body,
     socket: OwnedFd,
-    rendezvous: Option<Rendezvous>,
-    control: Option<LauncherEnd>,
+    control: LauncherEnd,
+    /// It has said that it has attached; nothing is said to it before.
+    attached: bool,
     /// Each thing once.
     owed: VecDeque<Owed>,
 }
@@ -86,7 +87,7 @@ pub struct Member {
     pub ready: bool,
     /// When a start counts as failed.
     pub start_deadline_ns: u64,
-    /// By when it must have connected, if it was a spare and has not yet: until then its end is the spare's, and no death
+    /// By when it must have attached, if it was a spare and has not yet: until then its end is the spare's, and no death
     /// of this role.
     pub answers_by_ns: Option<u64>,
     process: Process,
@@ -125,26 +126,20 @@ impl Member {
         self.answers_by_ns = None;
         let page = wiring.page(self.peer);
         page.set(Gauge::Phase as usize, Phase::Starting as u64);
+        page.set(Gauge::LogLosing as usize, 0);
         // What its predecessor did not take nobody will.
         page.set(Gauge::ControlSeen as usize, page.get(Gauge::ControlSequence as usize));
-        let rendezvous = Rendezvous::new()?;
+        let (control, theirs) = wiring.control()?;
         let Waiting { body, socket } = match spare {
             Some(waiting) => waiting,
             None => {
-                let (ours, theirs) = fdpass::pair()?;
-                Waiting { body: host.spawn(&self.process, theirs)?, socket: ours }
+                let (ours, standard_input) = fdpass::pair()?;
+                Waiting { body: host.spawn(&self.process, standard_input)?, socket: ours }
             }
         };
-        let name = rendezvous.name().to_owned();
-        self.running = Some(Running {
-            body,
-            socket,
-            rendezvous: Some(rendezvous),
-            control: None,
-            owed: VecDeque::new(),
-        });
+        self.running = Some(Running { body, socket, control, attached: false, owed: VecDeque::new() });
         let socket = self.running.as_ref().map(|r| r.socket.as_fd()).expect("set on the line above");
-        match wiring.attach(self.peer, self.epoch, &name, socket) {
+        match wiring.attach(self.peer, self.epoch, &theirs, socket) {
             // It died before it had read everything; `poll` tells how.
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 Ok(())
@@ -179,12 +174,12 @@ impl Member {
             self.ready = false;
             return Ok(Some(Happening::Ended(ExitStatus::from_raw(Signal::SIGKILL as i32))));
         }
-        if let Err(error) = self.connect(wiring).and_then(|()| self.settle(wiring)) {
+        if let Err(error) = self.see_attached(wiring).and_then(|()| self.settle(wiring)) {
             tracing::error!(peer = %self.peer, %error, "cannot be told what it needs; killing it");
             self.running.iter().for_each(|running| _ = running.body.kill());
         }
         let Some(running) = &mut self.running else { return Ok(None) };
-        while let Some(message) = running.control.as_ref().and_then(LauncherEnd::next) {
+        while let Some(message) = running.control.next() {
             match message {
                 FromRole::Ready { summary } => {
                     self.ready = true;
@@ -208,15 +203,13 @@ impl Member {
         Ok(Some(Happening::Ended(status)))
     }
 
-    /// Takes the control connection once the role has said that it has made it. Errors: it died meanwhile, or does not read;
-    /// its end is told like any other.
-    fn connect(&mut self, wiring: &Wiring) -> io::Result<()> {
-        let Some(running) = self.running.as_mut().filter(|r| r.control.is_none()) else { return Ok(()) };
+    /// Sees whether the role has attached, and sends what waits for that. Errors: it died meanwhile, or does not read; its
+    /// end is told like any other.
+    fn see_attached(&mut self, wiring: &Wiring) -> io::Result<()> {
+        let Some(running) = self.running.as_mut().filter(|running| !running.attached) else { return Ok(()) };
         let Ok(Some(_)) = fdpass::recv(running.socket.as_fd()) else { return Ok(()) };
-        let Some(rendezvous) = running.rendezvous.take() else { return Ok(()) };
-        let control = rendezvous.accept()?;
-        wiring.send_edges(self.peer, None, &control)?;
-        running.control = Some(control);
+        wiring.send_edges(self.peer, None, &running.control)?;
+        running.attached = true;
         self.answers_by_ns = None;
         Ok(())
     }
@@ -237,12 +230,12 @@ impl Member {
         Ok(())
     }
 
-    /// Whether it has connected and taken most of what it was told.
+    /// Whether it has attached and taken most of what it was told.
     fn hears(&self, wiring: &Wiring) -> bool {
         let page = wiring.page(self.peer);
         let [sent, seen] = [Gauge::ControlSequence, Gauge::ControlSeen].map(|gauge| page.get(gauge as usize));
-        let is_connected = self.running.as_ref().is_some_and(|running| running.control.is_some());
-        is_connected && sent.saturating_sub(seen) <= UNTAKEN_MAX
+        let is_attached = self.running.as_ref().is_some_and(|running| running.attached);
+        is_attached && sent.saturating_sub(seen) <= UNTAKEN_MAX
     }
 
     /// Says it now, or after what is owed already. What is owed twice is said once, at its later place, so that no more is
@@ -254,7 +247,7 @@ impl Member {
         self.settle(wiring)
     }
 
-    /// Sends a control message: at once, or as soon as the role has connected and takes it. Orders of operators have their
+    /// Sends a control message: at once, or as soon as the role has attached and takes it. Orders of operators have their
     /// deadline and are not sent late.
     pub fn tell(&mut self, wiring: &Wiring, message: &ToRole) {
         if matches!(message, ToRole::Admin { .. } | ToRole::AdminDone { .. }) && !self.hears(wiring) {
@@ -266,15 +259,14 @@ impl Member {
     }
 
     fn send(&self, wiring: &Wiring, message: &ToRole) -> io::Result<()> {
-        let control = self.running.as_ref().and_then(|running| running.control.as_ref());
-        control.map_or(Ok(()), |control| control.send(message))?;
+        self.running.as_ref().map_or(Ok(()), |running| running.control.send(message))?;
         let page = wiring.page(self.peer);
         page.set(Gauge::ControlSequence as usize, page.get(Gauge::ControlSequence as usize) + 1);
         wiring.ring_doorbell(self.peer);
         Ok(())
     }
 
-    /// Hands over new ends of the edges shared with `renewed`: at once, or as soon as the role has connected and takes them.
+    /// Hands over new ends of the edges shared with `renewed`: at once, or as soon as the role has attached and takes them.
     pub fn reattach(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
         self.say(wiring, Owed::Edges(renewed))
     }
@@ -283,9 +275,8 @@ impl Member {
     /// step.
     fn hand_over(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
         let Some(running) = &self.running else { return Ok(()) };
-        let Some(control) = &running.control else { return Ok(()) };
         wiring.reattach(self.peer, renewed, running.socket.as_fd())?;
-        wiring.send_edges(self.peer, Some(renewed), control)?;
+        wiring.send_edges(self.peer, Some(renewed), &running.control)?;
         self.send(wiring, &ToRole::Attached)?;
         self.links_sent = wiring.page(self.peer).get(Gauge::ControlSequence as usize);
         Ok(())

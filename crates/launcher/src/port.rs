@@ -9,9 +9,15 @@ use nix::sys::socket::{
 use pinion_config::Exit;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// Connections the kernel queues for the frontends.
 const LISTEN_BACKLOG: i32 = 1024;
+
+/// How long a port that is taken is asked for again: the processes of a service that was killed leave some milliseconds
+/// after their launcher.
+const RETRY_TIME: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Binds, so that a taken port is known before anything is loaded, but does not listen: until every role is
 /// ready a client is refused, not kept waiting.
@@ -19,9 +25,16 @@ const LISTEN_BACKLOG: i32 = 1024;
 /// With SO_REUSEADDR two services that both still load could have the port. So it is left out, unless only closed
 /// connections of an earlier service, in TIME_WAIT, are in the way.
 pub(crate) fn bind_port(wanted: SocketAddr) -> Result<(OwnedFd, SocketAddr), Ending> {
-    let bound = match bind_socket(wanted, false) {
-        Err(Errno::EADDRINUSE) => bind_socket(wanted, true),
-        first => first,
+    let begin = Instant::now();
+    let bound = loop {
+        let bound = match bind_socket(wanted, false) {
+            Err(Errno::EADDRINUSE) => bind_socket(wanted, true),
+            first => first,
+        };
+        if bound.as_ref().err() != Some(&Errno::EADDRINUSE) || begin.elapsed() > RETRY_TIME {
+            break bound;
+        }
+        std::thread::sleep(RETRY_PAUSE);
     };
     let bound = bound.map_err(|error| refused("bind", wanted, error))?;
     let address = bound.local_addr().map_err(|e| Ending::system("cannot read the bound address", e))?;
@@ -49,6 +62,9 @@ pub(crate) fn open_port(bound: BorrowedFd<'_>, address: SocketAddr) -> Result<()
 }
 
 fn refused(what: &str, address: SocketAddr, error: Errno) -> Ending {
+    if matches!(error, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS) {
+        return Ending::system(&format!("cannot {what} {address}"), error);
+    }
     let hint = if error == Errno::EADDRINUSE { " (--port chooses another)" } else { "" };
     Ending::new(Exit::Port, format!("cannot {what} {address}: {}{hint}", error.desc()))
 }
@@ -61,6 +77,20 @@ mod tests {
     use std::os::fd::AsFd;
 
     const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+    /// The sockets of a launcher that was killed close with its last process.
+    #[test]
+    fn a_port_that_becomes_free_a_moment_later_is_taken() {
+        let (first, address) = bind_port(ANY_PORT).unwrap();
+        open_port(first.as_fd(), address).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(RETRY_TIME / 5);
+                drop(first);
+            });
+            bind_port(address).expect("it is free soon");
+        });
+    }
 
     /// Two services started at once: the second has to know before it loads its model.
     #[test]

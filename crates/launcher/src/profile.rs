@@ -36,6 +36,11 @@ struct Run {
     error: Option<String>,
 }
 
+/// An error that names what it is about.
+fn about(error: io::Error, what: String) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
 /// The profiler of a service.
 pub struct Profile {
     profiler: Profiler,
@@ -80,7 +85,8 @@ impl Profile {
             return Ok(None);
         }
         let folder = self.observe.profile_folder(self.backend, peer).expect("there is a profiler");
-        fs::create_dir_all(&folder)?;
+        fs::create_dir_all(&folder)
+            .map_err(|error| about(error, format!("--profile-dir: cannot make {}", folder.display())))?;
         let times = self.runs.borrow().iter().filter(|run| run.peer == peer).count();
         let suffix = if times == 0 { String::new() } else { format!("-{}", times + 1) };
         let session = format!("pinion-{}-{peer}{suffix}", std::process::id());

@@ -62,7 +62,7 @@ fn wait(child: &mut Child, signals: &Signals) -> io::Result<Option<ExitStatus>> 
     let mut stop_by_ns = None;
     loop {
         doorbell::wait(&[signals.fd(), ended.as_fd()], TICK)?;
-        if signals.taken() > 0 && stop_by_ns.is_none() {
+        if signals.ending() > 0 && stop_by_ns.is_none() {
             kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
             stop_by_ns = Some(clock::now_ns() + STOP_TIMEOUT_NS);
         }

@@ -6,7 +6,7 @@ pub(crate) mod tests;
 mod watch;
 
 use crate::admin::{Answer, Orders};
-use crate::ending::{Ending, role_exit, start_failure};
+use crate::ending::{Ending, not_started, role_exit, start_failure};
 use crate::host::Host;
 use crate::member::{Happening, Member};
 use crate::port::{bind_port, open_port};
@@ -17,8 +17,10 @@ use crate::wiring::Wiring;
 use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_os::clock;
 use pinion_protocol::control::{Admin, ToRole};
+use pinion_protocol::status::LauncherGauge;
 use pinion_protocol::{Peer, Role};
 use pinion_shm::doorbell;
+use pinion_worker::telemetry::{self, LogPage};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -31,7 +33,7 @@ const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 const REPORT_TIMEOUT_NS: u64 = 60_000_000_000;
 /// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
 const OWN_PAUSE_NS: u64 = 1_000_000_000;
-/// A spare that was given work has this long to connect; one that has not is killed, and somebody else is started.
+/// A spare that was given work has this long to attach; one that has not is killed, and somebody else is started.
 const SPARE_ANSWER_NS: u64 = 5_000_000_000;
 const MS_NS: u64 = 1_000_000;
 
@@ -100,7 +102,15 @@ impl Service {
         let (listener, address) = bind_port((config.host, config.port).into())?;
         let wiring = Wiring::new(&config, &topology, listener)
             .map_err(|e| Ending::system("cannot make shared memory", e))?;
-        eprintln!("{}", config.cpu_plan);
+        telemetry::show_on(
+            "launcher".to_owned(),
+            LogPage {
+                page: wiring.board().clone(),
+                dropped_word: LauncherGauge::LogLinesDropped as usize,
+                losing_word: LauncherGauge::LogLosing as usize,
+            },
+        );
+        telemetry::say(&config.cpu_plan.to_string());
         tracing::info!(
             rings = topology.edges.len(),
             rings_mib = topology.shared_bytes() >> 20,
@@ -142,7 +152,7 @@ impl Service {
         let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, now_ns));
         let was_spare = spare.is_some();
         let started = member.spawn(&self.wiring, &self.host, spare);
-        started.map_err(|error| Ending::new(Exit::Start, error.to_string()))?;
+        started.map_err(|error| not_started(member.peer, &error))?;
         member.start_deadline_ns = now_ns + start_timeout_ns;
         member.answers_by_ns = was_spare.then(|| now_ns + SPARE_ANSWER_NS.min(start_timeout_ns / 2));
         tracing::info!(peer = %member.peer, pid = member.pid(), was_spare, "started");
@@ -153,7 +163,7 @@ impl Service {
     fn turn(&mut self, signals: &Signals) -> Result<Option<Ending>, Ending> {
         let fds = std::iter::once(signals.fd()).chain(self.member_fds());
         wait(fds).map_err(|e| Ending::system("cannot wait", e))?;
-        for _ in 0..signals.taken() {
+        for _ in 0..signals.ending() {
             if let Some(ending) = self.signalled() {
                 return Ok(Some(ending));
             }
@@ -308,7 +318,7 @@ impl Service {
     fn ended(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
         let peer = self.members[index].peer;
         match self.stage {
-            Stage::Starting => Err(Ending::new(Exit::Start, start_failure(peer, status))),
+            Stage::Starting => Err(start_failure(peer, status)),
             Stage::Stopping { .. } => {
                 if !status.success() {
                     tracing::warn!(%peer, %status, "ended while stopping");
@@ -319,7 +329,8 @@ impl Service {
                 // Only frontends leave by themselves.
                 if !status.success() || peer.role != Role::Frontend {
                     tracing::warn!(%peer, %status, "ended while draining");
-                    self.cut_short = true;
+                    // A frontend says by its exit code whether it had to cut answers; one that died says nothing.
+                    self.cut_short |= peer.role == Role::Frontend;
                     // Nobody comes after it: what it held must not wait for the deadline.
                     self.tell_others(peer, &ToRole::PeerLost { peer });
                 }
@@ -401,7 +412,8 @@ impl Service {
         for member in &self.members {
             tracing::info!(peer = %member.peer, pid = member.pid(), "serving");
         }
-        eprintln!("pinion is ready: http://{} serves {}", self.address, self.config.served_model_name);
+        let model = &self.config.served_model_name;
+        telemetry::say(&format!("pinion is ready: http://{} serves {model}", self.address));
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //! request, one answer, in pieces, each of which must come in time.
 
 use pinion_config::{Exit, TraceCommand};
+use pinion_worker::telemetry;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -18,11 +19,14 @@ const ERROR_BYTES_MAX: u64 = 4 << 10;
 pub(crate) fn run(command: &TraceCommand) -> Exit {
     match fetch(command) {
         Ok(bytes) => {
-            println!("{}: {bytes} bytes; open it at https://ui.perfetto.dev", command.out.display());
+            let out = command.out.display();
+            // The trace is written, whether anybody reads that or not.
+            let _ = writeln!(io::stdout(), "{out}: {bytes} bytes; open it at https://ui.perfetto.dev");
             Exit::Ok
         }
         Err(error) => {
-            eprintln!("pinion: error: no trace from http://{}: {error}", command.address);
+            telemetry::say(&format!("pinion: error: no trace from http://{}: {error}", command.address));
+            telemetry::flush();
             Exit::System
         }
     }
@@ -41,7 +45,7 @@ fn fetch(command: &TraceCommand) -> io::Result<u64> {
         body.len()
     )?;
     if command.seconds > 0 {
-        eprintln!("recording for {} s", command.seconds);
+        telemetry::say(&format!("recording for {} s", command.seconds));
     }
     let mut answer = BufReader::new(stream);
     let chunked = read_head(&mut answer)?;

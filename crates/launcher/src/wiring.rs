@@ -17,7 +17,7 @@ use pinion_shm::region::{Region, RegionKind, sealed_blob};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::{ring, spans};
 use pinion_worker::EdgeEnd;
-use pinion_worker::control::LauncherEnd;
+use pinion_worker::control::{self, LauncherEnd};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -63,6 +63,8 @@ pub struct Wiring {
     listener: OwnedFd,
     /// A profiler stands between the launcher and each role.
     wrapped: bool,
+    /// Data edges are channels.
+    with_channels: bool,
 }
 
 impl Wiring {
@@ -87,10 +89,11 @@ impl Wiring {
             config_without_keys: sealed(&Config { api_keys: ApiKeys::default(), ..config.clone() })?,
             listener,
             wrapped: config.observe.profiler.is_some_and(Profiler::wraps),
+            with_channels: config.ipc == Ipc::Channel,
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;
-            let channel = (config.ipc == Ipc::Channel).then(Channel::new).transpose()?;
+            let channel = wiring.with_channels.then(Channel::new).transpose()?;
             wiring.rings.push(Ring { edge: *edge, epoch: 1, region, channel });
         }
         for _ in 0..config.frontends {
@@ -144,18 +147,35 @@ impl Wiring {
         Ok(())
     }
 
+    /// Makes the control channel of a new process: our end and the descriptors of its own.
+    pub fn control(&self) -> io::Result<(LauncherEnd, Vec<OwnedFd>)> {
+        control::pair(self.with_channels)
+    }
+
+    /// The launcher's own page.
+    pub fn board(&self) -> &Page {
+        &self.board
+    }
+
     /// Sends a new process everything it may have, in the order that it expects.
-    pub fn attach(&self, me: Peer, epoch: u32, control_name: &str, socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// `control` are its ends of the control channel.
+    pub fn attach(
+        &self,
+        me: Peer,
+        epoch: u32,
+        control: &[OwnedFd],
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<()> {
         let hello = Attach::Hello {
             me,
             epoch,
             layout_hash: layout_hash(),
-            control_name: control_name.to_owned(),
             launcher_pid: std::process::id(),
             wrapped: self.wrapped,
         };
         let config = if me.role == Role::Frontend { &self.config } else { &self.config_without_keys };
-        send(socket, &hello, &[config.as_fd()])?;
+        let fds: Vec<_> = std::iter::once(config).chain(control).map(AsFd::as_fd).collect();
+        send(socket, &hello, &fds)?;
         send(socket, &Attach::Status { of: me }, &[self.page(me).fd()])?;
         if let Some(doorbell) = self.doorbells.get(&me) {
             send(socket, &Attach::Doorbell, &[doorbell.fd()])?;

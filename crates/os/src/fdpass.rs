@@ -1,4 +1,5 @@
-//! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`.
+//! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`. And the way to a
+//! socket that a library keeps to itself: [`receiver_of`].
 //!
 //! One message is one packet, never split and never joined. Nothing here blocks: poll the
 //! socket first. This is the control path; token traffic goes through rings.
@@ -11,6 +12,11 @@ use nix::sys::socket::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Descriptor numbers looked at by [`receiver_of`]: a new descriptor gets the lowest number that is free.
+const DESCRIPTORS_MAX: RawFd = 1 << 16;
+/// Bytes of a message in which it looks for the mark.
+const MARKED_BYTES: usize = 512;
 
 /// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
 pub const FDS_MAX: usize = 253;
@@ -72,8 +78,8 @@ pub fn recv(sock: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     let truncated = message.flags.contains(MsgFlags::MSG_TRUNC);
     let taken = message.bytes;
     let mut fds = Vec::new();
-    // The buffer holds the kernel's maximum, so ENOBUFS here means that this process is out of descriptors.
-    for control in message.cmsgs()? {
+    // The buffer holds the kernel's maximum: what is cut off are descriptors for which this process has no room.
+    for control in message.cmsgs().map_err(|_| Errno::EMFILE)? {
         if let ControlMessageOwned::ScmRights(raw) = control {
             // SAFETY: the kernel made these descriptors for this very message; nobody else owns them, and
             // each is wrapped once because the message is read once.
@@ -85,6 +91,23 @@ pub fn recv(sock: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     }
     bytes.truncate(taken);
     Ok(Some(Received { bytes, fds }))
+}
+
+/// A second handle on the socket of this process whose next message holds `mark` in its first bytes. Errors: there is
+/// none.
+pub fn receiver_of(mark: &[u8]) -> io::Result<OwnedFd> {
+    let mut bytes = [0_u8; MARKED_BYTES];
+    for number in 0..DESCRIPTORS_MAX {
+        let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        // What is no descriptor, no socket or has nothing to read is an error, and others keep what they have to read.
+        let len = socket_recv(number, &mut bytes, peek).unwrap_or(0);
+        if bytes[..len].windows(mark.len()).any(|part| part == mark) {
+            // SAFETY: the mark waits there, so this is the socket that the caller sent it to and keeps open meanwhile; it is
+            // borrowed for the duplication only.
+            return unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "no socket of this process holds the message"))
 }
 
 /// Length of the next packet without taking it; 0 at the end, `None` when there is none yet.

@@ -1,6 +1,8 @@
 //! What a process is to others: children that do not outlive their parent, also those whose program knows nothing of
 //! us, and the name under which lists of processes show it.
 
+use nix::errno::Errno;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -10,9 +12,29 @@ use std::process::Command;
 /// Place of `arg_start`, the address of the arguments, in /proc/self/stat behind the program's name (proc(5), field 48).
 const ARG_START_FIELD: usize = 45;
 
+/// The limit that an operator can raise where the system refused something, for the end of a message; empty if there is
+/// none that is known to be the cause.
+pub fn limit_behind(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EMFILE) => "; the limit on open files is too low (ulimit -n)",
+        Some(Errno::ENFILE) => "; the machine is out of file descriptors (fs.file-max)",
+        Some(Errno::EAGAIN) => "; a limit on processes is reached (ulimit -u, pids.max of the control group)",
+        Some(Errno::EFBIG) => "; the limit on file sizes is too low for shared memory (ulimit -f)",
+        _ => "",
+    }
+}
+
+/// Makes a write beyond `ulimit -f` an error, for this process and all that it starts, where it would end them without a
+/// word.
+pub fn survive_file_limit() -> io::Result<()> {
+    // SAFETY: the signal is ignored; no code of ours runs in a signal handler.
+    unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }?;
+    Ok(())
+}
+
 /// The kernel ends the command's process when the thread that starts it ends. It outlives an exec, not a fork.
 pub fn dies_with_parent(command: &mut Command) {
-    let set = || nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).map_err(io::Error::from);
+    let set = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
     // SAFETY: between fork and exec only one system call is made, which allocates nothing and takes no lock.
     unsafe { command.pre_exec(set) };
 }

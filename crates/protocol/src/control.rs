@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 /// One datagram on the descriptor socket. The descriptors that travel with it stand in the comment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Attach {
-    /// Who the role is; [config memfd]. Always first of a first set.
+    /// Who the role is; [config memfd, its ends of the control channel: to receive, to send and, if data edges are channels
+    /// too, to receive the ends of those]. Always first of a first set.
     Hello {
         /// The receiver.
         me: Peer,
@@ -19,8 +20,6 @@ pub enum Attach {
         epoch: u32,
         /// Must equal the role's own [`crate::layout_hash`].
         layout_hash: u64,
-        /// Name of the one-shot `ipc-channel` server to connect to.
-        control_name: String,
         /// The launcher's process id; a role whose parent is another exits ...
         launcher_pid: u32,
         /// ... unless it was started by a profiler, which is its parent then.

@@ -19,6 +19,8 @@ pub enum Gauge {
     Sleeps = 5,
     /// Control messages the role has taken; the launcher never has more than a few outstanding.
     ControlSeen = 6,
+    /// Lines of the process's log that were dropped, because standard error was not read in time or could not be written.
+    LogLinesDropped = 7,
     /// Engine: steps run.
     Steps = 8,
     /// Engine: KV blocks held by requests.
@@ -65,6 +67,8 @@ pub enum Gauge {
     VoluntarySwitches = 44,
     /// Times the kernel has taken the CPU from the role.
     InvoluntarySwitches = 45,
+    /// 1 while the process's log loses lines: one was dropped, and none has been written since.
+    LogLosing = 46,
     /// Engine on a GPU: bytes of device memory that the weights take.
     DeviceWeightBytes = 48,
     /// Engine on a GPU: bytes of device memory that the KV cache takes.
@@ -112,6 +116,10 @@ pub enum LauncherGauge {
     Restarts = 1,
     /// Spare engines that wait for work.
     SpareEngines = 2,
+    /// As [`Gauge::LogLinesDropped`].
+    LogLinesDropped = 3,
+    /// As [`Gauge::LogLosing`].
+    LogLosing = 4,
 }
 
 /// First word of the ring depths on the launcher's page. Edge `i` of the topology's edge list has its used

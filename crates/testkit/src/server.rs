@@ -216,6 +216,34 @@ impl Server {
         Server { child, log, scratch, model_folder: model_folder.to_owned(), _own_model: None, ready: None }
     }
 
+    /// The fake backend, started by this line of shell, in which `"$0" "$@"` is the command, with its standard error where
+    /// `stderr` says. Nothing is read of that; it is ready when it says so on its port.
+    pub fn fake_by_shell(line: &str, stderr: Stdio, flags: &[&str]) -> Server {
+        let (scratch, model) = (Folder::new(), fake_model(FAKE_CONTEXT));
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let address = probe.local_addr().expect("a bound socket has an address");
+        drop(probe);
+        let (binary, port) = (launcher_binary(), address.port().to_string());
+        let binary = binary.to_str().expect("the target folder has a UTF-8 name");
+        let arguments =
+            ["-c", line, binary, "serve", "--backend", "fake", "--model", model.text(), "--port", &port];
+        let mut command = command(Path::new("/bin/sh"), &[&arguments, flags].concat(), &scratch);
+        let child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("there is a shell");
+        let (log, model_folder) = (Log::default(), model.path().to_owned());
+        let mut server = Server { child, log, scratch, model_folder, _own_model: Some(model), ready: None };
+        wait_until("the service is ready", PATIENCE, || {
+            let gone = server.child.try_wait().expect("an own child can be waited for");
+            assert!(gone.is_none(), "the service ended before it was ready: {gone:?}");
+            let mut connection = Connection::open(address).ok()?;
+            connection.request("GET", "/ready", &[], b"").ok()?;
+            (connection.response().ok()?.status() == 200).then_some(())
+        });
+        server.ready = Some((address, String::new()));
+        let version = server.get("/version").json();
+        server.ready = version["model"].as_str().map(|model| (address, model.to_owned()));
+        server
+    }
+
     /// Waits for the line that says that it is ready.
     ///
     /// # Panics

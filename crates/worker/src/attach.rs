@@ -3,11 +3,12 @@
 use crate::control::RoleEnd;
 use crate::links::{Inbox, Links, Outbox};
 use crate::pauses::Pauses;
+use crate::pin;
 use crate::recorder::Recorder;
 use crate::session::Session;
 use crate::start_error::StartError;
-use crate::{pin, telemetry};
-use pinion_config::{Config, Ipc, Topology};
+use crate::telemetry::{self, LogPage};
+use pinion_config::{Config, Topology};
 use pinion_os::nvtx::Nvtx;
 use pinion_os::{clock, fdpass, process};
 use pinion_protocol::control::{Attach, FromRole};
@@ -61,7 +62,12 @@ pub(crate) fn receive_set(socket: BorrowedFd<'_>) -> Result<AttachSet, Option<St
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                 return Err(Some(StartError::Orphan));
             }
-            Err(_) => return Err(None),
+            // Standard input is no socket: the program was started by hand.
+            Err(error) if error.raw_os_error() == Some(nix::libc::ENOTSOCK) => return Err(None),
+            Err(error) => {
+                let reason = format!("{error}{}", process::limit_behind(&error));
+                return Err(Some(StartError::attach("descriptors", reason)));
+            }
         }
     }
 }
@@ -129,7 +135,8 @@ fn open_spans(fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
 /// Collects the first set of descriptors.
 #[derive(Default)]
 pub(crate) struct Builder {
-    hello: Option<(Peer, u32, String)>,
+    hello: Option<(Peer, u32)>,
+    control: Option<RoleEnd>,
     config: Option<Config>,
     doorbell: Option<Doorbell>,
     status: Option<Page>,
@@ -143,7 +150,7 @@ pub(crate) struct Builder {
 impl Builder {
     pub(crate) fn take(&mut self, message: Attach, mut fds: Vec<OwnedFd>) -> Result<(), StartError> {
         match message {
-            Attach::Hello { me, epoch, layout_hash: theirs, control_name, launcher_pid, wrapped } => {
+            Attach::Hello { me, epoch, layout_hash: theirs, launcher_pid, wrapped } => {
                 let ours = layout_hash();
                 if theirs != ours {
                     return Err(StartError::Layout { theirs, ours });
@@ -158,7 +165,9 @@ impl Builder {
                     bincode::deserialize(&bytes).map_err(|e| StartError::attach("config", e))?;
                 region::set_prefault(config.jitter_control);
                 self.config = Some(config);
-                self.hello = Some((me, epoch, control_name));
+                self.hello = Some((me, epoch));
+                let control = RoleEnd::take(std::mem::take(&mut fds));
+                self.control = Some(control.map_err(|e| StartError::attach("control channel", e))?);
                 self.links = Some(Links::empty());
             }
             Attach::Doorbell => self.doorbell = Some(Doorbell::from_fd(take_fd(&mut fds, "doorbell")?)),
@@ -211,13 +220,21 @@ impl Builder {
 
     pub(crate) fn finish(self, role: Role, socket: OwnedFd) -> Result<Session, StartError> {
         let missing = |what| move || StartError::attach(what, "missing from the launcher's set");
-        let (me, epoch, control_name) = self.hello.ok_or_else(missing("hello"))?;
+        let (me, epoch) = self.hello.ok_or_else(missing("hello"))?;
         if me.role != role {
             return Err(StartError::attach("hello", format!("meant for {me}")));
         }
         let config = self.config.ok_or_else(missing("config"))?;
         let status = self.status.ok_or_else(missing("status page"))?;
         telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+        telemetry::show_on(
+            me.to_string(),
+            LogPage {
+                page: status.clone(),
+                dropped_word: Gauge::LogLinesDropped as usize,
+                losing_word: Gauge::LogLosing as usize,
+            },
+        );
         if self.was_spare
             && let Err(error) = process::rename(&format!("pinion-{me}"))
         {
@@ -231,10 +248,9 @@ impl Builder {
         {
             tracing::warn!(%me, reason, "not pinned");
         }
-        // The count is read before connecting: the launcher sends nothing to us before that.
+        // The launcher sends nothing before it is told that we have attached.
         let control_seen = status.get(Gauge::ControlSequence as usize);
-        let control = RoleEnd::connect(&control_name, config.ipc == Ipc::Channel)
-            .map_err(|e| StartError::attach("control", e))?;
+        let control = self.control.ok_or_else(missing("control channel"))?;
         control.send(&FromRole::Hello { me, pid: std::process::id() });
         let nvtx = nvtx(&config);
         let mut recorders = self.spans.into_iter().map(|ring| Recorder::new(SpanWriter::new(ring), nvtx));

@@ -1,54 +1,35 @@
 //! The typed control channel between the launcher and one role, over `ipc-channel`; payloads are bincode.
 //!
 //! `ipc-channel` is right here (typed ends that can be moved, end of file on death) and wrong for tokens: its
-//! `send` can block and each receive allocates. So control messages are few, the launcher keeps count of
+//! receive allocates. So control messages are few, the launcher keeps count of
 //! what a role has not yet taken, and a role looks only when the count on its status page has changed.
+//!
+//! Launcher and role each get their ends as descriptors of plain socket pairs, which the launcher makes; the role's come
+//! over its descriptor socket. So nothing listens, nothing has a name, and nobody waits for a connection.
 
+use crate::adopt::{Ends, adopt};
 use crate::channel::EdgeEnd;
 use ipc_channel::TryRecvError;
-use ipc_channel::ipc::{
-    self, IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcReceiver, IpcSender, bytes_channel,
-};
+use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, IpcReceiver, IpcSender};
+use pinion_os::fdpass;
 use pinion_protocol::control::{FromRole, ToRole};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// What a role sends through the one-shot server: the launcher's ends of a pair of channels.
-#[derive(Serialize, Deserialize)]
-struct Ends {
-    to_role: IpcBytesSender,
-    from_role: IpcBytesReceiver,
-    /// For the ends of data edges, if those are channels.
-    edges: Option<IpcSender<EdgeEnd>>,
-}
-
-/// The name under which one role may connect once.
-pub struct Rendezvous {
-    server: IpcOneShotServer<Ends>,
-    name: String,
-}
-
-impl Rendezvous {
-    /// Listens. The socket's name lives in the temporary folder until the role has connected or this value
-    /// is dropped.
-    pub fn new() -> io::Result<Rendezvous> {
-        let (server, name) = IpcOneShotServer::new()?;
-        Ok(Rendezvous { server, name })
-    }
-
-    /// What the role needs to connect.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Takes the connection. Call it only after the role has said on the descriptor socket that it has
-    /// connected: until then it would block.
-    pub fn accept(self) -> io::Result<LauncherEnd> {
-        let (_, ends) = self.server.accept().map_err(io::Error::other)?;
-        Ok(LauncherEnd { to_role: ends.to_role, from_role: ends.from_role, edges: ends.edges })
-    }
+/// Makes the ends of one role: the launcher's, and the descriptors of the role's in the order in which it takes them.
+/// `with_edges`: data edges are channels too, whose ends the launcher will send.
+pub fn pair(with_edges: bool) -> io::Result<(LauncherEnd, Vec<OwnedFd>)> {
+    // A full socket is an error and never a wait: these pairs do not block.
+    let (to_role, from_launcher) = fdpass::pair()?;
+    let (from_role, to_launcher) = fdpass::pair()?;
+    let (edges_in, edges_out) = with_edges.then(fdpass::pair).transpose()?.unzip();
+    let Ends { sender, receiver, edges } = adopt(to_role, from_role, edges_in)?;
+    let mut theirs = vec![from_launcher, to_launcher];
+    theirs.extend(edges_out);
+    Ok((LauncherEnd { to_role: sender, from_role: receiver, edges }, theirs))
 }
 
 /// The launcher's end.
@@ -59,7 +40,7 @@ pub struct LauncherEnd {
 }
 
 impl LauncherEnd {
-    /// Sends one message. May block when the role has hundreds unread; the caller keeps count.
+    /// Sends one message. Errors: the role is gone, or has hundreds unread; the caller keeps count.
     pub fn send(&self, message: &ToRole) -> io::Result<()> {
         self.to_role.send(&encode(message))
     }
@@ -83,14 +64,14 @@ pub(crate) struct RoleEnd {
 }
 
 impl RoleEnd {
-    /// `with_edges`: data edges are channels too, whose ends the launcher will send.
-    pub(crate) fn connect(name: &str, with_edges: bool) -> io::Result<RoleEnd> {
-        let (to_role, from_launcher) = bytes_channel()?;
-        let (to_launcher, from_role) = bytes_channel()?;
-        let server = IpcSender::connect(name.to_owned())?;
-        let (edges_in, edges) = with_edges.then(ipc::channel).transpose()?.unzip();
-        server.send(Ends { to_role, from_role, edges: edges_in }).map_err(io::Error::other)?;
-        Ok(RoleEnd { to_launcher, from_launcher, edges })
+    /// Takes the descriptors that [`pair`] made for the role.
+    pub(crate) fn take(fds: Vec<OwnedFd>) -> io::Result<RoleEnd> {
+        let mut fds = fds.into_iter();
+        let (Some(from_launcher), Some(to_launcher)) = (fds.next(), fds.next()) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "its descriptors are missing"));
+        };
+        let Ends { sender, receiver, edges } = adopt(to_launcher, from_launcher, fds.next())?;
+        Ok(RoleEnd { to_launcher: sender, from_launcher: receiver, edges })
     }
 
     /// The next end of a data edge; `None` if edges are rings.

@@ -5,6 +5,7 @@
 //! [`process`]: `Session::attach → build → ready → loop → stop`. The launcher's half of the control channel is
 //! [`control::LauncherEnd`], beside the role's half, so that both can be read together.
 
+mod adopt;
 mod attach;
 mod channel;
 pub mod control;

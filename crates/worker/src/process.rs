@@ -1,13 +1,14 @@
 //! A role's main: attach, then live.
 
-use crate::Session;
-use pinion_config::Exit;
+use crate::{Session, telemetry};
 use pinion_protocol::Role;
 use std::process::ExitCode;
 
 /// The whole main of a role's binary. `live` builds what the role needs, says that it is ready, loops and stops.
 pub fn process(role: Role, live: fn(Session) -> ExitCode) -> ExitCode {
-    attached(role, Session::attach(role), live)
+    let code = attached(role, Session::attach(role), live);
+    telemetry::flush();
+    code
 }
 
 /// Goes on from an attempt to attach, whoever made it.
@@ -19,8 +20,8 @@ pub fn attached(
     match session {
         Ok(session) => live(session),
         Err(error) => {
-            eprintln!("pinion-{}: {error}", role.name());
-            Exit::System.into()
+            telemetry::say(&format!("pinion-{}: {error}", role.name()));
+            error.exit().into()
         }
     }
 }

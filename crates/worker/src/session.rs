@@ -10,6 +10,7 @@ use crate::pauses::Pauses;
 use crate::recorder::Recorder;
 use crate::sandbox;
 use crate::start_error::StartError;
+use crate::telemetry;
 use pinion_config::{Config, Topology};
 use pinion_os::{clock, fdpass};
 use pinion_protocol::control::{Admin, AdminOutcome, Attach, FromRole, ToRole};
@@ -63,7 +64,8 @@ pub fn beat(status: &Page) {
 
 impl Session {
     /// Attaches this process to its launcher: dies with it, takes the descriptors from standard input, pins
-    /// itself, installs logging, connects the control channel and gives up what it does not need. Must be called first, on the main thread.
+    /// itself, installs logging, takes its ends of the control channel and gives up what it does not need. Must be called
+    /// first, on the main thread.
     pub fn attach(role: Role) -> Result<Session, StartError> {
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|e| StartError::attach("parent-death signal", e))?;
@@ -71,6 +73,8 @@ impl Session {
         let session =
             Session::attach_over(role, socket.map_err(|e| StartError::attach("descriptor socket", e))?)?;
         sandbox::confine(session.me, &session.config);
+        // Only now, so that the thread that writes the log is confined, too.
+        telemetry::start().map_err(|e| StartError::attach("log", e))?;
         Ok(session)
     }
 

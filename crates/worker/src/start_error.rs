@@ -1,5 +1,6 @@
 //! Why a role could not attach.
 
+use pinion_config::Exit;
 use pinion_protocol::Role;
 
 /// A role's start failed before it could speak to the launcher. Printed on standard error.
@@ -26,6 +27,14 @@ pub enum StartError {
 }
 
 impl StartError {
+    /// What the process ends with. The launcher ends with the same while it starts.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            StartError::Layout { .. } => Exit::Start,
+            StartError::ByHand(_) | StartError::Orphan | StartError::Attach { .. } => Exit::System,
+        }
+    }
+
     pub(crate) fn attach(what: &'static str, reason: impl std::fmt::Display) -> StartError {
         StartError::Attach { what, reason: reason.to_string() }
     }

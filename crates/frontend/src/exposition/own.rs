@@ -115,6 +115,11 @@ pub(super) const FAMILIES: &[Family] = &[
             let restarts = |page| Health::word(page, LauncherGauge::Restarts as usize);
             series.put(&[], view.launcher_page().map_or(0, restarts));
         }),
+    Family { name: "pinion_log_lines_dropped_total", kind: Counter,
+        help: "Log lines dropped because standard error was not read in time or could not be written.", labels: &["process"],
+        write: |view, series| for (peer, dropped, _) in view.app.health.logs() {
+            series.put(&[&peer], dropped);
+        } },
     plain("pinion_spare_engines", Gauge, "Engine processes that wait to take the place of one that dies.",
         |view, series| {
             let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);

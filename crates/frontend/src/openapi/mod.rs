@@ -48,7 +48,7 @@ fn operation(route: Route) -> Operation {
         Route::Detokenize => works("Token ids to text.", "DetokenizeRequest", "DetokenizeAnswer", &[]),
         Route::Models => looks("The served model.", Some("ModelList")),
         Route::Model => Operation { errors: &[401, 404, 405], ..looks("One model.", Some("Model")) },
-        Route::Health => Operation { errors: &[405, 503], ..looks("Do all roles move?", Some("State")) },
+        Route::Health => Operation { errors: &[405, 503], ..looks("Do all roles move?", Some("Health")) },
         Route::Ready => Operation { errors: &[405, 503], ..looks("Are requests taken?", Some("State")) },
         Route::Live => looks("Does this process answer?", Some("State")),
         Route::Metrics => Operation { also: &["text/plain"], ..looks("Prometheus text.", None) },

@@ -140,13 +140,23 @@ fn a_thread_that_is_left_behind_has_died() {
     assert!(service.members[0].restart_at_ns.is_some(), "it gets a successor");
 }
 
-/// It could not take new links, say, and left in good order: whoever it kept waiting was not told.
+/// A drain in which the tokenizer died and every stream was completed ended as one that had cut answers. Frontends know
+/// whether they had to, and say so by their exit code; one that dies takes its answers with it.
 #[test]
-fn whoever_leaves_a_drain_early_has_died() {
-    let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
-    service.drain();
-    service.ended(0, ExitStatus::from_raw(0)).unwrap();
-    assert!(service.cut_short, "what it held is lost");
+fn a_death_in_a_drain_cuts_what_a_frontend_says_that_it_cut() {
+    let failed = ExitStatus::from_raw(1 << 8);
+    for (role, status, cut) in [
+        (Role::Tokenizer, ExitStatus::from_raw(0), false),
+        (Role::Tokenizer, failed, false),
+        (Role::Frontend, ExitStatus::from_raw(0), false),
+        (Role::Frontend, failed, true),
+    ] {
+        let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+        service.drain();
+        service.members[0].peer.role = role;
+        service.ended(0, status).unwrap();
+        assert_eq!(service.cut_short, cut, "{role:?} {status}");
+    }
 }
 
 /// Sixteen of each role and a socket for each that starts: such a service could not start.
@@ -156,13 +166,13 @@ fn more_roles_than_one_wait_can_watch_are_looked_at_by_turns() {
     super::wait(std::iter::repeat_n(bell.fd(), 2 * (3 * 16 + 1) + 1)).expect("a tick");
 }
 
-/// Connects to the launcher and is gone.
+/// Attaches and is gone.
 fn dies_at_once(peer: Peer, socket: OwnedFd) -> ExitCode {
     let attached = Session::attach_over(peer.role, socket);
     ExitCode::from(u8::from(attached.is_err()))
 }
 
-/// It was owed new links, and died between its connecting and the launcher's look: what could not be sent to it ended the
+/// It was owed new links, and died between its attaching and the launcher's look: what could not be sent to it ended the
 /// service.
 #[test]
 fn a_role_that_dies_while_it_is_owed_links_is_a_role_that_died() {

@@ -1,0 +1,118 @@
+//! Logs: one subscriber per process, to standard error, a line per event. Nothing logs per token.
+//!
+//! No thread that logs can block, fail or panic by it: lines go into a bounded [`queue`], and one thread of the process
+//! writes them ([`writer`]). What finds no room or cannot be written is dropped and counted, and the next line that is
+//! written tells of it. Whatever else a process says on standard error ([`say`]) takes the same way.
+
+mod notice;
+mod queue;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use queue::LogPage;
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use notice::Format;
+use queue::Queue;
+use std::io;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// How long the end of a process, or of a thread that panics, waits for its last lines to be written.
+const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(250);
+
+static QUEUE: LazyLock<Arc<Queue>> = LazyLock::new(|| Arc::new(Queue::new()));
+/// The CPUs of the process before it was pinned: a line that is written takes no time of a loop.
+static CPUS: OnceLock<CpuSet> = OnceLock::new();
+/// The error with which the writer could not be started, if it could not.
+static WRITER: OnceLock<Option<io::ErrorKind>> = OnceLock::new();
+
+/// Starts the thread that writes; until then lines wait. Twice is once. Errors: the system does not grant a thread.
+pub fn start() -> io::Result<()> {
+    let cpus = CPUS.get().copied();
+    let start = || writer::start(QUEUE.clone(), io::stderr(), cpus).err().map(|error| error.kind());
+    WRITER.get_or_init(start).map_or(Ok(()), |kind| Err(kind.into()))
+}
+
+/// A way into the queue, for one event.
+#[derive(Clone, Copy)]
+struct Lines(&'static Queue);
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Lines;
+
+    fn make_writer(&'a self) -> Lines {
+        *self
+    }
+}
+
+/// Installs the process's subscriber, before the process is pinned, and has panics logged by it. A filter that does not parse falls back to `info` (the
+/// config has already refused it, so that only happens across builds). Calling it twice keeps the first.
+pub fn install(filter: &str, json: bool) {
+    if let Ok(cpus) = sched_getaffinity(Pid::from_raw(0)) {
+        CPUS.get_or_init(|| cpus);
+    }
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines(&QUEUE));
+    let builder = builder.log_internal_errors(false);
+    let installed = if json {
+        builder.json().flatten_event(true).try_init()
+    } else {
+        builder.with_target(false).with_ansi(false).try_init()
+    };
+    if installed.is_err() {
+        tracing::debug!("a subscriber is already installed");
+        return;
+    }
+    QUEUE.set_format(if json { Format::Json } else { Format::Text });
+    std::panic::set_hook(Box::new(log_panic));
+}
+
+/// The standard hook writes to standard error itself, which may block.
+fn log_panic(info: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("without a name");
+    let place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
+    let message = info.payload_as_str().unwrap_or("no message");
+    let backtrace = std::backtrace::Backtrace::capture();
+    let backtrace = match backtrace.status() {
+        std::backtrace::BacktraceStatus::Captured => format!("\n{backtrace}"),
+        _ => String::new(),
+    };
+    tracing::error!("thread '{name}' panicked at {place}: {message}{backtrace}");
+    flush();
+}
+
+/// Says `text`, one line or several, on standard error, as it is.
+pub fn say(text: &str) {
+    QUEUE.push(format!("{text}\n").as_bytes());
+}
+
+/// Shows on a status page, under the process's name, what becomes of its log. The first call of a process counts.
+pub fn show_on(process: String, page: LogPage) {
+    QUEUE.show_on(process, page);
+}
+
+/// Gives the last lines a moment to be written. Called before a process ends.
+pub fn flush() {
+    match start() {
+        Ok(()) => QUEUE.flush(LAST_LINES_TIMEOUT),
+        Err(_) => writer::write_now(&io::stderr(), &QUEUE),
+    }
+}
