@@ -5,6 +5,7 @@
 mod exceptions;
 mod fences;
 mod generated;
+mod links;
 mod manifests;
 mod paths;
 mod reach;
@@ -132,6 +133,7 @@ const RULES: &[Rule] = &[
     paths::machine_paths,
     reach::dead_files,
     generated::configuration,
+    links::broken_links,
 ];
 
 /// Checks the tree at `root`; the error holds every fault, one per line.
