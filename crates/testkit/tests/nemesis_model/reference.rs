@@ -14,6 +14,8 @@ pub(crate) const LOGPROB_BOUND: f64 = 1e-3;
 /// Whether the counts of requests that a stop string ends are compared: how many tokens the engine samples past the string
 /// before it sees the slot's stopped bit depends on timing.
 const STOP_STRING_USAGE: bool = false;
+/// Of every service. Several threads of an engine that wait for each other make no progress where other programs use the cores.
+pub(crate) const FLAGS: [&str; 4] = ["--dtype", "fp32", "--engine-threads", "1"];
 /// Requests under way at once, here and in the rounds.
 pub(crate) const CLIENTS: usize = 8;
 
@@ -41,7 +43,7 @@ impl Reference {
     pub(crate) fn get(model: &Path) -> &'static Reference {
         static REFERENCE: OnceLock<Reference> = OnceLock::new();
         REFERENCE.get_or_init(|| {
-            let server = Server::start(model, &["--dtype", "fp32"]);
+            let server = Server::start(model, &FLAGS);
             let kinds = kinds();
             let replies = ask_all(&server, &kinds);
             server.wait_idle();

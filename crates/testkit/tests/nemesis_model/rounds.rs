@@ -2,7 +2,7 @@
 
 use crate::baseline::Baseline;
 use crate::faults::{Fault, Round, rounds};
-use crate::reference::{CLIENTS, Losses, Reference};
+use crate::reference::{CLIENTS, FLAGS, Losses, Reference};
 use crate::reply::{ask, receive, send};
 use pinion_testkit::{End, PATIENCE, Random, Server, Signal, kill, wait_until};
 use std::ops::Range;
@@ -43,7 +43,7 @@ pub(crate) fn under_load(
     seed: u64,
     numbers: Range<usize>,
 ) {
-    let flags = [&["--dtype", "fp32"], &ANY_NUMBER_OF_DEATHS[..], flags].concat();
+    let flags = [&FLAGS[..], &ANY_NUMBER_OF_DEATHS, flags].concat();
     let server = Server::start(model, &flags);
     let roles = role_names(&server);
     let has_spare = !flags.contains(&"--no-spare-engine");
@@ -132,7 +132,7 @@ pub(crate) fn deaths_in_a_start(model: &Path, reference: &Reference, seed: u64, 
         let role = *random.pick(&["engine-0", "tokenizer-0", "detokenizer-0", "frontend-0"]);
         let signal = *random.pick(&[Signal::SIGKILL, Signal::SIGABRT, Signal::SIGSEGV]);
         println!("start {number}: {signal} to {role} after {moment:?}");
-        let mut server = Server::launch(model, &["--dtype", "fp32"]);
+        let mut server = Server::launch(model, &FLAGS);
         std::thread::sleep(moment);
         let victim = wait_until("the role has a process", PATIENCE, || {
             let gone = !pinion_testkit::is_alive(server.pid());
@@ -170,7 +170,7 @@ pub(crate) fn deaths_in_a_drain(model: &Path, reference: &Reference, seed: u64, 
         let moment = Duration::from_millis(random.below(DRAIN_MS_MAX) as u64);
         let kinds: Vec<usize> = (0..CLIENTS).map(|_| random.below(reference.kinds.len())).collect();
         println!("drain {number}: {role} dies {moment:?} after the signal");
-        let mut server = Server::start(model, &["--dtype", "fp32"]);
+        let mut server = Server::start(model, &FLAGS);
         let ends = std::thread::scope(|scope| {
             let server = &server;
             let losses = Losses { cut: role == "frontend-0", errors: &["role_restarted", "unavailable"] };
