@@ -58,7 +58,9 @@ type Form = (&'static str, Api, Ends, bool, Value);
 /// All kinds. Streams count their tokens, all but those of `/generate`, which are bare text.
 pub(crate) fn kinds() -> Vec<Kind> {
     let mut kinds = Vec::new();
-    for (name, api, ends, streams, body) in completions().into_iter().chain(structured()).chain(chats()) {
+    for (name, api, ends, streams, body) in
+        completions().into_iter().chain(shaped()).chain(structured()).chain(chats())
+    {
         let whole = Kind { name: format!("{name}, whole"), api, body: body.clone(), ends };
         kinds.push(whole);
         if streams {
@@ -74,7 +76,7 @@ pub(crate) fn kinds() -> Vec<Kind> {
 }
 
 fn completions() -> Vec<Form> {
-    use Ends::{Any, Length, StopString};
+    use Ends::{Any, Length};
     let asks = Api::Completions;
     let scene = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n";
     vec![
@@ -132,6 +134,14 @@ fn completions() -> Vec<Form> {
             true,
             json!({"prompt": ["What", "The lord of", "Now is the winter"], "max_tokens": 24, "seed": 11, "n": 2}),
         ),
+    ]
+}
+
+/// Completions that name their end or change their logits.
+fn shaped() -> Vec<Form> {
+    use Ends::{Any, StopString};
+    let asks = Api::Completions;
+    vec![
         (
             "stop strings",
             asks,
