@@ -122,7 +122,7 @@ step_gpu_dry_run() {
 # PINION_TEST_SEED repeats a run.
 step_nemesis() {
     cargo build --locked --workspace --bins
-    cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture
+    cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture --test-threads 1
 }
 
 STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_run)

@@ -31,6 +31,11 @@ impl Kind {
         self.body["stream"] == true
     }
 
+    /// Whether its answer is a stream of text without events.
+    pub(crate) fn is_bare_stream(&self) -> bool {
+        self.api == Api::Generate && self.is_streamed()
+    }
+
     /// Prompts.
     pub(crate) fn prompts(&self) -> u64 {
         self.body["prompt"].as_array().filter(|list| list[0].is_string()).map_or(1, |list| list.len() as u64)

@@ -67,7 +67,7 @@ fn a_death_in_a_drain_leaves_each_request_one_end() {
     deaths_in_a_drain(&model, Reference::get(&model), seed() + 3, 4);
 }
 
-/// The long run: 300 rounds under load, 40 starts, 40 drains.
+/// The long run under load.
 #[test]
 #[ignore = "a quarter of an hour; `deploy/test.sh nemesis` runs it"]
 fn three_hundred_rounds() {
@@ -76,6 +76,14 @@ fn three_hundred_rounds() {
     for (index, flags) in [ONE_OF_EACH, TWO_OF_EACH, NO_SPARE, SMALL_KV].into_iter().enumerate() {
         under_load(&model, reference, flags, seed + index as u64, 0..75);
     }
+}
+
+/// The long run of starts and drains.
+#[test]
+#[ignore = "five minutes; `deploy/test.sh nemesis` runs it"]
+fn forty_starts_and_forty_drains() {
+    let Some(model) = model() else { return };
+    let (seed, reference) = (seed(), Reference::get(&model));
     deaths_in_a_start(&model, reference, seed + 4, 40);
     deaths_in_a_drain(&model, reference, seed + 5, 40);
 }

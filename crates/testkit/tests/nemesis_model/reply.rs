@@ -65,10 +65,10 @@ pub(crate) fn receive(kind: &Kind, sent: io::Result<Connection>) -> Reply {
 impl Reply {
     fn read(&mut self, kind: &Kind, mut connection: Connection) -> io::Result<()> {
         let head = connection.head()?;
-        match (kind.is_streamed() && head.status == 200, kind.api) {
-            (true, Api::Generate) => self.read_plain_stream(connection, &head),
-            (true, _) => self.read_events(Events::new(connection, head)),
-            (false, _) => self.read_whole(kind.api, connection, head),
+        match kind.is_streamed() && head.status == 200 {
+            true if kind.is_bare_stream() => self.read_plain_stream(connection, &head),
+            true => self.read_events(Events::new(connection, head)),
+            false => self.read_whole(kind.api, connection, head),
         }
     }
 
