@@ -89,7 +89,7 @@ impl Detokenizer {
         let open = Open::decode(payload)?;
         let id = open.id;
         let slots = self.tables.get(usize::from(from)).map_or(0, SlotTable::len);
-        if id.frontend != from || usize::from(id.slot) >= slots {
+        if id.frontend != from || usize::from(id.slot) >= slots || !self.is_possible(id) {
             return Err(Malformed("request of an opening"));
         }
         if self.current_slot(id).is_none() {
@@ -120,9 +120,10 @@ impl Detokenizer {
         let (_, events, logprobs) = decode_step(payload)?;
         let mut answer = Ok(());
         for event in events {
-            // The token goes on without its scores rather than not at all.
-            answer = self.score(&event, logprobs).and(answer);
-            self.event(event, now_ns);
+            answer = self.score(&event, logprobs).and_then(|()| self.event(event, now_ns));
+            if answer.is_err() {
+                break;
+            }
         }
         self.outgoing.iter_mut().for_each(Outgoing::close);
         answer
@@ -132,10 +133,7 @@ impl Detokenizer {
     fn prompt(&mut self, payload: &[u8]) -> Result<(), Malformed> {
         let record = decode_prompt(payload)?;
         let PromptHeader { id, first_index, token_count, .. } = record.header;
-        let Some(stream) = stream_of(&mut self.streams, id) else {
-            self.counts.stale += 1;
-            return Ok(());
-        };
+        let Some(stream) = stream_of(&mut self.streams, id) else { return self.stale(id) };
         if stream.progress != Progress::Flowing {
             return Ok(());
         }
@@ -186,17 +184,35 @@ impl Detokenizer {
         Ok(())
     }
 
-    fn event(&mut self, event: TokenEvent, now_ns: u64) {
+    /// Counts what came for a request that is over. Errors: there never was such a request.
+    fn stale(&mut self, id: RequestId) -> Result<(), Malformed> {
+        if !self.is_possible(id) {
+            return Err(Malformed("request of an event"));
+        }
+        self.counts.stale += 1;
+        Ok(())
+    }
+
+    /// Whether there is such a slot, and it has, or had, a request of that generation.
+    fn is_possible(&self, id: RequestId) -> bool {
+        let table = self.tables.get(usize::from(id.frontend));
+        let slot = table.and_then(|table| table.slot(usize::from(id.slot)));
+        slot.is_some_and(|slot| slot.state().has_reached(id.generation))
+    }
+
+    fn event(&mut self, event: TokenEvent, now_ns: u64) -> Result<(), Malformed> {
         let id = event.id;
-        let Some(stream) = stream_of(&mut self.streams, id) else {
-            self.counts.stale += 1;
-            return;
-        };
+        let Some(stream) = stream_of(&mut self.streams, id) else { return self.stale(id) };
+        if !stream.expects(&event) {
+            return Err(Malformed("sequence of an event"));
+        }
         self.text.clear();
         let sequence = if event.flags & EVENT_TOKEN != 0 { event.sequence } else { stream.next_sequence };
         let flags = stream.advance(&self.codec, &event, &mut self.piece, &mut self.text);
         let is_first_text = !self.text.is_empty() && !std::mem::replace(&mut stream.has_text, true);
-        let ids: &[u32] = if event.flags & EVENT_TOKEN != 0 { &[event.token] } else { &[] };
+        // Behind a hole in the text only the end is told.
+        let has_token = event.flags & EVENT_TOKEN != 0 && stream.progress != Progress::Lost;
+        let ids: &[u32] = if has_token { &[event.token] } else { &[] };
         let outgoing = &mut self.outgoing[usize::from(id.frontend)];
         let piece = Piece { id, sequence, ids, text: &self.text, flags: 0, scores: &self.scores };
         if let Some(flags) = flags {
@@ -211,6 +227,7 @@ impl Detokenizer {
         if let Some(flags) = flags {
             self.mark_slot(id, is_first_text, flags, now_ns);
         }
+        Ok(())
     }
 
     /// Stamps the timeline, and lets the engine see a stop string by one store. A slot that has moved on is

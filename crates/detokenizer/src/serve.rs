@@ -131,12 +131,13 @@ impl Server {
             for _ in 0..STEPS_PER_TURN {
                 let inbox = &mut self.session.links.inboxes[index];
                 let Some(record_kind) = copy_record(inbox, &mut self.step) else { break };
-                let from = inbox.from;
                 taken = true;
                 // The opening of a stream was published before its first event was, so it is visible now
                 // even if it was not when the turn began.
                 self.take_openings();
-                self.handle_step(from, record_kind);
+                if let Err(error) = self.handle_step(record_kind) {
+                    self.session.links.inboxes[index].condemn(&error.to_string());
+                }
             }
         }
         taken
@@ -152,7 +153,7 @@ impl Server {
                 // After a death all open texts are decoded again, which may take longer than a role may be silent.
                 beat(&self.session.status);
                 if let Err(error) = self.detokenizer.open(from.index, record.kind, record.payload) {
-                    malformed(&self.session.status, from, error);
+                    inbox.condemn(&error.to_string());
                 }
             }
         }
@@ -161,18 +162,20 @@ impl Server {
 
     fn take_step(&mut self, inbox: &mut Inbox) -> bool {
         let Some(record_kind) = copy_record(inbox, &mut self.step) else { return false };
-        self.handle_step(inbox.from, record_kind);
+        if let Err(error) = self.handle_step(record_kind) {
+            // Its writer is dead already.
+            inbox.condemn(&error.to_string());
+        }
         true
     }
 
-    fn handle_step(&mut self, from: Peer, record_kind: u16) {
+    fn handle_step(&mut self, record_kind: u16) -> Result<(), Malformed> {
         let recorder = self.session.recorder.clone();
         let now_ns = clock::now_ns();
         recorder.push(SpanName::Detokenize);
         let before = self.detokenizer.counts();
-        if let Err(error) = self.detokenizer.step(record_kind, &self.step, now_ns) {
-            malformed(&self.session.status, from, error);
-        }
+        // What came before the fault in the record goes out: it was right.
+        let handled = self.detokenizer.step(record_kind, &self.step, now_ns);
         for frontend in 0..self.session.config.frontends {
             if !send_records(&mut self.session.links, &self.detokenizer, frontend) {
                 tracing::error!(frontend, "frontend has stopped reading; its requests are cancelled");
@@ -188,6 +191,7 @@ impl Server {
             recorder.record(SpanName::Detokenize, now_ns, clock::now_ns(), [events, deltas]);
         }
         recorder.pop();
+        handled
     }
 
     fn report(&mut self) {
@@ -218,9 +222,4 @@ fn send_records(links: &mut Links, detokenizer: &Detokenizer, frontend: u16) -> 
         delivered &= outbox.send(DELTAS, record).is_ok();
     }
     delivered
-}
-
-fn malformed(status: &pinion_shm::page::Page, from: Peer, error: Malformed) {
-    status.add(Gauge::MalformedRecords as usize, 1);
-    tracing::error!(%from, %error, "dropped a record");
 }

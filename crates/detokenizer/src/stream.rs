@@ -62,6 +62,12 @@ impl Stream {
         stream
     }
 
+    /// Whether the event is the one that comes next. Of a text that has ended no more is looked at.
+    pub(crate) fn expects(&self, event: &TokenEvent) -> bool {
+        let has_token = event.flags & EVENT_TOKEN != 0;
+        self.progress != Progress::Flowing || !has_token || event.sequence == self.next_sequence
+    }
+
     /// Appends to `text` what the event gives. The flags of the delta to send, or `None` if nothing is sent
     /// any more. `piece` is overwritten.
     pub(crate) fn advance(

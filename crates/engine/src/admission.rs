@@ -8,17 +8,6 @@ use pinion_protocol::names::Stage;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId, Role};
 use pinion_scheduler::{Refusal, Request};
-use zerocopy::FromBytes;
-
-/// A record as it came out of a ring: the request, or whose it would have been and what is wrong with it.
-type Decoded = Result<Admit, (Option<RequestId>, Malformed)>;
-
-fn decode(kind: u16, payload: &[u8]) -> Decoded {
-    Admit::decode(kind, payload).map_err(|malformed| {
-        let id = RequestId::read_from_prefix(payload).ok().map(|(id, _)| id);
-        (id, malformed)
-    })
-}
 
 impl Engine {
     /// Takes records from the inboxes in turn, at most the command budget, or as many as the engine lacks to fill a
@@ -32,53 +21,49 @@ impl Engine {
         };
         let mut taken = 0;
         while taken < budget {
-            let Some(decoded) = self.next_decoded(ports) else { break };
-            self.take(decoded, ports);
+            let Some((inbox, decoded)) = self.next_decoded(ports) else { break };
+            if let Err(malformed) = decoded.and_then(|admit| self.admit(admit, ports)) {
+                ports.condemn(inbox, malformed.0);
+            }
             taken += 1;
         }
         taken
     }
 
-    fn next_decoded(&mut self, ports: &mut impl Ports) -> Option<Decoded> {
+    fn next_decoded(&mut self, ports: &mut impl Ports) -> Option<(usize, Result<Admit, Malformed>)> {
         let inbox_count = ports.inbox_count();
         for _ in 0..inbox_count {
             self.next_inbox = (self.next_inbox + 1) % inbox_count;
             if let Some(record) = ports.next_record(self.next_inbox) {
-                return Some(decode(record.kind, record.payload));
+                return Some((self.next_inbox, Admit::decode(record.kind, record.payload)));
             }
         }
         None
     }
 
-    /// Takes one record of a ring that has been replaced.
+    /// Takes one record of a ring that has been replaced. One that is none is passed over: its writer is dead, and the
+    /// frontends send again what that had.
     pub fn take_record(&mut self, kind: u16, payload: &[u8], ports: &mut impl Ports) {
-        self.take(decode(kind, payload), ports);
-    }
-
-    fn take(&mut self, decoded: Decoded, ports: &mut impl Ports) {
-        match decoded {
-            Ok(admit) => self.admit(admit, ports),
-            Err((id, malformed)) => {
-                ports.add_one(Gauge::MalformedRecords);
-                tracing::error!(%malformed, ?id, "a tokenizer sent what is no request");
-                if let Some(id) = id.filter(|&id| is_current(id, ports)) {
-                    self.reject(id, Fault::new(FaultCode::Internal, malformed.to_string()), ports);
-                }
-            }
+        let taken = Admit::decode(kind, payload).and_then(|admit| self.admit(admit, ports));
+        if taken.is_err() {
+            ports.add_one(Gauge::MalformedRecords);
         }
     }
 
-    fn admit(&mut self, admit: Admit, ports: &mut impl Ports) {
+    /// Errors: there never was such a request.
+    fn admit(&mut self, admit: Admit, ports: &mut impl Ports) -> Result<(), Malformed> {
         let id = admit.id;
-        if !is_current(id, ports) {
+        let state = ports.slot(id).filter(|state| state.has_reached(id.generation));
+        let state = state.ok_or(Malformed("request of an admission"))?;
+        if !state.live || state.generation != id.generation {
             ports.add_one(Gauge::StaleRecords);
-            return;
+            return Ok(());
         }
         let now_ns = ports.now_ns();
         ports.stamp(id, Stage::EngineReceived, now_ns);
         if let Some(fault) = self.objection(&admit) {
             self.reject(id, fault, ports);
-            return;
+            return Ok(());
         }
         let here = self.scheduler.running().len() + self.scheduler.waiting().len();
         if here + self.constraints.waiting() >= self.sizes.limits.max_requests as usize {
@@ -93,6 +78,7 @@ impl Engine {
         } else {
             self.schedule(admit, now_ns, ports);
         }
+        Ok(())
     }
 
     /// Hands the requests whose grammars are ready to the scheduler. Gives how many there were.

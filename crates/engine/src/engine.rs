@@ -215,11 +215,13 @@ impl Engine {
             0 => Some(self.scheduler.plan(now_ns)),
             _ => self.scheduler.plan_ahead(now_ns),
         };
-        let rows = planned.map_or(&[][..], |plan| &plan.rows);
+        let launches = planned.is_some_and(|plan| !plan.rows.is_empty());
+        let rows = if launches { &self.scheduler.current_plan().rows[..] } else { &[] };
         for row in rows.iter().filter(|row| row.first) {
             ports.stamp(row.id, Stage::FirstScheduled, now_ns);
+            // Now, and not only at the end: who comes after this process does not know it.
+            ports.count(row.id, Counter::CachedTokens, u64::from(self.scheduler.cached_tokens(row)));
         }
-        let launches = !rows.is_empty();
         if launches && ports.recorder().records() {
             let queued = [self.scheduler.running().len(), self.scheduler.waiting().len()];
             ports.recorder().record(

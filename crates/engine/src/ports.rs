@@ -17,6 +17,8 @@ pub trait Ports {
     fn inbox_count(&self) -> usize;
     /// The next record of one inbox.
     fn next_record(&mut self, inbox: usize) -> Option<Record<'_>>;
+    /// What came from one inbox is not what an honest writer sends: a record is lost, and the edge must be replaced.
+    fn condemn(&mut self, inbox: usize, what: &'static str);
     /// What the request's slot says; `None` if there is no such slot. One load.
     fn slot(&self, id: RequestId) -> Option<SlotState>;
     /// Writes a stamp of the request's timeline.
@@ -55,6 +57,12 @@ impl Ports for Session {
 
     fn next_record(&mut self, inbox: usize) -> Option<Record<'_>> {
         self.links.inboxes.get_mut(inbox)?.next()
+    }
+
+    fn condemn(&mut self, inbox: usize, what: &'static str) {
+        if let Some(inbox) = self.links.inboxes.get_mut(inbox) {
+            inbox.condemn(what);
+        }
     }
 
     fn slot(&self, id: RequestId) -> Option<SlotState> {

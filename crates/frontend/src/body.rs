@@ -104,7 +104,10 @@ impl Stream {
         // The first failure ends the whole: it alone is told, once.
         let failed = self.voices.iter().position(|voice| voice.ticket.fault().is_some());
         let heard = match failed {
-            Some(at) => self.voices.drain(..).nth(at).into_iter().collect(),
+            Some(at) => {
+                self.voices.iter().for_each(|voice| voice.ticket.withdraw());
+                self.voices.drain(..).nth(at).into_iter().collect()
+            }
             None => std::mem::take(&mut self.voices),
         };
         self.voices = heard;

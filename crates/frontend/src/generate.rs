@@ -158,7 +158,8 @@ fn begin(
                 None if stream => Form::PlainStream,
                 None => Form::Whole,
             };
-            let ticket = Ticket::begin(&app.ledger, Origin { timings, ..origin(arrival) }, job, form)?;
+            let begun = Ticket::begin(&app.ledger, Origin { timings, ..origin(arrival) }, job, form);
+            let ticket = begun.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
             if let Some(plan) = &calls {
                 ticket.request.borrow_mut().find_calls(Calls::new(plan, &app.numbers.id()));
             }
@@ -214,6 +215,7 @@ async fn stream_answer(
         None => begins.await,
     }
     if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
+        tickets.iter().for_each(Ticket::withdraw);
         return Err(fault.into());
     }
     let content_type = if events { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
@@ -256,7 +258,7 @@ async fn whole_answer(
     choices_per_prompt: usize,
     shown: Shown,
 ) -> Result<Response<AnswerBody>, Refusal> {
-    let ends = outcomes(&tickets).await?;
+    let ends = outcomes(&tickets).await.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
     let parts: Vec<Part> = tickets.iter().map(Part::of).collect::<Result<_, _>>()?;
     let shown_parts = match shown.best {
         Some(kept) => {

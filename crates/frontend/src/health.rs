@@ -49,13 +49,18 @@ impl Health {
                 problems.push(format!("{peer} has not moved for {:.1} s", age_ns as f64 / 1e9));
             }
         }
-        for (peer, page) in self.pages.iter().filter(|(peer, _)| peer.role == Role::Launcher) {
+        for (peer, page) in &self.pages {
+            let is_launcher = peer.role == Role::Launcher;
             let age_ns = Health::heartbeat_age_ns(page, now_ns);
-            if u128::from(age_ns) > LAUNCHER_AGE_MAX.as_nanos() {
+            if is_launcher && u128::from(age_ns) > LAUNCHER_AGE_MAX.as_nanos() {
                 let age_s = age_ns as f64 / 1e9;
                 problems.push(format!(
                     "the {peer} has not moved for {age_s:.1} s: no role is restarted meanwhile"
                 ));
+            }
+            let corrupt = Health::word(page, Gauge::CorruptEdges as usize);
+            if !is_launcher && corrupt > 0 {
+                problems.push(format!("{peer} has {corrupt} corrupt edges, which wait to be replaced"));
             }
         }
         problems
@@ -76,7 +81,8 @@ impl Health {
 
     /// Whether every role takes new work.
     pub fn all_ready(&self) -> bool {
-        self.needed().all(|(_, page)| Health::phase(page) == Some(Phase::Ready))
+        let sound = |page| Health::word(page, Gauge::CorruptEdges as usize) == 0;
+        self.needed().all(|(_, page)| Health::phase(page) == Some(Phase::Ready) && sound(page))
     }
 }
 
@@ -136,6 +142,19 @@ mod tests {
             let health = Health { pages: vec![(engine, page(phase, heartbeat))] };
             assert_eq!(health.problems(&down, now).len(), problems, "{phase:?} {heartbeat} {down:?}");
             assert_eq!(health.all_ready(), ready, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn a_corrupt_edge_is_told_until_it_is_replaced() {
+        for role in [Role::Engine, Role::Frontend] {
+            let (now, page) = (100 * SECOND, page(Phase::Ready, 100 * SECOND));
+            let health = Health { pages: vec![(Peer::new(role, 0), page.clone())] };
+            page.set(Gauge::CorruptEdges as usize, 1);
+            assert_eq!(health.problems(&[], now).len(), 1, "{role:?}");
+            assert_eq!(health.all_ready(), role == Role::Frontend);
+            page.set(Gauge::CorruptEdges as usize, 0);
+            assert!(health.problems(&[], now).is_empty() && health.all_ready(), "{role:?}");
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::slow::SlowLog;
 use crate::timeline::{Stamps, Timeline};
 use pinion_config::Lifecycle;
 use pinion_os::clock;
-use pinion_protocol::frontend_inbox::{Decoded, Encoded, Finished, Reject, deltas, kind};
+use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
@@ -234,21 +234,15 @@ impl Ledger {
         Ok(request)
     }
 
-    /// Takes one record from a ring. What is late is counted and dropped.
-    pub fn take(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) {
-        if let Err(malformed) = self.try_take(record_kind, payload, now_ns) {
-            self.setup.status.add(Gauge::MalformedRecords as usize, 1);
-            tracing::error!(kind = record_kind, %malformed, "record dropped");
-        }
-    }
-
-    fn try_take(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) -> Result<(), Malformed> {
+    /// Takes one record from a ring. What is late is counted and dropped. Errors: it, or one before it, is not what an
+    /// honest role sent; what it was about goes on when its edge has been replaced.
+    pub fn take(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) -> Result<(), Malformed> {
         match record_kind {
             kind::DELTAS => {
                 for delta in deltas(payload) {
                     let delta = delta?;
-                    self.count_tokens(delta.header.id, u64::from(delta.header.token_count), now_ns);
-                    self.with(delta.header.id, |request| request.delta(&delta));
+                    self.count_tokens(&delta, now_ns);
+                    self.with(delta.header.id, |request| request.delta(&delta))?;
                 }
                 Ok(())
             }
@@ -260,26 +254,22 @@ impl Ledger {
                 self.with(finished.id, |request| {
                     request.finish(&finished);
                     Next::Continue
-                });
-                Ok(())
+                })
             }
             kind::REJECT => {
                 let Reject { id, fault } = Reject::decode(payload)?;
                 self.with(id, |request| {
                     request.reject(fault);
                     Next::Continue
-                });
-                Ok(())
+                })
             }
             kind::ENCODED => {
                 let Encoded { id, ids } = Encoded::decode(payload)?;
-                self.answer(id, Outcome::Ids(ids));
-                Ok(())
+                self.answer(id, Outcome::Ids(ids))
             }
             kind::DECODED => {
                 let Decoded { id, text } = Decoded::decode(payload)?;
-                self.answer(id, Outcome::Decoded(text));
-                Ok(())
+                self.answer(id, Outcome::Decoded(text))
             }
             _ => Err(Malformed("frontend record kind")),
         }
@@ -287,9 +277,13 @@ impl Ledger {
 
     /// Counts tokens and their times as they come. Tokens that come together share the time since those before. One that
     /// is drawn again for the sake of the end was counted.
-    fn count_tokens(&mut self, id: RequestId, count: u64, now_ns: u64) {
+    fn count_tokens(&mut self, delta: &Delta<'_>, now_ns: u64) {
+        let (id, count) = (delta.header.id, u64::from(delta.header.token_count));
         let metrics = self.metrics.clone();
-        let is_new = |entry: &&mut Entry| count > 0 && !entry.request.borrow().has_last_text();
+        let is_new = |entry: &&mut Entry| {
+            let request = entry.request.borrow();
+            count > 0 && !request.has_last_text() && request.follows(delta)
+        };
         let Some(entry) = self.entry(id).filter(is_new) else { return };
         let (received_ns, before_ns) = (entry.received_ns, entry.token_ns);
         entry.token_ns = now_ns;
@@ -299,39 +293,46 @@ impl Ledger {
         metrics.live_generated_tokens.add(count);
         if before_ns == 0 {
             metrics.first_token.observe_ns(now_ns.saturating_sub(received_ns));
-            metrics.live_prompt_tokens.add(u64::from(self.prompt_tokens(id)));
+            metrics.live_prompt_tokens.add(u64::from(self.counted(id, Counter::PromptTokens)));
         } else {
             let gap_s = now_ns.saturating_sub(before_ns) as f64 / 1e9;
             metrics.token_gap.observe_many(gap_s / count as f64, count);
         }
     }
 
-    fn answer(&mut self, id: RequestId, outcome: Outcome) {
+    fn answer(&mut self, id: RequestId, outcome: Outcome) -> Result<(), Malformed> {
         self.with(id, |request| {
             request.answer(outcome);
             Next::Continue
-        });
+        })
     }
 
     fn entry(&mut self, id: RequestId) -> Option<&mut Entry> {
         self.entries.get_mut(usize::from(id.slot))?.as_mut().filter(|entry| entry.id == id && !entry.closed)
     }
 
-    /// Applies a record to its request, then settles what that leads to.
-    fn with(&mut self, id: RequestId, apply: impl FnOnce(&mut Request) -> Next) {
+    /// Applies a record to its request, then settles what that leads to. Errors: there never was such a request, or the
+    /// record does not follow the one before.
+    fn with(&mut self, id: RequestId, apply: impl FnOnce(&mut Request) -> Next) -> Result<(), Malformed> {
         let Some(entry) = self.entry(id) else {
+            let slot = self.slot(id).filter(|_| id.frontend == self.setup.frontend);
+            if !slot.is_some_and(|slot| slot.state().has_reached(id.generation)) {
+                return Err(Malformed("request of a record"));
+            }
             self.setup.status.add(Gauge::StaleRecords as usize, 1);
-            return;
+            return Ok(());
         };
         let (request, received_ns) = (entry.request.clone(), entry.received_ns);
         if request.borrow().facts.timings {
             request.borrow_mut().timeline = self.timeline(id, received_ns);
         }
-        let next = apply(&mut request.borrow_mut());
-        if next == Next::Cancel {
-            self.cancel(id);
+        match apply(&mut request.borrow_mut()) {
+            Next::Continue => {}
+            Next::Cancel => self.cancel(id),
+            Next::Gap => return Err(Malformed("sequence of a delta")),
         }
         self.release_if_done(id);
+        Ok(())
     }
 
     fn slot(&self, id: RequestId) -> Option<Slot<'_>> {
@@ -398,9 +399,8 @@ impl Ledger {
         self.slow.page(self.setup.frontend, clock::now_ns())
     }
 
-    fn prompt_tokens(&self, id: RequestId) -> u32 {
-        let counted =
-            self.slot(id).map_or(0, |slot| slot.counter(id.generation, Counter::PromptTokens as usize));
+    fn counted(&self, id: RequestId, counter: Counter) -> u32 {
+        let counted = self.slot(id).map_or(0, |slot| slot.counter(id.generation, counter as usize));
         u32::try_from(counted).unwrap_or(u32::MAX)
     }
 

@@ -117,11 +117,13 @@ pub enum EndReason {
     SlowReader = 7,
     /// `/tokenize` or `/detokenize` was answered.
     Answered = 8,
+    /// Another choice of the same answer failed.
+    Withdrawn = 9,
 }
 
 impl EndReason {
     /// All, in the order of their numbers.
-    pub const ALL: [EndReason; 9] = [
+    pub const ALL: [EndReason; 10] = [
         EndReason::Stop,
         EndReason::Length,
         EndReason::Disconnected,
@@ -131,6 +133,7 @@ impl EndReason {
         EndReason::Internal,
         EndReason::SlowReader,
         EndReason::Answered,
+        EndReason::Withdrawn,
     ];
 
     /// Label value.
@@ -145,6 +148,7 @@ impl EndReason {
             EndReason::Internal => "internal",
             EndReason::SlowReader => "slow_reader",
             EndReason::Answered => "answered",
+            EndReason::Withdrawn => "withdrawn",
         }
     }
 

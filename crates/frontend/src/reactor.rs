@@ -249,8 +249,10 @@ fn take_some(inbox: &mut Inbox, ledger: &Rc<RefCell<Ledger>>, now_ns: u64) -> us
     let mut count = 0;
     while count < RECORDS_PER_TURN_MAX {
         let Some(record) = inbox.next() else { break };
-        ledger.take(record.kind, record.payload, now_ns);
         count += 1;
+        if let Err(malformed) = ledger.take(record.kind, record.payload, now_ns) {
+            inbox.condemn(malformed.0);
+        }
     }
     count
 }

@@ -46,6 +46,8 @@ pub enum Outcome {
     Failed(Fault),
     /// Nothing: the client went away first.
     Disconnected,
+    /// Nothing: another choice of the same answer failed, and the client was told so.
+    Withdrawn,
 }
 
 /// What a record makes necessary.
@@ -55,6 +57,8 @@ pub enum Next {
     Continue,
     /// The client has its outcome, the engine should stop working on it.
     Cancel,
+    /// The record does not follow the one before it: something was lost on the way.
+    Gap,
 }
 
 /// Fixed facts of a request.
@@ -97,10 +101,13 @@ pub struct Request {
     waker: Option<Waker>,
     outcome: Option<Outcome>,
     finished: Option<Finished>,
+    /// Tokens of the prompt that came from the cache of an engine that has died since.
+    cached_tokens: Option<u32>,
     last_text: bool,
     stopped: bool,
     /// Nothing more comes for this request, whatever is missing.
     over: bool,
+    withdrawn: bool,
     role_said: bool,
     finish_said: bool,
     /// Finds tool calls in the text, if there may be any.
@@ -124,9 +131,11 @@ impl Request {
             waker: None,
             outcome: None,
             finished: None,
+            cached_tokens: None,
             last_text: false,
             stopped: false,
             over: false,
+            withdrawn: false,
             role_said: false,
             finish_said: false,
             calls: None,
@@ -189,6 +198,9 @@ impl Request {
         if self.last_text {
             return Next::Continue;
         }
+        if !self.follows(delta) {
+            return Next::Gap;
+        }
         self.last_text |= delta.header.flags & DELTA_LAST != 0;
         self.stopped |= delta.header.flags & DELTA_STOPPED != 0;
         if self.outcome.is_some() {
@@ -203,6 +215,14 @@ impl Request {
         Next::Continue
     }
 
+    /// Whether the delta has the tokens that come next, and no more than there can be. Once the client has its outcome no ids
+    /// are kept, and any do.
+    pub fn follows(&self, delta: &Delta<'_>) -> bool {
+        let (header, have, count) = (&delta.header, self.ids.len(), delta.header.token_count as usize);
+        let is_next = header.first_sequence as usize == have && have + count <= self.facts.ids_max;
+        self.outcome.is_some() || header.flags & DELTA_PROMPT != 0 || count == 0 || is_next
+    }
+
     fn take_text(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
         let header = &delta.header;
         if header.flags & DELTA_PROMPT != 0 {
@@ -211,13 +231,6 @@ impl Request {
             return self.say_prompt(false);
         }
         self.say_prompt(true)?;
-        let expected = self.ids.len();
-        let count = header.token_count as usize;
-        if count > 0 && (header.first_sequence as usize != expected || expected + count > self.facts.ids_max)
-        {
-            tracing::error!(id = %self.facts.id, ?header, expected, "delta out of sequence");
-            return Err(Fault::new(FaultCode::Internal, "a part of the text was lost inside the service"));
-        }
         self.ids.extend(delta.ids());
         if !delta.score_bytes.is_empty() {
             self.take_scores_of(delta)?;
@@ -253,10 +266,14 @@ impl Request {
         self.finish_said
     }
 
-    /// A role that held the request is gone: what the engine said of its end does not count any more.
-    pub fn interrupt(&mut self, id: RequestId) {
+    /// A role that held the request is gone: what the engine said of its end does not count any more. `cached_tokens` is
+    /// what it had found of the prompt in its cache.
+    pub fn interrupt(&mut self, id: RequestId, cached_tokens: u32) {
         self.facts.id = id;
         self.finished = None;
+        if !self.ids.is_empty() {
+            self.cached_tokens.get_or_insert(cached_tokens);
+        }
     }
 
     /// The tokens to go on after: all that came, but for the last one if the text ends with it, so that the engine comes
@@ -272,13 +289,12 @@ impl Request {
         self.fail(fault);
     }
 
-    /// A role that the request needs is gone; nothing more comes. `prompt_tokens` is used if the visible text
-    /// was already complete.
-    pub fn lose(&mut self, fault: Fault, prompt_tokens: u32) {
+    /// A role that the request needs is gone; nothing more comes. The counts are used if the visible text was already
+    /// complete.
+    pub fn lose(&mut self, fault: Fault, prompt_tokens: u32, cached_tokens: u32) {
         self.over = true;
         if self.finish_said && self.outcome.is_none() {
-            let completion_tokens = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
-            self.end(Ending::Stop, Usage { prompt_tokens, cached_tokens: 0, completion_tokens });
+            self.end(Ending::Stop, self.usage(prompt_tokens, cached_tokens));
             self.wake();
         } else {
             self.fail(fault);
@@ -306,13 +322,18 @@ impl Request {
         self.wake();
     }
 
+    /// The answer ends without this part of it: see [`Outcome::Withdrawn`].
+    pub fn withdraw(&mut self) {
+        self.withdrawn = true;
+    }
+
     /// The client is gone: nobody reads any more. Returns whether it left before its outcome.
     pub fn abandon(&mut self) -> bool {
         self.waker = None;
         self.out = BytesMut::new();
         let early = self.outcome.is_none();
         if early {
-            self.outcome = Some(Outcome::Disconnected);
+            self.outcome = Some(if self.withdrawn { Outcome::Withdrawn } else { Outcome::Disconnected });
         }
         early
     }
@@ -338,8 +359,19 @@ impl Request {
             self.say(&Event::Finish { text: &held, ending });
         }
         if let Some(finished) = self.finished {
-            self.end(ending, Usage::from(&finished));
+            self.end(ending, self.usage(finished.prompt_tokens, finished.cached_tokens));
         }
+    }
+
+    /// Of the cached tokens those count that the first engine found which drew a token for the answer.
+    fn usage(&self, prompt_tokens: u32, cached_tokens: u32) -> Usage {
+        let cached_tokens = self.cached_tokens.unwrap_or(cached_tokens);
+        Usage { prompt_tokens, cached_tokens, completion_tokens: self.token_count() }
+    }
+
+    /// Tokens of the answer so far.
+    pub fn token_count(&self) -> u32 {
+        u32::try_from(self.ids.len()).unwrap_or(u32::MAX)
     }
 
     /// Whether every score of the prompt came that was asked for. They come before the last text if they come at all.

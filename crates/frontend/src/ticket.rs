@@ -36,6 +36,11 @@ impl Ticket {
         self.request.borrow().facts.id
     }
 
+    /// Another choice of the same answer failed: this one is not needed any more, and is cancelled with the ticket.
+    pub fn withdraw(&self) {
+        self.request.borrow_mut().withdraw();
+    }
+
     /// Why the request failed, if it did.
     pub fn fault(&self) -> Option<Fault> {
         match self.request.borrow().outcome() {

@@ -4,10 +4,10 @@
 
 mod harness;
 
-use harness::{Harness, Options, Reply, post_bytes, run};
+use harness::{Harness, Options, Reply, post_bytes, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};
-use pinion_protocol::{Fault, FaultCode, Peer, Role};
+use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
 use serde_json::{Value, json};
 
 const COMPLETION: &str = r#"{"prompt":"hi","max_tokens":4}"#;
@@ -179,6 +179,49 @@ fn a_stop_string_ends_the_text_at_once_and_the_counts_follow() {
         let rest = Reply::parse(&format!("{early}{}", read_rest(stream).await));
         assert_eq!((rest.events().len(), rest.events()[1].as_str()), (2, "[DONE]"));
         assert_eq!(h.slots_used(), 0);
+    });
+}
+
+/// The engine runs ahead of the detokenizer, by one token or to the end.
+#[test]
+fn what_was_drawn_beyond_a_stop_string_is_not_counted() {
+    for (reason, drawn) in [(FinishReason::Stop, 3), (FinishReason::Length, 255)] {
+        run(Options::default(), |h| async move {
+            let stream = h.post_raw("/v1/completions", r#"{"prompt":"hi","stop":"X"}"#).await;
+            let id = h.submit().await.id;
+            h.delta(id, 0, &[1, 2], "a", DELTA_LAST | DELTA_STOPPED);
+            h.finish(id, reason, drawn);
+            let reply = Reply::read(stream).await.json();
+            assert_eq!(
+                (&reply["usage"]["completion_tokens"], &reply["choices"][0]["finish_reason"]),
+                (&json!(2), &json!("stop"))
+            );
+            wait_for("the slot", || (h.slots_used() == 0).then_some(())).await;
+            assert_eq!(h.app.metrics.generated_tokens.get(), 2);
+            assert_eq!(h.app.metrics.live_generated_tokens.get(), 2);
+        });
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_condemns_its_edge_and_touches_no_request() {
+    run(Options::default(), |h| async move {
+        let stream = h.post_raw("/v1/completions", r#"{"prompt":"hi"}"#).await;
+        let id = h.submit().await.id;
+        h.delta(id, 0, &[1], "a", 0);
+        assert_eq!(h.malformed.get(), 0);
+        h.delta(id, 2, &[3], "c", 0);
+        h.delta(RequestId { frontend: 1, ..id }, 1, &[2], "b", 0);
+        h.delta(RequestId { slot: 999, ..id }, 1, &[2], "b", 0);
+        h.delta(RequestId { generation: id.generation + 1, ..id }, 1, &[2], "b", 0);
+        h.finish(RequestId { generation: id.generation + 1, ..id }, FinishReason::Stop, 1);
+        h.delta(id, 1, &[2], "b", 1 << 20);
+        assert_eq!(h.malformed.get(), 6);
+        h.delta(RequestId { generation: id.generation - 1, ..id }, 1, &[2], "b", 0);
+        assert_eq!(h.malformed.get(), 6, "a late record is no corrupt one");
+        h.delta(id, 1, &[2], "b", DELTA_LAST);
+        h.finish(id, FinishReason::Stop, 2);
+        assert_eq!(Reply::read(stream).await.json()["choices"][0]["text"], "ab");
     });
 }
 

@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run, wait_for};
+use pinion_frontend::metrics::EndReason;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, FinishReason, kind, put_scored_delta};
 use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit};
@@ -157,6 +158,8 @@ fn one_failure_ends_the_whole_with_one_error_and_cancels_the_others() {
             h.finish(ids[0], FinishReason::Cancelled, 1);
             h.delta(ids[0], 1, &[], "", DELTA_LAST);
             wait_for("the slots", || (h.slots_used() == 0).then_some(())).await;
+            let ends = |reason| h.app.metrics.generations(&[reason]);
+            assert_eq!((ends(EndReason::Withdrawn), ends(EndReason::Disconnected)), (1, 0), "no client left");
         });
     }
 }

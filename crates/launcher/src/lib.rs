@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod command_line;
+pub mod corrupt;
 pub mod ending;
 mod host;
 pub mod member;

@@ -1,5 +1,6 @@
 //! One role process as the launcher sees it: spawned, starting, ready, dead.
 
+use crate::corrupt::CorruptEdge;
 use crate::host::{Body, Host};
 use crate::restart::RestartPolicy;
 use crate::spare::Waiting;
@@ -64,6 +65,8 @@ pub enum Happening {
         /// What to do.
         admin: Admin,
     },
+    /// One of its edges is corrupt.
+    Corrupt(CorruptEdge),
     /// It answers an order.
     Answered {
         /// Our number for it.
@@ -194,6 +197,16 @@ impl Member {
                 FromRole::AdminDone { number, outcome } => {
                     return Ok(Some(Happening::Answered { number, outcome }));
                 }
+                FromRole::CorruptEdge { peer, epoch, reads, what } => {
+                    let (from, to) = if reads { (peer, self.peer) } else { (self.peer, peer) };
+                    return Ok(Some(Happening::Corrupt(CorruptEdge {
+                        from,
+                        to,
+                        epoch,
+                        suspect: peer,
+                        what,
+                    })));
+                }
                 FromRole::Hello { .. } | FromRole::Phase { .. } => {}
             }
         }
@@ -261,7 +274,7 @@ impl Member {
     fn send(&self, wiring: &Wiring, message: &ToRole) -> io::Result<()> {
         self.running.as_ref().map_or(Ok(()), |running| running.control.send(message))?;
         let page = wiring.page(self.peer);
-        page.set(Gauge::ControlSequence as usize, page.get(Gauge::ControlSequence as usize) + 1);
+        page.set(Gauge::ControlSequence as usize, page.get(Gauge::ControlSequence as usize).wrapping_add(1));
         wiring.ring_doorbell(self.peer);
         Ok(())
     }

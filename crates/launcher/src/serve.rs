@@ -1,6 +1,7 @@
 //! The life of a service in one loop: start every role, open the port when all are ready, watch, restart,
 //! drain, end. One thread; every wait has a deadline.
 
+mod edges;
 #[cfg(test)]
 pub(crate) mod tests;
 mod watch;
@@ -182,6 +183,7 @@ impl Service {
         if let Some(spare) = &mut self.spare {
             spare.look(clock::now_ns());
         }
+        self.wiring.mend_headers();
         self.wiring.update_board(self.restarts, u64::from(self.spare_lives()));
         let late = self.orders.expired(clock::now_ns());
         self.answer(late);
@@ -256,6 +258,7 @@ impl Service {
                 self.ordered(peer, number, deadline_ns, admin);
                 Ok(())
             }
+            Happening::Corrupt(edge) => self.corrupt(&edge),
             Happening::Answered { number, outcome } => {
                 let answer = self.orders.answered(peer, number, outcome);
                 self.answer(answer);

@@ -4,6 +4,7 @@
 //! Nothing has a name in the file system and everything is close-on-exec: a role gets exactly the
 //! descriptors it is sent.
 
+use crate::corrupt::{CorruptEdge, History};
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender, bytes_channel};
 use pinion_config::{ApiKeys, Config, Edge, Ipc, Profiler, Topology};
 use pinion_os::{clock, fdpass};
@@ -30,6 +31,9 @@ struct Ring {
     edge: Edge,
     epoch: u32,
     region: Region,
+    /// This life of it was reported as corrupt.
+    corrupt: bool,
+    history: History,
     /// Carries the records instead of the ring under `--ipc channel`.
     channel: Option<Channel>,
 }
@@ -65,6 +69,10 @@ pub struct Wiring {
     wrapped: bool,
     /// Data edges are channels.
     with_channels: bool,
+    /// Edges that were found corrupt.
+    corrupt_edges: u64,
+    /// Headers that were found overwritten.
+    mended_headers: u64,
 }
 
 impl Wiring {
@@ -90,11 +98,14 @@ impl Wiring {
             listener,
             wrapped: config.observe.profiler.is_some_and(Profiler::wraps),
             with_channels: config.ipc == Ipc::Channel,
+            corrupt_edges: 0,
+            mended_headers: 0,
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;
             let channel = wiring.with_channels.then(Channel::new).transpose()?;
-            wiring.rings.push(Ring { edge: *edge, epoch: 1, region, channel });
+            let (corrupt, history) = (false, History::default());
+            wiring.rings.push(Ring { edge: *edge, epoch: 1, region, corrupt, history, channel });
         }
         for _ in 0..config.frontends {
             wiring.slots.push((1, SlotTable::create(hash, 1, slot_count)?));
@@ -136,6 +147,7 @@ impl Wiring {
         for ring in self.rings.iter_mut().filter(|ring| ring.touches(peer)) {
             ring.epoch += 1;
             ring.region = make_ring(&ring.edge, ring.epoch)?;
+            ring.corrupt = false;
             ring.channel = ring.channel.is_some().then(Channel::new).transpose()?;
         }
         if peer.role == Role::Frontend
@@ -155,6 +167,43 @@ impl Wiring {
     /// The launcher's own page.
     pub fn board(&self) -> &Page {
         &self.board
+    }
+
+    /// Writes the headers of what successors attach to again where somebody has overwritten them: no role that lives reads
+    /// them, and every successor would refuse the region and die. Rings are not among it, which are new for each of them.
+    pub fn mend_headers(&mut self) {
+        let mut mended = Vec::new();
+        mended.extend(
+            self.pages
+                .iter()
+                .filter(|(_, page)| page.mend())
+                .map(|(peer, _)| format!("status page of {peer}")),
+        );
+        mended.extend(self.board.mend().then(|| "status page of the launcher".to_owned()));
+        for (index, (_, table)) in self.slots.iter().enumerate() {
+            mended.extend(table.mend().then(|| format!("slot table of frontend-{index}")));
+        }
+        for (peer, _, region) in &self.spans {
+            mended.extend(region.mend().then(|| format!("ring of spans of {peer}")));
+        }
+        for region in mended {
+            self.mended_headers += 1;
+            tracing::error!(
+                region,
+                "the header of a shared region was overwritten; written again, no role restarts"
+            );
+        }
+    }
+
+    /// The end to restart because of a corrupt edge; `None` if that life of it was reported before, or has ended.
+    pub fn condemn(&mut self, edge: &CorruptEdge, now_ns: u64) -> Option<Peer> {
+        let is_meant = |ring: &&mut Ring| {
+            (ring.edge.from, ring.edge.to, ring.epoch) == (edge.from, edge.to, edge.epoch) && !ring.corrupt
+        };
+        let ring = self.rings.iter_mut().find(is_meant)?;
+        ring.corrupt = true;
+        self.corrupt_edges += 1;
+        Some(ring.history.victim(edge, now_ns))
     }
 
     /// Sends a new process everything it may have, in the order that it expects.
@@ -232,7 +281,7 @@ impl Wiring {
     }
 
     fn send_ring(&self, ring: &Ring, me: Peer, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let Ring { edge, epoch, region, channel: _ } = ring;
+        let Ring { edge, epoch, region, .. } = ring;
         if edge.to == me {
             send(socket, &Attach::Inbox { from: edge.from, epoch: *epoch }, &[region.fd()])?;
         }
@@ -248,6 +297,8 @@ impl Wiring {
         self.board.set(LauncherGauge::HeartbeatNs as usize, clock::now_ns());
         self.board.set(LauncherGauge::Restarts as usize, restarts);
         self.board.set(LauncherGauge::SpareEngines as usize, spare_engines);
+        self.board.set(LauncherGauge::CorruptEdges as usize, self.corrupt_edges);
+        self.board.set(LauncherGauge::MendedHeaders as usize, self.mended_headers);
         for (i, ring) in self.rings.iter().enumerate() {
             let (used_bytes, capacity_bytes) = ring::depth(&ring.region);
             self.board.set(EDGE_WORDS + 2 * i, used_bytes as u64);

@@ -162,6 +162,17 @@ pub enum FromRole {
         /// To what.
         phase: Phase,
     },
+    /// An edge of this role holds what no honest peer writes: one end of it must be replaced.
+    CorruptEdge {
+        /// The other end.
+        peer: Peer,
+        /// Epoch of the edge.
+        epoch: u32,
+        /// The role reads this edge; otherwise it writes it.
+        reads: bool,
+        /// Which check failed, in one line for the operator.
+        what: String,
+    },
     /// An order of an operator, from a frontend.
     Admin {
         /// The frontend's number for it, for the answer.

@@ -96,6 +96,9 @@ pub const EVENT_LAST: u32 = 2;
 /// the stream's [`Open::include_stop`] says so.
 pub const EVENT_EOS: u32 = 4;
 
+/// All bits of an event, which stand in its first byte.
+const EVENT_FLAGS: u8 = (EVENT_TOKEN | EVENT_LAST | EVENT_EOS) as u8;
+
 /// What one sequence got in one step: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -171,6 +174,9 @@ pub fn decode_step(
         return Err(Malformed("step length"));
     }
     let events = events.chunks_exact(size_of::<TokenEvent>());
+    if events.clone().any(|bytes| bytes[16] & !EVENT_FLAGS != 0 || bytes[17..20] != [0; 3]) {
+        return Err(Malformed("step event flags"));
+    }
     let events = events.filter_map(|bytes| TokenEvent::read_from_bytes(bytes).ok());
     Ok((header, events, StepLogprobs(cursor.0)))
 }

@@ -104,6 +104,9 @@ pub const DELTA_SCORES: u32 = 4;
 /// scores are [`crate::prompt_scores`].
 pub const DELTA_PROMPT: u32 = 8;
 
+/// All bits of a delta.
+const DELTA_FLAGS: u32 = DELTA_LAST | DELTA_STOPPED | DELTA_SCORES | DELTA_PROMPT;
+
 /// Head of one request's share of a delta record: 24 bytes, then `token_count` ids, then `text_len` bytes of
 /// UTF-8, padded with zeros to a multiple of 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -194,6 +197,9 @@ pub fn deltas(payload: &[u8]) -> impl Iterator<Item = Result<Delta<'_>, Malforme
 
 fn take_delta<'a>(cursor: &mut Cursor<'a>) -> Result<Delta<'a>, Malformed> {
     let header: DeltaHeader = cursor.take("delta header")?;
+    if header.flags & !DELTA_FLAGS != 0 {
+        return Err(Malformed("delta flags"));
+    }
     let id_len = (header.token_count as usize).checked_mul(4).ok_or(Malformed("delta ids"))?;
     let id_bytes = cursor.bytes(id_len, "delta ids")?;
     let text_len = header.text_len as usize;

@@ -21,6 +21,8 @@ pub enum Gauge {
     ControlSeen = 6,
     /// Lines of the process's log that were dropped, because standard error was not read in time or could not be written.
     LogLinesDropped = 7,
+    /// Edges of the role that it found corrupt and that have not been replaced yet.
+    CorruptEdges = 22,
     /// Engine: steps run.
     Steps = 8,
     /// Engine: KV blocks held by requests.
@@ -120,6 +122,10 @@ pub enum LauncherGauge {
     LogLinesDropped = 3,
     /// As [`Gauge::LogLosing`].
     LogLosing = 4,
+    /// Edges that were found corrupt since the start.
+    CorruptEdges = 5,
+    /// Headers of shared regions that were found overwritten and written again.
+    MendedHeaders = 6,
 }
 
 /// First word of the ring depths on the launcher's page. Edge `i` of the topology's edge list has its used

@@ -432,6 +432,11 @@ impl Scheduler {
         sequence.state = State::Waiting { refused_at: 0 };
     }
 
+    /// Tokens of the row's prompt that came from the prefix cache.
+    pub fn cached_tokens(&self, row: &PlanRow) -> u32 {
+        self.sequence(row.key).cached_tokens
+    }
+
     pub(crate) fn sequence(&self, key: u32) -> &Sequence {
         self.sequences[key as usize].as_ref().expect("a key names a sequence")
     }

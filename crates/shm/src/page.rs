@@ -47,6 +47,11 @@ impl Page {
         self.region.at(i).fetch_add(value, Ordering::Relaxed);
     }
 
+    /// See [`Region::mend`].
+    pub fn mend(&self) -> bool {
+        self.region.mend()
+    }
+
     /// The memfd, for sending it to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()

@@ -176,7 +176,8 @@ impl Header {
 #[derive(Clone)]
 pub struct Region {
     shared: Arc<Mapping>,
-    epoch: u32,
+    /// As it was made, or checked at attach; the words in the mapping are not read again.
+    header: Header,
 }
 
 /// See [`set_prefault`].
@@ -255,7 +256,7 @@ impl Region {
         for (word, value) in mapping.words().iter().zip(header.encode()) {
             word.store(value, Ordering::Relaxed);
         }
-        Ok(Region { shared: Arc::new(mapping), epoch })
+        Ok(Region { shared: Arc::new(mapping), header })
     }
 
     /// Checks and maps a received region. `epoch`: refuse any other than this one.
@@ -281,7 +282,7 @@ impl Region {
         if header.payload_len != found || bytes % 8 != 0 {
             return Err(AttachError::Length { claimed: header.payload_len, found });
         }
-        Ok(Region { shared: Arc::new(mapping), epoch: header.epoch })
+        Ok(Region { shared: Arc::new(mapping), header })
     }
 
     /// The memfd, for sending it to a peer.
@@ -291,7 +292,20 @@ impl Region {
 
     /// Which life of the peer this region belongs to; as checked at attach, not read again.
     pub fn epoch(&self) -> u32 {
-        self.epoch
+        self.header.epoch
+    }
+
+    /// Writes the header again if somebody has overwritten it, and says whether that was so: whoever attaches later would
+    /// refuse the region.
+    pub fn mend(&self) -> bool {
+        let mut mended = false;
+        for (word, value) in self.shared.words().iter().zip(self.header.encode()) {
+            if word.load(Ordering::Relaxed) != value {
+                word.store(value, Ordering::Relaxed);
+                mended = true;
+            }
+        }
+        mended
     }
 }
 

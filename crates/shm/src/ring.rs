@@ -22,6 +22,7 @@
 
 use crate::sync::{AtomicU64, Ordering, reader_fence, writer_fence};
 use crate::words::Words;
+use std::sync::OnceLock;
 use zerocopy::IntoBytes;
 
 const HEAD: usize = 16;
@@ -165,6 +166,8 @@ pub struct Writer<W, D = crate::doorbell::Doorbell> {
     sequence: u64,
     /// The sleep that was ended last, as `reader_asleep` named it.
     woken: u64,
+    /// A tail that no honest reader stores was seen.
+    fault: OnceLock<RingFault>,
 }
 
 impl<W: Words, D: Wake> Writer<W, D> {
@@ -187,6 +190,7 @@ impl<W: Words, D: Wake> Writer<W, D> {
             tail_seen: 0,
             sequence: 0,
             woken: AWAKE,
+            fault: OnceLock::new(),
         })
     }
 
@@ -271,12 +275,22 @@ impl<W: Words, D: Wake> Writer<W, D> {
         self.tail_seen = self.tail();
     }
 
-    /// The reader's tail, checked: one that runs backwards or past the published head is a corrupt one, and
-    /// reads as no progress. The ring then fills up, and the caller's back-pressure rule takes over.
+    /// The first fault that was seen. The ring may look full for ever from then on: it must be replaced.
+    pub fn fault(&self) -> Option<RingFault> {
+        self.fault.get().copied()
+    }
+
+    /// The reader's tail, checked: one that runs backwards or past the published head is a corrupt one, which
+    /// [`Writer::fault`] tells and which reads as no progress.
     fn tail(&self) -> u64 {
         // Sync point `ring-release`, the writer's end.
         let tail = self.words.at(TAIL).load(Ordering::Acquire);
-        if (self.tail_seen..=self.published).contains(&tail) { tail } else { self.tail_seen }
+        if (self.tail_seen..=self.published).contains(&tail) {
+            return tail;
+        }
+        // Only the first is kept.
+        let _ = self.fault.set(RingFault { what: "tail", position: self.published });
+        self.tail_seen
     }
 }
 

@@ -60,6 +60,11 @@ pub struct SlotState {
 }
 
 impl SlotState {
+    /// Whether the slot has, or had, a request of this generation. Generations wrap.
+    pub fn has_reached(&self, generation: u32) -> bool {
+        self.generation.wrapping_sub(generation) <= u32::MAX / 2
+    }
+
     fn from_word(word: u64) -> SlotState {
         SlotState {
             generation: word as u32,
@@ -124,6 +129,11 @@ impl SlotTable {
         let words = self.region.words().chunks_exact(SLOT_WORDS).nth(i)?;
         let words = words.try_into().expect("a chunk has the words of a slot");
         Some(Slot { words, muted: self.muted })
+    }
+
+    /// See [`Region::mend`].
+    pub fn mend(&self) -> bool {
+        self.region.mend()
     }
 
     /// The memfd, for sending it to a peer.

@@ -227,15 +227,17 @@ fn another_epoch_is_refused() {
 }
 
 #[test]
-fn a_lying_reader_only_fills_the_ring() {
+fn a_lying_reader_fills_the_ring_and_is_told_of() {
     for lie in [9, 1 << 40, u64::MAX] {
         let (words, mut writer, _) = ring(64);
         for _ in 0..4 {
             writer.push(1, b"").unwrap();
             writer.publish();
         }
+        assert_eq!((writer.free_bytes(), writer.fault()), (0, None));
         words.at(TAIL).store(lie, Ordering::Relaxed);
         assert_eq!(writer.push(1, b""), Err(PushError::Full), "tail {lie}");
+        assert_eq!(writer.fault(), Some(RingFault { what: "tail", position: 8 }), "tail {lie}");
         words.at(TAIL).store(2, Ordering::Relaxed);
         writer.push(1, b"").unwrap();
         words.at(TAIL).store(0, Ordering::Relaxed);

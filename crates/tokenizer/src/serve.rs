@@ -110,7 +110,7 @@ fn take_turn(session: &mut Session, tokenizer: &Tokenizer, payload: &mut Vec<u8>
         let Some(record) = inbox.next() else { continue };
         taken = true;
         match TokenizerRecord::decode(record.kind, record.payload) {
-            Ok(record) if request_id(&record).frontend == from.index => {
+            Ok(record) if is_from(&record, from, session) => {
                 let (id, recorder) = (request_id(&record), session.recorder.clone());
                 let begin_ns = recorder.begin(SpanName::Tokenize);
                 take_record(session, tokenizer, record, payload);
@@ -118,16 +118,16 @@ fn take_turn(session: &mut Session, tokenizer: &Tokenizer, payload: &mut Vec<u8>
                 let tokens = session.links.slot(id).map_or(0, |slot| slot.counter(id.generation, counter));
                 recorder.end(SpanName::Tokenize, begin_ns, [request_word(id), tokens]);
             }
-            Ok(record) => malformed(session, from, &format_args!("it names request {}", request_id(&record))),
-            Err(error) => malformed(session, from, &error),
+            Ok(_) => session.links.inboxes[index].condemn("request of a submission"),
+            Err(error) => session.links.inboxes[index].condemn(&error.to_string()),
         }
     }
     taken
 }
 
-fn malformed(session: &Session, from: Peer, reason: &dyn std::fmt::Display) {
-    session.status.add(Gauge::MalformedRecords as usize, 1);
-    tracing::error!(%from, %reason, "dropped a record");
+fn is_from(record: &TokenizerRecord, from: Peer, session: &Session) -> bool {
+    let id = request_id(record);
+    id.frontend == from.index && session.links.is_possible(id)
 }
 
 fn take_record(session: &mut Session, tokenizer: &Tokenizer, record: TokenizerRecord, payload: &mut Vec<u8>) {

@@ -102,14 +102,14 @@ pub(crate) fn open_inbox(
     status: &Page,
 ) -> Result<Inbox, StartError> {
     let reader = Reader::new(open_ring(epoch, fds)?, epoch).map_err(|e| StartError::attach("ring", e))?;
-    Ok(Inbox::new(from, reader, status.clone()))
+    Ok(Inbox::new(from, epoch, reader, status.clone()))
 }
 
 pub(crate) fn open_outbox(to: Peer, epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Outbox, StartError> {
     let ring = open_ring(epoch, fds)?;
     let doorbell = Doorbell::from_fd(take_fd(fds, "doorbell")?);
     let writer = Writer::new(ring, epoch, doorbell).map_err(|e| StartError::attach("ring", e))?;
-    Ok(Outbox::new(to, writer))
+    Ok(Outbox::new(to, epoch, writer))
 }
 
 /// Without the timeline, only the stamp that recovery looks at is written outside of frontends.
@@ -271,6 +271,7 @@ impl Builder {
             events: VecDeque::new(),
             spin_ns,
             pauses: Pauses::new(me, config.observe.pause_warn_ms, config.in_process),
+            corrupt_edges: 0,
             config,
         })
     }

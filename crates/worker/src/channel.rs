@@ -36,9 +36,14 @@ pub enum EdgeEnd {
     Unchanged,
 }
 
-/// What came does not divide into records, or the writer is gone.
-#[derive(Debug)]
-pub(crate) struct ChannelFault(pub(crate) &'static str);
+/// Why nothing more comes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ChannelFault {
+    /// The writer is gone.
+    Abandoned,
+    /// What came does not divide into records.
+    Torn,
+}
 
 /// The last message and how far it has been read.
 #[derive(Default)]
@@ -74,7 +79,7 @@ impl ChannelReader {
         match self.receiver.try_recv() {
             Ok(message) => *taken = Taken { message, at: 0 },
             Err(TryRecvError::Empty) => {}
-            Err(TryRecvError::IpcError(_)) => return Err(ChannelFault("the writer is gone")),
+            Err(TryRecvError::IpcError(_)) => return Err(ChannelFault::Abandoned),
         }
         Ok(())
     }
@@ -90,7 +95,7 @@ impl ChannelReader {
             let (kind, rest) = rest.split_first_chunk::<2>()?;
             Some((u16::from_le_bytes(*kind), rest.get(..u32::from_le_bytes(*len) as usize)?))
         });
-        let Some((kind, payload)) = record else { return Err(ChannelFault("a record is cut short")) };
+        let Some((kind, payload)) = record else { return Err(ChannelFault::Torn) };
         taken.at += HEADER_BYTES + payload.len();
         self.sequence += 1;
         Ok(Some(Record { kind, sequence: self.sequence, payload }))
@@ -169,7 +174,7 @@ mod tests {
             assert!(got == sent, "records differ");
         });
         drop(writer);
-        assert!(reader.next().is_err(), "a writer that is gone is told");
+        assert_eq!(reader.next(), Err(ChannelFault::Abandoned), "a writer that is gone is told");
     }
 
     #[test]
@@ -179,7 +184,7 @@ mod tests {
             let mut message = 3u32.to_le_bytes().to_vec();
             message.extend([9, 0, 1, 2, 3]);
             sender.send(&message[..cut]).unwrap();
-            assert!(ChannelReader::new(receiver).next().is_err(), "cut at {cut}");
+            assert_eq!(ChannelReader::new(receiver).next(), Err(ChannelFault::Torn), "cut at {cut}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod adopt;
 mod attach;
 mod channel;
 pub mod control;
+mod corrupt;
 mod event;
 mod links;
 mod memory;

@@ -2,7 +2,7 @@
 //!
 //! An edge is a ring, or under `--ipc channel` an `ipc-channel`; who reads and writes it sees no difference.
 
-use crate::channel::{ChannelReader, ChannelWriter};
+use crate::channel::{ChannelFault, ChannelReader, ChannelWriter};
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};
 use pinion_os::clock;
 use pinion_protocol::status::Gauge;
@@ -10,7 +10,7 @@ use pinion_protocol::{Peer, RequestId};
 use pinion_shm::doorbell::Doorbell;
 use pinion_shm::page::Page;
 use pinion_shm::region::Region;
-use pinion_shm::ring::{PushError, RECORD_HEADER_BYTES, Reader, Record, Writer, max_record_bytes};
+use pinion_shm::ring::{PushError, RECORD_HEADER_BYTES, Reader, Record, RingFault, Writer, max_record_bytes};
 use pinion_shm::slots::{Slot, SlotTable};
 use std::collections::VecDeque;
 use std::net::TcpListener;
@@ -32,18 +32,31 @@ enum Target {
     Channel(ChannelWriter),
 }
 
+/// Whether an edge can be used.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Sound,
+    /// It holds what no honest peer writes; the launcher does not know it yet.
+    Corrupt(String),
+    /// The launcher knows, and will replace it.
+    Reported,
+    /// Its writer is gone, which the launcher sees by itself.
+    Abandoned,
+}
+
 /// An edge to read from.
 pub struct Inbox {
     /// The writer.
     pub from: Peer,
+    pub(crate) epoch: u32,
+    pub(crate) condition: Condition,
     source: Source,
     status: Page,
-    dead: bool,
 }
 
 impl Inbox {
-    pub(crate) fn new(from: Peer, reader: Reader<Region>, status: Page) -> Inbox {
-        Inbox { from, source: Source::Ring(reader), status, dead: false }
+    pub(crate) fn new(from: Peer, epoch: u32, reader: Reader<Region>, status: Page) -> Inbox {
+        Inbox { from, epoch, condition: Condition::Sound, source: Source::Ring(reader), status }
     }
 
     /// Reads from a channel from here on.
@@ -51,28 +64,44 @@ impl Inbox {
         self.source = Source::Channel(ChannelReader::new(receiver));
     }
 
-    /// The next record, copied out of the ring. A ring whose content does not check is logged, counted, and
-    /// stays silent until the launcher replaces it.
+    /// The next record, copied out of the ring. A ring whose content does not check is condemned.
     // It lends from the ring's scratch buffer, which an `Iterator` cannot.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Record<'_>> {
-        if self.dead {
+        if self.is_dead() {
             return None;
         }
         let fault = match &mut self.source {
             Source::Ring(reader) => match reader.next() {
                 Ok(record) => return record,
-                Err(fault) => format!("{fault:?}"),
+                Err(fault) => fault.to_string(),
             },
             Source::Channel(reader) => match reader.next() {
                 Ok(record) => return record,
-                Err(fault) => fault.0.to_owned(),
+                Err(ChannelFault::Abandoned) => {
+                    self.condition = Condition::Abandoned;
+                    return None;
+                }
+                Err(ChannelFault::Torn) => "a record of a channel is cut short".to_owned(),
             },
         };
-        self.dead = true;
+        // Not `condemn`: the record that may be returned above borrows the source until here.
         self.status.add(Gauge::MalformedRecords as usize, 1);
-        tracing::error!(from = %self.from, fault, "edge is corrupt; ignoring it until it is replaced");
+        self.condition = Condition::Corrupt(fault);
         None
+    }
+
+    /// What came over this edge is not what an honest writer sends: a record is lost. Nothing more is read from it until
+    /// the launcher, which hears of it when the role next looks for control messages or sleeps, has replaced it.
+    pub fn condemn(&mut self, what: &str) {
+        self.status.add(Gauge::MalformedRecords as usize, 1);
+        if self.condition == Condition::Sound {
+            self.condition = Condition::Corrupt(what.to_owned());
+        }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.condition != Condition::Sound
     }
 
     /// Bytes waiting.
@@ -84,7 +113,7 @@ impl Inbox {
     }
 
     pub(crate) fn arm(&self) -> bool {
-        self.dead
+        self.is_dead()
             || match &self.source {
                 Source::Ring(reader) => reader.arm(),
                 // Its writer always rings, so looking after the doorbell was drained is enough.
@@ -100,7 +129,7 @@ impl Inbox {
     }
 
     pub(crate) fn has_data(&self) -> bool {
-        !self.dead && self.used_bytes() > 0
+        !self.is_dead() && self.used_bytes() > 0
     }
 }
 
@@ -112,6 +141,9 @@ pub struct Overflow;
 pub struct Outbox {
     /// The reader.
     pub to: Peer,
+    pub(crate) epoch: u32,
+    /// The launcher knows that it is corrupt.
+    pub(crate) reported: bool,
     target: Target,
     backlog: VecDeque<(u16, Vec<u8>)>,
     backlog_bytes: usize,
@@ -120,8 +152,21 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    pub(crate) fn new(to: Peer, writer: Writer<Region, Doorbell>) -> Outbox {
-        Outbox { to, target: Target::Ring(writer), backlog: VecDeque::new(), backlog_bytes: 0, taken_ns: 0 }
+    pub(crate) fn new(to: Peer, epoch: u32, writer: Writer<Region, Doorbell>) -> Outbox {
+        Outbox::over(to, epoch, Target::Ring(writer))
+    }
+
+    fn over(to: Peer, epoch: u32, target: Target) -> Outbox {
+        let backlog = VecDeque::new();
+        Outbox { to, epoch, reported: false, target, backlog, backlog_bytes: 0, taken_ns: 0 }
+    }
+
+    /// What is wrong with the words that the reader writes, if they were seen wrong.
+    pub(crate) fn fault(&self) -> Option<RingFault> {
+        match &self.target {
+            Target::Ring(writer) => writer.fault(),
+            Target::Channel(_) => None,
+        }
     }
 
     /// Writes to a channel from here on; what the ring held is lost.
@@ -130,8 +175,7 @@ impl Outbox {
             Target::Ring(writer) => writer.into_doorbell(),
             Target::Channel(writer) => writer.into_doorbell(),
         };
-        let target = Target::Channel(ChannelWriter::new(sender, doorbell));
-        Outbox { to: self.to, target, backlog: VecDeque::new(), backlog_bytes: 0, taken_ns: 0 }
+        Outbox::over(self.to, self.epoch, Target::Channel(ChannelWriter::new(sender, doorbell)))
     }
 
     /// Stages one record, in order: in the ring, or behind what the ring could not take. Allocates only in
@@ -273,6 +317,12 @@ impl Links {
         })
     }
 
+    /// Whether `id` can have been given out: there is such a slot, and it is not to have that generation yet. What names
+    /// another request is no late record but a corrupt one.
+    pub fn is_possible(&self, id: RequestId) -> bool {
+        self.slot(id).is_some_and(|slot| slot.state().has_reached(id.generation))
+    }
+
     /// The slot table of frontend `index`.
     pub fn slot_table(&self, index: u16) -> Option<&SlotTable> {
         self.slots.get(usize::from(index))
@@ -292,7 +342,7 @@ mod tests {
         let region = Region::create("test", RegionKind::Ring, 1, 1, region_words(4096)).unwrap();
         let writer = Writer::new(region.clone(), 1, Doorbell::create().unwrap()).unwrap();
         let mut reader = Reader::new(region, 1).unwrap();
-        let mut outbox = Outbox::new(Peer::new(Role::Frontend, 0), writer);
+        let mut outbox = Outbox::new(Peer::new(Role::Frontend, 0), 1, writer);
         let payload = [7; 1000];
         let mut sent = 0;
         while outbox.backlog_bytes() == 0 {

@@ -55,6 +55,8 @@ pub struct Session {
     pub(crate) events: VecDeque<ControlEvent>,
     pub(crate) spin_ns: u64,
     pub(crate) pauses: Pauses,
+    /// Corrupt edges, as the status page says.
+    pub(crate) corrupt_edges: usize,
 }
 
 /// Stores the heartbeat of the role that has this status page: one clock read, one store.
@@ -150,6 +152,7 @@ impl Session {
         let now_ns = clock::now_ns();
         self.status.set(Gauge::HeartbeatNs as usize, now_ns);
         self.pauses.turn(now_ns, &self.status, &self.recorder);
+        self.report_corrupt_edges();
         let sent = self.status.get(Gauge::ControlSequence as usize);
         if sent != self.control_seen {
             self.control_seen = sent;
@@ -305,6 +308,7 @@ impl Session {
 
     /// Says to every writer that this role sleeps. `false` if there is input already: then nothing is armed.
     pub fn arm(&mut self) -> bool {
+        self.report_corrupt_edges();
         self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
         let armed = self.links.inboxes.iter().all(Inbox::arm);
         if armed && !self.has_input() {

@@ -193,6 +193,10 @@ impl<P: Ports> Ports for Taped<'_, P> {
         Some(record)
     }
 
+    fn condemn(&mut self, inbox: usize, what: &'static str) {
+        self.ports.condemn(inbox, what);
+    }
+
     fn slot(&self, id: RequestId) -> Option<SlotState> {
         let state = self.ports.slot(id);
         let mut tape = self.tape.borrow_mut();

@@ -85,6 +85,8 @@ pub struct Rig {
     /// What the engine is told of its detokenizers.
     pub lag_bytes: usize,
     now_ns: std::cell::Cell<u64>,
+    /// Inboxes that the engine found corrupt, and why.
+    pub condemned: Vec<(usize, &'static str)>,
 }
 
 impl Rig {
@@ -103,6 +105,7 @@ impl Rig {
             recorder: recorder(),
             lag_bytes: 0,
             now_ns: std::cell::Cell::new(1),
+            condemned: Vec::new(),
         }
     }
 
@@ -243,6 +246,10 @@ impl Ports for Rig {
 
     fn next_record(&mut self, inbox: usize) -> Option<Record<'_>> {
         self.admits[inbox].reader.next().expect("the ring is sound")
+    }
+
+    fn condemn(&mut self, inbox: usize, what: &'static str) {
+        self.condemned.push((inbox, what));
     }
 
     fn slot(&self, id: RequestId) -> Option<SlotState> {

@@ -120,6 +120,18 @@ pub(super) const FAMILIES: &[Family] = &[
         write: |view, series| for (peer, dropped, _) in view.app.health.logs() {
             series.put(&[&peer], dropped);
         } },
+    plain("pinion_corrupt_edges_total", Counter,
+        "Rings between two roles that held what no honest peer writes; one end of each was restarted.",
+        |view, series| {
+            let corrupt = |page| Health::word(page, LauncherGauge::CorruptEdges as usize);
+            series.put(&[], view.launcher_page().map_or(0, corrupt));
+        }),
+    plain("pinion_mended_headers_total", Counter,
+        "Headers of shared regions that somebody had overwritten and that the launcher wrote again.",
+        |view, series| {
+            let mended = |page| Health::word(page, LauncherGauge::MendedHeaders as usize);
+            series.put(&[], view.launcher_page().map_or(0, mended));
+        }),
     plain("pinion_spare_engines", Gauge, "Engine processes that wait to take the place of one that dies.",
         |view, series| {
             let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);

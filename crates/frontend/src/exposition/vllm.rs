@@ -101,7 +101,7 @@ fn finished(view: &View<'_>, series: &mut Series<'_>) {
     for (name, reasons) in [
         ("stop", &[EndReason::Stop][..]),
         ("length", &[EndReason::Length]),
-        ("abort", &[EndReason::Disconnected, EndReason::SlowReader]),
+        ("abort", &[EndReason::Disconnected, EndReason::SlowReader, EndReason::Withdrawn]),
         ("error", &[EndReason::Engine, EndReason::Internal]),
     ] {
         series.put(&[&view.app.limits.model, &0, &name], view.app.metrics.generations(reasons));

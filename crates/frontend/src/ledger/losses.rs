@@ -3,6 +3,7 @@
 
 use super::Ledger;
 use crate::limits::LAST_TEXT_GRACE;
+use pinion_protocol::names::Counter;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use std::time::Duration;
 
@@ -10,11 +11,12 @@ impl Ledger {
     /// Ends requests for which no role can say anything more.
     pub(super) fn give_up(&mut self, lost: &[RequestId], fault: &Fault) {
         for id in lost {
-            let prompt_tokens = self.prompt_tokens(*id);
+            let prompt_tokens = self.counted(*id, Counter::PromptTokens);
+            let cached_tokens = self.counted(*id, Counter::CachedTokens);
             let Some(entry) = self.entry(*id) else { continue };
             entry.closed = true;
             let parked = std::mem::take(&mut entry.life.parked);
-            entry.request.borrow_mut().lose(fault.clone(), prompt_tokens);
+            entry.request.borrow_mut().lose(fault.clone(), prompt_tokens, cached_tokens);
             self.parked -= usize::from(parked);
             self.cancel(*id);
             self.close(*id);

@@ -240,7 +240,8 @@ impl Ledger {
         let Some(entry) = place.filter(|entry| entry.id == id) else { return };
         let life = &mut entry.life;
         let stamps = Stamps::of_slot(Some(slot), id.generation, life.earlier.as_deref());
-        let prompt_tokens = slot.counter(id.generation, Counter::PromptTokens as usize);
+        let [prompt_tokens, cached_tokens] = [Counter::PromptTokens, Counter::CachedTokens]
+            .map(|counter| slot.counter(id.generation, counter as usize));
         life.earlier = Some(Box::new(stamps));
         life.lost_ns = life.lost_ns.or(Some(clock::now_ns()));
         (life.parked, life.opened, life.engine_died) = (true, false, false);
@@ -248,7 +249,8 @@ impl Ledger {
         entry.id.generation = slot.open();
         slot.set_counter(entry.id.generation, Counter::PromptTokens as usize, prompt_tokens);
         entry.finished_ns = 0;
-        entry.request.borrow_mut().interrupt(entry.id);
+        let cached_tokens = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
+        entry.request.borrow_mut().interrupt(entry.id, cached_tokens);
         self.parked += 1;
     }
 

@@ -8,7 +8,7 @@ use crate::request::Outcome;
 use crate::slow::Slow;
 use crate::timeline::{Stamps, Timeline};
 use pinion_os::clock;
-use pinion_protocol::names::Stage;
+use pinion_protocol::names::{Counter, Stage};
 
 impl Ledger {
     /// The one log line of a request, and its metrics.
@@ -19,6 +19,7 @@ impl Ledger {
             Some(Outcome::Text(Ending::Length, _)) => EndReason::Length,
             Some(Outcome::Ids(_) | Outcome::Decoded(_)) => EndReason::Answered,
             Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),
+            Some(Outcome::Withdrawn) => EndReason::Withdrawn,
             Some(Outcome::Disconnected) | None => EndReason::Disconnected,
         };
         let slot = self.slot(entry.id);
@@ -29,9 +30,10 @@ impl Ledger {
         let until_ns = last_write.unwrap_or(now_ns);
         let timeline = Timeline::of_slot(slot, entry.id.generation, &stamps, entry.received_ns, until_ns);
         let end = last_write.map(|_| timeline.total_ns);
-        let (prompt_tokens, generated_tokens) = match request.finished() {
-            Some(finished) => (finished.prompt_tokens, finished.generated_tokens),
-            None => (self.prompt_tokens(entry.id), u32::try_from(request.ids().len()).unwrap_or(u32::MAX)),
+        let generated_tokens = request.token_count();
+        let prompt_tokens = match request.finished() {
+            Some(finished) => finished.prompt_tokens,
+            None => self.counted(entry.id, Counter::PromptTokens),
         };
         self.metrics.end(request.facts.route, reason);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));

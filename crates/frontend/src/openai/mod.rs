@@ -10,7 +10,6 @@ pub mod logprobs;
 use crate::calls::Call;
 use crate::timeline::{Timeline, Timings};
 pub use logprobs::{Logprobs, PromptLogprobs, echoed, logprobs, prompt_logprobs};
-use pinion_protocol::frontend_inbox::Finished;
 use serde::Serialize;
 
 /// Why the text ended, as clients see it.
@@ -44,7 +43,8 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Those of them that came from the prefix cache.
     pub cached_tokens: u32,
-    /// Generated tokens.
+    /// Tokens of the answer: up to and including the one that completed a stop string or ended the sequence. What the engine
+    /// drew beyond it, because it runs ahead of the detokenizer, is no part of it.
     pub completion_tokens: u32,
 }
 
@@ -62,16 +62,6 @@ impl Usage {
                 completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
             }
         })
-    }
-}
-
-impl From<&Finished> for Usage {
-    fn from(f: &Finished) -> Self {
-        Usage {
-            prompt_tokens: f.prompt_tokens,
-            cached_tokens: f.cached_tokens,
-            completion_tokens: f.generated_tokens,
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, Open};
 use pinion_protocol::frontend_inbox::{FinishReason, Finished, Reject, kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
-use pinion_protocol::status::{EDGE_WORDS, Gauge, Phase};
+use pinion_protocol::status::{EDGE_WORDS, Gauge, LauncherGauge, Phase};
 use pinion_protocol::tokenizer_inbox::{Submit, TokenizerRecord};
 use pinion_protocol::{Fault, Peer, RequestId, Role};
 use pinion_shm::page::Page;
@@ -29,7 +29,7 @@ use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::{self, SpanWriter};
 use pinion_text::tools::CallFormat;
 use pinion_worker::{Overflow, Recorder};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -131,6 +131,8 @@ pub(crate) struct Harness {
     pub(crate) engine_page: Page,
     pub(crate) address: SocketAddr,
     pub(crate) closing: watch::Sender<bool>,
+    /// Records for which the service would have replaced the edge that they came over.
+    pub(crate) malformed: Cell<u32>,
 }
 
 fn ready_page() -> Page {
@@ -170,6 +172,7 @@ impl Harness {
             recorder: recorder.clone(),
         };
         let launcher_page = Page::create(1, 1, EDGE_WORDS + 64).unwrap();
+        launcher_page.set(LauncherGauge::HeartbeatNs as usize, clock::now_ns());
         launcher_page.set(EDGE_WORDS, 96);
         launcher_page.set(EDGE_WORDS + 1, 4096);
         let engine_page = ready_page();
@@ -203,7 +206,7 @@ impl Harness {
         let address = listener.local_addr().unwrap();
         let closing = watch::Sender::new(false);
         tokio::task::spawn_local(server::accept(app.clone(), listener, closing.subscribe()));
-        Harness { app, sent, table, engine_page, address, closing }
+        Harness { app, sent, table, engine_page, address, closing, malformed: Cell::new(0) }
     }
 
     /// The next record that went to the tokenizer.
@@ -220,7 +223,8 @@ impl Harness {
     }
 
     pub(crate) fn take(&self, record_kind: u16, payload: &[u8]) {
-        self.app.ledger.borrow_mut().take(record_kind, payload, clock::now_ns());
+        let taken = self.app.ledger.borrow_mut().take(record_kind, payload, clock::now_ns());
+        self.malformed.set(self.malformed.get() + u32::from(taken.is_err()));
     }
 
     /// Text for `id`: one delta.

@@ -18,9 +18,13 @@ impl Service {
         let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
         let page = self.wiring.page(peer);
         page.set(Gauge::Phase as usize, Phase::Restarting as u64);
-        for gauge in
-            [Gauge::KvBlocksUsed, Gauge::RequestsRunning, Gauge::RequestsWaiting, Gauge::DecodeStates]
-        {
+        for gauge in [
+            Gauge::KvBlocksUsed,
+            Gauge::RequestsRunning,
+            Gauge::RequestsWaiting,
+            Gauge::DecodeStates,
+            Gauge::CorruptEdges,
+        ] {
             page.set(gauge as usize, 0);
         }
         self.tell_others(peer, &ToRole::PeerLost { peer });

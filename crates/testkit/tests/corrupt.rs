@@ -1,0 +1,308 @@
+//! One wrong word in shared memory, in each ring and in the header of each status page and slot table: the service finds it,
+//! replaces what is wrong, and every text is whole and right.
+
+use pinion_testkit::{
+    Api, End, PATIENCE, Random, RegionKind, RingWord, Server, SharedRegion, Signal, demo_model, kill,
+    wait_until,
+};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+const CLIENTS: usize = 64;
+const SEED: u64 = 70_121;
+const CORRUPT: &str = "pinion_corrupt_edges_total";
+/// Sleeping roles look at their rings so often.
+const LOOK: Duration = Duration::from_millis(250);
+/// A record may be taken in the moment in which it is damaged.
+const TRIES_MAX: usize = 20;
+
+/// Writer, reader, and a word of each record that names the request or says how much follows.
+const EDGES: [(&str, &str, u64); 7] = [
+    ("frontend-0", "tokenizer-0", 2),
+    ("frontend-0", "detokenizer-0", 2),
+    ("tokenizer-0", "engine-0", 2),
+    ("tokenizer-0", "frontend-0", 2),
+    ("engine-0", "detokenizer-0", 5),
+    ("engine-0", "frontend-0", 2),
+    ("detokenizer-0", "frontend-0", 2),
+];
+
+/// Clients that ask until they are told to stop.
+struct Load<'a> {
+    server: &'a Server,
+    clients: usize,
+    over: AtomicBool,
+    answers: AtomicUsize,
+}
+
+impl Load<'_> {
+    /// Runs `disturb` under the clients, of which each runs `ask` again and again.
+    fn run(
+        server: &Server,
+        clients: usize,
+        ask: impl Fn(&mut Random) + Sync,
+        disturb: impl FnOnce(&Load<'_>),
+    ) {
+        let load = Load { server, clients, over: AtomicBool::new(false), answers: AtomicUsize::new(0) };
+        std::thread::scope(|scope| {
+            let (load, ask) = (&load, &ask);
+            for index in 0..clients {
+                scope.spawn(move || {
+                    let mut random = Random::new(SEED + index as u64);
+                    while !load.over.load(Ordering::Relaxed) {
+                        ask(&mut random);
+                        load.answers.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            // A panic must not leave the clients asking for ever.
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| disturb(load)));
+            load.over.store(true, Ordering::Relaxed);
+            if let Err(panic) = outcome {
+                std::panic::resume_unwind(panic);
+            }
+        });
+    }
+
+    /// Damages a word of a ring while its reader stands still, and waits until the edge is new and all is well.
+    fn damage(&self, from: &str, to: &str, word: RingWord) {
+        println!("{from} -> {to}: {word:?}");
+        let before = self.server.metric(CORRUPT);
+        let found = (0..TRIES_MAX).any(|_| {
+            damage_unread(self.server, from, to, word)
+                && (0..40).any(|_| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    corrupt_edges(self.server).is_some_and(|now| now > before)
+                })
+        });
+        assert!(found, "{from} -> {to}, {word:?}: nothing was found");
+        self.is_well();
+    }
+
+    /// All roles serve, and the clients get answers.
+    fn is_well(&self) {
+        wait_until("the service is healthy", PATIENCE, || {
+            let health = self.server.request("GET", "/health", &[], b"").ok()?;
+            (health.status() == 200 && self.server.roles().len() == 4).then_some(())
+        });
+        let answers = self.answers.load(Ordering::Relaxed);
+        wait_until("every client has gone on", PATIENCE, || {
+            (self.answers.load(Ordering::Relaxed) > answers + self.clients).then_some(())
+        });
+    }
+}
+
+/// None while the frontend restarts.
+fn corrupt_edges(server: &Server) -> Option<f64> {
+    let response = server.request("GET", "/metrics", &[], b"").ok()?;
+    pinion_testkit::Metrics::parse(&response.text()).ok()?.total(CORRUPT)
+}
+
+fn ring(server: &Server, from: &str, to: &str) -> Option<SharedRegion> {
+    SharedRegion::find(server.pid(), RegionKind::Ring, &format!("pinion-{from}-{to}")).pop()
+}
+
+/// Whether a word of a ring with an unread record was damaged.
+fn damage_unread(server: &Server, from: &str, to: &str, word: RingWord) -> bool {
+    let (Some(writer), Some(reader)) = (server.role(from), server.role(to)) else { return false };
+    let Some(ring) = ring(server, from, to) else { return false };
+    // What the writer works on piles up, then what it writes.
+    kill(writer.pid, Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(40));
+    kill(reader.pid, Signal::SIGSTOP);
+    kill(writer.pid, Signal::SIGCONT);
+    let unread = (0..40).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        ring.unread_words() > 0
+    });
+    kill(writer.pid, Signal::SIGSTOP);
+    if unread {
+        ring.damage_ring(word);
+    }
+    kill(reader.pid, Signal::SIGCONT);
+    if unread {
+        // The writer would put a wrong head right.
+        std::thread::sleep(LOOK);
+    }
+    kill(writer.pid, Signal::SIGCONT);
+    unread
+}
+
+/// Asks the fake model, or its tokenizer, and checks the answer.
+fn ask_fake(server: &Server, random: &mut Random) {
+    let oracle = server.oracle();
+    let prompt = format!("a text of {}", random.below(1_000_000));
+    if random.below(4) == 0 {
+        let reply = server.post("/tokenize", &json!({"prompt": prompt}));
+        let ids: Value = serde_json::from_str(&reply.text()).expect("an answer is JSON");
+        assert_eq!((reply.status(), &ids["tokens"]), (200, &json!(oracle.encode(&prompt))), "{prompt}");
+        return;
+    }
+    let (tokens, streamed) = (random.between(1, 60), random.below(2) == 0);
+    let body = json!({"prompt": prompt, "max_tokens": tokens, "stream": streamed,
+        "stream_options": if streamed { json!({"include_usage": true}) } else { Value::Null }});
+    let answer = server.ask(Api::Completions, &body);
+    let whole = oracle.text(&oracle.encode(&prompt), tokens);
+    assert_eq!((&answer.end, &answer.text), (&End::Complete, &whole), "{prompt}: {answer:?}");
+}
+
+fn fake_server() -> Server {
+    Server::fake(&["--fake-step-us", "2000", "--restart-backoff", "5ms", "--restart-limit", "1000"])
+}
+
+fn check_rings(words: impl Fn(u64) -> [RingWord; 2]) {
+    let server = fake_server();
+    Load::run(
+        &server,
+        CLIENTS,
+        |random| ask_fake(&server, random),
+        |load| {
+            let frontend = server.role("frontend-0");
+            for (from, to, telling) in EDGES {
+                for word in words(telling) {
+                    load.damage(from, to, word);
+                }
+            }
+            assert_eq!(
+                server.role("frontend-0"),
+                frontend,
+                "no connection is worth less than another role's restart"
+            );
+            let told = server.stderr_text().matches("edge is corrupt").count() as f64;
+            assert_eq!(told, server.metric(CORRUPT), "each is told once");
+        },
+    );
+    server.wait_idle();
+    server.check_serves("as before");
+    server.stop();
+}
+
+#[test]
+fn a_wrong_head_or_length_in_any_ring() {
+    check_rings(|_| [RingWord::Head, RingWord::Unread(0)]);
+}
+
+#[test]
+fn a_wrong_sequence_or_request_in_any_ring() {
+    check_rings(|telling| [RingWord::Unread(1), RingWord::Unread(telling)]);
+}
+
+/// The reader writes these words again itself, or the writer finds them wrong.
+#[test]
+fn wrong_words_of_a_reader_change_nothing() {
+    let server = fake_server();
+    Load::run(
+        &server,
+        CLIENTS,
+        |random| ask_fake(&server, random),
+        |load| {
+            for (from, to, _) in EDGES {
+                for word in [RingWord::Tail, RingWord::ReaderAsleep] {
+                    let ring = wait_until("the edge is there", PATIENCE, || ring(&server, from, to));
+                    ring.damage_ring(word);
+                    std::thread::sleep(LOOK);
+                    load.is_well();
+                }
+            }
+        },
+    );
+    server.wait_idle();
+    server.check_serves("as before");
+    server.stop();
+}
+
+/// As long as the launcher has not replaced the edge, the service is not well and says so.
+#[test]
+fn health_tells_of_a_corrupt_edge_until_it_is_replaced() {
+    let server = fake_server();
+    let health = |status: u16| {
+        wait_until("the health is as expected", PATIENCE, || {
+            let reply = server.get("/health");
+            (reply.status() == status).then(|| reply.text())
+        })
+    };
+    health(200);
+    server.signal(Signal::SIGSTOP);
+    // A head that the writer does not put right: nothing is asked.
+    ring(&server, "engine-0", "detokenizer-0").expect("the edge is there").damage_ring(RingWord::Head);
+    let text = health(503);
+    assert!(text.contains("detokenizer-0 has 1 corrupt edges"), "{text}");
+    assert_eq!(server.get("/ready").status(), 503);
+    std::thread::sleep(2 * LOOK);
+    health(503);
+    server.signal(Signal::SIGCONT);
+    health(200);
+    assert_eq!(server.metric(CORRUPT), 1.0);
+    server.check_serves("as before");
+    server.stop();
+}
+
+/// An edge that is corrupt again and again ends as a role that dies again and again does.
+#[test]
+fn an_edge_that_stays_corrupt_ends_in_the_restart_limit() {
+    let mut server = Server::fake(&["--restart-limit", "3", "--restart-backoff", "10ms"]);
+    let code = wait_until("the launcher gives up", PATIENCE, || {
+        if !pinion_testkit::is_alive(server.pid()) {
+            return Some(server.wait_exit(PATIENCE).code());
+        }
+        // Ever the ring of the day.
+        if let Some(ring) = ring(&server, "tokenizer-0", "engine-0").filter(|ring| ring.unread_words() == 0) {
+            ring.damage_ring(RingWord::Head);
+        }
+        None
+    });
+    assert_eq!(code, Some(6));
+    let text = server.stderr_text();
+    assert!(text.contains("edge is corrupt") && text.contains("giving up"), "{text}");
+}
+
+/// Successors read these headers: with a wrong one each of them died at its start.
+#[test]
+fn wrong_headers_of_pages_and_slot_tables_stop_no_successor() {
+    let server = fake_server();
+    let pages = SharedRegion::find(server.pid(), RegionKind::Page, "pinion-page");
+    let tables = SharedRegion::find(server.pid(), RegionKind::Slots, "pinion-slots");
+    assert_eq!((pages.len(), tables.len()), (5, 1), "four roles, the launcher; one frontend");
+    for (word, value) in [(0, 0), (1, u64::MAX), (2, 7), (3, 1 << 40)] {
+        pages.iter().chain(&tables).for_each(|region| region.set_word(word, value));
+        for role in ["engine-0", "detokenizer-0", "tokenizer-0", "frontend-0"] {
+            let pid = server.role(role).expect("it runs").pid;
+            kill(pid, Signal::SIGKILL);
+            wait_until("it is dead", PATIENCE, || (!pinion_testkit::is_alive(pid)).then_some(()));
+        }
+        wait_until("the service is healthy", PATIENCE, || {
+            let health = server.request("GET", "/health", &[], b"").ok()?;
+            (health.status() == 200 && server.roles().len() == 4).then_some(())
+        });
+        server.check_serves("as before");
+    }
+    assert!(server.metric("pinion_mended_headers_total") >= 20.0, "four roles and the launcher");
+    assert!(server.metric("pinion_restarts_total") <= 20.0, "four deaths in each round, and few in vain");
+    server.stop();
+}
+
+#[test]
+fn the_real_model_goes_on_word_for_word() {
+    let Some(model) = demo_model() else {
+        println!("skipped: deploy/demo-model is not complete");
+        return;
+    };
+    let server =
+        Server::start(&model, &["--dtype", "fp32", "--restart-backoff", "5ms", "--restart-limit", "1000"]);
+    let body = |seed: usize| json!({"prompt": "ROMEO:\n", "max_tokens": 40, "temperature": 0.8, "seed": seed, "stream": true});
+    let texts: Vec<String> = (0..4).map(|seed| server.ask(Api::Completions, &body(seed)).text).collect();
+    let ask = |random: &mut Random| {
+        let seed = random.below(texts.len());
+        let answer = server.ask(Api::Completions, &body(seed));
+        assert_eq!((&answer.end, &answer.text), (&End::Complete, &texts[seed]), "seed {seed}: {answer:?}");
+    };
+    Load::run(&server, texts.len(), ask, |load| {
+        for (from, to, telling) in EDGES.into_iter().filter(|(from, _, _)| !from.starts_with("tokenizer")) {
+            let word = if from == "engine-0" { RingWord::Head } else { RingWord::Unread(telling) };
+            load.damage(from, to, word);
+        }
+    });
+    server.wait_idle();
+    server.stop();
+}
