@@ -11,16 +11,20 @@ fn main() {
     let libtorch = std::env::var_os("CARGO_FEATURE_TORCH").map(|_| libtorch_folder(&root));
 
     let cpu = kernels.join("cpu");
-    let mut objects = kernel_objects(&cpu, &["paged_attention.cpp", "kv_append.cpp"], &[]);
+    let mut objects = kernel_objects(&cpu, &["paged_attention.cpp", "kv_append.cpp", "rows.cpp"], &[]);
     // Without libtorch there is no OpenMP runtime to share, and the kernels run on the calling thread.
     let openmp: &[&str] = if libtorch.is_some() { &["-fopenmp"] } else { &["-Wno-unknown-pragmas"] };
     objects.extend(kernel_objects(&cpu, &["parallel.cpp"], openmp));
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
-        objects.extend(kernel_objects(&cpu, &["attention_avx2.cpp"], &["-mavx2", "-mfma"]));
+        objects.extend(kernel_objects(&cpu, &["attention_avx2.cpp", "rows_avx2.cpp"], &["-mavx2", "-mfma"]));
         // GCC 12's own intrinsics headers trip its uninitialized warnings.
         let quiet = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"];
         let avx512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl"];
-        objects.extend(kernel_objects(&cpu, &["attention_avx512.cpp"], &[&avx512[..], &quiet].concat()));
+        objects.extend(kernel_objects(
+            &cpu,
+            &["attention_avx512.cpp", "rows_avx512.cpp"],
+            &[&avx512[..], &quiet].concat(),
+        ));
         let bf16 = [&avx512[..], &quiet, &["-mavx512bf16"]].concat();
         objects.extend(kernel_objects(&cpu, &["attention_avx512_bf16.cpp"], &bf16));
     }

@@ -3,7 +3,7 @@
 // `Lane` says what a 32-bit lane holds and how two lanes multiply: one fp32 value (PlainLane, below), or a pair of bf16
 // values (PairLane in attention_avx512_bf16.cpp). Its `Isa` has the vector operations.
 //
-// A generated token: K rows are read in place, a chunk of keys at a time (attend_row).
+// A generated token: K rows are read in place, a chunk of keys at a time (attend_heads).
 // Prompt tokens: keys are packed into L1 once per tile of queries, transposed so that a vector holds the same dimension of
 // neighbouring keys; scores then need no horizontal sum (attend_tile). Both are online softmax in one pass.
 #pragma once
@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint32_t kKeys = 64;      // keys in a chunk or tile
 constexpr uint32_t kMaxDim = 256;   // head_dim of the vector code
+constexpr uint32_t kHeads = 8;       // query heads that share a pass over the cache
 constexpr float kLowest = -3.0e38f;
 
 alignas(64) const uint8_t kZeroRow[kMaxDim * 4] = {};
@@ -46,20 +47,26 @@ inline void pack_row(const typename L::T* row, uint32_t dim, float* lanes) {
     if (d < dim) I::store(lanes + d / L::kPerLane, L::load_part(row + d, dim - d));
 }
 
-// Turns kKeys scores into weights: max, exp and sum, given the row's running maximum. Scores past `valid` count as masked.
-// Returns the factor that earlier sums must be multiplied with.
+// Turns kKeys scores into weights: scale, cap, max, exp and sum, given the row's running maximum. Scores before `from` and
+// past `valid` count as masked. Returns the factor that earlier sums must be multiplied with.
 template <class I>
-inline float soften(float* scores, uint32_t valid, float scale, float* max, float* mass) {
+inline float soften(const PinionAttention& a, float* scores, uint32_t from, uint32_t valid, float* max, float* mass) {
     using V = typename I::V;
     for (uint32_t k = valid; k < round_up(valid, I::kLanes); ++k) scores[k] = kLowest;
     V top = I::set1(kLowest);
-    const V factor = I::set1(scale);
+    const V factor = I::set1(a.scale);
     for (uint32_t k = 0; k < valid; k += I::kLanes) {
-        const V scaled = I::mul(I::load(scores + k), factor);
+        V scaled = I::mul(I::load(scores + k), factor);
+        if (a.soft_cap > 0) scaled = I::mul(I::tanh(I::mul(scaled, I::set1(1 / a.soft_cap))), I::set1(a.soft_cap));
         I::store(scores + k, scaled);
         top = I::max(top, scaled);
     }
-    // Padding was scaled as well; it stays far below any score, and is zeroed below.
+    if (from > 0) {
+        for (uint32_t k = 0; k < from; ++k) scores[k] = kLowest;
+        top = I::set1(kLowest);
+        for (uint32_t k = 0; k < valid; k += I::kLanes) top = I::max(top, I::load(scores + k));
+    }
+    // Padding was scaled as well; it stays below any score, or at the cap's lower end, and is zeroed below.
     float new_max = I::reduce_max(top);
     if (*max > new_max) new_max = *max;
     const V shift = I::set1(new_max);
@@ -89,18 +96,26 @@ inline void store_result(const float* sum, float mass, uint32_t dim, T* out) {
     if (d < dim) I::store_part(out + d, I::mul(I::load(sum + d), inverse), dim - d);
 }
 
-// sum[d .. d + N * kLanes] = keep * sum + weights . V, for one query; `part` elements of the last vector exist.
-template <class I, int N, class T>
-inline void add_values(const T* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, float keep,
+// sum[d .. d + N * kLanes] = keep * sum + weights . V, for H heads; each row of V is loaded once for them.
+template <class I, int N, int H, class T>
+inline void add_values(const T* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, const float* keep,
                        uint32_t d, float* sum) {
-    typename I::V acc[N];
-    for (int n = 0; n < N; ++n) acc[n] = I::mul(I::load(sum + d + n * I::kLanes), I::set1(keep));
-    for (uint32_t k = 0; k < keys; ++k) {
-        const typename I::V weight = I::set1(weights[k]);
-        const T* row = k_rows[k] + v_offset + d;
-        for (int n = 0; n < N; ++n) acc[n] = I::fma(weight, I::load(row + n * I::kLanes), acc[n]);
+    typename I::V acc[H][N];
+    for (int h = 0; h < H; ++h) {
+        for (int n = 0; n < N; ++n) acc[h][n] = I::mul(I::load(sum + h * kMaxDim + d + n * I::kLanes), I::set1(keep[h]));
     }
-    for (int n = 0; n < N; ++n) I::store(sum + d + n * I::kLanes, acc[n]);
+    for (uint32_t k = 0; k < keys; ++k) {
+        const T* row = k_rows[k] + v_offset + d;
+        typename I::V value[N];
+        for (int n = 0; n < N; ++n) value[n] = I::load(row + n * I::kLanes);
+        for (int h = 0; h < H; ++h) {
+            const typename I::V weight = I::set1(weights[h * kKeys + k]);
+            for (int n = 0; n < N; ++n) acc[h][n] = I::fma(weight, value[n], acc[h][n]);
+        }
+    }
+    for (int h = 0; h < H; ++h) {
+        for (int n = 0; n < N; ++n) I::store(sum + h * kMaxDim + d + n * I::kLanes, acc[h][n]);
+    }
 }
 
 // The last, partial vector of the head.
@@ -114,45 +129,103 @@ inline void add_values_part(const T* const* k_rows, uint64_t v_offset, uint32_t 
     I::store(sum + d, acc);
 }
 
-// One generated token of one head, K and V read in place.
-template <class L>
-void attend_row(const PinionAttention& a, const Item& item) {
+// What the query heads of one pass add up, on the stack.
+struct Heads {
+    alignas(64) float q[kHeads * kMaxDim];
+    alignas(64) float sum[kHeads * kMaxDim];
+    alignas(64) float scores[kHeads * kKeys];
+    float max[kHeads];
+    float mass[kHeads];
+    float keep[kHeads];
+};
+
+// Scores of H heads, from `head` on, against `keys` keys in place; each row of K is loaded once for them.
+template <class L, int H>
+inline void score_heads(Heads& t, uint32_t head, const typename L::T* const* k_rows, uint32_t keys, uint32_t dim) {
     using I = typename L::Isa;
     using T = typename L::T;
     using V = typename I::V;
     constexpr uint32_t step = I::kLanes * L::kPerLane;
+    const float* q = t.q + head * kMaxDim;
+    for (uint32_t k = 0; k < keys; ++k) {
+        const T* row = k_rows[k];
+        V acc[H];
+        for (int h = 0; h < H; ++h) acc[h] = I::zero();
+        uint32_t d = 0;
+        for (; d + step <= dim; d += step) {
+            const V key = L::load(row + d);
+            for (int h = 0; h < H; ++h) acc[h] = L::mac(I::load(q + h * kMaxDim + d / L::kPerLane), key, acc[h]);
+        }
+        if (d < dim) {
+            const V key = L::load_part(row + d, dim - d);
+            for (int h = 0; h < H; ++h) acc[h] = L::mac(I::load(q + h * kMaxDim + d / L::kPerLane), key, acc[h]);
+        }
+        for (int h = 0; h < H; ++h) t.scores[(head + h) * kKeys + k] = I::reduce_add(acc[h]);
+    }
+}
+
+// Adds the weighed values of H heads, from `head` on.
+template <class L, int H>
+inline void weigh_heads(Heads& t, uint32_t head, const typename L::T* const* k_rows, uint64_t v_offset, uint32_t keys,
+                        uint32_t dim) {
+    using I = typename L::Isa;
+    constexpr int wide = H > 2 ? 2 : 4;
+    const float* weights = t.scores + head * kKeys;
+    float* sum = t.sum + head * kMaxDim;
+    uint32_t d = 0;
+    for (; d + wide * I::kLanes <= dim; d += wide * I::kLanes) {
+        add_values<I, wide, H>(k_rows, v_offset, keys, weights, t.keep + head, d, sum);
+    }
+    for (; d + I::kLanes <= dim; d += I::kLanes) {
+        add_values<I, 1, H>(k_rows, v_offset, keys, weights, t.keep + head, d, sum);
+    }
+    for (int h = 0; h < H && d < dim; ++h) {
+        add_values_part<I>(k_rows, v_offset, keys, weights + h * kKeys, t.keep[head + h], d, dim - d, sum + h * kMaxDim);
+    }
+}
+
+// One generated token of `heads` query heads, from `first_head` on, that share a KV head; K and V are read in place.
+template <class L>
+void attend_heads(const PinionAttention& a, const Item& item, uint32_t first_head, uint32_t heads) {
+    using I = typename L::Isa;
+    using T = typename L::T;
     const PinionBatch& b = a.batch;
     const uint32_t dim = b.head_dim;
     const uint64_t v_offset = static_cast<uint64_t>(b.block_size) * dim;
-    alignas(64) float q[kMaxDim];
-    alignas(64) float sum[kMaxDim] = {};
-    alignas(64) float scores[kKeys];
+    const uint64_t column = static_cast<uint64_t>(first_head) * dim;
     const T* k_rows[kKeys];
-    pack_row<L>(static_cast<const T*>(a.q) + item.first_token * a.q_stride + static_cast<uint64_t>(item.head) * dim, dim, q);
-
-    float max = kLowest, mass = 0;
-    const uint32_t context = item.first_position + 1;
-    for (uint32_t first = 0; first < context; first += kKeys) {
-        const uint32_t keys = smaller(kKeys, context - first);
-        collect_rows(a, item.seq, item.head, first, keys, k_rows);
-        for (uint32_t k = 0; k < keys; ++k) {
-            const T* row = k_rows[k];
-            // V of this key is wanted right after the scores; ask for it while they are computed.
-            for (uint32_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(row + v_offset + d);
-            V acc = I::zero();
-            uint32_t d = 0;
-            for (; d + step <= dim; d += step) acc = L::mac(I::load(q + d / L::kPerLane), L::load(row + d), acc);
-            if (d < dim) acc = L::mac(I::load(q + d / L::kPerLane), L::load_part(row + d, dim - d), acc);
-            scores[k] = I::reduce_add(acc);
-        }
-        const float keep = soften<I>(scores, keys, a.scale, &max, &mass);
-        uint32_t d = 0;
-        for (; d + 4 * I::kLanes <= dim; d += 4 * I::kLanes) add_values<I, 4>(k_rows, v_offset, keys, scores, keep, d, sum);
-        for (; d + I::kLanes <= dim; d += I::kLanes) add_values<I, 1>(k_rows, v_offset, keys, scores, keep, d, sum);
-        if (d < dim) add_values_part<I>(k_rows, v_offset, keys, scores, keep, d, dim - d, sum);
+    Heads t;
+    memset(t.sum, 0, heads * kMaxDim * sizeof(float));
+    for (uint32_t h = 0; h < heads; ++h) {
+        const T* q = static_cast<const T*>(a.q) + item.first_token * a.q_stride + column + static_cast<uint64_t>(h) * dim;
+        pack_row<L>(q, dim, t.q + h * kMaxDim);
+        t.max[h] = kLowest;
+        t.mass[h] = 0;
     }
-    T* out = static_cast<T*>(a.out) + item.first_token * a.out_stride + static_cast<uint64_t>(item.head) * dim;
-    store_result<I>(sum, mass, dim, out);
+    const uint32_t context = item.first_position + 1;
+    const uint32_t from = visible_from(a, item.first_position);
+    for (uint32_t first = from / kKeys * kKeys; first < context; first += kKeys) {
+        const uint32_t keys = smaller(kKeys, context - first);
+        collect_rows(a, item.seq, item.kv_head, first, keys, k_rows);
+        // V of these keys is wanted right after the scores; ask for it while they are computed.
+        for (uint32_t k = 0; k < keys; ++k) {
+            for (uint32_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(k_rows[k] + v_offset + d);
+        }
+        uint32_t h = 0;
+        for (; h + 4 <= heads; h += 4) score_heads<L, 4>(t, h, k_rows, keys, dim);
+        for (; h + 2 <= heads; h += 2) score_heads<L, 2>(t, h, k_rows, keys, dim);
+        for (; h < heads; ++h) score_heads<L, 1>(t, h, k_rows, keys, dim);
+        const uint32_t hidden = from > first ? from - first : 0;
+        for (h = 0; h < heads; ++h) t.keep[h] = soften<I>(a, t.scores + h * kKeys, hidden, keys, &t.max[h], &t.mass[h]);
+        h = 0;
+        for (; h + 4 <= heads; h += 4) weigh_heads<L, 4>(t, h, k_rows, v_offset, keys, dim);
+        for (; h + 2 <= heads; h += 2) weigh_heads<L, 2>(t, h, k_rows, v_offset, keys, dim);
+        for (; h < heads; ++h) weigh_heads<L, 1>(t, h, k_rows, v_offset, keys, dim);
+    }
+    for (uint32_t h = 0; h < heads; ++h) {
+        T* out = static_cast<T*>(a.out) + item.first_token * a.out_stride + column + static_cast<uint64_t>(h) * dim;
+        store_result<I>(t.sum + h * kMaxDim, t.mass[h], dim, out);
+    }
 }
 
 // Working set of a tile, on the stack.
@@ -251,23 +324,28 @@ inline void weigh_values(Tile<L>& t, uint32_t query, uint32_t key_lanes, uint32_
     }
 }
 
-// All queries of the tile against one tile of keys, positions [first, first + keys).
+// All rows of the tile, `heads` for each of its tokens, against one tile of keys, positions [first, first + keys).
 template <class L>
-inline void attend_keys(Tile<L>& t, const Item& item, uint32_t first, uint32_t keys, float scale) {
+inline void attend_keys(const PinionAttention& a, Tile<L>& t, const Item& item, uint32_t heads, uint32_t first,
+                        uint32_t keys) {
     using I = typename L::Isa;
     constexpr uint32_t block = I::kTileQueries;
     static_assert(block % 4 == 0 && PINION_QUERY_TILE % block == 0, "query blocks tile the tile");
-    for (uint32_t query = 0; query < item.queries; query += block) {
-        // Causality: the block's last query sees this many of the tile's keys.
-        const uint32_t last = item.first_position + smaller(query + block, item.queries) - 1;
+    const uint32_t rows = item.queries * heads;
+    for (uint32_t query = 0; query < rows; query += block) {
+        // Causality: the block's last row sees this many of the tile's keys. The window: its first row begins here.
+        const uint32_t last = item.first_position + (smaller(query + block, rows) - 1) / heads;
         const uint32_t seen = last < first ? 0 : smaller(keys, last - first + 1);
-        if (seen == 0) continue;
+        if (seen == 0 || visible_from(a, item.first_position + query / heads) >= first + keys) continue;
         score_queries(t, query, seen);
         for (uint32_t n = query; n < query + block; ++n) {
-            const uint32_t position = item.first_position + n;
-            const uint32_t valid = n >= item.queries || position < first ? 0 : smaller(keys, position - first + 1);
+            const uint32_t position = item.first_position + n / heads;
+            uint32_t valid = n >= rows || position < first ? 0 : smaller(keys, position - first + 1);
+            const uint32_t from = visible_from(a, position);
+            const uint32_t hidden = from > first ? from - first : 0;
+            if (hidden >= valid) valid = 0;
             float* row = t.scores + n * kKeys;
-            t.keep[n] = valid == 0 ? 1 : soften<I>(row, valid, scale, &t.max[n], &t.mass[n]);
+            t.keep[n] = valid == 0 ? 1 : soften<I>(a, row, hidden, valid, &t.max[n], &t.mass[n]);
             if (valid == 0) memset(row, 0, kKeys * sizeof(float));
             L::pack_weights(row);
         }
@@ -281,51 +359,62 @@ inline void attend_keys(Tile<L>& t, const Item& item, uint32_t first, uint32_t k
     }
 }
 
-// A tile of prompt tokens of one head; what a query gives does not depend on how many there are.
+// A tile of prompt tokens of `heads` query heads, from `first_head` on, that share a KV head; what a query gives does not
+// depend on how many there are.
 template <class L>
-__attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item& item) {
+__attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item& item, uint32_t first_head,
+                                           uint32_t heads) {
     using I = typename L::Isa;
     using T = typename L::T;
     const PinionBatch& b = a.batch;
     const uint32_t dim = b.head_dim;
-    const uint64_t head = static_cast<uint64_t>(item.head) * dim;
+    // Row n belongs to token n / heads and query head first_head + n % heads.
+    const uint32_t rows = item.queries * heads;
+    const auto token = [&](uint32_t n) { return static_cast<uint64_t>(item.first_token) + n / heads; };
+    const auto column = [&](uint32_t n) { return static_cast<uint64_t>(first_head + n % heads) * dim; };
     Tile<L> t;
     t.dims = (dim + L::kPerLane - 1) / L::kPerLane;
     t.q_step = round_up(t.dims, I::kLanes);
     t.v_step = round_up(dim, I::kLanes);
-    const uint32_t queries = round_up(item.queries, I::kTileQueries);
-    memset(t.sum, 0, queries * t.v_step * sizeof(float));
-    for (uint32_t n = 0; n < queries; ++n) {
+    const uint32_t padded = round_up(rows, I::kTileQueries);
+    memset(t.sum, 0, padded * t.v_step * sizeof(float));
+    for (uint32_t n = 0; n < padded; ++n) {
         t.max[n] = kLowest;
         t.mass[n] = 0;
         float* lanes = t.q + n * t.q_step;
-        if (n < item.queries) {
-            pack_row<L>(static_cast<const T*>(a.q) + (item.first_token + n) * a.q_stride + head, dim, lanes);
+        if (n < rows) {
+            pack_row<L>(static_cast<const T*>(a.q) + token(n) * a.q_stride + column(n), dim, lanes);
         } else {
             memset(lanes, 0, t.q_step * sizeof(float));
         }
     }
     const uint32_t context = item.first_position + item.queries;
     const T* k_rows[kKeys];
-    for (uint32_t first = 0; first < context; first += kKeys) {
+    for (uint32_t first = visible_from(a, item.first_position) / kKeys * kKeys; first < context; first += kKeys) {
         const uint32_t keys = smaller(kKeys, context - first);
-        collect_rows(a, item.seq, item.head, first, keys, k_rows);
+        collect_rows(a, item.seq, item.kv_head, first, keys, k_rows);
         pack_keys<L>(k_rows, keys, static_cast<uint64_t>(b.block_size) * dim, dim, t);
-        attend_keys<L>(t, item, first, keys, a.scale);
+        attend_keys<L>(a, t, item, heads, first, keys);
     }
-    for (uint32_t n = 0; n < item.queries; ++n) {
-        T* out = static_cast<T*>(a.out) + (item.first_token + n) * a.out_stride + head;
+    for (uint32_t n = 0; n < rows; ++n) {
+        T* out = static_cast<T*>(a.out) + token(n) * a.out_stride + column(n);
         store_result<I>(t.sum + n * t.v_step, t.mass[n], dim, out);
     }
 }
 
 template <class L>
 inline void attend_items(const PinionAttention& a, uint64_t begin, uint64_t end) {
+    const uint32_t group = a.batch.group;
     for_each_item(a.batch, begin, end, [&](const Item& item) {
-        if (item.is_generated) {
-            attend_row<L>(a, item);
-        } else {
-            attend_tile<L>(a, item);
+        const uint32_t pass = item.is_generated ? kHeads : uint32_t{PINION_QUERY_TILE};
+        for (uint32_t h = 0; h < group; h += pass) {
+            const uint32_t heads = smaller(pass, group - h);
+            const uint32_t first_head = item.kv_head * group + h;
+            if (item.is_generated) {
+                attend_heads<L>(a, item, first_head, heads);
+            } else {
+                attend_tile<L>(a, item, first_head, heads);
+            }
         }
     });
 }

@@ -1,8 +1,9 @@
-// The vector operations of attention_tile.h on AVX-512 (F, BW, VL). Include only from units compiled for it.
+// The vector operations of attention_tile.h and rows_vector.h on AVX-512 (F, BW, VL). Include only from units compiled for it.
 #pragma once
 #include <immintrin.h>
 
 #include "attention_internal.h"
+#include "isa_tanh.h"
 
 namespace {
 
@@ -62,6 +63,12 @@ struct Avx512 {
         const V result = _mm512_scalef_ps(p, n);
         return _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(x, low, _CMP_LT_OQ), zero());
     }
+
+    static V div(V a, V b) { return _mm512_div_ps(a, b); }
+    static V sign(V x) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN))); }
+    static V join(V bits, V x) { return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(bits), _mm512_castps_si512(x))); }
+    static V magnitude(V x) { return _mm512_abs_ps(x); }
+    static V tanh(V x) { return tanh_by_exp<Avx512>(x); }
 
     // 16 x 16 transpose of 32-bit lanes.
     static void transpose(V* r) {

@@ -22,8 +22,8 @@ extern "C" void pinion_kv_append(const PinionAppend* args, uint64_t work_begin, 
             const uint64_t offset = position % b.block_size;
             const char* k_row = k + token * args->kv_stride * element;
             const char* v_row = v + token * args->kv_stride * element;
-            char* to = cache + block * b.heads * 2 * half_bytes + offset * row_bytes;
-            for (uint32_t h = 0; h < b.heads; ++h) {
+            char* to = cache + block * b.kv_heads * 2 * half_bytes + offset * row_bytes;
+            for (uint32_t h = 0; h < b.kv_heads; ++h) {
                 memcpy(to, k_row + h * row_bytes, row_bytes);
                 memcpy(to + half_bytes, v_row + h * row_bytes, row_bytes);
                 to += 2 * half_bytes;

@@ -11,19 +11,21 @@ template <class T>
 void attend_one(const PinionAttention& a, uint32_t seq, uint32_t head, uint32_t token, uint32_t position) {
     const PinionBatch& b = a.batch;
     const uint64_t dim = b.head_dim;
+    const uint32_t from = visible_from(a, position);
     const T* q = static_cast<const T*>(a.q) + token * a.q_stride + head * dim;
     T* out = static_cast<T*>(a.out) + token * a.out_stride + head * dim;
     float sum[PINION_MAX_HEAD_DIM] = {};
     float max = -INFINITY, mass = 0;
-    for (uint32_t p = 0; p <= position; ++p) {
+    for (uint32_t p = from; p <= position; ++p) {
         const T* k;
-        collect_rows(a, seq, head, p, 1, &k);
+        collect_rows(a, seq, head / b.group, p, 1, &k);
         const T* v = k + b.block_size * dim;
         float score = 0;
         for (uint64_t d = 0; d < dim; ++d) score += to_float(q[d]) * to_float(k[d]);
         score *= a.scale;
+        if (a.soft_cap > 0) score = a.soft_cap * tanhf(score / a.soft_cap);
         const float new_max = score > max ? score : max;
-        const float keep = p == 0 ? 0 : expf(max - new_max);
+        const float keep = p == from ? 0 : expf(max - new_max);
         const float weight = expf(score - new_max);
         mass = mass * keep + weight;
         for (uint64_t d = 0; d < dim; ++d) sum[d] = sum[d] * keep + weight * to_float(v[d]);
@@ -36,7 +38,10 @@ template <class T>
 void attend_scalar(const PinionAttention& a, uint64_t begin, uint64_t end) {
     for_each_item(a.batch, begin, end, [&](const Item& item) {
         for (uint32_t i = 0; i < item.queries; ++i) {
-            attend_one<T>(a, item.seq, item.head, item.first_token + i, item.first_position + i);
+            for (uint32_t h = 0; h < a.batch.group; ++h) {
+                const uint32_t head = item.kv_head * a.batch.group + h;
+                attend_one<T>(a, item.seq, head, item.first_token + i, item.first_position + i);
+            }
         }
     });
 }
@@ -62,7 +67,7 @@ extern "C" int32_t pinion_best_level(void) {
 extern "C" uint64_t pinion_paged_attention_work(const PinionBatch* b) {
     uint64_t pieces = 0;
     for (uint32_t s = 0; s < b->seqs; ++s) pieces += Cut(*b, s).pieces();
-    return pieces * b->heads;
+    return pieces * b->kv_heads;
 }
 
 extern "C" void pinion_paged_attention(const PinionAttention* args, int32_t level, uint64_t begin, uint64_t end) {

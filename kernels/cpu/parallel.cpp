@@ -1,13 +1,32 @@
 // Splits the kernels' work items over OpenMP threads. With libtorch this links to the libgomp that libtorch loads, so both
 // use one pool; compiled without OpenMP the pragmas vanish and the calling thread does all of it.
 #include "../include/pinion_attention.h"
+#include "../include/pinion_rows.h"
 
 namespace {
 
 // Below this much work (items * context, roughly) waking a second thread costs more than it saves.
 constexpr uint64_t kSerialWork = 4096;
 
+// The same for row kernels, in elements.
+constexpr uint64_t kSerialElements = 1 << 15;
+
 uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+// Does the rows [0, rows) in one run for each thread, if there is enough to do.
+template <class Body>
+void over_rows(uint64_t rows, uint64_t row_elements, int32_t threads, Body body) {
+    if (threads <= 1 || rows < 2 || rows * row_elements < kSerialElements) {
+        body(0, rows);
+        return;
+    }
+    const int64_t runs = rows < static_cast<uint64_t>(threads) ? static_cast<int64_t>(rows) : threads;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t run = 0; run < runs; ++run) {
+        body(rows * static_cast<uint64_t>(run) / static_cast<uint64_t>(runs),
+             rows * static_cast<uint64_t>(run + 1) / static_cast<uint64_t>(runs));
+    }
+}
 
 }  // namespace
 
@@ -44,4 +63,19 @@ extern "C" void pinion_kv_append_parallel(const PinionAppend* args, int32_t thre
         const uint64_t end = begin + chunk < tokens ? begin + chunk : tokens;
         pinion_kv_append(args, begin, end);
     }
+}
+
+extern "C" void pinion_rms_norm(const PinionRmsNorm* args, int32_t level, int32_t threads) {
+    over_rows(args->tokens * args->groups, args->width, threads,
+              [=](uint64_t begin, uint64_t end) { pinion_norm_rows(args, level, begin, end); });
+}
+
+extern "C" void pinion_rotate(const PinionRotate* args, int32_t level, int32_t threads) {
+    over_rows(args->tokens, static_cast<uint64_t>(args->heads) * args->rotary_dim, threads,
+              [=](uint64_t begin, uint64_t end) { pinion_rotate_rows(args, level, begin, end); });
+}
+
+extern "C" void pinion_gate(const PinionGate* args, int32_t level, int32_t threads) {
+    over_rows(args->rows, args->inner, threads,
+              [=](uint64_t begin, uint64_t end) { pinion_gate_rows(args, level, begin, end); });
 }

@@ -1,7 +1,9 @@
 // Contract of Pinion's CPU attention kernels. Plain C: raw pointers, no torch, no allocation, no threads.
 //
-// KV cache of one layer: [blocks, heads, 2, block_size, head_dim], contiguous, K at index 0 and V at index 1 of axis 2.
-// One (block, head) is one contiguous run of K rows followed by V rows, which is what a decode step streams.
+// KV cache of one layer: [blocks, kv_heads, 2, block_size, head_dim], contiguous, K at index 0 and V at index 1 of axis 2.
+// One (block, KV head) is one contiguous run of K rows followed by V rows, which is what a decode step streams.
+// There are kv_heads * group query heads; query head h reads KV head h / group, and each row of the cache is loaded once for
+// the whole group.
 //
 // Batch: `tokens` query tokens of `seqs` sequences one after another (variable length, no padding).
 //   query_start  [seqs + 1]  first query token of each sequence; query_start[seqs] == tokens
@@ -20,11 +22,14 @@
 // prompt is computed by tiles, be it one token that a prefix cache left, and what was generated token by token, be it again
 // after a preemption. So no bit of a result depends on what was cached, or how a prompt was cut.
 //
-// Work items: an append item is one query token (all heads). An attention item is one (sequence, tile of at most
-// PINION_QUERY_TILE prompt tokens or one generated token, head), with the head index running fastest. A call does the items [work_begin, work_end);
-// items write disjoint memory, so any split over threads gives bit-identical results.
+// A window of w lets position p see the positions p - w + 1 to p; keys are read from a multiple of 64 on, so that the sums
+// do not depend on how a prompt was cut. Capped scores are cap * tanh(scale * score / cap).
 //
-// Bytes moved: append reads and writes 2 * heads * head_dim elements a token. Attention reads, for each item,
+// Work items: an append item is one query token (all heads). An attention item is one (sequence, tile of at most
+// PINION_QUERY_TILE / group prompt tokens or one generated token, KV head), with the head index running fastest. A call does
+// the items [work_begin, work_end); items write disjoint memory, so any split over threads gives bit-identical results.
+//
+// Bytes moved: append reads and writes 2 * kv_heads * head_dim elements a token. Attention reads, for each item,
 // 2 * context * head_dim elements of the cache (context as far as the tile sees), q once, and writes out once.
 #pragma once
 #include <stdint.h>
@@ -44,13 +49,14 @@ typedef struct PinionBatch {
     const uint32_t* table_start;
     const uint32_t* blocks;
     uint32_t seqs;
-    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t group;  // query heads of each KV head
     uint32_t head_dim;
     uint32_t block_size;
     int32_t dtype;
 } PinionBatch;
 
-// q [tokens, heads, head_dim] with q_stride elements between tokens; out likewise; cache as above.
+// q [tokens, kv_heads * group, head_dim] with q_stride elements between tokens; out likewise; cache as above.
 typedef struct PinionAttention {
     PinionBatch batch;
     const void* q;
@@ -59,9 +65,11 @@ typedef struct PinionAttention {
     uint64_t q_stride;
     uint64_t out_stride;
     float scale;
+    float soft_cap;   // above 0, or 0 for none
+    uint32_t window;  // at least 1, or 0 for none
 } PinionAttention;
 
-// k, v [tokens, heads, head_dim] with kv_stride elements between tokens; written to the cache bit for bit.
+// k, v [tokens, kv_heads, head_dim] with kv_stride elements between tokens; written to the cache bit for bit.
 typedef struct PinionAppend {
     PinionBatch batch;
     const void* k;

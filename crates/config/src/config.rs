@@ -111,14 +111,16 @@ impl ToolCallParser {
 pub struct ModelFacts {
     /// Longest sequence in tokens, prompt and output together.
     pub max_context: u32,
+    /// The same unless the operator asks for another length.
+    pub default_context: u32,
     /// Token ids are below this.
     pub vocab_size: u32,
     /// End-of-sequence id, if the folder names one.
     pub eos: Option<u32>,
     /// Transformer layers.
     pub layers: u32,
-    /// Attention heads.
-    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
     /// Width of one head.
     pub head_dim: u32,
     /// Width of the residual stream.
@@ -128,7 +130,7 @@ pub struct ModelFacts {
 impl ModelFacts {
     /// Bytes of keys and values of one token over all layers.
     pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
-        2 * u64::from(self.layers) * u64::from(self.heads) * u64::from(self.head_dim) * dtype.bytes()
+        2 * u64::from(self.layers) * u64::from(self.kv_heads) * u64::from(self.head_dim) * dtype.bytes()
     }
 }
 

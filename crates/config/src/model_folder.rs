@@ -7,8 +7,10 @@ use pinion_protocol::limits::{CONTEXT_MAX, VOCAB_MAX};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Architectures that the torch backend runs.
-const SUPPORTED: &[&str] = &["gpt2"];
+// The parser of config.json knows no sibling; its limits are those of the protocol.
+const _: () =
+    assert!(pinion_architecture::CONTEXT_MAX == CONTEXT_MAX && pinion_architecture::VOCAB_MAX == VOCAB_MAX);
+
 /// Largest JSON file read from a model folder, in bytes.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 
@@ -30,11 +32,22 @@ pub(crate) fn read(dir: &Path, backend: Backend, faults: &mut Collector) -> Opti
         check_weights(dir, faults);
     }
     // The tokenizer reads it; that it is broken is said before anything starts.
-    optional_object(dir, "tokenizer_config.json", faults);
+    let tokenizer = optional_object(dir, "tokenizer_config.json", faults);
     let generation = optional_object(dir, "generation_config.json", faults);
     let config = config?;
-    let mut reader = Reader { config: &config, path: origin(&dir.join("config.json")), faults };
-    let mut facts = reader.facts(backend);
+    let mut facts = match facts(&config, backend) {
+        Ok(facts) => facts,
+        Err(reasons) => {
+            let path = origin(&dir.join("config.json"));
+            reasons.into_iter().for_each(|reason| faults.add(&path, reason));
+            return None;
+        }
+    };
+    // Absent, or as large as a float can be, where the tokenizer knows no limit.
+    let tokenizer_max = tokenizer.and_then(|map| map.get("model_max_length")?.as_f64());
+    if let Some(length) = tokenizer_max.filter(|&length| (1.0..f64::from(CONTEXT_MAX)).contains(&length)) {
+        facts.default_context = facts.default_context.min(length as u32);
+    }
     facts.eos =
         eos(&config).or_else(|| generation.as_ref().and_then(eos)).filter(|&id| id < facts.vocab_size);
     (faults.0.len() == before).then_some(facts)
@@ -96,9 +109,8 @@ fn check_weights(dir: &Path, faults: &mut Collector) {
         Ok(meta) if meta.is_file() && meta.len() > 0 => return,
         Ok(meta) if meta.is_file() => "is empty".to_owned(),
         Ok(_) => "is not a file".to_owned(),
-        Err(_) if dir.join("model.safetensors.index.json").exists() => {
-            "is missing; the folder holds weights in several files, and only one is read".to_owned()
-        }
+        // Which files it names, and what is in them, the engine checks.
+        Err(_) if dir.join("model.safetensors.index.json").is_file() => return,
         Err(_) if dir.join("pytorch_model.bin").exists() => {
             "is missing; pytorch_model.bin is not read, convert it to safetensors".to_owned()
         }
@@ -116,63 +128,30 @@ fn eos(map: &Map<String, Value>) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// Takes numbers out of config.json under the names that GPT-2 and the Llama family give them.
-struct Reader<'a> {
-    config: &'a Map<String, Value>,
-    path: Origin,
-    faults: &'a mut Collector,
-}
-
-impl Reader<'_> {
-    fn facts(&mut self, backend: Backend) -> ModelFacts {
-        let needs_shape = backend == Backend::Torch;
-        if needs_shape {
-            self.check_type();
-        }
-        let facts = ModelFacts {
-            max_context: self.number(&["n_positions", "n_ctx", "max_position_embeddings"], CONTEXT_MAX, true),
-            vocab_size: self.number(&["vocab_size"], VOCAB_MAX, true),
+/// What the other settings follow from. The fake backend, which runs no model, takes a folder of any family.
+fn facts(config: &Map<String, Value>, backend: Backend) -> Result<ModelFacts, Vec<String>> {
+    if backend == Backend::Fake {
+        let facts = pinion_architecture::facts(config)?;
+        return Ok(ModelFacts {
+            max_context: facts.context,
+            default_context: facts.context,
+            vocab_size: facts.vocab,
             eos: None,
-            layers: self.number(&["n_layer", "num_hidden_layers"], 1 << 12, needs_shape),
-            heads: self.number(&["n_head", "num_attention_heads"], 1 << 12, needs_shape),
+            layers: 1,
+            kv_heads: 1,
             head_dim: 1,
-            hidden: self.number(&["n_embd", "hidden_size"], 1 << 17, needs_shape),
-        };
-        if needs_shape && !facts.hidden.is_multiple_of(facts.heads) {
-            self.faults
-                .add(&self.path, format!("{} heads do not divide a width of {}", facts.heads, facts.hidden));
-        }
-        ModelFacts { head_dim: (facts.hidden / facts.heads).max(1), ..facts }
+            hidden: 1,
+        });
     }
-
-    fn check_type(&mut self) {
-        let supported = SUPPORTED.join(", ");
-        let reason = match self.config.get("model_type") {
-            Some(Value::String(name)) if SUPPORTED.contains(&name.as_str()) => return,
-            Some(other) => format!("model_type {other} is not supported; supported: {supported}"),
-            None => format!("has no model_type; supported: {supported}"),
-        };
-        self.faults.add(&self.path, reason);
-    }
-
-    /// The first of `names` that the file has, from 1 to `max`. 1 stands for what is absent or at fault, so that
-    /// the other checks can go on.
-    fn number(&mut self, names: &[&str], max: u32, needed: bool) -> u32 {
-        let found =
-            names.iter().find_map(|name| self.config.get(*name).filter(|v| !v.is_null()).map(|v| (name, v)));
-        let Some((name, value)) = found else {
-            if needed {
-                self.faults.add(&self.path, format!("has no {}", names.join(" or ")));
-            }
-            return 1;
-        };
-        match value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=max).contains(n)) {
-            Some(n) => n,
-            None => {
-                self.faults
-                    .add(&self.path, format!("{name} is {value}; expected a whole number from 1 to {max}"));
-                1
-            }
-        }
-    }
+    let model = pinion_architecture::read(config)?;
+    Ok(ModelFacts {
+        max_context: model.context.max,
+        default_context: model.context.default,
+        vocab_size: model.vocab,
+        eos: None,
+        layers: model.layers.len() as u32,
+        kv_heads: model.attention.kv_heads,
+        head_dim: model.attention.head_dim,
+        hidden: model.hidden,
+    })
 }

@@ -83,8 +83,10 @@ pub(crate) fn from_facts(
     let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
     let name = model_name(settings, dir, faults);
     let model = facts?;
-    let max_model_len = max_model_len(settings, &model, faults);
     let on_cpu = backend == Backend::Torch && cuda.is_none();
+    let room = memory_for_cache(settings, machine).filter(|_| on_cpu);
+    let room = room.map(|bytes| bytes / model.kv_bytes_per_token(dtype));
+    let max_model_len = max_model_len(settings, &model, room, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
     let (cpu_plan, pin) = plan?;
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
@@ -265,7 +267,17 @@ fn model_name(settings: &Settings, dir: &Path, faults: &mut Collector) -> String
     name
 }
 
-fn max_model_len(settings: &Settings, model: &ModelFacts, faults: &mut Collector) -> u32 {
+/// Bytes that a KV cache without a given size may take of the machine's memory.
+fn memory_for_cache(settings: &Settings, machine: &Machine) -> Option<u64> {
+    let share = match settings.get("kv-cache-memory-share").map(|s| &s.value) {
+        Some(Value::Share(share)) => *share,
+        _ => 1.0,
+    };
+    machine.memory_bytes.map(|bytes| (bytes as f64 * share) as u64)
+}
+
+/// As asked for; else the model's default, or what a cache in `room` tokens of memory holds of it.
+fn max_model_len(settings: &Settings, model: &ModelFacts, room: Option<u64>, faults: &mut Collector) -> u32 {
     let own = model.max_context;
     match settings.number("max-model-len").and_then(|n| u32::try_from(n).ok()) {
         Some(asked) if asked > own => {
@@ -276,7 +288,12 @@ fn max_model_len(settings: &Settings, model: &ModelFacts, faults: &mut Collector
             own
         }
         Some(asked) => asked,
-        None => own,
+        None => {
+            let block_tokens = settings.number("block-size").unwrap_or(16);
+            let room = room.map(|tokens| tokens / block_tokens * block_tokens).filter(|&tokens| tokens > 0);
+            let room = room.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(u32::MAX);
+            model.default_context.min(room)
+        }
     }
 }
 
@@ -310,11 +327,7 @@ impl KvCache<'_> {
                 let per_sequence = self.max_model_len.min(KV_TOKENS_PER_SEQUENCE);
                 let seqs = settings.number("max-num-seqs").unwrap_or(1);
                 let wanted = (seqs * u64::from(per_sequence).div_ceil(block_tokens)).max(one_sequence);
-                let share = match settings.get("kv-cache-memory-share").map(|s| &s.value) {
-                    Some(Value::Share(share)) => *share,
-                    _ => 1.0,
-                };
-                let room = memory.map(|bytes| (bytes as f64 * share) as u64);
+                let room = memory_for_cache(settings, self.machine).filter(|_| self.on_cpu);
                 let blocks = room.map_or(wanted, |room| wanted.min(room / block_bytes));
                 (blocks, settings.origin("kv-cache-memory-share"), room)
             }

@@ -2,12 +2,13 @@
 
 use crate::cuda_start;
 use crate::engine::{Engine, Sizes};
+use crate::load_progress::LoadProgress;
 use crate::recorded::Recorded;
 use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
 use pinion_grammar::{Grammars, Words};
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
-    Pipeline, STEP_DEADLINE, Threaded, WarmUp, load,
+    Pipeline, STEP_DEADLINE, Threaded, WarmUp, load_watched,
 };
 use pinion_scheduler::{Admission, Limits, Policy};
 use pinion_text::TextCodec;
@@ -28,6 +29,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
         threads: config.engine_threads,
         block_size: config.block_size,
         kv: KvSize::Blocks(config.kv_blocks),
+        max_model_len: Some(config.max_model_len),
         prefault: config.jitter_control,
         linear: match config.linear {
             LinearKind::Packed => pinion_model::LinearKind::Packed,
@@ -93,7 +95,10 @@ fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadE
     }
     let (folder, options) = (config.model_dir.clone(), model_options(config));
     let load = move || {
-        let model: Box<dyn Model> = Box::new(Recorded::new(load(&folder, &options)?, recorder));
+        let mut progress = LoadProgress::new();
+        let loaded = load_watched(&folder, &options, &mut |event| progress.hear(event));
+        progress.finish();
+        let model: Box<dyn Model> = Box::new(Recorded::new(loaded?, recorder));
         Ok(model)
     };
     if config.scheduling.overlap {

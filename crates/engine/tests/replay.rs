@@ -15,10 +15,11 @@ use std::path::{Path, PathBuf};
 fn config() -> pinion_config::Config {
     let facts = pinion_config::ModelFacts {
         max_context: 64,
+        default_context: 64,
         vocab_size: HASHED_VOCABULARY,
         eos: None,
         layers: 1,
-        heads: 1,
+        kv_heads: 1,
         head_dim: 1,
         hidden: 1,
     };

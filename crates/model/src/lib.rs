@@ -5,19 +5,21 @@
 //! requests and does not know the other processes.
 
 mod batch;
+mod checkpoint;
 mod config_json;
 pub mod cuda;
+#[cfg(feature = "torch")]
+mod decoder;
 mod fake;
 #[cfg(feature = "torch")]
-mod gpt2;
-mod gpt2_shape;
-#[cfg(feature = "torch")]
-mod gpt2_weights;
+mod layers;
 mod load;
 mod logprobs;
 pub mod op_trace;
 mod owned_batch;
 mod pipeline;
+#[cfg(feature = "torch")]
+mod rotation;
 mod sampler;
 mod shaping;
 #[cfg(feature = "torch")]
@@ -29,7 +31,7 @@ pub use batch::{
     BatchLimits, BlockCopy, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput,
 };
 pub use fake::{FakeModel, FakeOptions, FakeShape, fake_token};
-pub use load::{Backend, DtypeChoice, KvSize, LoadError, ModelOptions, load};
+pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, load, load_watched};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;
 pub use pinion_ops::{AttentionKernel, LinearKind};
@@ -40,7 +42,7 @@ pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
 /// What the engine needs to know about a loaded model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
-    /// `"gpt2"` or `"fake"`.
+    /// A `model_type` of config.json, or `"fake"`.
     pub family: &'static str,
     /// Activation, weight and KV dtype: `"f32"`, `"bf16"`, or `"none"` for the fake.
     pub dtype: &'static str,

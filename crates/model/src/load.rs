@@ -1,6 +1,6 @@
 //! From a folder and options to a [`Model`].
 
-use crate::config_json::ConfigJson;
+use crate::config_json;
 use crate::fake::{FakeModel, FakeOptions, FakeShape};
 use crate::{AttentionKernel, LinearKind, Model};
 use std::fmt;
@@ -50,6 +50,8 @@ pub struct ModelOptions {
     pub block_size: u32,
     /// Size of the KV pool.
     pub kv: KvSize,
+    /// Longest sequence that is served; without one, the model's default. Some rotations depend on it.
+    pub max_model_len: Option<u32>,
     /// Bring the KV pool into memory at load, not when its blocks are first used.
     pub prefault: bool,
     /// Plain or oneDNN-prepacked linears.
@@ -68,12 +70,27 @@ impl Default for ModelOptions {
             threads: 1,
             block_size: 16,
             kv: KvSize::Blocks(1024),
+            max_model_len: None,
             prefault: true,
             linear: LinearKind::Packed,
             attention: AttentionKernel::Vector,
             fake: FakeOptions::default(),
         }
     }
+}
+
+/// What a load tells on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadEvent<'a> {
+    /// How far the weights have come.
+    Bytes {
+        /// Bytes of the files that were read.
+        done: u64,
+        /// Bytes of all tensors.
+        total: u64,
+    },
+    /// Tensors of the files that the model does not use.
+    Unused(&'a [String]),
 }
 
 /// Why a model could not be loaded. Each names the file at fault.
@@ -151,11 +168,23 @@ impl KvSize {
     }
 }
 
-/// Loads the model in `folder` (config.json, model.safetensors) and allocates and prefaults its KV pool.
+/// Loads the model in `folder` (config.json, safetensors) and allocates and prefaults its KV pool.
 ///
 /// # Errors
 /// See [`LoadError`]. Files are never trusted: damaged ones are errors, not panics.
 pub fn load(folder: &Path, options: &ModelOptions) -> Result<Box<dyn Model>, LoadError> {
+    load_watched(folder, options, &mut |_| {})
+}
+
+/// As [`load`]; `watch` hears how it goes.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_watched(
+    folder: &Path,
+    options: &ModelOptions,
+    watch: &mut dyn FnMut(LoadEvent<'_>),
+) -> Result<Box<dyn Model>, LoadError> {
     if options.block_size == 0 || options.block_size > 1024 {
         let reason = format!("block size {} is not in 1..=1024", options.block_size);
         return Err(LoadError::Options { reason });
@@ -163,31 +192,29 @@ pub fn load(folder: &Path, options: &ModelOptions) -> Result<Box<dyn Model>, Loa
     if options.threads == 0 {
         return Err(LoadError::Options { reason: "the model needs at least 1 thread".into() });
     }
-    let config = ConfigJson::read(folder)?;
     match options.backend {
         Backend::Fake => {
-            let Some(max_context) = config.max_context() else {
-                let path = folder.join("config.json");
-                return Err(LoadError::Config {
-                    path,
-                    reason: "no n_positions or max_position_embeddings".into(),
-                });
-            };
+            let facts = pinion_architecture::facts(&config_json::keys(folder)?)
+                .map_err(|reasons| config_json::fault(folder, reasons.join("; ")))?;
             let shape = FakeShape {
-                vocab_size: config.vocab_size,
-                max_context,
-                eos: config.eos(),
+                vocab_size: facts.vocab,
+                max_context: facts.context,
+                eos: facts.stop_ids.first().copied(),
                 block_size: options.block_size,
                 block_count: options.kv.block_count(u64::from(options.block_size) * 8)?,
             };
             Ok(Box::new(FakeModel::new(shape, options.fake)))
         }
-        Backend::Torch => load_torch(folder, &config, options),
+        Backend::Torch => load_torch(folder, options, watch),
     }
 }
 
 #[cfg(not(feature = "torch"))]
-fn load_torch(_: &Path, _: &ConfigJson, _: &ModelOptions) -> Result<Box<dyn Model>, LoadError> {
+fn load_torch(
+    _: &Path,
+    _: &ModelOptions,
+    _: &mut dyn FnMut(LoadEvent<'_>),
+) -> Result<Box<dyn Model>, LoadError> {
     Err(LoadError::Options {
         reason: "this build has no torch backend; use --device cuda or the fake one".into(),
     })
@@ -196,8 +223,8 @@ fn load_torch(_: &Path, _: &ConfigJson, _: &ModelOptions) -> Result<Box<dyn Mode
 #[cfg(feature = "torch")]
 fn load_torch(
     folder: &Path,
-    config: &ConfigJson,
     options: &ModelOptions,
+    watch: &mut dyn FnMut(LoadEvent<'_>),
 ) -> Result<Box<dyn Model>, LoadError> {
-    Ok(Box::new(crate::gpt2::Gpt2::load(folder, config, options)?))
+    Ok(Box::new(crate::decoder::Decoder::load(folder, options, watch)?))
 }

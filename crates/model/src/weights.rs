@@ -1,77 +1,271 @@
-//! A safetensors file, checked: every fault names the file, the tensor and the reason.
+//! A decoder's weights on libtorch, from a Hugging Face folder: fused, converted and packed once, tensor by tensor.
 
-use crate::load::LoadError;
-use pinion_ops::MappedFile;
-use pinion_ops::tensor::tensor_from_bytes;
-use safetensors::{Dtype as StoredDtype, SafeTensors};
-use std::path::{Path, PathBuf};
+use crate::checkpoint::Checkpoint;
+use crate::load::{LoadError, LoadEvent, ModelOptions};
+use pinion_architecture::{Activation, Architecture, Layout, NormKind, QkNorm, Source};
+use pinion_ops::linear::Linear;
+use pinion_ops::tensor::{TensorError, copy_to_f32, kind_of, tensor_from_bytes};
+use pinion_ops::{Activation as Fused, Dtype};
+use safetensors::Dtype as StoredDtype;
+use std::path::Path;
 use tch::{Kind, Tensor};
 
-/// The file that holds the weights in a Hugging Face folder.
-const WEIGHT_FILE: &str = "model.safetensors";
-
-/// A mapped weight file. The map lives as long as this value: copy out what is kept, then drop it.
+/// The weights of one norm.
 #[derive(Debug)]
-pub(crate) struct WeightFile {
-    path: PathBuf,
-    file: MappedFile,
+pub(crate) enum Norm {
+    /// Scale and shift, \[width\] each.
+    Layer { weight: Tensor, bias: Tensor },
+    /// \[width\], in fp32 whatever the activations are.
+    Rms(Vec<f32>),
 }
 
-/// The tensors of a [`WeightFile`].
+/// One layer. Norms that the architecture has not are `None`.
 #[derive(Debug)]
-pub(crate) struct Weights<'a> {
-    path: &'a Path,
-    tensors: SafeTensors<'a>,
-    /// Prepended to names that are not found as they are.
-    prefix: &'static str,
+pub(crate) struct Layer {
+    pub(crate) attention_norm: Option<Norm>,
+    /// \[hidden\] to Q, K, V side by side.
+    pub(crate) qkv: Linear,
+    pub(crate) q_norm: Option<Vec<f32>>,
+    pub(crate) k_norm: Option<Vec<f32>>,
+    pub(crate) out: Linear,
+    pub(crate) attention_post_norm: Option<Norm>,
+    pub(crate) mlp_norm: Option<Norm>,
+    /// With the activation, or gate and up side by side without.
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+    pub(crate) mlp_post_norm: Option<Norm>,
 }
 
-impl WeightFile {
-    pub(crate) fn open(folder: &Path) -> Result<Self, LoadError> {
-        let path = folder.join(WEIGHT_FILE);
-        match MappedFile::open(&path) {
-            Ok(file) => Ok(Self { path, file }),
-            Err(error) => Err(LoadError::Weights { path, reason: error.to_string() }),
-        }
-    }
-
-    /// Parses the header; `prefix` is what some exports put before every name.
-    pub(crate) fn parse(&self, prefix: &'static str) -> Result<Weights<'_>, LoadError> {
-        // The crate checks the header's length, JSON, offsets and sizes against the file.
-        match SafeTensors::deserialize(self.file.bytes()) {
-            Ok(tensors) => Ok(Weights { path: &self.path, tensors, prefix }),
-            Err(error) => {
-                let reason = format!("not a whole safetensors file: {error}");
-                Err(LoadError::Weights { path: self.path.clone(), reason })
-            }
-        }
+impl Layer {
+    fn linears(&mut self) -> [&mut Linear; 4] {
+        [&mut self.qkv, &mut self.out, &mut self.up, &mut self.down]
     }
 }
 
-impl Weights<'_> {
-    fn fault(&self, tensor: &str, reason: String) -> LoadError {
-        LoadError::Tensor { path: self.path.to_owned(), tensor: tensor.to_owned(), reason }
+/// Has every product made with so many rows that no row depends on how many there are, where that is cheap. One layer
+/// speaks for all: their shapes are the same.
+fn settle_rows(layers: &mut [Layer], head: &mut Linear) -> Result<(), TensorError> {
+    if let Some(rows) = head.find_fewest_rows()? {
+        head.set_fewest_rows(rows);
+    }
+    let Some(first) = layers.first_mut() else { return Ok(()) };
+    let mut found = [None; 4];
+    for (rows, linear) in found.iter_mut().zip(first.linears()) {
+        *rows = linear.find_fewest_rows()?;
+    }
+    for (rows, linear) in layers.iter_mut().flat_map(|layer| found.into_iter().zip(layer.linears())) {
+        if let Some(rows) = rows {
+            linear.set_fewest_rows(rows);
+        }
+    }
+    Ok(())
+}
+
+/// All weights, in the compute dtype.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// \[vocab, hidden\].
+    pub(crate) token_embedding: Tensor,
+    /// \[positions, hidden\], where positions are learned.
+    pub(crate) position_embedding: Option<Tensor>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) final_norm: Norm,
+    /// \[hidden\] to \[vocab\], no bias.
+    pub(crate) head: Linear,
+    /// Bytes held, the head counted on its own even when tied: it is packed apart from the embedding.
+    pub(crate) bytes: u64,
+}
+
+struct Reader<'a> {
+    checkpoint: Checkpoint,
+    model: &'a Architecture,
+    kind: Kind,
+    options: &'a ModelOptions,
+    watch: &'a mut dyn FnMut(LoadEvent<'_>),
+    bytes: u64,
+}
+
+fn backend(error: TensorError) -> LoadError {
+    LoadError::Backend { operation: error.operation, message: error.message }
+}
+
+fn tensor_error(error: tch::TchError) -> LoadError {
+    backend(error.into())
+}
+
+impl Reader<'_> {
+    /// A tensor of this name behind one of the family's prefixes, in the compute dtype (a copy either way).
+    fn tensor(&mut self, name: &str, shape: &[u32]) -> Result<Tensor, LoadError> {
+        let full = self.checkpoint.full_name(self.model.names.prefixes, name)?;
+        self.whole(&full, shape)
     }
 
-    /// The tensor `name`, checked to have this shape, converted to `kind` (a copy either way).
-    pub(crate) fn take(&self, name: &str, shape: &[u32], kind: Kind) -> Result<Tensor, LoadError> {
-        let found =
-            self.tensors.tensor(name).or_else(|_| self.tensors.tensor(&format!("{}{name}", self.prefix)));
-        let Ok(view) = found else {
-            return Err(self.fault(name, "missing".into()));
-        };
-        if !view.shape().iter().copied().eq(shape.iter().map(|&axis| axis as usize)) {
-            return Err(self.fault(name, format!("has shape {:?}, expected {shape:?}", view.shape())));
-        }
-        let stored = match view.dtype() {
-            StoredDtype::F32 => Kind::Float,
+    fn whole(&mut self, full: &str, shape: &[u32]) -> Result<Tensor, LoadError> {
+        let stored = self.checkpoint.tensor(full, shape)?;
+        let kind = match stored.dtype {
             StoredDtype::F16 => Kind::Half,
             StoredDtype::BF16 => Kind::BFloat16,
-            other => return Err(self.fault(name, format!("has dtype {other:?}, expected F32, F16 or BF16"))),
+            _ => Kind::Float,
         };
-        let shape: Vec<i64> = shape.iter().map(|&axis| i64::from(axis)).collect();
-        let tensor = tensor_from_bytes(view.data(), &shape, stored);
-        let tensor = tensor.map_err(|error| self.fault(name, error.to_string()))?;
-        tensor.f_to_kind(kind).map_err(|error| self.fault(name, error.to_string()))
+        let axes: Vec<i64> = shape.iter().map(|&axis| i64::from(axis)).collect();
+        let tensor = tensor_from_bytes(stored.data, &axes, kind).map_err(backend)?;
+        let tensor = tensor.f_to_kind(self.kind).map_err(tensor_error)?;
+        self.checkpoint.release(full);
+        self.bytes += (tensor.numel() * self.kind.elt_size_in_bytes()) as u64;
+        let (done, total) = self.checkpoint.progress();
+        (self.watch)(LoadEvent::Bytes { done, total });
+        Ok(tensor)
+    }
+
+    /// A vector in fp32, rounded to the compute dtype as its tensor would be.
+    fn vector(&mut self, name: &str, width: u32) -> Result<Vec<f32>, LoadError> {
+        let tensor = self.tensor(&format!("{name}.weight"), &[width])?;
+        let mut values = Vec::new();
+        copy_to_f32(&tensor, &mut values).map_err(backend)?;
+        Ok(values)
+    }
+
+    fn norm(&mut self, name: &str) -> Result<Norm, LoadError> {
+        let hidden = self.model.hidden;
+        if self.model.norm.kind != NormKind::Layer {
+            return Ok(Norm::Rms(self.vector(name, hidden)?));
+        }
+        let weight = self.tensor(&format!("{name}.weight"), &[hidden])?;
+        Ok(Norm::Layer { weight, bias: self.tensor(&format!("{name}.bias"), &[hidden])? })
+    }
+
+    /// The norm of a layer, if there is one.
+    fn layer_norm(&mut self, layer: usize, part: &str, is_there: bool) -> Result<Option<Norm>, LoadError> {
+        let name = self.model.names.in_layer(layer, part);
+        is_there.then(|| self.norm(&name)).transpose()
+    }
+
+    /// A product whose rows are `parts` one after another, each a tensor of its own or all in one.
+    fn linear(
+        &mut self,
+        source: Source,
+        parts: &[u32],
+        inputs: u32,
+        has_bias: bool,
+        activation: Fused,
+    ) -> Result<Linear, LoadError> {
+        let whole = [parts.iter().sum()];
+        let parts = if source.names.len() == 1 { &whole[..] } else { parts };
+        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        for (name, &rows) in source.names.iter().zip(parts) {
+            let shape = match source.layout {
+                Layout::OutIn => [rows, inputs],
+                Layout::InOut => [inputs, rows],
+            };
+            let weight = self.tensor(&format!("{name}.weight"), &shape)?;
+            weights.push(match source.layout {
+                Layout::OutIn => weight,
+                // [in, out] -> [out, in]
+                Layout::InOut => weight.f_transpose(0, 1).map_err(tensor_error)?,
+            });
+            if has_bias {
+                biases.push(self.tensor(&format!("{name}.bias"), &[rows])?);
+            }
+        }
+        // [out of all parts, in]
+        let weight = joined(weights)?;
+        let bias = if has_bias { Some(joined(biases)?) } else { None };
+        Linear::new(&weight, bias.as_ref(), activation, self.options.linear).map_err(backend)
+    }
+
+    fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
+        let model = self.model;
+        let (names, attention, mlp) = (&model.names, &model.attention, &model.mlp);
+        let (hidden, q_width, kv_width) = (model.hidden, model.query_width(), model.kv_width());
+        let norm_widths = match attention.qk_norm {
+            QkNorm::Absent => None,
+            QkNorm::PerHead => Some([attention.head_dim; 2]),
+            QkNorm::Whole => Some([q_width, kv_width]),
+        };
+        let (before, after) = (model.norm_places.before(), model.norm_places.after());
+        let (up_rows, activation) = match (mlp.gated, mlp.activation) {
+            (true, _) => (vec![mlp.inner; 2], Fused::None),
+            (false, Activation::GeluErf) => (vec![mlp.inner], Fused::GeluErf),
+            (false, Activation::GeluTanh) => (vec![mlp.inner], Fused::GeluTanh),
+            (false, Activation::Silu) => {
+                let reason = "an MLP without a gate has the activation silu, which is not supported".into();
+                return Err(LoadError::Options { reason });
+            }
+        };
+        let in_layer = |part: &str| names.in_layer(layer, part);
+        let qk_norm = |reader: &mut Self, part: &str, at: usize| {
+            norm_widths.map(|widths| reader.vector(&in_layer(part), widths[at])).transpose()
+        };
+        let qkv_rows = [q_width, kv_width, kv_width];
+        let linear = |parts: &[&str]| names.linear(layer, parts);
+        Ok(Layer {
+            attention_norm: self.layer_norm(layer, names.attention_norm, before)?,
+            qkv: self.linear(linear(names.qkv), &qkv_rows, hidden, attention.qkv_bias, Fused::None)?,
+            q_norm: qk_norm(self, names.q_norm, 0)?,
+            k_norm: qk_norm(self, names.k_norm, 1)?,
+            out: self.linear(linear(&[names.out]), &[hidden], q_width, attention.out_bias, Fused::None)?,
+            attention_post_norm: self.layer_norm(layer, names.attention_post_norm, after)?,
+            mlp_norm: self.layer_norm(layer, names.mlp_norm, before)?,
+            up: self.linear(linear(names.up), &up_rows, hidden, mlp.bias, activation)?,
+            down: self.linear(linear(&[names.down]), &[hidden], mlp.inner, mlp.bias, Fused::None)?,
+            mlp_post_norm: self.layer_norm(layer, names.mlp_post_norm, after)?,
+        })
+    }
+
+    fn head(&mut self, token_embedding: &Tensor) -> Result<Linear, LoadError> {
+        let (model, linear) = (self.model, self.options.linear);
+        if model.head.tied {
+            self.bytes += (token_embedding.numel() * self.kind.elt_size_in_bytes()) as u64;
+            return Linear::new(token_embedding, None, Fused::None, linear).map_err(backend);
+        }
+        let name = format!("{}.weight", model.names.head);
+        let full = self.checkpoint.full_name(model.names.head_prefixes, &name)?;
+        let weight = self.whole(&full, &[model.vocab, model.hidden])?;
+        Linear::new(&weight, None, Fused::None, linear).map_err(backend)
+    }
+}
+
+/// One tensor of the rows of all.
+fn joined(mut tensors: Vec<Tensor>) -> Result<Tensor, LoadError> {
+    if tensors.len() == 1 {
+        return Ok(tensors.remove(0));
+    }
+    Tensor::f_cat(&tensors, 0).map_err(tensor_error)
+}
+
+impl Weights {
+    /// Reads, converts and packs everything; the files are unmapped when this returns.
+    pub(crate) fn read(
+        folder: &Path,
+        model: &Architecture,
+        dtype: Dtype,
+        options: &ModelOptions,
+        watch: &mut dyn FnMut(LoadEvent<'_>),
+    ) -> Result<Self, LoadError> {
+        let checkpoint = Checkpoint::open(folder)?;
+        let mut reader = Reader { checkpoint, model, kind: kind_of(dtype), options, watch, bytes: 0 };
+        let name = |part: &str| format!("{part}.weight");
+        let token_embedding =
+            reader.tensor(&name(model.names.token_embedding), &[model.vocab, model.hidden])?;
+        let position_embedding = match model.position {
+            pinion_architecture::Position::Rotary(_) => None,
+            pinion_architecture::Position::Learned { count } => {
+                Some(reader.tensor(&name(model.names.position_embedding), &[count, model.hidden])?)
+            }
+        };
+        let mut layers = Vec::with_capacity(model.layers.len());
+        for layer in 0..model.layers.len() {
+            layers.push(reader.layer(layer)?);
+        }
+        let final_norm = reader.norm(model.names.final_norm)?;
+        let mut head = reader.head(&token_embedding)?;
+        let head_name = name(model.names.head);
+        let unused = reader.checkpoint.unused(|name| model.head.tied && name.ends_with(&head_name));
+        if !unused.is_empty() {
+            (reader.watch)(LoadEvent::Unused(&unused));
+        }
+        settle_rows(&mut layers, &mut head).map_err(backend)?;
+        let bytes = reader.bytes;
+        Ok(Self { token_embedding, position_embedding, layers, final_norm, head, bytes })
     }
 }

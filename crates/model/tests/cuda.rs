@@ -316,6 +316,16 @@ fn check_refusals() {
         assert!(error.to_string().contains(says), "{error}");
         assert!(matches!(error, LoadError::Options { .. } | LoadError::Backend { .. }), "{error:?}");
     }
+    // A family that the device's forward does not interpret: the folder is refused before the device is opened.
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("llama-on-cuda");
+    std::fs::create_dir_all(&folder).unwrap();
+    let config = r#"{"model_type":"llama","hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,
+        "num_attention_heads":4,"vocab_size":61,"max_position_embeddings":64}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let nowhere = CudaOptions { object: PathBuf::from("/nonexistent/x.so"), ..options() };
+    let error = load_cuda(&folder, &nowhere).unwrap_err();
+    assert!(error.to_string().contains("\"llama\" is not supported on CUDA yet"), "{error}");
+    assert!(matches!(error, LoadError::Config { .. }), "{error:?}");
     let share = CudaOptions { kv: CudaKv::FreeShare(0.01), ..options() };
     let model = load_cuda(&fixture("tiny-a"), &share).unwrap();
     assert!(Model::info(&model).block_count > 16, "{:?}", Model::info(&model));

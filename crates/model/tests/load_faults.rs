@@ -123,11 +123,11 @@ fn wrong_configs() {
     for (name, key, value, part) in [
         ("heads", "n_head", json!(3), "n_head 3"),
         ("zero", "n_layer", json!(0), "n_layer is 0"),
-        ("absent", "n_embd", Value::Null, "n_embd is missing"),
-        ("type", "n_embd", json!("wide"), "invalid type"),
-        ("negative", "vocab_size", json!(-5), "invalid value"),
-        ("vocab", "vocab_size", json!(1), "vocab_size is 1"),
-        ("family", "model_type", json!("llama"), "llama"),
+        ("absent", "n_embd", Value::Null, "has no n_embd"),
+        ("type", "n_embd", json!("wide"), "n_embd is \"wide\""),
+        ("negative", "vocab_size", json!(-5), "vocab_size is -5"),
+        ("vocab", "vocab_size", json!(0), "vocab_size is 0"),
+        ("family", "model_type", json!("mixtral"), "mixtral"),
         ("activation", "activation_function", json!("relu"), "relu"),
     ] {
         expect(name, &fault(name, &edited(key, value), &weights), &["config.json", part]);

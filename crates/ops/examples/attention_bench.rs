@@ -5,7 +5,7 @@
 //! is these figures over those of `machine_limits`.
 
 use half::bf16;
-use pinion_ops::attention::{Batch, Launch, Rows, paged_attention};
+use pinion_ops::attention::{Attend, Batch, Launch, Rows, paged_attention};
 use pinion_ops::{Element, KernelLevel, KvPool, KvShape};
 use std::time::Instant;
 
@@ -69,8 +69,17 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
         let start = cpu_seconds(origin);
         for layer in 0..LAYERS {
             let q = Rows { data: &q, stride: width };
-            paged_attention(&mut pool, layer, &batch, q, &mut out, width, 0.125, launch)
-                .expect("operands fit");
+            paged_attention(
+                &mut pool,
+                layer,
+                &batch,
+                q,
+                &mut out,
+                width,
+                Attend::plain(HEADS, 0.125),
+                launch,
+            )
+            .expect("operands fit");
         }
         best = best.min(cpu_seconds(origin) - start);
     }

@@ -23,6 +23,36 @@ impl fmt::Display for OperandError {
 
 impl std::error::Error for OperandError {}
 
+/// How queries attend.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attend {
+    /// Query heads: a multiple of the pool's heads. Query head h reads KV head h / (heads / KV heads).
+    pub heads: usize,
+    /// Factor on the scores, usually 1 / sqrt(head_dim).
+    pub scale: f32,
+    /// A query sees so many positions, its own included.
+    pub window: Option<u32>,
+    /// Scores become c * tanh(score / c).
+    pub soft_cap: Option<f32>,
+}
+
+impl Attend {
+    /// Every query head has a KV head of its own and sees all positions up to its own.
+    pub fn plain(heads: usize, scale: f32) -> Self {
+        Self { heads, scale, window: None, soft_cap: None }
+    }
+
+    fn check(&self, shape: &KvShape) -> Result<(), OperandError> {
+        if self.heads == 0 || shape.heads == 0 || !self.heads.is_multiple_of(shape.heads) {
+            return Err(OperandError("the query heads are no multiple of the KV heads"));
+        }
+        if self.window == Some(0) || self.soft_cap.is_some_and(|cap| !cap.is_finite() || cap <= 0.0) {
+            return Err(OperandError("a window or a cap is not above 0"));
+        }
+        Ok(())
+    }
+}
+
 /// A variable-length batch of sequences over a paged cache.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
@@ -96,7 +126,7 @@ impl<'a> CheckedBatch<'a> {
         &self.shape
     }
 
-    fn ffi(&self, dtype: i32) -> ffi::PinionBatch {
+    fn ffi(&self, dtype: i32, heads: usize) -> ffi::PinionBatch {
         ffi::PinionBatch {
             query_start: self.batch.query_start.as_ptr(),
             context_len: self.batch.context_len.as_ptr(),
@@ -104,19 +134,17 @@ impl<'a> CheckedBatch<'a> {
             table_start: self.batch.table_start.as_ptr(),
             blocks: self.batch.blocks.as_ptr(),
             seqs: self.batch.context_len.len() as u32,
-            heads: self.shape.heads as u32,
+            kv_heads: self.shape.heads as u32,
+            group: (heads / self.shape.heads.max(1)) as u32,
             head_dim: self.shape.head_dim as u32,
             block_size: self.shape.block_size as u32,
             dtype,
         }
     }
 
-    /// Elements that a `[tokens, heads, head_dim]` operand with this token stride must have.
-    fn span(&self, stride: usize) -> usize {
-        match self.tokens().checked_sub(1) {
-            Some(last) => last * stride + self.shape.heads * self.shape.head_dim,
-            None => 0,
-        }
+    /// Elements that an operand of this many columns with this token stride must have.
+    fn span(&self, stride: usize, width: usize) -> usize {
+        self.tokens().checked_sub(1).map_or(0, |last| last * stride + width)
     }
 }
 
@@ -139,11 +167,11 @@ pub struct Launch {
 }
 
 impl Launch {
-    fn level_code(self) -> i32 {
+    pub(crate) fn level_code(self) -> i32 {
         self.level.min(KernelLevel::best()).code()
     }
 
-    fn thread_count(self) -> i32 {
+    pub(crate) fn thread_count(self) -> i32 {
         i32::try_from(self.threads.clamp(1, 1024)).expect("1024 fits")
     }
 }
@@ -165,6 +193,7 @@ fn check_operand(
     batch: &CheckedBatch<'_>,
     pool: &KvPool,
     layer: usize,
+    heads: usize,
     operands: &[&RawRows],
 ) -> Result<(), OperandError> {
     if batch.shape != *pool.shape() {
@@ -173,18 +202,19 @@ fn check_operand(
     if layer >= batch.shape.layers {
         return Err(OperandError("no such layer"));
     }
+    let width = heads * batch.shape.head_dim;
     for rows in operands {
-        if rows.stride < batch.shape.heads * batch.shape.head_dim {
+        if rows.stride < width {
             return Err(OperandError("a token stride is shorter than a token"));
         }
-        if rows.elements < batch.span(rows.stride) {
+        if rows.elements < batch.span(rows.stride, width) {
             return Err(OperandError("an operand is shorter than the batch"));
         }
     }
     Ok(())
 }
 
-/// Writes the new tokens' K and V (`[tokens, heads, head_dim]`) into one layer of the pool.
+/// Writes the new tokens' K and V (`[tokens, KV heads, head_dim]`) into one layer of the pool.
 ///
 /// # Errors
 /// [`OperandError`] when operand, batch and pool do not fit together.
@@ -214,12 +244,13 @@ pub(crate) unsafe fn kv_append_raw(
     v: &RawRows,
     launch: Launch,
 ) -> Result<(), OperandError> {
-    check_operand(batch, pool, layer, &[k, v])?;
+    let heads = batch.shape.heads;
+    check_operand(batch, pool, layer, heads, &[k, v])?;
     if k.stride != v.stride {
         return Err(OperandError("K and V differ in stride"));
     }
     let args = ffi::PinionAppend {
-        batch: batch.ffi(pool.dtype().code()),
+        batch: batch.ffi(pool.dtype().code(), heads),
         k: k.data,
         v: v.data,
         cache: pool.layer_ptr(layer),
@@ -232,7 +263,7 @@ pub(crate) unsafe fn kv_append_raw(
 }
 
 /// Causal attention of the batch's query tokens over one layer of the pool. `q` and `out` are
-/// `[tokens, heads, head_dim]`, `out` with `out_stride` elements between tokens; scores are multiplied with `scale`.
+/// `[tokens, attend.heads, head_dim]`, `out` with `out_stride` elements between tokens.
 ///
 /// # Errors
 /// [`OperandError`] when operand, batch and pool do not fit together.
@@ -244,7 +275,7 @@ pub fn paged_attention<T: Element>(
     q: Rows<'_, T>,
     out: &mut [T],
     out_stride: usize,
-    scale: f32,
+    attend: Attend,
     launch: Launch,
 ) -> Result<(), OperandError> {
     if T::DTYPE != pool.dtype() {
@@ -252,7 +283,7 @@ pub fn paged_attention<T: Element>(
     }
     let to = RawRows { data: out.as_mut_ptr().cast_const().cast(), elements: out.len(), stride: out_stride };
     // SAFETY: the pointers come from live slices of the pool's dtype with the lengths given, `out` from a mutable one.
-    unsafe { paged_attention_raw(pool, layer, batch, &q.raw(), &to, scale, launch) }
+    unsafe { paged_attention_raw(pool, layer, batch, &q.raw(), &to, attend, launch) }
 }
 
 /// # Safety
@@ -263,18 +294,21 @@ pub(crate) unsafe fn paged_attention_raw(
     batch: &CheckedBatch<'_>,
     q: &RawRows,
     out: &RawRows,
-    scale: f32,
+    attend: Attend,
     launch: Launch,
 ) -> Result<(), OperandError> {
-    check_operand(batch, pool, layer, &[q, out])?;
+    attend.check(&batch.shape)?;
+    check_operand(batch, pool, layer, attend.heads, &[q, out])?;
     let args = ffi::PinionAttention {
-        batch: batch.ffi(pool.dtype().code()),
+        batch: batch.ffi(pool.dtype().code(), attend.heads),
         q: q.data,
         cache: pool.layer_ptr(layer),
         out: out.data.cast_mut(),
         q_stride: q.stride as u64,
         out_stride: out.stride as u64,
-        scale,
+        scale: attend.scale,
+        soft_cap: attend.soft_cap.unwrap_or(0.0),
+        window: attend.window.unwrap_or(0),
     };
     // SAFETY: as in `kv_append_raw`; the level is at most the machine's best.
     unsafe { ffi::pinion_paged_attention_parallel(&args, launch.level_code(), launch.thread_count()) };

@@ -11,7 +11,8 @@ pub(crate) struct PinionBatch {
     pub(crate) table_start: *const u32,
     pub(crate) blocks: *const u32,
     pub(crate) seqs: u32,
-    pub(crate) heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) group: u32,
     pub(crate) head_dim: u32,
     pub(crate) block_size: u32,
     pub(crate) dtype: i32,
@@ -26,6 +27,8 @@ pub(crate) struct PinionAttention {
     pub(crate) q_stride: u64,
     pub(crate) out_stride: u64,
     pub(crate) scale: f32,
+    pub(crate) soft_cap: f32,
+    pub(crate) window: u32,
 }
 
 #[repr(C)]
@@ -35,6 +38,43 @@ pub(crate) struct PinionAppend {
     pub(crate) v: *const c_void,
     pub(crate) cache: *mut c_void,
     pub(crate) kv_stride: u64,
+}
+
+#[repr(C)]
+pub(crate) struct PinionRmsNorm {
+    pub(crate) x: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) weight: *const f32,
+    pub(crate) x_stride: u64,
+    pub(crate) out_stride: u64,
+    pub(crate) tokens: u64,
+    pub(crate) groups: u32,
+    pub(crate) width: u32,
+    pub(crate) epsilon: f32,
+    pub(crate) order: i32,
+    pub(crate) dtype: i32,
+}
+
+#[repr(C)]
+pub(crate) struct PinionRotate {
+    pub(crate) x: *mut c_void,
+    pub(crate) table: *const f32,
+    pub(crate) stride: u64,
+    pub(crate) tokens: u64,
+    pub(crate) heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) rotary_dim: u32,
+    pub(crate) dtype: i32,
+}
+
+#[repr(C)]
+pub(crate) struct PinionGate {
+    pub(crate) x: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) rows: u64,
+    pub(crate) inner: u32,
+    pub(crate) activation: i32,
+    pub(crate) dtype: i32,
 }
 
 #[cfg(feature = "torch")]
@@ -51,6 +91,9 @@ unsafe extern "C" {
     pub(crate) fn pinion_best_level() -> i32;
     pub(crate) fn pinion_paged_attention_parallel(args: *const PinionAttention, level: i32, threads: i32);
     pub(crate) fn pinion_kv_append_parallel(args: *const PinionAppend, threads: i32);
+    pub(crate) fn pinion_rms_norm(args: *const PinionRmsNorm, level: i32, threads: i32);
+    pub(crate) fn pinion_rotate(args: *const PinionRotate, level: i32, threads: i32);
+    pub(crate) fn pinion_gate(args: *const PinionGate, level: i32, threads: i32);
 }
 
 #[cfg(all(feature = "torch", target_os = "linux", target_env = "gnu"))]

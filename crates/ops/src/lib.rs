@@ -17,6 +17,7 @@ pub mod linear;
 mod mapped_file;
 #[cfg(feature = "torch")]
 pub mod op_trace;
+pub mod rows;
 #[cfg(feature = "torch")]
 pub mod tensor;
 pub mod twin;

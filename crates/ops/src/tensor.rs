@@ -1,9 +1,10 @@
 //! Between tch tensors, bytes and the kernels; and libtorch's threads.
 
 use crate::attention::{
-    CheckedBatch, Launch, OperandError, RawRows, Rows, kv_append_raw, paged_attention_raw,
+    Attend, CheckedBatch, Launch, OperandError, RawRows, Rows, kv_append_raw, paged_attention_raw,
 };
 use crate::kv_pool::{Dtype, Element, KvPool};
+use crate::rows::{GateActivation, Place, RmsNorm, Rotation, gate_raw, rms_norm_raw, rotate_raw};
 use crate::{AttentionKernel, twin};
 use half::bf16;
 use std::fmt;
@@ -150,12 +151,12 @@ pub struct AttentionPlan {
     pub kernel: AttentionKernel,
     /// Level and threads of the vector kernels.
     pub launch: Launch,
-    /// Factor on the scores, usually 1 / sqrt(head_dim).
-    pub scale: f32,
+    /// Heads, scale, window and cap.
+    pub attend: Attend,
 }
 
-/// Appends K and V of one layer's `qkv` \[tokens, 3 * heads * head_dim\] (Q, K, V side by side, as GPT-2's `c_attn` gives
-/// them) to the pool and attends into `out` \[tokens, heads * head_dim\].
+/// Appends K and V of one layer's `qkv` \[tokens, (heads + 2 * KV heads) * head_dim\] (Q, K, V side by side) to the pool and
+/// attends into `out` \[tokens, heads * head_dim\].
 ///
 /// # Errors
 /// When operand, batch and pool do not fit together.
@@ -167,8 +168,10 @@ pub fn attend_qkv(
     out: &mut Tensor,
     plan: AttentionPlan,
 ) -> Result<(), TensorError> {
-    let (width, dtype) = (batch.shape().heads * batch.shape().head_dim, pool.dtype());
-    let (q, k, v) = (rows_of(qkv, dtype, 0)?, rows_of(qkv, dtype, width)?, rows_of(qkv, dtype, 2 * width)?);
+    let (dim, dtype) = (batch.shape().head_dim, pool.dtype());
+    let (q_width, kv_width) = (plan.attend.heads * dim, batch.shape().heads * dim);
+    let (q, k) = (rows_of(qkv, dtype, 0)?, rows_of(qkv, dtype, q_width)?);
+    let v = rows_of(qkv, dtype, q_width + kv_width)?;
     let to = rows_of(out, dtype, 0)?;
     if overlap(&q, &to, dtype) {
         return Err(OperandError("the output shares memory with Q, K and V").into());
@@ -180,12 +183,14 @@ pub fn attend_qkv(
             // Sync, so no other thread uses them during the call.
             unsafe {
                 kv_append_raw(pool, layer, batch, &k, &v, plan.launch)?;
-                paged_attention_raw(pool, layer, batch, &q, &to, plan.scale, plan.launch)?;
+                paged_attention_raw(pool, layer, batch, &q, &to, plan.attend, plan.launch)?;
             }
             Ok(())
         }
-        (AttentionKernel::Twin, Dtype::F32) => attend_twin::<f32>(pool, layer, batch, qkv, out, plan.scale),
-        (AttentionKernel::Twin, Dtype::Bf16) => attend_twin::<bf16>(pool, layer, batch, qkv, out, plan.scale),
+        (AttentionKernel::Twin, Dtype::F32) => attend_twin::<f32>(pool, layer, batch, qkv, out, plan.attend),
+        (AttentionKernel::Twin, Dtype::Bf16) => {
+            attend_twin::<bf16>(pool, layer, batch, qkv, out, plan.attend)
+        }
     }
 }
 
@@ -196,10 +201,11 @@ fn attend_twin<T: Element>(
     batch: &CheckedBatch<'_>,
     qkv: &Tensor,
     out: &mut Tensor,
-    scale: f32,
+    attend: Attend,
 ) -> Result<(), TensorError> {
-    let width = batch.shape().heads * batch.shape().head_dim;
-    let (tokens, stride) = (batch.tokens(), 3 * width);
+    let dim = batch.shape().head_dim;
+    let (q_width, kv_width) = (attend.heads * dim, batch.shape().heads * dim);
+    let (tokens, stride) = (batch.tokens(), q_width + 2 * kv_width);
     if qkv.size() != [tokens as i64, stride as i64]
         || layer >= batch.shape().layers
         || batch.shape() != pool.shape()
@@ -209,12 +215,100 @@ fn attend_twin<T: Element>(
     let mut widened = Vec::new();
     copy_to_f32(qkv, &mut widened)?;
     let all: Vec<T> = widened.into_iter().map(T::from_f32).collect();
-    let rows = |part: usize| Rows { data: &all[part * width..], stride };
+    let rows = |column: usize| Rows { data: &all[column..], stride };
     let cache = pool.layer_mut::<T>(layer);
-    twin::kv_append(cache, batch, rows(1), rows(2));
-    let mut result = vec![T::default(); tokens * width];
-    twin::paged_attention(cache, batch, rows(0), &mut result, width, scale);
+    twin::kv_append(cache, batch, rows(q_width), rows(q_width + kv_width));
+    let mut result = vec![T::default(); tokens * q_width];
+    twin::paged_attention(cache, batch, rows(0), &mut result, q_width, attend);
     let result: Vec<f32> = result.into_iter().map(T::to_f32).collect();
-    out.f_copy_(&Tensor::f_from_slice(&result)?.f_view([tokens as i64, width as i64])?)?;
+    out.f_copy_(&Tensor::f_from_slice(&result)?.f_view([tokens as i64, q_width as i64])?)?;
     Ok(())
+}
+
+/// A contiguous CPU tensor of f32 or bf16 with two axes: its pointer, axes and dtype's code.
+fn matrix(tensor: &Tensor) -> Result<(*mut std::ffi::c_void, [usize; 2], i32), TensorError> {
+    let size = tensor.size();
+    let dtype = match tensor.kind() {
+        Kind::Float => Some(Dtype::F32),
+        Kind::BFloat16 => Some(Dtype::Bf16),
+        _ => None,
+    };
+    match (&size[..], dtype) {
+        (&[rows, columns], Some(dtype)) if tensor.is_contiguous() && tensor.device() == Device::Cpu => {
+            Ok((tensor.data_ptr(), [rows as usize, columns as usize], dtype.code()))
+        }
+        _ => {
+            let message =
+                format!("operand {size:?} of {:?} is not a contiguous [rows, columns]", tensor.kind());
+            Err(TensorError { operation: "row operation", message })
+        }
+    }
+}
+
+/// The norm of each row of `x` \[rows, width\].
+///
+/// # Errors
+/// When operands do not fit together.
+pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, launch: Launch) -> Result<Tensor, TensorError> {
+    let out = x.f_empty_like()?;
+    let (from, [tokens, width], dtype) = matrix(x)?;
+    let (to, _, _) = matrix(&out)?;
+    let place = Place { tokens, stride: width, column: 0, groups: 1, width };
+    // SAFETY: both are live CPU tensors of tokens * width elements, and the second is new.
+    unsafe { rms_norm_raw(from, to, place, place, norm, dtype, launch)? };
+    Ok(out)
+}
+
+/// Norms `groups` runs of columns of `x` \[tokens, columns\] in place, from `column` on.
+///
+/// # Errors
+/// When operands do not fit together.
+pub fn rms_norm_columns(
+    x: &mut Tensor,
+    column: usize,
+    groups: usize,
+    norm: &RmsNorm<'_>,
+    launch: Launch,
+) -> Result<(), TensorError> {
+    let (data, [tokens, stride], dtype) = matrix(x)?;
+    let place = Place { tokens, stride, column, groups, width: norm.weight.len() };
+    place.check(tokens * stride)?;
+    // SAFETY: the place lies within the tensor, which is borrowed mutably.
+    unsafe { rms_norm_raw(data, data, place, place, norm, dtype, launch)? };
+    Ok(())
+}
+
+/// Rotates the first `heads` runs of `head_dim` columns of `x` \[tokens, columns\] in place.
+///
+/// # Errors
+/// When operands do not fit together.
+pub fn rotate_columns(
+    x: &mut Tensor,
+    heads: usize,
+    head_dim: usize,
+    rotation: Rotation<'_>,
+    launch: Launch,
+) -> Result<(), TensorError> {
+    let (data, [tokens, stride], dtype) = matrix(x)?;
+    let place = Place { tokens, stride, column: 0, groups: heads, width: head_dim };
+    place.check(tokens * stride)?;
+    // SAFETY: the place lies within the tensor, which is borrowed mutably.
+    unsafe { rotate_raw(data, place, rotation, dtype, launch)? };
+    Ok(())
+}
+
+/// \[rows, inner\] = activation(gate) * up from `x` \[rows, 2 * inner\], the gate first.
+///
+/// # Errors
+/// When `x` is something else.
+pub fn gate(x: &Tensor, activation: GateActivation, launch: Launch) -> Result<Tensor, TensorError> {
+    let (from, [rows, columns], dtype) = matrix(x)?;
+    if !columns.is_multiple_of(2) {
+        return Err(OperandError("a gate's operand has an odd width").into());
+    }
+    let out = Tensor::f_empty([rows as i64, columns as i64 / 2], (x.kind(), Device::Cpu))?;
+    let (to, _, _) = matrix(&out)?;
+    // SAFETY: both are live CPU tensors of these sizes, and the second is new.
+    unsafe { gate_raw(from, to, rows, columns / 2, activation, dtype, launch) };
+    Ok(out)
 }

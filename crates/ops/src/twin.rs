@@ -1,6 +1,6 @@
 //! The kernels again in plain Rust: what they compute, without how. Tests hold the two against each other.
 
-use crate::attention::{CheckedBatch, Rows};
+use crate::attention::{Attend, CheckedBatch, Rows};
 use crate::kv_pool::{Element, KvShape};
 
 /// Index in a layer of the K row of `position`; its V row lies `block_size * head_dim` further.
@@ -29,54 +29,57 @@ pub fn kv_append<T: Element>(layer: &mut [T], batch: &CheckedBatch<'_>, k: Rows<
     }
 }
 
-/// Twin of [`crate::attention::paged_attention`] on one layer's elements: softmax(scale * q . K) . V for each query and
-/// head, in two passes.
+/// Twin of [`crate::attention::paged_attention`] on one layer's elements: softmax(cap(scale * q . K)) . V for each query and
+/// head over the positions that it sees, in two passes.
 pub fn paged_attention<T: Element>(
     layer: &[T],
     batch: &CheckedBatch<'_>,
     q: Rows<'_, T>,
     out: &mut [T],
     out_stride: usize,
-    scale: f32,
+    attend: Attend,
 ) {
     let (shape, arrays) = (batch.shape(), batch.arrays());
+    let group = attend.heads / shape.heads;
     for seq in 0..arrays.context_len.len() {
         let table = &arrays.blocks[arrays.table_start[seq] as usize..];
         let (first, end) = (arrays.query_start[seq] as usize, arrays.query_start[seq + 1] as usize);
         for token in first..end {
-            let seen = arrays.context_len[seq] as usize - (end - token) + 1;
-            for head in 0..shape.heads {
+            let end_seen = arrays.context_len[seq] as usize - (end - token) + 1;
+            let begin = attend.window.map_or(0, |window| end_seen.saturating_sub(window as usize));
+            for head in 0..attend.heads {
                 let query = &q.data[token * q.stride + head * shape.head_dim..][..shape.head_dim];
                 let to = &mut out[token * out_stride + head * shape.head_dim..][..shape.head_dim];
-                let row_of = |position| row_index(shape, table, head, position);
-                attend(layer, shape, query, seen, row_of, scale, to);
+                let row_of = |position| row_index(shape, table, head / group, position);
+                attend_one(layer, shape, query, begin..end_seen, row_of, attend, to);
             }
         }
     }
 }
 
-/// One query of one head over positions 0..seen.
-fn attend<T: Element>(
+/// One query of one head over the positions that it sees.
+fn attend_one<T: Element>(
     layer: &[T],
     shape: &KvShape,
     query: &[T],
-    seen: usize,
+    seen: std::ops::Range<usize>,
     row_of: impl Fn(usize) -> usize,
-    scale: f32,
+    attend: Attend,
     to: &mut [T],
 ) {
     let score = |position: usize| {
         let key = &layer[row_of(position)..][..shape.head_dim];
-        query.iter().zip(key).map(|(a, b)| a.to_f32() * b.to_f32()).sum::<f32>() * scale
+        let score = query.iter().zip(key).map(|(a, b)| a.to_f32() * b.to_f32()).sum::<f32>() * attend.scale;
+        attend.soft_cap.map_or(score, |cap| cap * (score / cap).tanh())
     };
-    let scores: Vec<f32> = (0..seen).map(score).collect();
+    let scores: Vec<f32> = seen.clone().map(score).collect();
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
     let mass: f32 = weights.iter().sum();
     for (dim, value) in to.iter_mut().enumerate() {
-        let weighed = |position: usize| {
-            weights[position] * layer[row_of(position) + shape.block_size * shape.head_dim + dim].to_f32()
+        let weighed = |(weight, position): (&f32, usize)| {
+            weight * layer[row_of(position) + shape.block_size * shape.head_dim + dim].to_f32()
         };
-        *value = T::from_f32((0..seen).map(weighed).sum::<f32>() / mass);
+        *value = T::from_f32(weights.iter().zip(seen.clone()).map(weighed).sum::<f32>() / mass);
     }
 }

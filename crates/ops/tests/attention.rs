@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use half::bf16;
-use pinion_ops::attention::{self, Batch, Launch, Rows};
+use pinion_ops::attention::{self, Attend, Batch, Launch, Rows};
 use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
 
 /// SplitMix64: the seed of each case is printed when it fails.
@@ -35,6 +35,10 @@ impl Random {
 struct Case {
     seed: u64,
     heads: usize,
+    /// Query heads of each of them.
+    group: usize,
+    window: Option<u32>,
+    soft_cap: Option<f32>,
     head_dim: usize,
     block_size: usize,
     /// Upper bounds of the random lengths.
@@ -109,12 +113,14 @@ fn check<T: Element>(case: Case) {
     };
     let batch = batch.check(&shape).expect("a well-formed batch");
     let tokens = batch.tokens();
-    let width = heads * dim;
+    let width = heads * case.group * dim;
     // Q, K and V side by side, as the fused projection gives them.
-    let stride = 3 * width;
+    let columns = [0, width, width + heads * dim];
+    let stride = width + 2 * heads * dim;
     let qkv: Vec<T> = fill(&mut random, tokens * stride);
-    let rows = |part: usize| Rows { data: &qkv[part * width..], stride };
+    let rows = |part: usize| Rows { data: &qkv[columns[part]..], stride };
     let scale = 1.0 / (dim as f32).sqrt() * 2.0;
+    let attend = Attend { heads: heads * case.group, scale, window: case.window, soft_cap: case.soft_cap };
 
     let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
     let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
@@ -128,7 +134,7 @@ fn check<T: Element>(case: Case) {
     assert!(pool.layer_mut::<T>(0).iter().all(|v| v.to_f32() == 0.0), "another layer was written: {case:?}");
 
     let mut expected = vec![T::default(); tokens * width];
-    twin::paged_attention(&expected_cache, &batch, rows(0), &mut expected, width, scale);
+    twin::paged_attention(&expected_cache, &batch, rows(0), &mut expected, width, attend);
     let tolerance = match T::DTYPE {
         Dtype::F32 => 2e-5,
         Dtype::Bf16 => 1.0 / 128.0,
@@ -137,7 +143,7 @@ fn check<T: Element>(case: Case) {
         // A sentinel after the end shows writes past it.
         let mut out = vec![T::from_f32(7.0); tokens * width + 64];
         let launch = Launch { level, threads: case.threads };
-        attention::paged_attention(&mut pool, 1, &batch, rows(0), &mut out, width, scale, launch).unwrap();
+        attention::paged_attention(&mut pool, 1, &batch, rows(0), &mut out, width, attend, launch).unwrap();
         assert!(
             out[tokens * width..].iter().all(|v| v.to_f32() == 7.0),
             "{level:?} wrote past the end: {case:?}"
@@ -168,6 +174,9 @@ fn head_dims_and_block_sizes() {
             seed += 1;
             check_both(Case {
                 seed,
+                group: 1,
+                window: None,
+                soft_cap: None,
                 heads: 2,
                 head_dim,
                 block_size,
@@ -185,6 +194,9 @@ fn large_heads() {
     for (seed, head_dim) in [(100, 192), (101, 250), (102, 256), (103, 257), (104, 320), (105, 512)] {
         check_both(Case {
             seed,
+            group: 1,
+            window: None,
+            soft_cap: None,
             heads: 1,
             head_dim,
             block_size: 16,
@@ -203,6 +215,9 @@ fn query_lengths_around_the_tile() {
             let seed = 1000 + seed as u64;
             check_both(Case {
                 seed,
+                group: 1,
+                window: None,
+                soft_cap: None,
                 heads: 3,
                 head_dim: 64,
                 block_size: 16,
@@ -220,6 +235,9 @@ fn decode_batches_on_threads() {
     for seed in 2000..2008 {
         check_both(Case {
             seed,
+            group: 1,
+            window: None,
+            soft_cap: None,
             heads: 12,
             head_dim: 64,
             block_size: 16,
@@ -230,6 +248,9 @@ fn decode_batches_on_threads() {
         });
         check_both(Case {
             seed,
+            group: 1,
+            window: None,
+            soft_cap: None,
             heads: 4,
             head_dim: 32,
             block_size: 8,
@@ -248,6 +269,9 @@ fn random_shapes() {
         let case = Case {
             seed,
             heads: 1 + random.below(5),
+            group: 1 + random.below(3),
+            window: [None, Some(1 + random.below(150) as u32)][random.below(2)],
+            soft_cap: [None, Some(0.5 + 3.0 * random.value().abs())][random.below(2)],
             head_dim: 1 + random.below(130),
             block_size: 1 + random.below(40),
             max_query: 1 + random.below(80),
@@ -256,6 +280,34 @@ fn random_shapes() {
             threads: 1 + random.below(2) as u32,
         };
         check_both(case);
+    }
+}
+
+/// KV heads that serve one, some and all query heads, in groups that do and do not fill a tile or a pass.
+#[test]
+fn groups_windows_and_caps() {
+    let limits = [(None, None), (Some(1), None), (Some(33), None), (Some(64), Some(1.5)), (None, Some(0.7))];
+    let shapes = [(1, 1), (3, 1), (1, 2), (2, 3), (1, 4), (2, 5), (1, 7), (1, 8), (1, 9), (1, 33), (1, 40)];
+    let mut seed = 4000;
+    for (at, (heads, group)) in shapes.into_iter().enumerate() {
+        for (turn, head_dim) in [16, 80, 96, 112, 256].into_iter().enumerate() {
+            seed += 1;
+            let (window, soft_cap) = limits[(at + turn) % limits.len()];
+            let case = Case {
+                seed,
+                heads,
+                group,
+                window,
+                soft_cap,
+                head_dim,
+                block_size: 16,
+                max_query: 41,
+                max_past: 150,
+                seqs: 2,
+                threads: 1 + seed as u32 % 2,
+            };
+            check_both(case);
+        }
     }
 }
 
@@ -283,7 +335,8 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
         let mut out = vec![0f32; batch.tokens() * 256];
         let launch = Launch { level: KernelLevel::best(), threads };
         let q = Rows { data: q, stride: 256 };
-        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, 256, 0.125, launch).unwrap();
+        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, 256, Attend::plain(4, 0.125), launch)
+            .unwrap();
         out
     };
     let together = run(all, &q, 1);
@@ -302,7 +355,7 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
 }
 
 /// One sequence of 150 tokens, 110 of them its prompt, in one batch, and cut into batches of `cut` tokens.
-fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize) {
+fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize, attend: Attend) {
     const TOKENS: usize = 150;
     let shape = KvShape { layers: 1, blocks: 10, heads: 3, block_size: 16, head_dim };
     let mut random = Random(head_dim as u64);
@@ -310,7 +363,7 @@ fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize) {
     let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
     pool.layer_mut::<T>(0).copy_from_slice(&past);
     let blocks: Vec<u32> = (0..10).rev().collect();
-    let width = shape.heads * head_dim;
+    let width = attend.heads * head_dim;
     let q: Vec<T> = fill(&mut random, TOKENS * width);
     let mut run = |first: usize, end: usize| {
         let batch = Batch {
@@ -324,7 +377,7 @@ fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize) {
         let mut out = vec![T::default(); (end - first) * width];
         let q = Rows { data: &q[first * width..end * width], stride: width };
         let launch = Launch { level, threads: 1 };
-        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, width, 0.3, launch).unwrap();
+        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, width, attend, launch).unwrap();
         out.iter().map(|value| value.to_f32().to_bits()).collect::<Vec<_>>()
     };
     let whole = run(0, TOKENS);
@@ -342,8 +395,14 @@ fn cuts_do_not_change_a_bit() {
     for level in KernelLevel::available() {
         for head_dim in [7, 32, 64, 80, 320] {
             for cut in [1, 2, 5, 31, 33, 64, 109, 111, 149] {
-                check_cuts::<f32>(level, head_dim, cut);
-                check_cuts::<bf16>(level, head_dim, cut);
+                let plain = Attend::plain(3, 0.3);
+                let capped = Attend { heads: 12, window: Some(37), soft_cap: Some(2.0), ..plain };
+                for attend in
+                    [plain, Attend { heads: 9, ..plain }, Attend { window: Some(70), ..plain }, capped]
+                {
+                    check_cuts::<f32>(level, head_dim, cut, attend);
+                    check_cuts::<bf16>(level, head_dim, cut, attend);
+                }
             }
         }
     }
@@ -377,7 +436,7 @@ fn a_nan_stays_in_its_row() {
                 Rows { data: &q, stride: 20 },
                 &mut out,
                 20,
-                1.0,
+                Attend::plain(1, 1.0),
                 launch,
             )
             .unwrap();
@@ -428,7 +487,18 @@ fn malformed_batches_are_errors() {
     let wide = Rows { data: &wide[..], stride: 8 };
     assert!(attention::kv_append(&mut pool, 0, &batch, wide, wide, launch).is_err());
     let mut out = vec![0f32; 15];
-    assert!(
-        attention::paged_attention(&mut pool, 0, &batch, rows(&enough), &mut out, 8, 1.0, launch).is_err()
-    );
+    let mut run = |attend: Attend, out: &mut [f32]| {
+        attention::paged_attention(&mut pool, 0, &batch, rows(&enough), out, 8, attend, launch)
+    };
+    assert!(run(Attend::plain(1, 1.0), &mut out).is_err());
+    let mut out = vec![0f32; 16];
+    assert!(run(Attend::plain(1, 1.0), &mut out).is_ok());
+    for bad in [
+        Attend::plain(0, 1.0),
+        Attend::plain(2, 1.0),
+        Attend { window: Some(0), ..Attend::plain(1, 1.0) },
+        Attend { soft_cap: Some(-1.0), ..Attend::plain(1, 1.0) },
+    ] {
+        assert!(run(bad, &mut out).is_err(), "{bad:?}");
+    }
 }

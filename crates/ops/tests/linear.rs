@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-use pinion_ops::attention::{Batch, Launch};
+use pinion_ops::attention::{Attend, Batch, Launch};
 use pinion_ops::linear::Linear;
 use pinion_ops::tensor::{AttentionPlan, attend_qkv, copy_to_f32, kind_of, set_threads, tensor_from_bytes};
 use pinion_ops::{Activation, AttentionKernel, Dtype, KernelLevel, KvPool, KvShape, LinearKind};
@@ -140,7 +140,7 @@ fn check_attention(dtype: Dtype, other: Kind, tolerance: f64) {
     let qkv = Tensor::randn([3, 48], float);
     let mut results = Vec::new();
     for kernel in [AttentionKernel::Vector, AttentionKernel::Twin] {
-        let plan = AttentionPlan { kernel, launch, scale: 0.5 };
+        let plan = AttentionPlan { kernel, launch, attend: Attend::plain(2, 0.5) };
         let mut out = Tensor::zeros([3, 16], float);
         attend_qkv(&mut pool, 0, &batch, &qkv, &mut out, plan).unwrap();
         results.push(out);

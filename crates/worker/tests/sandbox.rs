@@ -21,10 +21,11 @@ const DONE: &str = "allowed";
 fn config(folder: &Path, records: bool) -> Config {
     let facts = ModelFacts {
         max_context: 64,
+        default_context: 64,
         vocab_size: 257,
         eos: None,
         layers: 1,
-        heads: 1,
+        kv_heads: 1,
         head_dim: 1,
         hidden: 1,
     };

@@ -139,7 +139,11 @@ fn the_kv_cache_has_room_for_every_sequence_within_its_share_of_memory() {
         faults.to_string().starts_with("command line: the rings take 1.0 GiB, and a quarter"),
         "{faults}"
     );
-    let faults = serve_result(&tiny, &model, &[], &[]).unwrap_err().to_string();
+    // Without a length the service takes what the cache holds of the model's.
+    let small_rings = ["--max-num-seqs", "4", "--max-inflight", "8"];
+    assert_eq!(serve(&tiny, &model, &small_rings, &[]).max_model_len, 704);
+    let asked = [&small_rings[..], &["--max-model-len", "1024"]].concat();
+    let faults = serve_result(&tiny, &model, &asked, &[]).unwrap_err().to_string();
     assert!(faults.starts_with("--kv-cache-memory-share: ") && faults.contains("72.0 MiB"), "{faults}");
 }
 
@@ -185,10 +189,11 @@ fn a_config_survives_bincode() {
 fn defaults_need_no_folder_on_disk() {
     let facts = ModelFacts {
         max_context: 128,
+        default_context: 128,
         vocab_size: 1000,
         eos: None,
         layers: 2,
-        heads: 2,
+        kv_heads: 2,
         head_dim: 32,
         hidden: 64,
     };

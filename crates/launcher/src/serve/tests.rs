@@ -29,10 +29,11 @@ const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
 pub(crate) fn config() -> Config {
     let facts = ModelFacts {
         max_context: 64,
+        default_context: 64,
         vocab_size: 257,
         eos: None,
         layers: 1,
-        heads: 1,
+        kv_heads: 1,
         head_dim: 1,
         hidden: 1,
     };

@@ -3,6 +3,7 @@
 use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
+use super::gpt2_shape::Gpt2Shape;
 use super::inputs::{Layout, Tables, fill, pad_lists};
 use super::late::{report, result_bytes};
 use super::memory::{Sizes, changes_max};
@@ -10,8 +11,6 @@ use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
-use crate::config_json::ConfigJson;
-use crate::gpt2_shape::Gpt2Shape;
 use crate::load::LoadError;
 use crate::sampler::Sampler;
 use crate::{
@@ -136,7 +135,7 @@ impl CudaGpt2 {
         device: Device,
         allocated_before: u64,
         folder: &Path,
-        config: &ConfigJson,
+        eos: Option<u32>,
         shape: Gpt2Shape,
         options: &CudaOptions,
     ) -> Result<CudaGpt2, LoadError> {
@@ -145,6 +144,7 @@ impl CudaGpt2 {
         let weights = Weights::read(folder, &shape, &stream, options.dtype, options.load_threads as usize)?;
         let sizes = Sizes::of(&shape, options, facts.multiprocessors.max(1));
         let weight_bytes = weights.bytes;
+        let (positions, vocab) = (shape.positions, shape.vocab);
         let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
         let decode_buckets = buckets(1, options.max_rows);
@@ -162,9 +162,9 @@ impl CudaGpt2 {
         let info = ModelInfo {
             family: "gpt2",
             dtype: options.dtype.name(),
-            max_context: shape.positions,
-            vocab_size: shape.vocab,
-            eos: config.eos(),
+            max_context: positions,
+            vocab_size: vocab,
+            eos,
             block_size: options.block_size,
             block_count,
             kv_block_bytes,
@@ -182,15 +182,15 @@ impl CudaGpt2 {
             mixed_graphs: (options.mixed_graphs && forward.tiled).then(MixedGraphs::default),
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
             is_ready: false,
-            sampler: Sampler::new(shape.vocab as usize),
-            host_logits: device.pinned(shape.vocab as usize * 4).map_err(backend)?,
-            host_row: Vec::with_capacity(shape.vocab as usize),
+            sampler: Sampler::new(vocab as usize),
+            host_logits: device.pinned(vocab as usize * 4).map_err(backend)?,
+            host_row: Vec::with_capacity(vocab as usize),
             host_token: device.pinned(4).map_err(backend)?,
-            host_output: Vec::with_capacity(shape.positions as usize),
+            host_output: Vec::with_capacity(positions as usize),
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
             memory,
-            changes: Changes::new(changes_max(options), shape.vocab),
-            mask_bits: Vec::with_capacity(shape.vocab as usize / 32 + 2),
+            changes: Changes::new(changes_max(options), vocab),
+            mask_bits: Vec::with_capacity(vocab as usize / 32 + 2),
             on_device: OnDevice {
                 shaped: options.shaped_on_device,
                 scored: options.scored_on_device,

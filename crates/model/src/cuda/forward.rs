@@ -2,11 +2,11 @@
 //! calls run a step at once or are captured into a graph.
 
 use super::fused_decode::FusedDecode;
+use super::gpt2_shape::Gpt2Shape;
 use super::inputs::{Filled, Layout};
 use super::memory::{Memory, Sizes, splits};
 use super::weights::{Block, Linear, Norm, Weights};
 use super::{CudaKv, CudaOptions, PRODUCT_CANDIDATES, backend};
-use crate::gpt2_shape::Gpt2Shape;
 use crate::load::{KvSize, LoadError};
 use pinion_ops::cuda::{
     Append, Attention, BiasActivation, CHANGE_BYTES, CudaActivation, CudaDtype, CudaError, DRAW_BYTES,

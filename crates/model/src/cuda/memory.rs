@@ -1,9 +1,9 @@
 //! Device memory of a step, and the sizes that follow from the options.
 
+use super::gpt2_shape::Gpt2Shape;
 use super::inputs::Layout;
 use super::late::{late_bytes, result_bytes};
 use super::{CHANGES_PER_ROW, CudaOptions};
-use crate::gpt2_shape::Gpt2Shape;
 use pinion_ops::cuda::{CHANGE_BYTES, CudaError, Device, Span};
 
 /// Most parts that the context of a decode row is split into.

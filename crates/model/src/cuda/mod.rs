@@ -10,6 +10,7 @@ mod convert;
 mod engine;
 mod forward;
 mod fused_decode;
+mod gpt2_shape;
 mod host_rows;
 mod inputs;
 mod late;
@@ -24,8 +25,8 @@ pub use fused_decode::fused_splits;
 pub use memory::splits;
 pub use pinion_ops::cuda::CudaDtype;
 
-use crate::config_json::ConfigJson;
-use crate::gpt2_shape::Gpt2Shape;
+use self::gpt2_shape::Gpt2Shape;
+use crate::config_json;
 use crate::load::{KvSize, LoadError};
 use pinion_ops::cuda::{CudaError, Device};
 use std::path::{Path, PathBuf};
@@ -129,13 +130,13 @@ fn backend(error: CudaError) -> LoadError {
 /// [`LoadError::Backend`] when there is no device or not enough of its memory: one line says which.
 /// [`LoadError::Options`] for a model or an option that the kernels do not take.
 pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaGpt2, LoadError> {
-    let config = ConfigJson::read(folder)?;
-    let shape = Gpt2Shape::of(&config, folder)?;
+    let model = config_json::architecture(folder)?;
+    let shape = Gpt2Shape::of(&model, folder)?;
     check(&shape, options)?;
     let device = Device::open(&options.object, options.device).map_err(backend)?;
     let allocated_before = device.counts().allocated_bytes;
     device.open_products(options.products.as_deref(), PRODUCT_WORKSPACE_BYTES).map_err(backend)?;
-    CudaGpt2::new(device, allocated_before, folder, &config, shape, options)
+    CudaGpt2::new(device, allocated_before, folder, model.stop_ids.first().copied(), shape, options)
 }
 
 fn check(shape: &Gpt2Shape, options: &CudaOptions) -> Result<(), LoadError> {

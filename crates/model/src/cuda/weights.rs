@@ -2,7 +2,7 @@
 
 use super::backend;
 use super::convert::StoredTensor;
-use crate::gpt2_shape::Gpt2Shape;
+use super::gpt2_shape::Gpt2Shape;
 use crate::load::LoadError;
 use pinion_ops::MappedFile;
 use pinion_ops::cuda::{CudaDtype, CudaError, Device, Span, Stream};

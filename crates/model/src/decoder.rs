@@ -1,48 +1,39 @@
-//! GPT-2 on libtorch, attending over the paged KV in place.
+//! A decoder on libtorch, attending over the paged KV in place: the one forward, which interprets an
+//! [`Architecture`](pinion_architecture::Architecture).
 //!
-//! Mirrors `GPT2LMHeadModel` in transformers' models/gpt2/modeling_gpt2.py. Activations are `[tokens, hidden]` with the
-//! query tokens of all rows one after another; only the last token of a row that samples meets the head,
-//! and the tokens of a prompt whose logprobs are wanted, a few at a time.
+//! Mirrors `LlamaForCausalLM` in transformers' models/llama/modeling_llama.py, and where the architecture says so
+//! models/gpt2, gemma2, olmo2 and granite. Activations are `[tokens, hidden]` with the query tokens of all rows one after
+//! another; only the last token of a row that samples meets the head, and the tokens of a prompt whose logprobs are wanted, a
+//! few at a time.
 
 use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
-use crate::config_json::ConfigJson;
-use crate::gpt2_shape::Gpt2Shape;
-use crate::gpt2_weights::{Block, Gpt2Weights, Norm};
-use crate::load::{DtypeChoice, LoadError, ModelOptions};
+use crate::config_json;
+use crate::layers::Layers;
+use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions};
+use crate::rotation::Rotations;
 use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
+use crate::weights::Weights;
 use crate::{Model, ModelInfo, WarmUp};
+use pinion_architecture::Architecture;
 use pinion_ops::attention::{Batch, CheckedBatch, Launch};
-use pinion_ops::tensor::{
-    AttentionPlan, TensorError, attend_qkv, copy_to_f32, keep_freed_memory, kind_of, set_threads,
-};
+use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_threads};
 use pinion_ops::{Dtype, KernelLevel, KvPool, KvShape, supports_bf16};
 use std::path::Path;
-use tch::{Device, Tensor};
+use tch::{Kind, Tensor};
 
 /// Prompt tokens that meet the head at once: its logits, `[64, vocab]`, are 13 MB for GPT-2's vocabulary.
 const SCORED_TOKENS_PER_PRODUCT: usize = 64;
 
-/// A loaded GPT-2 with its KV pool.
+/// A loaded decoder with its KV pool.
 #[derive(Debug)]
-pub(crate) struct Gpt2 {
+pub(crate) struct Decoder {
     info: ModelInfo,
-    weights: Gpt2Weights,
+    weights: Weights,
     layers: Layers,
     arrays: Arrays,
     sampler: Sampler,
     logits: Vec<f32>,
-}
-
-/// What the layers run with, apart from their weights.
-#[derive(Debug)]
-struct Layers {
-    shape: Gpt2Shape,
-    dtype: Dtype,
-    pool: KvPool,
-    plan: AttentionPlan,
-    /// Attention output of one layer, `[capacity, hidden]`, overwritten by each.
-    attended: Tensor,
 }
 
 /// The batch as the kernels and the embeddings take it; reused from step to step.
@@ -83,10 +74,6 @@ fn step_error(error: TensorError) -> StepError {
     StepError::Backend { operation: error.operation, message: error.message }
 }
 
-fn load_error(operation: &'static str) -> impl Fn(tch::TchError) -> LoadError {
-    move |error| LoadError::Backend { operation, message: TensorError::from(error).message }
-}
-
 fn resolve_dtype(choice: DtypeChoice) -> Result<Dtype, LoadError> {
     match choice {
         DtypeChoice::F32 => Ok(Dtype::F32),
@@ -100,56 +87,47 @@ fn resolve_dtype(choice: DtypeChoice) -> Result<Dtype, LoadError> {
     }
 }
 
-impl Gpt2 {
+impl Decoder {
     pub(crate) fn load(
         folder: &Path,
-        config: &ConfigJson,
         options: &ModelOptions,
+        watch: &mut dyn FnMut(LoadEvent<'_>),
     ) -> Result<Self, LoadError> {
-        let shape = Gpt2Shape::of(config, folder)?;
+        let model = config_json::architecture(folder)?;
         let dtype = resolve_dtype(options.dtype)?;
-        let mut kv_shape = KvShape {
-            layers: shape.layers as usize,
-            blocks: 0,
-            heads: shape.heads as usize,
-            block_size: options.block_size as usize,
-            head_dim: shape.head_dim() as usize,
-        };
-        let kv_block_bytes = kv_shape.block_bytes(dtype);
-        let block_count = options.kv.block_count(kv_block_bytes)?;
-        kv_shape.blocks = block_count as usize;
+        let kv_shape = kv_shape(&model, dtype, options)?;
+        let max_context = options.max_model_len.unwrap_or(model.context.default).min(model.context.max);
 
         set_threads(options.threads);
         keep_freed_memory();
         let _no_grad = tch::no_grad_guard();
-        let weights = Gpt2Weights::read(folder, &shape, dtype, options)?;
+        let weights = Weights::read(folder, &model, dtype, options, watch)?;
+        let kv_block_bytes = kv_shape.block_bytes(dtype);
         let mut pool = KvPool::new(kv_shape, dtype).map_err(|error| LoadError::Backend {
             operation: "allocating the KV pool",
-            message: format!("{error} ({block_count} blocks of {kv_block_bytes} bytes)"),
+            message: format!("{error} ({} blocks of {kv_block_bytes} bytes)", kv_shape.blocks),
         })?;
         if options.prefault {
             pool.prefault();
         }
-        let attended = Tensor::f_empty([1, i64::from(shape.hidden)], (kind_of(dtype), Device::Cpu))
-            .map_err(load_error("allocating activations"))?;
-        let launch = Launch { level: KernelLevel::best(), threads: options.threads };
         let info = ModelInfo {
-            family: "gpt2",
+            family: model.family,
             dtype: dtype.name(),
-            max_context: shape.positions,
-            vocab_size: shape.vocab,
-            eos: config.eos(),
+            max_context,
+            vocab_size: model.vocab,
+            eos: model.stop_ids.first().copied(),
             block_size: options.block_size,
-            block_count,
+            block_count: kv_shape.blocks as u32,
             kv_block_bytes,
             weight_bytes: weights.bytes,
         };
-        let plan = AttentionPlan { kernel: options.attention, launch, scale: 1.0 };
+        let launch = Launch { level: KernelLevel::best(), threads: options.threads };
+        let rotations = Rotations::new(&model, max_context);
         Ok(Self {
-            sampler: Sampler::new(shape.vocab as usize),
+            sampler: Sampler::new(model.vocab as usize),
             logits: Vec::new(),
             arrays: Arrays::default(),
-            layers: Layers { shape, dtype, pool, plan, attended },
+            layers: Layers::new(model, dtype, pool, rotations, options.attention, launch)?,
             info,
             weights,
         })
@@ -160,7 +138,7 @@ impl Gpt2 {
     fn forward(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
         batch.check(&self.info.batch_limits())?;
         for copy in batch.copies {
-            self.layers.pool.copy_block(copy.from as usize, copy.to as usize, copy.tokens as usize);
+            self.layers.copy_block(copy.from as usize, copy.to as usize, copy.tokens as usize);
         }
         if batch.rows.is_empty() {
             self.logits.clear();
@@ -175,7 +153,7 @@ impl Gpt2 {
             table_start: &arrays.table_start,
             blocks: batch.blocks,
         };
-        let checked = checked.check(self.layers.pool.shape()).map_err(|error| step_error(error.into()))?;
+        let checked = checked.check(self.layers.kv_shape()).map_err(|error| step_error(error.into()))?;
         let _no_grad = tch::no_grad_guard();
         run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map(Some).map_err(step_error)
     }
@@ -211,22 +189,37 @@ impl Gpt2 {
     }
 }
 
-/// `GPT2Model.forward` and the head of `GPT2LMHeadModel.forward`.
+/// The pool for this model, with the number of blocks that the options ask for.
+fn kv_shape(model: &Architecture, dtype: Dtype, options: &ModelOptions) -> Result<KvShape, LoadError> {
+    let mut shape = KvShape {
+        layers: model.layers.len(),
+        blocks: 0,
+        heads: model.attention.kv_heads as usize,
+        block_size: options.block_size as usize,
+        head_dim: model.attention.head_dim as usize,
+    };
+    shape.blocks = options.kv.block_count(shape.block_bytes(dtype))? as usize;
+    Ok(shape)
+}
+
+/// From token ids to the last layer's output; the head for the tokens that are sampled from.
 fn run(
-    weights: &Gpt2Weights,
+    weights: &Weights,
     layers: &mut Layers,
     arrays: &Arrays,
     batch: &CheckedBatch<'_>,
     logits: &mut Vec<f32>,
 ) -> Result<Tensor, TensorError> {
     let tokens = Tensor::f_from_slice(&arrays.tokens)?;
-    let positions = Tensor::f_from_slice(&arrays.positions)?;
-    // inputs_embeds + position_embeds: [tokens, hidden]
+    // [tokens, hidden]
     let mut hidden = weights.token_embedding.f_index_select(0, &tokens)?;
-    let _ = hidden.f_add_(&weights.position_embedding.f_index_select(0, &positions)?)?;
-    layers.reserve(batch.tokens())?;
-    for (layer, block) in weights.blocks.iter().enumerate() {
-        hidden = layers.block(layer, block, hidden, batch)?;
+    if let Some(positions) = &weights.position_embedding {
+        let rows = Tensor::f_from_slice(&arrays.positions)?;
+        let _ = hidden.f_add_(&positions.f_index_select(0, &rows)?)?;
+    }
+    layers.begin(&mut hidden, &arrays.positions)?;
+    for (layer, layer_weights) in weights.layers.iter().enumerate() {
+        hidden = layers.layer(layer, layer_weights, hidden, batch)?;
     }
     if arrays.sampled.is_empty() {
         logits.clear();
@@ -238,55 +231,28 @@ fn run(
     Ok(hidden)
 }
 
-/// The last norm and the head of `GPT2LMHeadModel.forward`: `[some, hidden]` to `[some, vocab]`.
+/// The last norm and the head: `[some, hidden]` to `[some, vocab]`.
 fn head(
-    weights: &Gpt2Weights,
+    weights: &Weights,
     layers: &Layers,
     hidden: &Tensor,
     logits: &mut Vec<f32>,
 ) -> Result<(), TensorError> {
-    let normed = layers.norm(hidden, &weights.norm_final)?;
-    copy_to_f32(&weights.head.forward(&normed)?, logits)
+    let head = layers.model().head;
+    let mut found = weights.head.forward(&layers.norm(hidden, &weights.final_norm)?)?;
+    if head.divisor.is_some() || head.soft_cap.is_some() {
+        found = found.f_to_kind(Kind::Float)?;
+    }
+    if let Some(divisor) = head.divisor {
+        let _ = found.f_div_scalar_(f64::from(divisor))?;
+    }
+    if let Some(cap) = head.soft_cap {
+        let _ = found.f_div_scalar_(f64::from(cap))?.f_tanh_()?.f_mul_scalar_(f64::from(cap))?;
+    }
+    copy_to_f32(&found, logits)
 }
 
-impl Layers {
-    /// Makes `attended` at least `tokens` rows long.
-    fn reserve(&mut self, tokens: usize) -> Result<(), TensorError> {
-        if self.attended.size()[0] < tokens as i64 {
-            let size = [tokens.next_power_of_two() as i64, i64::from(self.shape.hidden)];
-            self.attended = Tensor::f_empty(size, (kind_of(self.dtype), Device::Cpu))?;
-        }
-        Ok(())
-    }
-
-    fn norm(&self, x: &Tensor, norm: &Norm) -> Result<Tensor, TensorError> {
-        let axes = [i64::from(self.shape.hidden)];
-        Ok(x.f_layer_norm(axes, Some(&norm.weight), Some(&norm.bias), self.shape.epsilon, false)?)
-    }
-
-    /// `GPT2Block.forward`: hidden `[tokens, hidden]` in and out.
-    fn block(
-        &mut self,
-        layer: usize,
-        block: &Block,
-        hidden: Tensor,
-        batch: &CheckedBatch<'_>,
-    ) -> Result<Tensor, TensorError> {
-        let normed = self.norm(&hidden, &block.norm_attention)?;
-        // c_attn: [tokens, 3 * hidden], which is [tokens, 3, heads, head_dim]
-        let qkv = block.qkv.forward(&normed)?;
-        // [tokens, hidden], which is [tokens, heads, head_dim]
-        let mut attended = self.attended.f_narrow(0, 0, batch.tokens() as i64)?;
-        let plan = AttentionPlan { scale: self.shape.score_scale(layer as u32), ..self.plan };
-        attend_qkv(&mut self.pool, layer, batch, &qkv, &mut attended, plan)?;
-        let hidden = block.attention_out.forward_add(&attended, &hidden)?;
-        // GPT2MLP: c_fc and act, then c_proj
-        let normed = self.norm(&hidden, &block.norm_mlp)?;
-        block.down.forward_add(&block.up.forward(&normed)?, &hidden)
-    }
-}
-
-impl Model for Gpt2 {
+impl Model for Decoder {
     fn info(&self) -> &ModelInfo {
         &self.info
     }

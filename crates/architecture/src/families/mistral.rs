@@ -1,0 +1,20 @@
+//! Mistral: Llama with a window on every layer.
+//! Mirrors `MistralConfig` in transformers' models/mistral/configuration_mistral.py.
+
+use super::llama;
+use crate::Architecture;
+use crate::reader::{Reader, RopeRule};
+
+pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
+    reader.refuse("attention_bias");
+    reader.refuse("mlp_bias");
+    let mut found = llama::base(reader, "mistral", RopeRule::common);
+    let window = reader.window();
+    // `MistralModel` gives every layer the same mask, whatever `layer_types` says.
+    let sliding = reader.sliding(found.layers.len() as u32, |_| window.is_some());
+    if sliding.iter().any(|&slides| slides != window.is_some()) {
+        reader.fault("layer_types with several kinds is not supported for this model_type".into());
+    }
+    found.layers.iter_mut().for_each(|layer| layer.window = window);
+    found
+}

@@ -1,0 +1,531 @@
+//! Keys of config.json, in both of its dialects: transformers 4 (`rope_scaling`, `rope_theta`, `sliding_window_pattern`) and 5
+//! (`rope_parameters`, `layer_types`). Faults are collected; a stand-in lets the reading go on.
+
+use crate::families::{self, FAMILIES};
+use crate::{Activation, Architecture, Context, Layer, Mlp, Rotary, Scaling};
+use serde_json::{Map, Value};
+
+/// Longest context that is served, in tokens.
+pub const CONTEXT_MAX: u32 = 1 << 20;
+/// Largest vocabulary that is served.
+pub const VOCAB_MAX: u32 = 1 << 20;
+const LAYERS_MAX: u32 = 1 << 12;
+const WIDTH_MAX: u32 = 1 << 20;
+const HEAD_DIM_MAX: u32 = 512;
+
+/// Keys that say that the weights are not what a dense decoder of floating-point numbers has.
+const UNSUPPORTED: [&str; 8] = [
+    "quantization_config",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "kv_lora_rank",
+    "is_encoder_decoder",
+    "add_cross_attention",
+    "use_bidirectional_attention",
+];
+
+/// What serving needs to know of a model that is not run, of whatever family it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Longest sequence in tokens.
+    pub context: u32,
+    /// Token ids are below this.
+    pub vocab: u32,
+    /// Ids that end a text, without those outside the vocabulary.
+    pub stop_ids: Vec<u32>,
+    /// The id that a text begins with.
+    pub begin_id: Option<u32>,
+}
+
+/// The text of a config.json as its keys.
+///
+/// # Errors
+/// What is wrong with it, in words that follow the file's name.
+pub fn parse(text: &[u8]) -> Result<Map<String, Value>, String> {
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err("is not a JSON object".into()),
+        Err(error) => Err(format!("is not valid JSON: {error}")),
+    }
+}
+
+/// Reads the keys of a config.json.
+///
+/// # Errors
+/// Every fault, in words that follow the file's name.
+pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
+    let mut reader = Reader { map: config, faults: Vec::new() };
+    let Some((family, wrapped)) = family_of(config) else {
+        return Err(vec![unknown_type(config)]);
+    };
+    if let Some(inner) = wrapped {
+        reader.map = inner;
+    }
+    reader.refuse_unsupported();
+    let mut found = (family.read)(&mut reader);
+    let keys_of_text = [Some(config), wrapped];
+    let id = |key: &str| keys_of_text.iter().flatten().find_map(|map| map.get(key).filter(|v| !v.is_null()));
+    found.stop_ids = id("eos_token_id").map(|value| ids(value, found.vocab)).unwrap_or_default();
+    found.begin_id = id("bos_token_id").and_then(|value| ids(value, found.vocab).first().copied());
+    if wrapped.is_some() {
+        found.names.prefixes = &["model.language_model.", "language_model.model."];
+        found.names.head_prefixes = &["", "language_model."];
+    }
+    if reader.faults.is_empty() { Ok(found) } else { Err(reader.faults) }
+}
+
+/// Reads what is there of any family.
+///
+/// # Errors
+/// As [`read`].
+pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
+    let inner = config.get("text_config").and_then(Value::as_object);
+    let mut reader = Reader { map: inner.unwrap_or(config), faults: Vec::new() };
+    let context = reader.context_of(&["n_positions", "n_ctx", "max_position_embeddings"]);
+    let vocab = reader.vocab();
+    let list = |key: &str| config.get(key).map(|value| ids(value, vocab)).unwrap_or_default();
+    let (stop_ids, begin_id) = (list("eos_token_id"), list("bos_token_id").first().copied());
+    if reader.faults.is_empty() {
+        Ok(Facts { context, vocab, stop_ids, begin_id })
+    } else {
+        Err(reader.faults)
+    }
+}
+
+/// One id or a list of them, without those outside the vocabulary and without repetitions.
+pub fn ids(value: &Value, vocab: u32) -> Vec<u32> {
+    let one = std::slice::from_ref(value);
+    let all = value.as_array().map_or(one, Vec::as_slice);
+    let mut ids = Vec::new();
+    for id in all.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()) {
+        if id < vocab && !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+/// The family that `model_type` names; of a multimodal model, that of its `text_config`.
+fn family_of(
+    config: &Map<String, Value>,
+) -> Option<(&'static families::Family, Option<&Map<String, Value>>)> {
+    let named = |map: &Map<String, Value>| {
+        let name = map.get("model_type")?.as_str()?;
+        FAMILIES.iter().find(|family| family.name == name)
+    };
+    if let Some(family) = named(config) {
+        return Some((family, None));
+    }
+    let wrapper = config.get("model_type")?.as_str()?;
+    let inner = config.get("text_config")?.as_object()?;
+    let family = named(inner)?;
+    family.wrappers.contains(&wrapper).then_some((family, Some(inner)))
+}
+
+fn unknown_type(config: &Map<String, Value>) -> String {
+    let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    let supported = names.join(", ");
+    match config.get("model_type") {
+        Some(other) => format!("model_type {other} is not supported; supported: {supported}"),
+        None => format!("has no model_type; supported: {supported}"),
+    }
+}
+
+/// Takes values out of a config, checked.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    map: &'a Map<String, Value>,
+    faults: Vec<String>,
+}
+
+impl Reader<'_> {
+    /// The value, unless it is absent or null.
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key stands there with the value null.
+    pub(crate) fn has_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
+    pub(crate) fn fault(&mut self, reason: String) {
+        self.faults.push(reason);
+    }
+
+    /// A whole number from 1 to `max`. A missing one is a fault without a default.
+    fn number(&mut self, key: &str, max: u32, default: Option<u32>) -> u32 {
+        let Some(value) = self.get(key) else {
+            return default.unwrap_or_else(|| {
+                self.fault(format!("has no {key}"));
+                1
+            });
+        };
+        match value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=max).contains(n)) {
+            Some(number) => number,
+            None => {
+                let reason = format!("{key} is {value}; expected a whole number from 1 to {max}");
+                self.fault(reason);
+                1
+            }
+        }
+    }
+
+    /// A width, from 1 to 2^20.
+    pub(crate) fn width(&mut self, key: &str, default: Option<u32>) -> u32 {
+        self.number(key, WIDTH_MAX, default)
+    }
+
+    pub(crate) fn layers(&mut self, key: &str) -> u32 {
+        self.number(key, LAYERS_MAX, None)
+    }
+
+    pub(crate) fn vocab(&mut self) -> u32 {
+        self.vocab_or(None)
+    }
+
+    pub(crate) fn vocab_or(&mut self, default: Option<u32>) -> u32 {
+        self.number("vocab_size", VOCAB_MAX, default)
+    }
+
+    /// The context's length under the first of these names that the file has.
+    pub(crate) fn context_of(&mut self, keys: &[&str]) -> u32 {
+        match keys.iter().find(|key| self.get(key).is_some()) {
+            Some(key) => self.number(key, CONTEXT_MAX, None),
+            None => {
+                self.fault(format!("has no {}", keys.join(" or ")));
+                1
+            }
+        }
+    }
+
+    /// A finite number.
+    pub(crate) fn float(&mut self, key: &str) -> Option<f64> {
+        let value = self.get(key)?;
+        let number = value.as_f64().filter(|number| number.is_finite());
+        if number.is_none() {
+            let reason = format!("{key} is {value}; expected a number");
+            self.fault(reason);
+        }
+        number
+    }
+
+    /// A number above zero.
+    pub(crate) fn positive(&mut self, key: &str) -> Option<f64> {
+        let number = self.float(key)?;
+        if number <= 0.0 {
+            self.fault(format!("{key} is {number}; expected a number above 0"));
+            return None;
+        }
+        Some(number)
+    }
+
+    pub(crate) fn flag(&mut self, key: &str, default: bool) -> bool {
+        match self.get(key) {
+            None => default,
+            Some(Value::Bool(flag)) => *flag,
+            Some(other) => {
+                let reason = format!("{key} is {other}; expected true or false");
+                self.fault(reason);
+                default
+            }
+        }
+    }
+
+    /// Refuses a key whose value is anything but absence, null, false, zero or an empty list or object.
+    pub(crate) fn refuse(&mut self, key: &str) {
+        let is_off = |value: &Value| match value {
+            Value::Null => true,
+            Value::Bool(flag) => !flag,
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            Value::String(_) => false,
+        };
+        if self.map.get(key).is_some_and(|value| !is_off(value)) {
+            self.fault(format!("has {key}, which is not supported for this model_type"));
+        }
+    }
+
+    fn refuse_unsupported(&mut self) {
+        UNSUPPORTED.into_iter().for_each(|key| self.refuse(key));
+    }
+
+    /// Mirrors `ACT2FN` in transformers' activations.py; gelu_fast is gelu_new, written otherwise.
+    pub(crate) fn activation(&mut self, key: &str, default: Activation) -> Activation {
+        let Some(value) = self.get(key) else { return default };
+        match value.as_str() {
+            Some("silu" | "swish") => Activation::Silu,
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
+            Some("gelu") => Activation::GeluErf,
+            _ => {
+                let reason = format!("{key} {value} is not supported");
+                self.fault(reason);
+                default
+            }
+        }
+    }
+
+    /// A gated MLP under the common names.
+    pub(crate) fn gated_mlp(&mut self) -> Mlp {
+        let activation = self.activation("hidden_act", Activation::Silu);
+        let inner = self.width("intermediate_size", None);
+        Mlp { inner, gated: true, activation, bias: false }
+    }
+
+    /// Heads, KV heads and the width of a head under the common names, with these defaults.
+    pub(crate) fn heads(&mut self, hidden: u32, defaults: [Option<u32>; 3]) -> [u32; 3] {
+        let heads = self.width("num_attention_heads", defaults[0]);
+        let kv_heads = self.width("num_key_value_heads", defaults[1].or(Some(heads)));
+        if heads % kv_heads != 0 {
+            self.fault(format!("num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"));
+        }
+        let is_given = self.get("head_dim").is_some() || defaults[2].is_some();
+        if !is_given && hidden % heads != 0 {
+            self.fault(format!("num_attention_heads {heads} does not divide hidden_size {hidden}"));
+        }
+        let head_dim = self.width("head_dim", defaults[2].or(Some((hidden / heads).max(1))));
+        self.check_head_dim(head_dim);
+        [heads, kv_heads, head_dim]
+    }
+
+    pub(crate) fn check_head_dim(&mut self, head_dim: u32) {
+        if head_dim > HEAD_DIM_MAX {
+            self.fault(format!("a head_dim of {head_dim} is not supported; the largest is {HEAD_DIM_MAX}"));
+        }
+    }
+
+    /// Which layers have a window: `layer_types`, or else `rule`.
+    pub(crate) fn sliding(&mut self, layers: u32, rule: impl Fn(u32) -> bool) -> Vec<bool> {
+        let by_rule = || (0..layers).map(&rule).collect();
+        let Some(value) = self.get("layer_types") else { return by_rule() };
+        let kind = |value: &Value| match value.as_str() {
+            Some("full_attention") => Some(false),
+            Some("sliding_attention") => Some(true),
+            _ => None,
+        };
+        let list = value.as_array().map(|list| list.iter().map(kind).collect::<Option<Vec<bool>>>());
+        match list {
+            Some(Some(list)) if list.len() == layers as usize => list,
+            Some(Some(list)) => {
+                let reason = format!("layer_types names {} layers, not {layers}", list.len());
+                self.fault(reason);
+                by_rule()
+            }
+            Some(None) | None => {
+                let reason = format!(
+                    "layer_types is {value}; expected a list of full_attention and sliding_attention"
+                );
+                self.fault(reason);
+                by_rule()
+            }
+        }
+    }
+
+    pub(crate) fn window(&mut self) -> Option<u32> {
+        self.get("sliding_window")?;
+        Some(self.number("sliding_window", u32::MAX, None))
+    }
+
+    /// A list of 0 and 1, one for each layer.
+    pub(crate) fn switches(&mut self, key: &str, layers: u32) -> Option<Vec<bool>> {
+        let value = self.get(key)?;
+        let list: Option<Vec<bool>> = value
+            .as_array()
+            .map(|list| list.iter().map(|item| item.as_u64().map(|n| n != 0)))
+            .and_then(Iterator::collect);
+        match list.filter(|list| list.len() == layers as usize) {
+            Some(list) => Some(list),
+            None => {
+                let reason = format!("{key} is {value}; expected {layers} numbers");
+                self.fault(reason);
+                None
+            }
+        }
+    }
+}
+
+/// What the rules for rotary embeddings start from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RopeRule {
+    pub(crate) head_dim: u32,
+    /// The base without `rope_theta`.
+    pub(crate) theta: f64,
+    /// Whether a part of the head may be rotated only.
+    pub(crate) partial: bool,
+    /// The names `su` and `yarn` mean `longrope`, and nothing else is known: Phi-3.
+    pub(crate) long_only: bool,
+    /// `original_max_position_embeddings` where the file has none.
+    pub(crate) trained: Option<u32>,
+}
+
+impl RopeRule {
+    pub(crate) fn common(head_dim: u32) -> Self {
+        Self { head_dim, theta: 10_000.0, partial: false, long_only: false, trained: None }
+    }
+}
+
+impl Reader<'_> {
+    /// The one rotation of a model, and the context that follows from it.
+    pub(crate) fn rope(&mut self, rule: RopeRule) -> (Rotary, Context) {
+        let positions = self.context_of(&["max_position_embeddings"]);
+        let empty = Map::new();
+        let is_some = |value: &&Map<String, Value>| !value.is_empty();
+        let dict = |key: &str| self.map.get(key).and_then(Value::as_object).filter(is_some);
+        // `convert_rope_params_to_dict` takes them in this order.
+        let keys = dict("rope_scaling").or_else(|| dict("rope_parameters")).unwrap_or(&empty).clone();
+        for key in ["rope_scaling", "rope_parameters"] {
+            if self.get(key).is_some_and(|value| !value.is_object()) {
+                self.fault(format!("{key} is not an object"));
+            }
+        }
+        for key in ["full_attention", "sliding_attention"] {
+            if keys.contains_key(key) {
+                self.fault(format!("rope_parameters.{key} is not supported for this model_type"));
+            }
+        }
+        let theta = self.positive("rope_theta");
+        let rotary = self.rotary(&keys, theta, rule, positions);
+        let context = self.stretched(&rotary, positions);
+        (rotary, context)
+    }
+
+    /// How long sequences may be. vLLM's rule: linear and dynamic multiply, yarn stretches what was trained, longrope stays
+    /// within it unless more is asked for.
+    fn stretched(&mut self, rotary: &Rotary, positions: u32) -> Context {
+        let times = |length: u32, factor: f32| (f64::from(length) * f64::from(factor)) as u32;
+        let whole = |length: u32| Context { default: length.min(CONTEXT_MAX), max: length.min(CONTEXT_MAX) };
+        match &rotary.scaling {
+            Scaling::Default | Scaling::Llama3 { .. } => whole(positions),
+            Scaling::Linear { factor } | Scaling::Dynamic { factor, .. } => whole(times(positions, *factor)),
+            Scaling::Yarn { factor, trained, .. } => whole(positions.max(times(*trained, *factor))),
+            Scaling::Long { trained, .. } => Context { default: positions.min(*trained), max: positions },
+        }
+    }
+
+    /// One rotation from its parameters.
+    pub(crate) fn rotary(
+        &mut self,
+        keys: &Map<String, Value>,
+        top_theta: Option<f64>,
+        rule: RopeRule,
+        positions: u32,
+    ) -> Rotary {
+        let top = self.map;
+        let mut inner = Reader { map: keys, faults: Vec::new() };
+        let theta = inner.positive("rope_theta").or(top_theta).unwrap_or(rule.theta) as f32;
+        let part = |reader: &mut Reader<'_>| reader.positive("partial_rotary_factor");
+        let factor = part(&mut inner).or_else(|| part(self)).unwrap_or(1.0);
+        if factor > 1.0 || (factor != 1.0 && !rule.partial) {
+            inner.fault(format!("partial_rotary_factor {factor} is not supported for this model_type"));
+        }
+        let dim = (f64::from(rule.head_dim) * factor.min(1.0)) as u32;
+        if dim % 2 != 0 || dim == 0 {
+            inner.fault(format!("{dim} columns of a head cannot be rotated in pairs"));
+        }
+        let trained = ["original_max_position_embeddings"].into_iter().find_map(|key| {
+            let value = top.get(key).or_else(|| keys.get(key))?.as_f64()?;
+            (1.0..=f64::from(CONTEXT_MAX)).contains(&value).then_some(value as u32)
+        });
+        let trained = trained.or(rule.trained).unwrap_or(positions);
+        let scaling = inner.scaling(rule, dim, positions, trained);
+        self.faults.append(&mut inner.faults);
+        Rotary { dim, theta, scaling }
+    }
+
+    fn required(&mut self, key: &str) -> f32 {
+        self.positive(key).unwrap_or_else(|| {
+            if self.get(key).is_none() {
+                self.fault(format!("has no {key} beside rope_type"));
+            }
+            1.0
+        }) as f32
+    }
+
+    /// Of the parameters that `self` stands on.
+    fn scaling(&mut self, rule: RopeRule, dim: u32, positions: u32, trained: u32) -> Scaling {
+        let kind = self.get("rope_type").or_else(|| self.get("type")).cloned();
+        let kind = match &kind {
+            None => "default",
+            Some(Value::String(kind)) => kind.as_str(),
+            Some(_) => "",
+        };
+        let stretch = f64::from(positions) / f64::from(trained);
+        match kind {
+            "default" => Scaling::Default,
+            "su" | "yarn" | "longrope" if rule.long_only => self.long(dim, stretch, trained),
+            other if rule.long_only => {
+                self.fault(format!("rope_type {other:?} is not supported for this model_type"));
+                Scaling::Default
+            }
+            "linear" => Scaling::Linear { factor: self.required("factor") },
+            "dynamic" => Scaling::Dynamic { factor: self.required("factor"), trained: positions },
+            "llama3" => Scaling::Llama3 {
+                factor: self.required("factor"),
+                low: self.required("low_freq_factor"),
+                high: self.required("high_freq_factor"),
+                trained,
+            },
+            "yarn" => self.yarn(stretch, trained),
+            "longrope" => self.long(dim, stretch, trained),
+            other => {
+                self.fault(format!(
+                    "rope_type {other:?} is not supported; supported: default, linear, dynamic, llama3, yarn, longrope"
+                ));
+                Scaling::Default
+            }
+        }
+    }
+
+    fn yarn(&mut self, stretch: f64, trained: u32) -> Scaling {
+        let factor = self.positive("factor").unwrap_or(stretch);
+        let magnitude = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+        let given = self.positive("attention_factor");
+        let (mscale, all_dim) = (self.float("mscale"), self.float("mscale_all_dim"));
+        let attention_factor = given.unwrap_or_else(|| match (mscale, all_dim) {
+            (Some(mscale), Some(all_dim)) if mscale != 0.0 && all_dim != 0.0 => {
+                magnitude(mscale) / magnitude(all_dim)
+            }
+            _ => magnitude(1.0),
+        });
+        Scaling::Yarn {
+            factor: factor as f32,
+            beta_fast: self.positive("beta_fast").unwrap_or(32.0) as f32,
+            beta_slow: self.positive("beta_slow").unwrap_or(1.0) as f32,
+            truncate: self.flag("truncate", true),
+            trained,
+            attention_factor: attention_factor as f32,
+        }
+    }
+
+    fn long(&mut self, dim: u32, stretch: f64, trained: u32) -> Scaling {
+        let mut list = |key: &str| -> Vec<f32> {
+            let items = self.get(key).and_then(Value::as_array);
+            let number =
+                |value: &Value| value.as_f64().filter(|n| n.is_finite() && *n > 0.0).map(|n| n as f32);
+            let numbers: Option<Vec<f32>> = items.and_then(|items| items.iter().map(number).collect());
+            numbers.filter(|list| list.len() == (dim / 2) as usize).unwrap_or_else(|| {
+                self.fault(format!("{key} is not a list of {} numbers above 0", dim / 2));
+                Vec::new()
+            })
+        };
+        let (short, long) = (list("short_factor"), list("long_factor"));
+        let factor = self.positive("factor").unwrap_or(stretch);
+        let by_length = || (1.0 + factor.ln() / f64::from(trained).ln()).sqrt();
+        let given = self.positive("attention_factor");
+        let attention_factor = given.unwrap_or_else(|| if factor <= 1.0 { 1.0 } else { by_length() }) as f32;
+        Scaling::Long { short, long, trained, attention_factor }
+    }
+}
+
+/// Layers that differ in nothing but their windows.
+pub(crate) fn layers_of(sliding: &[bool], window: Option<u32>, scale: f32) -> Vec<Layer> {
+    let layer = |&slides: &bool| Layer { rotary: Some(0), window: window.filter(|_| slides), scale };
+    sliding.iter().map(layer).collect()
+}
+
+/// 1 / sqrt(width), as Python's `width ** -0.5`.
+pub(crate) fn inverse_root(width: f64) -> f32 {
+    width.powf(-0.5) as f32
+}

@@ -1,0 +1,190 @@
+//! The tensors of a Hugging Face folder: `model.safetensors`, or the files that `model.safetensors.index.json` names. No file is
+//! trusted: each fault names the file, the tensor and the reason.
+
+use crate::load::LoadError;
+use pinion_ops::MappedFile;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The file that holds the weights, if it is one.
+const WEIGHT_FILE: &str = "model.safetensors";
+/// The file that says which of several holds which tensor.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+/// Largest index, in bytes.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+
+/// Ends of names of tensors that are no weights.
+const IGNORED_ENDS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+/// Beginnings of names of the parts of a multimodal model that serve no text.
+const IGNORED_BEGINNINGS: [&str; 4] =
+    ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
+
+/// The tensors of a folder, mapped.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    /// What errors about no file in particular name.
+    path: PathBuf,
+    files: Vec<File>,
+    tensors: HashMap<String, Entry>,
+    bytes_taken: u64,
+}
+
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    map: MappedFile,
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+    is_used: bool,
+}
+
+/// One tensor as it stands in its file.
+#[derive(Debug)]
+pub(crate) struct Stored<'a> {
+    pub(crate) dtype: Dtype,
+    pub(crate) data: &'a [u8],
+}
+
+impl Checkpoint {
+    pub(crate) fn open(folder: &Path) -> Result<Self, LoadError> {
+        let path = folder.join(WEIGHT_FILE);
+        let index = folder.join(INDEX_FILE);
+        let mut found = Self { path, files: Vec::new(), tensors: HashMap::new(), bytes_taken: 0 };
+        if found.path.exists() || !index.exists() {
+            let path = found.path.clone();
+            found.add(path, None)?;
+            return Ok(found);
+        }
+        let by_file = read_index(&index)?;
+        found.path = index;
+        for (name, tensors) in by_file {
+            found.add(folder.join(name), Some(&tensors))?;
+        }
+        Ok(found)
+    }
+
+    /// Maps a file and notes its tensors: those that are wanted of it, each of which it must have, or all.
+    fn add(&mut self, path: PathBuf, wanted: Option<&[String]>) -> Result<(), LoadError> {
+        let fault = |reason: String| LoadError::Weights { path: path.clone(), reason };
+        let map = MappedFile::open(&path).map_err(|error| fault(error.to_string()))?;
+        // The crate checks the header's length, JSON, offsets and sizes against the file: no tensor overlaps another.
+        let (header_bytes, header) = SafeTensors::read_metadata(map.bytes())
+            .map_err(|error| fault(format!("not a whole safetensors file: {error}")))?;
+        let (file, data_start) = (self.files.len(), header_bytes + 8);
+        let tensors = header.tensors();
+        if let Some(missing) = wanted.into_iter().flatten().find(|name| !tensors.contains_key(name.as_str()))
+        {
+            return Err(fault(format!("has no tensor {missing}, which {INDEX_FILE} says is in it")));
+        }
+        for (name, info) in tensors {
+            if wanted.is_some_and(|wanted| wanted.binary_search(&name).is_err()) {
+                continue;
+            }
+            let range = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
+            if range.end > map.bytes().len() {
+                return Err(fault(format!("ends before tensor {name} does")));
+            }
+            let (dtype, shape) = (info.dtype, info.shape.clone());
+            self.tensors.insert(name, Entry { file, dtype, shape, range, is_used: false });
+        }
+        self.files.push(File { path, map });
+        Ok(())
+    }
+
+    fn fault(&self, tensor: &str, reason: String) -> LoadError {
+        let path = self.tensors.get(tensor).map_or(&self.path, |entry| &self.files[entry.file].path);
+        LoadError::Tensor { path: path.clone(), tensor: tensor.to_owned(), reason }
+    }
+
+    /// The first of the prefixes with which there is a tensor of this name.
+    pub(crate) fn full_name(&self, prefixes: &[&str], name: &str) -> Result<String, LoadError> {
+        let mut names = prefixes.iter().map(|prefix| format!("{prefix}{name}"));
+        match names.find(|full| self.tensors.contains_key(full)) {
+            Some(full) => Ok(full),
+            None => Err(self.fault(name, "missing".into())),
+        }
+    }
+
+    /// The tensor of this full name, checked to have this shape and a floating-point dtype.
+    pub(crate) fn tensor(&mut self, name: &str, shape: &[u32]) -> Result<Stored<'_>, LoadError> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Err(self.fault(name, "missing".into()));
+        };
+        if !entry.shape.iter().copied().eq(shape.iter().map(|&axis| axis as usize)) {
+            return Err(self.fault(name, format!("has shape {:?}, expected {shape:?}", entry.shape)));
+        }
+        if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            return Err(self.fault(name, format!("has dtype {:?}, expected F32, F16 or BF16", entry.dtype)));
+        }
+        let (file, dtype, range) = (entry.file, entry.dtype, entry.range.clone());
+        self.bytes_taken += range.len() as u64;
+        self.tensors.get_mut(name).expect("it was found above").is_used = true;
+        Ok(Stored { dtype, data: &self.files[file].map.bytes()[range] })
+    }
+
+    /// Gives back the memory of a tensor that was copied, so that no more of the files than one tensor is in memory.
+    pub(crate) fn release(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name) {
+            self.files[entry.file].map.release(entry.range.clone());
+        }
+    }
+
+    /// Bytes of all tensors, and of those that were taken so far.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        let total = self.tensors.values().map(|entry| entry.range.len() as u64).sum();
+        (self.bytes_taken, total)
+    }
+
+    /// Names of tensors that were never taken and that are not known to be superfluous, in order.
+    pub(crate) fn unused(&self, is_superfluous: impl Fn(&str) -> bool) -> Vec<String> {
+        let is_ignored = |name: &str| {
+            IGNORED_ENDS.iter().any(|end| name.ends_with(end))
+                || IGNORED_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+                || is_superfluous(name)
+        };
+        let unused = self.tensors.iter().filter(|(name, entry)| !entry.is_used && !is_ignored(name));
+        let mut names: Vec<String> = unused.map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// The tensors of each file, sorted.
+fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, LoadError> {
+    let fault = |reason: String| LoadError::Weights { path: path.to_owned(), reason };
+    let length = std::fs::metadata(path).map_err(|error| fault(error.to_string()))?.len();
+    if length > INDEX_BYTES_MAX {
+        return Err(fault(format!("has {length} bytes, more than {INDEX_BYTES_MAX}")));
+    }
+    let text = std::fs::read(path).map_err(|error| fault(error.to_string()))?;
+    let index: Value =
+        serde_json::from_slice(&text).map_err(|error| fault(format!("is not valid JSON: {error}")))?;
+    let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty()) else {
+        return Err(fault("has no weight_map".into()));
+    };
+    let mut by_file: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, file) in map {
+        // A name in the folder and nowhere else.
+        let name = file.as_str().filter(|name| {
+            let plain = !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
+            plain && name.ends_with(".safetensors")
+        });
+        let Some(name) = name else {
+            return Err(fault(format!(
+                "maps {tensor} to {file}, which is not a safetensors file of this folder"
+            )));
+        };
+        by_file.entry(name.to_owned()).or_default().push(tensor.clone());
+    }
+    by_file.values_mut().for_each(|tensors| tensors.sort());
+    Ok(by_file)
+}

@@ -1,0 +1,118 @@
+//! Tiny random models of every family: their goldens (tests/families, written by tests/make_families.py), and their folders, whose
+//! weights are computed from the tensors' names.
+
+#![allow(dead_code, reason = "each test includes it and uses its part")]
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What transformers says of one model.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Golden {
+    pub(crate) config: Map<String, Value>,
+    pub(crate) served: u32,
+    pub(crate) tensors: BTreeMap<String, Rule>,
+    pub(crate) cases: Vec<Case>,
+}
+
+/// How a tensor's numbers are made.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Rule {
+    pub(crate) shape: Vec<usize>,
+    base: f32,
+    spread: f32,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) greedy: Vec<u32>,
+    /// Left out of most cases to keep the files small.
+    pub(crate) logits_last: Option<Vec<f32>>,
+}
+
+/// A folder of its own, removed at the end.
+#[derive(Debug)]
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn goldens() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families")
+}
+
+/// Names of all goldens.
+pub(crate) fn names() -> Vec<String> {
+    let files = std::fs::read_dir(goldens()).expect("the goldens are there");
+    let name = |path: PathBuf| path.file_stem().expect("a file has a name").to_string_lossy().into_owned();
+    let mut names: Vec<String> = files.flatten().map(|file| name(file.path())).collect();
+    names.sort();
+    names
+}
+
+pub(crate) fn golden(name: &str) -> Golden {
+    let text = std::fs::read(goldens().join(format!("{name}.json"))).expect("there is a golden of this name");
+    serde_json::from_slice(&text).expect("the maker wrote it")
+}
+
+impl Rule {
+    /// SplitMix64 from FNV-1a of the name, as in tests/make_families.py.
+    pub(crate) fn values(&self, name: &str) -> Vec<f32> {
+        let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+        let number = |step: u64| {
+            let mut x = seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            x ^= x >> 31;
+            self.base + self.spread * ((x >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+        };
+        (1..=self.shape.iter().product::<usize>() as u64).map(number).collect()
+    }
+}
+
+/// The bytes of a safetensors file with these tensors in fp32.
+pub(crate) fn safetensors<'a>(tensors: impl Iterator<Item = (&'a String, &'a Rule)>) -> Vec<u8> {
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, rule) in tensors {
+        let start = data.len();
+        data.extend(rule.values(name).iter().flat_map(|value| value.to_le_bytes()));
+        let entry = json!({"dtype": "F32", "shape": rule.shape, "data_offsets": [start, data.len()]});
+        header.insert(name.clone(), entry);
+    }
+    let mut text = Value::Object(header).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend(text);
+    file.extend(data);
+    file
+}
+
+/// An empty folder.
+pub(crate) fn empty_folder(name: &str) -> Folder {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("pinion-tiny-{}-{number}-{name}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a temporary folder can be made");
+    Folder(path)
+}
+
+impl Folder {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.0.join(name), bytes).expect("a file in a temporary folder can be written");
+    }
+}
+
+/// The model's folder, its weights in one file.
+pub(crate) fn folder(name: &str, golden: &Golden) -> Folder {
+    let folder = empty_folder(name);
+    folder.write("config.json", Value::Object(golden.config.clone()).to_string().as_bytes());
+    folder.write("model.safetensors", &safetensors(golden.tensors.iter()));
+    folder
+}
