@@ -1,13 +1,14 @@
 //! What a decoder-only transformer is, as closed data: [`Architecture`].
 //!
 //! [`read`] turns the keys of a Hugging Face config.json into an `Architecture` or into all of its faults. The rules for the keys
-//! are in `reader`; each file of `families` maps the keys and tensor names of one family. What runs a model interprets
+//! are in `reader` and `rope_keys`; each file of `families` maps the keys and tensor names of one family. What runs a model interprets
 //! the data and never asks for the family. This crate reads no file and knows no tensor library.
 
 mod families;
 mod names;
 mod reader;
 mod rope;
+mod rope_keys;
 mod shard;
 
 pub use families::FAMILIES;

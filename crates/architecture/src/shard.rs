@@ -43,12 +43,12 @@ impl Architecture {
         }
         let attention = self.attention;
         for (what, number) in [("attention heads", attention.heads), ("inner columns", self.mlp.inner)] {
-            if number % of != 0 {
+            if !number.is_multiple_of(of) {
                 return fail(format!("{number} {what} do not divide by {of}"));
             }
         }
         let kv_heads = attention.kv_heads;
-        if kv_heads % of != 0 && of % kv_heads != 0 {
+        if !kv_heads.is_multiple_of(of) && !of.is_multiple_of(kv_heads) {
             return fail(format!("{kv_heads} KV heads and {of} parts do not divide each other"));
         }
         if attention.qk_norm == QkNorm::Whole && of > 1 {

@@ -84,9 +84,7 @@ pub(crate) fn from_facts(
     let name = model_name(settings, dir, faults);
     let model = facts?;
     let on_cpu = backend == Backend::Torch && cuda.is_none();
-    let room = memory_for_cache(settings, machine).filter(|_| on_cpu);
-    let room = room.map(|bytes| bytes / model.kv_bytes_per_token(dtype));
-    let max_model_len = max_model_len(settings, &model, room, faults);
+    let max_model_len = max_model_len(settings, &model, on_cpu.then_some(machine), dtype, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
     let (cpu_plan, pin) = plan?;
     let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
@@ -276,8 +274,14 @@ fn memory_for_cache(settings: &Settings, machine: &Machine) -> Option<u64> {
     machine.memory_bytes.map(|bytes| (bytes as f64 * share) as u64)
 }
 
-/// As asked for; else the model's default, or what a cache in `room` tokens of memory holds of it.
-fn max_model_len(settings: &Settings, model: &ModelFacts, room: Option<u64>, faults: &mut Collector) -> u32 {
+/// As asked for; else the model's default, or what a cache in the memory of `machine` holds of it.
+fn max_model_len(
+    settings: &Settings,
+    model: &ModelFacts,
+    machine: Option<&Machine>,
+    dtype: Dtype,
+    faults: &mut Collector,
+) -> u32 {
     let own = model.max_context;
     match settings.number("max-model-len").and_then(|n| u32::try_from(n).ok()) {
         Some(asked) if asked > own => {
@@ -290,6 +294,8 @@ fn max_model_len(settings: &Settings, model: &ModelFacts, room: Option<u64>, fau
         Some(asked) => asked,
         None => {
             let block_tokens = settings.number("block-size").unwrap_or(16);
+            let bytes = machine.and_then(|machine| memory_for_cache(settings, machine));
+            let room = bytes.map(|bytes| bytes / model.kv_bytes_per_token(dtype));
             let room = room.map(|tokens| tokens / block_tokens * block_tokens).filter(|&tokens| tokens > 0);
             let room = room.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(u32::MAX);
             model.default_context.min(room)

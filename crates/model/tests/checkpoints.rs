@@ -114,8 +114,9 @@ fn an_index_that_lies_is_refused() {
 
 #[test]
 fn tensors_that_overlap_or_lie_about_their_size_are_refused() {
+    type Lie<'a> = &'a dyn Fn(&mut Map<String, Value>);
     let golden = golden("llama-llama3");
-    let edited = |edit: &dyn Fn(&mut Map<String, Value>)| {
+    let edited = |edit: Lie<'_>| {
         let folder = folder("lies", &golden);
         let file = std::fs::read(folder.0.join("model.safetensors")).unwrap();
         let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -129,7 +130,7 @@ fn tensors_that_overlap_or_lie_about_their_size_are_refused() {
         folder
     };
     let name = "model.norm.weight";
-    let lies: [&dyn Fn(&mut Map<String, Value>); 5] = [
+    let lies: [Lie<'_>; 5] = [
         &|header| header[name]["data_offsets"] = json!([0, 192]),
         &|header| header[name]["data_offsets"] = json!([192, 0]),
         &|header| header[name]["data_offsets"] = json!([1u64 << 60, (1u64 << 60) + 192]),

@@ -288,25 +288,15 @@ fn random_shapes() {
 fn groups_windows_and_caps() {
     let limits = [(None, None), (Some(1), None), (Some(33), None), (Some(64), Some(1.5)), (None, Some(0.7))];
     let shapes = [(1, 1), (3, 1), (1, 2), (2, 3), (1, 4), (2, 5), (1, 7), (1, 8), (1, 9), (1, 33), (1, 40)];
-    let mut seed = 4000;
     for (at, (heads, group)) in shapes.into_iter().enumerate() {
         for (turn, head_dim) in [16, 80, 96, 112, 256].into_iter().enumerate() {
-            seed += 1;
             let (window, soft_cap) = limits[(at + turn) % limits.len()];
-            let case = Case {
-                seed,
-                heads,
-                group,
-                window,
-                soft_cap,
-                head_dim,
-                block_size: 16,
-                max_query: 41,
-                max_past: 150,
-                seqs: 2,
-                threads: 1 + seed as u32 % 2,
-            };
-            check_both(case);
+            let (seed, threads) = (4000 + 5 * at as u64 + turn as u64, 1 + turn as u32 % 2);
+            let (block_size, max_query, max_past, seqs) = (16, 41, 150, 2);
+            #[rustfmt::skip]
+            check_both(Case {
+                seed, heads, group, window, soft_cap, head_dim, block_size, max_query, max_past, seqs, threads,
+            });
         }
     }
 }

@@ -2,7 +2,8 @@
 //! Gemma 2 caps scores and logits; Gemma 3 norms each head and has a rotation of its own for the layers with windows.
 //! Mirrors transformers' models/gemma2 and models/gemma3; defaults are the classes'.
 
-use crate::reader::{CONTEXT_MAX, Reader, RopeRule, inverse_root, layers_of};
+use crate::reader::{CONTEXT_MAX, Reader, inverse_root, layers_of};
+use crate::rope_keys::RopeRule;
 use crate::{
     Activation, Architecture, Attention, Context, Head, Mlp, Names, Norm, NormKind, NormPlaces, Position,
     QkNorm, Rotary,
@@ -118,7 +119,7 @@ fn windows(reader: &mut Reader<'_>, found: &mut Architecture, pattern: u32) {
         true => None,
         false => reader.window().or(Some(4096)),
     };
-    let sliding = reader.sliding(found.layers.len() as u32, |layer| (layer + 1) % pattern != 0);
+    let sliding = reader.sliding(found.layers.len() as u32, |layer| !(layer + 1).is_multiple_of(pattern));
     for (layer, slides) in found.layers.iter_mut().zip(sliding) {
         layer.window = window.filter(|_| slides);
     }

@@ -28,7 +28,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     let vocab = reader.vocab();
     let layers = reader.layers("n_layer");
     let (heads, hidden) = (reader.width("n_head", None), reader.width("n_embd", None));
-    if hidden % heads != 0 {
+    if !hidden.is_multiple_of(heads) {
         reader.fault(format!("n_head {heads} does not divide n_embd {hidden}"));
     }
     let head_dim = (hidden / heads).max(1);

@@ -1,7 +1,8 @@
 //! Llama 2 and 3, and what others change of it: RMS norms before attention and MLP, rotary positions, a gated MLP.
 //! Mirrors `LlamaConfig` in transformers' models/llama/configuration_llama.py.
 
-use crate::reader::{Reader, RopeRule, inverse_root, layers_of};
+use crate::reader::{Reader, inverse_root, layers_of};
+use crate::rope_keys::RopeRule;
 use crate::{Architecture, Attention, Head, Names, Norm, NormKind, NormPlaces, Position, QkNorm};
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {

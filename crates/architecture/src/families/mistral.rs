@@ -3,7 +3,8 @@
 
 use super::llama;
 use crate::Architecture;
-use crate::reader::{Reader, RopeRule};
+use crate::reader::Reader;
+use crate::rope_keys::RopeRule;
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     reader.refuse("attention_bias");

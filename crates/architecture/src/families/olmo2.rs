@@ -2,7 +2,8 @@
 //! Mirrors transformers' models/olmo2.
 
 use super::llama;
-use crate::reader::{Reader, RopeRule};
+use crate::reader::Reader;
+use crate::rope_keys::RopeRule;
 use crate::{Architecture, Names, NormKind, NormPlaces, QkNorm};
 
 const NAMES: Names = Names {

@@ -2,7 +2,8 @@
 //! Mirrors `Phi3Config` in transformers' models/phi3/configuration_phi3.py.
 
 use super::llama;
-use crate::reader::{Reader, RopeRule};
+use crate::reader::Reader;
+use crate::rope_keys::RopeRule;
 use crate::{Architecture, Names};
 
 const NAMES: Names = Names { qkv: &["self_attn.qkv_proj"], up: &["mlp.gate_up_proj"], ..Names::COMMON };

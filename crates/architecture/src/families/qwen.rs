@@ -2,7 +2,8 @@
 //! Mirrors transformers' models/qwen2 and models/qwen3.
 
 use super::llama;
-use crate::reader::{Reader, RopeRule};
+use crate::reader::Reader;
+use crate::rope_keys::RopeRule;
 use crate::{Architecture, QkNorm};
 
 pub(super) fn read_qwen2(reader: &mut Reader<'_>) -> Architecture {

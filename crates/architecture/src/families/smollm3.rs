@@ -3,7 +3,8 @@
 
 use super::llama;
 use crate::Architecture;
-use crate::reader::{Reader, RopeRule};
+use crate::reader::Reader;
+use crate::rope_keys::RopeRule;
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     let rule = |head_dim| RopeRule { theta: 2_000_000.0, ..RopeRule::common(head_dim) };
@@ -16,7 +17,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     let count = found.layers.len() as u32;
     let interval = reader.width("no_rope_layer_interval", Some(4));
     // 1 means that the layer rotates.
-    let by_interval = || (0..count).map(|layer| (layer + 1) % interval != 0).collect();
+    let by_interval = || (0..count).map(|layer| !(layer + 1u32).is_multiple_of(interval)).collect();
     let rotates: Vec<bool> = reader.switches("no_rope_layers", count).unwrap_or_else(by_interval);
     let window = if reader.flag("use_sliding_window", false) { reader.window() } else { None };
     let sliding = reader.sliding(count, |layer| !rotates[layer as usize]);

@@ -143,8 +143,7 @@ impl CudaGpt2 {
         let stream = device.stream_with(options.dependent_launch).map_err(backend)?;
         let weights = Weights::read(folder, &shape, &stream, options.dtype, options.load_threads as usize)?;
         let sizes = Sizes::of(&shape, options, facts.multiprocessors.max(1));
-        let weight_bytes = weights.bytes;
-        let (positions, vocab) = (shape.positions, shape.vocab);
+        let (weight_bytes, positions, vocab) = (weights.bytes, shape.positions, shape.vocab);
         let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
         let decode_buckets = buckets(1, options.max_rows);
