@@ -89,7 +89,10 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
     let place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
-    let message = info.payload_as_str().unwrap_or("no message");
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let message =
+        text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     let backtrace = std::backtrace::Backtrace::capture();
     let backtrace = match backtrace.status() {
         std::backtrace::BacktraceStatus::Captured => format!("\n{backtrace}"),
