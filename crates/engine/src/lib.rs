@@ -26,4 +26,4 @@ pub use engine::{Broken, Engine, Sizes, Turn};
 pub use options::{build, model_options};
 pub use ports::Ports;
 pub use replay_main::replay;
-pub use role::{live, run, taped_turn};
+pub use role::{live, taped_turn};

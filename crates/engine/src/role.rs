@@ -23,6 +23,10 @@ const BACKLOG_WAIT: Duration = Duration::from_millis(2);
 
 /// The role's life: builds the engine, then runs it.
 pub fn live(mut session: Session) -> ExitCode {
+    let tape = match open_tape(&session) {
+        Ok(tape) => tape,
+        Err(reason) => return session.fail(&reason, i32::from(Exit::System.code())),
+    };
     let (engine, summary) = match build(&session.config, session.model_recorder.take().unwrap_or_default()) {
         Ok(built) => built,
         Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
@@ -31,7 +35,7 @@ pub fn live(mut session: Session) -> ExitCode {
         tell_memory(&session, memory);
     }
     session.ready(&summary);
-    run(session, engine)
+    run(session, engine, tape)
 }
 
 /// For /metrics and for the log: what the device's memory is taken for, once everything is there.
@@ -50,11 +54,7 @@ fn tell_memory(session: &Session, memory: DeviceMemory) {
 }
 
 /// Runs until the launcher says stop, a drain is over, or the model is broken.
-pub fn run(mut session: Session, mut engine: Engine) -> ExitCode {
-    let mut tape = match open_tape(&session) {
-        Ok(tape) => tape,
-        Err(reason) => return session.fail(&reason, i32::from(Exit::System.code())),
-    };
+fn run(mut session: Session, mut engine: Engine, mut tape: Option<Tape>) -> ExitCode {
     let mut profile = OpProfile::of(&session.config, session.me);
     let served = serve(&mut session, &mut engine, &mut tape, &mut profile);
     if let Some(profile) = profile {
@@ -69,15 +69,23 @@ pub fn run(mut session: Session, mut engine: Engine) -> ExitCode {
     }
 }
 
-/// The file to record into, if one is wanted. A successor does not overwrite what its predecessor wrote.
+/// The file to record into, if one is wanted. A successor does not overwrite its predecessor's file, and serves without a
+/// recording if it cannot create one of its own.
 fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
     let Some(path) = &session.config.observe.record else { return Ok(None) };
     let mut path = path.clone().into_os_string();
     if session.epoch > 1 {
         path.push(format!(".{}", session.epoch));
     }
-    let tape = Tape::create(path.as_ref(), &session.config, session.links.inboxes.len());
-    tape.map(Some).map_err(|error| format!("cannot record into {}: {error}", path.display()))
+    match Tape::create(path.as_ref(), &session.config, session.links.inboxes.len()) {
+        Ok(tape) => Ok(Some(tape)),
+        Err(error) if session.epoch > 1 => {
+            tracing::error!(path = %path.display(), %error, "cannot record; serving without a recording");
+            session.status.set(Gauge::RecordingEnded as usize, 1);
+            Ok(None)
+        }
+        Err(error) => Err(format!("cannot record into {}: {error}", path.display())),
+    }
 }
 
 fn serve(
@@ -105,6 +113,10 @@ fn serve(
             None => engine.turn(session)?,
             Some(tape) => taped_turn(session, engine, tape)?,
         };
+        if tape.as_ref().is_some_and(Tape::has_ended) {
+            session.status.set(Gauge::RecordingEnded as usize, 1);
+            *tape = None;
+        }
         session.beat();
         if let Some((number, outcome)) = profile.as_mut().and_then(|profile| profile.look(engine)) {
             session.admin_done(number, outcome);

@@ -23,6 +23,8 @@ pub enum Gauge {
     LogLinesDropped = 7,
     /// Edges of the role that it found corrupt and that have not been replaced yet.
     CorruptEdges = 22,
+    /// Engine: 1 once its recording (`--record`) has ended before the service did, because the file could not be written.
+    RecordingEnded = 23,
     /// Engine: steps run.
     Steps = 8,
     /// Engine: KV blocks held by requests.

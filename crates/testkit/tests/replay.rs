@@ -75,3 +75,44 @@ fn a_recorded_run_of_a_tiny_gpt2_replays() {
     let model = fixture_model();
     check(|flags| Server::start(model.path(), &[flags, &["--dtype", "fp32"]].concat()));
 }
+
+#[test]
+fn a_recording_into_a_pipe_is_refused_at_start() {
+    let (model, folder) = (fake_model(512), Folder::new());
+    let pipe = folder.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let (model, pipe) = (model.path().display().to_string(), pipe.display().to_string());
+    let arguments = ["serve", &model, "--backend", "fake", "--port", "0", "--record", &pipe];
+    let ended = run_binary_to_end(&launcher_binary(), &arguments, &[], PATIENCE);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let says = format!("cannot record into {pipe}: it is not a plain file");
+    assert!(ended.stderr.contains(&says), "{}", ended.stderr);
+}
+
+/// A file-size limit that the engine meets in mid-run: writing fails as on a full disk.
+#[test]
+fn a_recording_that_cannot_be_written_ends_and_no_request_does() {
+    let (model, folder) = (fake_model(512), Folder::new());
+    let file = folder.path().join("run");
+    let path = file.display().to_string();
+    let server = Server::start(model.path(), &["--backend", "fake", "--record", &path]);
+    let engine = server.role("engine-0").expect("an engine").pid;
+    let limited = std::process::Command::new("prlimit")
+        .args(["--pid", &engine.to_string(), "--fsize=4096"])
+        .status()
+        .expect("prlimit is part of util-linux");
+    assert!(limited.success());
+    let prompts: Vec<_> = (0..8).map(|n| vec![40 + n, 8, 9]).collect();
+    let body = json!({"prompt": prompts, "max_tokens": 400, "temperature": 0.0, "ignore_eos": true});
+    let rounds = (0..200).take_while(|_| {
+        let answer = server.post("/v1/completions", &body);
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.json()["usage"]["completion_tokens"], 8 * 400);
+        server.metric("pinion_recordings_ended") == 0.0
+    });
+    assert!(rounds.count() < 200, "the recording never met its limit");
+    assert_eq!(server.role("engine-0").map(|role| role.pid), Some(engine), "the engine lives");
+    assert_eq!(server.metric("pinion_restarts_total"), 0.0);
+    assert!(std::fs::metadata(&file).expect("the recording").len() <= 4096);
+    server.stop();
+}

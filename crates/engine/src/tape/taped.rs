@@ -18,13 +18,17 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 /// A buffer goes to the writer from this size on.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Buffers on their way to the writer or back: how far it may fall behind.
 const CHUNKS: usize = 8;
+/// How long the end of a recording waits for the disk.
+const FINISH_WAIT: Duration = Duration::from_secs(5);
 
 /// Where frames go.
 pub struct Tape {
@@ -39,12 +43,17 @@ pub struct Tape {
     lost_bytes: u64,
     full: Option<SyncSender<Vec<u8>>>,
     spare: Receiver<Vec<u8>>,
-    writer: Option<JoinHandle<()>>,
+    /// The file could not be written; the recording has ended.
+    ended: Arc<AtomicBool>,
 }
 
 impl Tape {
-    /// Makes the file. Errors: it cannot be made.
+    /// Creates the file and starts the thread that writes it. Errors: the file cannot be created, or the path names
+    /// something other than a plain file (the open of a pipe could block for ever).
     pub fn create(path: &Path, config: &Config, inbox_count: usize) -> io::Result<Tape> {
+        if path.metadata().is_ok_and(|found| !found.is_file()) {
+            return Err(io::Error::other("it is not a plain file"));
+        }
         let mut file = File::create(path)?;
         let header = json!({
             "pinion": env!("CARGO_PKG_VERSION"),
@@ -58,8 +67,10 @@ impl Tape {
         for _ in 0..CHUNKS {
             let _ = back.try_send(Vec::with_capacity(2 * CHUNK_BYTES));
         }
-        let writer = std::thread::Builder::new().name("record".into()).spawn(move || {
-            write_chunks(&mut file, &chunks, &back);
+        let ended = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&ended);
+        std::thread::Builder::new().name("record".into()).spawn(move || {
+            write_chunks(&mut file, &chunks, &back, &flag);
         })?;
         let mut tape = Tape {
             buffer: Vec::with_capacity(2 * CHUNK_BYTES),
@@ -71,7 +82,7 @@ impl Tape {
             lost_bytes: 0,
             full: Some(full),
             spare,
-            writer: Some(writer),
+            ended,
         };
         tape.put(frame::HEADER, &[header.to_string().as_bytes()]);
         Ok(tape)
@@ -126,26 +137,41 @@ impl Tape {
         }
     }
 
-    /// Writes what is left and waits until it is written.
+    /// Whether the recording has ended because the file could not be written.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Writes what is left and waits until it is written, for a few seconds at most.
     pub fn finish(mut self) {
         self.put(frame::END, &[]);
         self.hand_over();
-        if self.lost_bytes > 0 {
+        if self.lost_bytes > 0 && !self.has_ended() {
             tracing::error!(bytes = self.lost_bytes, "the end of the recording could not be written in time");
         }
         self.full = None;
-        if let Some(writer) = self.writer.take()
-            && writer.join().is_err()
-        {
-            tracing::error!("the recording's writer panicked");
+        // The writer drops its end of this channel when it has written everything.
+        let deadline = Instant::now() + FINISH_WAIT;
+        loop {
+            match self.spare.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::error!(
+                        "the disk does not take the end of the recording; the file is incomplete"
+                    );
+                    return;
+                }
+            }
         }
     }
 }
 
-fn write_chunks(file: &mut File, chunks: &Receiver<Vec<u8>>, back: &SyncSender<Vec<u8>>) {
+fn write_chunks(file: &mut File, chunks: &Receiver<Vec<u8>>, back: &SyncSender<Vec<u8>>, ended: &AtomicBool) {
     while let Ok(mut chunk) = chunks.recv() {
         if let Err(error) = file.write_all(&chunk) {
-            tracing::error!(%error, "cannot write the recording; it ends here");
+            tracing::error!(%error, "the recording cannot be written and ends here; requests are not affected");
+            ended.store(true, Ordering::Relaxed);
             return;
         }
         chunk.clear();

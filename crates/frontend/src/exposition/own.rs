@@ -120,6 +120,9 @@ pub(super) const FAMILIES: &[Family] = &[
         write: |view, series| for (peer, dropped, _) in view.app.health.logs() {
             series.put(&[&peer], dropped);
         } },
+    plain("pinion_recordings_ended", Gauge,
+        "Engines whose recording (--record) has ended because its file could not be written.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RecordingEnded))),
     plain("pinion_corrupt_edges_total", Counter,
         "Rings between two roles that held what no honest peer writes; one end of each was restarted.",
         |view, series| {
