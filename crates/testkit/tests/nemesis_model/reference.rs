@@ -11,9 +11,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Two logprobs of one token may be this far apart. A resumed request computes in a prompt chunk what it had computed row by
 /// row, and fp32 sums in another order.
 pub(crate) const LOGPROB_BOUND: f64 = 1e-3;
-/// Whether the counts of requests that a stop string ends are compared: how many tokens the engine samples past the string
-/// before it sees the slot's stopped bit depends on timing.
-const STOP_STRING_USAGE: bool = false;
 /// Of every service. Several threads of an engine that wait for each other make no progress where other programs use the cores.
 pub(crate) const FLAGS: [&str; 4] = ["--dtype", "fp32", "--engine-threads", "1"];
 /// Requests under way at once, here and in the rounds.
@@ -72,9 +69,7 @@ impl Reference {
                 for (wanted, choice) in wanted.choices.values().zip(reply.choices.values()) {
                     check_choice(kind, choice, wanted);
                 }
-                if STOP_STRING_USAGE || kind.ends != Ends::StopString {
-                    assert_eq!(reply.usage, wanted.usage, "{}: tokens of prompt and answer", kind.name);
-                }
+                assert_eq!(reply.usage, wanted.usage, "{}: tokens of prompt and answer", kind.name);
             }
             End::Error(code) => {
                 assert!(losses.errors.contains(&code.as_str()), "{}: error {code}", kind.name);
