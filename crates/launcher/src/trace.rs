@@ -6,6 +6,7 @@ use pinion_worker::telemetry;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
 use std::time::Duration;
 
 /// A connection is made, and a piece comes, in this time beyond the time recorded.
@@ -36,26 +37,47 @@ fn fetch(command: &TraceCommand) -> io::Result<u64> {
     let mut stream = connect(&command.address)?;
     stream.set_read_timeout(Some(PATIENCE + Duration::from_secs(command.seconds)))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    let wrote = stream.write_all(request(command).as_bytes());
+    if wrote.is_ok() && command.seconds > 0 {
+        telemetry::say(&format!("recording for {} s", command.seconds));
+    }
+    take_answer(stream, wrote, &command.out)
+}
+
+fn request(command: &TraceCommand) -> String {
     let body = format!("{{\"seconds\":{}}}", command.seconds);
     let key = command.key.as_ref().map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
-    write!(
-        stream,
+    format!(
         "POST /debug/trace HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{key}Content-Length: {}\r\n\r\n{body}",
         command.address,
         body.len()
-    )?;
-    if command.seconds > 0 {
-        telemetry::say(&format!("recording for {} s", command.seconds));
-    }
+    )
+}
+
+/// Reads the answer into the file `out` and gives its length. A service may answer and close before it has read the
+/// whole request: then `wrote` is an error, and the answer that is already here says more than it.
+fn take_answer(stream: impl Read, wrote: io::Result<()>, out: &Path) -> io::Result<u64> {
     let mut answer = BufReader::new(stream);
-    let chunked = read_head(&mut answer)?;
-    // Only now: a service that refuses leaves an older trace alone.
-    let cannot_write = |error: io::Error| {
-        io::Error::new(error.kind(), format!("cannot write {}: {error}", command.out.display()))
+    let framing = match (read_head(&mut answer), wrote) {
+        (Ok(framing), _) => framing,
+        (Err(Unanswered::Refused(text)), _) => return Err(io::Error::other(text)),
+        (Err(Unanswered::Broken(_)), Err(error)) | (Err(Unanswered::Broken(error)), Ok(())) => {
+            return Err(error);
+        }
     };
-    let mut out = BufWriter::new(File::create(&command.out).map_err(cannot_write)?);
-    let bytes = if chunked { copy_chunks(&mut answer, &mut out)? } else { io::copy(&mut answer, &mut out)? };
-    out.flush().map_err(cannot_write)?;
+    // Only now: a service that refuses leaves an older trace alone.
+    let cannot_write =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot write {}: {error}", out.display()));
+    let mut file = BufWriter::new(File::create(out).map_err(cannot_write)?);
+    let bytes = match framing {
+        Framing::Chunked => copy_chunks(&mut answer, &mut file)?,
+        Framing::Length(length) => match io::copy(&mut answer.take(length), &mut file)? {
+            bytes if bytes == length => bytes,
+            _ => return Err(broken("the answer ends early")),
+        },
+        Framing::UntilClose => io::copy(&mut answer, &mut file)?,
+    };
+    file.flush().map_err(cannot_write)?;
     Ok(bytes)
 }
 
@@ -70,28 +92,51 @@ fn connect(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Whether the body comes in chunks. Errors: a status other than 200, with what the service says.
-fn read_head(answer: &mut impl BufRead) -> io::Result<bool> {
+/// Where the body ends.
+enum Framing {
+    Chunked,
+    Length(u64),
+    UntilClose,
+}
+
+/// Why there is no body to take.
+enum Unanswered {
+    /// A status other than 200, with what the service says.
+    Refused(String),
+    /// No whole head came.
+    Broken(io::Error),
+}
+
+fn read_head(answer: &mut impl BufRead) -> Result<Framing, Unanswered> {
     let mut head = answer.take(HEAD_BYTES_MAX);
-    let (mut status, mut chunked, mut line) = (String::new(), false, String::new());
-    head.read_line(&mut status)?;
+    let (mut status, mut framing, mut line) = (String::new(), Framing::UntilClose, String::new());
+    head.read_line(&mut status).map_err(Unanswered::Broken)?;
     loop {
         line.clear();
-        if head.read_line(&mut line)? == 0 {
-            return Err(broken("the head ends early"));
+        if head.read_line(&mut line).map_err(Unanswered::Broken)? == 0 {
+            return Err(Unanswered::Broken(broken("the head ends early")));
         }
         if line == "\r\n" {
             break;
         }
         let line = line.to_ascii_lowercase();
-        chunked |= line.starts_with("transfer-encoding:") && line.contains("chunked");
+        let Some((name, value)) = line.split_once(':') else { continue };
+        match (name, value.trim().parse()) {
+            ("transfer-encoding", _) if value.contains("chunked") => framing = Framing::Chunked,
+            ("content-length", Ok(length)) if matches!(framing, Framing::UntilClose) => {
+                framing = Framing::Length(length);
+            }
+            _ => {}
+        }
     }
     if status.split(' ').nth(1) == Some("200") {
-        return Ok(chunked);
+        return Ok(framing);
     }
-    let mut text = String::new();
-    answer.take(ERROR_BYTES_MAX).read_to_string(&mut text)?;
-    Err(io::Error::other(format!("{}: {}", status.trim(), text.trim())))
+    let mut text = Vec::new();
+    // A connection that is reset here has said what it could.
+    let _ = answer.take(ERROR_BYTES_MAX).read_to_end(&mut text);
+    let text = String::from_utf8_lossy(&text);
+    Err(Unanswered::Refused(format!("{}: {}", status.trim(), text.trim())))
 }
 
 fn copy_chunks(answer: &mut impl BufRead, out: &mut impl Write) -> io::Result<u64> {
@@ -120,21 +165,56 @@ fn broken(what: &str) -> io::Error {
 mod tests {
     use super::*;
     use std::net::TcpListener;
-    use std::path::Path;
 
-    /// What `fetch` says of one answer.
+    /// What `fetch` says of one answer, which is there before the request is read.
     fn fetched(answer: &'static str, out: &Path) -> io::Result<u64> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let service = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = [0; 1024];
-            let _ = stream.read(&mut asked).unwrap();
             stream.write_all(answer.as_bytes()).unwrap();
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"{\"seconds\":0}") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                asked.extend(byte);
+            }
         });
         let fetched = fetch(&TraceCommand { out: out.to_owned(), seconds: 0, address, key: None });
         service.join().unwrap();
         fetched
+    }
+
+    /// Gives its bytes, then fails as a connection does that the peer has reset.
+    struct Reset(&'static [u8]);
+
+    impl Read for Reset {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self.0.read(buffer)? {
+                0 => Err(ErrorKind::ConnectionReset.into()),
+                count => Ok(count),
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_there_counts_more_than_a_request_that_was_not_read() {
+        let out = std::env::temp_dir().join(format!("pinion-trace-{}.json", std::process::id()));
+        let take = |answer: &'static str| {
+            let broken: io::Error = ErrorKind::BrokenPipe.into();
+            take_answer(Reset(answer.as_bytes()), Err(broken), &out)
+        };
+        for (answer, says) in [
+            ("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno", "HTTP/1.1 403 Forbidden: no"),
+            ("HTTP/1.1 503 Service Unavailable\r\n\r\nsoon", "HTTP/1.1 503 Service Unavailable: soon"),
+            ("HTTP/1.1 200 OK\r\n", "broken pipe"),
+            ("", "broken pipe"),
+        ] {
+            assert_eq!(take(answer).expect_err(answer).to_string(), says, "{answer}");
+        }
+        assert_eq!(take("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").unwrap(), 2);
+        assert_eq!(std::fs::read(&out).unwrap(), b"{}");
+        std::fs::remove_file(&out).unwrap();
     }
 
     #[test]
