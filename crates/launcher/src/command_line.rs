@@ -3,7 +3,7 @@
 
 use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
-use crate::{ending, pull, serve};
+use crate::{descriptors, ending, pull, serve};
 use pinion_config::{Command, Config, Exit, Machine, Topology};
 use pinion_os::process::survive_file_limit;
 use pinion_protocol::Role;
@@ -76,6 +76,7 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         telemetry::say(&format!("pinion: error: cannot ignore SIGXFSZ: {error}"));
         return Exit::System.into();
     }
+    descriptors::raise_limit();
     let own = std::env::current_exe().ok();
     let Some(folder) = own.and_then(|exe| exe.parent().map(PathBuf::from)) else {
         telemetry::say("pinion: error: cannot find the role binaries: own path unknown");

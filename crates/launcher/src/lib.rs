@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod command_line;
 pub mod corrupt;
+mod descriptors;
 pub mod ending;
 mod host;
 pub mod member;
