@@ -209,6 +209,8 @@ pub struct Config {
     pub fairness: Fairness,
     /// Web origins whose pages may use the API; `*` is all.
     pub cors_origins: Vec<String>,
+    /// Names under which clients may address the service, besides the local ones: `*` is all, `*.NAME` those below it.
+    pub allowed_hosts: Vec<String>,
     /// A silent stream gets a comment after this time, in ms; 0 is never.
     pub keep_alive_ms: u64,
     /// Show the `vllm:*` families on `/metrics`.

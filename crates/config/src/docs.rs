@@ -118,6 +118,7 @@ fn limits(kind: &Kind) -> String {
         | Kind::Cpus
         | Kind::Secrets
         | Kind::Origins
+        | Kind::Hosts
         | Kind::Choice { .. } => String::new(),
     }
 }

@@ -105,6 +105,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "cors-origin", group: Http, kind: Origins, preset: Absent,
         help: "Web origins whose pages may use the API from a browser, like https://example.org, or `*` for all. Can \
                be given several times, or as a list with commas. Off, no browser lets a foreign page read an answer." },
+    Opt { name: "allowed-hosts", group: Http, kind: Hosts, preset: Absent,
+        help: "Host names that requests may name besides the local ones (localhost, 127.0.0.0/8, [::1]), like \
+               llm.example.org or *.example.org, or `*` for every name. Needed on loopback without a key, behind a proxy \
+               that passes Host on; enforced wherever it is given. Can be given several times, or as a list with commas." },
     Opt { name: "keep-alive", group: Http, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("15s"),
         help: "A stream of events that was silent for so long gets a comment line, so that nothing on the way takes \
                it for dead; 0s sends none." },

@@ -87,7 +87,6 @@ pub(crate) fn from_facts(
     let max_model_len = max_model_len(settings, &model, on_cpu.then_some(machine), dtype, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
     let (cpu_plan, pin) = plan?;
-    let body_default = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
     let take = Take(settings);
     Some(Config {
         host: settings.address("host")?,
@@ -114,7 +113,7 @@ pub(crate) fn from_facts(
         engines: 1,
         detokenizers: take.narrow("detokenizers"),
         max_inflight: take.word("max-inflight"),
-        body_bytes_max: settings.number("body-bytes-max").map_or(body_default, |n| n as usize),
+        body_bytes_max: body_bytes_max(settings, max_model_len),
         stream_buffer_bytes_max: take.number("stream-buffer-bytes-max") as usize,
         write_timeout_ms: take.number("write-timeout"),
         header_timeout_ms: take.number("header-timeout"),
@@ -125,7 +124,8 @@ pub(crate) fn from_facts(
         fairness: Fairness::new(settings, &settings.api_keys("api-key"), faults),
         stream_interval: take.word("stream-interval"),
         api_keys: settings.api_keys("api-key"),
-        cors_origins: settings.origins("cors-origin"),
+        cors_origins: settings.names("cors-origin"),
+        allowed_hosts: settings.names("allowed-hosts"),
         keep_alive_ms: take.number("keep-alive"),
         vllm_metrics: take.is("metrics-compat", "vllm"),
         seed: take.number("seed"),
@@ -145,6 +145,12 @@ fn sandbox(settings: &Settings) -> bool {
     let on = |name: &str| settings.switch(name).unwrap_or(false);
     let profiled = settings.text("profile").is_some_and(|tool| tool != "none");
     settings.switch("sandbox").unwrap_or(true) && !on("in-process") && !on("nvtx") && !profiled
+}
+
+/// As given, or enough for a prompt that fills the context.
+fn body_bytes_max(settings: &Settings, max_model_len: u32) -> usize {
+    let enough = (max_model_len as usize * BODY_BYTES_PER_TOKEN).clamp(BODY_BYTES_LOW, BODY_BYTES_HIGH);
+    settings.number("body-bytes-max").map_or(enough, |bytes| bytes as usize)
 }
 
 /// Threads of the model's kernels, as planned.

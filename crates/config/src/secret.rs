@@ -1,14 +1,17 @@
 //! Lists of words that options hold, and the one of them that nobody may see: the API keys.
 
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// Keys that a service may have.
 pub(crate) const API_KEYS_MAX: usize = 64;
 /// Bytes of one key.
 pub(crate) const API_KEY_BYTES_MAX: usize = 256;
-/// Origins that may be allowed.
-pub(crate) const ORIGINS_MAX: usize = 64;
+/// Origins, or names of hosts, that one option may list.
+pub(crate) const NAMES_MAX: usize = 64;
 const ORIGIN_BYTES_MAX: usize = 256;
+/// As in DNS.
+const HOST_BYTES_MAX: usize = 253;
 
 /// Environment variables that no role process may inherit.
 pub const SECRET_VARIABLES: [&str; 3] =
@@ -95,6 +98,29 @@ pub(crate) fn parse_origins(text: &str) -> Result<Vec<String>, String> {
     Ok(origins)
 }
 
+/// Reads a comma-separated list of host names and addresses without ports; `*.NAME` is every name below NAME, `*` every
+/// name.
+pub(crate) fn parse_hosts(text: &str) -> Result<Vec<String>, String> {
+    text.split(',').map(|host| parse_host(host.trim())).collect()
+}
+
+fn parse_host(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        return Ok(address.to_string());
+    }
+    let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+    let plain = name.strip_prefix("*.").unwrap_or(&name);
+    let in_names = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let is_name = !plain.is_empty() && !plain.starts_with('.') && plain.bytes().all(in_names);
+    if text == "*" || (is_name && name.len() <= HOST_BYTES_MAX) {
+        return Ok(name);
+    }
+    Err(format!(
+        "`{text}` is no host name; expected NAME, *.NAME or an address, each without a port, or * for all"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +139,16 @@ mod tests {
         }
         assert!(ApiKeys::parse(&vec!["k"; API_KEYS_MAX].join(",")).is_ok());
         assert!(ApiKeys::parse(&vec!["k"; API_KEYS_MAX + 1].join(",")).is_err());
+    }
+
+    #[test]
+    fn hosts_are_names_or_addresses_without_a_port() {
+        let good = parse_hosts("LLM.example.org., *.Example.org,my_box,[FD00::1],10.0.0.1,*").unwrap();
+        assert_eq!(good, ["llm.example.org", "*.example.org", "my_box", "fd00::1", "10.0.0.1", "*"]);
+        for bad in ["", "a,", "a:80", "[fd00::1]:80", "http://a", "a.*", "*a", "*.", "*.*", ".a", "a b"] {
+            assert!(parse_hosts(bad).is_err(), "{bad}");
+        }
+        assert!(parse_hosts(&"n".repeat(HOST_BYTES_MAX + 1)).is_err());
     }
 
     #[test]

@@ -116,9 +116,9 @@ impl Settings {
         }
     }
 
-    pub(crate) fn origins(&self, name: &str) -> Vec<String> {
+    pub(crate) fn names(&self, name: &str) -> Vec<String> {
         match self.get(name).map(|setting| &setting.value) {
-            Some(Value::Origins(origins)) => origins.clone(),
+            Some(Value::Names(names)) => names.clone(),
             _ => Vec::new(),
         }
     }
@@ -261,7 +261,9 @@ fn toml_text(value: &toml::Value, kind: &Kind) -> Result<String, String> {
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(n) => Ok(n.to_string()),
         toml::Value::Float(x) => Ok(x.to_string()),
-        toml::Value::Array(items) if matches!(kind, Kind::Cpus | Kind::Secrets | Kind::Origins) => {
+        toml::Value::Array(items)
+            if matches!(kind, Kind::Cpus | Kind::Secrets | Kind::Origins | Kind::Hosts) =>
+        {
             let parts: Result<Vec<String>, String> = items.iter().map(|item| toml_text(item, kind)).collect();
             parts.map(|parts| parts.join(","))
         }

@@ -76,6 +76,8 @@ pub(crate) enum Kind {
     Secrets,
     /// Web origins: a list.
     Origins,
+    /// Names of this service: a list.
+    Hosts,
     Choice {
         accepted: &'static [Word],
         refused: &'static [(&'static [&'static str], &'static str)],
@@ -98,6 +100,7 @@ impl Kind {
             Kind::Cpus => "CPUS".into(),
             Kind::Secrets => "KEY".into(),
             Kind::Origins => "ORIGIN".into(),
+            Kind::Hosts => "HOST".into(),
             Kind::Choice { accepted, .. } => accepted.iter().map(|w| w.name).collect::<Vec<_>>().join("|"),
         }
     }

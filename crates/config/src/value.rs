@@ -1,7 +1,7 @@
 //! One value from its text: the same reading for flags, environment and file.
 
 use crate::cpu_set::{parse_cpu_set, show_cpu_set};
-use crate::secret::{ApiKeys, ORIGINS_MAX, parse_origins};
+use crate::secret::{ApiKeys, NAMES_MAX, parse_hosts, parse_origins};
 use crate::table::{Kind, Word};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,7 +20,8 @@ pub(crate) enum Value {
     Share(f64),
     Cpus(BTreeSet<usize>),
     Secrets(ApiKeys),
-    Origins(Vec<String>),
+    /// Origins, or names of hosts.
+    Names(Vec<String>),
     Word(&'static str),
 }
 
@@ -45,7 +46,8 @@ impl Value {
             Kind::Share => parse_share(text),
             Kind::Cpus => parse_cpu_set(text).map(Value::Cpus),
             Kind::Secrets => ApiKeys::parse(text).map(Value::Secrets),
-            Kind::Origins => parse_origins(text).map(Value::Origins),
+            Kind::Origins => parse_origins(text).map(Value::Names),
+            Kind::Hosts => parse_hosts(text).map(Value::Names),
             Kind::Choice { accepted, refused } => parse_word(text, accepted, refused),
         }
     }
@@ -54,12 +56,12 @@ impl Value {
     pub(crate) fn followed_by(self, later: Value) -> Result<Value, String> {
         Ok(match (self, later) {
             (Value::Secrets(keys), Value::Secrets(more)) => Value::Secrets(keys.and(more)?),
-            (Value::Origins(mut origins), Value::Origins(more)) => {
-                origins.extend(more);
-                if origins.len() > ORIGINS_MAX {
-                    return Err(format!("there are more than {ORIGINS_MAX} origins"));
+            (Value::Names(mut names), Value::Names(more)) => {
+                names.extend(more);
+                if names.len() > NAMES_MAX {
+                    return Err(format!("there are more than {NAMES_MAX} of them"));
                 }
-                Value::Origins(origins)
+                Value::Names(names)
             }
             (_, later) => later,
         })
@@ -79,7 +81,7 @@ impl Value {
             Value::Share(share) => share.to_string(),
             Value::Cpus(set) => show_cpu_set(set.iter().copied()),
             Value::Secrets(keys) => keys.show(),
-            Value::Origins(origins) => origins.join(","),
+            Value::Names(names) => names.join(","),
             Value::Word(word) => (*word).to_owned(),
         }
     }

@@ -1,6 +1,7 @@
 //! What every handler of this process shares.
 
 use crate::admission::Limits;
+use crate::guard::Guard;
 use crate::health::Health;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
@@ -35,6 +36,8 @@ pub struct Settings {
     pub fairness: Fairness,
     /// Web origins whose pages may use the API.
     pub cors_origins: Vec<String>,
+    /// What web pages may not do.
+    pub guard: Guard,
     /// A silent stream of events gets a comment after this time.
     pub keep_alive: Option<Duration>,
     /// Show the `vllm:*` families.
@@ -60,6 +63,7 @@ impl Settings {
             api_keys: config.api_keys.clone(),
             fairness: config.fairness.clone(),
             cors_origins: config.cors_origins.clone(),
+            guard: Guard::new(config),
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
             vllm_metrics: config.vllm_metrics,
             profiled: config.observe.profiler.is_some(),

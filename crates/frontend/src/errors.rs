@@ -2,7 +2,7 @@
 //!
 //! Start at [`HttpError::from`]. Nothing else in this crate chooses a status for an error.
 
-use crate::limits::RETRY_AFTER_S;
+use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX, QUOTED_BYTES_MAX, RETRY_AFTER_S};
 use pinion_protocol::{Blame, Fault, FaultCode};
 use serde::Serialize;
 
@@ -25,6 +25,28 @@ pub enum Refusal {
     },
     /// A route of OpenAI's that this service answers with a clear no.
     NotImplemented(&'static str),
+    /// The service has no such name.
+    Host(String),
+    /// A page of another origin asks for what changes something.
+    Origin {
+        /// The route is an operator's.
+        admin: bool,
+    },
+    /// The head can be understood in two ways.
+    Framing(&'static str),
+    /// hyper cannot read the head.
+    Head {
+        /// The status that it gives.
+        status: u16,
+    },
+    /// `CONNECT`.
+    Connect,
+    /// An `Expect` that is not `100-continue`.
+    Expectation,
+    /// A compressed body.
+    Encoding,
+    /// No connection can be held any more.
+    NoRoom,
     /// The body did not arrive in time.
     BodyTimeout,
     /// The client closed or broke the framing within the body.
@@ -54,6 +76,8 @@ pub struct HttpError {
     pub retry_after_s: Option<u32>,
     /// For `Allow`.
     pub allow: Option<&'static str>,
+    /// For `Accept-Encoding`.
+    pub accept_encoding: Option<&'static str>,
     /// The connection cannot be used further.
     pub close: bool,
 }
@@ -84,6 +108,23 @@ impl From<Refusal> for HttpError {
                 HttpError::of_client(401, Some("invalid_api_key"), message.into())
             }
             Refusal::NotImplemented(what) => HttpError::of_client(501, Some("not_implemented"), what.into()),
+            Refusal::Host(name) => HttpError::of_client(403, Some("host_not_allowed"), host_message(&name)),
+            Refusal::Origin { admin } => foreign_page(admin),
+            Refusal::Framing(rule) => HttpError::of_head(400, "malformed_head", rule.into()),
+            Refusal::Head { status } => HttpError::of_head(status, "malformed_head", head_message(status)),
+            Refusal::Connect => HttpError {
+                allow: Some("GET, HEAD, POST"),
+                ..HttpError::of_head(
+                    405,
+                    "method_not_allowed",
+                    "this is no proxy: CONNECT is not served".into(),
+                )
+            },
+            Refusal::Expectation => {
+                HttpError::of_head(417, "expectation_failed", "the only Expect is 100-continue".into())
+            }
+            Refusal::Encoding => compressed(),
+            Refusal::NoRoom => no_room(),
             Refusal::BodyTimeout => HttpError {
                 close: true,
                 ..HttpError::of_client(
@@ -134,9 +175,57 @@ impl From<Fault> for HttpError {
             message: fault.message,
             retry_after_s: matches!(blame, Blame::Overload | Blame::Engine).then_some(RETRY_AFTER_S),
             allow: None,
+            accept_encoding: None,
             close: fault.code == FaultCode::BodyTooLarge,
         }
     }
+}
+
+fn foreign_page(admin: bool) -> HttpError {
+    let way = if admin {
+        "call it without a browser, or start the service with --api-key"
+    } else {
+        "start the service with --cors-origin and the page's origin"
+    };
+    let message = format!("a web page of another origin may not ask for this: {way}");
+    HttpError::of_client(403, Some("origin_not_allowed"), message)
+}
+
+fn head_message(status: u16) -> String {
+    match status {
+        408 => "the request's head did not arrive in time".to_owned(),
+        414 => "the request's target is too long".to_owned(),
+        431 => {
+            let limits =
+                format!("larger than {HEADER_BYTES_MAX} bytes or has more than {HEADERS_MAX} fields");
+            format!("the request's head is {limits}")
+        }
+        _ => "the request's head cannot be read as HTTP/1.1".to_owned(),
+    }
+}
+
+fn compressed() -> HttpError {
+    let message = "compressed bodies are not read: send the JSON without Content-Encoding";
+    HttpError {
+        accept_encoding: Some("identity"),
+        ..HttpError::of_client(415, Some("unsupported_encoding"), message.into())
+    }
+}
+
+fn no_room() -> HttpError {
+    let message = "every connection that this service can hold is in use; try again";
+    HttpError {
+        kind: "rate_limit_error",
+        retry_after_s: Some(RETRY_AFTER_S),
+        ..HttpError::of_head(503, "too_many_connections", message.into())
+    }
+}
+
+fn host_message(name: &str) -> String {
+    let name: String = name.chars().take(QUOTED_BYTES_MAX).collect();
+    format!(
+        "this service is not known as `{name}`; if it should be, start it with --allowed-hosts and that name"
+    )
 }
 
 #[derive(Serialize)]
@@ -162,8 +251,14 @@ impl HttpError {
             message,
             retry_after_s: None,
             allow: None,
+            accept_encoding: None,
             close: false,
         }
+    }
+
+    /// A refusal after which the connection cannot be used.
+    fn of_head(status: u16, code: &'static str, message: String) -> HttpError {
+        HttpError { close: true, ..HttpError::of_client(status, Some(code), message) }
     }
 
     /// `{"error": {...}}`.

@@ -72,7 +72,10 @@ pub(crate) async fn read<T: Send + 'static>(
 
 /// Throws the rest of a body away for a bounded time, so that the client reads our answer before the
 /// connection closes.
-fn discard(mut body: Incoming) {
+pub(crate) fn discard(mut body: Incoming) {
+    if body.is_end_stream() {
+        return;
+    }
     tokio::task::spawn_local(async move {
         let drain = async {
             let mut seen = 0;

@@ -3,12 +3,25 @@
 
 use std::time::Duration;
 
-/// Open connections, at most; the next one waits in the kernel's queue.
+/// Open connections, at most; the next one takes the place of the one that is idle longest.
 pub const CONNECTIONS_MAX: usize = 16_384;
+/// Descriptors that connections leave free, an eighth of the process's limit within these bounds: for the links to roles
+/// that come back, and for refusals.
+pub const DESCRIPTOR_RESERVE_MIN: u64 = 8;
+/// See [`DESCRIPTOR_RESERVE_MIN`].
+pub const DESCRIPTOR_RESERVE_MAX: u64 = 64;
+/// A connection that is refused has this long to send its request, and as long to take the answer.
+pub const LAST_ANSWER_TIME_MAX: Duration = Duration::from_millis(100);
+/// Connections that end this way at a time without holding up the next one.
+pub const LAST_ANSWERS_MAX: usize = 4;
 /// Bytes of a request's head.
 pub const HEADER_BYTES_MAX: usize = 16 << 10;
 /// Header fields of one request.
 pub const HEADERS_MAX: usize = 64;
+/// When this many connections fewer are open than there were, the memory that they leave goes back to the system ...
+pub const TRIM_CONNECTIONS: usize = 1024;
+/// ... after this time, in which others may end too.
+pub const TRIM_DELAY: Duration = Duration::from_secs(1);
 /// Length of a client's `X-Request-Id` that is echoed.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Length of a browser's list of header fields that is echoed in the answer to a preflight.
@@ -33,7 +46,7 @@ pub const TEMPLATE_KWARGS_MAX: usize = 64;
 pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a client's value quoted in an error message.
 pub const QUOTED_BYTES_MAX: usize = 60;
-/// Pause of the accept loop when the process is out of descriptors.
+/// Pause of the accept loop when the system is out of descriptors.
 pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// Time between two warnings about a failing accept.
 pub const ACCEPT_WARNING_PERIOD: Duration = Duration::from_secs(10);

@@ -275,6 +275,10 @@ pub struct Metrics {
     pub connections: Counter,
     /// Connections that ended.
     pub connections_closed: Counter,
+    /// Idle ones that were closed to make room.
+    pub connections_displaced: Counter,
+    /// New ones that were refused because there was no room.
+    pub connections_refused: Counter,
     /// Failures of accept.
     pub accept_errors: Counter,
     /// Connections dropped because a head, a body, an idle time or a write took too long.
@@ -301,6 +305,8 @@ impl Default for Metrics {
             parts: std::array::from_fn(|_| Histogram::new(PART_BOUNDS_S)),
             connections: Counter::default(),
             connections_closed: Counter::default(),
+            connections_displaced: Counter::default(),
+            connections_refused: Counter::default(),
             accept_errors: Counter::default(),
             timeouts: Counter::default(),
         }

@@ -6,12 +6,13 @@ use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::{HttpError, Refusal};
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{auth, cors, generate, info, orders, tokens};
+use crate::{auth, cors, framing, generate, info, intake, orders, tokens};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
-    ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+    ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
 };
+use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use pinion_os::clock;
 use pinion_protocol::control::Admin;
@@ -159,12 +160,27 @@ impl Route {
         matches!(self, Route::Health | Route::Ready | Route::Live | Route::Metrics | Route::Version)
     }
 
+    /// Whether it is for operators and changes how the service runs or looks.
+    pub fn is_admin(self) -> bool {
+        matches!(self, Route::ResetPrefixCache | Route::DebugTrace | Route::StartProfile | Route::StopProfile)
+    }
+
+    /// The methods that the route takes, for `Allow`.
+    fn allowed(self) -> &'static str {
+        if self.method() == Method::POST { "POST" } else { "GET, HEAD" }
+    }
+
+    /// Whether the route takes this method. HEAD is GET up to the head: hyper leaves the body out.
+    fn takes(self, method: &Method) -> bool {
+        self.method() == *method || (self.method() == Method::GET && *method == Method::HEAD)
+    }
+
     /// The name of [`Route::method`].
     pub(crate) fn method_name(self) -> &'static str {
         if self.method() == Method::POST { "POST" } else { "GET" }
     }
 
-    /// The one method that the route allows.
+    /// The one method that the route has, beside HEAD.
     pub fn method(self) -> Method {
         match self {
             Route::Completions
@@ -213,14 +229,16 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     let arrival = Arrival { route, label, received_ns, key: None };
     let origins = &app.settings.cors_origins;
     let origin = cors::allowed(origins, request.headers());
-    let preflight = cors::preflight(origin.as_ref(), route, request.method(), request.headers());
-    let mut response = match preflight {
-        Some(response) => response,
-        None => match dispatch(&app, arrival, request).await {
-            Ok(response) => response,
-            Err(refusal) => refuse(HttpError::from(refusal)),
-        },
+    let (head, body) = request.into_parts();
+    let answer = match enter(&app, route, origin.as_ref(), &head) {
+        Ok(None) => dispatch(&app, arrival, Request::from_parts(head, body)).await,
+        Ok(Some(preflight)) => Ok(preflight),
+        Err(refusal) => {
+            intake::discard(body);
+            Err(refusal)
+        }
     };
+    let mut response = answer.unwrap_or_else(|refusal| refuse(HttpError::from(refusal)));
     cors::mark(origins, origin, response.headers_mut());
     if let Ok(value) = label_value {
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
@@ -230,6 +248,26 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     }
     app.metrics.response(route, response.status().as_u16());
     Ok(response)
+}
+
+/// What holds for every route: heads with one meaning, names of this service, and what pages of other origins may do.
+/// Gives the answer to a preflight.
+fn enter(
+    app: &App,
+    route: Route,
+    origin: Option<&HeaderValue>,
+    head: &Parts,
+) -> Result<Option<Response<AnswerBody>>, Refusal> {
+    let guard = &app.settings.guard;
+    framing::check(head)?;
+    guard.check_host(head)?;
+    if guard.admits_pages(route)
+        && let Some(preflight) = cors::preflight(origin, route, &head.method, &head.headers)
+    {
+        return Ok(Some(preflight));
+    }
+    guard.check_origin(route, head)?;
+    Ok(None)
 }
 
 async fn dispatch(
@@ -243,8 +281,12 @@ async fn dispatch(
         let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
         return Err(Refusal::NoRoute(path));
     }
-    if *request.method() != route.method() {
-        return Err(Refusal::Method { allow: route.method_name() });
+    if !route.takes(request.method()) {
+        return Err(Refusal::Method { allow: route.allowed() });
+    }
+    if let Err(refusal) = framing::check_encoding(request.headers()) {
+        intake::discard(request.into_body());
+        return Err(refusal);
     }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
@@ -305,6 +347,9 @@ fn refuse(error: HttpError) -> Response<AnswerBody> {
     }
     if let Some(allow) = error.allow {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    if let Some(codings) = error.accept_encoding {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(codings));
     }
     if error.status == StatusCode::UNAUTHORIZED.as_u16() {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

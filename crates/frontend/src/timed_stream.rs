@@ -4,10 +4,11 @@
 //! rest is ours. Every deadline ends in [`ErrorKind::TimedOut`], on which hyper drops the connection, its
 //! response body, and with it the request.
 
+use crate::connections::{Activity, Doing};
+use crate::framing;
 use crate::metrics::Metrics;
 use pinion_protocol::spans::SpanName;
 use pinion_worker::Recorder;
-use std::cell::Cell;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,17 +16,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
-
-/// What a connection is doing, shared by the socket and the service behind hyper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
-    /// Between requests.
-    Waiting,
-    /// Receiving a head.
-    Head,
-    /// From a complete head to the end of the answer.
-    Serving,
-}
 
 /// A timer that is set when waiting begins and cleared by progress.
 struct Deadline {
@@ -56,27 +46,45 @@ impl Deadline {
 }
 
 /// A socket with deadlines.
-pub struct TimedStream<S> {
+pub(crate) struct TimedStream<S> {
     inner: S,
-    doing: Rc<Cell<Doing>>,
+    activity: Rc<Activity>,
     head: Deadline,
     write: Deadline,
     metrics: Rc<Metrics>,
     recorder: Rc<Recorder>,
+    /// The status of a head that could not be read, or not in time. hyper's answer to it has no body and is held back.
+    refused: Option<u16>,
 }
 
 impl<S> TimedStream<S> {
     /// Wraps a connected socket.
-    pub fn new(
+    pub(crate) fn new(
         inner: S,
-        doing: Rc<Cell<Doing>>,
+        activity: Rc<Activity>,
         head_limit: Duration,
         write_limit: Duration,
         metrics: Rc<Metrics>,
         recorder: Rc<Recorder>,
     ) -> TimedStream<S> {
         let (head, write) = (Deadline::new(head_limit), Deadline::new(write_limit));
-        TimedStream { inner, doing, head, write, metrics, recorder }
+        TimedStream { inner, activity, head, write, metrics, recorder, refused: None }
+    }
+
+    /// The socket, if its client is to hear this status as the last.
+    pub(crate) fn into_refused(self) -> Option<(S, u16)> {
+        let status = self.refused?;
+        Some((self.inner, status))
+    }
+
+    /// Whether these bytes are hyper's own answer to a head, which is not written.
+    fn holds_back(&mut self, bytes: &[u8]) -> bool {
+        if self.activity.doing() == Doing::Serving {
+            return false;
+        }
+        let status = framing::status_of_bare_refusal(bytes);
+        self.refused = status.or(self.refused);
+        status.is_some()
     }
 
     fn timed_out<T>(&self, what: &str) -> Poll<io::Result<T>> {
@@ -115,19 +123,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.doing.get() == Doing::Serving {
+        if this.activity.doing() == Doing::Serving {
             this.head.stop();
         }
         let before = buffer.filled().len();
         if let Poll::Ready(result) = Pin::new(&mut this.inner).poll_read(context, buffer) {
-            if this.doing.get() == Doing::Waiting && buffer.filled().len() > before {
-                this.doing.set(Doing::Head);
+            if this.activity.doing() == Doing::Waiting && buffer.filled().len() > before {
+                this.activity.set(Doing::Head);
                 this.head.stop();
                 this.head.start();
             }
             return Poll::Ready(result);
         }
-        if this.doing.get() == Doing::Head && this.head.passed(context) {
+        if this.activity.doing() == Doing::Head && this.head.passed(context) {
+            this.refused = Some(408);
             return this.timed_out("head");
         }
         Poll::Pending
@@ -140,6 +149,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.holds_back(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let begin_ns = self.recorder.begin(SpanName::FrontendWrite);
         let result = Pin::new(&mut self.inner).poll_write(context, bytes);
         self.wrote(begin_ns, &result);
@@ -151,6 +163,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = slices
+            && self.holds_back(only)
+        {
+            return Poll::Ready(Ok(only.len()));
+        }
         let begin_ns = self.recorder.begin(SpanName::FrontendWrite);
         let result = Pin::new(&mut self.inner).poll_write_vectored(context, slices);
         self.wrote(begin_ns, &result);
@@ -167,6 +184,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // What hyper held back is still to be said.
+        if self.refused.is_some() {
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.inner).poll_shutdown(context)
     }
 }

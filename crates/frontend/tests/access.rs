@@ -38,7 +38,10 @@ fn every_route_but_the_public_ones_needs_a_key_whatever_the_method() {
         let public = [Route::Health, Route::Ready, Route::Live, Route::Metrics, Route::Version];
         for route in Route::ALL {
             for method in ["GET", "POST", "HEAD", "OPTIONS", "DELETE"] {
-                let right = *route.method().as_str() == *method;
+                let right = match method {
+                    "HEAD" => *route.method().as_str() == *"GET",
+                    method => *route.method().as_str() == *method,
+                };
                 let open = public.contains(&route);
                 for (fields, good) in [
                     (String::new(), false),

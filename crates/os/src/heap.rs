@@ -2,7 +2,7 @@
 //! instead of aborting without a word.
 //!
 //! The limit is RLIMIT_DATA, which counts private writable memory: heap, thread stacks, memory that libraries map. Shared
-//! memory and files are not counted.
+//! memory and files are not counted. [`trim`] is for processes without such a limit.
 
 use nix::sys::resource::{Resource, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -20,6 +20,13 @@ static ON_EXHAUSTED: OnceLock<fn()> = OnceLock::new();
 pub fn limit(bytes: u64, on_exhausted: fn()) -> io::Result<()> {
     ON_EXHAUSTED.get_or_init(|| on_exhausted);
     Ok(setrlimit(Resource::RLIMIT_DATA, bytes, bytes)?)
+}
+
+/// Gives free pages in the middle of the heap back to the system, which `free` does at its end only; says whether there
+/// were any. Allocations of all threads wait meanwhile, some milliseconds for 100 MiB.
+pub fn trim() -> bool {
+    // SAFETY: the function takes no pointer; it locks the heap as malloc does.
+    unsafe { libc::malloc_trim(0) != 0 }
 }
 
 /// Ends the process at once, without running destructors.
@@ -57,5 +64,28 @@ unsafe impl GlobalAlloc for Heap {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         // SAFETY: the pointer came from the system's allocator, by way of this one.
         checked(unsafe { System.realloc(pointer, layout, bytes) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident_kib() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    #[test]
+    fn free_pages_go_back_to_the_system_though_later_ones_are_in_use() {
+        let mut held: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 8 << 10]).collect();
+        let last = held.pop();
+        drop(held);
+        let before = resident_kib();
+        assert!(trim());
+        let after = resident_kib();
+        assert!(after + (16 << 10) < before, "{before} KiB, then {after} KiB");
+        assert_eq!(last.map_or(0, |last| last.len()), 8 << 10);
     }
 }

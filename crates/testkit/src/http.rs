@@ -269,7 +269,7 @@ impl Connection {
 
 /// A request's bytes.
 pub(crate) fn request_bytes(method: &str, path: &str, fields: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
-    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: pinion.test\r\n");
+    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n");
     for (name, value) in fields {
         text.push_str(&format!("{name}: {value}\r\n"));
     }

@@ -195,6 +195,18 @@ impl Server {
         server
     }
 
+    /// The fake backend, where no process of the service has more than this many descriptors. `prlimit` is a part of
+    /// util-linux; it replaces itself by the launcher.
+    pub fn fake_with_descriptors(count: u32, flags: &[&str]) -> Server {
+        let folder = fake_model(FAKE_CONTEXT);
+        let flags = [&["--backend", "fake"], flags].concat();
+        let limit = format!("--nofile={count}:{count}");
+        let mut server = Server::launch_under(&["prlimit", &limit], folder.path(), &flags, &[]);
+        server._own_model = Some(folder);
+        server.wait_ready();
+        server
+    }
+
     /// Starts without waiting. A `--port` among the flags wins over the kernel's choice.
     pub fn launch(model_folder: &Path, flags: &[&str]) -> Server {
         Server::launch_with(model_folder, flags, &[])
@@ -202,14 +214,26 @@ impl Server {
 
     /// The same with environment variables.
     pub fn launch_with(model_folder: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Server {
+        Server::launch_under(&[], model_folder, flags, variables)
+    }
+
+    /// The same through a program that replaces itself by what follows its arguments.
+    fn launch_under(
+        wrapper: &[&str],
+        model_folder: &Path,
+        flags: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Server {
         let scratch = Folder::new();
         let model = model_folder.to_str().expect("model folders have UTF-8 names");
-        let mut arguments = vec!["serve", "--model", model];
+        let launcher = launcher_binary();
+        let words = [wrapper, &[launcher.to_str().expect("build folders have UTF-8 names")]].concat();
+        let mut arguments = [&words[1..], &["serve", "--model", model]].concat();
         if !flags.contains(&"--port") {
             arguments.extend(["--port", "0"]);
         }
         arguments.extend(flags);
-        let mut command = command(&launcher_binary(), &arguments, &scratch);
+        let mut command = command(Path::new(words[0]), &arguments, &scratch);
         let mut child = command.envs(variables.iter().copied()).spawn().expect("pinion can be started");
         let log = Log::of(child.stderr.take().expect("stderr is piped"));
         drop(Log::of(child.stdout.take().expect("stdout is piped")));
@@ -347,8 +371,9 @@ impl Server {
         body: &[u8],
     ) -> io::Result<Response> {
         let mut connection = Connection::open(self.address())?;
-        connection.request(method, path, fields, body)?;
-        connection.response()
+        // A service may answer and close before it has read all of this; only without an answer it matters.
+        let wrote = connection.request(method, path, fields, body);
+        connection.response().map_err(|error| wrote.err().unwrap_or(error))
     }
 
     /// `GET path`.
@@ -367,10 +392,9 @@ impl Server {
     /// then the answer is [`Cut`](crate::End::Cut).
     pub fn ask(&self, api: Api, body: &Value) -> Answer {
         let mut connection = self.connect();
-        match connection.request("POST", api.path(), &[], body.to_string().as_bytes()) {
-            Ok(()) => Answer::read(api, body["stream"] == true, connection),
-            Err(error) => Answer::cut(&error),
-        }
+        // A write that fails leaves what the service has answered before.
+        let _ = connection.request("POST", api.path(), &[], body.to_string().as_bytes());
+        Answer::read(api, body["stream"] == true, connection)
     }
 
     /// Scrapes `/metrics`.

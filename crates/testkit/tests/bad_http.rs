@@ -25,8 +25,9 @@ fn bodies_that_are_too_large_are_refused_without_being_kept() {
     beside_a_stream(|server, still_answers| {
         for path in PATHS {
             let by_length =
-                format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 20 << 20);
-            let chunked = format!("POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+                format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", 20 << 20);
+            let chunked =
+                format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
             for (head, piece) in [(&by_length, &megabyte), (&chunked, &chunk)] {
                 let response = send_big(server, head, piece, 20);
                 check_refusal(head, &response, 413, None);
@@ -36,7 +37,7 @@ fn bodies_that_are_too_large_are_refused_without_being_kept() {
         // Who only announces too much, or waits to be asked for it, is told before sending.
         for more in ["", "Expect: 100-continue\r\n"] {
             let head = format!(
-                "POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {}\r\n\r\n",
+                "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {}\r\n\r\n",
                 1u64 << 40
             );
             check_refusal(more, &send_big(server, &head, b"", 0), 413, None);
@@ -47,10 +48,11 @@ fn bodies_that_are_too_large_are_refused_without_being_kept() {
 
 #[test]
 fn broken_http_ends_its_connection_and_nothing_else() {
-    let field = |bytes: &str| format!("GET /health HTTP/1.1\r\nHost: x\r\n{bytes}\r\n\r\n").into_bytes();
+    let field =
+        |bytes: &str| format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{bytes}\r\n\r\n").into_bytes();
     let body = "{\"prompt\":\"x\",\"max_tokens\":1}";
     let post = |fields: &str, body: &str| {
-        format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n{body}").into_bytes()
+        format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n\r\n{body}").into_bytes()
     };
     let many: String = (0..200).map(|index| format!("X-{index}: y\r\n")).collect();
     let cases: Vec<(&str, Vec<u8>)> = vec![
@@ -65,7 +67,10 @@ fn broken_http_ends_its_connection_and_nothing_else() {
         ("a line folded", field("X: a\r\n b")),
         ("a huge field", field(&format!("X: {}", "y".repeat(1 << 20)))),
         ("too many fields", field(many.trim_end())),
-        ("a huge path", format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "y".repeat(1 << 20)).into_bytes()),
+        (
+            "a huge path",
+            format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "y".repeat(1 << 20)).into_bytes(),
+        ),
         ("two lengths", post("Content-Length: 5\r\nContent-Length: 6", body)),
         ("a negative length", post("Content-Length: -1", body)),
         ("a length in words", post("Content-Length: ten", body)),
@@ -100,9 +105,9 @@ fn who_sends_slowly_is_not_waited_for() {
     };
     let mut half_head = begun("POST /v1/completions HTTP/1.1\r\nHo");
     let mut half_body =
-        begun("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"pro");
+        begun("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{\"pro");
     let mut nothing = begun("");
-    let mut after_one = begun("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut after_one = begun("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert_eq!(after_one.response().expect("an answer").status(), 200);
     if let Ok(response) = half_head.response() {
         assert_eq!(response.status(), 408);

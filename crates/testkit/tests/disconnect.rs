@@ -45,7 +45,7 @@ fn request(random: &mut Random, index: usize) -> (Api, bool, Vec<u8>) {
     };
     let body = body.to_string();
     let head = format!(
-        "POST {} HTTP/1.1\r\nHost: x\r\nX-Request-Id: same\r\nContent-Length: {}\r\n\r\n",
+        "POST {} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: same\r\nContent-Length: {}\r\n\r\n",
         api.path(),
         body.len()
     );

@@ -36,6 +36,23 @@ fn flags_add_up_and_a_later_source_replaces_the_list() {
 }
 
 #[test]
+fn allowed_hosts_are_a_list() {
+    let model = Tree::gpt2();
+    let file = model.file("pinion.toml", "allowed-hosts = [\"a.example\", \"*.b.example\"]\n");
+    for (args, env, hosts) in [
+        (vec![], vec![], vec![]),
+        (vec!["--config", &file], vec![], vec!["a.example", "*.b.example"]),
+        (vec!["--config", &file], vec![("PINION_ALLOWED_HOSTS", "C.example")], vec!["c.example"]),
+        (vec!["--allowed-hosts", "a,b", "--allowed-hosts=[::2]"], vec![], vec!["a", "b", "::2"]),
+    ] {
+        let config = serve(&machine(), &model, &args, &env);
+        assert_eq!(config.allowed_hosts, hosts, "{args:?} {env:?}");
+    }
+    let faults = serve_result(&machine(), &model, &["--allowed-hosts", "a:80"], &[]).unwrap_err();
+    assert!(faults.to_string().contains("`a:80` is no host name"), "{faults}");
+}
+
+#[test]
 fn a_key_is_never_shown() {
     const SECRET: &str = "sk-do-not-show";
     let model = Tree::gpt2();

@@ -8,6 +8,7 @@ pub(crate) mod deaths;
 use pinion_config::{ApiKeys, Edge, Fairness, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::app::{App, Numbers, Settings};
+use pinion_frontend::guard::Guard;
 use pinion_frontend::health::Health;
 use pinion_frontend::ledger::{Ledger, Patience, Setup};
 use pinion_frontend::metrics::Metrics;
@@ -114,6 +115,7 @@ impl Default for Options {
             api_keys: ApiKeys::default(),
             fairness: Fairness::default(),
             cors_origins: Vec::new(),
+            guard: Guard::of(false, false, Vec::new(), Vec::new()),
             keep_alive: None,
             vllm_metrics: true,
             profiled: false,
