@@ -115,7 +115,8 @@ mod tests {
     fn each_process_says_what_became_of_its_log() {
         let of = |role, dropped: usize, losing: usize| {
             let page = page(Phase::Ready, 0);
-            (page.set(dropped, 3), page.set(losing, 1));
+            page.set(dropped, 3);
+            page.set(losing, 1);
             (Peer::new(role, 0), page)
         };
         let pages = vec![
