@@ -227,6 +227,8 @@ pub struct Config {
     pub jitter_control: bool,
     /// Every role is a thread of one process.
     pub in_process: bool,
+    /// Memory of its own that a tokenizer or a detokenizer may have, in bytes.
+    pub text_memory_bytes_max: u64,
     /// Roles give up the privileges that their work does not need.
     pub sandbox: bool,
     /// What carries records between the roles.

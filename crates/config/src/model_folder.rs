@@ -11,8 +11,24 @@ use std::path::Path;
 const _: () =
     assert!(pinion_architecture::CONTEXT_MAX == CONTEXT_MAX && pinion_architecture::VOCAB_MAX == VOCAB_MAX);
 
-/// Largest JSON file read from a model folder, in bytes.
-const JSON_BYTES_MAX: u64 = 256 << 20;
+/// Largest tokenizer.json, in bytes.
+const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+/// Largest JSON file of which a tree is made, in bytes: a tree takes many times as much.
+const JSON_BYTES_MAX: u64 = 16 << 20;
+/// Memory of a tokenizer or a detokenizer beside what grows with its files, in bytes: prompts, templates, grammars.
+const TEXT_MEMORY_BYTES: u64 = 512 << 20;
+/// What a byte of its files may take in memory.
+const TEXT_MEMORY_PER_FILE_BYTE: u64 = 24;
+/// The files that a tokenizer or a detokenizer reads.
+const TEXT_FILES: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
+
+/// Memory of its own that a role may have that runs the folder's tokenizer and template, in bytes.
+pub(crate) fn text_memory_bytes_max(dir: &Path) -> u64 {
+    let size = |name: &&str| std::fs::metadata(dir.join(name)).map_or(0, |meta| meta.len());
+    let file_bytes: u64 = TEXT_FILES.iter().map(|name| size(&name)).sum();
+    TEXT_MEMORY_BYTES.saturating_add(file_bytes.saturating_mul(TEXT_MEMORY_PER_FILE_BYTE))
+}
 
 /// Facts about the model in `dir`, or `None` after every fault was noted with its file.
 pub(crate) fn read(dir: &Path, backend: Backend, faults: &mut Collector) -> Option<ModelFacts> {
@@ -58,11 +74,11 @@ fn origin(path: &Path) -> Origin {
 }
 
 /// The whole text, with the reason in words if there is none.
-fn load(path: &Path) -> Result<Vec<u8>, String> {
+fn load(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
     let length = std::fs::metadata(path).map_err(io_reason)?.len();
     match length {
         0 => Err("is empty".to_owned()),
-        n if n > JSON_BYTES_MAX => Err(format!("is larger than {JSON_BYTES_MAX} bytes")),
+        n if n > bytes_max => Err(format!("is larger than {bytes_max} bytes")),
         _ => std::fs::read(path).map_err(io_reason),
     }
 }
@@ -76,7 +92,7 @@ fn io_reason(error: std::io::Error) -> String {
 
 fn object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, Value>> {
     let path = dir.join(name);
-    let parsed = load(&path).and_then(|bytes| {
+    let parsed = load(&path, JSON_BYTES_MAX).and_then(|bytes| {
         serde_json::from_slice::<Value>(&bytes).map_err(|e| format!("is not valid JSON: {e}")).and_then(
             |value| match value {
                 Value::Object(map) => Ok(map),
@@ -94,7 +110,7 @@ fn optional_object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map
 /// Syntax only, without building the tree: a vocabulary has a hundred thousand entries.
 fn check_json(dir: &Path, name: &str, faults: &mut Collector) {
     let path = dir.join(name);
-    let parsed = load(&path).and_then(|bytes| {
+    let parsed = load(&path, TOKENIZER_BYTES_MAX).and_then(|bytes| {
         let parsed = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes);
         parsed.map(|_| ()).map_err(|e| format!("is not valid JSON: {e}"))
     });

@@ -134,6 +134,7 @@ pub(crate) fn from_facts(
         pin,
         jitter_control: settings.switch("jitter-control").unwrap_or(true),
         in_process: settings.switch("in-process").unwrap_or(false),
+        text_memory_bytes_max: model_folder::text_memory_bytes_max(dir),
         sandbox: sandbox(settings),
         observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },

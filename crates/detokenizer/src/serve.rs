@@ -5,7 +5,7 @@ use pinion_config::Exit;
 use pinion_os::clock;
 use pinion_protocol::frontend_inbox::kind::DELTAS;
 use pinion_protocol::spans::SpanName;
-use pinion_protocol::status::Gauge;
+use pinion_protocol::status::{Gauge, Reading};
 use pinion_protocol::{Malformed, Peer, Role};
 use pinion_shm::slots::SlotTable;
 use pinion_text::TextCodec;
@@ -27,6 +27,7 @@ const SWEEP_INTERVAL_NS: u64 = 200_000_000;
 
 /// The role's life: loads the codec, then serves.
 pub fn live(mut session: Session) -> ExitCode {
+    session.reads(Reading::Tokenizer);
     let codec = match TextCodec::load(&session.config.model_dir) {
         Ok(codec) => codec,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
@@ -35,6 +36,7 @@ pub fn live(mut session: Session) -> ExitCode {
     let tables = slot_tables(&session);
     let detokenizer = Detokenizer::new(codec, tables, record_bytes_max(&session))
         .with_interval(session.config.stream_interval);
+    session.reads(Reading::Nothing);
     session.ready(&summary);
     serve(session, detokenizer)
 }

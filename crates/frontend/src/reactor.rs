@@ -4,6 +4,7 @@
 //! to the [`Ledger`], which wakes the connection they belong to.
 
 use crate::app::App;
+use crate::health::Health;
 use crate::ledger::Ledger;
 use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
 use crate::outgoing::Outlet;
@@ -13,7 +14,8 @@ use pinion_config::Exit;
 use pinion_os::clock;
 use pinion_protocol::control::Admin;
 use pinion_protocol::spans::SpanName;
-use pinion_protocol::{Fault, FaultCode, Peer};
+use pinion_protocol::status::Gauge;
+use pinion_protocol::{Fault, FaultCode, Peer, Role};
 use pinion_worker::{ControlEvent, Inbox, Overflow, Session};
 use std::cell::RefCell;
 use std::io;
@@ -73,6 +75,8 @@ pub struct Reactor {
     next_tick_ns: u64,
     /// At the first frontend only.
     stats: Option<Stats>,
+    /// What the pages of the tokenizers say.
+    memory_limit_hits: Vec<(Peer, u64)>,
 }
 
 impl Reactor {
@@ -85,6 +89,7 @@ impl Reactor {
         let fd = session.borrow().doorbell_fd().try_clone_to_owned()?;
         let is_first = session.borrow().me.index == 0;
         let stats = is_first.then(|| Stats::new(Sample::of(&app.health, clock::now_ns())));
+        let memory_limit_hits = memory_limit_hits(&app.health).collect();
         Ok(Reactor {
             session,
             app,
@@ -94,6 +99,7 @@ impl Reactor {
             drain: Drain::No,
             next_tick_ns: 0,
             stats,
+            memory_limit_hits,
         })
     }
 
@@ -135,6 +141,9 @@ impl Reactor {
                     // What it said before it died still counts.
                     while self.take_records(clock::now_ns()) > 0 {}
                     tracing::warn!(%peer, "peer lost");
+                    if self.reached_memory_limit(peer) {
+                        self.app.ledger.borrow_mut().memory_ran_out(peer);
+                    }
                     self.app.ledger.borrow_mut().peer_lost(peer);
                 }
                 Some(ControlEvent::PeerReady(peer)) => {
@@ -151,6 +160,16 @@ impl Reactor {
                     | ControlEvent::SlotsReplaced { .. },
                 ) => {}
             }
+        }
+    }
+
+    /// Whether a tokenizer that died has counted a memory limit since it was last looked at.
+    fn reached_memory_limit(&mut self, peer: Peer) -> bool {
+        let known = self.memory_limit_hits.iter_mut().find(|(of, _)| *of == peer);
+        let now = memory_limit_hits(&self.app.health).find(|(of, _)| *of == peer);
+        match (known, now) {
+            (Some((_, known)), Some((_, now))) => std::mem::replace(known, now) != now,
+            _ => false,
         }
     }
 
@@ -241,6 +260,12 @@ impl Reactor {
         session.disarm();
         session.drain_doorbell();
     }
+}
+
+/// How often each tokenizer has reached its memory limit.
+fn memory_limit_hits(health: &Health) -> impl Iterator<Item = (Peer, u64)> {
+    let tokenizers = health.pages.iter().filter(|(peer, _)| peer.role == Role::Tokenizer);
+    tokenizers.map(|(peer, page)| (*peer, Health::word(page, Gauge::MemoryLimitHits as usize)))
 }
 
 /// Takes a bounded number of records from one ring.

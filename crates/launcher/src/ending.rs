@@ -1,7 +1,8 @@
 //! How the service ends: one line for the operator and an exit code.
 
-use pinion_config::Exit;
+use pinion_config::{Config, Exit};
 use pinion_os::process::limit_behind;
+use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Reading};
 use pinion_protocol::{Peer, Role};
 use pinion_worker::telemetry;
 use std::io;
@@ -32,8 +33,12 @@ pub(crate) fn role_exit(exit_code: i32) -> Exit {
     Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == exit_code).unwrap_or(Exit::Start)
 }
 
-/// A process that ended before it could say why. One that was refused something by the system says so by its code.
-pub(crate) fn start_failure(peer: Peer, status: ExitStatus) -> Ending {
+/// A process that ended before it could say why. One that was refused something by the system says so by its code;
+/// one that reached its memory limit does so too, and `reading` is what of the model's folder it was taking in.
+pub(crate) fn start_failure(peer: Peer, status: ExitStatus, reading: Reading, config: &Config) -> Ending {
+    if status.code() == Some(EXIT_MEMORY_LIMIT) {
+        return out_of_memory(peer, reading, config);
+    }
     let (code, reason) = match (peer.role, status.code()) {
         (Role::Engine, Some(127)) => (
             Exit::Start,
@@ -48,6 +53,18 @@ pub(crate) fn start_failure(peer: Peer, status: ExitStatus) -> Ending {
         _ => (Exit::Start, format!("{peer} ended before it was ready ({status}); its last lines are above")),
     };
     Ending::new(code, reason)
+}
+
+fn out_of_memory(peer: Peer, reading: Reading, config: &Config) -> Ending {
+    let (folder, mib) = (config.model_dir.display(), config.text_memory_bytes_max >> 20);
+    let what = match reading {
+        Reading::Tokenizer => format!("{folder}/tokenizer.json: the tokenizer"),
+        Reading::ChatTemplate => {
+            format!("{folder} (chat_template.jinja, or in tokenizer_config.json): the chat template")
+        }
+        Reading::Nothing => format!("{folder}: {peer}"),
+    };
+    Ending::new(Exit::Model, format!("{what} needs more than the {mib} MiB of memory that {peer} may use"))
 }
 
 /// A process that could not be made, or that could not be given what it needs. What a program that is missing or may not be

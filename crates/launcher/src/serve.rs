@@ -18,7 +18,7 @@ use crate::wiring::Wiring;
 use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_os::clock;
 use pinion_protocol::control::{Admin, ToRole};
-use pinion_protocol::status::LauncherGauge;
+use pinion_protocol::status::{Gauge, LauncherGauge, Reading};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::doorbell;
 use pinion_worker::telemetry::{self, LogPage};
@@ -321,7 +321,10 @@ impl Service {
     fn ended(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
         let peer = self.members[index].peer;
         match self.stage {
-            Stage::Starting => Err(start_failure(peer, status)),
+            Stage::Starting => {
+                let word = self.wiring.page(peer).get(Gauge::Reading as usize);
+                Err(start_failure(peer, status, Reading::from_word(word), &self.config))
+            }
             Stage::Stopping { .. } => {
                 if !status.success() {
                     tracing::warn!(%peer, %status, "ended while stopping");

@@ -83,7 +83,37 @@ pub enum Gauge {
     DeviceStagingBytes = 51,
     /// Engine on a GPU: bytes of device memory that were free when it was ready.
     DeviceFreeBytes = 52,
+    /// [`Reading`] as a number.
+    Reading = 53,
+    /// Times that a process of the role has ended because it reached its memory limit.
+    MemoryLimitHits = 54,
 }
+
+/// What of the model's folder a role is taking in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Reading {
+    /// None of it.
+    Nothing = 0,
+    /// The tokenizer.
+    Tokenizer = 1,
+    /// The chat template.
+    ChatTemplate = 2,
+}
+
+impl Reading {
+    /// What has this number; a number of nothing is nothing.
+    pub fn from_word(word: u64) -> Reading {
+        match word {
+            1 => Reading::Tokenizer,
+            2 => Reading::ChatTemplate,
+            _ => Reading::Nothing,
+        }
+    }
+}
+
+/// Exit code of a role's process that has reached its memory limit.
+pub const EXIT_MEMORY_LIMIT: i32 = 70;
 
 /// Life of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

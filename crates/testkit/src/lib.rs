@@ -34,7 +34,7 @@ pub use metrics::Metrics;
 pub use oracle::Oracle;
 pub use process::{Process, cpus_allowed, descriptor_count, is_alive, kill};
 pub use random::Random;
-pub use server::{Ended, Server, launcher_binary, run_binary_to_end, run_to_end};
+pub use server::{Ended, Server, launcher_binary, run_binary_to_end, run_to_end, run_under_to_end};
 pub use wait::{PATIENCE, wait_until};
 
 pub use nix::sys::signal::Signal;

@@ -80,9 +80,17 @@ pub fn launcher_binary() -> PathBuf {
     path
 }
 
-/// A command with a clean environment and an own TMPDIR.
-fn command(binary: &Path, arguments: &[&str], scratch: &Folder) -> Command {
-    let mut command = Command::new(binary);
+/// A command with a clean environment and an own TMPDIR. `wrapper` is a program with its arguments that becomes the
+/// binary, such as prlimit(1).
+fn command(wrapper: &[&str], binary: &Path, arguments: &[&str], scratch: &Folder) -> Command {
+    let mut command = match wrapper {
+        [] => Command::new(binary),
+        [program, rest @ ..] => {
+            let mut command = Command::new(program);
+            command.args(rest).arg(binary);
+            command
+        }
+    };
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PINION_") {
             command.env_remove(name);
@@ -120,6 +128,15 @@ pub fn run_to_end(arguments: &[&str], variables: &[(&str, &str)], limit: Duratio
     run_binary_to_end(&launcher_binary(), arguments, variables, limit)
 }
 
+/// The same under a program that becomes it.
+///
+/// # Panics
+/// As [`run_to_end`].
+pub fn run_under_to_end(wrapper: &[&str], arguments: &[&str], limit: Duration) -> Ended {
+    let scratch = Folder::new();
+    end_of(command(wrapper, &launcher_binary(), arguments, &scratch), &scratch, limit)
+}
+
 /// The same with a launcher at another place.
 ///
 /// # Panics
@@ -131,15 +148,20 @@ pub fn run_binary_to_end(
     limit: Duration,
 ) -> Ended {
     let scratch = Folder::new();
-    let mut command = command(binary, arguments, &scratch);
-    let mut child = command.envs(variables.iter().copied()).spawn().expect("pinion can be started");
+    let mut command = command(&[], binary, arguments, &scratch);
+    command.envs(variables.iter().copied());
+    end_of(command, &scratch, limit)
+}
+
+fn end_of(mut command: Command, scratch: &Folder, limit: Duration) -> Ended {
+    let mut child = command.spawn().expect("pinion can be started");
     let stdout = Log::of(child.stdout.take().expect("stdout is piped"));
     let stderr = Log::of(child.stderr.take().expect("stderr is piped"));
     let status = wait_for_exit(&mut child, limit).unwrap_or_else(|| {
         kill(child.id(), Signal::SIGKILL);
-        panic!("`pinion {}` still runs after {limit:?}\n{}", arguments.join(" "), stderr.text())
+        panic!("{command:?} still runs after {limit:?}\n{}", stderr.text())
     });
-    let left = process::marked(&mark_of(&scratch));
+    let left = process::marked(&mark_of(scratch));
     left.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
     wait_until("the output is complete", REAP_TIME, || {
         (stdout.is_complete() && stderr.is_complete()).then_some(())
@@ -201,7 +223,7 @@ impl Server {
         let folder = fake_model(FAKE_CONTEXT);
         let flags = [&["--backend", "fake"], flags].concat();
         let limit = format!("--nofile={count}:{count}");
-        let mut server = Server::launch_under(&["prlimit", &limit], folder.path(), &flags, &[]);
+        let mut server = Server::launch_under(&["prlimit", &limit], folder.path(), &flags);
         server._own_model = Some(folder);
         server.wait_ready();
         server
@@ -214,11 +236,15 @@ impl Server {
 
     /// The same with environment variables.
     pub fn launch_with(model_folder: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Server {
-        Server::launch_under(&[], model_folder, flags, variables)
+        Server::launch_as(&[], model_folder, flags, variables)
     }
 
-    /// The same through a program that replaces itself by what follows its arguments.
-    fn launch_under(
+    /// The same under a program that becomes it, such as prlimit(1).
+    pub fn launch_under(wrapper: &[&str], model_folder: &Path, flags: &[&str]) -> Server {
+        Server::launch_as(wrapper, model_folder, flags, &[])
+    }
+
+    fn launch_as(
         wrapper: &[&str],
         model_folder: &Path,
         flags: &[&str],
@@ -226,14 +252,12 @@ impl Server {
     ) -> Server {
         let scratch = Folder::new();
         let model = model_folder.to_str().expect("model folders have UTF-8 names");
-        let launcher = launcher_binary();
-        let words = [wrapper, &[launcher.to_str().expect("build folders have UTF-8 names")]].concat();
-        let mut arguments = [&words[1..], &["serve", "--model", model]].concat();
+        let mut arguments = vec!["serve", "--model", model];
         if !flags.contains(&"--port") {
             arguments.extend(["--port", "0"]);
         }
         arguments.extend(flags);
-        let mut command = command(Path::new(words[0]), &arguments, &scratch);
+        let mut command = command(wrapper, &launcher_binary(), &arguments, &scratch);
         let mut child = command.envs(variables.iter().copied()).spawn().expect("pinion can be started");
         let log = Log::of(child.stderr.take().expect("stderr is piped"));
         drop(Log::of(child.stdout.take().expect("stdout is piped")));
@@ -251,7 +275,7 @@ impl Server {
         let binary = binary.to_str().expect("the target folder has a UTF-8 name");
         let arguments =
             ["-c", line, binary, "serve", "--backend", "fake", "--model", model.text(), "--port", &port];
-        let mut command = command(Path::new("/bin/sh"), &[&arguments, flags].concat(), &scratch);
+        let mut command = command(&[], Path::new("/bin/sh"), &[&arguments, flags].concat(), &scratch);
         let child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("there is a shell");
         let (log, model_folder) = (Log::default(), model.path().to_owned());
         let mut server = Server { child, log, scratch, model_folder, _own_model: Some(model), ready: None };

@@ -1,7 +1,11 @@
 //! Limits of the system that are too low for the service: a message that names what was refused and the limit, exit code
-//! 1, and nothing left. And signals that mean nothing to it.
+//! 1, and nothing left. Limits that are high enough: it serves and survives the death of its engine. And signals that mean nothing
+//! to it.
 
-use pinion_testkit::{PATIENCE, Server, Signal, fake_model, launcher_binary, run_binary_to_end, wait_until};
+use pinion_testkit::{
+    PATIENCE, Server, Signal, fake_model, kill, launcher_binary, run_binary_to_end, run_under_to_end,
+    wait_until,
+};
 use std::path::Path;
 
 /// Exit code as docs/OPERATIONS.md has it.
@@ -71,4 +75,87 @@ fn health_tells_of_a_launcher_that_stands_still() {
     server.signal(Signal::SIGCONT);
     wait_until("health is 200 again", PATIENCE, || (server.get("/health").status() == 200).then_some(()));
     server.stop();
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// Serves, loses its engine, serves again, and stops cleanly. Returns the log.
+fn check_serves_under(wrapper: &[&str], flags: &[&str]) -> String {
+    let folder = fake_model(512);
+    open_to_all(folder.path());
+    let flags = [&["--backend", "fake", "--restart-backoff", "1ms"], flags].concat();
+    let mut server = Server::launch_under(wrapper, folder.path(), &flags);
+    server.wait_ready();
+    server.check_serves("before");
+    let before = server.role("engine-0").expect("it runs").pid;
+    kill(before, Signal::SIGKILL);
+    wait_until("the engine is back", PATIENCE, || {
+        let back = server.role("engine-0").is_some_and(|role| role.pid != before);
+        (back && server.get("/ready").status() == 200).then_some(())
+    });
+    server.check_serves("after");
+    let log = server.stderr_text();
+    server.stop();
+    log
+}
+
+fn open_to_all(folder: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).expect("an own folder");
+}
+
+fn check_ends_under(wrapper: &[&str], flags: &[&str], says: &[&str]) {
+    let folder = fake_model(512);
+    open_to_all(folder.path());
+    let flags = [&["serve", "--model", folder.text(), "--backend", "fake", "--port", "0"], flags].concat();
+    let ended = run_under_to_end(wrapper, &flags, PATIENCE);
+    assert_eq!(ended.code, Some(EXIT_SYSTEM), "{wrapper:?}: {}", ended.stderr);
+    for part in says {
+        assert!(ended.stderr.contains(part), "{wrapper:?} does not say {part:?}: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("panicked"), "{wrapper:?}: {}", ended.stderr);
+    assert_eq!(ended.left, [], "{wrapper:?}");
+}
+
+#[test]
+fn few_descriptors_are_enough() {
+    check_serves_under(&["prlimit", "--nofile=64"], &[]);
+}
+
+#[test]
+fn one_cpu_is_enough() {
+    check_serves_under(&["taskset", "-c", "0"], &[]);
+}
+
+#[test]
+fn too_little_address_space_is_named() {
+    check_ends_under(&["prlimit", "--as=16777216"], &[], &["emory"]);
+}
+
+#[test]
+fn closed_standard_streams_change_nothing() {
+    for closed in ["<&-", ">&-", "<&- >&-"] {
+        let script = format!("exec \"$@\" {closed}");
+        check_serves_under(&["sh", "-c", &script, "sh"], &[]);
+    }
+}
+
+#[test]
+fn a_launcher_without_capabilities_and_without_locked_memory_serves() {
+    if !is_root() {
+        return; // It runs as such a user already: every other test shows it.
+    }
+    let drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+    let log = check_serves_under(&[drop.as_slice(), &["prlimit", "--memlock=0:0"]].concat(), &[]);
+    assert!(log.contains("memory not locked"), "{log}");
+}
+
+#[test]
+fn no_dev_shm_is_needed() {
+    if !is_root() {
+        return; // Only root may take it away.
+    }
+    check_serves_under(&["unshare", "--mount", "sh", "-c", "umount -l /dev/shm; exec \"$@\"", "sh"], &[]);
 }

@@ -11,6 +11,8 @@ use tokenizers::Tokenizer;
 
 /// Largest tokenizer.json read, in bytes; the largest in use today are near 40 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
+/// Largest of the other files, in bytes: a tree is made of them, which takes many times as much.
+pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// Bytes of input text that a normalizer may fold into one byte of a token (canonical composition folds at
 /// most three).
 const NORMALIZER_SHRINK_MAX: usize = 4;
@@ -92,7 +94,7 @@ impl TextCodec {
     /// `tokenizer_config.json` if that is there.
     pub fn load(folder: &Path) -> Result<TextCodec, LoadError> {
         let path = folder.join("tokenizer.json");
-        let bytes = read_bounded(&path)?;
+        let bytes = read_bounded(&path, FILE_BYTES_MAX)?;
         let mut codec = TextCodec::parse(&bytes, &path)?;
         if let Some(id) = configured_eos(folder).and_then(|token| codec.tokenizer.token_to_id(&token)) {
             codec.eos_id = Some(id);
@@ -222,23 +224,23 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
     }
 }
 
-pub(crate) fn read_bounded(path: &Path) -> Result<Vec<u8>, LoadError> {
+pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadError> {
     let unreadable = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
         _ => LoadError::Unreadable(path.to_owned(), error),
     };
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(LoadError::Wrong(path.to_owned(), format!("larger than {FILE_BYTES_MAX} bytes")));
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(LoadError::Wrong(path.to_owned(), format!("larger than {bytes_max} bytes")));
     }
     Ok(bytes)
 }
 
 /// `eos_token` of tokenizer_config.json: a string, or an object with its `content`.
 fn configured_eos(folder: &Path) -> Option<String> {
-    let bytes = read_bounded(&folder.join("tokenizer_config.json")).ok()?;
+    let bytes = read_bounded(&folder.join("tokenizer_config.json"), CONFIG_BYTES_MAX).ok()?;
     let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
     let token = config.get("eos_token")?;
     Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())

@@ -6,7 +6,7 @@ use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{self, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::{SpanName, request_word};
-use pinion_protocol::status::Gauge;
+use pinion_protocol::status::{Gauge, Reading};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
 use pinion_text::{ChatRenderer, TextCodec};
@@ -36,10 +36,12 @@ pub fn limits(session: &Session) -> Limits {
 
 /// The role's life: loads codec and chat template, then serves.
 pub fn live(mut session: Session) -> ExitCode {
+    session.reads(Reading::Tokenizer);
     let codec = match TextCodec::load(&session.config.model_dir) {
         Ok(codec) => codec,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
+    session.reads(Reading::ChatTemplate);
     let chat = match ChatRenderer::load(&session.config.model_dir) {
         Ok(chat) => chat,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
@@ -55,6 +57,7 @@ pub fn live(mut session: Session) -> ExitCode {
     let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
     let summary = format!("{tokens} tokens, context {}, {form}", session.config.max_model_len);
     let tokenizer = Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config.model.eos);
+    session.reads(Reading::Nothing);
     session.ready(&summary);
     serve(session, &tokenizer)
 }

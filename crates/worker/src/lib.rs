@@ -13,6 +13,7 @@ mod corrupt;
 mod event;
 mod links;
 mod memory;
+mod memory_limit;
 mod pauses;
 mod pin;
 mod process;

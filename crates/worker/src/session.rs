@@ -5,16 +5,15 @@ use crate::channel::EdgeEnd;
 use crate::control::RoleEnd;
 use crate::event::ControlEvent;
 use crate::links::{Inbox, Links};
-use crate::memory;
 use crate::pauses::Pauses;
 use crate::recorder::Recorder;
 use crate::sandbox;
 use crate::start_error::StartError;
-use crate::telemetry;
+use crate::{memory, memory_limit, telemetry};
 use pinion_config::{Config, Topology};
 use pinion_os::{clock, fdpass};
 use pinion_protocol::control::{Admin, AdminOutcome, Attach, FromRole, ToRole};
-use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::status::{Gauge, Phase, Reading};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::doorbell::{self, Doorbell};
 use pinion_shm::page::Page;
@@ -74,6 +73,7 @@ impl Session {
         let socket = std::io::stdin().as_fd().try_clone_to_owned();
         let session =
             Session::attach_over(role, socket.map_err(|e| StartError::attach("descriptor socket", e))?)?;
+        memory_limit::enter(session.me, &session.config, &session.status);
         sandbox::confine(session.me, &session.config);
         // Only now, so that the thread that writes the log is confined, too.
         telemetry::start().map_err(|e| StartError::attach("log", e))?;
@@ -111,6 +111,11 @@ impl Session {
     pub fn fail(self, reason: &str, exit_code: i32) -> ExitCode {
         self.control.send(&FromRole::Failed { reason: reason.to_owned(), exit_code });
         ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
+    }
+
+    /// Says what of the model's folder this role takes in now: the launcher names it if that ends the process.
+    pub fn reads(&self, what: Reading) {
+        self.status.set(Gauge::Reading as usize, what as u64);
     }
 
     /// Marks the role as draining, for health.

@@ -137,6 +137,16 @@ impl Ledger {
         tracing::warn!(%peer, held = held.len(), parked, "a role died; what waits for its successor goes on");
     }
 
+    /// A tokenizer has reached its memory limit: what it was at work on would do the same to its successor.
+    pub fn memory_ran_out(&mut self, tokenizer: Peer) {
+        let held = self.held_by(tokenizer).into_iter();
+        let guilty: Vec<_> = held.filter(|id| self.suspicion(*id, tokenizer.role) == WORKED_ON).collect();
+        self.metrics.quarantined.add(guilty.len() as u64);
+        let message =
+            "the model's chat template or tokenizer needs more memory for this request than it may use";
+        self.give_up(&guilty, &Fault::new(FaultCode::InvalidValue, message));
+    }
+
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
         self.outgoing.back(peer);

@@ -7,7 +7,7 @@ use crate::restart::Verdict;
 use pinion_config::Exit;
 use pinion_os::clock;
 use pinion_protocol::control::ToRole;
-use pinion_protocol::status::{Gauge, Phase};
+use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Gauge, Phase};
 use pinion_protocol::{Peer, Role};
 
 impl Service {
@@ -28,11 +28,16 @@ impl Service {
             page.set(gauge as usize, 0);
         }
         self.tell_others(peer, &ToRole::PeerLost { peer });
+        // A request did that, which is given up now; it must not end the service for the others.
+        let limit = match status.code() {
+            Some(EXIT_MEMORY_LIMIT) => u32::MAX,
+            _ => self.config.lifecycle.restart_limit,
+        };
         let member = &mut self.members[index];
         let verdict = match member.answers_by_ns.take() {
             // The role has not lived since the death that was counted.
             Some(_) => Verdict::RestartAt { ns: now_ns },
-            None => member.policy.died(now_ns, backoff_ns, self.config.lifecycle.restart_limit),
+            None => member.policy.died(now_ns, backoff_ns, limit),
         };
         match verdict {
             Verdict::RestartAt { ns } => {

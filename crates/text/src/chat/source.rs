@@ -1,6 +1,6 @@
 //! Where a model folder keeps its chat template and the special tokens that templates write.
 
-use crate::codec::{LoadError, read_bounded};
+use crate::codec::{CONFIG_BYTES_MAX, LoadError, read_bounded};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub(super) fn find(folder: &Path) -> Result<(Option<Source>, SpecialTokens), Loa
 
 /// The bytes of a file that need not be there.
 fn optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    match read_bounded(path) {
+    match read_bounded(path, CONFIG_BYTES_MAX) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(LoadError::Missing(_)) => Ok(None),
         Err(error) => Err(error),

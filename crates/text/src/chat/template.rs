@@ -7,8 +7,7 @@
 //!
 //! A template is code from whoever made the model. The limits make one that does not end, or that writes
 //! without end, cost its own request and no more. They do not limit the memory and time that one step takes (a
-//! string that is doubled again and again, a list inside a list inside a list): whoever can put a template into the
-//! model's folder can still make a tokenizer run out of them, which ends that process.
+//! string that is doubled again and again, a list inside a list inside a list): the process has a memory limit for that.
 
 use super::date::strftime;
 use super::forms::Forms;
