@@ -1,6 +1,7 @@
 //! Lists of words that options hold, and the one of them that nobody may see: the API keys.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use std::net::IpAddr;
 
 /// Keys that a service may have.
@@ -17,14 +18,22 @@ const HOST_BYTES_MAX: usize = 253;
 pub const SECRET_VARIABLES: [&str; 3] =
     ["PINION_API_KEY", crate::hub::TOKEN_VARIABLES[0], crate::hub::TOKEN_VARIABLES[1]];
 
-/// The keys of which a client must have one. Neither `Debug` nor `config show` shows them.
+/// The keys of which a client must have one, as digests: no process keeps a key, so that none can give it away. Neither
+/// `Debug` nor `config show` shows them.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ApiKeys(Vec<String>);
+pub struct ApiKeys(Vec<Digest>);
+
+/// SHA-256 of a key.
+type Digest = [u8; 32];
+
+fn digest(key: &[u8]) -> Digest {
+    Sha256::digest(key).into()
+}
 
 impl ApiKeys {
     /// These keys.
     pub fn new(keys: Vec<String>) -> ApiKeys {
-        ApiKeys(keys)
+        ApiKeys(keys.iter().map(|key| digest(key.as_bytes())).collect())
     }
 
     /// Whether nobody needs a key.
@@ -37,14 +46,15 @@ impl ApiKeys {
         self.0.len()
     }
 
-    /// Their bytes.
-    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.0.iter().map(String::as_bytes)
+    /// Which of the keys `shown` is. The time says nothing about them: what is compared is a digest of `shown`.
+    pub fn place(&self, shown: &[u8]) -> Option<usize> {
+        let shown = digest(shown);
+        self.0.iter().position(|key| *key == shown)
     }
 
     /// Reads a comma-separated list. The error never has a part of a key in it.
     pub(crate) fn parse(text: &str) -> Result<ApiKeys, String> {
-        let keys: Vec<String> = text.split(',').map(|key| key.trim().to_owned()).collect();
+        let keys: Vec<&str> = text.split(',').map(str::trim).collect();
         for key in &keys {
             if key.is_empty() {
                 return Err("has an empty key".to_owned());
@@ -56,7 +66,7 @@ impl ApiKeys {
                 return Err("has a key with a character other than printable ASCII without spaces".to_owned());
             }
         }
-        ApiKeys::default().and(ApiKeys(keys))
+        ApiKeys::default().and(ApiKeys(keys.iter().map(|key| digest(key.as_bytes())).collect()))
     }
 
     /// Both lists.
@@ -128,7 +138,10 @@ mod tests {
     #[test]
     fn keys_are_lists_with_limits_and_are_not_shown() {
         let keys = ApiKeys::parse("sk-one, sk-two").unwrap();
-        assert_eq!(keys.iter().collect::<Vec<_>>(), [b"sk-one", b"sk-two"]);
+        assert_eq!((keys.place(b"sk-one"), keys.place(b"sk-two"), keys.count()), (Some(0), Some(1), 2));
+        for bad in ["", "s", "sk-on", "sk-one1", "sk-onE", "sk-one\0", "sk-one, sk-two"] {
+            assert_eq!(keys.place(bad.as_bytes()), None, "{bad:?}");
+        }
         for shown in [format!("{keys:?}"), keys.show()] {
             assert!(shown.contains("2 keys") && !shown.contains("sk-"), "{shown}");
         }

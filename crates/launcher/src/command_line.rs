@@ -4,7 +4,7 @@
 use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
 use crate::{descriptors, ending, pull, serve};
-use pinion_config::{Command, Config, Exit, Machine, Topology};
+use pinion_config::{Command, Config, Exit, Machine, SECRET_VARIABLES, Topology};
 use pinion_os::process::survive_file_limit;
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
@@ -90,6 +90,10 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         }
         Some(main) => Host::Threads(main),
     };
+    for variable in SECRET_VARIABLES {
+        // Where /proc is not there, nobody can read it there either.
+        let _ = pinion_os::process::wipe_variable(variable);
+    }
     let lifecycle = &config.lifecycle;
     telemetry::install(&lifecycle.log_filter, lifecycle.log_json);
     if let Err(error) = telemetry::start() {

@@ -65,6 +65,30 @@ pub fn rename(name: &str) -> io::Result<()> {
     memory.write_all_at(&wanted, address)
 }
 
+/// Place of `env_start`, the address of the environment that the process was started with, likewise (field 50).
+const ENV_START_FIELD: usize = 47;
+
+/// Overwrites the value of a variable in the environment that this process was started with, which /proc/PID/environ
+/// shows: what was read of it stays where it was copied to. Nothing is done if there is no such variable.
+pub fn wipe_variable(name: &str) -> io::Result<()> {
+    let environment = std::fs::read("/proc/self/environ")?;
+    let prefix = [name.as_bytes(), b"="].concat();
+    let mut at = 0;
+    for entry in environment.split(|byte| *byte == 0) {
+        if let Some(value) = entry.strip_prefix(prefix.as_slice()) {
+            let stat = std::fs::read_to_string("/proc/self/stat")?;
+            let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+            let start = fields.nth(ENV_START_FIELD).and_then(|word| word.parse::<u64>().ok());
+            let start = start.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+            let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
+            // Nobody holds a reference to these bytes: the standard library copies variables out of them.
+            return memory.write_all_at(&vec![0; value.len()], start + at + prefix.len() as u64);
+        }
+        at += entry.len() as u64 + 1;
+    }
+    Ok(())
+}
+
 /// Other processes of the same user may no longer look into this one: no ptrace, no /proc/PID/mem, environ or fd, and
 /// no core dump.
 pub fn hide() -> io::Result<()> {
