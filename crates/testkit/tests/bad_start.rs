@@ -78,7 +78,7 @@ fn a_damaged_config_or_tokenizer_is_named() {
 fn a_model_of_another_shape_is_named() {
     for (part, instead, says) in [
         ("\"model_type\": \"gpt2\"", "\"model_type\": \"abacus\"", "abacus"),
-        ("\"n_head\": 4", "\"n_head\": 5", "5 heads"),
+        ("\"n_head\": 4", "\"n_head\": 5", "n_head 5 does not divide"),
         ("\"n_layer\": 2", "\"n_layer\": 3", "model.safetensors"),
         ("\"n_embd\": 64", "\"n_embd\": 128", "model.safetensors"),
         ("\"vocab_size\": 257", "\"vocab_size\": 258", "model.safetensors"),
