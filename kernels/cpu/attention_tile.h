@@ -48,9 +48,10 @@ inline void pack_row(const typename L::T* row, uint32_t dim, float* lanes) {
 }
 
 // Turns kKeys scores into weights: scale, cap, max, exp and sum, given the row's running maximum. Scores before `from` and
-// past `valid` count as masked. Returns the factor that earlier sums must be multiplied with.
+// past `valid` count as masked. Writes the weights' sum to `added` and returns the factor that earlier sums must be multiplied
+// with.
 template <class I>
-inline float soften(const PinionAttention& a, float* scores, uint32_t from, uint32_t valid, float* max, float* mass) {
+inline float soften(const PinionAttention& a, float* scores, uint32_t from, uint32_t valid, float* max, float* added) {
     using V = typename I::V;
     for (uint32_t k = valid; k < round_up(valid, I::kLanes); ++k) scores[k] = kLowest;
     V top = I::set1(kLowest);
@@ -83,8 +84,15 @@ inline float soften(const PinionAttention& a, float* scores, uint32_t from, uint
         keep = I::first(I::exp(I::set1(*max - new_max)));
         *max = new_max;
     }
-    *mass = *mass * keep + I::reduce_add(total);
+    *added = I::reduce_add(total);
     return keep;
+}
+
+// Rounded on its own: were the compiler free to fuse it with the sum behind it, bits would depend on what is inlined where.
+inline float rounded_product(float a, float b) {
+    float product = a * b;
+    asm("" : "+x"(product));
+    return product;
 }
 
 // out[0..dim] = sum / mass.
@@ -216,7 +224,11 @@ void attend_heads(const PinionAttention& a, const Item& item, uint32_t first_hea
         for (; h + 2 <= heads; h += 2) score_heads<L, 2>(t, h, k_rows, keys, dim);
         for (; h < heads; ++h) score_heads<L, 1>(t, h, k_rows, keys, dim);
         const uint32_t hidden = from > first ? from - first : 0;
-        for (h = 0; h < heads; ++h) t.keep[h] = soften<I>(a, t.scores + h * kKeys, hidden, keys, &t.max[h], &t.mass[h]);
+        for (h = 0; h < heads; ++h) {
+            float added;
+            t.keep[h] = soften<I>(a, t.scores + h * kKeys, hidden, keys, &t.max[h], &added);
+            t.mass[h] = rounded_product(t.mass[h], t.keep[h]) + added;
+        }
         h = 0;
         for (; h + 4 <= heads; h += 4) weigh_heads<L, 4>(t, h, k_rows, v_offset, keys, dim);
         for (; h + 2 <= heads; h += 2) weigh_heads<L, 2>(t, h, k_rows, v_offset, keys, dim);
@@ -345,8 +357,14 @@ inline void attend_keys(const PinionAttention& a, Tile<L>& t, const Item& item, 
             const uint32_t hidden = from > first ? from - first : 0;
             if (hidden >= valid) valid = 0;
             float* row = t.scores + n * kKeys;
-            t.keep[n] = valid == 0 ? 1 : soften<I>(a, row, hidden, valid, &t.max[n], &t.mass[n]);
-            if (valid == 0) memset(row, 0, kKeys * sizeof(float));
+            if (valid == 0) {
+                t.keep[n] = 1;
+                memset(row, 0, kKeys * sizeof(float));
+            } else {
+                float added;
+                t.keep[n] = soften<I>(a, row, hidden, valid, &t.max[n], &added);
+                t.mass[n] = __builtin_fmaf(t.mass[n], t.keep[n], added);
+            }
             L::pack_weights(row);
         }
         const uint32_t key_lanes = (seen + L::kPerLane - 1) / L::kPerLane;
