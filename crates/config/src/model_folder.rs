@@ -26,7 +26,7 @@ const TEXT_FILES: [&str; 4] =
 /// Memory of its own that a role may have that runs the folder's tokenizer and template, in bytes.
 pub(crate) fn text_memory_bytes_max(dir: &Path) -> u64 {
     let size = |name: &&str| std::fs::metadata(dir.join(name)).map_or(0, |meta| meta.len());
-    let file_bytes: u64 = TEXT_FILES.iter().map(|name| size(&name)).sum();
+    let file_bytes: u64 = TEXT_FILES.iter().map(size).sum();
     TEXT_MEMORY_BYTES.saturating_add(file_bytes.saturating_mul(TEXT_MEMORY_PER_FILE_BYTE))
 }
 

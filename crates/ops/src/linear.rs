@@ -20,8 +20,8 @@ const ERROR_BYTES: usize = 512;
 /// Rows of the product that others are held against when the fewest rows are looked for.
 const PROBE_ROWS: i64 = 48;
 
-/// Numbers of rows that are held against it.
-const PROBED_ROWS: [i64; 7] = [1, 2, 3, 8, 15, 16, 17];
+/// Row counts compared with it: small ones, and one of each remainder by the row blocks of oneDNN's kernels (4, 6, 8 and 16).
+const PROBED_ROWS: [i64; 11] = [1, 2, 3, 8, 15, 16, 17, 19, 22, 29, 37];
 
 /// What may be the fewest rows.
 const FEWEST_ROWS: [i64; 5] = [1, 2, 4, 8, 16];
