@@ -54,10 +54,10 @@ impl Bounds {
         Bounds { count, descriptors: soft.saturating_sub(reserve), spill: reserve / 2 }
     }
 
-    /// For a connection on this descriptor beside `open` others.
-    fn room(&self, open: usize, descriptor: u64) -> Room {
+    /// For a connection on this descriptor beside `open` others, of which there should be fewer than `limit`.
+    fn room(&self, open: usize, limit: usize, descriptor: u64) -> Room {
         let spill = usize::try_from(self.spill).unwrap_or(usize::MAX);
-        if open < self.count && descriptor < self.descriptors {
+        if open < limit && descriptor < self.descriptors {
             Room::Free
         } else if open < self.count + spill && descriptor < self.descriptors + self.spill {
             Room::Tight
@@ -71,6 +71,9 @@ impl Bounds {
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     open: Cell<usize>,
+    /// How many were open when the descriptors were used up. A connection that leaves frees a low number, so from then on the
+    /// number of a new one no longer tells how many are in use.
+    limit: Cell<Option<usize>>,
     /// The most that were open since the last fall.
     peak: Cell<usize>,
     fallen: Notify,
@@ -82,7 +85,11 @@ pub(crate) struct Connections {
 impl Connections {
     /// For one more on this descriptor.
     pub(crate) fn room(&self, bounds: &Bounds, descriptor: i32) -> Room {
-        bounds.room(self.open.get(), u64::try_from(descriptor).unwrap_or(u64::MAX))
+        let (open, descriptor) = (self.open.get(), u64::try_from(descriptor).unwrap_or(u64::MAX));
+        if descriptor >= bounds.descriptors {
+            self.limit.set(Some(self.limit.get().map_or(open, |limit| limit.min(open))));
+        }
+        bounds.room(open, self.limit.get().unwrap_or(bounds.count).min(bounds.count), descriptor)
     }
 
     /// Tells the one that has been idle longest to close; false if none is idle.
@@ -106,6 +113,9 @@ impl Connections {
 
     fn end(&self) {
         self.open.set(self.open.get() - 1);
+        if self.limit.get().is_some_and(|limit| self.open.get() < limit / 2) {
+            self.limit.set(None);
+        }
         if self.peak.get() - self.open.get() >= TRIM_CONNECTIONS {
             self.peak.set(self.open.get());
             self.fallen.notify_one();
@@ -176,16 +186,31 @@ mod tests {
             [(1024, 959, 991), (64, 55, 59), (1 << 30, (1 << 30) - 65, (1 << 30) - 33)]
         {
             let bounds = Bounds::new(100, soft);
-            let room = |descriptor| bounds.room(0, descriptor);
+            let room = |descriptor| bounds.room(0, 100, descriptor);
             assert_eq!((room(last_free), room(last_free + 1)), (Room::Free, Room::Tight), "{soft}");
             assert_eq!((room(last_tight), room(last_tight + 1)), (Room::Tight, Room::None), "{soft}");
         }
         let bounds = Bounds::new(100, 1024);
-        let room = |open| bounds.room(open, 10);
+        let room = |open| bounds.room(open, 100, 10);
         assert_eq!(
             [room(99), room(100), room(131), room(132)],
             [Room::Free, Room::Tight, Room::Tight, Room::None]
         );
+    }
+
+    #[test]
+    fn a_low_number_does_not_hide_that_the_descriptors_are_used_up() {
+        let bounds = Bounds::new(100, 64);
+        let all = Rc::new(Connections::default());
+        let mut made: Vec<Activity> = (0..20).map(|_| Activity::new(all.clone())).collect();
+        assert_eq!(all.room(&bounds, 55), Room::Free);
+        assert_eq!(all.room(&bounds, 56), Room::Tight);
+        assert_eq!(all.room(&bounds, 30), Room::Tight, "one has left, another has come");
+        made.truncate(19);
+        assert_eq!(all.room(&bounds, 30), Room::Free);
+        made.truncate(9);
+        made.extend((0..20).map(|_| Activity::new(all.clone())));
+        assert_eq!(all.room(&bounds, 30), Room::Free, "most have left: the limit is found anew");
     }
 
     #[test]

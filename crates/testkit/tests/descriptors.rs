@@ -1,0 +1,51 @@
+//! Connections up to the limit on descriptors: idle ones make room, and a service without room says so.
+
+use pinion_testkit::{Connection, PATIENCE, Server, Signal, descriptor_count, kill, wait_until};
+
+const LIMIT: u32 = 96;
+/// More than the limit has room for.
+const CLIENTS: usize = 120;
+
+fn open(server: &Server, bytes: &[u8]) -> Vec<Connection> {
+    (0..CLIENTS)
+        .map(|_| {
+            let mut connection = server.connect();
+            let _ = connection.write(bytes);
+            connection
+        })
+        .collect()
+}
+
+#[test]
+fn at_the_limit_new_clients_are_answered_and_a_role_that_dies_comes_back() {
+    let server = Server::fake_with_descriptors(LIMIT, &["--idle-timeout", "10m", "--header-timeout", "4s"]);
+    // The longest idle go, one for each that comes.
+    let idle = open(&server, b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert_eq!(server.get("/health").status(), 200);
+    server.check_serves("beside more clients than descriptors");
+    assert!(server.metric("pinion_connections_displaced_total") >= (CLIENTS - LIMIT as usize) as f64);
+    assert_eq!(server.metric("pinion_connections_refused_total"), 0.0);
+    assert_eq!(server.metric("pinion_accept_errors_total"), 0.0);
+    // The links to a successor need descriptors too.
+    let frontend = server.role("frontend-0").expect("it runs");
+    assert!(descriptor_count(frontend.pid) < LIMIT as usize);
+    kill(server.role("engine-0").expect("it runs").pid, Signal::SIGKILL);
+    wait_until("the engine is back", PATIENCE, || (server.get("/ready").status() == 200).then_some(()));
+    server.check_serves("after a death at the limit");
+    drop(idle);
+
+    // Half heads are no idle connections: while they hold everything, others hear that there is no room.
+    let mut halves = open(&server, b"GET /live HTTP/1.1\r\nHo");
+    let refused = wait_until("a client is refused", PATIENCE, || {
+        Some(server.get("/health")).filter(|response| response.status() == 503)
+    });
+    assert_eq!(refused.head.field("retry-after"), Some("1"));
+    assert_eq!(refused.json()["error"]["code"], "too_many_connections");
+    assert_eq!(halves[0].response().expect("its time is over").status(), 408);
+    wait_until("there is room again", PATIENCE, || (server.get("/health").status() == 200).then_some(()));
+    assert!(server.metric("pinion_connections_refused_total") > 0.0);
+    assert_eq!(server.role("frontend-0").map(|role| role.pid), Some(frontend.pid), "it has lived on");
+    drop(halves);
+    server.wait_idle();
+    server.stop();
+}
