@@ -388,7 +388,7 @@ fn the_small_routes() {
             }
         }
         for (method, path, allow) in
-            [("HEAD", "/health", "get"), ("DELETE", "/v1/models", "get"), ("GET", "/generate", "post")]
+            [("PUT", "/health", "get"), ("DELETE", "/v1/models", "get"), ("GET", "/generate", "post")]
         {
             let reply =
                 h.request(&format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await;
