@@ -86,8 +86,7 @@ pub(crate) fn from_facts(
     let on_cpu = backend == Backend::Torch && cuda.is_none();
     let max_model_len = max_model_len(settings, &model, on_cpu.then_some(machine), dtype, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
-    let (cpu_plan, pin) = plan?;
-    let take = Take(settings);
+    let (take, (cpu_plan, pin)) = (Take(settings), plan?);
     Some(Config {
         host: settings.address("host")?,
         port: take.narrow("port"),

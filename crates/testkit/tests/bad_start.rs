@@ -82,7 +82,7 @@ fn a_model_of_another_shape_is_named() {
         ("\"n_layer\": 2", "\"n_layer\": 3", "model.safetensors"),
         ("\"n_embd\": 64", "\"n_embd\": 128", "model.safetensors"),
         ("\"vocab_size\": 257", "\"vocab_size\": 258", "model.safetensors"),
-        ("\"gelu_new\"", "\"swish\"", "swish"),
+        ("\"gelu_new\"", "\"abacus_unit\"", "abacus_unit"),
     ] {
         let folder = fixture_model();
         let text = String::from_utf8(read(&folder, "config.json")).expect("JSON is UTF-8");

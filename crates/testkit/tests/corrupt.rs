@@ -31,9 +31,9 @@ const EDGES: [(&str, &str, u64); 7] = [
 /// Clients that ask until they are told to stop.
 struct Load<'a> {
     server: &'a Server,
-    clients: usize,
     over: AtomicBool,
-    answers: AtomicUsize,
+    /// Answers of each client.
+    answers: Vec<AtomicUsize>,
 }
 
 impl Load<'_> {
@@ -44,7 +44,8 @@ impl Load<'_> {
         ask: impl Fn(&mut Random) + Sync,
         disturb: impl FnOnce(&Load<'_>),
     ) {
-        let load = Load { server, clients, over: AtomicBool::new(false), answers: AtomicUsize::new(0) };
+        let answers = (0..clients).map(|_| AtomicUsize::new(0)).collect();
+        let load = Load { server, over: AtomicBool::new(false), answers };
         std::thread::scope(|scope| {
             let (load, ask) = (&load, &ask);
             for index in 0..clients {
@@ -52,7 +53,7 @@ impl Load<'_> {
                     let mut random = Random::new(SEED + index as u64);
                     while !load.over.load(Ordering::Relaxed) {
                         ask(&mut random);
-                        load.answers.fetch_add(1, Ordering::Relaxed);
+                        load.answers[index].fetch_add(1, Ordering::Relaxed);
                     }
                 });
             }
@@ -80,15 +81,17 @@ impl Load<'_> {
         self.is_well();
     }
 
-    /// All roles serve, and the clients get answers.
+    /// All roles serve, and every client got an answer: a request that is still suspected of a death would be given up after
+    /// a few more.
     fn is_well(&self) {
         wait_until("the service is healthy", PATIENCE, || {
             let health = self.server.request("GET", "/health", &[], b"").ok()?;
             (health.status() == 200 && self.server.roles().len() == 4).then_some(())
         });
-        let answers = self.answers.load(Ordering::Relaxed);
-        wait_until("every client has gone on", PATIENCE, || {
-            (self.answers.load(Ordering::Relaxed) > answers + self.clients).then_some(())
+        let counts = || self.answers.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let before = counts();
+        wait_until("every client has an answer", PATIENCE, || {
+            counts().iter().zip(&before).all(|(now, before)| now > before).then_some(())
         });
     }
 }
