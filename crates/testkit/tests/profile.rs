@@ -230,7 +230,7 @@ fn a_profiler_that_is_not_there_is_named() {
         let arguments = [&arguments[..], &["--profile", tool, "--profile-dir", &profiles]].concat();
         let ended = run_to_end(&arguments, &[("PATH", "/nowhere")], PATIENCE);
         assert!(ended.code.is_some_and(|code| code != 0), "{}", ended.stderr);
-        assert!(ended.stderr.contains(&format!("cannot start {tool}: ")), "{}", ended.stderr);
+        assert!(ended.stderr.contains(&format!("cannot start engine-0: {tool}: ")), "{}", ended.stderr);
         assert!(ended.stderr.contains("on PATH"), "{}", ended.stderr);
     }
 }
