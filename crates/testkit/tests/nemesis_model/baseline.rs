@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// A process may have this many descriptors more than before.
 const DESCRIPTORS_MORE: usize = 2;
-/// Its anonymous memory may be larger by a quarter and so many KiB.
+/// Its anonymous memory may be larger by a quarter and by this number of KiB.
 const MEMORY_MORE_KIB: u64 = 8 << 10;
 
 /// Held by one process.
@@ -35,6 +35,20 @@ impl Baseline {
         wait_until("the rings are empty", PATIENCE, || {
             (server.metric("pinion_ring_used_bytes") == 0.0).then_some(())
         });
+        // A process exists before it has read its model: what it holds counts once it no longer grows.
+        let mut before = Baseline::read(server);
+        wait_until("no process grows", PATIENCE, || {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            let now = Baseline::read(server);
+            let is_steady = now.0 == before.0;
+            before = now;
+            is_steady.then_some(())
+        });
+        before
+    }
+
+    /// Held now, with no wait.
+    fn read(server: &Server) -> Baseline {
         let launcher = Process { name: "pinion".to_owned(), pid: server.pid() };
         let processes = server.roles().into_iter().chain(server.spare()).chain([launcher]);
         Baseline(processes.map(|process| (process.name.clone(), Held::by(process.pid))).collect())
