@@ -1,6 +1,6 @@
-//! Orders of operators that are under way: who gave each, who still has to carry it out, and until when. Pure.
+//! Operators' commands in flight: the frontend that passed each on, the roles that still carry it out, the deadline. Pure.
 //!
-//! An order ends exactly once: when all have answered, when one of them says no or dies, or at its deadline. A frontend
+//! A command ends exactly once: when all roles have answered, when one of them refuses or dies, or at its deadline. A frontend
 //! that dies takes its orders along; what they asked for may happen all the same.
 
 use pinion_protocol::Peer;
@@ -9,14 +9,14 @@ use pinion_protocol::control::AdminOutcome;
 /// Orders under way at a time.
 const ORDERS_MAX: usize = 64;
 
-/// What a frontend is told.
+/// The answer for a frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Who gave the order.
+    /// The frontend that passed the command on.
     pub to: Peer,
     /// Its number there.
     pub number: u64,
-    /// What came of it.
+    /// The result.
     pub outcome: AdminOutcome,
 }
 
@@ -42,10 +42,10 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Takes an order that `doers` carry out, and gives our number for it.
+    /// Takes a command that `doers` carry out, and returns the launcher's number for it.
     ///
     /// # Errors
-    /// The answer at once: there are too many, or nobody can do it.
+    /// Errors: the answer to send at once; too many commands are in flight, or no role can carry it out.
     pub fn take(
         &mut self,
         asker: Peer,
@@ -66,7 +66,7 @@ impl Orders {
         Ok(number)
     }
 
-    /// A role's answer; the order's end if it was the last one, or a no.
+    /// A role's answer; the command ends if it was the last one, or a refusal.
     pub fn answered(&mut self, by: Peer, number: u64, outcome: AdminOutcome) -> Option<Answer> {
         let index = self.orders.iter().position(|order| order.number == number)?;
         let order = &mut self.orders[index];
@@ -76,13 +76,13 @@ impl Orders {
         over.then(|| self.orders.swap_remove(index).ends(outcome.map_err(|reason| format!("{by}: {reason}"))))
     }
 
-    /// A process died: what it had to do is not done, and nobody hears of what it asked for.
+    /// A process died: commands that it should carry out fail, and those that it passed on are forgotten.
     pub fn lost(&mut self, peer: Peer) -> Vec<Answer> {
         self.orders.retain(|order| order.asker != peer);
         self.end(|order| order.missing.contains(&peer), &format!("{peer} died before it was done"))
     }
 
-    /// Those whose deadline has passed.
+    /// Ends the commands whose deadline has passed.
     pub fn expired(&mut self, now_ns: u64) -> Vec<Answer> {
         self.end(|order| now_ns > order.deadline_ns, "not done in time")
     }
@@ -138,7 +138,7 @@ mod tests {
 
         let (mut orders, number) = one();
         assert_eq!(orders.lost(FRONTEND), []);
-        assert_eq!(orders.answered(ENGINES[0], number, Err("late".into())), None, "nobody asks any more");
+        assert_eq!(orders.answered(ENGINES[0], number, Err("late".into())), None, "the asker is gone");
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 
 /// How long an edge that was corrupt is remembered.
 const MEMORY_NS: u64 = 60_000_000_000;
-/// From so many times within that on, the other end is restarted.
+/// From this number of times within that on, the other end is restarted.
 const TIMES_MAX: usize = 3;
 
-/// What a role reports of one of its edges.
+/// A role's report that one of its edges is corrupt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorruptEdge {
     /// The writer.

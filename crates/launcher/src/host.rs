@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 /// Exit code of a process whose main thread panicked; a role's thread that panics is reported with the same.
 const PANIC_CODE: i32 = 101;
 
-/// A role's whole life on the calling thread: who it is, and its end of the descriptor socket.
+/// Runs a role on the calling thread, given its name and its end of the descriptor socket.
 pub type RoleMain = fn(Peer, OwnedFd) -> ExitCode;
 
 /// Where roles run.
@@ -33,7 +33,7 @@ pub enum Host {
     Processes {
         /// Of `pinion-<role>`.
         folder: PathBuf,
-        /// What starts them, if they are profiled.
+        /// Wraps them in a profiler, if there is one.
         profile: Option<Rc<Profile>>,
         /// They lose their capabilities.
         confined: bool,
@@ -203,7 +203,7 @@ fn role_command(binary: &Path, name: String) -> Command {
     command
 }
 
-/// What every role process has around it.
+/// Environment and limits of every role process.
 fn surround(command: &mut Command, process: &Process) {
     // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
     command.process_group(0).envs(thread_variables(process));

@@ -1,4 +1,4 @@
-//! One role process as the launcher sees it: spawned, starting, ready, dead.
+//! One role as the launcher sees it: down, starting, ready, or killed and not yet gone.
 
 use crate::corrupt::CorruptEdge;
 use crate::host::{Body, Host};
@@ -7,7 +7,7 @@ use crate::spare::Waiting;
 use crate::wiring::Wiring;
 use nix::sys::signal::Signal;
 use pinion_config::Process;
-use pinion_os::fdpass;
+use pinion_os::{clock, fdpass};
 use pinion_protocol::Peer;
 use pinion_protocol::control::{Admin, AdminOutcome, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
@@ -18,278 +18,350 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Control messages a role may leave untaken before it is owed the next ones: far below the number at which a send would
-/// block.
-const UNTAKEN_MAX: u64 = 64;
+/// Unread control messages that a role may have; further ones are queued here, so that a send never blocks: the socket
+/// holds far more.
+const UNREAD_MAX: u64 = 64;
+/// A warm standby has this long to attach, or half of the start timeout if that is shorter.
+const STANDBY_ATTACH_NS: u64 = 5_000_000_000;
 
-/// Something to say to a process that has not attached yet, or has not taken what it was told before.
+/// A message for a process that has not attached yet, or that has too many unread ones.
 #[derive(PartialEq)]
-enum Owed {
+enum Pending {
     Message(ToRole),
-    /// Ends of the edges shared with this peer.
+    /// New ends of the edges shared with this peer.
     Edges(Peer),
 }
 
-/// A living role.
+/// A process of a role, which exists until its end has been reaped.
 struct Running {
     body: Body,
     socket: OwnedFd,
     control: LauncherEnd,
-    /// It has said that it has attached; nothing is said to it before.
+    /// It has said that it has attached. No message is sent to it before.
     attached: bool,
-    /// Each thing once.
-    owed: VecDeque<Owed>,
+    /// Queued messages, without duplicates.
+    pending: VecDeque<Pending>,
 }
 
-/// What happened to a member since it was last looked at.
+/// The state of a role. [`Member::spawn`], [`Member::poll`], [`Member::kill`] and [`Member::restart_at`] are its only
+/// transitions.
+enum Life {
+    /// No process exists.
+    Down {
+        /// CLOCK_MONOTONIC ns of the next start, if there is one.
+        restart_at_ns: Option<u64>,
+    },
+    /// The process attaches and loads what it needs.
+    Starting {
+        process: Running,
+        /// A start that takes longer has failed.
+        ready_by_ns: u64,
+        /// A warm standby that has not attached yet does so by this time. If it ends before, the standby has died and
+        /// not the role.
+        attach_by_ns: Option<u64>,
+    },
+    /// It serves.
+    Ready(Running),
+    /// The launcher has killed it and has not seen its end.
+    Killed {
+        /// `None`: it was a thread, which cannot be killed and is left behind.
+        process: Option<Running>,
+        /// An end that takes longer is a failed start.
+        gone_by_ns: u64,
+        /// It was a warm standby that never attached.
+        was_standby: bool,
+    },
+}
+
+impl Life {
+    const DOWN: Life = Life::Down { restart_at_ns: None };
+
+    fn process(&self) -> Option<&Running> {
+        match self {
+            Life::Starting { process, .. } | Life::Ready(process) => Some(process),
+            Life::Killed { process, .. } => process.as_ref(),
+            Life::Down { .. } => None,
+        }
+    }
+
+    fn process_mut(&mut self) -> Option<&mut Running> {
+        match self {
+            Life::Starting { process, .. } | Life::Ready(process) => Some(process),
+            Life::Killed { process, .. } => process.as_mut(),
+            Life::Down { .. } => None,
+        }
+    }
+
+    /// Whether an end in this state is that of a warm standby that has not attached.
+    fn is_standby(&self) -> bool {
+        matches!(self, Life::Starting { attach_by_ns: Some(_), .. } | Life::Killed { was_standby: true, .. })
+    }
+}
+
+/// An event of a role since the last look at it.
 #[derive(Debug)]
-pub enum Happening {
+pub enum RoleEvent {
     /// It can serve.
     Ready {
         /// One line for the operator.
         summary: String,
     },
-    /// It says why it cannot.
+    /// It cannot start.
     Failed {
         /// Why.
         reason: String,
         /// Exit code for the launcher.
         exit_code: i32,
     },
-    /// It gives an order of an operator.
+    /// A frontend passes on an operator's command.
     Ordered {
-        /// Its number for it.
+        /// The frontend's number for it.
         number: u64,
-        /// When nobody waits for the answer any more.
+        /// CLOCK_MONOTONIC ns at which the client stops waiting for the answer.
         deadline_ns: u64,
-        /// What to do.
+        /// The command.
         admin: Admin,
     },
     /// One of its edges is corrupt.
     Corrupt(CorruptEdge),
-    /// It answers an order.
+    /// It has carried out a command.
     Answered {
-        /// Our number for it.
+        /// The launcher's number for it.
         number: u64,
-        /// What came of it.
+        /// The result.
         outcome: AdminOutcome,
     },
     /// Its process ended.
-    Ended(ExitStatus),
+    Ended {
+        /// As wait(2) gives it.
+        status: ExitStatus,
+        /// A warm standby ended before it attached, which is no death of the role.
+        was_standby: bool,
+    },
 }
 
-/// One role and, if it lives, its process.
+/// One role and its process.
 pub struct Member {
-    /// Who.
+    /// The role and its index.
     pub peer: Peer,
     /// Its deaths.
     pub policy: RestartPolicy,
-    /// When to start it again, if it is down and shall come back.
-    pub restart_at_ns: Option<u64>,
-    /// Whether it has said that it can serve.
-    pub ready: bool,
-    /// When a start counts as failed.
-    pub start_deadline_ns: u64,
-    /// By when it must have attached, if it was a spare and has not yet: until then its end is the spare's, and no death
-    /// of this role.
-    pub answers_by_ns: Option<u64>,
     process: Process,
+    start_timeout_ns: u64,
+    life: Life,
     epoch: u32,
     /// Count of control messages up to the latest that handed it new links.
     links_sent: u64,
-    running: Option<Running>,
-    /// It was a thread that was to be killed, and nobody was told yet that it is gone.
-    left_behind: bool,
 }
 
 impl Member {
     /// A role that has not been started.
-    pub fn new(process: Process) -> Member {
+    pub fn new(process: Process, start_timeout_ns: u64) -> Member {
         Member {
             peer: process.peer,
             policy: RestartPolicy::default(),
-            restart_at_ns: None,
-            ready: false,
-            start_deadline_ns: 0,
-            answers_by_ns: None,
             process,
+            start_timeout_ns,
+            life: Life::DOWN,
             epoch: 0,
             links_sent: 0,
-            running: None,
-            left_behind: false,
         }
     }
 
-    /// Starts the role, or gives its work to `spare`, and sends it its descriptors.
-    pub(crate) fn spawn(&mut self, wiring: &Wiring, host: &Host, spare: Option<Waiting>) -> io::Result<()> {
+    /// Starts the role, or gives its work to `standby`, and sends it its descriptors.
+    pub(crate) fn spawn(&mut self, wiring: &Wiring, host: &Host, standby: Option<Waiting>) -> io::Result<()> {
         self.epoch += 1;
         self.links_sent = 0;
-        self.ready = false;
-        self.restart_at_ns = None;
-        self.answers_by_ns = None;
+        let now_ns = clock::now_ns();
+        let attach_ns = STANDBY_ATTACH_NS.min(self.start_timeout_ns / 2);
+        let attach_by_ns = standby.is_some().then(|| now_ns + attach_ns);
         let page = wiring.page(self.peer);
         page.set(Gauge::Phase as usize, Phase::Starting as u64);
         page.set(Gauge::LogLosing as usize, 0);
-        // What its predecessor did not take nobody will.
+        // Messages that its predecessor did not read are gone with it.
         page.set(Gauge::ControlSeen as usize, page.get(Gauge::ControlSequence as usize));
         let (control, theirs) = wiring.control()?;
-        let Waiting { body, socket } = match spare {
+        let Waiting { body, socket } = match standby {
             Some(waiting) => waiting,
             None => {
                 let (ours, standard_input) = fdpass::pair()?;
                 Waiting { body: host.spawn(&self.process, standard_input)?, socket: ours }
             }
         };
-        self.running = Some(Running { body, socket, control, attached: false, owed: VecDeque::new() });
-        let socket = self.running.as_ref().map(|r| r.socket.as_fd()).expect("set on the line above");
-        match wiring.attach(self.peer, self.epoch, &theirs, socket) {
-            // It died before it had read everything; `poll` tells how.
+        let sent = wiring.attach(self.peer, self.epoch, &theirs, socket.as_fd());
+        let process = Running { body, socket, control, attached: false, pending: VecDeque::new() };
+        self.life = Life::Starting { process, ready_by_ns: now_ns + self.start_timeout_ns, attach_by_ns };
+        match sent {
+            // It died before it had read everything; `poll` gives its end.
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 Ok(())
             }
-            attached => attached,
+            sent => sent,
         }
+    }
+
+    /// Plans the next start of a role that is down.
+    pub fn restart_at(&mut self, at_ns: u64) {
+        debug_assert!(!self.lives(), "a role restarts after its end");
+        self.life = Life::Down { restart_at_ns: Some(at_ns) };
+    }
+
+    /// Whether its planned start is due.
+    pub fn restart_is_due(&self, now_ns: u64) -> bool {
+        matches!(self.life, Life::Down { restart_at_ns: Some(at_ns) } if now_ns >= at_ns)
+    }
+
+    /// Whether it has said that it can serve.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.life, Life::Ready(_))
+    }
+
+    /// Whether its start, or its end after a kill, takes longer than the start timeout.
+    pub fn is_late(&self, now_ns: u64) -> bool {
+        match self.life {
+            Life::Starting { ready_by_ns: by_ns, .. }
+            | Life::Killed { gone_by_ns: by_ns, process: Some(_), .. } => now_ns > by_ns,
+            Life::Killed { process: None, .. } | Life::Down { .. } | Life::Ready(_) => false,
+        }
+    }
+
+    /// Whether it is a warm standby that should have attached by now.
+    pub fn is_late_standby(&self, now_ns: u64) -> bool {
+        matches!(self.life, Life::Starting { attach_by_ns: Some(by_ns), .. } if now_ns > by_ns)
     }
 
     /// The process id, while it lives.
     pub fn pid(&self) -> Option<u32> {
-        self.running.as_ref().map(|r| r.body.pid())
+        self.life.process().map(|process| process.body.pid())
     }
 
     /// Whether a process exists.
     pub fn lives(&self) -> bool {
-        self.running.is_some()
+        self.life.process().is_some()
     }
 
-    /// Readable when the role has ended, which [`Member::poll`] tells.
+    /// Readable when the role has ended, which [`Member::poll`] reports.
     pub fn death_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.running.as_ref().map(|running| running.body.fd())
+        self.life.process().map(|process| process.body.fd())
     }
 
-    /// Readable when a role that starts has said something, which [`Member::poll`] takes.
+    /// Readable when a role that starts has sent something, which [`Member::poll`] takes.
     pub fn start_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.running.as_ref().filter(|_| !self.ready).map(|running| running.socket.as_fd())
+        self.life.process().filter(|_| !self.is_ready()).map(|process| process.socket.as_fd())
     }
 
-    /// What happened since the last call, one thing at a time; never blocks.
-    pub fn poll(&mut self, wiring: &Wiring) -> io::Result<Option<Happening>> {
-        if std::mem::take(&mut self.left_behind) {
-            self.ready = false;
-            return Ok(Some(Happening::Ended(ExitStatus::from_raw(Signal::SIGKILL as i32))));
+    /// The next event since the last call; never blocks.
+    pub fn poll(&mut self, wiring: &Wiring) -> io::Result<Option<RoleEvent>> {
+        if let Life::Killed { process: None, was_standby, .. } = self.life {
+            self.life = Life::DOWN;
+            let status = ExitStatus::from_raw(Signal::SIGKILL as i32);
+            return Ok(Some(RoleEvent::Ended { status, was_standby }));
         }
-        if let Err(error) = self.see_attached(wiring).and_then(|()| self.settle(wiring)) {
-            tracing::error!(peer = %self.peer, %error, "cannot be told what it needs; killing it");
-            self.running.iter().for_each(|running| _ = running.body.kill());
+        if let Err(error) = self.see_attached(wiring).and_then(|()| self.send_pending(wiring)) {
+            tracing::error!(peer = %self.peer, %error, "cannot send control messages; killing it");
+            self.kill();
         }
-        let Some(running) = &mut self.running else { return Ok(None) };
-        while let Some(message) = running.control.next() {
-            match message {
-                FromRole::Ready { summary } => {
-                    self.ready = true;
-                    return Ok(Some(Happening::Ready { summary }));
+        let was_standby = self.life.is_standby();
+        let Some(process) = self.life.process_mut() else { return Ok(None) };
+        while let Some(message) = process.control.next() {
+            if let Some(event) = event_of(self.peer, message) {
+                if matches!(event, RoleEvent::Ready { .. }) {
+                    self.become_ready();
                 }
-                FromRole::Failed { reason, exit_code } => {
-                    return Ok(Some(Happening::Failed { reason, exit_code }));
-                }
-                FromRole::Admin { number, deadline_ns, admin } => {
-                    return Ok(Some(Happening::Ordered { number, deadline_ns, admin }));
-                }
-                FromRole::AdminDone { number, outcome } => {
-                    return Ok(Some(Happening::Answered { number, outcome }));
-                }
-                FromRole::CorruptEdge { peer, epoch, reads, what } => {
-                    let (from, to) = if reads { (peer, self.peer) } else { (self.peer, peer) };
-                    return Ok(Some(Happening::Corrupt(CorruptEdge {
-                        from,
-                        to,
-                        epoch,
-                        suspect: peer,
-                        what,
-                    })));
-                }
-                FromRole::Hello { .. } | FromRole::Phase { .. } => {}
+                return Ok(Some(event));
             }
         }
-        let Some(status) = running.body.try_wait()? else { return Ok(None) };
-        self.running = None;
-        self.ready = false;
-        Ok(Some(Happening::Ended(status)))
+        let Some(status) = process.body.try_wait()? else { return Ok(None) };
+        self.life = Life::DOWN;
+        Ok(Some(RoleEvent::Ended { status, was_standby }))
     }
 
-    /// Sees whether the role has attached, and sends what waits for that. Errors: it died meanwhile, or does not read; its
-    /// end is told like any other.
+    pub(crate) fn become_ready(&mut self) {
+        self.life = match std::mem::replace(&mut self.life, Life::DOWN) {
+            Life::Starting { process, .. } => Life::Ready(process),
+            // It was killed while its message was under way.
+            life => life,
+        };
+    }
+
+    /// Sees whether the role has attached, and sends its edges then. Errors: it died meanwhile, or does not read; its end
+    /// is reported like any other.
     fn see_attached(&mut self, wiring: &Wiring) -> io::Result<()> {
-        let Some(running) = self.running.as_mut().filter(|running| !running.attached) else { return Ok(()) };
-        let Ok(Some(_)) = fdpass::recv(running.socket.as_fd()) else { return Ok(()) };
-        wiring.send_edges(self.peer, None, &running.control)?;
-        running.attached = true;
-        self.answers_by_ns = None;
+        let Life::Starting { process, attach_by_ns, .. } = &mut self.life else { return Ok(()) };
+        if process.attached {
+            return Ok(());
+        }
+        let Ok(Some(_)) = fdpass::recv(process.socket.as_fd()) else { return Ok(()) };
+        wiring.send_edges(self.peer, None, &process.control)?;
+        process.attached = true;
+        *attach_by_ns = None;
         Ok(())
     }
 
-    /// Says what is owed, as far as the role takes it.
-    fn settle(&mut self, wiring: &Wiring) -> io::Result<()> {
-        while self.hears(wiring) {
-            match self.running.as_mut().and_then(|running| running.owed.pop_front()) {
-                Some(Owed::Message(message)) => {
+    /// Sends queued messages while the role reads them.
+    fn send_pending(&mut self, wiring: &Wiring) -> io::Result<()> {
+        while self.reads_messages(wiring) {
+            match self.life.process_mut().and_then(|process| process.pending.pop_front()) {
+                Some(Pending::Message(message)) => {
                     if let Err(error) = self.send(wiring, &message) {
                         tracing::warn!(peer = %self.peer, %error, "cannot send a control message");
                     }
                 }
-                Some(Owed::Edges(peer)) => self.hand_over(wiring, peer)?,
+                Some(Pending::Edges(peer)) => self.hand_over(wiring, peer)?,
                 None => break,
             }
         }
         Ok(())
     }
 
-    /// Whether it has attached and taken most of what it was told.
-    fn hears(&self, wiring: &Wiring) -> bool {
+    /// Whether it has attached and has read most of its messages.
+    fn reads_messages(&self, wiring: &Wiring) -> bool {
         let page = wiring.page(self.peer);
         let [sent, seen] = [Gauge::ControlSequence, Gauge::ControlSeen].map(|gauge| page.get(gauge as usize));
-        let is_attached = self.running.as_ref().is_some_and(|running| running.attached);
-        is_attached && sent.saturating_sub(seen) <= UNTAKEN_MAX
+        let is_attached = self.life.process().is_some_and(|process| process.attached);
+        is_attached && sent.saturating_sub(seen) <= UNREAD_MAX
     }
 
-    /// Says it now, or after what is owed already. What is owed twice is said once, at its later place, so that no more is
-    /// owed than there are peers to tell of.
-    fn say(&mut self, wiring: &Wiring, what: Owed) -> io::Result<()> {
-        let Some(running) = &mut self.running else { return Ok(()) };
-        running.owed.retain(|owed| *owed != what);
-        running.owed.push_back(what);
-        self.settle(wiring)
+    /// Sends the message, or queues it behind pending ones. A duplicate moves to the later place, so that the queue is
+    /// bounded by the number of peers.
+    fn enqueue(&mut self, wiring: &Wiring, message: Pending) -> io::Result<()> {
+        let Some(process) = self.life.process_mut() else { return Ok(()) };
+        process.pending.retain(|pending| *pending != message);
+        process.pending.push_back(message);
+        self.send_pending(wiring)
     }
 
-    /// Sends a control message: at once, or as soon as the role has attached and takes it. Orders of operators have their
+    /// Sends a control message: at once, or as soon as the role has attached and reads. Commands of operators have a
     /// deadline and are not sent late.
     pub fn tell(&mut self, wiring: &Wiring, message: &ToRole) {
-        if matches!(message, ToRole::Admin { .. } | ToRole::AdminDone { .. }) && !self.hears(wiring) {
-            tracing::warn!(peer = %self.peer, "role takes no control messages; not sending {message:?}");
-        } else if let Err(error) = self.say(wiring, Owed::Message(message.clone())) {
-            tracing::error!(peer = %self.peer, %error, "cannot be handed what it is owed; killing it");
+        if matches!(message, ToRole::Admin { .. } | ToRole::AdminDone { .. }) && !self.reads_messages(wiring)
+        {
+            tracing::warn!(peer = %self.peer, "role reads no control messages; not sending {message:?}");
+        } else if let Err(error) = self.enqueue(wiring, Pending::Message(message.clone())) {
+            tracing::error!(peer = %self.peer, %error, "cannot send control messages; killing it");
             self.kill();
         }
     }
 
     fn send(&self, wiring: &Wiring, message: &ToRole) -> io::Result<()> {
-        self.running.as_ref().map_or(Ok(()), |running| running.control.send(message))?;
+        self.life.process().map_or(Ok(()), |process| process.control.send(message))?;
         let page = wiring.page(self.peer);
         page.set(Gauge::ControlSequence as usize, page.get(Gauge::ControlSequence as usize).wrapping_add(1));
         wiring.ring_doorbell(self.peer);
         Ok(())
     }
 
-    /// Hands over new ends of the edges shared with `renewed`: at once, or as soon as the role has attached and takes them.
+    /// Hands over new ends of the edges shared with `renewed`: at once, or as soon as the role has attached and reads.
     pub fn reattach(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
-        self.say(wiring, Owed::Edges(renewed))
+        self.enqueue(wiring, Pending::Edges(renewed))
     }
 
-    /// Descriptors and the message that they are there go together: one without the other would put all that follow out of
-    /// step.
+    /// Sends the descriptors together with the message that announces them: one without the other would put all that
+    /// follow out of step.
     fn hand_over(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
-        let Some(running) = &self.running else { return Ok(()) };
-        wiring.reattach(self.peer, renewed, running.socket.as_fd())?;
-        wiring.send_edges(self.peer, Some(renewed), &running.control)?;
+        let Some(process) = self.life.process() else { return Ok(()) };
+        wiring.reattach(self.peer, renewed, process.socket.as_fd())?;
+        wiring.send_edges(self.peer, Some(renewed), &process.control)?;
         self.send(wiring, &ToRole::Attached)?;
         self.links_sent = wiring.page(self.peer).get(Gauge::ControlSequence as usize);
         Ok(())
@@ -297,16 +369,38 @@ impl Member {
 
     /// Whether it serves over links that have been replaced and that it has not yet put away.
     pub fn has_old_links(&self, wiring: &Wiring) -> bool {
-        let is_owed = |running: &Running| running.owed.iter().any(|owed| matches!(owed, Owed::Edges(_)));
+        let Life::Ready(process) = &self.life else { return false };
         let seen = wiring.page(self.peer).get(Gauge::ControlSeen as usize);
-        self.ready && (seen < self.links_sent || self.running.as_ref().is_some_and(is_owed))
+        let is_pending = process.pending.iter().any(|pending| matches!(pending, Pending::Edges(_)));
+        seen < self.links_sent || is_pending
     }
 
     /// Ends the role now, or leaves it behind if it is a thread, which leaves by itself once it finds its control channel
-    /// closed. Either way [`Member::poll`] tells of its end.
+    /// closed. [`Member::poll`] reports its end in both cases.
     pub fn kill(&mut self) {
-        if self.running.as_ref().is_some_and(|running| !running.body.kill()) {
-            (self.running, self.left_behind) = (None, true);
-        }
+        let was_standby = self.life.is_standby();
+        let gone_by_ns = clock::now_ns() + self.start_timeout_ns;
+        self.life = match std::mem::replace(&mut self.life, Life::DOWN) {
+            Life::Starting { process, .. } | Life::Ready(process) => {
+                let process = process.body.kill().then_some(process);
+                Life::Killed { process, gone_by_ns, was_standby }
+            }
+            life @ (Life::Down { .. } | Life::Killed { .. }) => life,
+        };
     }
+}
+
+/// The event that a control message is, if the launcher acts on it.
+fn event_of(sender: Peer, message: FromRole) -> Option<RoleEvent> {
+    Some(match message {
+        FromRole::Ready { summary } => RoleEvent::Ready { summary },
+        FromRole::Failed { reason, exit_code } => RoleEvent::Failed { reason, exit_code },
+        FromRole::Admin { number, deadline_ns, admin } => RoleEvent::Ordered { number, deadline_ns, admin },
+        FromRole::AdminDone { number, outcome } => RoleEvent::Answered { number, outcome },
+        FromRole::CorruptEdge { peer, epoch, reads, what } => {
+            let (from, to) = if reads { (peer, sender) } else { (sender, peer) };
+            RoleEvent::Corrupt(CorruptEdge { from, to, epoch, suspect: peer, what })
+        }
+        FromRole::Hello { .. } | FromRole::Phase { .. } => return None,
+    })
 }

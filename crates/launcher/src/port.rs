@@ -105,7 +105,7 @@ mod tests {
     fn a_port_is_free_again_while_old_connections_are_in_time_wait() {
         let (first, address) = bind_port(ANY_PORT).unwrap();
         open_port(first.as_fd(), address).unwrap();
-        assert!(bind_port(address).is_err(), "somebody listens there");
+        assert!(bind_port(address).is_err(), "the port is taken");
         let mut client = TcpStream::connect(address).unwrap();
         let listener = TcpListener::from(first);
         listener.set_nonblocking(false).unwrap();

@@ -161,7 +161,7 @@ impl Profile {
                     options.write(true).custom_flags(nix::libc::O_NONBLOCK);
                     options.open(control_pipe(&run.folder))?.write_all(word)?;
                 }
-                // The engine is told by the launcher's orders.
+                // The engine gets the launcher's command.
                 Profiler::Torch => {}
             }
         }
@@ -236,7 +236,7 @@ fn perf_arguments(output: &Path, pipe: &Path) -> Vec<String> {
         .collect()
 }
 
-/// What an operator is told.
+/// The answer for an operator.
 pub(crate) type Outcome = Result<(), String>;
 
 /// A start or stop that is under way.
@@ -247,7 +247,7 @@ struct Pending {
     children: Vec<Child>,
 }
 
-/// Whether the profilers record, and the order that is changing it.
+/// Whether the profilers record, and the command that is changing it.
 #[derive(Default)]
 pub(crate) struct Recording {
     on: bool,
@@ -284,7 +284,7 @@ impl Recording {
         }
     }
 
-    /// Looks at the order under way. Who gave it, its number, and its outcome once that is known.
+    /// Looks at the command in flight. Returns its frontend, its number and its result once that is known.
     pub(crate) fn look(&mut self, now_ns: u64) -> Option<(Peer, u64, Outcome)> {
         let pending = self.pending.as_mut()?;
         let mut bad: Option<ExitStatus> = None;
@@ -304,7 +304,7 @@ impl Recording {
         };
         let Pending { asker, number, mut children, .. } = self.pending.take()?;
         for child in &mut children {
-            // Nobody waits for it any more; it is reaped, and ends at the latest with the launcher.
+            // No client waits for it; it is reaped, and ends at the latest with the launcher.
             let _ = child.kill().and_then(|()| child.try_wait());
         }
         if outcome.is_ok() {

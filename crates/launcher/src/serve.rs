@@ -9,7 +9,7 @@ mod watch;
 use crate::admin::{Answer, Orders};
 use crate::ending::{Ending, not_started, role_exit, start_failure};
 use crate::host::Host;
-use crate::member::{Happening, Member};
+use crate::member::{Member, RoleEvent};
 use crate::port::{bind_port, open_port};
 use crate::profile::Recording;
 use crate::signals::Signals;
@@ -24,6 +24,7 @@ use pinion_shm::doorbell;
 use pinion_worker::telemetry::{self, LogPage};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 /// The loop's longest sleep: how old the ring depths that frontends report can get.
@@ -32,10 +33,8 @@ const TICK: Duration = Duration::from_millis(50);
 const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 /// The same when each has a profiler around it.
 const REPORT_TIMEOUT_NS: u64 = 60_000_000_000;
-/// A pause of the launcher itself that is longer than this has hit the others too: their silence starts anew.
+/// A longer pause of the launcher has stopped the roles too: their heartbeats are then timed anew.
 const OWN_PAUSE_NS: u64 = 1_000_000_000;
-/// A spare that was given work has this long to attach; one that has not is killed, and somebody else is started.
-const SPARE_ANSWER_NS: u64 = 5_000_000_000;
 const MS_NS: u64 = 1_000_000;
 
 enum Stage {
@@ -63,14 +62,14 @@ struct Service {
     recording: Recording,
     stage: Stage,
     restarts: u64,
-    /// Successors that are ready, and that the others have not heard of.
+    /// Restarted roles that are ready and not announced to the others yet.
     unannounced: Vec<Peer>,
     cut_short: bool,
-    /// Why the service winds up by itself, if it does.
+    /// Why the service ends by itself, if it does.
     reason: Option<Ending>,
     /// The last turn of the loop.
     turned_ns: u64,
-    /// Silence of roles before this does not count.
+    /// Heartbeats are timed from this instant or later.
     silent_from_ns: u64,
 }
 
@@ -120,7 +119,9 @@ impl Service {
             if config.in_process { "threads" } else { "processes" }
         );
         let spare = Spare::of(&config, &host, &topology);
-        let members = topology.processes.into_iter().map(Member::new).collect();
+        let start_timeout_ns = config.lifecycle.start_timeout_ms * MS_NS;
+        let members =
+            topology.processes.into_iter().map(|process| Member::new(process, start_timeout_ns)).collect();
         let mut service = Service {
             config,
             host,
@@ -148,14 +149,11 @@ impl Service {
     }
 
     fn spawn(&mut self, index: usize) -> Result<(), Ending> {
-        let (member, now_ns) = (&mut self.members[index], clock::now_ns());
-        let start_timeout_ns = self.config.lifecycle.start_timeout_ms * MS_NS;
-        let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, now_ns));
+        let member = &mut self.members[index];
+        let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, clock::now_ns()));
         let was_spare = spare.is_some();
         let started = member.spawn(&self.wiring, &self.host, spare);
         started.map_err(|error| not_started(member.peer, &error))?;
-        member.start_deadline_ns = now_ns + start_timeout_ns;
-        member.answers_by_ns = was_spare.then(|| now_ns + SPARE_ANSWER_NS.min(start_timeout_ns / 2));
         tracing::info!(peer = %member.peer, pid = member.pid(), was_spare, "started");
         Ok(())
     }
@@ -170,11 +168,11 @@ impl Service {
             }
         }
         for index in 0..self.members.len() {
-            while let Some(happening) = self.members[index]
+            while let Some(event) = self.members[index]
                 .poll(&self.wiring)
                 .map_err(|e| Ending::system("cannot watch a role", e))?
             {
-                self.happened(index, happening)?;
+                self.on_event(index, event)?;
             }
         }
         if let Some((to, number, outcome)) = self.recording.look(clock::now_ns()) {
@@ -209,7 +207,7 @@ impl Service {
         }
     }
 
-    /// Frontends finish what is in flight, then everybody leaves.
+    /// Frontends finish the requests in flight, then all roles leave.
     fn drain(&mut self) {
         let deadline_ns = clock::now_ns() + self.config.lifecycle.drain_timeout_ms * MS_NS;
         self.stage = Stage::Draining { deadline_ns };
@@ -217,14 +215,14 @@ impl Service {
         self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
     }
 
-    /// The service cannot go on. It drains first: each open request still gets its end, be it an error.
-    fn wind_up(&mut self, reason: Ending) {
+    /// Ends a service that cannot continue. It drains first, so that each open request gets its end.
+    fn shut_down(&mut self, reason: Ending) {
         tracing::error!(reason = reason.reason, "the service ends");
         self.reason = Some(reason);
         self.drain();
     }
 
-    /// What wakes the loop: the deaths of all roles first, then what those that start have to say.
+    /// Descriptors that wake the loop: deaths of all roles first, then messages of roles that start.
     fn member_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let deaths = self.members.iter().filter_map(Member::death_fd);
         let starts = self.members.iter().filter_map(Member::start_fd);
@@ -235,10 +233,10 @@ impl Service {
         self.spare.as_ref().is_some_and(Spare::lives)
     }
 
-    fn happened(&mut self, index: usize, happening: Happening) -> Result<(), Ending> {
+    fn on_event(&mut self, index: usize, event: RoleEvent) -> Result<(), Ending> {
         let peer = self.members[index].peer;
-        match happening {
-            Happening::Ready { summary } => {
+        match event {
+            RoleEvent::Ready { summary } => {
                 tracing::info!(%peer, "ready: {summary}");
                 self.spare.iter_mut().for_each(|spare| spare.settle(clock::now_ns()));
                 if !matches!(self.stage, Stage::Starting) {
@@ -246,7 +244,7 @@ impl Service {
                 }
                 Ok(())
             }
-            Happening::Failed { reason, exit_code } => {
+            RoleEvent::Failed { reason, exit_code } => {
                 tracing::error!(%peer, "{reason}");
                 if matches!(self.stage, Stage::Starting) {
                     let code = role_exit(exit_code);
@@ -254,28 +252,28 @@ impl Service {
                 }
                 Ok(())
             }
-            Happening::Ordered { number, deadline_ns, admin } => {
+            RoleEvent::Ordered { number, deadline_ns, admin } => {
                 self.ordered(peer, number, deadline_ns, admin);
                 Ok(())
             }
-            Happening::Corrupt(edge) => self.corrupt(&edge),
-            Happening::Answered { number, outcome } => {
+            RoleEvent::Corrupt(edge) => self.corrupt(&edge),
+            RoleEvent::Answered { number, outcome } => {
                 let answer = self.orders.answered(peer, number, outcome);
                 self.answer(answer);
                 Ok(())
             }
-            Happening::Ended(status) => {
+            RoleEvent::Ended { status, was_standby } => {
                 if let Some(profile) = self.host.profile().filter(|_| !status.success()) {
                     profile.ended(peer, &status.to_string());
                 }
                 let answers = self.orders.lost(peer);
                 self.answer(answers);
-                self.ended(index, status)
+                self.ended(index, status, was_standby)
             }
         }
     }
 
-    /// Hands a frontend's order to all who carry it out.
+    /// Passes a frontend's command to the roles that carry it out.
     fn ordered(&mut self, asker: Peer, number: u64, deadline_ns: u64, admin: Admin) {
         let wrapped = self.config.observe.profiler.is_none_or(Profiler::wraps);
         if wrapped && matches!(admin, Admin::StartProfile | Admin::StopProfile) {
@@ -286,7 +284,7 @@ impl Service {
             return;
         }
         let concerned = |member: &&Member| admin.roles().contains(&member.peer.role);
-        let all_ready = self.members.iter().filter(concerned).all(|member| member.ready);
+        let all_ready = self.members.iter().filter(concerned).all(Member::is_ready);
         let doers: Vec<Peer> = self.members.iter().filter(concerned).map(|member| member.peer).collect();
         let taken = if all_ready {
             self.orders.take(asker, number, deadline_ns, doers.clone())
@@ -318,7 +316,7 @@ impl Service {
         }
     }
 
-    fn ended(&mut self, index: usize, status: std::process::ExitStatus) -> Result<(), Ending> {
+    fn ended(&mut self, index: usize, status: ExitStatus, was_standby: bool) -> Result<(), Ending> {
         let peer = self.members[index].peer;
         match self.stage {
             Stage::Starting => {
@@ -337,13 +335,13 @@ impl Service {
                     tracing::warn!(%peer, %status, "ended while draining");
                     // A frontend says by its exit code whether it had to cut answers; one that died says nothing.
                     self.cut_short |= peer.role == Role::Frontend;
-                    // Nobody comes after it: what it held must not wait for the deadline.
+                    // It is not restarted: requests must not wait for it until the deadline.
                     self.tell_others(peer, &ToRole::PeerLost { peer });
                 }
                 Ok(())
             }
             Stage::Serving => {
-                self.bury(index, status);
+                self.on_role_death(index, status, was_standby);
                 Ok(())
             }
         }
@@ -356,17 +354,17 @@ impl Service {
         match self.stage {
             Stage::Starting => {
                 self.check_start_deadlines(now_ns)?;
-                if self.members.iter().all(|member| member.ready) {
+                if self.members.iter().all(Member::is_ready) {
                     self.open()?;
                 }
             }
             Stage::Serving => {
                 self.kill_stuck(now_ns);
-                self.kill_unanswering(now_ns);
+                self.kill_late_standby(now_ns);
                 self.keep_spare(now_ns);
                 let kept = self.check_start_deadlines(now_ns).and_then(|()| self.restart_due(now_ns));
                 if let Err(reason) = kept {
-                    self.wind_up(reason);
+                    self.shut_down(reason);
                 }
             }
             Stage::Draining { deadline_ns } => {
@@ -453,7 +451,7 @@ impl Service {
     }
 }
 
-/// Waits until one of them has something to tell. Whoever does not fit is looked at after a tick.
+/// Waits until a descriptor is readable, or for a tick. Descriptors beyond the limit are looked at after the tick.
 fn wait<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>) -> std::io::Result<()> {
     let fds: Vec<_> = fds.take(doorbell::WAIT_FDS_MAX).collect();
     doorbell::wait(&fds, TICK).map(drop)

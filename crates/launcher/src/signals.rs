@@ -15,7 +15,7 @@ const PASSED_OVER: [Signal; 3] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGA
 pub(crate) struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks the signals for this thread, and so for every thread and process that it starts: whoever sends one to all
+    /// Blocks the signals for this thread, and so for every thread and process that it starts: a signal sent to all
     /// of them, as systemd does, is heard here alone.
     pub(crate) fn new() -> io::Result<Signals> {
         let mut set = SigSet::empty();

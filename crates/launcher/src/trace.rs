@@ -21,7 +21,7 @@ pub(crate) fn run(command: &TraceCommand) -> Exit {
     match fetch(command) {
         Ok(bytes) => {
             let out = command.out.display();
-            // The trace is written, whether anybody reads that or not.
+            // The trace is written, even if nothing reads this line.
             let _ = writeln!(io::stdout(), "{out}: {bytes} bytes; open it at https://ui.perfetto.dev");
             Exit::Ok
         }

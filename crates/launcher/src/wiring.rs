@@ -58,11 +58,11 @@ pub struct Wiring {
     slot_count: usize,
     pages: BTreeMap<Peer, Page>,
     doorbells: BTreeMap<Peer, Doorbell>,
-    /// What each thread of a role did lately, by role and track. A successor goes on in its predecessor's.
+    /// Recent spans of each thread of a role, by role and track. A restarted role continues its predecessor's.
     spans: Vec<(Peer, u16, Region)>,
     board: Page,
     config: OwnedFd,
-    /// The same for everybody but the frontends: without the keys of clients.
+    /// The same for all roles but the frontends: without the keys of clients.
     config_without_keys: OwnedFd,
     listener: OwnedFd,
     /// A profiler stands between the launcher and each role.
@@ -169,7 +169,7 @@ impl Wiring {
         &self.board
     }
 
-    /// Writes the headers of what successors attach to again where somebody has overwritten them: no role that lives reads
+    /// Writes the headers of what successors attach to again where a write has damaged them: no living role reads
     /// them, and every successor would refuse the region and die. Rings are not among it, which are new for each of them.
     pub fn mend_headers(&mut self) {
         let mut mended = Vec::new();

@@ -1,14 +1,15 @@
 //! Corrupt edges: one end is restarted, and with it the edge is made anew, by the usual path of recovery.
 
-use super::{MS_NS, Service, Stage};
+use super::{Service, Stage};
 use crate::corrupt::CorruptEdge;
 use crate::ending::Ending;
+use crate::member::Member;
 use pinion_config::Exit;
 use pinion_os::clock;
 
 impl Service {
-    /// A role has found an edge corrupt. Each life of an edge counts once, whoever reports it first; of one that is already
-    /// replaced nothing is left to do.
+    /// Restarts one end of an edge that a role has found corrupt. Both ends may report it: an edge counts once, and one that
+    /// is already replaced is ignored.
     pub(super) fn corrupt(&mut self, edge: &CorruptEdge) -> Result<(), Ending> {
         let now_ns = clock::now_ns();
         let Some(victim) = self.wiring.condemn(edge, now_ns) else { return Ok(()) };
@@ -19,13 +20,7 @@ impl Service {
             return Err(Ending::new(Exit::Start, reason));
         }
         tracing::error!(%from, %to, what, restarting = %victim, "edge is corrupt; restarting one end to replace it");
-        let start_timeout_ns = self.config.lifecycle.start_timeout_ms * MS_NS;
-        for member in self.members.iter_mut().filter(|member| member.peer == victim && member.lives()) {
-            member.kill();
-            // As with a role that is stuck: its end is reported like any other, and takes as long as it takes.
-            member.ready = false;
-            member.start_deadline_ns = now_ns + start_timeout_ns;
-        }
+        self.members.iter_mut().filter(|member| member.peer == victim).for_each(Member::kill);
         Ok(())
     }
 }

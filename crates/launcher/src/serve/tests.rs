@@ -5,7 +5,7 @@
 use super::{MS_NS, Service, Stage, TICK};
 use crate::admin::Orders;
 use crate::host::{Host, RoleMain};
-use crate::member::{Happening, Member};
+use crate::member::{Member, RoleEvent};
 use crate::profile::Recording;
 use crate::wiring::Wiring;
 use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
@@ -49,13 +49,13 @@ fn service(config: Config, host: Host) -> Service {
     let (listener, address) = crate::port::bind_port((config.host, config.port).into()).unwrap();
     let wiring = Wiring::new(&config, &topology, listener).unwrap();
     let tokenizers = topology.processes.into_iter().filter(|process| process.peer == TOKENIZER);
-    let now_ns = clock::now_ns();
+    let (now_ns, start_timeout_ns) = (clock::now_ns(), config.lifecycle.start_timeout_ms * MS_NS);
     let mut service = Service {
         config,
         host,
         address,
         wiring,
-        members: tokenizers.map(Member::new).collect(),
+        members: tokenizers.map(|process| Member::new(process, start_timeout_ns)).collect(),
         spare: None,
         orders: Orders::default(),
         recording: Recording::default(),
@@ -88,16 +88,14 @@ fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
     let folder = sleepers();
     let mut service =
         service(config(), Host::Processes { folder: folder.clone(), profile: None, confined: true });
-    service.members[0].ready = true;
-    let late_ns = service.members[0].start_deadline_ns + 1000 * MS_NS;
+    service.members[0].become_ready();
+    let late_ns = clock::now_ns() + 1000 * service.config.lifecycle.start_timeout_ms * MS_NS;
     (service.turned_ns, service.silent_from_ns) = (late_ns, 0);
     service.kill_stuck(late_ns);
-    assert!(!service.members[0].ready, "its loop has not turned for so long");
-    // Whether it is gone by now was not looked at yet.
+    assert!(!service.members[0].is_ready(), "its heartbeat is old");
+    // Its end has not been looked at yet.
     assert!(service.members[0].lives());
-    service
-        .check_start_deadlines(late_ns)
-        .expect("a role that is being killed is no role that starts too slowly");
+    service.check_start_deadlines(clock::now_ns()).expect("a killed role has the start timeout to be gone");
     service.kill_all();
     std::fs::remove_dir_all(folder).unwrap();
 }
@@ -109,11 +107,11 @@ fn the_end_of_a_spare_that_was_just_given_work_is_no_second_death() {
     let mut config = config();
     config.lifecycle.restart_limit = 0;
     let mut service = service(config, Host::Threads(dies_at_once as RoleMain));
-    service.members[0].answers_by_ns = Some(u64::MAX);
-    service.bury(0, ExitStatus::from_raw(0));
-    assert!(matches!(service.stage, Stage::Serving), "nobody has died");
-    assert!(service.members[0].restart_at_ns.take().is_some_and(|at_ns| at_ns <= clock::now_ns()), "at once");
-    service.bury(0, ExitStatus::from_raw(0));
+    is_ended(&mut service);
+    service.on_role_death(0, ExitStatus::from_raw(0), true);
+    assert!(matches!(service.stage, Stage::Serving), "no role has died");
+    assert!(service.members[0].restart_is_due(clock::now_ns()), "at once");
+    service.on_role_death(0, ExitStatus::from_raw(0), false);
     assert!(matches!(service.stage, Stage::Draining { .. }), "it has answered: this death counts");
 }
 
@@ -124,21 +122,21 @@ fn hangs(peer: Peer, socket: OwnedFd) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A thread cannot be killed. It was left behind without a word: nobody replaced it, and its requests waited for ever.
+/// A thread cannot be killed. It was left behind without an event: it was not replaced, and its requests waited for ever.
 #[test]
 fn a_thread_that_is_left_behind_has_died() {
     let mut service = service(config(), Host::Threads(hangs as RoleMain));
-    service.members[0].ready = true;
+    service.members[0].become_ready();
     let late_ns = clock::now_ns() + 1000 * service.config.lifecycle.stuck_timeout_ms * MS_NS;
     (service.turned_ns, service.silent_from_ns) = (late_ns, 0);
     service.kill_stuck(late_ns);
     let Service { members, wiring, .. } = &mut service;
-    let Ok(Some(Happening::Ended(status))) = members[0].poll(wiring) else {
-        panic!("nobody hears of its end")
+    let Ok(Some(RoleEvent::Ended { status, was_standby })) = members[0].poll(wiring) else {
+        panic!("its end is not reported")
     };
     assert!(members[0].poll(wiring).unwrap().is_none(), "once");
-    service.ended(0, status).unwrap();
-    assert!(service.members[0].restart_at_ns.is_some(), "it gets a successor");
+    service.ended(0, status, was_standby).unwrap();
+    assert!(service.members[0].restart_is_due(clock::now_ns()), "it is restarted");
 }
 
 /// A drain in which the tokenizer died and every stream was completed ended as one that had cut answers. Frontends know
@@ -155,7 +153,7 @@ fn a_death_in_a_drain_cuts_what_a_frontend_says_that_it_cut() {
         let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
         service.drain();
         service.members[0].peer.role = role;
-        service.ended(0, status).unwrap();
+        service.ended(0, status, false).unwrap();
         assert_eq!(service.cut_short, cut, "{role:?} {status}");
     }
 }
@@ -173,43 +171,47 @@ fn dies_at_once(peer: Peer, socket: OwnedFd) -> ExitCode {
     ExitCode::from(u8::from(attached.is_err()))
 }
 
-/// It was owed new links, and died between its attaching and the launcher's look: what could not be sent to it ended the
+/// New links were queued for it, and it died between its attaching and the launcher's look: the failed send ended the
 /// service.
 #[test]
-fn a_role_that_dies_while_it_is_owed_links_is_a_role_that_died() {
+fn a_role_that_dies_with_links_queued_is_a_role_that_died() {
     let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
     let Service { members, wiring, .. } = &mut service;
     members[0].reattach(wiring, Peer::new(Role::Engine, 0)).unwrap();
     let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
-    let happening = loop {
+    let event = loop {
         assert!(clock::now_ns() < deadline_ns, "it does not end");
         let fds: Vec<_> = members[0].death_fd().into_iter().collect();
         doorbell::wait(&fds, TICK).unwrap();
-        if let Some(happening) = members[0].poll(wiring).expect("its end is no fault of the system") {
-            break happening;
+        if let Some(event) = members[0].poll(wiring).expect("its end is no fault of the system") {
+            break event;
         }
     };
-    assert!(matches!(happening, Happening::Ended(_)), "{happening:?}");
+    assert!(matches!(event, RoleEvent::Ended { .. }), "{event:?}");
 }
 
 const ENGINE: Peer = Peer { role: Role::Engine, index: 0 };
 const FRONTEND: Peer = Peer { role: Role::Frontend, index: 0 };
 
 /// Looks at the members until `done`.
-fn poll_until(service: &mut Service, what: &str, mut done: impl FnMut(&Service, Option<&Happening>) -> bool) {
+fn poll_until(service: &mut Service, what: &str, mut done: impl FnMut(&Service, Option<&RoleEvent>) -> bool) {
     let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
     loop {
         assert!(clock::now_ns() < deadline_ns, "{what}: not in time");
-        let happening = service.members[0].poll(&service.wiring).unwrap();
-        if done(service, happening.as_ref()) {
+        let event = service.members[0].poll(&service.wiring).unwrap();
+        if done(service, event.as_ref()) {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
+fn is_ended(service: &mut Service) {
+    poll_until(service, "its end", |_, event| matches!(event, Some(RoleEvent::Ended { .. })));
+}
+
 fn is_ready(service: &mut Service) {
-    poll_until(service, "a start", |_, happening| matches!(happening, Some(Happening::Ready { .. })));
+    poll_until(service, "a start", |_, event| matches!(event, Some(RoleEvent::Ready { .. })));
 }
 
 /// Says whether its first event is of the slot table.
@@ -233,8 +235,8 @@ fn of_a_new_slot_table_a_role_hears_before_anything_else() {
         wiring.renew(peer).unwrap();
         members[0].reattach(wiring, peer).unwrap();
     }
-    poll_until(&mut service, "its end", |_, happening| match happening {
-        Some(Happening::Ended(status)) => {
+    poll_until(&mut service, "its end", |_, event| match event {
+        Some(RoleEvent::Ended { status, .. }) => {
             assert!(status.success(), "it heard of another thing first");
             true
         }
@@ -254,10 +256,9 @@ fn is_never_idle(peer: Peer, socket: OwnedFd) -> ExitCode {
     }
 }
 
-/// It had so much to do that it never slept, which was when roles said that they live: a tokenizer was killed as one that
-/// hangs.
+/// Roles once wrote their heartbeat only before they slept: a tokenizer that never slept was killed as stuck.
 #[test]
-fn who_is_busy_all_the_time_lives() {
+fn a_role_that_is_always_busy_is_not_stuck() {
     let mut service = service(config(), Host::Threads(is_never_idle as RoleMain));
     is_ready(&mut service);
     let before_ns = clock::now_ns();
@@ -265,15 +266,15 @@ fn who_is_busy_all_the_time_lives() {
         service.wiring.page(TOKENIZER).get(Gauge::HeartbeatNs as usize) > before_ns
     });
     service.members[0].tell(&service.wiring, &ToRole::Stop);
-    poll_until(&mut service, "its end", |_, happening| matches!(happening, Some(Happening::Ended(_))));
+    poll_until(&mut service, "its end", |_, event| matches!(event, Some(RoleEvent::Ended { .. })));
 }
 
-/// How far the test with [`stands_still`] is.
+/// How far the test with [`stalls`] is.
 static STOOD: AtomicU32 = AtomicU32::new(0);
 
 /// Is ready, and takes nothing before the test says so; then all, until it says so again; then writes to the engine. A
 /// successor takes all at once.
-fn stands_still(peer: Peer, socket: OwnedFd) -> ExitCode {
+fn stalls(peer: Peer, socket: OwnedFd) -> ExitCode {
     let mut session = Session::attach_over(peer.role, socket).unwrap();
     session.ready("");
     let first = session.epoch == 1;
@@ -294,11 +295,11 @@ fn stands_still(peer: Peer, socket: OwnedFd) -> ExitCode {
     ExitCode::from(u8::from(back == 0))
 }
 
-/// It was not told of more than sixty-four things, and of new links only half: the descriptors lay on its socket without a
-/// word, and from then on it was one set behind, at a ring that nobody read. Its successor heard nothing at all.
+/// A stalled role once got sixty-four messages and no more, and of new links the descriptors without the message: from then
+/// on it was one set behind, at a ring without a reader. Its successor got no message at all.
 #[test]
-fn a_role_that_stands_still_hears_of_everything_when_it_moves_on() {
-    let mut service = service(config(), Host::Threads(stands_still as RoleMain));
+fn a_stalled_role_gets_every_message_when_it_reads_again() {
+    let mut service = service(config(), Host::Threads(stalls as RoleMain));
     is_ready(&mut service);
     let die_and_return = |service: &mut Service| {
         for _ in 0..40 {
@@ -312,15 +313,15 @@ fn a_role_that_stands_still_hears_of_everything_when_it_moves_on() {
     die_and_return(&mut service);
     assert!(service.members[0].has_old_links(&service.wiring));
     STOOD.store(1, Ordering::Relaxed);
-    poll_until(&mut service, "all told", |service, _| !service.members[0].has_old_links(&service.wiring));
+    poll_until(&mut service, "all sent", |service, _| !service.members[0].has_old_links(&service.wiring));
     assert_eq!(service.wiring.waiting_bytes(TOKENIZER, ENGINE), 0);
     die_and_return(&mut service);
-    poll_until(&mut service, "all told", |service, _| !service.members[0].has_old_links(&service.wiring));
+    poll_until(&mut service, "all sent", |service, _| !service.members[0].has_old_links(&service.wiring));
     STOOD.store(2, Ordering::Relaxed);
-    poll_until(&mut service, "its end", |_, happening| matches!(happening, Some(Happening::Ended(_))));
-    assert!(service.wiring.waiting_bytes(TOKENIZER, ENGINE) > 0, "it writes where nobody reads");
+    poll_until(&mut service, "its end", |_, event| matches!(event, Some(RoleEvent::Ended { .. })));
+    assert!(service.wiring.waiting_bytes(TOKENIZER, ENGINE) > 0, "it writes to a ring without a reader");
 
-    // The predecessor takes nothing that is said now.
+    // The predecessor does not read what is sent now.
     service.wiring.page(TOKENIZER).set(Gauge::ControlSequence as usize, 1000);
     service.wiring.renew(TOKENIZER).unwrap();
     service.spawn(0).unwrap();
@@ -328,8 +329,8 @@ fn a_role_that_stands_still_hears_of_everything_when_it_moves_on() {
     let Service { members, wiring, .. } = &mut service;
     members[0].tell(wiring, &ToRole::PeerReady { peer: ENGINE });
     members[0].tell(wiring, &ToRole::Stop);
-    poll_until(&mut service, "its successor hears", |_, happening| match happening {
-        Some(Happening::Ended(status)) => {
+    poll_until(&mut service, "its successor reads", |_, event| match event {
+        Some(RoleEvent::Ended { status, .. }) => {
             assert!(status.success());
             true
         }
