@@ -58,7 +58,23 @@ step_processes() {
 }
 
 # The official OpenAI clients and the AI SDK, unchanged, against the demo model.
-step_clients() { with_server clients clients; }
+step_clients() {
+    with_server clients clients || return 1
+    local folder=$LOGS/reasoning-model
+    mkdir -p "$folder"
+    cp "$ROOT"/deploy/demo-model/{config,tokenizer,tokenizer_config}.json "$folder"
+    printf '%s' "$REASONING_TEMPLATE" >"$folder/chat_template.jinja"
+    MODEL=$folder with_server reasoning reasoning_clients --backend fake
+}
+
+# Shows of earlier answers what followed their reasoning, and tools as a model is shown them.
+REASONING_TEMPLATE='{% for m in messages %}[{{ m.role }}]{{ (m.content or "").split("</think>")[-1] }}{% endfor %}
+{% if tools %}Write <tool_call>{"name": .., "arguments": ..}</tool_call>.{% endif %}[assistant]'
+
+# What a model that reasons and calls tools says, read by openai-python. The fake model writes what it is told.
+reasoning_clients() { # reasoning_clients URL
+    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh" reasoning
+}
 
 clients() { # clients URL
     PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh"
@@ -82,7 +98,7 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
     local log=$LOGS/$1-server.log check=$2
     shift 2
     cargo build --locked --workspace --bins
-    "$TARGET/debug/pinion" serve --port 0 --model "$ROOT/deploy/demo-model" "$@" 2>"$log" &
+    "$TARGET/debug/pinion" serve --port 0 --model "${MODEL:-$ROOT/deploy/demo-model}" "$@" 2>"$log" &
     local server=$! url= status=0
     for _ in $(seq 300); do
         url=$(sed -n 's/^pinion is ready: \(http[^ ]*\).*/\1/p' "$log")

@@ -136,7 +136,7 @@ def save(model: GPT2LMHeadModel, tokenizer: Tokenizer, out: pathlib.Path) -> Non
     stored.load_state_dict(model.state_dict())
     stored = stored.to(STORED_DTYPE)
     stored.generation_config = GenerationConfig(
-        bos_token_id=0, eos_token_id=0, do_sample=True, temperature=0.8, top_k=50
+        bos_token_id=0, eos_token_id=0, do_sample=True
     )
     stored.save_pretrained(out)
     PreTrainedTokenizerFast(

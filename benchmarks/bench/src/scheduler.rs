@@ -9,7 +9,7 @@ use crate::simulate::{self, Shared, SimulateArgs};
 use crate::table;
 use clap::Args;
 use pinion_os::clock::now_ns;
-use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ impl Load {
             max_model_len: longest,
             block_size: BLOCK_SIZE,
             block_count: active * longest.div_ceil(BLOCK_SIZE),
-            eos: None,
+            stop_ids: StopIds::NONE,
         };
         let policy = Policy { prefix_cache: !args.no_prefix_cache, ..Policy::default() };
         Load {

@@ -12,7 +12,7 @@ use crate::table;
 use crate::trace::{self, Format, Synthetic};
 use crate::workload::{Bounds, Fit, Lengths, select};
 use clap::{Args, ValueEnum};
-use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler, StepLoad};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -192,7 +192,7 @@ impl SimulateArgs {
             max_model_len: self.context,
             block_size: shared.block_size,
             block_count: tokens.div_ceil(shared.block_size).max(1),
-            eos: None,
+            stop_ids: StopIds::NONE,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::lifecycle::Lifecycle;
 use crate::observe::Observe;
 use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
+use pinion_protocol::StopIds;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -90,6 +91,10 @@ pub enum ToolCallParser {
     Llama3Json,
     /// `[TOOL_CALLS]..`.
     Mistral,
+    /// `<tool_call><function=..>`.
+    Qwen3Coder,
+    /// `[f(a=1)]`.
+    Pythonic,
     /// They stay in the text.
     None,
 }
@@ -100,8 +105,31 @@ impl ToolCallParser {
             Some("hermes") => ToolCallParser::Hermes,
             Some("llama3_json") => ToolCallParser::Llama3Json,
             Some("mistral") => ToolCallParser::Mistral,
+            Some("qwen3_coder") => ToolCallParser::Qwen3Coder,
+            Some("pythonic") => ToolCallParser::Pythonic,
             Some("none") => ToolCallParser::None,
             _ => ToolCallParser::Auto,
+        }
+    }
+}
+
+/// How a model's reasoning is told from its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReasoningParser {
+    /// As the chat template shows, which frontends read.
+    Auto,
+    /// It stands between `<think>` and `</think>`.
+    Think,
+    /// It stays in the text.
+    None,
+}
+
+impl ReasoningParser {
+    pub(crate) fn of(name: Option<&str>) -> ReasoningParser {
+        match name {
+            Some("think") => ReasoningParser::Think,
+            Some("none") => ReasoningParser::None,
+            _ => ReasoningParser::Auto,
         }
     }
 }
@@ -115,8 +143,8 @@ pub struct ModelFacts {
     pub default_context: u32,
     /// Token ids are below this.
     pub vocab_size: u32,
-    /// End-of-sequence id, if the folder names one.
-    pub eos: Option<u32>,
+    /// Ids that end a text: all that the folder names.
+    pub stop_ids: StopIds,
     /// Transformer layers.
     pub layers: u32,
     /// Heads of keys and values.
@@ -132,6 +160,36 @@ impl ModelFacts {
     pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
         2 * u64::from(self.layers) * u64::from(self.kv_heads) * u64::from(self.head_dim) * dtype.bytes()
     }
+}
+
+/// How tokens are drawn for requests that do not say so themselves: generation_config.json of the model folder, unless
+/// the operator wants none of it. Each value is in the range that requests have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SamplingDefaults {
+    /// 0 is greedy.
+    pub temperature: Option<f64>,
+    /// Smallest probability mass kept.
+    pub top_p: Option<f64>,
+    /// Most likely tokens kept; 0 keeps everything.
+    pub top_k: Option<u32>,
+    /// Least share of the likeliest token's probability.
+    pub min_p: Option<f64>,
+    /// Of tokens in the prompt or the output.
+    pub repetition_penalty: Option<f64>,
+    /// Tokens of an answer for which neither the request nor its route names a number.
+    pub max_new_tokens: Option<u32>,
+}
+
+impl SamplingDefaults {
+    /// The API's own hold.
+    pub const NONE: SamplingDefaults = SamplingDefaults {
+        temperature: None,
+        top_p: None,
+        top_k: None,
+        min_p: None,
+        repetition_penalty: None,
+        max_new_tokens: None,
+    };
 }
 
 /// Everything an operator decided, or left to us and we decided.
@@ -173,6 +231,10 @@ pub struct Config {
     pub linear: LinearKind,
     /// How tool calls are found.
     pub tool_call_parser: ToolCallParser,
+    /// How reasoning is found.
+    pub reasoning_parser: ReasoningParser,
+    /// How tokens are drawn where a request does not say it.
+    pub sampling_defaults: SamplingDefaults,
     /// How attention runs.
     pub attention: AttentionKind,
     /// What the fake backend does beside giving tokens.

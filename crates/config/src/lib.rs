@@ -15,6 +15,7 @@ mod exit;
 mod fairness;
 mod fake;
 mod fault;
+mod generation;
 mod help;
 mod hub;
 mod lifecycle;
@@ -33,7 +34,10 @@ mod topology;
 mod trace_command;
 mod value;
 
-pub use config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ToolCallParser};
+pub use config::{
+    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ReasoningParser, SamplingDefaults,
+    ToolCallParser,
+};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::CudaConfig;
 pub use exit::Exit;

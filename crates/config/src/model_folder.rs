@@ -3,6 +3,8 @@
 
 use crate::config::{Backend, ModelFacts};
 use crate::fault::{Collector, Origin};
+use crate::generation::{Generation, all_stop_ids};
+use pinion_protocol::StopIds;
 use pinion_protocol::limits::{CONTEXT_MAX, VOCAB_MAX};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -31,7 +33,12 @@ pub(crate) fn text_memory_bytes_max(dir: &Path) -> u64 {
 }
 
 /// Facts about the model in `dir`, or `None` after every fault was noted with its file.
-pub(crate) fn read(dir: &Path, backend: Backend, faults: &mut Collector) -> Option<ModelFacts> {
+pub(crate) fn read(
+    dir: &Path,
+    backend: Backend,
+    generation: &Generation,
+    faults: &mut Collector,
+) -> Option<ModelFacts> {
     let before = faults.0.len();
     if !dir.is_dir() {
         let reason = if dir.exists() {
@@ -43,29 +50,28 @@ pub(crate) fn read(dir: &Path, backend: Backend, faults: &mut Collector) -> Opti
         return None;
     }
     let config = object(dir, "config.json", faults);
-    check_json(dir, "tokenizer.json", faults);
+    let added_tokens = added_tokens(dir, faults);
     if backend == Backend::Torch {
         check_weights(dir, faults);
     }
-    // The tokenizer reads it; that it is broken is said before anything starts.
     let tokenizer = optional_object(dir, "tokenizer_config.json", faults);
-    let generation = optional_object(dir, "generation_config.json", faults);
     let config = config?;
-    let mut facts = match facts(&config, backend) {
+    let path = origin(&dir.join("config.json"));
+    let (mut facts, of_config) = match facts(&config, backend) {
         Ok(facts) => facts,
         Err(reasons) => {
-            let path = origin(&dir.join("config.json"));
             reasons.into_iter().for_each(|reason| faults.add(&path, reason));
             return None;
         }
     };
     // Absent, or as large as a float can be, where the tokenizer knows no limit.
-    let tokenizer_max = tokenizer.and_then(|map| map.get("model_max_length")?.as_f64());
+    let tokenizer_max = tokenizer.as_ref().and_then(|map| map.get("model_max_length")?.as_f64());
     if let Some(length) = tokenizer_max.filter(|&length| (1.0..f64::from(CONTEXT_MAX)).contains(&length)) {
         facts.default_context = facts.default_context.min(length as u32);
     }
-    facts.eos =
-        eos(&config).or_else(|| generation.as_ref().and_then(eos)).filter(|&id| id < facts.vocab_size);
+    let of_tokenizer = tokenizer.as_ref().and_then(|config| tokenizer_end(config, &added_tokens));
+    let of_files = [of_config.as_slice(), generation.stop_ids.as_slice()];
+    facts.stop_ids = all_stop_ids(of_files, of_tokenizer, facts.vocab_size, &path, faults);
     (faults.0.len() == before).then_some(facts)
 }
 
@@ -103,20 +109,39 @@ fn object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, 
     parsed.map_err(|reason| faults.add(&origin(&path), reason)).ok()
 }
 
-fn optional_object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, Value>> {
+pub(crate) fn optional_object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, Value>> {
     dir.join(name).exists().then(|| object(dir, name, faults)).flatten()
 }
 
-/// Syntax only, without building the tree: a vocabulary has a hundred thousand entries.
-fn check_json(dir: &Path, name: &str, faults: &mut Collector) {
-    let path = dir.join(name);
-    let parsed = load(&path, TOKENIZER_BYTES_MAX).and_then(|bytes| {
-        let parsed = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes);
-        parsed.map(|_| ()).map_err(|e| format!("is not valid JSON: {e}"))
-    });
-    if let Err(reason) = parsed {
-        faults.add(&origin(&path), reason);
+/// The tokens that tokenizer.json adds to its vocabulary. Of the rest only the syntax is checked, without building the
+/// tree: a vocabulary has a hundred thousand entries.
+fn added_tokens(dir: &Path, faults: &mut Collector) -> Vec<Value> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Value,
     }
+    let path = dir.join("tokenizer.json");
+    let read =
+        load(&path, TOKENIZER_BYTES_MAX).and_then(|bytes| match serde_json::from_slice::<File>(&bytes) {
+            Ok(File { added_tokens: Value::Array(tokens) }) => Ok(tokens),
+            Ok(_) => Ok(Vec::new()),
+            // What is JSON and no tokenizer is the tokenizer's to refuse.
+            Err(error) if error.is_data() => Ok(Vec::new()),
+            Err(error) => Err(format!("is not valid JSON: {error}")),
+        });
+    read.unwrap_or_else(|reason| {
+        faults.add(&origin(&path), reason);
+        Vec::new()
+    })
+}
+
+/// The id of tokenizer_config.json's `eos_token`, which is a string or an object with its `content`.
+fn tokenizer_end(config: &Map<String, Value>, added_tokens: &[Value]) -> Option<u32> {
+    let token = config.get("eos_token")?;
+    let content = token.as_str().or_else(|| token.get("content")?.as_str())?;
+    let found = added_tokens.iter().find(|added| added["content"] == content)?;
+    found["id"].as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
 fn check_weights(dir: &Path, faults: &mut Collector) {
@@ -135,39 +160,32 @@ fn check_weights(dir: &Path, faults: &mut Collector) {
     faults.add(&origin(&path), reason);
 }
 
-/// One id, or the first of a list; null and absence are the same.
-fn eos(map: &Map<String, Value>) -> Option<u32> {
-    let value = match map.get("eos_token_id")? {
-        Value::Array(ids) => ids.first()?,
-        one => one,
-    };
-    value.as_u64().and_then(|id| u32::try_from(id).ok())
-}
-
-/// What the other settings follow from. The fake backend, which runs no model, takes a folder of any family.
-fn facts(config: &Map<String, Value>, backend: Backend) -> Result<ModelFacts, Vec<String>> {
+/// What the other settings follow from, and the tokens that config.json says end a text. The fake backend, which runs no model, takes a folder of any family.
+fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(ModelFacts, Vec<u32>), Vec<String>> {
     if backend == Backend::Fake {
         let facts = pinion_architecture::facts(config)?;
-        return Ok(ModelFacts {
+        let model = ModelFacts {
             max_context: facts.context,
             default_context: facts.context,
             vocab_size: facts.vocab,
-            eos: None,
+            stop_ids: StopIds::NONE,
             layers: 1,
             kv_heads: 1,
             head_dim: 1,
             hidden: 1,
-        });
+        };
+        return Ok((model, facts.stop_ids));
     }
     let model = pinion_architecture::read(config)?;
-    Ok(ModelFacts {
+    let facts = ModelFacts {
         max_context: model.context.max,
         default_context: model.context.default,
         vocab_size: model.vocab,
-        eos: None,
+        stop_ids: StopIds::NONE,
         layers: model.layers.len() as u32,
         kv_heads: model.attention.kv_heads,
         head_dim: model.attention.head_dim,
         hidden: model.hidden,
-    })
+    };
+    Ok((facts, model.stop_ids))
 }

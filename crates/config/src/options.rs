@@ -79,11 +79,24 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "tool-call-parser", group: Http, preset: Is("auto"),
         kind: Choice {
             accepted: &[choice("auto", &[]), choice("hermes", &[]), choice("llama3_json", &["llama3-json"]),
-                        choice("mistral", &[]), choice("none", &[])],
+                        choice("mistral", &[]), choice("qwen3_coder", &["qwen3_xml"]),
+                        choice("pythonic", &["llama4_pythonic"]), choice("none", &[])],
             refused: &[] },
         help: "How the model writes tool calls where `tool_choice` leaves it to the model: `hermes` is \
                `<tool_call>` around a JSON object (Qwen too), `llama3_json` a bare JSON object, `mistral` what follows \
-               `[TOOL_CALLS]`. `auto` goes by the marks in the model's chat template; `none` leaves calls in the text." },
+               `[TOOL_CALLS]`, `qwen3_coder` tags within `<tool_call>`, `pythonic` a list of calls as Python has them. `auto` goes by the marks in the model's chat template; `none` leaves calls in the text." },
+    Opt { name: "reasoning-parser", group: Http, preset: Is("auto"),
+        kind: Choice {
+            accepted: &[choice("auto", &[]), choice("think", &["qwen3", "deepseek_r1"]), choice("none", &[])],
+            refused: &[] },
+        help: "How the model's reasoning is told from its answer in chats: `think`, it stands between `<think>` and \
+               `</think>`, of which the prompt may have the first. `auto` is that where the model's chat template has \
+               such marks; `none` leaves reasoning in the text." },
+    Opt { name: "generation-config", group: Http, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("none", &["vllm"])], refused: &[] },
+        help: "How tokens are drawn for a request that does not say it: `auto`, as generation_config.json of the model \
+               folder has it (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens); `none`, as the API \
+               has it. The tokens that end a text are taken from that file either way." },
     Opt { name: "fast-sse", group: Http, kind: Switch, preset: Is("true"),
         help: "Write stream chunks from a prefix prepared once per request; off, every chunk goes through the JSON \
                serialiser. The bytes are the same." },

@@ -1,11 +1,15 @@
 //! From settled values to a [`Config`]: works out what nobody said and checks what must hold between options.
 
-use crate::config::{AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ToolCallParser};
+use crate::config::{
+    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ReasoningParser, SamplingDefaults,
+    ToolCallParser,
+};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fairness::Fairness;
 use crate::fake::Fake;
 use crate::fault::{Collector, Faults, Origin};
+use crate::generation::Generation;
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
 use crate::model_folder;
@@ -42,8 +46,12 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
         check_batch(settings, faults);
         return None;
     };
-    let facts = model_folder::read(&dir, backend, faults);
-    let config = from_facts(settings, machine, &dir, facts, faults)?;
+    let generation = Generation::read(&dir, faults);
+    let facts = model_folder::read(&dir, backend, &generation, faults);
+    let mut config = from_facts(settings, machine, &dir, facts, faults)?;
+    if settings.text("generation-config") != Some("none") {
+        config.sampling_defaults = generation.defaults;
+    }
     check_rings(&config, machine, faults);
     Some(config)
 }
@@ -68,6 +76,23 @@ fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
     }
 }
 
+/// What computes, where, and in which type.
+struct Computing {
+    backend: Backend,
+    plan: Option<(CpuPlan, bool)>,
+    cuda: Option<CudaConfig>,
+    dtype: Dtype,
+}
+
+fn computing(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Computing {
+    let backend = backend(settings);
+    let plan = plan_cpus(settings, machine, backend, faults);
+    check_batch(settings, faults);
+    let cuda = CudaConfig::resolve(settings, machine, backend, faults);
+    let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
+    Computing { backend, plan, cuda, dtype }
+}
+
 /// The part after the folder was read. Without facts only what does not need them is checked.
 pub(crate) fn from_facts(
     settings: &Settings,
@@ -76,11 +101,7 @@ pub(crate) fn from_facts(
     facts: Option<ModelFacts>,
     faults: &mut Collector,
 ) -> Option<Config> {
-    let backend = backend(settings);
-    let plan = plan_cpus(settings, machine, backend, faults);
-    check_batch(settings, faults);
-    let cuda = CudaConfig::resolve(settings, machine, backend, faults);
-    let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
+    let Computing { backend, plan, cuda, dtype } = computing(settings, machine, faults);
     let name = model_name(settings, dir, faults);
     let model = facts?;
     let on_cpu = backend == Backend::Torch && cuda.is_none();
@@ -118,6 +139,8 @@ pub(crate) fn from_facts(
         header_timeout_ms: take.number("header-timeout"),
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
+        sampling_defaults: SamplingDefaults::default(),
+        reasoning_parser: ReasoningParser::of(settings.text("reasoning-parser")),
         tool_call_parser: ToolCallParser::of(settings.text("tool-call-parser")),
         fast_sse: settings.switch("fast-sse").unwrap_or(true),
         fairness: Fairness::new(settings, &settings.api_keys("api-key"), faults),

@@ -45,6 +45,8 @@ pub struct Detokenizer {
     counts: Counts,
     piece: String,
     text: String,
+    /// What leaves before a mark.
+    before: String,
     /// The scores of one token, and what they are made of.
     scores: Vec<u8>,
     logprobs: Vec<LogprobEntry>,
@@ -65,6 +67,7 @@ impl Detokenizer {
             counts: Counts::default(),
             piece: String::new(),
             text: String::new(),
+            before: String::new(),
             scores: Vec::new(),
             logprobs: Vec::new(),
             bytes: Vec::new(),
@@ -208,12 +211,25 @@ impl Detokenizer {
         }
         self.text.clear();
         let sequence = if event.flags & EVENT_TOKEN != 0 { event.sequence } else { stream.next_sequence };
-        let flags = stream.advance(&self.codec, &event, &mut self.piece, &mut self.text);
+        let outgoing = &mut self.outgoing[usize::from(id.frontend)];
+        let flags = match stream.mark(&event) {
+            None => stream.advance(&self.codec, &event, &mut self.piece, &mut self.text),
+            Some(mark) => {
+                self.before.clear();
+                let texts = (&mut self.before, &mut self.text);
+                let flags = stream.advance_mark(&self.codec, (&event, mark), &mut self.piece, texts);
+                // The mark is alone in its delta: what waits leaves before it.
+                if !self.before.is_empty() || !stream.waiting.is_empty() {
+                    let piece = Piece { id, sequence, ids: &[], text: &self.before, flags: 0, scores: &[] };
+                    self.counts.deltas += put(stream, outgoing, piece, true, self.record_bytes_max);
+                }
+                Some(flags)
+            }
+        };
         let is_first_text = !self.text.is_empty() && !std::mem::replace(&mut stream.has_text, true);
         // Behind a hole in the text only the end is told.
         let has_token = event.flags & EVENT_TOKEN != 0 && stream.progress != Progress::Lost;
         let ids: &[u32] = if has_token { &[event.token] } else { &[] };
-        let outgoing = &mut self.outgoing[usize::from(id.frontend)];
         let piece = Piece { id, sequence, ids, text: &self.text, flags: 0, scores: &self.scores };
         if let Some(flags) = flags {
             let piece = Piece { flags, ..piece };

@@ -3,7 +3,8 @@
 use crate::waiting::Waiting;
 use pinion_protocol::RequestId;
 use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, DELTA_STOPPED};
+use pinion_text::reasoning::{CLOSE, OPEN};
 use pinion_text::{StopMatcher, TextCodec, TextStream};
 
 /// How far a stream is.
@@ -29,6 +30,8 @@ pub(crate) struct Stream {
     pub(crate) waiting: Waiting,
     /// What ended the text is part of it.
     include_stop: bool,
+    /// Tokens that are sent by themselves, with what they show.
+    marks: Vec<(u32, &'static str)>,
     text: TextStream,
     stop: StopMatcher,
 }
@@ -50,12 +53,19 @@ impl Stream {
             has_text: false,
             waiting: Waiting::new(interval),
             include_stop: open.include_stop,
+            marks: if open.marks { marks(codec) } else { Vec::new() },
             text: TextStream::new(codec),
             stop: StopMatcher::new(open.stop).including(open.include_stop),
         };
         for token in open.resume {
             text.clear();
-            if stream.push(codec, token, piece, text) {
+            let stopped = match stream.mark_of(token) {
+                Some(mark) => {
+                    stream.settle(codec, piece, text) || stream.push_mark(codec, (token, mark), piece, text)
+                }
+                None => stream.push(codec, token, piece, text),
+            };
+            if stopped {
                 break;
             }
         }
@@ -96,6 +106,62 @@ impl Stream {
         Some(if last { DELTA_LAST } else { 0 })
     }
 
+    /// What a token shows that is to be sent by itself.
+    fn mark_of(&self, token: u32) -> Option<&'static str> {
+        self.marks.iter().find(|(id, _)| *id == token).map(|(_, mark)| *mark)
+    }
+
+    /// The mark that an event brings, if it is to be sent by itself.
+    pub(crate) fn mark(&self, event: &TokenEvent) -> Option<&'static str> {
+        let shows = event.flags & EVENT_TOKEN != 0 && event.flags & EVENT_EOS == 0;
+        self.mark_of(event.token).filter(|_| shows && self.progress == Progress::Flowing)
+    }
+
+    /// As [`Stream::advance`] for a mark: `before` gets what was held back, `text` the mark. If a stop string is found,
+    /// `text` gets all that is left.
+    pub(crate) fn advance_mark(
+        &mut self,
+        codec: &TextCodec,
+        (event, mark): (&TokenEvent, &str),
+        piece: &mut String,
+        (before, text): (&mut String, &mut String),
+    ) -> u32 {
+        self.next_sequence = event.sequence.wrapping_add(1);
+        let stopped = if self.settle(codec, piece, before) {
+            std::mem::swap(before, text);
+            true
+        } else {
+            self.push_mark(codec, (event.token, mark), piece, text)
+        };
+        if stopped {
+            self.progress = Progress::Stopped;
+            return DELTA_LAST | DELTA_STOPPED;
+        }
+        let last = event.flags & EVENT_LAST != 0;
+        DELTA_MARK | if last { DELTA_LAST } else { 0 }
+    }
+
+    /// Appends what was held back, though the text goes on; true if a stop string was found.
+    fn settle(&mut self, codec: &TextCodec, piece: &mut String, text: &mut String) -> bool {
+        piece.clear();
+        self.text.finish(codec, piece);
+        self.stop.push(piece, text) || self.stop.finish(text)
+    }
+
+    /// Appends a mark; true if a stop string was found.
+    fn push_mark(
+        &mut self,
+        codec: &TextCodec,
+        (token, mark): (u32, &str),
+        piece: &mut String,
+        text: &mut String,
+    ) -> bool {
+        // The decoder sees the token, and what it makes of it is the mark.
+        piece.clear();
+        self.text.push(codec, token, piece);
+        self.stop.push(mark, text) || self.stop.finish(text)
+    }
+
     /// True if a stop string was found.
     fn push(&mut self, codec: &TextCodec, token: u32, piece: &mut String, text: &mut String) -> bool {
         piece.clear();
@@ -109,4 +175,10 @@ impl Stream {
         self.text.finish(codec, piece);
         self.stop.push(piece, text) || self.stop.finish(text)
     }
+}
+
+/// The marks of reasoning, if the vocabulary has both.
+fn marks(codec: &TextCodec) -> Vec<(u32, &'static str)> {
+    let found = [OPEN, CLOSE].map(|mark| Some((codec.mark_id(mark)?, mark)));
+    found.into_iter().collect::<Option<_>>().unwrap_or_default()
 }

@@ -4,7 +4,7 @@
 
 mod bench;
 
-use bench::{Bench, EOS, RECORD_BYTES_MAX, Received, SLOTS, end, event, oracle};
+use bench::{Bench, EOS, RECORD_BYTES_MAX, Received, SLOTS, end, event, marked_codec, oracle};
 use pinion_protocol::RequestId;
 use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, Open, TokenEvent, encode_step, kind};
 use pinion_protocol::frontend_inbox::{DELTA_PROMPT, deltas};
@@ -76,8 +76,14 @@ fn a_stop_string_ends_the_text_at_once_and_the_rest_is_ignored() {
     for (sequence, token) in "abc".bytes().enumerate() {
         bench.step(&[event(id, token.into(), sequence as u32, 0)]);
     }
-    let expected =
-        Received { text: "a".into(), ids: vec![97, 98, 99], next_sequence: 3, last: true, stopped: true };
+    let expected = Received {
+        text: "a".into(),
+        ids: vec![97, 98, 99],
+        next_sequence: 3,
+        last: true,
+        stopped: true,
+        ..Received::default()
+    };
     assert_eq!(bench.received[&id], expected);
     assert!(bench.slot_state(id).stopped);
     bench.step(&[event(id, 100, 3, 0)]);
@@ -410,4 +416,56 @@ fn scores_of_a_prompt_get_their_texts() {
     );
     assert_eq!(bench.detokenizer.counts().stale, 1);
     assert!(bench.detokenizer.step(kind::PROMPT, &payload[..payload.len() - 1], 1).is_err());
+}
+
+/// Marks are asked for, the interval, the stop string, the whole text, and where its marks are.
+type Case<'a> = (bool, u32, Option<&'a str>, &'a str, &'a [(usize, String)]);
+
+/// A mark is alone in its delta, with what was held back before it, whatever leaves together; without being asked for it
+/// is text as any other.
+#[test]
+fn marks_of_reasoning_leave_by_themselves() {
+    const OPEN: u32 = EOS + 1;
+    const CLOSE: u32 = EOS + 2;
+    let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
+    let tokens = [vec![OPEN], bytes("a\n\u{e9}"), vec![0xC3], vec![CLOSE], bytes("</think>b")].concat();
+    let shown = "<think>a\né\u{FFFD}</think></think>b";
+    let marks = [(0, "<think>".to_owned()), (14, "</think>".to_owned())];
+    let cases: [Case<'_>; 9] = [
+        (true, 1, None, shown, &marks[..]),
+        (true, 3, None, shown, &marks[..]),
+        (true, 100, None, shown, &marks[..]),
+        (true, 1, Some("\n\n"), shown, &marks[..]),
+        (true, 7, Some("</think>b"), "<think>a\né\u{FFFD}</think>", &marks[..]),
+        (true, 1, Some("</think>"), "<think>a\né\u{FFFD}", &marks[..1]),
+        (true, 1, Some("é\u{FFFD}"), "<think>a\n", &marks[..1]),
+        (false, 1, None, shown, &[]),
+        (false, 1, Some("\u{FFFD}</think>"), "<think>a\né", &[]),
+    ];
+    for (asked, interval, stop, text, marks) in cases {
+        for resumed in 0..tokens.len() {
+            let tables = vec![SlotTable::create(1, 1, SLOTS).unwrap()];
+            let mut bench = Bench::with_codec(marked_codec(), tables, RECORD_BYTES_MAX, interval);
+            bench.marks = asked;
+            let stop: Vec<&str> = stop.into_iter().collect();
+            let id = bench.open(0, 0, &stop, &tokens[..resumed]);
+            for (at, token) in (0..).zip(&tokens).skip(resumed) {
+                let last = if at as usize + 1 == tokens.len() { EVENT_LAST } else { 0 };
+                if !bench.received[&id].last {
+                    bench.step(&[event(id, *token, at, last)]);
+                }
+            }
+            let received = &bench.received[&id];
+            if resumed == 0 {
+                assert_eq!(
+                    (received.text.as_str(), &received.marks[..]),
+                    (text, marks),
+                    "{interval} {stop:?}"
+                );
+            } else {
+                assert!(text.ends_with(&received.text), "{resumed}: {received:?}");
+            }
+            assert_eq!(received.stopped, stop.first().is_some_and(|stop| *stop != "\n\n"), "{resumed}");
+        }
+    }
 }

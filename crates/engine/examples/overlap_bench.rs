@@ -69,7 +69,7 @@ fn decoding(device: &Device, rows: u16, overlap: bool) -> (Engine, Rig, u32) {
         max_model_len: info.max_context.min(CONTEXT),
         block_size: info.block_size,
         block_count: info.block_count,
-        eos: None,
+        stop_ids: pinion_protocol::StopIds::NONE,
     };
     pipeline.warm_up(&rig::shapes(&limits)).expect("the model works");
     let sizes = Sizes { limits, command_budget: 64, ..rig::small() };

@@ -2,7 +2,7 @@
 
 use crate::constraints::Constraints;
 use pinion_model::{BlockCopy, FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch};
-use pinion_protocol::Sampling;
+use pinion_protocol::{Sampling, StopIds};
 use pinion_scheduler::{PlanRow, RowView, Scheduler};
 
 /// One step's tokens, positions, rows and block tables. No allocation: every buffer starts at its largest size.
@@ -77,12 +77,12 @@ impl Batch {
 pub(crate) struct PlanShaping<'a> {
     pub(crate) scheduler: &'a Scheduler,
     pub(crate) constraints: &'a Constraints,
-    pub(crate) eos: Option<u32>,
+    pub(crate) stop_ids: &'a StopIds,
 }
 
 impl std::fmt::Debug for PlanShaping<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanShaping").field("eos", &self.eos).finish_non_exhaustive()
+        f.debug_struct("PlanShaping").field("stop_ids", &self.stop_ids).finish_non_exhaustive()
     }
 }
 
@@ -108,7 +108,11 @@ impl RowShaping for PlanShaping<'_> {
             presence_penalty: sampling.presence_penalty,
             bias: &sampling.logit_bias,
             // A grammar allows the end wherever its text may end; a request that ignores it goes on while it can.
-            banned_id: self.eos.filter(|_| if sampling.ignore_eos { mask.is_some() } else { waits }),
+            banned_ends: match sampling.ignore_eos {
+                true if mask.is_some() => self.stop_ids.as_slice(),
+                false if waits => self.stop_ids.as_slice(),
+                true | false => &[],
+            },
             banned_ids: if waits { &sampling.stop_token_ids } else { &[] },
             mask,
         })
@@ -160,7 +164,7 @@ mod tests {
             max_model_len: 16,
             block_size: 2,
             block_count: 8,
-            eos: None,
+            stop_ids: StopIds::NONE,
         };
         let sampling = Sampling {
             temperature: 0.5,

@@ -99,7 +99,8 @@ impl Constraints {
         for Waiting { admit, ordered } in self.waiting.iter_mut().filter(|waiting| !waiting.ordered) {
             let Some(grammar) = &admit.sampling.grammar else { continue };
             let resumed = admit.ids.get(admit.prompt_tokens as usize..).unwrap_or_default();
-            *ordered = threads.order(admit.id, grammar.clone(), resumed.to_vec())?;
+            let grammar = (grammar.clone(), admit.sampling.reasoning);
+            *ordered = threads.order(admit.id, grammar, resumed.to_vec())?;
             if !*ordered {
                 break;
             }

@@ -241,7 +241,7 @@ impl Engine {
         let shaping = PlanShaping {
             scheduler: &self.scheduler,
             constraints: &self.constraints,
-            eos: self.sizes.limits.eos,
+            stop_ids: &self.sizes.limits.stop_ids,
         };
         let began_ns = ports.now_ns();
         if self.in_flight == 0 {

@@ -69,7 +69,7 @@ fn policy(config: &Config) -> Policy {
     }
 }
 
-/// Sizes for a loaded model. The end-of-sequence id is the config's, which all roles share.
+/// Sizes for a loaded model. The end-of-sequence ids are the config's, which all roles share.
 fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
     Sizes {
         limits: Limits {
@@ -79,7 +79,7 @@ fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
             max_model_len: config.max_model_len.min(info.max_context),
             block_size: info.block_size,
             block_count: info.block_count,
-            eos: config.model.eos,
+            stop_ids: config.model.stop_ids,
         },
         policy: policy(config),
         command_budget: config.command_budget,
@@ -144,10 +144,11 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
 
 /// The threads for grammars, over the tokens of the model's folder.
 fn grammars(config: &Config) -> std::io::Result<Grammars> {
-    let (folder, vocab_size, eos) = (config.model_dir.clone(), config.model.vocab_size, config.model.eos);
+    let (folder, vocab_size, stop_ids) =
+        (config.model_dir.clone(), config.model.vocab_size, config.model.stop_ids);
     let words = move || {
         let codec = TextCodec::load(&folder).map_err(|error| error.to_string())?;
-        Words::of(&codec, vocab_size, eos)
+        Words::of(&codec, vocab_size, stop_ids)
     };
     Grammars::start(words, config.frontends as usize * config.max_inflight as usize)
 }

@@ -35,7 +35,10 @@ pub use taped::{Tape, Taped};
 /// First bytes of a file.
 const MAGIC: &[u8; 8] = b"PINIONRC";
 /// Version of what is described above.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// An earlier one that is still read: its config has one end-of-sequence id, no defaults of the model folder and no
+/// reasoning.
+const VERSION_ONE_END: u32 = 1;
 
 mod frame {
     pub(super) const HEADER: u8 = 0;

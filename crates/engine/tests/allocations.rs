@@ -4,7 +4,7 @@ mod rig;
 
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{RequestId, Sampling};
+use pinion_protocol::{RequestId, Sampling, StopIds};
 use pinion_scheduler::Limits;
 use rig::grammars::{constrained, with_grammars};
 use rig::{EOS, FRONTENDS, Random, Rig, SLOTS};
@@ -21,7 +21,7 @@ fn engine_limits() -> Limits {
         max_model_len: 2048,
         block_size: 16,
         block_count: 4096,
-        eos: Some(EOS),
+        stop_ids: StopIds::one(EOS),
     }
 }
 

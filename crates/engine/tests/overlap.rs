@@ -114,7 +114,8 @@ impl Model for Counting {
 fn row_17_overlap_a_late_stop_costs_one_row_and_no_token() {
     let sizes = small();
     let prompt = [3, 1, 4];
-    let draws = |index| pinion_model::fake_token(&prompt, index, rig::VOCABULARY, sizes.limits.eos);
+    let draws =
+        |index| pinion_model::fake_token(&prompt, index, rig::VOCABULARY, sizes.limits.stop_ids.first());
     for (stop_at, overlap, rows) in
         [(Some(4), false, 5), (Some(4), true, 6), (None, false, 9), (None, true, 9)]
     {

@@ -6,7 +6,7 @@ mod rig;
 use pinion_engine::tape::{Recording, Report, Tape, read, replay};
 use pinion_engine::{Engine, Turn, taped_turn};
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{RequestId, Sampling};
+use pinion_protocol::{RequestId, Sampling, StopIds};
 use rig::hashed::{HASHED_VOCABULARY, Hashed};
 use rig::{Random, Rig};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn config() -> pinion_config::Config {
         max_context: 64,
         default_context: 64,
         vocab_size: HASHED_VOCABULARY,
-        eos: None,
+        stop_ids: StopIds::NONE,
         layers: 1,
         kv_heads: 1,
         head_dim: 1,
@@ -132,4 +132,31 @@ fn a_file_that_is_cut_or_none_is_an_error_or_says_that_it_is_not_whole() {
         std::fs::write(&file.0, wrong).expect("the file");
         assert!(read(&file.0).is_err(), "{wrong:?}");
     }
+}
+
+/// The same file as an earlier build wrote it: one end-of-sequence id, nothing of the model folder's defaults.
+#[test]
+fn a_recording_of_version_1_is_read_and_means_the_same() {
+    let file = File::new("version-1.pinionrc");
+    record(&file.0, 5, true);
+    let whole = file.read();
+    let mut bytes = std::fs::read(&file.0).expect("the file was written");
+    let length = u32::from_le_bytes(bytes[13..17].try_into().expect("four bytes")) as usize;
+    let mut header: serde_json::Value =
+        serde_json::from_slice(&bytes[17..17 + length]).expect("the header is JSON");
+    let config = header["config"].as_object_mut().expect("a config");
+    assert!(config.remove("sampling_defaults").is_some() && config.remove("reasoning_parser").is_some());
+    let model = config["model"].as_object_mut().expect("facts");
+    assert!(model.remove("stop_ids").is_some());
+    model.insert("eos".to_owned(), 7.into());
+    let header = header.to_string().into_bytes();
+    bytes.splice(13..17 + length, [&(header.len() as u32).to_le_bytes()[..], &header].concat());
+    bytes[8..12].copy_from_slice(&1_u32.to_le_bytes());
+    std::fs::write(&file.0, &bytes).expect("a file of our own");
+    let old = file.read();
+    assert_eq!(old.config.model.stop_ids, StopIds::one(7));
+    assert_eq!((old.groups.len(), old.complete), (whole.groups.len(), whole.complete));
+    bytes[8] = 3;
+    std::fs::write(&file.0, &bytes).expect("a file of our own");
+    assert!(read(&file.0).is_err_and(|reason| reason.contains("this build reads 1 and 2")));
 }

@@ -6,7 +6,7 @@ mod rig;
 use pinion_engine::{Engine, Turn};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{FaultCode, Sampling};
+use pinion_protocol::{FaultCode, Sampling, StopIds};
 use rig::hashed::{HASHED_VOCABULARY, Hashed};
 use rig::{EOS, Random, Rig, Story};
 
@@ -148,6 +148,38 @@ fn each_parameter_does_what_it_says() {
     assert!(!tokens[..4].contains(&EOS), "{tokens:?}");
     let ignoring = Sampling { min_tokens: 4, ignore_eos: true, ..ending };
     assert_eq!(tokens_of(&ignoring), vec![EOS; 40], "what ends nothing need not wait");
+}
+
+/// A model that ends its texts in three ways: each ends, each waits for `min_tokens`, and a request that ignores the end
+/// ignores all of them. With overlap and without.
+#[test]
+fn every_end_of_the_model_ends_and_waits() {
+    const ENDS: [u32; 3] = [EOS, 20, 41];
+    for overlap in [false, true] {
+        let run = |sampling: Sampling| {
+            let ends = StopIds::of(ENDS).expect("few ids");
+            let (mut engine, mut rig) = (Hashed::engine_ending_with(ends, overlap), Rig::new());
+            let id = rig.open(0, 0);
+            rig.admit(id, &[1, 2, 3], 3, sampling);
+            settle(&mut engine, &mut rig);
+            let (story, finished) = rig.ended(id);
+            (story.tokens.clone(), finished.reason)
+        };
+        for end in ENDS {
+            let base = Sampling {
+                temperature: 0.0,
+                max_tokens: Some(9),
+                logit_bias: vec![(end, 100.0)],
+                ..Sampling::default()
+            };
+            assert_eq!(run(base.clone()), (vec![end], FinishReason::Stop));
+            let (tokens, reason) = run(Sampling { min_tokens: 4, ..base.clone() });
+            assert_eq!((tokens.len(), tokens[4], reason), (5, end, FinishReason::Stop), "{tokens:?}");
+            assert!(!tokens[..4].iter().any(|token| ENDS.contains(token)), "{tokens:?}");
+            let ignored = run(Sampling { ignore_eos: true, ..base });
+            assert_eq!(ignored, (vec![end; 9], FinishReason::Length));
+        }
+    }
 }
 
 #[test]

@@ -10,10 +10,13 @@ use crate::grammar::grammar;
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
+use crate::thoughts::ReasoningPlan;
 use crate::tools::{CallPlan, CallReading, Tools, forced, tools};
+use pinion_config::SamplingDefaults;
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
-use pinion_protocol::{Fault, FaultCode, Sampling};
+use pinion_protocol::{Fault, FaultCode, Reasoning, Sampling};
+use pinion_text::tools::Shape;
 use serde_json::Value;
 
 /// A way to ask for generated text.
@@ -38,6 +41,10 @@ pub struct Limits {
     pub max_model_len: u32,
     /// How tool calls are read where the model is free to make one.
     pub calls: CallReading,
+    /// Whether the reasoning of chats is told from their answers.
+    pub reasons: bool,
+    /// How tokens are drawn where a request does not say it.
+    pub defaults: SamplingDefaults,
 }
 
 /// A generation request in which every value is in range.
@@ -63,6 +70,8 @@ pub struct Admitted {
     pub include_stop: bool,
     /// How tool calls are found in the text, if there may be any.
     pub calls: Option<CallPlan>,
+    /// How reasoning is found in the text, if it is looked for.
+    pub reasoning: Option<ReasoningPlan>,
     /// Whether the answer says where its time went.
     pub timings: bool,
     /// What the answer shows besides the text.
@@ -133,20 +142,29 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     };
     let written = grammar(api, &mut fields)?;
     let grammar = forced(schema, written)?;
-    check_unsupported(&mut fields)?;
+    check_unsupported(api, &mut fields)?;
     let prompts = match api {
         Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
         Api::Chat => vec![chat::prompt(&mut fields, offered)?],
+    };
+    let prompts = match api {
+        Api::Completions => prompts::framed(&mut fields, prompts)?,
+        Api::Chat | Api::Generate => prompts,
     };
     let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;
     let shown = Shown { best, ..shown };
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
+    let reasoning = match api {
+        Api::Chat => reasoning(&mut fields, limits, calls.as_ref(), &stop)?,
+        Api::Completions | Api::Generate => None,
+    };
     // Candidates are told apart by their logprobs.
     let logprobs = shown.logprobs.or(best.map(|_| 0));
     let prompt_logprobs = shown.asked();
     let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
-    let sampling = Sampling { logprobs, prompt_logprobs, grammar, ..sampling };
+    let begins = if reasoning.is_some() { Reasoning::Possible } else { Reasoning::None };
+    let sampling = Sampling { logprobs, prompt_logprobs, grammar, reasoning: begins, ..sampling };
     if sampling.max_tokens == Some(0) && !shown.echo && shown.prompt_logprobs.is_none() {
         return Err(Fault::field("max_tokens", "max_tokens may be 0 only with echo or prompt_logprobs"));
     }
@@ -176,8 +194,24 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         timings,
         shown,
         calls,
+        reasoning,
     };
     Ok(admitted)
+}
+
+/// `include_reasoning`, and whether there is any.
+fn reasoning(
+    fields: &mut Fields,
+    limits: &Limits,
+    calls: Option<&CallPlan>,
+    stop: &[String],
+) -> Result<Option<ReasoningPlan>, Fault> {
+    let is_shown = fields.boolean("include_reasoning")?.unwrap_or(true);
+    let call_mark = match calls.map(|calls| &calls.shape) {
+        Some(Shape::Free(format)) => Some(format.mark()),
+        Some(Shape::List | Shape::Arguments(_)) | None => None,
+    };
+    Ok(limits.reasons.then(|| ReasoningPlan::new(is_shown, stop, call_mark)))
 }
 
 fn shown(api: Api, fields: &mut Fields) -> Result<Shown, Fault> {
@@ -240,7 +274,10 @@ pub fn admit_tokenize(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
     let mut fields = Fields::parse(body)?;
     check_model(&mut fields, limits)?;
     match (fields.take("prompt"), fields.has("messages")) {
-        (Some(Value::String(text)), false) => Ok(Prompt::Text(text)),
+        (Some(Value::String(text)), false) => {
+            let framed = prompts::framed(&mut fields, vec![Prompt::Text(text)])?;
+            framed.into_iter().next().ok_or_else(|| Fault::field("prompt", "prompt is required"))
+        }
         (Some(other), false) => Err(crate::json::wrong_type("prompt", "a string", &other)),
         (None, true) => {
             tools(&mut fields, CallReading::AsText).and_then(|tools| chat::prompt(&mut fields, tools.offered))
@@ -275,8 +312,10 @@ fn check_model(fields: &mut Fields, limits: &Limits) -> Result<(), Fault> {
     fields.string("model")?.map_or(Ok(()), |name| check_model_name(&name, limits))
 }
 
-fn check_unsupported(fields: &mut Fields) -> Result<(), Fault> {
-    for (name, harmless) in unsupported() {
+fn check_unsupported(api: Api, fields: &mut Fields) -> Result<(), Fault> {
+    // A chat may name one of the model's templates.
+    let is_read = |name: &str| api == Api::Chat && name == "chat_template";
+    for (name, harmless) in unsupported().into_iter().filter(|(name, _)| !is_read(name)) {
         if fields.take(name).is_some_and(|value| !harmless(&value)) {
             let message = match name {
                 "functions" => {

@@ -45,7 +45,8 @@ impl Calls {
             _ => format!("call_{}", letters.get(..ID_LETTERS).unwrap_or(letters)),
         };
         Calls {
-            parser: CallParser::new(plan.shape.clone(), plan.names.clone(), plan.calls_max),
+            parser: CallParser::new(plan.shape.clone(), plan.names.clone(), plan.calls_max)
+                .typed(plan.json_parameters.clone()),
             prefix,
             is_named: matches!(plan.shape, Shape::Arguments(_)),
             count: 0,
@@ -83,7 +84,11 @@ impl Calls {
             Event::Arguments { text, .. } => {
                 calls.last_mut().into_iter().for_each(|call| call.arguments.push_str(text));
             }
-            Event::Role | Event::Finish { .. } | Event::Usage(_) | Event::Timings(_) => {}
+            Event::Role
+            | Event::Reasoning(_)
+            | Event::Finish { .. }
+            | Event::Usage(_)
+            | Event::Timings(_) => {}
         };
         self.push(text, &mut take);
         self.finish(&mut take);

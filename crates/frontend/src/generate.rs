@@ -19,6 +19,7 @@ use crate::prompt_part::PromptPart;
 use crate::request::{Form, Outcome};
 use crate::routes::{Arrival, Route, whole};
 use crate::sse;
+use crate::thoughts::Thoughts;
 use crate::ticket::Ticket;
 use crate::timeline::{Timeline, Timings};
 use crate::trace::{TRACE_SECONDS_MAX, Trace};
@@ -105,7 +106,7 @@ async fn echoes(app: &App, arrival: &Arrival, prompts: &[Prompt]) -> Result<Vec<
     let mut texts = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         texts.push(match prompt {
-            Prompt::Text(text) => text.clone(),
+            Prompt::Text(text) | Prompt::Bare(text) => text.clone(),
             Prompt::Chat(_) => String::new(),
             Prompt::Ids(ids) => {
                 let origin = Origin { route: Route::Detokenize, ..origin(arrival) };
@@ -137,6 +138,7 @@ fn begin(
         include_stop,
         timings,
         calls,
+        reasoning,
         ..
     } = admitted;
     let claim = claim(&app.settings.fairness, arrival.key, user.as_deref(), priority);
@@ -148,7 +150,8 @@ fn begin(
     for prompt in prompts {
         for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
             let sampling = Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() };
-            let job = Job::Generate { claim, sampling, prompt, stop: stop.clone(), include_stop };
+            let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
+            let job = Job::Generate { claim, sampling, prompt, stop: stop.clone(), include_stop, marks };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
             let form = match head.filter(|_| stream) {
                 Some(head) if count > 1 => {
@@ -162,6 +165,9 @@ fn begin(
             let ticket = begun.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
             if let Some(plan) = &calls {
                 ticket.request.borrow_mut().find_calls(Calls::new(plan, &app.numbers.id()));
+            }
+            if let Some(plan) = &reasoning {
+                ticket.request.borrow_mut().find_reasoning(Thoughts::new(plan.clone()));
             }
             tickets.push(ticket);
         }
@@ -293,6 +299,8 @@ async fn whole_answer(
 /// What came of one choice of a whole answer.
 struct Part {
     text: String,
+    /// If it is looked for and shown.
+    reasoning: String,
     scores: Vec<TokenScore>,
     prompt: Vec<PromptScore>,
     calls: Vec<Call>,
@@ -310,7 +318,8 @@ impl Part {
         if let Some(finder) = &mut finder {
             (text, calls) = finder.read(&text);
         }
-        Ok(Part { text, scores: request.take_scores(), prompt, calls, finder })
+        let reasoning = request.take_reasoning();
+        Ok(Part { text, reasoning, scores: request.take_scores(), prompt, calls, finder })
     }
 
     fn answer(&self, ending: Ending, head: Option<&Head>, shown: Shown) -> Answer<'_> {
@@ -323,7 +332,14 @@ impl Part {
         });
         let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
         let ending = self.finder.as_ref().map_or(ending, |finder| finder.ending(ending));
-        Answer { text: &self.text, calls: &self.calls, logprobs, prompt_logprobs: prompt, ending }
+        Answer {
+            text: &self.text,
+            reasoning: Some(self.reasoning.as_str()).filter(|reasoning| !reasoning.is_empty()),
+            calls: &self.calls,
+            logprobs,
+            prompt_logprobs: prompt,
+            ending,
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::admission::Api;
 use crate::json::{Fields, check_depth, wrong_type};
+use crate::schemas::close;
 use pinion_protocol::limits::{GRAMMAR_BYTES_MAX, GRAMMAR_CHOICES_MAX};
 use pinion_protocol::{Fault, Grammar, GrammarField, GrammarKind};
 use serde_json::Value;
@@ -99,10 +100,11 @@ fn json_schema(mut members: Fields) -> Result<Grammar, Fault> {
         return Err(Fault::field("name", message));
     }
     members.boolean("strict")?;
-    let schema = members.take("schema").ok_or_else(|| Fault::field("schema", "schema is required"))?;
+    let mut schema = members.take("schema").ok_or_else(|| Fault::field("schema", "schema is required"))?;
     if !schema.is_object() {
         return Err(wrong_type("schema", "an object", &schema));
     }
+    close(&mut schema);
     bounded(GrammarField::ResponseFormat, "schema", GrammarKind::JsonSchema, schema.to_string())
 }
 
@@ -142,7 +144,10 @@ fn any_object(field: GrammarField) -> Grammar {
 /// A grammar as vLLM's fields have it: `name` is what the client called it.
 fn written(field: GrammarField, name: &str, kind: GrammarKind, value: Value) -> Result<Grammar, Fault> {
     let text = match (kind, value) {
-        (GrammarKind::JsonSchema, schema @ Value::Object(_)) => schema.to_string(),
+        (GrammarKind::JsonSchema, mut schema @ Value::Object(_)) => {
+            close(&mut schema);
+            schema.to_string()
+        }
         // A schema may come as text; whether it is JSON is said here, as for all other JSON.
         (GrammarKind::JsonSchema, Value::String(text)) => parsed_schema(name, &text)?,
         (GrammarKind::JsonSchema, other) => return Err(wrong_type(name, "a JSON schema", &other)),
@@ -157,7 +162,8 @@ fn written(field: GrammarField, name: &str, kind: GrammarKind, value: Value) -> 
 fn parsed_schema(name: &str, text: &str) -> Result<String, Fault> {
     let not_json = |reason: String| Fault::field(name, format!("{name} is not a JSON schema: {reason}"));
     check_depth(text.as_bytes()).map_err(|fault| not_json(fault.message))?;
-    let schema: Value = serde_json::from_str(text).map_err(|error| not_json(error.to_string()))?;
+    let mut schema: Value = serde_json::from_str(text).map_err(|error| not_json(error.to_string()))?;
+    close(&mut schema);
     if schema.is_object() { Ok(schema.to_string()) } else { Err(wrong_type(name, "a JSON schema", &schema)) }
 }
 

@@ -9,6 +9,7 @@ use crate::routes::{json, whole};
 use crate::{exposition, openapi};
 use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
+use pinion_config::SamplingDefaults;
 use pinion_os::clock;
 use serde_json::{Value, json as value};
 
@@ -19,7 +20,23 @@ fn model_card(app: &App) -> Value {
         "created": app.started_unix_s,
         "owned_by": "pinion",
         "max_model_len": app.limits.max_model_len,
+        "default_sampling_params": defaults(&app.limits.defaults),
     })
+}
+
+/// What holds where a request does not say it, by the names that requests use; empty if only the API's defaults do.
+fn defaults(defaults: &SamplingDefaults) -> Value {
+    let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens } = defaults;
+    let mut named = value!({
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "max_tokens": max_new_tokens,
+    });
+    named.as_object_mut().into_iter().for_each(|named| named.retain(|_, value| !value.is_null()));
+    named
 }
 
 /// `GET /v1/models`.

@@ -242,7 +242,13 @@ impl Ledger {
                 for delta in deltas(payload) {
                     let delta = delta?;
                     self.count_tokens(&delta, now_ns);
-                    self.with(delta.header.id, |request| request.delta(&delta))?;
+                    let id = delta.header.id;
+                    let counter = Counter::Reasoning as usize;
+                    let word = self.slot(id).map_or(0, |slot| slot.counter(id.generation, counter));
+                    self.with(id, |request| {
+                        request.begin_reasoning(word);
+                        request.delta(&delta)
+                    })?;
                 }
                 Ok(())
             }

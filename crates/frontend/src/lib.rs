@@ -40,10 +40,12 @@ pub mod reactor;
 pub mod request;
 pub mod routes;
 mod sampling;
+mod schemas;
 pub mod server;
 mod slow;
 pub mod sse;
 pub mod stats;
+pub mod thoughts;
 pub mod ticket;
 mod timed_stream;
 pub mod timeline;
@@ -57,7 +59,7 @@ use health::Health;
 use ledger::{Ledger, Patience, Setup};
 use metrics::Metrics;
 use orders::Orders;
-use pinion_config::{Config, Exit, ToolCallParser};
+use pinion_config::{Config, Exit, ReasoningParser, ToolCallParser};
 use pinion_protocol::{Peer, Role};
 use pinion_text::chat::call_format;
 use pinion_text::codec::LoadError;
@@ -73,7 +75,7 @@ use tools::CallReading;
 pub fn live(session: Session) -> ExitCode {
     let session = Rc::new(RefCell::new(session));
     let served = build(&session).and_then(|app| {
-        let summary = summary(&session.borrow(), app.limits.calls);
+        let summary = summary(&session.borrow(), &app.limits);
         session.borrow_mut().ready(&summary);
         run(&session, app).map_err(|reason| (reason, Exit::System))
     });
@@ -114,7 +116,9 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
     let mut pages = session.links.pages.clone();
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
     let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
-    let calls = call_reading(config).map_err(|error| (error.to_string(), Exit::Model))?;
+    let unusable = |error: LoadError| (error.to_string(), Exit::Model);
+    let calls = call_reading(config).map_err(unusable)?;
+    let reasons = reasons(config).map_err(unusable)?;
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,
@@ -123,6 +127,8 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
             vocab_size: config.model.vocab_size,
             max_model_len: config.max_model_len,
             calls,
+            reasons,
+            defaults: config.sampling_defaults.clone(),
         },
         settings: Settings::new(config),
         health: Health { pages },
@@ -145,20 +151,32 @@ fn call_reading(config: &Config) -> Result<CallReading, LoadError> {
         ToolCallParser::Hermes => CallReading::Format(CallFormat::Hermes),
         ToolCallParser::Llama3Json => CallReading::Format(CallFormat::Llama3Json),
         ToolCallParser::Mistral => CallReading::Format(CallFormat::Mistral),
+        ToolCallParser::Qwen3Coder => CallReading::Format(CallFormat::Qwen3Coder),
+        ToolCallParser::Pythonic => CallReading::Format(CallFormat::Pythonic),
         ToolCallParser::None => CallReading::AsText,
     })
 }
 
+/// Whether reasoning is told from answers: as the operator says, else as the chat template shows.
+fn reasons(config: &Config) -> Result<bool, LoadError> {
+    match config.reasoning_parser {
+        ReasoningParser::Auto => pinion_text::chat::reasons(&config.model_dir),
+        ReasoningParser::Think => Ok(true),
+        ReasoningParser::None => Ok(false),
+    }
+}
+
 /// One line for the operator.
-pub fn summary(session: &Session, calls: CallReading) -> String {
+pub fn summary(session: &Session, limits: &Limits) -> String {
     let config = &session.config;
-    let calls = match calls {
+    let calls = match limits.calls {
         CallReading::Format(format) => format!("read as {}", format.name()),
         CallReading::AsText => "left in the text".to_owned(),
         CallReading::Unknown => "not known from the chat template".to_owned(),
     };
+    let reasoning = if limits.reasons { "told from answers" } else { "not looked for" };
     format!(
-        "model {}, {} request slots, bodies up to {} KiB, tool calls {calls}",
+        "model {}, {} request slots, bodies up to {} KiB, tool calls {calls}, reasoning {reasoning}",
         config.served_model_name,
         config.max_inflight,
         config.body_bytes_max >> 10

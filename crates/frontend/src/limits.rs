@@ -40,6 +40,8 @@ pub const TOOLS_MAX: usize = 128;
 pub const TOOLS_BYTES_MAX: usize = 256 << 10;
 /// Documents of one chat.
 pub const DOCUMENTS_MAX: usize = 1024;
+/// Bytes of the name of a chat template.
+pub const TEMPLATE_NAME_BYTES_MAX: usize = 64;
 /// Names that a request gives its chat template.
 pub const TEMPLATE_KWARGS_MAX: usize = 64;
 /// Bytes of those and their values, as JSON.

@@ -38,6 +38,8 @@ pub enum Job {
         stop: Vec<String>,
         /// Whether what ended the text is part of it.
         include_stop: bool,
+        /// Whether marks of reasoning are sent by themselves.
+        marks: bool,
     },
     /// Text to ids.
     Encode(Prompt),
@@ -49,8 +51,10 @@ impl Job {
     /// The record that carries it is larger than this.
     fn bytes_min(&self) -> usize {
         match self {
-            Job::Generate { prompt: Prompt::Text(text) | Prompt::Chat(text), .. }
-            | Job::Encode(Prompt::Text(text) | Prompt::Chat(text)) => text.len(),
+            Job::Generate {
+                prompt: Prompt::Text(text) | Prompt::Bare(text) | Prompt::Chat(text), ..
+            }
+            | Job::Encode(Prompt::Text(text) | Prompt::Bare(text) | Prompt::Chat(text)) => text.len(),
             Job::Generate { prompt: Prompt::Ids(ids), .. }
             | Job::Encode(Prompt::Ids(ids))
             | Job::Decode(ids) => size_of_val(ids.as_slice()),
@@ -151,10 +155,10 @@ impl Outgoing {
     /// Opens the stream of a generation, which goes on after the tokens of `resume`; nobody sees it before
     /// [`Outgoing::shows_openings`]. Error: the reader is stuck.
     pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
-        let Job::Generate { stop, include_stop, .. } = job else { return Ok(()) };
+        let Job::Generate { stop, include_stop, marks, .. } = job else { return Ok(()) };
         let to = Peer::new(Role::Detokenizer, way.detokenizer);
         self.check_room(to, size_of_val(resume))?;
-        encode_open(&mut self.scratch, id, stop, *include_stop, resume);
+        encode_open(&mut self.scratch, id, stop, (*include_stop, *marks), resume);
         self.put(to, detokenizer_inbox::kind::OPEN)
     }
 

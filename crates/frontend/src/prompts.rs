@@ -37,6 +37,19 @@ pub(crate) fn prompts(fields: &mut Fields, limits: &Limits, list: bool) -> Resul
     items.into_iter().map(one).collect()
 }
 
+/// `add_special_tokens`: whether texts get what the tokenizer puts around every text, as they do unless a client wants
+/// none of it.
+pub(crate) fn framed(fields: &mut Fields, prompts: Vec<Prompt>) -> Result<Vec<Prompt>, Fault> {
+    if fields.boolean("add_special_tokens")?.unwrap_or(true) {
+        return Ok(prompts);
+    }
+    let bare = |prompt| match prompt {
+        Prompt::Text(text) => Prompt::Bare(text),
+        Prompt::Bare(_) | Prompt::Chat(_) | Prompt::Ids(_) => prompt,
+    };
+    Ok(prompts.into_iter().map(bare).collect())
+}
+
 fn prompt_ids(items: &[Value], limits: &Limits) -> Result<Prompt, Fault> {
     if items.is_empty() {
         return Err(Fault::field("prompt", "prompt must have at least one token"));

@@ -14,10 +14,11 @@ use crate::openai::{Ending, Event, Usage};
 use crate::prompt_part::{self, PromptPart};
 use crate::routes::Route;
 use crate::sse;
+use crate::thoughts::Thoughts;
 use crate::timeline::Timeline;
 use bytes::BytesMut;
 use pinion_protocol::frontend_inbox::{
-    DELTA_LAST, DELTA_PROMPT, DELTA_STOPPED, Delta, FinishReason, Finished,
+    DELTA_LAST, DELTA_MARK, DELTA_PROMPT, DELTA_STOPPED, Delta, FinishReason, Finished,
 };
 use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode, RequestId};
@@ -112,6 +113,10 @@ pub struct Request {
     finish_said: bool,
     /// Finds tool calls in the text, if there may be any.
     calls: Option<Box<Calls>>,
+    /// Tells reasoning from the answer, if there may be any.
+    thoughts: Option<Box<Thoughts>>,
+    /// The reasoning of a whole answer.
+    reasoning: String,
 }
 
 impl Request {
@@ -139,12 +144,26 @@ impl Request {
             role_said: false,
             finish_said: false,
             calls: None,
+            thoughts: None,
+            reasoning: String::new(),
         }
     }
 
     /// The answer shows its prompt. To be said before any record is taken.
     pub fn show_prompt(&mut self, prompt: PromptPart) {
         self.prompt = Some(prompt);
+    }
+
+    /// Looks for reasoning ahead of the answer.
+    pub fn find_reasoning(&mut self, thoughts: Thoughts) {
+        self.thoughts = Some(Box::new(thoughts));
+    }
+
+    /// Says what the request's slot says of how the answer begins.
+    pub fn begin_reasoning(&mut self, word: u64) {
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.begin(word);
+        }
     }
 
     /// Looks for tool calls in the text.
@@ -232,13 +251,17 @@ impl Request {
         }
         self.say_prompt(true)?;
         self.ids.extend(delta.ids());
+        let is_mark = header.flags & DELTA_MARK != 0;
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.count(header.token_count, is_mark);
+        }
         if !delta.score_bytes.is_empty() {
             self.take_scores_of(delta)?;
         }
         if self.last_text && self.holds_last_text() {
             self.held.push_str(delta.text);
         } else if !delta.text.is_empty() {
-            self.say_text(delta.text);
+            self.say_text(delta.text, is_mark);
         }
         self.check_unread()
     }
@@ -354,6 +377,7 @@ impl Request {
         }
         if !self.finish_said {
             self.finish_said = true;
+            self.end_reasoning();
             let ending = self.end_calls(ending);
             let held = std::mem::take(&mut self.held);
             self.say(&Event::Finish { text: &held, ending });
@@ -366,7 +390,12 @@ impl Request {
     /// Of the cached tokens those count that the first engine found which drew a token for the answer.
     fn usage(&self, prompt_tokens: u32, cached_tokens: u32) -> Usage {
         let cached_tokens = self.cached_tokens.unwrap_or(cached_tokens);
-        Usage { prompt_tokens, cached_tokens, completion_tokens: self.token_count() }
+        Usage {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens: self.token_count(),
+            reasoning_tokens: self.reasoning_tokens(),
+        }
     }
 
     /// Tokens of the answer so far.

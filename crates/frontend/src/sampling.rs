@@ -8,7 +8,7 @@ use pinion_protocol::limits::{
     ADDITIVE_PENALTY_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, LOGPROB_ALTERNATIVES_MAX,
     REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX, TEMPERATURE_MAX,
 };
-use pinion_protocol::{Fault, Sampling};
+use pinion_protocol::{Fault, Reasoning, Sampling};
 use serde_json::Value;
 
 /// `max_tokens` of `/v1/completions` when the client names none, as OpenAI has it.
@@ -25,12 +25,15 @@ pub(crate) fn sampling(
     limits: &Limits,
     fresh_seed: u64,
 ) -> Result<Sampling, Fault> {
+    let defaults = &limits.defaults;
     let temperature = fields
         .number("temperature", "a number from 0 to 100", |t| (0.0..=f64::from(TEMPERATURE_MAX)).contains(&t))?
+        .or(defaults.temperature)
         .unwrap_or(1.0);
-    let top_p =
-        fields.number("top_p", "a number above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?.unwrap_or(1.0);
-    let top_k = fields.integer("top_k", -1..=i128::from(i32::MAX))?.filter(|k| *k > 0);
+    let top_p = fields.number("top_p", "a number above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?;
+    let top_p = top_p.or(defaults.top_p).unwrap_or(1.0);
+    let top_k = fields.integer("top_k", -1..=i128::from(i32::MAX))?;
+    let top_k = top_k.or(defaults.top_k.map(i128::from)).filter(|k| *k > 0);
     let min_p = fields.number("min_p", "a number from 0 to 1", |p| (0.0..=1.0).contains(&p))?;
     let seed = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
     let max_tokens = max_tokens(api, fields)?;
@@ -46,8 +49,8 @@ pub(crate) fn sampling(
         temperature: if greedy { 0.0 } else { temperature as f32 },
         top_p: (top_p as f32).max(f32::MIN_POSITIVE),
         top_k: top_k.and_then(|k| u32::try_from(k).ok()),
-        min_p: min_p.unwrap_or(0.0) as f32,
-        repetition_penalty: repetition_penalty(fields)?,
+        min_p: min_p.or(defaults.min_p).unwrap_or(0.0) as f32,
+        repetition_penalty: repetition_penalty(fields, limits)?,
         frequency_penalty: additive_penalty(fields, "frequency_penalty")?,
         presence_penalty: additive_penalty(fields, "presence_penalty")?,
         seed: seed.map_or(fresh_seed, |seed| seed as u64),
@@ -59,6 +62,7 @@ pub(crate) fn sampling(
         prompt_logprobs: None,
         stop_token_ids: stop_token_ids(fields, limits)?,
         grammar: None,
+        reasoning: Reasoning::None,
     })
 }
 
@@ -94,7 +98,7 @@ pub(crate) fn logprobs(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fau
     }
 }
 
-/// `None` is "until the context is full".
+/// `None` is "as many as the model's makers say", or until the context is full.
 fn max_tokens(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
     // Nothing may be what is wanted where the prompt is shown; admission knows whether it is.
     let least = i128::from(api != Api::Completions);
@@ -119,10 +123,10 @@ fn min_tokens(fields: &mut Fields, limits: &Limits, max_tokens: Option<u32>) -> 
     Ok(given.and_then(|count| u32::try_from(count).ok()).unwrap_or(0))
 }
 
-fn repetition_penalty(fields: &mut Fields) -> Result<f32, Fault> {
+fn repetition_penalty(fields: &mut Fields, limits: &Limits) -> Result<f32, Fault> {
     let range = |p| (f64::from(REPETITION_PENALTY_MIN)..=f64::from(REPETITION_PENALTY_MAX)).contains(&p);
     let given = fields.number("repetition_penalty", "a number from 0.01 to 100", range)?;
-    Ok(given.unwrap_or(1.0) as f32)
+    Ok(given.or(limits.defaults.repetition_penalty).unwrap_or(1.0) as f32)
 }
 
 fn additive_penalty(fields: &mut Fields, name: &str) -> Result<f32, Fault> {

@@ -18,6 +18,7 @@ const COMPLETION_TEXT: &[u8] = b",\"text\":\"";
 const COMPLETION_TEXT_END: &[u8] = b"\",\"logprobs\":null,\"finish_reason\":";
 const CHAT_DELTA: &[u8] = b",\"delta\":{";
 const CHAT_CONTENT: &[u8] = b"\"content\":\"";
+const CHAT_REASONING: &[u8] = b"\"reasoning_content\":\"";
 const CHAT_CALL: &[u8] = b"\"tool_calls\":[{\"index\":";
 const CHAT_ARGUMENTS: &[u8] = b",\"function\":{\"arguments\":\"";
 const CHAT_DELTA_END: &[u8] = b"},\"logprobs\":null,\"finish_reason\":";
@@ -111,7 +112,7 @@ impl Writer {
 
     fn write_choice(&self, event: &Event<'_>, out: &mut BytesMut) {
         let (text, ending) = match event {
-            Event::Text(text) | Event::Arguments { text, .. } => (*text, None),
+            Event::Text(text) | Event::Reasoning(text) | Event::Arguments { text, .. } => (*text, None),
             Event::Finish { text, ending } => (*text, Some(*ending)),
             Event::Role | Event::Call { .. } | Event::Usage(_) | Event::Timings(_) => ("", None),
         };
@@ -127,6 +128,11 @@ impl Writer {
                     Event::Role => out.put_slice(b"\"role\":\"assistant\",\"content\":\"\""),
                     Event::Text(text) => {
                         out.put_slice(CHAT_CONTENT);
+                        escape(text, out);
+                        out.put_slice(b"\"");
+                    }
+                    Event::Reasoning(text) => {
+                        out.put_slice(CHAT_REASONING);
                         escape(text, out);
                         out.put_slice(b"\"");
                     }
@@ -162,6 +168,10 @@ impl Writer {
         put_number(u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens), out);
         out.put_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
         put_number(u64::from(usage.cached_tokens), out);
+        if let Some(reasoning_tokens) = usage.reasoning_tokens {
+            out.put_slice(b"},\"completion_tokens_details\":{\"reasoning_tokens\":");
+            put_number(u64::from(reasoning_tokens), out);
+        }
         out.put_slice(b"}}}");
     }
 }

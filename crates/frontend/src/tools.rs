@@ -10,6 +10,7 @@
 use crate::json::{Fields, quoted, wrong_type};
 use crate::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
 use crate::messages::function_name;
+use crate::schemas::close;
 use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
 use pinion_protocol::{Fault, Grammar, GrammarField, GrammarKind};
 use pinion_text::tools::{CallFormat, Shape};
@@ -33,6 +34,8 @@ pub struct CallPlan {
     pub shape: Shape,
     /// The request's functions.
     pub names: Vec<String>,
+    /// Parameters of each of them that cannot be text.
+    pub json_parameters: Vec<Vec<String>>,
     /// More calls than this are dropped.
     pub calls_max: usize,
 }
@@ -47,6 +50,9 @@ pub(crate) struct Tools {
     /// The JSON schema that the text must follow.
     pub(crate) schema: Option<Value>,
 }
+
+/// References and alternatives within each other that are followed to a parameter's type.
+const REFERENCES_MAX: usize = 8;
 
 /// Whether a value is of the right type.
 type Fits = fn(&Value) -> bool;
@@ -65,7 +71,8 @@ pub(crate) fn tools(fields: &mut Fields, reading: CallReading) -> Result<Tools, 
     let is_parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let choice = choice(fields, &names)?;
     let calls_max = if is_parallel { usize::MAX } else { 1 };
-    let plan = |shape, names| Some(CallPlan { shape, names, calls_max });
+    let json_parameters: Vec<Vec<String>> = items.iter().map(json_parameters).collect();
+    let plan = |shape, names| Some(CallPlan { shape, names, json_parameters, calls_max });
     Ok(match choice {
         Choice::None => Tools::default(),
         Choice::Auto => {
@@ -188,6 +195,37 @@ fn not_a_choice(value: &Value) -> Fault {
     Fault::field("tool_choice", format!("tool_choice must be {wanted}, got {}", quoted(value)))
 }
 
+/// The parameters of a function whose values cannot be text.
+fn json_parameters(item: &Value) -> Vec<String> {
+    let schema = item.get("function").and_then(|function| function.get("parameters"));
+    let Some(schema) = schema else { return Vec::new() };
+    let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+    let of_json = properties.filter(|(_, property)| !allows_text(property, schema, REFERENCES_MAX));
+    of_json.map(|(name, _)| name.clone()).collect()
+}
+
+/// Whether a string may have this schema, as far as can be told; what says nothing allows it. `references` more may be
+/// followed into `root`.
+fn allows_text(schema: &Value, root: &Value, references: usize) -> bool {
+    let is_string = |kind: &Value| kind == "string";
+    if let Some(kind) = schema.get("type") {
+        return kind.as_array().map_or_else(|| is_string(kind), |kinds| kinds.iter().any(is_string));
+    }
+    if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+        let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
+        return references == 0 || target.is_none_or(|target| allows_text(target, root, references - 1));
+    }
+    if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+        return values.iter().any(Value::is_string);
+    }
+    if let Some(value) = schema.get("const") {
+        return value.is_string();
+    }
+    let alternatives = ["anyOf", "oneOf"].into_iter().find_map(|name| schema.get(name)?.as_array());
+    alternatives
+        .is_none_or(|all| references == 0 || all.iter().any(|one| allows_text(one, root, references - 1)))
+}
+
 /// The schema of a function's arguments: always an object.
 fn parameters(index: usize, item: &Value) -> Result<Value, Fault> {
     let mut schema = match item.get("function").and_then(|function| function.get("parameters")) {
@@ -207,7 +245,9 @@ fn parameters(index: usize, item: &Value) -> Result<Value, Fault> {
             return Err(wrong_type(&field, "\"object\"", other));
         }
     }
-    Ok(Value::Object(schema))
+    let mut schema = Value::Object(schema);
+    close(&mut schema);
+    Ok(schema)
 }
 
 /// The schema of a list of calls: of one, or of at least one.
@@ -284,6 +324,18 @@ mod tests {
     }
 
     #[test]
+    fn parameters_that_cannot_be_text() {
+        let schema = json!({"properties": {"text": {"type": "string"}, "count": {"type": "integer"},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {}, "kind": {"$ref": "#/$defs/kind"},
+            "node": {"$ref": "#/$defs/node"}, "list": {"type": "array"}, "either": {"type": ["integer", "null"]},
+            "both": {"type": ["integer", "string"]}, "loop": {"$ref": "#/properties/loop"}, "one": {"const": 1}},
+            "$defs": {"kind": {"enum": ["a", "b"]}, "node": {"type": "object"}}});
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+        let plan = read(json!({"tools": [tool]})).unwrap().plan.unwrap();
+        assert_eq!(plan.json_parameters, [["count", "node", "list", "either", "one"]]);
+    }
+
+    #[test]
     fn a_forced_call_has_the_schema_of_its_arguments() {
         let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
         let node = json!({"$schema": "s", "$id": "i", "properties": {"$ref": {"type": "string"}, "next": {"$ref": "#"},
@@ -294,7 +346,8 @@ mod tests {
         assert_eq!(read(json!({"tools": list, "tool_choice": named})).unwrap().schema, Some(empty.clone()));
         let named = json!({"type": "function", "function": {"name": "f"}});
         let alone = json!({"properties": {"$ref": {"type": "string"}, "next": {"$ref": "#"}, "x": {"$ref": "#/$defs/x"},
-            "y": {"enum": [{"$ref": "#"}]}}, "$defs": {"x": {"type": "integer"}}, "type": "object"});
+            "y": {"enum": [{"$ref": "#"}]}}, "$defs": {"x": {"type": "integer"}}, "type": "object",
+            "additionalProperties": false});
         assert_eq!(read(json!({"tools": list, "tool_choice": named})).unwrap().schema, Some(alone));
         let call = |name: &str, place: &str| {
             json!({"type": "object", "properties": {"name": {"const": name}, "parameters": {"$ref": place}},
@@ -302,7 +355,7 @@ mod tests {
         };
         let moved = json!({"properties": {"$ref": {"type": "string"}, "next": {"$ref": "#/$defs/0"},
             "x": {"$ref": "#/$defs/0/$defs/x"}, "y": {"enum": [{"$ref": "#"}]}}, "$defs": {"x": {"type": "integer"}},
-            "type": "object"});
+            "type": "object", "additionalProperties": false});
         let expected = json!({"type": "array", "minItems": 1, "maxItems": 1,
             "items": {"anyOf": [call("f", "#/$defs/0"), call("g", "#/$defs/1")]}, "$defs": {"0": moved, "1": empty}});
         let body = json!({"tools": list, "tool_choice": "required", "parallel_tool_calls": false});

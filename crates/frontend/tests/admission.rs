@@ -1,10 +1,11 @@
 //! Admission by tables: what passes, with which values, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
 use pinion_frontend::tools::CallReading;
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, Reasoning, RequestId, Sampling};
 use pinion_text::tools::CallFormat;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -17,6 +18,8 @@ fn limits() -> Limits {
         vocab_size: 100,
         max_model_len: 64,
         calls: CallReading::Format(CallFormat::Hermes),
+        reasons: false,
+        defaults: SamplingDefaults::NONE,
     }
 }
 
@@ -220,6 +223,7 @@ fn values_arrive_where_they_belong() {
         prompt_logprobs: None,
         stop_token_ids: vec![0, 99],
         grammar: None,
+        reasoning: Reasoning::None,
     };
     assert_eq!(full.sampling, expected);
     assert_eq!((full.stop, full.include_stop), (vec!["a".to_owned(), "b".to_owned()], true));

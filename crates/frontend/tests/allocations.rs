@@ -7,6 +7,7 @@ mod harness;
 
 use harness::{Harness, Options};
 use hyper::body::Body;
+use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::Limits;
 use pinion_frontend::body::{AnswerBody, Stream};
 use pinion_frontend::ledger::{Ledger, Origin, Patience, Setup};
@@ -43,6 +44,8 @@ const LIMITS: Limits = Limits {
     vocab_size: 1000,
     max_model_len: 4096,
     calls: CallReading::Format(CallFormat::Hermes),
+    reasons: false,
+    defaults: SamplingDefaults::NONE,
 };
 
 struct Nowhere;
@@ -95,6 +98,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         prompt: Prompt::Ids(vec![1]),
         stop: Vec::new(),
         include_stop: false,
+        marks: false,
     };
     let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1, timings: false };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();

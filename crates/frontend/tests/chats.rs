@@ -1,6 +1,7 @@
 //! Chats by tables: what crosses to the tokenizer, and what is refused, naming which member.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::{Api, Limits, admit, admit_tokenize};
 use pinion_frontend::limits::{
     CONTENT_PARTS_MAX, DOCUMENTS_MAX, TEMPLATE_KWARGS_BYTES_MAX, TEMPLATE_KWARGS_MAX, TOOL_CALLS_MAX,
@@ -17,6 +18,8 @@ fn limits() -> Limits {
         vocab_size: 100,
         max_model_len: 64,
         calls: CallReading::Format(CallFormat::Hermes),
+        reasons: false,
+        defaults: SamplingDefaults::NONE,
     }
 }
 

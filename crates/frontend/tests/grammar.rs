@@ -1,6 +1,7 @@
 //! The fields that ask for a form of the text: which grammar each becomes, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::{Admitted, Api, Limits, admit};
 use pinion_frontend::tools::CallReading;
 use pinion_protocol::{Fault, FaultCode, Grammar, GrammarField, GrammarKind};
@@ -19,7 +20,14 @@ fn body(api: Api, extra: Value) -> Value {
 
 fn admitted(api: Api, body: &str) -> Result<Admitted, Fault> {
     let calls = CallReading::Format(CallFormat::Hermes);
-    let limits = Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64, calls };
+    let limits = Limits {
+        model: "tiny".to_owned(),
+        vocab_size: 100,
+        max_model_len: 64,
+        calls,
+        reasons: false,
+        defaults: SamplingDefaults::NONE,
+    };
     admit(api, body.as_bytes(), &limits, 77)
 }
 
@@ -37,8 +45,8 @@ fn refused(api: Api, body: &str) -> (FaultCode, Option<String>) {
 fn every_way_to_ask_for_a_form_gives_its_grammar() {
     use GrammarField::*;
     let schema = json!({"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "null"}}});
-    // In the order in which the client wrote the members.
-    let text = r#"{"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}}}"#;
+    // In the order in which the client wrote the members, and closed.
+    let text = r#"{"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}},"additionalProperties":false}"#;
     let named = json!({"name": "n-1", "schema": schema, "strict": true, "description": "x"});
     let choices = json!(["a", "é\""]);
     let table = [

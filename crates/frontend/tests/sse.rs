@@ -45,11 +45,13 @@ proptest! {
             Event::Text(&text),
             Event::Finish { text: &text, ending: Ending::Stop },
             Event::Finish { text: "", ending: Ending::Length },
-            Event::Usage(Usage { prompt_tokens, cached_tokens, completion_tokens }),
+            Event::Usage(Usage { prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: None }),
         ];
         let calls = [
             Event::Call { index: counts[0], id: &id, name: &text },
             Event::Arguments { index: counts[0], text: &text },
+            Event::Reasoning(&text),
+            Event::Usage(Usage { prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: Some(counts[0]) }),
             Event::Finish { text: "", ending: Ending::ToolCalls },
         ];
         for shape in [Shape::Completions, Shape::Chat] {
@@ -70,7 +72,7 @@ fn chunks_are_openai_s() {
     let chat_start = r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1790000000,"model":"m","choices":["#;
     let completion_start =
         r#"data: {"id":"cmpl-1","object":"text_completion","created":1790000000,"model":"m","choices":["#;
-    let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 4 };
+    let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 4, reasoning_tokens: Some(2) };
     let table = [
         (
             &chat,
@@ -110,7 +112,7 @@ fn chunks_are_openai_s() {
         (
             &with_usage,
             Event::Usage(usage),
-            r#"],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":1}}}"#,
+            r#"],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":1},"completion_tokens_details":{"reasoning_tokens":2}}}"#,
         ),
         (&completion, Event::Text("a"), r#"{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}"#),
         (

@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run};
+use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::{Api, Limits, admit};
 use pinion_frontend::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
 use pinion_frontend::tools::CallReading;
@@ -228,7 +229,14 @@ fn a_forced_call_brings_its_grammar_and_suffers_no_other() {
 }
 
 fn limits(calls: CallReading) -> Limits {
-    Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64, calls }
+    Limits {
+        model: "tiny".to_owned(),
+        vocab_size: 100,
+        max_model_len: 64,
+        calls,
+        reasons: false,
+        defaults: SamplingDefaults::NONE,
+    }
 }
 
 #[test]

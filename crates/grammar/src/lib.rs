@@ -9,6 +9,7 @@
 
 mod checker;
 mod constraint;
+mod gate;
 pub mod limits;
 pub mod matcher;
 mod service;
@@ -17,6 +18,7 @@ mod vocabulary;
 
 pub use checker::Checker;
 pub use constraint::{Constraint, Mask};
+pub use gate::MarkIds;
 pub use matcher::{Matcher, Next};
 pub use service::{Compiled, Grammars};
 pub use vocabulary::{Vocabulary, Words};

@@ -1,17 +1,18 @@
 //! One text's way through its grammar: tokens in, the set of tokens that may follow out.
 
+use crate::gate::{Gate, Passage};
 use crate::limits::{REASON_CHARS_MAX, WHITE_SPACE_MAX};
 use crate::shape::{check_lark, check_regex, check_schema};
 use crate::vocabulary::Vocabulary;
 use llguidance::api::{StopReason, TopLevelGrammar};
-use pinion_protocol::{Grammar, GrammarKind};
+use pinion_protocol::{Grammar, GrammarKind, Reasoning};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// What may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The tokens whose bits are set; the end-of-sequence token is among them where the text may end.
+    /// The tokens whose bits are set; the end-of-sequence tokens are among them where the text may end.
     Tokens,
     /// Nothing but the end: the text is complete.
     Complete,
@@ -21,6 +22,9 @@ pub enum Next {
 pub struct Matcher {
     inner: llguidance::Matcher,
     vocabulary: Arc<Vocabulary>,
+    /// What of the text comes before the grammar.
+    gate: Gate,
+    /// No token has come.
     fresh: bool,
 }
 
@@ -35,18 +39,28 @@ impl Vocabulary {
         let inner = llguidance::Matcher::new(Ok(parser));
         match inner.get_error() {
             Some(error) => Err(plain(&error)),
-            None => Ok(Matcher { inner, vocabulary: self.clone(), fresh: true }),
+            None => Ok(Matcher { inner, vocabulary: self.clone(), gate: Gate::Open, fresh: true }),
         }
     }
 }
 
 impl Matcher {
+    /// The same for a text that may begin with reasoning, behind which the grammar begins.
+    pub fn behind(self, reasoning: Reasoning) -> Matcher {
+        Matcher { gate: Gate::new(reasoning, self.vocabulary.marks), ..self }
+    }
+
     /// Takes the next token of the text.
     ///
     /// # Errors
     /// The token may not follow, or the grammar is too complex here.
     pub fn advance(&mut self, token: u32) -> Result<(), String> {
         self.fresh = false;
+        match self.gate.pass(token, self.vocabulary.bytes(token))? {
+            Passage::Reasoning => return Ok(()),
+            Passage::Grammar => {}
+        }
+        let token = self.vocabulary.as_the_library_knows(token);
         self.inner.consume_token(token).map_err(|error| plain(&error.to_string()))
     }
 
@@ -55,6 +69,24 @@ impl Matcher {
     /// # Errors
     /// The grammar is too complex here, or nothing can follow.
     pub fn next(&mut self, bits: &mut Vec<u32>) -> Result<Next, String> {
+        match self.gate {
+            Gate::Open => self.next_of_grammar(bits),
+            Gate::Token(_) | Gate::Text(_) => {
+                bits.clear();
+                bits.resize(self.vocabulary.vocab_size.div_ceil(u32::BITS) as usize, u32::MAX);
+                Ok(Next::Tokens)
+            }
+            Gate::Start(marks) => {
+                let next = self.next_of_grammar(bits)?;
+                if next == Next::Tokens {
+                    bits[marks.open as usize / 32] |= 1 << (marks.open % 32);
+                }
+                Ok(next)
+            }
+        }
+    }
+
+    fn next_of_grammar(&mut self, bits: &mut Vec<u32>) -> Result<Next, String> {
         if self.inner.is_stopped() {
             return match self.inner.stop_reason() {
                 StopReason::NoExtension | StopReason::NoExtensionBias | StopReason::EndOfSentence => {
@@ -69,6 +101,11 @@ impl Matcher {
         }
         bits.clear();
         bits.extend_from_slice(mask.as_slice());
+        if mask.is_allowed(self.vocabulary.eos) {
+            for id in &self.vocabulary.other_ends {
+                bits[*id as usize / 32] |= 1 << (id % 32);
+            }
+        }
         if let Some(space_first) = self.vocabulary.space_first.as_ref().filter(|_| self.fresh) {
             let rest = || bits.iter().zip(space_first).map(|(bits, space)| bits & !space);
             if rest().any(|bits| bits != 0) {
@@ -81,7 +118,12 @@ impl Matcher {
 
     /// Whether `token` may follow, found out without the mask: what a test holds the mask against.
     pub fn allows(&mut self, token: u32) -> bool {
-        if token == self.vocabulary.eos {
+        match self.gate {
+            Gate::Token(_) | Gate::Text(_) => return true,
+            Gate::Start(marks) if token == marks.open => return true,
+            Gate::Start(_) | Gate::Open => {}
+        }
+        if self.vocabulary.as_the_library_knows(token) == self.vocabulary.eos {
             return self.inner.is_accepting().unwrap_or(false);
         }
         self.inner.validate_tokens(&[token]).is_ok_and(|count| count == 1)
@@ -89,7 +131,12 @@ impl Matcher {
 
     /// The same grammar at the same place, sharing nothing that could run out.
     pub fn fork(&self) -> Matcher {
-        Matcher { inner: self.inner.deep_clone(), vocabulary: self.vocabulary.clone(), fresh: self.fresh }
+        Matcher {
+            inner: self.inner.deep_clone(),
+            vocabulary: self.vocabulary.clone(),
+            gate: self.gate.clone(),
+            fresh: self.fresh,
+        }
     }
 }
 

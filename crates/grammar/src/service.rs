@@ -4,7 +4,7 @@ use crate::constraint::Constraint;
 use crate::limits::{CACHED_MAX, STACK_BYTES};
 use crate::matcher::Matcher;
 use crate::vocabulary::{Vocabulary, Words};
-use pinion_protocol::{Fault, FaultCode, Grammar, RequestId};
+use pinion_protocol::{Fault, FaultCode, Grammar, Reasoning, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -14,6 +14,7 @@ use std::thread::Builder;
 struct Order {
     id: RequestId,
     grammar: Grammar,
+    reasoning: Reasoning,
     resumed: Vec<u32>,
 }
 
@@ -61,13 +62,18 @@ impl Grammars {
         Ok(Grammars { orders, compiled, steps })
     }
 
-    /// Orders a grammar, for a text that begins with the tokens `resumed`. The answer comes from
+    /// Orders a grammar, for a text that may begin with reasoning and does begin with the tokens `resumed`. The answer comes from
     /// [`Grammars::next_compiled`]. False: there is no room now.
     ///
     /// # Errors
     /// The thread is gone.
-    pub fn order(&self, id: RequestId, grammar: Grammar, resumed: Vec<u32>) -> Result<bool, Fault> {
-        match self.orders.try_send(Order { id, grammar, resumed }) {
+    pub fn order(
+        &self,
+        id: RequestId,
+        (grammar, reasoning): (Grammar, Reasoning),
+        resumed: Vec<u32>,
+    ) -> Result<bool, Fault> {
+        match self.orders.try_send(Order { id, grammar, reasoning, resumed }) {
             Ok(()) => Ok(true),
             Err(TrySendError::Full(_)) => Ok(false),
             Err(TrySendError::Disconnected(_)) => {
@@ -102,7 +108,7 @@ fn compile_all(
     done: &SyncSender<Compiled>,
 ) {
     let mut known: VecDeque<(Grammar, Matcher)> = VecDeque::with_capacity(CACHED_MAX);
-    while let Ok(Order { id, grammar, resumed }) = orders.recv() {
+    while let Ok(Order { id, grammar, reasoning, resumed }) = orders.recv() {
         let name = grammar.field.name();
         let matcher = match known.iter().find(|(known, _)| *known == grammar) {
             Some((_, matcher)) => Ok(matcher.fork()),
@@ -115,7 +121,8 @@ fn compile_all(
                 Ok(matcher)
             }),
         };
-        let constraint = matcher.and_then(|matcher| Constraint::new(matcher, &resumed)).map(Arc::new);
+        let constraint =
+            matcher.and_then(|matcher| Constraint::new(matcher.behind(reasoning), &resumed)).map(Arc::new);
         let answer = constraint.map_err(|reason| Fault::field(name, format!("{name}: {reason}")));
         if done.send((id, answer)).is_err() {
             return;

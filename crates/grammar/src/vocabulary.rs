@@ -1,18 +1,22 @@
 //! The tokens as the library knows them: bytes in a trie, built once for a process.
 
+use crate::gate::MarkIds;
 use crate::limits::parser_limits;
 use llguidance::ParserFactory;
+use pinion_protocol::StopIds;
 use pinion_text::TextCodec;
 use std::sync::Arc;
 use toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
-/// The bytes of every token, the end-of-sequence token, and what a text loses at its start.
+/// The bytes of every token, the end-of-sequence tokens, and what a text loses at its start.
 #[derive(Clone, Debug)]
 pub struct Words {
     /// By token id, as many as the model has rows. What shows no text has none, so that no grammar can ask for it.
     pub bytes: Vec<Vec<u8>>,
-    /// The token that ends a text.
-    pub eos: Option<u32>,
+    /// The tokens that end a text.
+    pub stop_ids: StopIds,
+    /// The marks of reasoning, where they are tokens.
+    pub marks: Option<MarkIds>,
     /// Whether a space at the very start of a text is not shown.
     pub drops_first_space: bool,
 }
@@ -22,7 +26,7 @@ impl Words {
     ///
     /// # Errors
     /// The text of this codec's tokens is not the sum of their bytes, so no token can be judged by itself.
-    pub fn of(codec: &TextCodec, vocab_size: u32, eos: Option<u32>) -> Result<Words, String> {
+    pub fn of(codec: &TextCodec, vocab_size: u32, stop_ids: StopIds) -> Result<Words, String> {
         if !codec.concatenates() {
             return Err("is not supported with this model's tokenizer".to_owned());
         }
@@ -36,10 +40,15 @@ impl Words {
             }
         };
         let mut bytes: Vec<Vec<u8>> = (0..vocab_size).map(word).collect();
-        if let Some(word) = eos.and_then(|eos| bytes.get_mut(eos as usize)) {
-            word.clear();
+        for id in stop_ids.as_slice() {
+            bytes.get_mut(*id as usize).into_iter().for_each(Vec::clear);
         }
-        Ok(Words { bytes, eos, drops_first_space: codec.leading_spaces() > 0 })
+        Ok(Words {
+            bytes,
+            stop_ids,
+            marks: MarkIds::of(codec),
+            drops_first_space: codec.leading_spaces() > 0,
+        })
     }
 }
 
@@ -67,6 +76,12 @@ pub struct Vocabulary {
     pub(crate) vocab_size: u32,
     /// The end of sequence; an id of its own, `vocab_size`, if the model has none.
     pub(crate) eos: u32,
+    /// Tokens that end a text as [`Vocabulary::eos`] does. The library knows that one only.
+    pub(crate) other_ends: Vec<u32>,
+    /// The marks of reasoning, if the vocabulary has both.
+    pub(crate) marks: Option<MarkIds>,
+    /// What each token spells.
+    environment: TokEnv,
     /// One bit for each token that begins with a space, if the first space of a text is not shown.
     pub(crate) space_first: Option<Vec<u32>>,
 }
@@ -78,12 +93,15 @@ impl Vocabulary {
     /// The library's reason.
     pub fn new(mut words: Words) -> Result<Arc<Vocabulary>, String> {
         let vocab_size = words.bytes.len() as u32;
-        let eos = words.eos.filter(|eos| *eos < vocab_size).unwrap_or(vocab_size);
+        let mut ends = words.stop_ids.as_slice().iter().copied().filter(|id| *id < vocab_size);
+        let eos = ends.next().unwrap_or(vocab_size);
+        let other_ends = ends.collect();
         if eos == vocab_size {
             words.bytes.push(Vec::new());
         }
         let space_first =
             words.drops_first_space.then(|| bits_of(&words.bytes, |word| word.starts_with(b" ")));
+        let marks = words.marks.filter(|marks| marks.open.max(marks.close) < vocab_size);
         let info = TokRxInfo::new(words.bytes.len() as u32, eos);
         let environment: TokEnv = Arc::new(Environment(TokTrie::from(&info, &words.bytes)));
         drop(words);
@@ -92,7 +110,18 @@ impl Vocabulary {
             .map_err(|error| format!("the vocabulary cannot be used: {error}"))?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
-        Ok(Arc::new(Vocabulary { factory, vocab_size, eos, space_first }))
+        Ok(Arc::new(Vocabulary { factory, vocab_size, eos, other_ends, marks, space_first, environment }))
+    }
+
+    /// The bytes that a token spells.
+    pub(crate) fn bytes(&self, token: u32) -> &[u8] {
+        let known = (token as usize) < self.environment.tok_trie().vocab_size();
+        if known { self.environment.tok_trie().token(token) } else { &[] }
+    }
+
+    /// The token by which the library knows it: every end of a text is [`Vocabulary::eos`] there.
+    pub(crate) fn as_the_library_knows(&self, token: u32) -> u32 {
+        if self.other_ends.contains(&token) { self.eos } else { token }
     }
 
     /// Ids are below this.
@@ -100,7 +129,7 @@ impl Vocabulary {
         self.vocab_size
     }
 
-    /// The id that stands for the end of a text in masks. It may be [`Vocabulary::vocab_size`], which is no token.
+    /// The id that stands for the end of a text where only one can. It may be [`Vocabulary::vocab_size`], which is no token.
     pub fn eos(&self) -> u32 {
         self.eos
     }

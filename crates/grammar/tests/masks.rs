@@ -5,8 +5,8 @@
 
 mod words;
 
-use pinion_grammar::{Next, Vocabulary, Words};
-use pinion_protocol::GrammarKind;
+use pinion_grammar::{MarkIds, Next, Vocabulary, Words};
+use pinion_protocol::{GrammarKind, Reasoning, StopIds};
 use regex::Regex;
 use serde_json::{Value, json};
 use words::{EOS, Random, allowed, draw, grammar, vocabulary, words};
@@ -224,7 +224,7 @@ fn a_text_is_complete_as_soon_as_nothing_may_follow() {
 
 #[test]
 fn a_model_without_an_end_ends_with_its_grammar() {
-    let vocabulary = Vocabulary::new(Words { eos: None, ..words() }).unwrap();
+    let vocabulary = Vocabulary::new(Words { stop_ids: StopIds::NONE, ..words() }).unwrap();
     let mut bits = Vec::new();
     let mut matcher = compiled(&vocabulary, GrammarKind::Regex, "a?");
     assert_eq!(matcher.next(&mut bits), Ok(Next::Tokens));
@@ -253,4 +253,66 @@ fn a_fork_goes_its_own_way() {
     first.advance(97).unwrap();
     second.advance(98).unwrap();
     assert!(first.advance(98).is_err() && second.advance(99).is_ok());
+}
+
+#[test]
+fn every_end_of_the_model_ends_a_grammar() {
+    const OTHER: u32 = 300;
+    let mut words = words();
+    words.bytes.resize(OTHER as usize + 1, Vec::new());
+    let ends = Words { stop_ids: StopIds::of([EOS, OTHER, 9999]).unwrap(), ..words };
+    let vocabulary = Vocabulary::new(ends).unwrap();
+    let mut bits = Vec::new();
+    for end in [EOS, OTHER] {
+        let mut matcher = compiled(&vocabulary, GrammarKind::Regex, "a+");
+        assert_eq!(matcher.next(&mut bits), Ok(Next::Tokens));
+        assert!(!allowed(&bits, end) && !matcher.allows(end), "a text that is not whole cannot end");
+        matcher.advance(97).unwrap();
+        assert_eq!(matcher.next(&mut bits), Ok(Next::Tokens));
+        assert!(allowed(&bits, end) && matcher.allows(end), "{end}");
+        assert_eq!(matcher.advance(end), Ok(()));
+    }
+    let mut matcher = compiled(&vocabulary, GrammarKind::Regex, "ab");
+    [97, 98].iter().for_each(|token| matcher.advance(*token).unwrap());
+    assert_eq!(matcher.next(&mut bits), Ok(Next::Complete), "nothing but ends may follow");
+}
+
+/// Any text may stand in the reasoning; the grammar sees what follows it.
+#[test]
+fn a_grammar_begins_behind_the_reasoning() {
+    let (open, close) = (300, 301);
+    let mut marked = words();
+    marked.bytes.resize(300, Vec::new());
+    marked.bytes.extend([b"<think>".to_vec(), b"</think>".to_vec()]);
+    let plain = vocabulary();
+    let vocabulary = Vocabulary::new(Words { marks: Some(MarkIds { open, close }), ..marked }).unwrap();
+    let expression = "ab";
+    let mut bits = Vec::new();
+    for (vocabulary, reasoning, thoughts) in [
+        (&vocabulary, Reasoning::Begun, vec![120, EOS, close]),
+        (&vocabulary, Reasoning::Possible, vec![open, 120, 121, close]),
+        (&vocabulary, Reasoning::Possible, vec![]),
+        (&vocabulary, Reasoning::None, vec![]),
+        (&plain, Reasoning::Begun, "x</think>".bytes().map(u32::from).collect()),
+        (&plain, Reasoning::Possible, vec![]),
+    ] {
+        let mut matcher = compiled(vocabulary, GrammarKind::Regex, expression).behind(reasoning);
+        for (at, token) in thoughts.iter().enumerate() {
+            assert_eq!(matcher.next(&mut bits), Ok(Next::Tokens));
+            assert!(allowed(&bits, *token) && matcher.allows(*token), "{reasoning:?} {token}");
+            let begins = at == 0 && reasoning == Reasoning::Possible;
+            assert_eq!(allowed(&bits, 122), !begins, "reasoning is any text");
+            matcher.advance(*token).unwrap();
+        }
+        let mut matcher = matcher.fork();
+        for token in [97, 98] {
+            assert_eq!(matcher.next(&mut bits), Ok(Next::Tokens));
+            assert!(allowed(&bits, token) && !allowed(&bits, 122), "{reasoning:?} after {thoughts:?}");
+            matcher.advance(token).unwrap();
+        }
+        assert_eq!(matcher.next(&mut bits), Ok(Next::Complete));
+    }
+    let mut unmarked = compiled(&vocabulary, GrammarKind::Regex, expression).behind(Reasoning::None);
+    unmarked.next(&mut bits).unwrap();
+    assert!(!allowed(&bits, open), "reasoning is not looked for");
 }

@@ -27,9 +27,9 @@ pub struct Shaping<'a> {
     pub presence_penalty: f32,
     /// Token ids and what is added to their logits.
     pub bias: &'a [(u32, f32)],
-    /// An id that may not be drawn now, unless nothing else is left.
-    pub banned_id: Option<u32>,
-    /// More of them.
+    /// Ids that may not be drawn now, unless nothing else is left: those that end every text of the model.
+    pub banned_ends: &'a [u32],
+    /// More of them: the request's own.
     pub banned_ids: &'a [u32],
     /// The only ids that may be drawn. It wins over all of the above.
     pub mask: Option<&'a Arc<dyn TokenMask>>,
@@ -63,7 +63,7 @@ impl Shaping<'_> {
         frequency_penalty: 0.0,
         presence_penalty: 0.0,
         bias: &[],
-        banned_id: None,
+        banned_ends: &[],
         banned_ids: &[],
         mask: None,
     };
@@ -123,7 +123,7 @@ impl Shaper {
         for &(id, bias) in shaping.bias {
             change(logits, id, |logit| logit + bias);
         }
-        for &id in shaping.banned_ids.iter().chain(&shaping.banned_id) {
+        for &id in shaping.banned_ids.iter().chain(shaping.banned_ends) {
             change(logits, id, |_| f32::MIN);
         }
     }

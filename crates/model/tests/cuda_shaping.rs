@@ -46,7 +46,7 @@ struct Wish {
     penalties: [f32; 3],
     bias: Vec<(u32, f32)>,
     banned_ids: Vec<u32>,
-    banned_id: Option<u32>,
+    banned_ends: Vec<u32>,
     is_off: bool,
     sample: SampleParams,
 }
@@ -73,7 +73,7 @@ impl Wish {
             ],
             bias,
             banned_ids: random.ids(200),
-            banned_id: (random.below(2) == 0).then_some(random.below(VOCAB) as u32),
+            banned_ends: random.ids(4),
             is_off: random.below(4) == 0,
             sample: SampleParams {
                 temperature,
@@ -101,7 +101,7 @@ impl RowShaping for Wishes {
             frequency_penalty,
             presence_penalty,
             bias: &wish.bias,
-            banned_id: wish.banned_id,
+            banned_ends: &wish.banned_ends,
             banned_ids: &wish.banned_ids,
             mask: None,
         })

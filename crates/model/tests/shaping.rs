@@ -31,8 +31,8 @@ impl Wish {
             frequency_penalty: self.frequency,
             presence_penalty: self.presence,
             bias: &self.bias,
-            banned_id: self.banned.first().copied(),
-            banned_ids: self.banned.get(1..).unwrap_or_default(),
+            banned_ends: self.banned.get(..2).unwrap_or(&self.banned),
+            banned_ids: self.banned.get(2..).unwrap_or_default(),
             mask: None,
         }
     }

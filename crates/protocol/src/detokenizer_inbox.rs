@@ -27,15 +27,27 @@ pub struct Open {
     pub stop: Vec<String>,
     /// Send the stop string, or the text of the token, that ended the text.
     pub include_stop: bool,
+    /// Send the marks of reasoning by themselves, where they are tokens. No stop string reaches across one then.
+    pub marks: bool,
     /// Ids generated before a restart; they seed the decode state and send no text.
     pub resume: Vec<u32>,
 }
 
-/// Replaces `out` by the payload of an [`Open`] of these parts.
-pub fn encode_open(out: &mut Vec<u8>, id: RequestId, stop: &[String], include_stop: bool, resume: &[u32]) {
+const OPEN_INCLUDES_STOP: u32 = 1;
+const OPEN_MARKS: u32 = 2;
+
+/// Replaces `out` by the payload of an [`Open`] of these parts; the two flags are `include_stop` and `marks`.
+pub fn encode_open(
+    out: &mut Vec<u8>,
+    id: RequestId,
+    stop: &[String],
+    (include_stop, marks): (bool, bool),
+    resume: &[u32],
+) {
     out.clear();
     put(out, &id);
-    put_ids(out, &[stop.len() as u32, u32::from(include_stop), resume.len() as u32]);
+    let flags = (u32::from(include_stop) * OPEN_INCLUDES_STOP) | (u32::from(marks) * OPEN_MARKS);
+    put_ids(out, &[stop.len() as u32, flags, resume.len() as u32]);
     for stop in stop {
         put_ids(out, &[stop.len() as u32]);
         out.extend_from_slice(stop.as_bytes());
@@ -46,15 +58,15 @@ pub fn encode_open(out: &mut Vec<u8>, id: RequestId, stop: &[String], include_st
 impl Open {
     /// Replaces `out` by the record's payload; its kind is [`kind::OPEN`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        encode_open(out, self.id, &self.stop, self.include_stop, &self.resume);
+        encode_open(out, self.id, &self.stop, (self.include_stop, self.marks), &self.resume);
     }
 
     /// Checks and copies a record. Errors: too many or too long stop strings, lengths that do not add up.
     pub fn decode(payload: &[u8]) -> Result<Open, Malformed> {
         let mut cursor = Cursor(payload);
         let id = cursor.take("open header")?;
-        let [stop_count, include_stop, resume_len]: [u32; 3] = cursor.take("open header")?;
-        if include_stop > 1 {
+        let [stop_count, flags, resume_len]: [u32; 3] = cursor.take("open header")?;
+        if flags & !(OPEN_INCLUDES_STOP | OPEN_MARKS) != 0 {
             return Err(Malformed("open flag"));
         }
         if stop_count as usize > STOP_STRINGS_MAX {
@@ -70,7 +82,8 @@ impl Open {
         }
         let resume = cursor.ids(resume_len as usize, "resume ids")?;
         cursor.end("open tail")?;
-        Ok(Open { id, stop, include_stop: include_stop == 1, resume })
+        let (include_stop, marks) = (flags & OPEN_INCLUDES_STOP != 0, flags & OPEN_MARKS != 0);
+        Ok(Open { id, stop, include_stop, marks, resume })
     }
 }
 
@@ -221,9 +234,9 @@ mod tests {
     #[test]
     fn an_opening_round_trips_and_refuses_an_empty_stop_string() {
         let mut bytes = Vec::new();
-        for include_stop in [false, true] {
+        for (include_stop, marks) in [(false, false), (true, false), (false, true), (true, true)] {
             let stop = vec!["\n\n".into(), "終".into()];
-            let open = Open { stop, include_stop, resume: vec![1], ..Open::default() };
+            let open = Open { stop, include_stop, marks, resume: vec![1], ..Open::default() };
             open.encode(&mut bytes);
             assert_eq!(Open::decode(&bytes), Ok(open));
         }

@@ -104,8 +104,11 @@ pub const DELTA_SCORES: u32 = 4;
 /// scores are [`crate::prompt_scores`].
 pub const DELTA_PROMPT: u32 = 8;
 
+/// The text is one mark of reasoning, which was one token, and nothing else.
+pub const DELTA_MARK: u32 = 16;
+
 /// All bits of a delta.
-const DELTA_FLAGS: u32 = DELTA_LAST | DELTA_STOPPED | DELTA_SCORES | DELTA_PROMPT;
+const DELTA_FLAGS: u32 = DELTA_LAST | DELTA_STOPPED | DELTA_SCORES | DELTA_PROMPT | DELTA_MARK;
 
 /// Head of one request's share of a delta record: 24 bytes, then `token_count` ids, then `text_len` bytes of
 /// UTF-8, padded with zeros to a multiple of 4.

@@ -45,6 +45,8 @@ pub const STREAM_INTERVAL_MAX: u32 = 128;
 pub const SCORE_TEXT_BYTES_MAX: usize = 256;
 /// Stop ids of one request.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
+/// Token ids of which each one ends a model's text.
+pub const MODEL_STOP_IDS_MAX: usize = 32;
 /// Bytes of a grammar: a JSON schema, a regular expression, choices or Lark.
 pub const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 /// Strings of one `guided_choice`.

@@ -144,11 +144,13 @@ pub enum Counter {
     BatchPrefillMax = 8,
     /// Frontend: times the request went on after the death of a role.
     Resumptions = 9,
+    /// Tokenizer: how the answer of a chat begins, a [`crate::reasoning::ReasoningFound`].
+    Reasoning = 10,
 }
 
 impl Counter {
     /// All, in the order of their numbers.
-    pub const ALL: [Counter; 10] = [
+    pub const ALL: [Counter; 11] = [
         Counter::PromptTokens,
         Counter::CachedTokens,
         Counter::GeneratedTokens,
@@ -159,6 +161,7 @@ impl Counter {
         Counter::BatchPrefillSum,
         Counter::BatchPrefillMax,
         Counter::Resumptions,
+        Counter::Reasoning,
     ];
 }
 

@@ -6,6 +6,8 @@ use crate::limits::{
     LOGPROB_ALTERNATIVES_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, STOP_TOKEN_IDS_MAX,
     TEMPERATURE_MAX,
 };
+use crate::reasoning::Reasoning;
+use crate::stop_ids::StopIds;
 use crate::wire::{Cursor, Malformed, put_ids};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -31,9 +33,9 @@ pub struct Sampling {
     pub seed: u64,
     /// Most tokens to generate; `None` means as many as the context holds.
     pub max_tokens: Option<u32>,
-    /// Tokens generated before the end-of-sequence token or a stop id may come; at most `max_tokens`.
+    /// Tokens generated before one that ends the text may come; at most `max_tokens`.
     pub min_tokens: u32,
-    /// Go on past the end-of-sequence token.
+    /// Go on past the model's end-of-sequence tokens.
     pub ignore_eos: bool,
     /// Token ids and what is added to their logits, each within ±[`LOGIT_BIAS_MAX`].
     pub logit_bias: Vec<(u32, f32)>,
@@ -42,10 +44,13 @@ pub struct Sampling {
     /// Report the logprob of each token of the prompt and those of so many likeliest tokens at its place, at most
     /// [`LOGPROB_ALTERNATIVES_MAX`].
     pub prompt_logprobs: Option<u32>,
-    /// Token ids that end the text as the end-of-sequence token does, whatever `ignore_eos` says.
+    /// Token ids that end the text as the end-of-sequence tokens do, whatever `ignore_eos` says.
     pub stop_token_ids: Vec<u32>,
-    /// What the whole text must look like. It wins over `ignore_eos`, `min_tokens` and biases.
+    /// What the whole text must look like, but for the reasoning before it. It wins over `ignore_eos`, `min_tokens` and
+    /// biases.
     pub grammar: Option<Grammar>,
+    /// How the text begins. A frontend says whether reasoning is to be looked for, the tokenizer whether it has begun.
+    pub reasoning: Reasoning,
 }
 
 impl Default for Sampling {
@@ -67,6 +72,7 @@ impl Default for Sampling {
             prompt_logprobs: None,
             stop_token_ids: Vec::new(),
             grammar: None,
+            reasoning: Reasoning::None,
         }
     }
 }
@@ -88,9 +94,10 @@ impl Sampling {
         self.grammar.is_some()
     }
 
-    /// Whether `token` ends a text in which `before` tokens were generated before it.
-    pub fn ends_at(&self, token: u32, before: u32, eos: Option<u32>) -> bool {
-        let is_eos = !self.ignore_eos && eos == Some(token);
+    /// Whether `token` ends a text in which `before` tokens were generated before it. `model` are the ids that end every
+    /// text of the model.
+    pub fn ends_at(&self, token: u32, before: u32, model: &StopIds) -> bool {
+        let is_eos = !self.ignore_eos && model.contains(token);
         before >= self.min_tokens && (is_eos || self.stop_token_ids.contains(&token))
     }
 
@@ -109,7 +116,11 @@ const HAS_TOP_K: u32 = 2;
 const HAS_MAX_TOKENS: u32 = 4;
 const HAS_LOGPROBS: u32 = 8;
 const HAS_PROMPT_LOGPROBS: u32 = 16;
-const KNOWN_FLAGS: u32 = IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS | HAS_PROMPT_LOGPROBS;
+/// Two bits for [`Reasoning`].
+const REASONING_SHIFT: u32 = 5;
+const REASONING_MASK: u32 = 3 << REASONING_SHIFT;
+const KNOWN_FLAGS: u32 =
+    IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS | HAS_PROMPT_LOGPROBS | REASONING_MASK;
 
 /// Bytes of the longest lists that follow a header.
 pub const LISTS_BYTES_MAX: usize =
@@ -143,7 +154,7 @@ const _: () = assert!(size_of::<SamplingRecord>() == 72);
 
 impl From<&Sampling> for SamplingRecord {
     fn from(s: &Sampling) -> Self {
-        let mut flags = 0;
+        let mut flags = (s.reasoning as u32) << REASONING_SHIFT;
         if s.ignore_eos {
             flags |= IGNORE_EOS;
         }
@@ -207,6 +218,7 @@ impl SamplingRecord {
         if bias_count > LOGIT_BIAS_ENTRIES_MAX || stop_count > STOP_TOKEN_IDS_MAX {
             return Err(Malformed("sampling list length"));
         }
+        let reasoning = Reasoning::from_bits((self.flags & REASONING_MASK) >> REASONING_SHIFT);
         let words = cursor.ids(2 * bias_count, "logit bias")?;
         let logit_bias: Vec<_> = words.chunks_exact(2).map(|w| (w[0], f32::from_bits(w[1]))).collect();
         if logit_bias.iter().any(|(_, bias)| !(-LOGIT_BIAS_MAX..=LOGIT_BIAS_MAX).contains(bias)) {
@@ -229,6 +241,7 @@ impl SamplingRecord {
             prompt_logprobs: (self.flags & HAS_PROMPT_LOGPROBS != 0).then_some(self.prompt_logprobs),
             stop_token_ids: cursor.ids(stop_count, "stop token ids")?,
             grammar: grammar::decode(self.grammar_tag, self.grammar_len, cursor)?,
+            reasoning: reasoning.ok_or(Malformed("sampling flags"))?,
         })
     }
 }
@@ -277,7 +290,12 @@ mod tests {
                 grammar: grammar(GrammarKind::Choice, "[\"é\"]"),
                 ..Sampling::default()
             },
-            Sampling { grammar: grammar(GrammarKind::JsonObject, ""), ..Sampling::default() },
+            Sampling {
+                grammar: grammar(GrammarKind::JsonObject, ""),
+                reasoning: Reasoning::Begun,
+                ..Sampling::default()
+            },
+            Sampling { reasoning: Reasoning::Possible, ignore_eos: true, ..Sampling::default() },
             Sampling {
                 grammar: grammar(GrammarKind::Regex, &"x".repeat(GRAMMAR_BYTES_MAX)),
                 ..Sampling::default()
@@ -327,13 +345,23 @@ mod tests {
     #[test]
     fn ends_are_counted_from_what_came_before() {
         let s = Sampling { min_tokens: 2, stop_token_ids: vec![5], ..Sampling::default() };
-        let eos = Some(7);
-        for (token, before, ends) in [(5, 1, false), (5, 2, true), (7, 1, false), (7, 2, true), (6, 9, false)]
-        {
-            assert_eq!(s.ends_at(token, before, eos), ends, "{token} after {before}");
+        let model = StopIds::of([7, 9]).unwrap();
+        for (token, before, ends) in [
+            (5, 1, false),
+            (5, 2, true),
+            (7, 1, false),
+            (7, 2, true),
+            (9, 1, false),
+            (9, 2, true),
+            (6, 9, false),
+            (0, 9, false),
+        ] {
+            assert_eq!(s.ends_at(token, before, &model), ends, "{token} after {before}");
         }
         let ignoring = Sampling { ignore_eos: true, ..s };
-        assert!(!ignoring.ends_at(7, 9, eos) && ignoring.ends_at(5, 9, eos));
+        for (token, ends) in [(7, false), (9, false), (5, true)] {
+            assert_eq!(ignoring.ends_at(token, 9, &model), ends, "{token}");
+        }
         assert!(ignoring.shapes_logits(1) && !ignoring.shapes_logits(2));
     }
 }

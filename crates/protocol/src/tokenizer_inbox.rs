@@ -20,8 +20,10 @@ pub mod kind {
 /// A prompt in the form the client gave it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// Plain text, to be encoded.
+    /// Plain text, to be encoded with what the tokenizer puts around every text.
     Text(String),
+    /// Plain text, to be encoded as it is.
+    Bare(String),
     /// A chat as a JSON object (`messages`, `tools`, and how to render them), already checked in shape; to be rendered and
     /// encoded.
     Chat(String),
@@ -76,6 +78,7 @@ pub enum TokenizerRecord {
 const FORM_TEXT: u32 = 0;
 const FORM_CHAT: u32 = 1;
 const FORM_IDS: u32 = 2;
+const FORM_BARE: u32 = 3;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -112,6 +115,7 @@ fn put_request(
 ) {
     let (form, prompt_len) = match prompt {
         Prompt::Text(text) => (FORM_TEXT, text.len()),
+        Prompt::Bare(text) => (FORM_BARE, text.len()),
         Prompt::Chat(json) => (FORM_CHAT, json.len()),
         Prompt::Ids(ids) => (FORM_IDS, ids.len()),
     };
@@ -127,7 +131,9 @@ fn put_request(
     put(out, &header);
     sampling.put_lists(out);
     match prompt {
-        Prompt::Text(text) | Prompt::Chat(text) => out.extend_from_slice(text.as_bytes()),
+        Prompt::Text(text) | Prompt::Bare(text) | Prompt::Chat(text) => {
+            out.extend_from_slice(text.as_bytes())
+        }
         Prompt::Ids(ids) => put_ids(out, ids),
     }
     put_ids(out, resume);
@@ -179,6 +185,7 @@ impl TokenizerRecord {
                 let len = header.prompt_len as usize;
                 let prompt = match header.form {
                     FORM_TEXT => Prompt::Text(cursor.text(len, "prompt text")?.to_owned()),
+                    FORM_BARE => Prompt::Bare(cursor.text(len, "prompt text")?.to_owned()),
                     FORM_CHAT => Prompt::Chat(cursor.text(len, "chat")?.to_owned()),
                     FORM_IDS => Prompt::Ids(cursor.ids(len, "prompt ids")?),
                     _ => return Err(Malformed("prompt form")),
@@ -220,7 +227,12 @@ mod tests {
     #[test]
     fn every_form_round_trips_and_every_truncation_is_refused() {
         let id = RequestId { frontend: 0, slot: 7, generation: 3 };
-        for prompt in [Prompt::Text("héllo".into()), Prompt::Chat("{}".into()), Prompt::Ids(vec![1, 2, 3])] {
+        for prompt in [
+            Prompt::Text("héllo".into()),
+            Prompt::Bare("héllo".into()),
+            Prompt::Chat("{}".into()),
+            Prompt::Ids(vec![1, 2, 3]),
+        ] {
             let grammar = Some(Grammar {
                 kind: GrammarKind::Regex,
                 field: GrammarField::GuidedRegex,

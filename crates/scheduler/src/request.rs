@@ -1,6 +1,6 @@
 //! The scheduler's limits and its input.
 
-use pinion_protocol::{Claim, Fault, RequestId, Sampling};
+use pinion_protocol::{Claim, Fault, RequestId, Sampling, StopIds};
 
 /// The scheduler's limits. They do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub struct Limits {
     pub block_size: u32,
     /// KV blocks in the pool.
     pub block_count: u32,
-    /// The token that ends a text.
-    pub eos: Option<u32>,
+    /// The tokens that end a text.
+    pub stop_ids: StopIds,
 }
 
 impl Limits {

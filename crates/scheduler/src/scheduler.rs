@@ -174,7 +174,7 @@ impl Scheduler {
         self.next_ordinal += 1;
         self.ranked += u32::from(claim.priority != 0);
         self.mixed |= self.ranked > 0 || self.tenants.live() > 1;
-        let over = sequence.end(self.limits.eos).filter(|_| !sequence.lacks_prompt_logprobs());
+        let over = sequence.end(&self.limits.stop_ids).filter(|_| !sequence.lacks_prompt_logprobs());
         self.sequences[key as usize] = Some(sequence);
         self.by_id.insert(id, key);
         self.waiting.push_back(key);
@@ -289,7 +289,7 @@ impl Scheduler {
         match (row.draw, result) {
             (Some(index), RowResult::Token(token)) => {
                 sequence.ids.push(token);
-                let end = sequence.end(self.limits.eos);
+                let end = sequence.end(&self.limits.stop_ids);
                 self.events.push(Event {
                     id: row.id,
                     row: index_in_plan,

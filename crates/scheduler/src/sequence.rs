@@ -2,7 +2,7 @@
 
 use crate::plan::Company;
 use pinion_protocol::frontend_inbox::{FinishReason, Finished};
-use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use std::ops::Range;
 
 /// Where a sequence is.
@@ -144,10 +144,11 @@ impl Sequence {
     }
 
     /// The finish reason, if the request ends with its last token.
-    pub(crate) fn end(&self, eos: Option<u32>) -> Option<FinishReason> {
+    pub(crate) fn end(&self, stop_ids: &StopIds) -> Option<FinishReason> {
         let before = self.generated().checked_sub(1);
         let last = self.ids.last().copied();
-        let stops = last.zip(before).is_some_and(|(token, before)| self.sampling.ends_at(token, before, eos));
+        let stops =
+            last.zip(before).is_some_and(|(token, before)| self.sampling.ends_at(token, before, stop_ids));
         if stops {
             Some(FinishReason::Stop)
         } else if self.ids.len() as u32 >= self.length_max {

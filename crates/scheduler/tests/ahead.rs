@@ -1,7 +1,7 @@
 //! A step planned before the one in flight is committed: what it may stand on, what ends early, what comes too late.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Request, RowResult, Scheduler};
 
 const EOS: u32 = 99;
@@ -12,7 +12,7 @@ const LIMITS: Limits = Limits {
     max_model_len: 64,
     block_size: 4,
     block_count: 16,
-    eos: Some(EOS),
+    stop_ids: StopIds::one(EOS),
 };
 
 fn id(slot: u16) -> RequestId {

@@ -1,7 +1,7 @@
 //! The corners of admission, planning and leaving, one by one.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Refusal, Request, RowResult, Scheduler};
 
 const EOS: u32 = 99;
@@ -12,7 +12,7 @@ const LIMITS: Limits = Limits {
     max_model_len: 64,
     block_size: 4,
     block_count: 16,
-    eos: Some(EOS),
+    stop_ids: StopIds::one(EOS),
 };
 
 fn id(slot: u16) -> RequestId {

@@ -1,6 +1,6 @@
 //! Priorities and fair shares: who goes next, who gives way, and that nobody waits for ever.
 
-use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ const LIMITS: Limits = Limits {
     max_model_len: 1024,
     block_size: 4,
     block_count: 1000,
-    eos: None,
+    stop_ids: StopIds::NONE,
 };
 
 const ADMISSIONS: [Admission; 4] =

@@ -1,6 +1,6 @@
 //! Each policy by what it does first, and that none of them lets a request starve.
 
-use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
 
 const LIMITS: Limits = Limits {
@@ -10,7 +10,7 @@ const LIMITS: Limits = Limits {
     max_model_len: 1024,
     block_size: 4,
     block_count: 1000,
-    eos: None,
+    stop_ids: StopIds::NONE,
 };
 
 /// Nothing begins alike.

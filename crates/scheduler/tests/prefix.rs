@@ -1,6 +1,6 @@
 //! What the prefix cache saves, and what it must not keep.
 
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
 
 const LIMITS: Limits = Limits {
@@ -10,7 +10,7 @@ const LIMITS: Limits = Limits {
     max_model_len: 2048,
     block_size: 16,
     block_count: 128,
-    eos: None,
+    stop_ids: StopIds::NONE,
 };
 
 fn admit(scheduler: &mut Scheduler, slot: u16, ids: Vec<u32>, max_tokens: u32) {

@@ -2,7 +2,7 @@
 //! goes on; a request that only wants them ends without a token.
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{Claim, FaultCode, RequestId, Sampling};
+use pinion_protocol::{Claim, FaultCode, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy, Refusal, Request, RowResult, Scheduler};
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ fn limits(block_count: u32, max_num_batched_tokens: u32) -> Limits {
         max_model_len: 64,
         block_size: 4,
         block_count,
-        eos: None,
+        stop_ids: StopIds::NONE,
     }
 }
 

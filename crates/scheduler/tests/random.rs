@@ -4,7 +4,7 @@
 
 mod simulation;
 
-use pinion_protocol::Claim;
+use pinion_protocol::{Claim, StopIds};
 use pinion_scheduler::{Admission, Limits, Policy};
 use proptest::prelude::*;
 use simulation::{Arrival, EOS, Exit, REQUESTS_MAX, Schedule, VOCABULARY, mix, simulate};
@@ -18,7 +18,7 @@ fn limits() -> impl Strategy<Value = Limits> {
             max_model_len: 64,
             block_size,
             block_count,
-            eos: ends.then_some(EOS),
+            stop_ids: if ends { StopIds::one(EOS) } else { StopIds::NONE },
         },
     )
 }
@@ -189,7 +189,7 @@ fn row_18_a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
         max_model_len: 64,
         block_size: 4,
         block_count: 10,
-        eos: None,
+        stop_ids: StopIds::NONE,
     };
     let arrival = |n: u32| {
         let prompt = [vec![5; 9], vec![n % 3 + 1; 4]].concat();

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 use pinion_protocol::frontend_inbox::FinishReason;
-use pinion_protocol::{Claim, RequestId, Sampling};
+use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Request, RowResult, Scheduler};
 
 const EOS: u32 = 9;
+/// The model ends its texts with these too.
+const OTHER_ENDS: [u32; 2] = [14, 15];
 
 /// The length of an output and why it ended.
 type End = (u32, FinishReason);
@@ -37,7 +39,7 @@ fn a_text_ends_at_the_first_token_that_may_end_it() {
     let ids = Sampling { stop_token_ids: vec![7, 8], ..base.clone() };
     let waiting = Sampling { min_tokens: 2, ..ids.clone() };
     let deaf = Sampling { ignore_eos: true, ..ids.clone() };
-    let table: [(&Sampling, &[u32], Option<End>); 9] = [
+    let table: [(&Sampling, &[u32], Option<End>); 14] = [
         (&base, &[3, 7, EOS, 3], Some((3, Stop))),
         (&base, &[3; 6], Some((6, Length))),
         (&ids, &[3, 8, EOS], Some((2, Stop))),
@@ -47,6 +49,11 @@ fn a_text_ends_at_the_first_token_that_may_end_it() {
         (&waiting, &[7, EOS, 7], Some((3, Stop))),
         (&waiting, &[7, EOS, 3], None),
         (&waiting, &[7, EOS, 3, 3, 3, 8], Some((6, Stop))),
+        (&base, &[3, OTHER_ENDS[1], 3], Some((2, Stop))),
+        (&base, &[OTHER_ENDS[0], 3], Some((1, Stop))),
+        (&deaf, &[OTHER_ENDS[0], OTHER_ENDS[1], EOS, 3], None),
+        (&waiting, &[OTHER_ENDS[0], OTHER_ENDS[1], OTHER_ENDS[1]], Some((3, Stop))),
+        (&waiting, &[OTHER_ENDS[0], EOS, 3, OTHER_ENDS[0]], Some((4, Stop))),
     ];
     for (sampling, tokens, expected) in table {
         for resumed in 0..=1 {
@@ -64,7 +71,7 @@ fn limits() -> Limits {
         max_model_len: 16,
         block_size: 2,
         block_count: 16,
-        eos: Some(EOS),
+        stop_ids: StopIds::of([EOS, OTHER_ENDS[0], OTHER_ENDS[1]]).unwrap(),
     }
 }
 

@@ -2,6 +2,7 @@
 # The official OpenAI clients and the AI SDK, unchanged, against a service that runs already. Starts nothing itself.
 #
 #   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/run.sh
+#   BASE_URL=.. crates/testkit/clients/run.sh reasoning   only openai-python, on a fake model whose template reasons
 #
 #   PINION_CACHE    where the clients are installed   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON   the Python whose pip is used      (default: python3)
@@ -53,6 +54,9 @@ install_ai_sdk() { # install_ai_sdk FOLDER
 
 python_folder=$CACHE/openai-python-$OPENAI_PYTHON
 place "$python_folder" install_python
+if [ "${1:-}" = reasoning ]; then
+    PYTHONPATH=$python_folder exec "$PYTHON" "$HERE/openai_python_reasoning.py"
+fi
 PYTHONPATH=$python_folder "$PYTHON" "$HERE/openai_python.py"
 
 if command -v node >/dev/null && command -v npm >/dev/null; then

@@ -33,8 +33,8 @@ impl Oracle {
     /// Ids of a chat, given as the API's `messages`.
     pub fn encode_chat(&self, messages: &serde_json::Value) -> Vec<u32> {
         let chat = serde_json::json!({ "messages": messages }).to_string();
-        let text = self.chat.render(&chat, 0).expect("test chats render");
-        self.encode(&text)
+        let rendered = self.chat.render(&chat, 0).expect("test chats render");
+        self.encode(&rendered.text)
     }
 
     /// The first `count` generated ids.

@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// A format, what the model writes, the text that is left beside the calls, and their names and arguments.
 type Case = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 6] = [
     (
         "hermes",
         "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Malmö\"}}\n</tool_call>\n\
@@ -28,6 +28,19 @@ const CASES: [Case; 4] = [
         "[TOOL_CALLS][{\"name\": \"time\", \"arguments\": {\"zone\": [1, 2]}}]",
         "",
         &[("time", "{\"zone\": [1, 2]}")],
+    ),
+    (
+        "qwen3_coder",
+        "Let me see.\n<tool_call>\n<function=weather>\n<parameter=city>\nMalmö\n</parameter>\n</function>\n</tool_call>\n\
+         <tool_call>\n<function=time>\n</function>\n</tool_call>",
+        "Let me see.\n",
+        &[("weather", "{\"city\": \"Malmö\"}"), ("time", "{}")],
+    ),
+    (
+        "pythonic",
+        "[weather(city='Malmö', days=[1, True]), time()]",
+        "",
+        &[("weather", "{\"city\": \"Malmö\", \"days\": [1, true]}"), ("time", "{}")],
     ),
     ("none", "<tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>", "", &[]),
 ];

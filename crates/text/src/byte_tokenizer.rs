@@ -6,6 +6,19 @@ use serde_json::{Map, Value, json};
 /// token `<|endoftext|>` as 256. Every character outside ASCII splits over tokens, so it is the hardest
 /// tokenizer for a decoder: tests use it, and a fake model can be served with it.
 pub fn byte_tokenizer_json() -> String {
+    byte_tokenizer_json_with(&[])
+}
+
+/// The same with further added tokens, which have the ids from 257 on and show their text.
+pub fn byte_tokenizer_json_with(added: &[&str]) -> String {
+    let token = |(id, content): (usize, &str)| {
+        json!({
+            "id": id, "content": content, "special": id == 256, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false,
+        })
+    };
+    let contents = ["<|endoftext|>"].into_iter().chain(added.iter().copied());
+    let added_tokens: Vec<Value> = (256..).zip(contents).map(token).collect();
     let mut vocabulary = Map::new();
     for byte in 0..=255_u8 {
         vocabulary.insert(spelling(byte).to_string(), Value::from(byte));
@@ -14,10 +27,7 @@ pub fn byte_tokenizer_json() -> String {
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [{
-            "id": 256, "content": "<|endoftext|>", "special": true, "normalized": false,
-            "single_word": false, "lstrip": false, "rstrip": false,
-        }],
+        "added_tokens": added_tokens,
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,

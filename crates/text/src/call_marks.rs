@@ -1,15 +1,24 @@
-//! Some vocabularies have the marks of tool calls as special tokens, which show no text. Whoever reads calls in the
+//! Some vocabularies have the marks of tool calls and of reasoning as special tokens, which show no text. What reads the
 //! text has to see them, so here they are ordinary tokens.
 
+use pinion_protocol::reasoning::{REASONING_CLOSE, REASONING_OPEN};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Marks that Llama, Mistral, Hermes and Qwen write around calls.
-const MARKS: [&str; 6] =
-    ["<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<tool_call>", "</tool_call>"];
+/// Marks that Llama, Mistral, Hermes and Qwen write around calls, and those of reasoning.
+const MARKS: [&str; 8] = [
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<tool_call>",
+    "</tool_call>",
+    REASONING_OPEN,
+    REASONING_CLOSE,
+];
 
 /// A tokenizer.json in which no mark is special; as it was if none is, or if it is not what it should be.
 pub(crate) fn with_shown_marks(json: &[u8]) -> Cow<'_, [u8]> {

@@ -24,6 +24,16 @@ pub struct TextCodec {
     vocab_size: u32,
     eos_id: Option<u32>,
     bytes_per_token_max: usize,
+    frame: Frame,
+}
+
+/// What a tokenizer puts around every text.
+#[derive(Debug, Default)]
+struct Frame {
+    /// Such as a beginning-of-sequence token.
+    before: Vec<u32>,
+    /// Such as an end-of-sequence token.
+    behind: Vec<u32>,
 }
 
 /// Why a folder's tokenizer or chat template can't be used. Names the file.
@@ -96,8 +106,14 @@ impl TextCodec {
         let path = folder.join("tokenizer.json");
         let bytes = read_bounded(&path, FILE_BYTES_MAX)?;
         let mut codec = TextCodec::parse(&bytes, &path)?;
-        if let Some(id) = configured_eos(folder).and_then(|token| codec.tokenizer.token_to_id(&token)) {
+        let configured = Configured::read(folder);
+        if let Some(id) = configured.eos.and_then(|token| codec.tokenizer.token_to_id(&token)) {
             codec.eos_id = Some(id);
+        }
+        // Older files say here what newer ones have in tokenizer.json.
+        if codec.frame.before.is_empty() {
+            let id = configured.added_bos.and_then(|token| codec.tokenizer.token_to_id(&token));
+            codec.frame.before.extend(id);
         }
         Ok(codec)
     }
@@ -134,7 +150,8 @@ impl TextCodec {
         let shrink = if tokenizer.get_normalizer().is_some() { NORMALIZER_SHRINK_MAX } else { 1 };
         let eos_id = tokenizer.token_to_id("<|endoftext|>");
         let bytes_per_token_max = longest.max(added).max(1) * shrink;
-        Ok(TextCodec { tokenizer, table, vocab_size, eos_id, bytes_per_token_max })
+        let frame = guarded(|| Frame::of(&tokenizer)).map_err(wrong)?;
+        Ok(TextCodec { tokenizer, table, vocab_size, eos_id, bytes_per_token_max, frame })
     }
 
     /// Ids are below this. A model may have more rows than its tokenizer has tokens.
@@ -163,6 +180,11 @@ impl TextCodec {
         self.tokenizer.id_to_token(id).filter(|token| added.is_special_token(token))
     }
 
+    /// The id of a mark that is one token.
+    pub fn mark_id(&self, mark: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(mark)
+    }
+
     /// No token spells more bytes of text than this.
     pub fn bytes_per_token_max(&self) -> usize {
         self.bytes_per_token_max
@@ -178,6 +200,20 @@ impl TextCodec {
         }
         let encoding = guarded(|| self.tokenizer.encode_fast(text, false)).map_err(EncodeError::Failed)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same with the tokens that the tokenizer puts around every text, each of them once: a text that is written
+    /// with its beginning-of-sequence token gets no second one.
+    pub fn encode_framed(&self, text: &str, tokens_max: usize) -> Result<Vec<u32>, EncodeError> {
+        let mut ids = self.encode(text, tokens_max)?;
+        let Frame { before, behind } = &self.frame;
+        if !ids.starts_with(before) {
+            ids.splice(..0, before.iter().copied());
+        }
+        if !ids.ends_with(behind) {
+            ids.extend_from_slice(behind);
+        }
+        Ok(ids)
     }
 
     /// The text of all ids at once; special tokens and ids outside the vocabulary show nothing.
@@ -238,12 +274,43 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadE
     Ok(bytes)
 }
 
-/// `eos_token` of tokenizer_config.json: a string, or an object with its `content`.
-fn configured_eos(folder: &Path) -> Option<String> {
-    let bytes = read_bounded(&folder.join("tokenizer_config.json"), CONFIG_BYTES_MAX).ok()?;
-    let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
-    let token = config.get("eos_token")?;
-    Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+impl Frame {
+    /// What the tokenizer adds to a text, found out by showing it one.
+    fn of(tokenizer: &Tokenizer) -> tokenizers::Result<Frame> {
+        const PROBE: &str = "a";
+        let bare = tokenizer.encode_fast(PROBE, false)?;
+        let framed = tokenizer.encode_fast(PROBE, true)?;
+        let (bare, framed) = (bare.get_ids(), framed.get_ids());
+        let width = bare.len().max(1);
+        let at = framed.windows(width).position(|window| window == bare).filter(|_| !bare.is_empty());
+        // A tokenizer that knows no letter shows its frame alone, which is taken to be a beginning.
+        let at = at.unwrap_or(framed.len());
+        let behind = framed.get(at + bare.len()..).unwrap_or_default();
+        Ok(Frame { before: framed[..at].to_vec(), behind: behind.to_vec() })
+    }
+}
+
+/// Tokens that tokenizer_config.json names: each a string, or an object with its `content`.
+#[derive(Debug, Default)]
+struct Configured {
+    eos: Option<String>,
+    /// The beginning of every text, if the file wants one there.
+    added_bos: Option<String>,
+}
+
+impl Configured {
+    /// Nothing where there is no such file, or another than expected.
+    fn read(folder: &Path) -> Configured {
+        let bytes = read_bounded(&folder.join("tokenizer_config.json"), CONFIG_BYTES_MAX).ok();
+        let config = bytes.and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
+        let Some(config) = config else { return Configured::default() };
+        let token = |name: &str| {
+            let token = config.get(name)?;
+            Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+        };
+        let adds_bos = config.get("add_bos_token") == Some(&serde_json::Value::Bool(true));
+        Configured { eos: token("eos_token"), added_bos: token("bos_token").filter(|_| adds_bos) }
+    }
 }
 
 #[cfg(test)]
@@ -304,5 +371,45 @@ mod tests {
         let refused = EncodeError::TooLong { bytes: long.len(), bytes_max: long.len() - 1 };
         assert_eq!(codec.encode(&long, 8), Err(refused));
         assert_eq!(codec.decode_all(&[b'a'.into(), 256, 0xC3, 999, 0xA9, 0xE4]), "aé\u{FFFD}");
+    }
+
+    fn with_post_processor(processor: serde_json::Value) -> TextCodec {
+        let mut json: serde_json::Value = serde_json::from_str(&byte_tokenizer_json()).unwrap();
+        json["post_processor"] = processor;
+        TextCodec::parse(json.to_string().as_bytes(), Path::new("t")).unwrap()
+    }
+
+    #[test]
+    fn a_frame_is_added_once() {
+        let template = |parts: serde_json::Value| {
+            serde_json::json!({"type": "TemplateProcessing", "single": parts, "pair": [{"Sequence": {"id": "A",
+                "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {"<|endoftext|>":
+                {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}}})
+        };
+        let mark = serde_json::json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
+        let text = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
+        let before = with_post_processor(template(serde_json::json!([mark, text])));
+        let behind = with_post_processor(template(serde_json::json!([text, mark])));
+        let both = with_post_processor(template(serde_json::json!([mark, text, mark])));
+        let a = u32::from(b'a');
+        for (codec, written, framed) in [
+            (&before, "a", vec![256, a]),
+            (&before, "", vec![256]),
+            (&before, "<|endoftext|>a", vec![256, a]),
+            (&before, "<|endoftext|><|endoftext|>a", vec![256, 256, a]),
+            (&before, "a<|endoftext|>", vec![256, a, 256]),
+            (&behind, "a", vec![a, 256]),
+            (&behind, "a<|endoftext|>", vec![a, 256]),
+            (&both, "a", vec![256, a, 256]),
+        ] {
+            assert_eq!(codec.encode_framed(written, 8), Ok(framed), "{written}");
+        }
+        assert_eq!(before.encode("a", 8), Ok(vec![a]));
+        let plain = TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("t")).unwrap();
+        assert_eq!(plain.encode_framed("a", 8), Ok(vec![a]));
+        for text in ["a", "é", "two words", "終", " "] {
+            let library = before.tokenizer.encode_fast(text, true).unwrap();
+            assert_eq!(before.encode_framed(text, 64).as_deref(), Ok(library.get_ids()), "{text}");
+        }
     }
 }

@@ -15,13 +15,14 @@ mod byte_tokenizer;
 mod call_marks;
 pub mod chat;
 pub mod codec;
+pub mod reasoning;
 mod stop;
 mod stream;
 mod token_bytes;
 pub mod tools;
 mod utf8_tail;
 
-pub use byte_tokenizer::byte_tokenizer_json;
+pub use byte_tokenizer::{byte_tokenizer_json, byte_tokenizer_json_with};
 pub use chat::ChatRenderer;
 pub use codec::{EncodeError, LoadError, TextCodec};
 pub use stop::StopMatcher;

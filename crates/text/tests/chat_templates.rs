@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
 
 use pinion_protocol::Fault;
+use pinion_protocol::Reasoning;
 use pinion_text::ChatRenderer;
 use pinion_text::chat::{RENDERED_BYTES_MAX, TEMPLATE_STEPS_MAX};
 use serde_json::Value;
@@ -55,7 +56,8 @@ fn check(folder: &Path) -> usize {
                 part("chat_template_kwargs"),
                 case["add_generation_prompt"]
             );
-            let rendered = renderer.render(&chat, expected["unix_seconds"].as_i64().unwrap());
+            let rendered =
+                renderer.render(&chat, expected["unix_seconds"].as_i64().unwrap()).map(|chat| chat.text);
             differences.extend(difference(case, rendered));
         }
     }
@@ -117,13 +119,14 @@ fn prompt_formats_render_as_in_jinja2() {
 
 /// What the renderer makes of these messages, given as a JSON array.
 fn rendered(renderer: &ChatRenderer, messages: &str) -> Result<String, Fault> {
-    renderer.render(&format!(r#"{{"messages": {messages}}}"#), 1_722_513_600)
+    renderer.render(&format!(r#"{{"messages": {messages}}}"#), 1_722_513_600).map(|chat| chat.text)
 }
 
 /// A model folder with these files and the renderer that it gives.
 fn load(name: &str, files: &[(&str, &str)]) -> Result<ChatRenderer, String> {
     let folder = tempfile(&format!("{name}-{}", std::process::id()));
     for (file, text) in files {
+        std::fs::create_dir_all(folder.join(file).parent().unwrap()).unwrap();
         std::fs::write(folder.join(file), text).unwrap();
     }
     let loaded = ChatRenderer::load(&folder).map_err(|error| error.to_string());
@@ -251,11 +254,11 @@ fn the_last_message_can_be_continued() {
             r#"{{"messages": [{{"role": "user", "content": "hi"}}, {{"role": "assistant", "content": "{content}"}}],
                 "continue_final_message": true, "add_generation_prompt": false}}"#
         );
-        let text = renderer.render(&chat, 0);
+        let text = renderer.render(&chat, 0).map(|chat| chat.text);
         assert_eq!(text.as_deref().ok(), expected, "{template}");
         let fault = text.err().map(|fault| fault.param.unwrap());
         assert_eq!(fault.as_deref(), expected.is_none().then_some("continue_final_message"));
-        let plain = ChatRenderer::plain().render(&chat, 0);
+        let plain = ChatRenderer::plain().render(&chat, 0).map(|chat| chat.text);
         assert_eq!(plain, Ok(format!("User: hi\nAssistant: {}", content)));
     }
 }
@@ -268,7 +271,7 @@ fn a_request_s_names_do_not_replace_ours() {
     let renderer = load("names", &[("chat_template.jinja", template), config]).unwrap();
     let chat = r#"{"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {
         "messages": [], "add_generation_prompt": 3, "tools": [1], "mine": "m", "bos_token": "<t>"}}"#;
-    assert_eq!(renderer.render(chat, 0).as_deref(), Ok("hiTrueFalsem<t>"));
+    assert_eq!(renderer.render(chat, 0).map(|chat| chat.text).as_deref(), Ok("hiTrueFalsem<t>"));
 }
 
 #[test]
@@ -317,5 +320,83 @@ fn a_harmful_template_costs_one_request() {
         // At most 0.1 s each on an idle machine; the bound leaves room for a busy one.
         assert!(took.as_secs() < 5, "{template}: {took:?}");
         println!("{took:?} {template}");
+    }
+}
+
+#[test]
+fn a_chat_with_tools_has_the_template_for_tools() {
+    let file = |name: &str, text: &str| (format!("additional_chat_templates/{name}.jinja"), text.to_owned());
+    let list = r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"},
+        {"name": "rag", "template": "R{{ documents | length }}"}]}"#;
+    let folders: [(&str, Vec<(String, String)>); 2] = [
+        ("list", vec![("tokenizer_config.json".to_owned(), list.to_owned())]),
+        (
+            "files",
+            vec![
+                ("chat_template.jinja".to_owned(), "D".to_owned()),
+                file("tool_use", "T"),
+                file("rag", "R{{ documents | length }}"),
+                ("additional_chat_templates/notes.txt".to_owned(), "{% broken".to_owned()),
+            ],
+        ),
+    ];
+    for (name, files) in folders {
+        let files: Vec<(&str, &str)> =
+            files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        let renderer = load(name, &files).unwrap();
+        let user = r#""messages": [{"role": "user", "content": "hi"}]"#;
+        let tools = r#""tools": [{"type": "function", "function": {"name": "f"}}]"#;
+        for (members, expected) in [
+            (String::new(), Ok("D")),
+            (format!(", {tools}"), Ok("T")),
+            (r#", "tools": []"#.to_owned(), Ok("D")),
+            (format!(r#", {tools}, "chat_template": "default""#), Ok("D")),
+            (r#", "chat_template": "rag", "documents": [{}, {}]"#.to_owned(), Ok("R2")),
+            (r#", "chat_template": "{{ 1 }}""#.to_owned(), Err("default, rag, tool_use")),
+        ] {
+            let rendered = renderer.render(&format!("{{{user}{members}}}"), 0);
+            match expected {
+                Ok(text) => assert_eq!(rendered.unwrap().text, text, "{name} {members}"),
+                Err(words) => {
+                    let fault = rendered.unwrap_err();
+                    assert_eq!(fault.param.as_deref(), Some("chat_template"));
+                    assert!(fault.message.contains(words), "{fault}");
+                }
+            }
+        }
+    }
+    let broken = ("additional_chat_templates/tool_use.jinja", "{% if %}");
+    let error = load("wrong", &[("chat_template.jinja", "D"), broken]).err().unwrap().to_string();
+    assert!(
+        error.contains("additional_chat_templates/tool_use.jinja: not a usable chat template"),
+        "{error}"
+    );
+}
+
+/// What a prompt leaves for the answer: reasoning that may come, that has begun, or that is over before it began.
+#[test]
+fn the_end_of_a_prompt_says_how_the_answer_begins() {
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}        {% if add_generation_prompt %}<a>{% if enable_thinking is not defined %}        {% elif enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+    let renderer = load("thinks", &[("chat_template.jinja", template)]).unwrap();
+    let user = r#"{"role": "user", "content": "<think>"}"#;
+    let went_on = |content: &str| {
+        format!(
+            r#"{{"messages": [{user}, {{"role": "assistant", "content": "{content}"}}],
+            "continue_final_message": true, "add_generation_prompt": false}}"#
+        )
+    };
+    let thinking = |on: bool| {
+        format!(r#"{{"messages": [{user}], "chat_template_kwargs": {{"enable_thinking": {on}}}}}"#)
+    };
+    for (chat, expected) in [
+        (format!(r#"{{"messages": [{user}]}}"#), Reasoning::Possible),
+        (thinking(true), Reasoning::Begun),
+        (thinking(false), Reasoning::None),
+        (went_on("So"), Reasoning::None),
+        (went_on(""), Reasoning::Possible),
+        (went_on("<think>So"), Reasoning::Begun),
+        (went_on("<think>So</think>a"), Reasoning::None),
+    ] {
+        assert_eq!(renderer.render(&chat, 0).unwrap().reasoning, expected, "{chat}");
     }
 }

@@ -3,11 +3,12 @@
 //! The checks are the same for text, messages and id lists. Work is bounded by the context: a text of more
 //! bytes than the context's tokens can spell is refused before it is encoded.
 
-use pinion_grammar::{Checker, Words};
+use pinion_grammar::{Checker, MarkIds, Words};
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
+use pinion_protocol::reasoning::ReasoningFound;
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
-use pinion_protocol::{Fault, FaultCode, RequestId};
+use pinion_protocol::{Fault, FaultCode, Reasoning, RequestId, StopIds};
 use pinion_text::{ChatRenderer, EncodeError, TextCodec};
 use std::cell::RefCell;
 
@@ -18,6 +19,8 @@ pub struct Limits {
     pub max_model_len: u32,
     /// Token ids are below this: the model's rows.
     pub vocab_size: u32,
+    /// Tokens of an answer for which the request names no number, if its context has room for so many.
+    pub max_new_tokens: Option<u32>,
     /// Largest payload that fits a ring to a frontend, in bytes.
     pub answer_bytes_max: usize,
 }
@@ -40,6 +43,8 @@ pub struct Tokenizer {
     codec: TextCodec,
     chat: ChatRenderer,
     limits: Limits,
+    /// The marks of reasoning are in the vocabulary.
+    marks_are_tokens: bool,
     grammars: RefCell<Checker>,
 }
 
@@ -61,12 +66,13 @@ impl Tokenizer {
     /// A tokenizer with the vocabulary of `codec` and the chat form of `chat`.
     pub fn new(codec: TextCodec, chat: ChatRenderer, limits: Limits) -> Tokenizer {
         let grammars = RefCell::new(Checker::start(Err("is not supported here".to_owned())));
-        Tokenizer { codec, chat, limits, grammars }
+        let marks_are_tokens = MarkIds::of(&codec).is_some();
+        Tokenizer { codec, chat, limits, marks_are_tokens, grammars }
     }
 
-    /// The same, which judges grammars too. `eos` is the token that ends a text for the engine.
-    pub fn with_grammars(self, eos: Option<u32>) -> Tokenizer {
-        let words = Words::of(&self.codec, self.limits.vocab_size, eos);
+    /// The same, which judges grammars too. `stop_ids` end a text for the engine.
+    pub fn with_grammars(self, stop_ids: StopIds) -> Tokenizer {
+        let words = Words::of(&self.codec, self.limits.vocab_size, stop_ids);
         Tokenizer { grammars: RefCell::new(Checker::start(words)), ..self }
     }
 
@@ -87,13 +93,17 @@ impl Tokenizer {
         // No prompt can be longer than this and leave room for one token, if one is wanted.
         let least = u32::from(sampling.max_tokens != Some(0));
         let prompt_max = self.limits.max_model_len.saturating_sub(least);
-        let mut ids = self.prompt_ids(submit.prompt, prompt_max, unix_seconds)?;
+        let (mut ids, begins) = self.prompt_ids(submit.prompt, prompt_max, unix_seconds)?;
+        if sampling.reasoning != Reasoning::None {
+            sampling.reasoning = begins;
+        }
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
             return Err(self.too_long(param, prompt_tokens, sampling.max_tokens.unwrap_or(1)));
         }
         let room = self.limits.max_model_len - prompt_tokens;
-        let max_tokens = sampling.max_tokens.unwrap_or(room);
+        let max_tokens =
+            sampling.max_tokens.unwrap_or_else(|| self.limits.max_new_tokens.unwrap_or(room).min(room));
         if max_tokens > room {
             return Err(self.too_long(param, prompt_tokens, max_tokens));
         }
@@ -119,8 +129,11 @@ impl Tokenizer {
         let param = param_of(&encode.prompt);
         let ids = match encode.prompt {
             // Counting is what `/tokenize` is for, so nothing is an answer here: no ids.
-            Prompt::Text(text) if text.is_empty() => Vec::new(),
-            prompt => self.prompt_ids(prompt, self.limits.max_model_len, unix_seconds)?,
+            Prompt::Bare(text) if text.is_empty() => Vec::new(),
+            Prompt::Text(text) if text.is_empty() => {
+                self.encode("prompt", "", self.limits.max_model_len, true)?
+            }
+            prompt => self.prompt_ids(prompt, self.limits.max_model_len, unix_seconds)?.0,
         };
         self.check_answer(param, size_of::<RequestId>() + size_of_val(ids.as_slice()))?;
         Ok(Encoded { id: encode.id, ids })
@@ -139,14 +152,25 @@ impl Tokenizer {
         Ok(Decoded { id: decode.id, text })
     }
 
-    /// The prompt's ids: at least one, all in the vocabulary. There may be more than `tokens_max`, but only
-    /// if that could not be told from the length of the text.
-    fn prompt_ids(&self, prompt: Prompt, tokens_max: u32, unix_seconds: i64) -> Result<Vec<u32>, Fault> {
+    /// The prompt's ids, and how an answer to it begins: at least one, all in the vocabulary. There may be more than
+    /// `tokens_max`, but only if that could not be told from the length of the text.
+    fn prompt_ids(
+        &self,
+        prompt: Prompt,
+        tokens_max: u32,
+        unix_seconds: i64,
+    ) -> Result<(Vec<u32>, Reasoning), Fault> {
         let param = param_of(&prompt);
+        let mut begins = Reasoning::None;
         let ids = match prompt {
             Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => self.encode(param, &text, tokens_max)?,
-            Prompt::Chat(json) => self.encode(param, &self.chat.render(&json, unix_seconds)?, tokens_max)?,
+            Prompt::Text(text) => self.encode(param, &text, tokens_max, true)?,
+            Prompt::Bare(text) => self.encode(param, &text, tokens_max, false)?,
+            Prompt::Chat(json) => {
+                let rendered = self.chat.render(&json, unix_seconds)?;
+                begins = rendered.reasoning;
+                self.encode(param, &rendered.text, tokens_max, rendered.is_framed)?
+            }
         };
         if ids.is_empty() {
             let message =
@@ -154,11 +178,21 @@ impl Tokenizer {
             return Err(Fault::field(param, message));
         }
         self.check_vocabulary(&ids, param)?;
-        Ok(ids)
+        Ok((ids, begins))
     }
 
-    fn encode(&self, param: &str, text: &str, tokens_max: u32) -> Result<Vec<u32>, Fault> {
-        self.codec.encode(text, tokens_max as usize).map_err(|error| match error {
+    /// What a frontend is told of an answer that begins so.
+    pub fn found(&self, reasoning: Reasoning) -> ReasoningFound {
+        ReasoningFound { reasoning, marks_are_tokens: self.marks_are_tokens }
+    }
+
+    fn encode(&self, param: &str, text: &str, tokens_max: u32, is_framed: bool) -> Result<Vec<u32>, Fault> {
+        let tokens_max = tokens_max as usize;
+        let encoded = match is_framed {
+            true => self.codec.encode_framed(text, tokens_max),
+            false => self.codec.encode(text, tokens_max),
+        };
+        encoded.map_err(|error| match error {
             EncodeError::TooLong { bytes, .. } => {
                 let least = bytes.div_ceil(self.codec.bytes_per_token_max());
                 let message = format!(
@@ -212,7 +246,7 @@ fn context_fault(param: &str, message: String) -> Fault {
 /// The request field that a prompt came from, in the API's spelling.
 fn param_of(prompt: &Prompt) -> &'static str {
     match prompt {
-        Prompt::Text(_) | Prompt::Ids(_) => "prompt",
+        Prompt::Text(_) | Prompt::Bare(_) | Prompt::Ids(_) => "prompt",
         Prompt::Chat(_) => "messages",
     }
 }

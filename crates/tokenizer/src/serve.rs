@@ -30,6 +30,7 @@ pub fn limits(session: &Session) -> Limits {
     Limits {
         max_model_len: session.config.max_model_len,
         vocab_size: session.config.model.vocab_size,
+        max_new_tokens: session.config.sampling_defaults.max_new_tokens,
         answer_bytes_max: answers.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0),
     }
 }
@@ -56,7 +57,8 @@ pub fn live(mut session: Session) -> ExitCode {
     }
     let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
     let summary = format!("{tokens} tokens, context {}, {form}", session.config.max_model_len);
-    let tokenizer = Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config.model.eos);
+    let tokenizer =
+        Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config.model.stop_ids);
     session.reads(Reading::Nothing);
     session.ready(&summary);
     serve(session, &tokenizer)
@@ -149,6 +151,14 @@ fn take_record(session: &mut Session, tokenizer: &Tokenizer, record: TokenizerRe
     if matches!(answer, Answer::Admit(_)) && is_cancelled(session, id) {
         answer = Answer::Reject(cancelled(id));
     }
+    if let Answer::Admit(admit) = &answer
+        && let Some(slot) = session.links.slot(id)
+    {
+        let (generation, counter) = (id.generation, Counter::PromptTokens as usize);
+        slot.set_counter(generation, counter, u64::from(admit.prompt_tokens));
+        let found = tokenizer.found(admit.sampling.reasoning);
+        slot.set_counter(generation, Counter::Reasoning as usize, found.to_word());
+    }
     send(session, id, &answer, payload);
     session.links.publish();
 }
@@ -158,13 +168,6 @@ fn send(session: &mut Session, id: RequestId, answer: &Answer, payload: &mut Vec
     let (to, kind) = match answer {
         Answer::Admit(admit) => {
             admit.encode(payload);
-            if let Some(slot) = session.links.slot(id) {
-                slot.set_counter(
-                    id.generation,
-                    Counter::PromptTokens as usize,
-                    u64::from(admit.prompt_tokens),
-                );
-            }
             session.status.add(Gauge::Encoded as usize, 1);
             (ENGINE, engine_inbox::kind::ADMIT)
         }

@@ -5,8 +5,8 @@
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::Reject;
 use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
-use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
-use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json};
+use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, Reasoning, RequestId, Sampling};
+use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json, byte_tokenizer_json_with};
 use pinion_tokenizer::{Answer, Limits, Tokenizer};
 use std::path::Path;
 
@@ -14,7 +14,8 @@ const CLAIM: Claim = Claim { tenant: 5, priority: -1, weight: 2 };
 const ID: RequestId = RequestId { frontend: 0, slot: 3, generation: 9 };
 /// 2024-08-01, noon.
 const NOW: i64 = 1_722_513_600;
-const LIMITS: Limits = Limits { max_model_len: 64, vocab_size: 257, answer_bytes_max: 512 };
+const LIMITS: Limits =
+    Limits { max_model_len: 64, vocab_size: 257, max_new_tokens: None, answer_bytes_max: 512 };
 
 /// One token per byte, so token counts can be read off the text.
 fn tokenizer() -> Tokenizer {
@@ -204,6 +205,24 @@ fn the_models_template_writes_the_prompt_and_its_one_beginning() {
     let Answer::Admit(admit) = tokenizer.answer(record, NOW) else { panic!("not admitted") };
     let expected = [vec![256], bytes_of("<user>hé<2024>")].concat();
     assert_eq!(admit.ids, expected);
+    // Asked for once more, it is not written twice; a text gets it unless it has it or the client wants none.
+    let chat = r#"{"messages": [{"role": "user", "content": "hé"}], "add_special_tokens": true}"#;
+    for (prompt, expected) in [
+        (Prompt::Chat(chat.to_owned()), expected),
+        (text("a"), vec![256, 97]),
+        (text(""), vec![256]),
+        (text("<|endoftext|>a"), vec![256, 97]),
+        (Prompt::Bare("a".to_owned()), vec![97]),
+        (Prompt::Ids(vec![97]), vec![97]),
+    ] {
+        let shown = format!("{prompt:?}");
+        let encode = TokenizerRecord::Encode(Encode { id: ID, prompt: prompt.clone() });
+        let Answer::Encoded(encoded) = tokenizer.answer(encode, NOW) else { panic!("not encoded: {shown}") };
+        let Answer::Admit(admit) = tokenizer.answer(submit(prompt, Some(1), &[]), NOW) else {
+            panic!("not admitted: {shown}")
+        };
+        assert_eq!((&encoded.ids, &admit.ids), (&expected, &expected), "{shown}");
+    }
 }
 
 #[test]
@@ -280,4 +299,40 @@ fn encode_and_decode_answer_their_frontend() {
         let Answer::Reject(reject) = answer else { panic!("not rejected: {answer:?}") };
         assert_eq!(reject.fault.param.as_deref(), Some(param), "{}", reject.fault);
     }
+}
+
+#[test]
+fn an_answer_of_no_given_length_has_the_model_s_if_there_is_room() {
+    for (max_new_tokens, asked, expected) in
+        [(Some(10), None, 10), (Some(10), Some(20), 20), (Some(100), None, 61), (None, None, 61)]
+    {
+        let tokenizer = tokenizer_with(ChatRenderer::plain(), Limits { max_new_tokens, ..LIMITS });
+        let Answer::Admit(admit) = tokenizer.answer(submit(text("abc"), asked, &[]), NOW) else {
+            panic!("not admitted")
+        };
+        assert_eq!(admit.sampling.max_tokens, Some(expected));
+    }
+}
+
+#[test]
+fn the_engine_and_the_frontend_are_told_how_an_answer_begins() {
+    let opens = chat("opens", "{{ messages[0].content }}<think>\n");
+    let json = byte_tokenizer_json_with(&["<think>", "</think>"]);
+    let codec = TextCodec::parse(json.as_bytes(), Path::new("tokenizer.json")).unwrap();
+    let limits = Limits { vocab_size: 259, ..LIMITS };
+    let marked = Tokenizer::new(codec, opens, limits);
+    let plain = tokenizer();
+    for (tokenizer, prompt, wanted, expected) in [
+        (&marked, messages(r#"[{"role": "user", "content": "a"}]"#), Reasoning::Possible, Reasoning::Begun),
+        (&marked, messages(r#"[{"role": "user", "content": "a"}]"#), Reasoning::None, Reasoning::None),
+        (&marked, text("a<think>"), Reasoning::Possible, Reasoning::None),
+        (&plain, messages(r#"[{"role": "user", "content": "a"}]"#), Reasoning::Possible, Reasoning::Possible),
+    ] {
+        let sampling = Sampling { reasoning: wanted, ..Sampling::default() };
+        let record =
+            TokenizerRecord::Submit(Submit { id: ID, claim: CLAIM, sampling, prompt, resume: Vec::new() });
+        let Answer::Admit(admit) = tokenizer.answer(record, NOW) else { panic!("not admitted") };
+        assert_eq!(admit.sampling.reasoning, expected);
+    }
+    assert!(marked.found(Reasoning::None).marks_are_tokens && !plain.found(Reasoning::None).marks_are_tokens);
 }

@@ -14,6 +14,9 @@ use std::path::Path;
 /// What an engine's libraries read while they work, beside their own folders: how the machine is built.
 const ENGINE_READS: [&str; 4] = ["/etc/ld.so.cache", "/sys/devices/system", "/proc/cpuinfo", "/proc/meminfo"];
 
+/// Folder in a model's folder with chat templates beside the default one.
+const CHAT_TEMPLATES: &str = "additional_chat_templates";
+
 /// By how much a role raises its `oom_score_adj` (proc(5)): all above the launcher, which nothing restarts; those whose
 /// death costs a client least the most.
 fn oom_score(role: Role) -> u16 {
@@ -70,6 +73,11 @@ pub fn confine(me: Peer, config: &Config) {
 fn files_of(role: Role, config: &Config) -> Files {
     let mut files = Files::default();
     files.read_folder(&config.model_dir);
+    // In a cache of the hub what lies in there are links, too.
+    let templates = config.model_dir.join(CHAT_TEMPLATES);
+    if templates.is_dir() {
+        files.read_folder(&templates);
+    }
     if role == Role::Engine {
         files.read.extend(ENGINE_READS.map(Into::into));
         files.read_mapped_libraries();

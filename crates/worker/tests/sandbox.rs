@@ -6,7 +6,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Uid, getppid, setuid};
 use pinion_config::{Backend, Config, Machine, ModelFacts};
-use pinion_protocol::{Peer, Role};
+use pinion_protocol::{Peer, Role, StopIds};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,7 +23,7 @@ fn config(folder: &Path, records: bool) -> Config {
         max_context: 64,
         default_context: 64,
         vocab_size: 257,
-        eos: None,
+        stop_ids: StopIds::NONE,
         layers: 1,
         kv_heads: 1,
         head_dim: 1,

@@ -1,7 +1,8 @@
 //! Good and bad model folders.
 
 use crate::tree::{GPT2, Tree, run_on, serve};
-use pinion_config::{Exit, Machine, ModelFacts};
+use pinion_config::{Exit, Machine, ModelFacts, SamplingDefaults};
+use pinion_protocol::StopIds;
 
 fn machine() -> Machine {
     Machine::uniform(4, 1)
@@ -14,7 +15,7 @@ fn facts_of_gpt2() {
         max_context: 1024,
         default_context: 1024,
         vocab_size: 50257,
-        eos: Some(50256),
+        stop_ids: StopIds::one(50256),
         layers: 12,
         kv_heads: 12,
         head_dim: 64,
@@ -26,18 +27,29 @@ fn facts_of_gpt2() {
     assert_eq!(config.served_model_name, name);
 }
 
+/// A tokenizer whose vocabulary has an end-of-turn token.
+const TOKENIZER: &str =
+    r#"{"added_tokens": [{"id": 1, "content": "<s>"}, {"id": 12, "content": "<end>"}], "model": {}}"#;
+
 #[test]
-fn end_of_sequence() {
-    // (config's, generation config's, tokenizer config's, eos)
-    for (config, generation, tokenizer, eos) in [
-        ("null", None, None, None),
-        ("7", Some("8"), Some("{}"), Some(7)),
-        ("[9, 10]", None, Some(r#"{"chat_template": "{{ x }}"}"#), Some(9)),
-        ("null", Some("[11]"), Some(r#"{"chat_template": null}"#), Some(11)),
-        ("99999", None, None, None), // outside the vocabulary
-    ] {
+fn every_token_that_any_file_calls_an_end_is_one() {
+    // (config's, generation config's, tokenizer config's, all)
+    type Case<'a> = (&'a str, Option<&'a str>, Option<&'a str>, &'a [u32]);
+    let cases: [Case<'_>; 9] = [
+        ("null", None, None, &[]),
+        ("7", Some("8"), Some("{}"), &[7, 8]),
+        ("[9, 10]", None, Some(r#"{"chat_template": "{{ x }}"}"#), &[9, 10]),
+        ("null", Some("[11]"), Some(r#"{"chat_template": null}"#), &[11]),
+        ("99999", None, None, &[]), // outside the vocabulary
+        ("[3, 99999, 3]", Some("[4, 3]"), None, &[3, 4]),
+        ("-1", Some("[5, -1]"), None, &[5]),
+        ("1", Some("[6]"), Some(r#"{"eos_token": "<end>"}"#), &[1, 6, 12]),
+        ("1", None, Some(r#"{"eos_token": {"content": "<end>"}}"#), &[1, 12]),
+    ];
+    for (config, generation, tokenizer, ends) in cases {
         let model = Tree::gpt2();
         model.file("config.json", &GPT2.replace("50256", config));
+        model.file("tokenizer.json", TOKENIZER);
         if let Some(ids) = generation {
             model.file("generation_config.json", &format!("{{\"eos_token_id\": {ids}}}"));
         }
@@ -45,8 +57,80 @@ fn end_of_sequence() {
             model.file("tokenizer_config.json", text);
         }
         let facts = serve(&machine(), &model, &[], &[]).model;
-        assert_eq!(facts.eos, eos, "{config} {generation:?}");
+        assert_eq!(facts.stop_ids.as_slice(), ends, "{config} {generation:?} {tokenizer:?}");
     }
+}
+
+#[test]
+fn defaults_for_sampling_come_from_generation_config() {
+    let model = Tree::gpt2();
+    let file = r#"{"do_sample": false, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0,
+        "repetition_penalty": 1.05, "max_new_tokens": 2048, "eos_token_id": [1, 2], "transformers_version": "4"}"#;
+    model.file("generation_config.json", file);
+    let expected = SamplingDefaults {
+        temperature: Some(0.6),
+        top_p: Some(0.95),
+        top_k: Some(20),
+        min_p: Some(0.0),
+        repetition_penalty: Some(1.05),
+        max_new_tokens: Some(2048),
+    };
+    let config = serve(&machine(), &model, &[], &[]);
+    assert_eq!(config.sampling_defaults, expected);
+    for word in ["none", "vllm"] {
+        let config = serve(&machine(), &model, &["--generation-config", word], &[]);
+        assert_eq!(config.sampling_defaults, SamplingDefaults::NONE, "{word}");
+        assert_eq!(config.model.stop_ids.as_slice(), [50256, 1, 2], "the ends hold either way");
+    }
+    let empty = r#"{"temperature": null, "top_k": -1}"#;
+    model.file("generation_config.json", empty);
+    assert_eq!(serve(&machine(), &model, &[], &[]).sampling_defaults, SamplingDefaults::NONE);
+}
+
+#[test]
+fn hostile_values_of_generation_config_are_refused_by_their_keys() {
+    let file = |text: &'static str| move |tree: &Tree| drop(tree.file("generation_config.json", text));
+    check(vec![
+        (
+            Box::new(file(
+                r#"{"temperature": 1e300, "top_p": 0, "top_k": 1.5, "min_p": -0.1, "repetition_penalty": "big",
+                    "max_new_tokens": 0}"#,
+            )),
+            vec![
+                "generation_config.json: temperature is 1e+300; expected a number from 0 to 100",
+                "generation_config.json: top_p is 0; expected a number above 0 and at most 1",
+                "generation_config.json: top_k is 1.5; expected a whole number from -1 to 2147483647",
+                "generation_config.json: min_p is -0.1; expected a number from 0 to 1",
+                "generation_config.json: repetition_penalty is \"big\"; expected a number from 0.01 to 100",
+                "generation_config.json: max_new_tokens is 0; expected a whole number from 1 to 2147483647",
+            ],
+        ),
+        (
+            Box::new(file(r#"{"eos_token_id": ["x"], "max_new_tokens": 99999999999}"#)),
+            vec![
+                "generation_config.json: eos_token_id has \"x\"; expected token ids, as one number or a list",
+                "generation_config.json: max_new_tokens is 99999999999; expected a whole number from 1 to 2147483647",
+            ],
+        ),
+        (
+            Box::new(|tree| {
+                let ids: Vec<u32> = (0..33).collect();
+                drop(tree.file("generation_config.json", &format!("{{\"eos_token_id\": {ids:?}}}")));
+            }),
+            vec!["generation_config.json: eos_token_id has more than 32 different ids"],
+        ),
+        (
+            Box::new(|tree| {
+                let ids: Vec<u32> = (0..32).collect();
+                drop(tree.file("generation_config.json", &format!("{{\"eos_token_id\": {ids:?}}}")));
+            }),
+            vec![
+                "config.json: together with generation_config.json and the tokenizer: a model may have at most 32 \
+                 end-of-sequence ids",
+            ],
+        ),
+        (Box::new(file("[]")), vec!["generation_config.json: is not a JSON object"]),
+    ]);
 }
 
 #[test]

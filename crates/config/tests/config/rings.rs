@@ -85,7 +85,7 @@ fn check_largest(config: &Config) -> Result<(), String> {
         fits(&bytes, Role::Frontend, Role::Tokenizer)?;
     }
     let stop = vec!["s".repeat(STOP_STRING_BYTES_MAX); STOP_STRINGS_MAX];
-    Open { id: ID, stop, include_stop: false, resume: resume.clone() }.encode(&mut bytes);
+    Open { id: ID, stop, include_stop: false, marks: false, resume: resume.clone() }.encode(&mut bytes);
     fits(&bytes, Role::Frontend, Role::Detokenizer)?;
     Admit { id: ID, claim: Claim::default(), sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
     fits(&bytes, Role::Tokenizer, Role::Engine)?;

@@ -2,6 +2,7 @@
 
 use crate::tree::{Tree, serve, serve_result};
 use pinion_config::{Backend, Config, Dtype, Machine, ModelFacts};
+use pinion_protocol::StopIds;
 
 fn machine() -> Machine {
     Machine::uniform(4, 1)
@@ -191,7 +192,7 @@ fn defaults_need_no_folder_on_disk() {
         max_context: 128,
         default_context: 128,
         vocab_size: 1000,
-        eos: None,
+        stop_ids: StopIds::NONE,
         layers: 2,
         kv_heads: 2,
         head_dim: 32,

@@ -5,10 +5,10 @@
 use pinion_detokenizer::Detokenizer;
 use pinion_protocol::RequestId;
 use pinion_protocol::detokenizer_inbox::{EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, encode_step, kind};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, deltas};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, DELTA_STOPPED, deltas};
 use pinion_protocol::names::Stage;
 use pinion_shm::slots::SlotTable;
-use pinion_text::{TextCodec, byte_tokenizer_json};
+use pinion_text::{TextCodec, byte_tokenizer_json, byte_tokenizer_json_with};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -21,6 +21,12 @@ pub fn codec() -> TextCodec {
     TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("tokenizer.json")).unwrap()
 }
 
+/// The same with the marks of reasoning as the tokens that follow [`EOS`].
+pub fn marked_codec() -> TextCodec {
+    let json = byte_tokenizer_json_with(&["<think>", "</think>"]);
+    TextCodec::parse(json.as_bytes(), Path::new("tokenizer.json")).unwrap()
+}
+
 /// What a frontend has received for one request.
 #[derive(Debug, Default, PartialEq)]
 pub struct Received {
@@ -29,6 +35,8 @@ pub struct Received {
     pub next_sequence: u32,
     pub last: bool,
     pub stopped: bool,
+    /// Where in the text marks came by themselves.
+    pub marks: Vec<(usize, String)>,
 }
 
 /// A detokenizer between an engine and its frontends.
@@ -39,6 +47,8 @@ pub struct Bench {
     pub now_ns: u64,
     /// Of the streams opened from now on.
     pub include_stop: bool,
+    /// The same.
+    pub marks: bool,
 }
 
 impl Bench {
@@ -49,9 +59,18 @@ impl Bench {
     }
 
     pub fn with_interval(tables: Vec<SlotTable>, record_bytes_max: usize, interval: u32) -> Bench {
-        let detokenizer = Detokenizer::new(codec(), tables.clone(), record_bytes_max);
+        Bench::with_codec(codec(), tables, record_bytes_max, interval)
+    }
+
+    pub fn with_codec(
+        codec: TextCodec,
+        tables: Vec<SlotTable>,
+        record_bytes_max: usize,
+        interval: u32,
+    ) -> Bench {
+        let detokenizer = Detokenizer::new(codec, tables.clone(), record_bytes_max);
         let detokenizer = detokenizer.with_interval(interval);
-        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false }
+        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false, marks: false }
     }
 
     /// Takes a slot and opens a stream in it.
@@ -66,7 +85,8 @@ impl Bench {
     pub fn open_as(&mut self, id: RequestId, stop: &[&str], resume: &[u32]) {
         let stop = stop.iter().map(|&s| s.to_owned()).collect();
         let mut payload = Vec::new();
-        Open { id, stop, resume: resume.to_vec(), include_stop: self.include_stop }.encode(&mut payload);
+        Open { id, stop, resume: resume.to_vec(), include_stop: self.include_stop, marks: self.marks }
+            .encode(&mut payload);
         self.detokenizer.open(id.frontend, kind::OPEN, &payload).unwrap();
     }
 
@@ -88,6 +108,9 @@ impl Bench {
                     assert_eq!(delta.header.first_sequence, received.next_sequence);
                     received.next_sequence += delta.header.token_count;
                     received.ids.extend(delta.ids());
+                    if delta.header.flags & DELTA_MARK != 0 {
+                        received.marks.push((received.text.len(), delta.text.to_owned()));
+                    }
                     received.text.push_str(delta.text);
                     received.last = delta.header.flags & DELTA_LAST != 0;
                     received.stopped = delta.header.flags & DELTA_STOPPED != 0;

@@ -1,6 +1,6 @@
 //! A recording, read whole and checked.
 
-use super::{Group, MAGIC, VERSION, frame};
+use super::{Group, MAGIC, VERSION, VERSION_ONE_END, frame};
 use pinion_config::Config;
 use pinion_protocol::{RequestId, detokenizer_inbox};
 use pinion_shm::slots::SlotState;
@@ -103,14 +103,20 @@ fn parse(bytes: &[u8]) -> Result<Recording, String> {
     if cursor.take(MAGIC.len()) != Some(MAGIC) {
         return Err("is no recording of an engine".to_owned());
     }
-    match cursor.u32() {
-        Some(VERSION) => {}
-        found => return Err(format!("has version {found:?}; this build reads {VERSION}")),
-    }
+    let version = match cursor.u32() {
+        Some(version @ (VERSION | VERSION_ONE_END)) => version,
+        found => {
+            let known = format!("this build reads {VERSION_ONE_END} and {VERSION}");
+            return Err(format!("has version {found:?}; {known}"));
+        }
+    };
     let (frame::HEADER, header) = cursor.frame().ok_or("has no header")? else {
         return Err("does not begin with a header".to_owned());
     };
-    let header: serde_json::Value = serde_json::from_slice(header).map_err(|error| error.to_string())?;
+    let mut header: serde_json::Value = serde_json::from_slice(header).map_err(|error| error.to_string())?;
+    if version == VERSION_ONE_END {
+        raise(&mut header["config"]);
+    }
     let config: Config = serde_json::from_value(header["config"].clone())
         .map_err(|error| format!("the config in it is of another build: {error}"))?;
     let inbox_count = header["inboxes"].as_u64().ok_or("its header has no inboxes")? as usize;
@@ -120,6 +126,22 @@ fn parse(bytes: &[u8]) -> Result<Recording, String> {
         take_frame(&mut recording, kind, Cursor(payload)).ok_or("has a frame that is too short")??;
     }
     Ok(recording)
+}
+
+/// Makes a config of [`VERSION_ONE_END`] one of [`VERSION`] that means the same.
+fn raise(config: &mut serde_json::Value) {
+    if let Some(model) = config["model"].as_object_mut() {
+        let end = model.remove("eos").unwrap_or_default();
+        let ends = if end.is_null() { Vec::new() } else { vec![end] };
+        model.insert("stop_ids".to_owned(), ends.into());
+        // It knew one family, whose KV heads are its heads and whose context is the longest.
+        for (known, name) in [("heads", "kv_heads"), ("max_context", "default_context")] {
+            let value = model.get(known).cloned().unwrap_or_default();
+            model.entry(name).or_insert(value);
+        }
+    }
+    config["sampling_defaults"] = serde_json::json!({});
+    config["reasoning_parser"] = "None".into();
 }
 
 fn take_frame(recording: &mut Recording, kind: u8, mut payload: Cursor<'_>) -> Option<Result<(), String>> {

@@ -3,7 +3,7 @@
 use super::{EOS, VOCABULARY};
 use pinion_engine::Engine;
 use pinion_grammar::{Grammars, Words};
-use pinion_protocol::{Grammar, GrammarField, GrammarKind, Sampling};
+use pinion_protocol::{Grammar, GrammarField, GrammarKind, Sampling, StopIds};
 use pinion_scheduler::Limits;
 use std::sync::mpsc::Receiver;
 
@@ -15,7 +15,7 @@ pub fn words() -> Words {
     for (n, piece) in ["ab", "ba", "abc", "{\"", "\":", "12", "true", "yes", "no", "é"].iter().enumerate() {
         bytes[300 + 70 * n] = piece.as_bytes().to_vec();
     }
-    Words { bytes, eos: Some(EOS), drops_first_space: false }
+    Words { bytes, stop_ids: StopIds::one(EOS), marks: None, drops_first_space: false }
 }
 
 /// The same from a thread that compiles nothing before `go` says so or is dropped.

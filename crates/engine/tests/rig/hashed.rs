@@ -6,6 +6,7 @@ use pinion_model::{
     FakeModel, FakeOptions, FakeShape, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
     StepOutput, WarmUp,
 };
+use pinion_protocol::StopIds;
 
 /// Ids that the hashed model knows; the ids of prompts stay below it too.
 pub const HASHED_VOCABULARY: u32 = 64;
@@ -21,11 +22,16 @@ pub struct Hashed {
 
 impl Hashed {
     pub fn engine(overlap: bool) -> Engine {
-        let sizes = small();
+        Hashed::engine_ending_with(small().limits.stop_ids, overlap)
+    }
+
+    pub fn engine_ending_with(stop_ids: StopIds, overlap: bool) -> Engine {
+        let mut sizes = small();
+        sizes.limits.stop_ids = stop_ids;
         let shape = FakeShape {
             vocab_size: HASHED_VOCABULARY,
             max_context: sizes.limits.max_model_len,
-            eos: sizes.limits.eos,
+            eos: sizes.limits.stop_ids.first(),
             block_size: sizes.limits.block_size,
             block_count: sizes.limits.block_count,
         };

@@ -17,7 +17,7 @@ use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::prompt_scores::decode_prompt;
 use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{Claim, Peer, RequestId, Role, Sampling};
+use pinion_protocol::{Claim, Peer, RequestId, Role, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy};
 use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
@@ -321,7 +321,7 @@ pub fn small() -> Sizes {
             max_model_len: 128,
             block_size: 4,
             block_count: 60,
-            eos: Some(EOS),
+            stop_ids: StopIds::one(EOS),
         },
         policy: Policy::default(),
         command_budget: 5,
@@ -334,7 +334,7 @@ pub fn fake(limits: &Limits) -> Box<dyn Model> {
     let shape = FakeShape {
         vocab_size: VOCABULARY,
         max_context: limits.max_model_len,
-        eos: limits.eos,
+        eos: limits.stop_ids.first(),
         block_size: limits.block_size,
         block_count: limits.block_count,
     };

@@ -36,6 +36,8 @@ struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<[CallDelta<'a>; 1]>,
 }
 
@@ -81,8 +83,10 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    /// Null beside calls, if there is none.
+    /// Null beside calls and reasoning, if there is none.
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     refusal: Option<()>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<CallBody<'a>>,
@@ -140,6 +144,10 @@ pub(super) fn chunk_json(
             let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
             render(head, &choice(delta, None), usage, None)
         }
+        Event::Reasoning(text) => {
+            let delta = Delta { reasoning_content: Some(text), ..Delta::default() };
+            render(head, &choice(delta, None), usage, None)
+        }
         Event::Text(text) => {
             let delta = Delta { content: Some(text), ..Delta::default() };
             render(head, &choice(delta, None), usage, None)
@@ -159,6 +167,11 @@ pub(super) fn chunk_json(
     }
 }
 
+/// Whether a message has nothing but its content.
+fn stands_alone(answer: &Answer<'_>) -> bool {
+    answer.calls.is_empty() && answer.reasoning.is_none()
+}
+
 /// The whole answer.
 pub(super) fn answer_json(
     head: &Head,
@@ -170,7 +183,8 @@ pub(super) fn answer_json(
         index,
         message: Message {
             role: "assistant",
-            content: (!answer.text.is_empty() || answer.calls.is_empty()).then_some(answer.text),
+            content: Some(answer.text).filter(|text| !text.is_empty() || stands_alone(answer)),
+            reasoning_content: answer.reasoning,
             refusal: None,
             tool_calls: answer.calls.iter().map(CallBody::from).collect(),
         },

@@ -47,7 +47,7 @@ fn render(
     })
 }
 
-/// One chunk. [`Event::Role`] and tool calls do not exist here and give an empty text.
+/// One chunk. [`Event::Role`], reasoning and tool calls do not exist here and give an empty text.
 pub(super) fn chunk_json(
     head: &Head,
     index: u32,
@@ -58,7 +58,7 @@ pub(super) fn chunk_json(
         |text, finish_reason| [Choice { index, text, logprobs, finish_reason, prompt_logprobs: None }];
     let usage = usage_member(head, event);
     match event {
-        Event::Role | Event::Call { .. } | Event::Arguments { .. } => {
+        Event::Role | Event::Reasoning(_) | Event::Call { .. } | Event::Arguments { .. } => {
             render(head, &choice("", None), usage, None)
         }
         Event::Text(text) => render(head, &choice(text, None), usage, None),

@@ -46,12 +46,14 @@ pub struct Usage {
     /// Tokens of the answer: up to and including the one that completed a stop string or ended the sequence. What the engine
     /// drew beyond it, because it runs ahead of the detokenizer, is no part of it.
     pub completion_tokens: u32,
+    /// Those of them that are reasoning, where it is looked for.
+    pub reasoning_tokens: Option<u32>,
 }
 
 impl Usage {
     /// The sum over an answer's choices, each prompt counted once.
     pub fn of_choices(usages: impl Iterator<Item = Usage>, choices_per_prompt: usize) -> Usage {
-        let none = Usage { prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
+        let none = Usage { prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0, reasoning_tokens: None };
         usages.enumerate().fold(none, |sum, (index, usage)| {
             let is_first = index % choices_per_prompt.max(1) == 0;
             let (prompt_tokens, cached_tokens) =
@@ -60,6 +62,10 @@ impl Usage {
                 prompt_tokens: sum.prompt_tokens.saturating_add(prompt_tokens),
                 cached_tokens: sum.cached_tokens.saturating_add(cached_tokens),
                 completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
+                reasoning_tokens: match (sum.reasoning_tokens, usage.reasoning_tokens) {
+                    (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
+                    (sum, more) => sum.or(more),
+                },
             }
         })
     }
@@ -70,6 +76,11 @@ struct PromptDetails {
     cached_tokens: u32,
 }
 
+#[derive(Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: u32,
+}
+
 /// [`Usage`] as it is serialised.
 #[derive(Serialize)]
 pub struct UsageBody {
@@ -77,6 +88,8 @@ pub struct UsageBody {
     completion_tokens: u32,
     total_tokens: u64,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 impl From<Usage> for UsageBody {
@@ -86,6 +99,9 @@ impl From<Usage> for UsageBody {
             completion_tokens: usage.completion_tokens,
             total_tokens: u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: usage
+                .reasoning_tokens
+                .map(|reasoning_tokens| CompletionDetails { reasoning_tokens }),
         }
     }
 }
@@ -119,6 +135,8 @@ pub struct Head {
 pub enum Event<'a> {
     /// Chat only: the assistant begins.
     Role,
+    /// Chat only: more of the reasoning ahead of the answer.
+    Reasoning(&'a str),
     /// More text.
     Text(&'a str),
     /// Chat only: the model calls a tool.
@@ -153,8 +171,10 @@ pub enum Event<'a> {
 /// One complete choice of a whole answer.
 #[derive(Debug)]
 pub struct Answer<'a> {
-    /// Its text, but for tool calls.
+    /// Its text, but for reasoning and tool calls.
     pub text: &'a str,
+    /// What the model thought before; only in chats.
+    pub reasoning: Option<&'a str>,
     /// Tools that the model called; only in chats.
     pub calls: &'a [Call],
     /// The scores of its tokens, if they were asked for.
@@ -196,6 +216,7 @@ pub(crate) fn usage_member(head: &Head, event: &Event<'_>) -> Option<Option<Usag
     match event {
         Event::Usage(usage) => Some(Some((*usage).into())),
         Event::Role
+        | Event::Reasoning(_)
         | Event::Text(_)
         | Event::Call { .. }
         | Event::Arguments { .. }
@@ -209,6 +230,7 @@ pub(crate) fn timings_member(event: &Event<'_>) -> Option<Timings> {
     match event {
         Event::Timings(timeline) => Some(Timings::from(*timeline)),
         Event::Role
+        | Event::Reasoning(_)
         | Event::Text(_)
         | Event::Call { .. }
         | Event::Arguments { .. }

@@ -95,6 +95,8 @@ const STRUCTURED_OUTPUTS: &str = r#"{"type": ["object", "null"], "minProperties"
     "choice": {"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}},
     "grammar": {"type": "string", "minLength": 1}, "json_object": {"type": "boolean"}}}"#;
 
+const EFFORT: &str = r#"{"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max", null]}"#;
+
 /// The table, in the order of the documentation.
 #[rustfmt::skip]
 pub(super) const FIELDS: &[Field] = &[
@@ -105,6 +107,11 @@ pub(super) const FIELDS: &[Field] = &[
     field("add_generation_prompt", CHAT, Shape::Boolean, "End the prompt with the opening of the assistant's turn."),
     field("continue_final_message", CHAT, Shape::Boolean, "Go on with the last message."),
     field("documents", CHAT, Shape::Schema(DOCUMENTS), "For templates that quote documents."),
+    field("chat_template", CHAT, Shape::Schema(r#"{"type": ["string", "null"]}"#), "The name of one of the model's templates."),
+    field("add_special_tokens", COMPLETIONS, Shape::Boolean, "Off, a text gets no beginning-of-sequence token."),
+    field("add_special_tokens", CHAT, Shape::Boolean, "On, the text of the template gets one, unless it has it."),
+    field("reasoning_effort", CHAT, Shape::Schema(EFFORT), "How much the model is to think; none sets enable_thinking to false."),
+    field("include_reasoning", CHAT, Shape::Boolean, "Off, the reasoning is not sent."),
     field("chat_template_kwargs", CHAT, Shape::Schema(TEMPLATE_KWARGS), "More names for the chat template."),
     field("max_tokens", COMPLETIONS, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}"#), "Tokens to generate, at most; 0 only with echo or prompt_logprobs."),
     field("max_tokens", CHAT, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
@@ -165,7 +172,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("guided_whitespace_pattern", ALL, Shape::Neutral("[]"), "Not supported."),
     field("modalities", ALL, Shape::Neutral("[[\"text\"]]"), "Only text."),
     field("use_beam_search", ALL, Shape::Neutral("[false]"), "Not supported."),
-    field("chat_template", ALL, Shape::Neutral("[]"), "The model's own is used."),
+    field("chat_template", RAW, Shape::Neutral("[]"), "For chats."),
     field("response_format", GENERATE, Shape::Neutral("[{\"type\": \"text\"}]"), "Not supported."),
     field("guided_json", GENERATE, Shape::Neutral("[]"), "Not supported."),
     field("guided_regex", GENERATE, Shape::Neutral("[]"), "Not supported."),
@@ -219,6 +226,7 @@ mod tests {
     use crate::admission::{Limits, admit};
     use crate::json::taken_names;
     use crate::tools::CallReading;
+    use pinion_config::SamplingDefaults;
     use std::collections::BTreeSet;
 
     const CALLS: CallReading = CallReading::AsText;
@@ -235,7 +243,14 @@ mod tests {
         } else {
             format!("{{{base},\"{name}\":{value}}}")
         };
-        let limits = Limits { model: "tiny".to_owned(), vocab_size: 100, max_model_len: 64, calls: CALLS };
+        let limits = Limits {
+            model: "tiny".to_owned(),
+            vocab_size: 100,
+            max_model_len: 64,
+            calls: CALLS,
+            reasons: false,
+            defaults: SamplingDefaults::NONE,
+        };
         admit(api, body.as_bytes(), &limits, 1).err().map(|fault| fault.param.unwrap_or_default())
     }
 

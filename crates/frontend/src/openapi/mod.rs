@@ -196,7 +196,14 @@ mod tests {
     const CALLS: crate::tools::CallReading = crate::tools::CallReading::AsText;
 
     fn limits() -> Limits {
-        Limits { model: "<tiny>".to_owned(), vocab_size: 100, max_model_len: 64, calls: CALLS }
+        Limits {
+            model: "<tiny>".to_owned(),
+            vocab_size: 100,
+            max_model_len: 64,
+            calls: CALLS,
+            reasons: false,
+            defaults: pinion_config::SamplingDefaults::NONE,
+        }
     }
 
     /// Every `$ref` of the document.

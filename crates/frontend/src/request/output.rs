@@ -9,6 +9,7 @@ use pinion_protocol::frontend_inbox::Delta;
 use pinion_protocol::prompt_scores::PromptScore;
 use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode};
+use pinion_text::reasoning::Piece;
 use std::task::Context;
 
 impl Request {
@@ -49,8 +50,40 @@ impl Request {
         self.prompt.as_mut().map_or_else(|| Ok(Default::default()), PromptPart::rest)
     }
 
-    /// Says a piece of text, or in a stream with tools what is certain of it.
-    pub(super) fn say_text(&mut self, text: &str) {
+    /// Says a piece of text, or what is certain of it where it is taken apart.
+    pub(super) fn say_text(&mut self, text: &str, is_mark: bool) {
+        let Some(mut thoughts) = self.thoughts.take() else { return self.say_answer(text) };
+        thoughts.push(text, is_mark, &mut |piece| self.say_piece(piece));
+        self.thoughts = Some(thoughts);
+    }
+
+    /// Says what is left of the text where reasoning is looked for.
+    pub(super) fn end_reasoning(&mut self) {
+        let Some(mut thoughts) = self.thoughts.take() else { return };
+        thoughts.finish(&mut |piece| self.say_piece(piece));
+        self.thoughts = Some(thoughts);
+    }
+
+    /// Tokens of the reasoning, if it is looked for.
+    pub(super) fn reasoning_tokens(&self) -> Option<u32> {
+        self.thoughts.as_ref().map(|thoughts| thoughts.tokens())
+    }
+
+    /// The reasoning of a whole answer.
+    pub fn take_reasoning(&mut self) -> String {
+        std::mem::take(&mut self.reasoning)
+    }
+
+    fn say_piece(&mut self, piece: Piece<'_>) {
+        match (piece, &self.form) {
+            (Piece::Text(text), _) => self.say_answer(text),
+            (Piece::Thought(text), Form::Events(_)) => self.say(&Event::Reasoning(text)),
+            (Piece::Thought(text), Form::PlainStream | Form::Whole) => self.reasoning.push_str(text),
+        }
+    }
+
+    /// Says a piece of the answer, or in a stream with tools what is certain of it.
+    fn say_answer(&mut self, text: &str) {
         match self.calls.take_if(|_| matches!(self.form, Form::Events(_))) {
             None => self.say(&Event::Text(text)),
             Some(mut calls) => {
@@ -109,6 +142,7 @@ impl Request {
             (
                 Form::PlainStream | Form::Whole,
                 Event::Role
+                | Event::Reasoning(_)
                 | Event::Call { .. }
                 | Event::Arguments { .. }
                 | Event::Finish { .. }

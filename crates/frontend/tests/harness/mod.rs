@@ -5,7 +5,7 @@
 
 pub(crate) mod deaths;
 
-use pinion_config::{ApiKeys, Edge, Fairness, Topology};
+use pinion_config::{ApiKeys, Edge, Fairness, SamplingDefaults, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::app::{App, Numbers, Settings};
 use pinion_frontend::guard::Guard;
@@ -100,6 +100,8 @@ pub(crate) struct Options {
     pub(crate) settings: Settings,
     pub(crate) buffer_bytes_max: usize,
     pub(crate) resume: bool,
+    pub(crate) reasons: bool,
+    pub(crate) defaults: SamplingDefaults,
 }
 
 impl Default for Options {
@@ -122,7 +124,8 @@ impl Default for Options {
             block_size: 16,
             kv_blocks: 64,
         };
-        Options { slots: 8, settings, buffer_bytes_max: 1 << 20, resume: true }
+        let (reasons, defaults) = (false, SamplingDefaults::NONE);
+        Options { slots: 8, settings, buffer_bytes_max: 1 << 20, resume: true, reasons, defaults }
     }
 }
 
@@ -194,6 +197,8 @@ impl Harness {
                 vocab_size: 1000,
                 max_model_len: 4096,
                 calls: CallReading::Format(CallFormat::Hermes),
+                reasons: options.reasons,
+                defaults: options.defaults,
             },
             settings: options.settings,
             health: Health { pages },

@@ -1,7 +1,7 @@
 //! What each bomb costs: `cargo run --release -p pinion-grammar --example bombs [TOKENIZER_FOLDER]`.
 
 use pinion_grammar::{Checker, Next, Vocabulary, Words};
-use pinion_protocol::{Grammar, GrammarField};
+use pinion_protocol::{Grammar, GrammarField, StopIds};
 use std::time::{Duration, Instant};
 
 mod list;
@@ -17,11 +17,13 @@ fn run() {
     let words = match &folder {
         Some(folder) => {
             let codec = pinion_text::TextCodec::load(folder.as_ref()).expect("the folder has a tokenizer");
-            Words::of(&codec, codec.vocab_size(), codec.eos_id()).expect("its tokens add up to text")
+            Words::of(&codec, codec.vocab_size(), codec.eos_id().map_or(StopIds::NONE, StopIds::one))
+                .expect("its tokens add up to text")
         }
         None => Words {
             bytes: (0..=255).map(|byte| vec![byte]).chain([Vec::new()]).collect(),
-            eos: Some(256),
+            stop_ids: StopIds::one(256),
+            marks: None,
             drops_first_space: false,
         },
     };

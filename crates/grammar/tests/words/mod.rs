@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
 use pinion_grammar::{Matcher, Next, Vocabulary, Words};
-use pinion_protocol::{Grammar, GrammarField, GrammarKind};
+use pinion_protocol::{Grammar, GrammarField, GrammarKind, StopIds};
 use std::sync::Arc;
 
 pub const EOS: u32 = 256;
@@ -19,7 +19,7 @@ pub fn words() -> Words {
         "\\\"", "start", " a", " b", "1}", "0]",
     ];
     bytes.extend(pieces.iter().map(|piece| piece.as_bytes().to_vec()));
-    Words { bytes, eos: Some(EOS), drops_first_space: false }
+    Words { bytes, stop_ids: StopIds::one(EOS), marks: None, drops_first_space: false }
 }
 
 pub fn vocabulary() -> Arc<Vocabulary> {

@@ -12,7 +12,7 @@ use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
 use pinion_os::clock;
 use pinion_protocol::control::ToRole;
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{Peer, Role};
+use pinion_protocol::{Peer, Role, StopIds};
 use pinion_shm::doorbell;
 use pinion_worker::{ControlEvent, Session};
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ pub(crate) fn config() -> Config {
         max_context: 64,
         default_context: 64,
         vocab_size: 257,
-        eos: None,
+        stop_ids: StopIds::NONE,
         layers: 1,
         kv_heads: 1,
         head_dim: 1,

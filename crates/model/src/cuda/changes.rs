@@ -76,7 +76,7 @@ impl Changes {
                 return None;
             }
         }
-        for &id in shaping.banned_ids.iter().chain(&shaping.banned_id) {
+        for &id in shaping.banned_ids.iter().chain(shaping.banned_ends) {
             self.change(id, |entry| entry.change.is_banned = true)?;
         }
         Some(())
@@ -121,7 +121,7 @@ mod tests {
             presence_penalty: 0.25,
             bias: &[(4, 2.0), (7, -1.0)],
             banned_ids: &[5, 8],
-            banned_id: Some(8),
+            banned_ends: &[8, 5],
             mask: None,
         };
         for begin in [0, 5] {

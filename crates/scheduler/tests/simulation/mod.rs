@@ -241,7 +241,7 @@ impl Simulation {
     fn arrive(&mut self, slot: usize, arrival: Arrival) {
         let limits = self.schedule.limits;
         let id = RequestId { frontend: 0, slot: slot as u16, generation: 1 };
-        let eos_ends = limits.eos.is_some() && !arrival.ignore_eos;
+        let eos_ends = limits.stop_ids.first().is_some() && !arrival.ignore_eos;
         let expected = alone(&arrival.prompt, arrival.max_tokens as usize, !eos_ends);
         let resumed = expected.len().min(arrival.resumed as usize);
         let mut ids = arrival.prompt.clone();

@@ -14,6 +14,10 @@ pub(super) struct Chat {
     pub(super) documents: Value,
     /// An object of more names for the template; undefined if there are none.
     pub(super) template_kwargs: Value,
+    /// The template that the client names.
+    pub(super) template: Option<String>,
+    /// The client wants what the tokenizer puts around every text.
+    pub(super) is_framed: bool,
     /// End with the opening of the assistant's turn.
     pub(super) add_generation_prompt: bool,
     /// End inside the last message.
@@ -66,6 +70,8 @@ pub(super) fn parse(chat_json: &str) -> Result<Chat, Fault> {
         tools: given("tools", ValueKind::Seq)?,
         documents: given("documents", ValueKind::Seq)?,
         template_kwargs: given("chat_template_kwargs", ValueKind::Map)?,
+        template: given("chat_template", ValueKind::String)?.as_str().map(str::to_owned),
+        is_framed: flag("add_special_tokens", false)?,
         add_generation_prompt: flag("add_generation_prompt", true)?,
         continue_final_message: flag("continue_final_message", false)?,
     })

@@ -14,9 +14,12 @@ mod source;
 mod template;
 
 use crate::codec::LoadError;
+use crate::reasoning::{CLOSE, OPEN};
 use crate::tools::CallFormat;
 use messages::{Chat, Content};
-use pinion_protocol::Fault;
+use pinion_protocol::{Fault, Reasoning};
+use source::{Source, Sources, SpecialTokens};
+use std::collections::BTreeMap;
 use std::path::Path;
 use template::Template;
 
@@ -27,7 +30,43 @@ pub struct ChatRenderer(Form);
 
 enum Form {
     Plain,
-    Template(Box<Template>),
+    Template(Box<Templates>),
+}
+
+/// The templates of a folder.
+struct Templates {
+    default: Template,
+    /// By name; the one called `tool_use` is for chats with tools.
+    named: BTreeMap<String, Template>,
+}
+
+impl Templates {
+    fn compile(sources: Sources, tokens: &SpecialTokens) -> Result<Templates, LoadError> {
+        let compile = |source: Source| {
+            let wrong = |reason| LoadError::Template(source.path.clone(), reason);
+            Template::compile(source.text, tokens.clone()).map_err(wrong)
+        };
+        let named = sources.named.into_iter().map(|(name, source)| Ok((name, compile(source)?)));
+        let named = named.collect::<Result<_, LoadError>>()?;
+        Ok(Templates { default: compile(sources.default)?, named })
+    }
+
+    /// The template that the client names, or the one for what the chat has.
+    fn choose(&self, name: Option<&str>, chat: &Chat) -> Result<&Template, Fault> {
+        let fitting = self.named.get(source::WITH_TOOLS).filter(|_| chat.tools.is_true());
+        match name {
+            None => Ok(fitting.unwrap_or(&self.default)),
+            Some(source::DEFAULT) => Ok(&self.default),
+            Some(name) => self.named.get(name).ok_or_else(|| {
+                let known: Vec<&str> = self.named.keys().map(String::as_str).collect();
+                let message = format!(
+                    "chat_template names one of the model's templates, which are {}; a template in a request is not run",
+                    [&[source::DEFAULT], known.as_slice()].concat().join(", ")
+                );
+                Fault::field("chat_template", message)
+            }),
+        }
+    }
 }
 
 impl ChatRenderer {
@@ -36,15 +75,13 @@ impl ChatRenderer {
         ChatRenderer(Form::Plain)
     }
 
-    /// The template of a model folder: `chat_template.jinja`, else `chat_template` in `tokenizer_config.json` (a
-    /// string, or the one named "default" in a list), else in `chat_template.json`; plain lines if there is
-    /// none. Special tokens come from `tokenizer_config.json`. Errors name the file.
+    /// The templates of a model folder: `chat_template.jinja`, else `chat_template` in `tokenizer_config.json` (a
+    /// string, or a list in which one is named "default"), else in `chat_template.json`; plain lines if there is
+    /// none. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens come from `tokenizer_config.json`. Errors name the file.
     pub fn load(folder: &Path) -> Result<ChatRenderer, LoadError> {
-        let (source, tokens) = source::find(folder)?;
-        let Some(source) = source else { return Ok(ChatRenderer::plain()) };
-        let template = Template::compile(source.text, tokens)
-            .map_err(|reason| LoadError::Template(source.path, reason))?;
-        Ok(ChatRenderer(Form::Template(Box::new(template))))
+        let (sources, tokens) = source::find(folder)?;
+        let Some(sources) = sources else { return Ok(ChatRenderer::plain()) };
+        Ok(ChatRenderer(Form::Template(Box::new(Templates::compile(sources, &tokens)?))))
     }
 
     /// Whether the folder brought a template.
@@ -60,29 +97,72 @@ impl ChatRenderer {
     /// - `tools` and `documents`, arrays, and `chat_template_kwargs`, an object of more names for the template.
     ///   Plain lines have no place for them.
     /// - `add_generation_prompt` (true): end with the opening of the assistant's turn.
+    /// - `chat_template`: the name of one of the folder's templates. Without it a chat with tools has the one named
+    ///   "tool_use", if there is one, and all others the default.
+    /// - `add_special_tokens` (false): goes into the answer.
     /// - `continue_final_message` (false): end with the last message's content instead of its end mark.
     ///
     /// `unix_seconds` is for templates that write the date. The same input always gives the same text.
     ///
-    /// The template's own beginning-of-sequence token is in the text, so the text is to be encoded without
-    /// another one, as [`crate::TextCodec::encode`] does.
+    /// The template's own beginning-of-sequence token is in the text.
     ///
     /// Errors name the field in the API's spelling, such as `messages[2].content`; what the template refuses
     /// is a fault of `messages` in the template's words.
-    pub fn render(&self, chat_json: &str, unix_seconds: i64) -> Result<String, Fault> {
+    pub fn render(&self, chat_json: &str, unix_seconds: i64) -> Result<Rendered, Fault> {
         let chat = messages::parse(chat_json)?;
         let text = match &self.0 {
             Form::Plain => plain::render(&chat.messages, chat.add_generation_prompt),
-            Form::Template(template) => template.render(&chat, unix_seconds),
+            Form::Template(templates) => {
+                templates.choose(chat.template.as_deref(), &chat)?.render(&chat, unix_seconds)
+            }
         }?;
-        if chat.continue_final_message { continued(text, &chat) } else { Ok(text) }
+        let (text, continued_content) = if chat.continue_final_message {
+            let content = chat.messages.last().and_then(|message| message.content.as_ref());
+            (continued(text, &chat)?, content.map(Content::text))
+        } else {
+            (text, None)
+        };
+        let reasoning = answer_begins(&text, continued_content);
+        Ok(Rendered { text, is_framed: chat.is_framed, reasoning })
     }
+}
+
+/// A chat as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Encode it with what the tokenizer puts around every text: the client wants it so.
+    pub is_framed: bool,
+    /// How the answer to it begins, if the model reasons.
+    pub reasoning: Reasoning,
+}
+
+/// What a prompt leaves for the answer: its end may have opened the reasoning, or closed it before it began. `continued`
+/// is the content that the answer goes on with.
+fn answer_begins(text: &str, continued: Option<&str>) -> Reasoning {
+    match continued {
+        Some(content) => match (content.rfind(OPEN), content.rfind(CLOSE)) {
+            (Some(open), close) if close.is_none_or(|close| close < open) => Reasoning::Begun,
+            (None, None) if content.trim().is_empty() => Reasoning::Possible,
+            _ => Reasoning::None,
+        },
+        None if text.trim_end().ends_with(OPEN) => Reasoning::Begun,
+        None if text.trim_end().ends_with(CLOSE) => Reasoning::None,
+        None => Reasoning::Possible,
+    }
+}
+
+/// Whether the model of a folder reasons before it answers, as far as its chat template shows it.
+pub fn reasons(folder: &Path) -> Result<bool, LoadError> {
+    let (sources, _) = source::find(folder)?;
+    Ok(sources.is_some_and(|sources| sources.all().any(|text| text.contains(OPEN) || text.contains(CLOSE))))
 }
 
 /// How the model of a folder writes tool calls, as far as its chat template shows it.
 pub fn call_format(folder: &Path) -> Result<Option<CallFormat>, LoadError> {
-    let (source, _) = source::find(folder)?;
-    Ok(source.and_then(|source| CallFormat::of_template(&source.text)))
+    let (sources, _) = source::find(folder)?;
+    Ok(sources.and_then(|sources| CallFormat::of_template(sources.with_tools())))
 }
 
 /// The text up to the end of the last message's content, found as transformers finds it: the last place where the

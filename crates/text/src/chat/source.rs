@@ -15,23 +15,91 @@ pub(super) struct Source {
     pub(super) text: String,
 }
 
+/// The template that is used where no other is meant.
+pub(super) const DEFAULT: &str = "default";
+/// The template for chats with tools, if a folder has one of its own for them.
+pub(super) const WITH_TOOLS: &str = "tool_use";
+/// Folder of further templates.
+const ADDITIONAL: &str = "additional_chat_templates";
+/// Templates of one model folder, besides the default.
+const NAMED_MAX: usize = 32;
+
+/// The templates of a folder.
+pub(super) struct Sources {
+    pub(super) default: Source,
+    pub(super) named: BTreeMap<String, Source>,
+}
+
+impl Sources {
+    /// The text of the template that is used for chats with tools.
+    pub(super) fn with_tools(&self) -> &str {
+        &self.named.get(WITH_TOOLS).unwrap_or(&self.default).text
+    }
+
+    /// The texts of all of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.default).chain(self.named.values()).map(|source| source.text.as_str())
+    }
+}
+
 /// Special tokens by the name that templates give them.
 pub(super) type SpecialTokens = BTreeMap<&'static str, String>;
 
-/// The folder's template, if it has one, and its special tokens. A template in a file of its own counts more
-/// than one inside `tokenizer_config.json`, as in transformers.
-pub(super) fn find(folder: &Path) -> Result<(Option<Source>, SpecialTokens), LoadError> {
+/// The folder's templates, if it has a default one, and its special tokens. A template in a file of its own counts
+/// more than one inside `tokenizer_config.json`, as in transformers.
+pub(super) fn find(folder: &Path) -> Result<(Option<Sources>, SpecialTokens), LoadError> {
+    let (mut named, tokens) = named(folder)?;
+    named.extend(additional(folder)?);
+    if named.len() > NAMED_MAX + 1 {
+        let reason = format!("there are more than {NAMED_MAX} templates besides the default");
+        return Err(LoadError::Template(folder.to_owned(), reason));
+    }
+    let default = named.remove(DEFAULT);
+    Ok((default.map(|default| Sources { default, named }), tokens))
+}
+
+/// `additional_chat_templates/NAME.jinja`.
+fn additional(folder: &Path) -> Result<Vec<(String, Source)>, LoadError> {
+    let folder = folder.join(ADDITIONAL);
+    let unreadable = |error| LoadError::Unreadable(folder.clone(), error);
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let mut named = Vec::new();
+    for entry in entries.take(NAMED_MAX + 2) {
+        let path = entry.map_err(unreadable)?.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).map(str::to_owned);
+        let is_template = path.extension().is_some_and(|extension| extension == "jinja");
+        if let Some(name) = name.filter(|_| is_template)
+            && let Some(source) = in_file(path)?
+        {
+            named.push((name, source));
+        }
+    }
+    Ok(named)
+}
+
+/// A template in a file of its own.
+fn in_file(path: PathBuf) -> Result<Option<Source>, LoadError> {
+    let Some(bytes) = optional(&path)? else { return Ok(None) };
+    let text = String::from_utf8(bytes)
+        .map_err(|error| LoadError::Template(path.clone(), format!("not UTF-8: {error}")))?;
+    Ok(Some(Source { path, text }))
+}
+
+/// Templates by name, the default among them, from the first place that has any.
+fn named(folder: &Path) -> Result<(BTreeMap<String, Source>, SpecialTokens), LoadError> {
     let config_path = folder.join("tokenizer_config.json");
     let config = optional_json(&config_path)?;
     let tokens = config.as_ref().map(special_tokens).unwrap_or_default();
-    let own_path = folder.join("chat_template.jinja");
-    if let Some(bytes) = optional(&own_path)? {
-        let text = String::from_utf8(bytes)
-            .map_err(|e| LoadError::Template(own_path.clone(), format!("not UTF-8: {e}")))?;
-        return Ok((Some(Source { path: own_path, text }), tokens));
+    if let Some(source) = in_file(folder.join("chat_template.jinja"))? {
+        return Ok((BTreeMap::from([(DEFAULT.to_owned(), source)]), tokens));
     }
-    if let Some(source) = in_json(config_path, config)? {
-        return Ok((Some(source), tokens));
+    let in_config = in_json(config_path, config)?;
+    if !in_config.is_empty() {
+        return Ok((in_config, tokens));
     }
     let json_path = folder.join("chat_template.json");
     let json = optional_json(&json_path)?;
@@ -54,27 +122,23 @@ fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
 }
 
 /// `chat_template` of a JSON file: a string, or a list of `{name, template}`.
-fn in_json(path: PathBuf, json: Option<Value>) -> Result<Option<Source>, LoadError> {
-    let text = match json.as_ref().and_then(|json| json.get("chat_template")) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(named)) => {
-            let named_default = |item: &&Value| item.get("name").and_then(Value::as_str) == Some("default");
-            let default = named.iter().find(named_default).and_then(|item| item.get("template")?.as_str());
-            match default {
-                Some(text) => text.to_owned(),
-                None => {
-                    let reason = "chat_template is a list without one named \"default\"";
-                    return Err(LoadError::Template(path, reason.to_owned()));
-                }
+fn in_json(path: PathBuf, json: Option<Value>) -> Result<BTreeMap<String, Source>, LoadError> {
+    let source = |text: &str| Source { path: path.clone(), text: text.to_owned() };
+    let wrong = |reason: &str| LoadError::Template(path.clone(), reason.to_owned());
+    match json.as_ref().and_then(|json| json.get("chat_template")) {
+        None | Some(Value::Null) => Ok(BTreeMap::new()),
+        Some(Value::String(text)) => Ok(BTreeMap::from([(DEFAULT.to_owned(), source(text))])),
+        Some(Value::Array(items)) => {
+            let text = |item: &Value, member: &str| item.get(member)?.as_str().map(str::to_owned);
+            let named = items.iter().filter_map(|item| Some((text(item, "name")?, text(item, "template")?)));
+            let named: BTreeMap<_, _> = named.map(|(name, text)| (name, source(&text))).collect();
+            if !named.contains_key(DEFAULT) {
+                return Err(wrong("chat_template is a list without one named \"default\""));
             }
+            Ok(named)
         }
-        Some(_) => {
-            let reason = "chat_template is neither a string nor a list of named templates";
-            return Err(LoadError::Template(path, reason.to_owned()));
-        }
-    };
-    Ok(Some(Source { path, text }))
+        Some(_) => Err(wrong("chat_template is neither a string nor a list of named templates")),
+    }
 }
 
 /// Each token is a string, or an object with its `content`.

@@ -1,7 +1,10 @@
 //! Text in pieces in, text and calls out.
 
 use super::format::CallFormat;
+use super::pythonic::PythonScan;
 use super::scan::{NAME_BYTES_MAX, Scan, Verdict, is_name, is_space};
+use super::spelled::Said;
+use super::xml::XmlScan;
 
 /// Calls of one answer that are looked for; what looks like more of them is text.
 pub const CALLS_MAX: usize = 128;
@@ -52,6 +55,8 @@ enum State {
         tags: String,
     },
     Call(Scan),
+    Xml(XmlScan),
+    Python(PythonScan),
     /// Behind a call; so many bytes of the closing mark have come.
     Behind(usize),
     /// All of it is arguments.
@@ -64,6 +69,8 @@ pub struct CallParser {
     shape: Shape,
     /// Functions that a call without a mark must name, to be one.
     known: Vec<String>,
+    /// Parameters of these functions that are not text, where a format does not say it.
+    json_parameters: Vec<Vec<String>>,
     calls_max: usize,
     state: State,
     /// The attempt at a call began with a mark.
@@ -74,6 +81,10 @@ pub struct CallParser {
     held: String,
     /// Characters that are looked at again, the last one first.
     again: Vec<char>,
+    /// Calls of the list that is being read, where arguments are spelled anew.
+    calls_of_list: usize,
+    /// What one character added to the arguments; empty between two.
+    arguments: String,
     /// Said, but not handed over yet.
     out: String,
     out_is_arguments: bool,
@@ -87,16 +98,24 @@ impl CallParser {
         CallParser {
             shape,
             known,
+            json_parameters: Vec::new(),
             calls_max,
             state,
             marked: false,
             listed: false,
             held: String::new(),
             again: Vec::new(),
+            calls_of_list: 0,
+            arguments: String::new(),
             out: String::new(),
             out_is_arguments: false,
             calls: 0,
         }
+    }
+
+    /// The parameters of each known function that are not text. Only formats that do not say it ask for them.
+    pub fn typed(self, json_parameters: Vec<Vec<String>>) -> CallParser {
+        CallParser { json_parameters, ..self }
     }
 
     /// Calls found so far and not dropped.
@@ -121,6 +140,8 @@ impl CallParser {
         let is_text = match &self.state {
             State::Edge => self.calls == 0,
             State::Call(scan) => !scan.is_told() && self.shape != Shape::List,
+            State::Xml(scan) => !scan.is_told(),
+            State::Python(scan) => !scan.is_told(),
             State::Text | State::Mark(_) | State::Opening | State::Short { .. } => true,
             State::Behind(_) | State::Bare => false,
         };
@@ -142,6 +163,11 @@ impl CallParser {
             State::Text if self.begins_mark(c) => self.hold(c, State::Mark(1)),
             State::Text => self.emit(c, false, say),
             State::Mark(matched) => self.mark(c, matched, say),
+            State::Opening if self.shape == Shape::Free(CallFormat::Pythonic) => match c {
+                '[' => self.hold(c, State::Python(PythonScan::new())),
+                _ if is_space(c) => self.held.push(c),
+                _ => self.refuse(c, State::Text, say),
+            },
             State::Opening => match c {
                 '[' => self.open_list(c),
                 _ if is_space(c) => self.held.push(c),
@@ -150,6 +176,7 @@ impl CallParser {
             },
             State::Short { .. } => self.short(c, say),
             State::Call(_) => self.call(c, say),
+            State::Xml(_) | State::Python(_) => self.spelled(c, say),
             State::Behind(matched) => self.behind(c, matched, say),
         }
     }
@@ -174,6 +201,10 @@ impl CallParser {
                 self.marked = false;
                 self.begin_call();
                 self.again.push(c);
+            }
+            (Shape::Free(CallFormat::Pythonic), '[') if is_open => {
+                self.marked = false;
+                self.hold(c, State::Python(PythonScan::new()));
             }
             (Shape::List, '[') if self.calls == 0 => {
                 self.marked = true;
@@ -200,8 +231,9 @@ impl CallParser {
             self.marked = true;
             self.listed = false;
             match format {
-                CallFormat::Mistral => self.state = State::Opening,
                 CallFormat::Hermes | CallFormat::Llama3Json => self.begin_call(),
+                CallFormat::Qwen3Coder => self.state = State::Xml(XmlScan::new()),
+                CallFormat::Mistral | CallFormat::Pythonic => self.state = State::Opening,
             }
         }
     }
@@ -271,9 +303,60 @@ impl CallParser {
         }
     }
 
+    /// A call whose arguments are spelled anew.
+    fn spelled(&mut self, c: char, say: &mut dyn FnMut(Part<'_>)) {
+        let mut arguments = std::mem::take(&mut self.arguments);
+        let (said, name, is_list) = match &mut self.state {
+            State::Xml(scan) => (scan.step(c, &mut arguments), scan.name(), false),
+            State::Python(scan) => (scan.step(c, &mut arguments), scan.name(), true),
+            _ => return,
+        };
+        if said == Said::Begin {
+            let name = name.to_owned();
+            let function = self.known.iter().position(|known| *known == name);
+            if (is_list && function.is_none()) || self.calls >= CALLS_MAX {
+                arguments.clear();
+                self.arguments = arguments;
+                // The first call of a list decides whether it is one.
+                return match self.calls_of_list {
+                    0 => self.refuse(c, State::Text, say),
+                    _ => self.give_up(c, say),
+                };
+            }
+            self.calls_of_list += 1;
+            if let (State::Xml(scan), Some(at)) = (&mut self.state, function) {
+                scan.type_parameters(self.json_parameters.get(at).map_or(&[], Vec::as_slice));
+            }
+            self.tell(&name, say);
+        }
+        arguments.chars().for_each(|c| self.emit(c, true, say));
+        arguments.clear();
+        self.arguments = arguments;
+        match said {
+            Said::Refuse => return self.refuse(c, State::Text, say),
+            Said::Hold => return self.held.push(c),
+            Said::Begin | Said::Flow => return,
+            Said::Done if matches!(self.state, State::Xml(_)) => self.state = State::Behind(0),
+            Said::Done => self.state = State::Edge,
+            Said::GiveUp => return self.give_up(c, say),
+        }
+        self.calls_of_list = 0;
+        self.held.clear();
+    }
+
+    /// A list of calls goes on in a way that cannot be read: what was told stands, and the rest is text.
+    fn give_up(&mut self, c: char, say: &mut dyn FnMut(Part<'_>)) {
+        self.hand_over(say);
+        self.calls_of_list = 0;
+        self.state = State::Text;
+        self.again.push(c);
+        let held = std::mem::take(&mut self.held);
+        self.again.extend(held.chars().rev());
+    }
+
     /// Behind a call: what closes it, or what leads to the next.
     fn behind(&mut self, c: char, matched: usize, say: &mut dyn FnMut(Part<'_>)) {
-        let is_hermes = self.shape == Shape::Free(CallFormat::Hermes);
+        let is_hermes = matches!(self.shape, Shape::Free(CallFormat::Hermes | CallFormat::Qwen3Coder));
         let is_llama = self.shape == Shape::Free(CallFormat::Llama3Json);
         match c {
             _ if matched == 0 && is_space(c) => self.held.push(c),

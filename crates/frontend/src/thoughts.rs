@@ -1,0 +1,99 @@
+//! The reasoning of one answer: told from the answer itself, counted, and shown or not.
+
+use pinion_protocol::Reasoning;
+use pinion_protocol::reasoning::ReasoningFound;
+use pinion_text::reasoning::{CLOSE, Marks, OPEN, Piece, ReasoningParser};
+
+/// How the reasoning of a request's answers is found and shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReasoningPlan {
+    /// Clients see it.
+    pub is_shown: bool,
+    /// Marks that are tokens are told from text that looks like them.
+    pub by_token: bool,
+    /// A tool call that begins with this ends it.
+    pub call_mark: Option<&'static str>,
+}
+
+impl ReasoningPlan {
+    /// For an answer that these strings end. One that has a mark in it may reach across the mark, so marks are not told
+    /// apart from the text then.
+    pub(crate) fn new(is_shown: bool, stop: &[String], call_mark: Option<&'static str>) -> ReasoningPlan {
+        let has_mark = |stop: &String| stop.contains(OPEN) || stop.contains(CLOSE);
+        ReasoningPlan { is_shown, by_token: !stop.iter().any(has_mark), call_mark }
+    }
+}
+
+/// Takes one answer apart.
+#[derive(Debug)]
+pub struct Thoughts {
+    plan: ReasoningPlan,
+    /// Known from the first delta on.
+    parser: Option<ReasoningParser>,
+    /// Tokens of the reasoning so far, its marks left out.
+    tokens: u32,
+}
+
+impl Thoughts {
+    /// Before the first token.
+    pub fn new(plan: ReasoningPlan) -> Thoughts {
+        Thoughts { plan, parser: None, tokens: 0 }
+    }
+
+    /// Tells how the answer begins: a word of the request's slot. Only the first time counts, so that an answer which goes
+    /// on after the death of a role goes on where it was.
+    pub fn begin(&mut self, word: u64) {
+        if self.parser.is_some() {
+            return;
+        }
+        let found = ReasoningFound::from_word(word);
+        let found = found.unwrap_or(ReasoningFound { reasoning: Reasoning::None, marks_are_tokens: false });
+        let by_token = found.marks_are_tokens && self.plan.by_token;
+        let marks = if by_token { Marks::Tokens } else { Marks::Text };
+        self.parser = Some(match found.reasoning {
+            Reasoning::None => ReasoningParser::over(),
+            Reasoning::Possible => ReasoningParser::new(false, marks, self.plan.call_mark),
+            Reasoning::Begun => ReasoningParser::new(true, marks, self.plan.call_mark),
+        });
+    }
+
+    /// Counts the tokens of a delta; its text comes afterwards.
+    pub fn count(&mut self, tokens: u32, is_mark: bool) {
+        if !is_mark && self.parser.as_ref().is_some_and(ReasoningParser::is_thinking) {
+            self.tokens = self.tokens.saturating_add(tokens);
+        }
+    }
+
+    /// Tokens of the reasoning so far.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// More text, or a mark that was a token; `say` gets what is certain and to be shown.
+    pub fn push(&mut self, text: &str, is_mark: bool, say: &mut dyn FnMut(Piece<'_>)) {
+        let is_shown = self.plan.is_shown;
+        let mut say = |piece: Piece<'_>| {
+            if is_shown || matches!(piece, Piece::Text(_)) {
+                say(piece);
+            }
+        };
+        match &mut self.parser {
+            None => say(Piece::Text(text)),
+            Some(parser) if is_mark => parser.push_mark(text, &mut say),
+            Some(parser) => parser.push(text, &mut say),
+        }
+    }
+
+    /// The text is complete.
+    pub fn finish(&mut self, say: &mut dyn FnMut(Piece<'_>)) {
+        let is_shown = self.plan.is_shown;
+        let mut say = |piece: Piece<'_>| {
+            if is_shown || matches!(piece, Piece::Text(_)) {
+                say(piece);
+            }
+        };
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut say);
+        }
+    }
+}
