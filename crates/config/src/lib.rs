@@ -29,6 +29,7 @@ mod scheduling;
 mod secret;
 mod show;
 mod sources;
+mod supervisor;
 mod table;
 mod topology;
 mod trace_command;
@@ -51,6 +52,7 @@ pub use observe::{Observe, Profiler, nvtx_injection};
 pub use replay_command::{ReplayCommand, replay_command};
 pub use scheduling::{AdmissionKind, Scheduling};
 pub use secret::{ApiKeys, SECRET_VARIABLES};
+pub use supervisor::{SUPERVISOR_VARIABLES, Supervisor};
 pub use topology::{Edge, Process, Topology};
 pub use trace_command::TraceCommand;
 

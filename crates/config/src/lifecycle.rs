@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct Lifecycle {
     /// All roles must be ready in this time, in ms.
     pub start_timeout_ms: u64,
-    /// Open requests may finish for so long after the first signal, in ms.
+    /// New requests are served for so long after the first signal, while `/ready` says no, in ms.
+    pub drain_delay_ms: u64,
+    /// Open requests may finish for so long after that, in ms.
     pub drain_timeout_ms: u64,
     /// Wait before the second restart of a role within a minute, in ms; it doubles with each further one.
     pub restart_backoff_ms: u64,
@@ -32,6 +34,7 @@ impl Lifecycle {
         let take = Take(settings);
         Lifecycle {
             start_timeout_ms: take.number("start-timeout"),
+            drain_delay_ms: take.number("drain-delay"),
             drain_timeout_ms: take.number("drain-timeout"),
             restart_backoff_ms: take.number("restart-backoff"),
             restart_limit: take.word("restart-limit"),

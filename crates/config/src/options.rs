@@ -299,8 +299,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
 
     Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
         help: "All roles must be ready in this time." },
+    Opt { name: "drain-delay", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("0s"),
+        help: "After the first SIGTERM or Ctrl-C, /ready says no at once while new requests are still served for so long; \
+               then the drain begins. Behind a load balancer: longer than it takes to notice." },
     Opt { name: "drain-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("30s"),
-        help: "Open requests may finish for so long after the first SIGTERM or Ctrl-C; the second stops at once." },
+        help: "Open requests may finish for so long after the first SIGTERM or Ctrl-C and --drain-delay; the second signal stops at once." },
     Opt { name: "restart-backoff", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("50ms"),
         help: "Wait before the second restart of a role within a minute; the first is at once, and the wait doubles with each \
                further one, up to 5 s." },

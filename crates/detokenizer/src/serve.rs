@@ -119,6 +119,7 @@ impl Server {
             | ControlEvent::Admin { .. }
             | ControlEvent::AdminDone { .. }
             | ControlEvent::Open
+            | ControlEvent::Leaving
             | ControlEvent::Stop => {}
         }
     }

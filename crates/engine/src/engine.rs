@@ -367,6 +367,7 @@ impl Engine {
         ports.set_gauge(Gauge::PrefixHitTokens, totals.prefix_hit_tokens);
         ports.set_gauge(Gauge::RequestsRunning, self.scheduler.running().len() as u64);
         ports.set_gauge(Gauge::RequestsWaiting, self.scheduler.waiting().len() as u64);
+        ports.set_gauge(Gauge::RequestsDeferred, self.constraints.waiting() as u64);
         ports.set_gauge(Gauge::PromptTokens, totals.prompt_tokens);
         ports.set_gauge(Gauge::GeneratedTokens, totals.generated_tokens);
         ports.set_gauge(Gauge::RequestsFinished, totals.finished);

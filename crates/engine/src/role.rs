@@ -219,6 +219,7 @@ fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: 
         | ControlEvent::AdminDone { .. }
         | ControlEvent::PeerReady(_)
         | ControlEvent::Open
+        | ControlEvent::Leaving
         | ControlEvent::Drain { .. }
         | ControlEvent::Stop => {}
     }

@@ -4,6 +4,7 @@ use crate::admission::Limits;
 use crate::guard::Guard;
 use crate::health::Health;
 use crate::ledger::Ledger;
+use crate::load::Load;
 use crate::metrics::Metrics;
 use crate::orders::Orders;
 use pinion_config::{ApiKeys, Config, Fairness, Topology};
@@ -48,6 +49,8 @@ pub struct Settings {
     pub block_size: u32,
     /// KV blocks in the engine's pool.
     pub kv_blocks: u32,
+    /// Requests that an engine runs at a time.
+    pub running_max: u32,
 }
 
 impl Settings {
@@ -69,6 +72,7 @@ impl Settings {
             profiled: config.observe.profiler.is_some(),
             block_size: config.block_size,
             kv_blocks: config.kv_blocks,
+            running_max: config.max_num_seqs,
         }
     }
 }
@@ -95,8 +99,19 @@ pub struct App {
     pub recorder: Rc<Recorder>,
     /// Rings of spans of all processes, each with its track.
     pub spans: Vec<(Peer, u16, Region)>,
+    /// The service is about to drain: `/ready` says no, and requests are still served.
+    pub leaving: Cell<bool>,
+    /// Rates of the last seconds.
+    pub load: RefCell<Load>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
+}
+
+impl App {
+    /// Whether load balancers are to send requests elsewhere: the service is about to drain, or drains.
+    pub fn leaves(&self) -> bool {
+        self.leaving.get() || self.ledger.borrow().draining()
+    }
 }
 
 /// Source of ids that nobody can guess, and of seeds that follow from the configured one.

@@ -147,6 +147,10 @@ fn begin(
         app.ledger.borrow().check_room(count)?;
     }
     let mut tickets = Vec::with_capacity(count);
+    app.metrics.choices_asked.observe_many(f64::from(choices_per_prompt), prompts.len() as u64);
+    if let Some(max_tokens) = sampling.max_tokens {
+        app.metrics.tokens_asked.observe_many(f64::from(max_tokens), count as u64);
+    }
     for prompt in prompts {
         for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
             let sampling = Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() };

@@ -4,6 +4,7 @@ use crate::admission::check_model_name;
 use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::Refusal;
+use crate::exposition::Extent;
 use crate::limits::RETRY_AFTER_S;
 use crate::routes::{json, whole};
 use crate::{exposition, openapi};
@@ -74,8 +75,9 @@ pub(crate) fn health(app: &App) -> Response<AnswerBody> {
 /// `GET /ready`: does the service take new requests?
 pub(crate) fn ready(app: &App) -> Response<AnswerBody> {
     let ledger = app.ledger.borrow();
-    let ready = !ledger.draining() && ledger.down().is_empty() && app.health.all_ready();
-    let status = match (ready, ledger.draining()) {
+    let leaves = app.leaves();
+    let ready = !leaves && ledger.down().is_empty() && app.health.all_ready();
+    let status = match (ready, leaves) {
         (true, _) => "ready",
         (false, true) => "draining",
         (false, false) => "not ready",
@@ -88,9 +90,9 @@ pub(crate) fn live() -> Response<AnswerBody> {
     json(StatusCode::OK, r#"{"status":"live"}"#)
 }
 
-/// `GET /metrics`.
-pub(crate) fn metrics(app: &App) -> Response<AnswerBody> {
-    let page = exposition::render(app, clock::now_ns());
+/// `GET /metrics` and `/metrics/load`.
+pub(crate) fn metrics(app: &App, extent: Extent) -> Response<AnswerBody> {
+    let page = exposition::render(app, extent, clock::now_ns());
     whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), Vec::new()))
 }
 

@@ -28,10 +28,12 @@ mod intake;
 pub mod json;
 pub mod ledger;
 pub mod limits;
+pub mod load;
 mod messages;
 pub mod metrics;
 pub mod openai;
 mod openapi;
+mod orca;
 pub mod orders;
 pub mod outgoing;
 pub mod prompt_part;
@@ -66,7 +68,7 @@ use pinion_text::codec::LoadError;
 use pinion_text::tools::CallFormat;
 use pinion_worker::Session;
 use reactor::{Reactor, SessionOutlet};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::process::ExitCode;
 use std::rc::Rc;
 use tools::CallReading;
@@ -137,6 +139,8 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         orders: Orders::new(outlet, limits::ORDER_TIMEOUT),
         recorder: session.recorder.clone(),
         spans: session.links.spans.clone(),
+        leaving: Cell::new(false),
+        load: RefCell::default(),
         started_unix_s: app::unix_s(),
     }))
 }

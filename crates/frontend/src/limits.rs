@@ -76,6 +76,10 @@ pub const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 pub const ORDERS_MAX: usize = 8;
 /// Time between two lines about the load.
 pub const STATS_PERIOD: Duration = Duration::from_secs(10);
+/// Time between two samples of what rates of load are made from ...
+pub const LOAD_SAMPLE_PERIOD: Duration = Duration::from_secs(1);
+/// ... and how far they go back.
+pub const LOAD_WINDOW: Duration = Duration::from_secs(10);
 /// A request whose engine has finished gets its last text within this time, or it is lost.
 pub const LAST_TEXT_GRACE: Duration = Duration::from_secs(5);
 /// From the death of a role to the start of its successor: the longest back-off, and time for the launcher.

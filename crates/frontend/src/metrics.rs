@@ -35,6 +35,9 @@ pub const TOKENS_BOUNDS: &[f64] = &[
     2e6,
 ];
 
+/// Upper bounds of the buckets of choices for a prompt: vLLM's, and on to the highest that is taken.
+pub const CHOICES_BOUNDS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 128.0];
+
 /// A number that only grows.
 #[derive(Default)]
 pub struct Counter(Cell<u64>);
@@ -251,6 +254,12 @@ pub struct Metrics {
     pub prompt_tokens: Counter,
     /// Generated tokens of ended requests.
     pub generated_tokens: Counter,
+    /// Prompt tokens of ended requests that came from the prefix cache.
+    pub cached_tokens: Counter,
+    /// Answers that requests ask for, for each prompt.
+    pub choices_asked: Histogram,
+    /// `max_tokens` of requests that give it.
+    pub tokens_asked: Histogram,
     /// Prompt tokens of requests that have their first token.
     pub live_prompt_tokens: Counter,
     /// Generated tokens, counted as they come.
@@ -293,6 +302,9 @@ impl Default for Metrics {
             generation_ends: Default::default(),
             prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            choices_asked: Histogram::new(CHOICES_BOUNDS),
+            tokens_asked: Histogram::new(TOKENS_BOUNDS),
             live_prompt_tokens: Counter::default(),
             live_generated_tokens: Counter::default(),
             first_token: Histogram::new(FIRST_TOKEN_BOUNDS_S),
@@ -342,6 +354,16 @@ impl Metrics {
         Route::ALL.iter().zip(&self.responses).flat_map(|(route, classes)| {
             classes.iter().enumerate().map(|(class, counter)| (*route, class + 1, counter.get()))
         })
+    }
+
+    /// Generations that were answered, and those that the service failed to answer.
+    pub fn answered_and_failed(&self) -> (u64, u64) {
+        let of_class = |wanted| {
+            let generations =
+                self.responses().filter(|(route, class, _)| route.generates() && *class == wanted);
+            generations.map(|(.., count)| count).sum()
+        };
+        (of_class(2), of_class(5))
     }
 
     /// Ends by reason.

@@ -7,6 +7,7 @@ use crate::app::App;
 use crate::health::Health;
 use crate::ledger::Ledger;
 use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
+use crate::load;
 use crate::outgoing::Outlet;
 use crate::server;
 use crate::stats::{Sample, Stats};
@@ -136,6 +137,7 @@ impl Reactor {
                 None => return Ok(false),
                 Some(ControlEvent::Stop) => return Ok(true),
                 Some(ControlEvent::Open) => self.open()?,
+                Some(ControlEvent::Leaving) => self.app.leaving.set(true),
                 Some(ControlEvent::Drain { deadline_ns }) => self.begin_drain(deadline_ns),
                 Some(ControlEvent::PeerLost(peer)) => {
                     // What it said before it died still counts.
@@ -233,6 +235,7 @@ impl Reactor {
         }
         self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
         self.app.ledger.borrow_mut().tick(now_ns);
+        self.app.load.borrow_mut().look(load::Sample::of(&self.app, now_ns));
         if let Some(stats) = self.stats.as_mut().filter(|stats| stats.due(now_ns))
             && let Some(line) = stats.line(Sample::of(&self.app.health, now_ns))
         {

@@ -2,11 +2,12 @@
 //!
 //! A route is a closed enum, so that metrics by route stay bounded. Every response leaves through [`handle`].
 
-use crate::app::App;
+use crate::app::{App, unix_s};
 use crate::body::AnswerBody;
 use crate::errors::{HttpError, Refusal};
+use crate::exposition::Extent;
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{auth, cors, framing, generate, info, intake, orders, tokens};
+use crate::{auth, cors, framing, generate, info, intake, load, orca, orders, tokens};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
@@ -64,15 +65,27 @@ pub enum Route {
     StartProfile = 18,
     /// `/stop_profile`.
     StopProfile = 19,
+    /// `/metrics/load`.
+    MetricsLoad = 20,
+    /// `/v1/loads`.
+    Loads = 21,
+    /// `/ping`.
+    Ping = 22,
+    /// `/v2/health/live`.
+    V2Live = 23,
+    /// `/v2/health/ready`.
+    V2Ready = 24,
     /// Everything else.
-    Unknown = 20,
+    Unknown = 25,
 }
 
+/// Makes Envoy send requests to other hosts until its next health check passes.
+const ENVOY_HOST_FAILS: HeaderName = HeaderName::from_static("x-envoy-immediate-health-check-fail");
 const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 21] = [
+    pub const ALL: [Route; 26] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -93,6 +106,11 @@ impl Route {
         Route::DebugTrace,
         Route::StartProfile,
         Route::StopProfile,
+        Route::MetricsLoad,
+        Route::Loads,
+        Route::Ping,
+        Route::V2Live,
+        Route::V2Ready,
         Route::Unknown,
     ];
 
@@ -118,6 +136,11 @@ impl Route {
             "/start_profile" => Route::StartProfile,
             "/stop_profile" => Route::StopProfile,
             "/reset_prefix_cache" => Route::ResetPrefixCache,
+            "/metrics/load" => Route::MetricsLoad,
+            "/v1/loads" => Route::Loads,
+            "/ping" => Route::Ping,
+            "/v2/health/live" => Route::V2Live,
+            "/v2/health/ready" => Route::V2Ready,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
         }
@@ -146,6 +169,11 @@ impl Route {
             Route::StartProfile => "/start_profile",
             Route::StopProfile => "/stop_profile",
             Route::ResetPrefixCache => "/reset_prefix_cache",
+            Route::MetricsLoad => "/metrics/load",
+            Route::Loads => "/v1/loads",
+            Route::Ping => "/ping",
+            Route::V2Live => "/v2/health/live",
+            Route::V2Ready => "/v2/health/ready",
             Route::Unknown => "unknown",
         }
     }
@@ -157,7 +185,11 @@ impl Route {
 
     /// Whether it answers without a key. Whatever is not listed as public needs one.
     pub fn is_public(self) -> bool {
-        matches!(self, Route::Health | Route::Ready | Route::Live | Route::Metrics | Route::Version)
+        let probe = matches!(
+            self,
+            Route::Health | Route::Ready | Route::Live | Route::Ping | Route::V2Live | Route::V2Ready
+        );
+        probe || matches!(self, Route::Metrics | Route::MetricsLoad | Route::Loads | Route::Version)
     }
 
     /// Whether it is for operators and changes how the service runs or looks.
@@ -203,6 +235,11 @@ impl Route {
             | Route::OpenApi
             | Route::Docs
             | Route::DebugSlow
+            | Route::MetricsLoad
+            | Route::Loads
+            | Route::Ping
+            | Route::V2Live
+            | Route::V2Ready
             | Route::Unknown => Method::GET,
         }
     }
@@ -229,6 +266,7 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     let arrival = Arrival { route, label, received_ns, key: None };
     let origins = &app.settings.cors_origins;
     let origin = cors::allowed(origins, request.headers());
+    let wanted = orca::asked(route, request.headers());
     let (head, body) = request.into_parts();
     let answer = match enter(&app, route, origin.as_ref(), &head) {
         Ok(None) => dispatch(&app, arrival, Request::from_parts(head, body)).await,
@@ -243,10 +281,15 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     if let Ok(value) = label_value {
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
     }
-    if app.ledger.borrow().draining() {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    if app.leaves() {
+        let headers = response.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        headers.insert(ENVOY_HOST_FAILS, HeaderValue::from_static("true"));
     }
     app.metrics.response(route, response.status().as_u16());
+    if let Some(report) = wanted.and_then(|form| orca::report(&app, form)) {
+        response.headers_mut().insert(orca::ANSWER, report);
+    }
     Ok(response)
 }
 
@@ -294,10 +337,12 @@ async fn dispatch(
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),
         Route::Model => info::model(app, request.uri().path().strip_prefix(MODEL_PREFIX).unwrap_or_default()),
-        Route::Health => Ok(info::health(app)),
-        Route::Ready => Ok(info::ready(app)),
-        Route::Live => Ok(info::live()),
-        Route::Metrics => Ok(info::metrics(app)),
+        Route::Health | Route::Ping => Ok(info::health(app)),
+        Route::Ready | Route::V2Ready => Ok(info::ready(app)),
+        Route::Live | Route::V2Live => Ok(info::live()),
+        Route::Metrics => Ok(info::metrics(app, Extent::Whole)),
+        Route::MetricsLoad => Ok(info::metrics(app, Extent::Load)),
+        Route::Loads => Ok(json(StatusCode::OK, load::loads(app, unix_s()).to_string())),
         Route::Version => Ok(info::version(app)),
         Route::Embeddings => Err(Refusal::NotImplemented(
             "this service generates text; it has no embeddings. Serve an embedding model elsewhere",

@@ -138,6 +138,7 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
             (Gauge::Preemptions, 2),
             (Gauge::PrefixQueryTokens, 100),
             (Gauge::PrefixHitTokens, 48),
+            (Gauge::RequestsDeferred, 7),
         ] {
             h.engine_page.set(gauge as usize, value);
         }
@@ -149,9 +150,18 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
             ("num_preemptions_total", 2.0),
             ("prefix_cache_queries_total", 100.0),
             ("prefix_cache_hits_total", 48.0),
+            ("gpu_cache_usage_perc", 0.25),
+            ("gpu_prefix_cache_queries_total", 100.0),
+            ("gpu_prefix_cache_hits_total", 48.0),
         ] {
             assert_eq!(page.value(&format!("vllm:{name}{of_engine}")), value, "{name}");
         }
+        for (reason, value) in [("capacity", 5.0), ("deferred", 7.0)] {
+            let labels = format!("{{model_name=\"tiny\",engine=\"0\",reason=\"{reason}\"}}");
+            assert_eq!(page.value(&format!("vllm:num_requests_waiting_by_reason{labels}")), value);
+        }
+        let awake = "vllm:engine_sleep_state{model_name=\"tiny\",engine=\"0\",sleep_state=\"awake\"}";
+        assert_eq!(page.value(awake), 1.0);
         let info = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"64\",engine=\"0\"}";
         assert_eq!(page.value(info), 1.0);
     });
@@ -160,7 +170,7 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
 #[test]
 fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
     run(Options::default(), |h| async move {
-        let body = r#"{"prompt":"hi","stream":true}"#;
+        let body = r#"{"prompt":"hi","stream":true,"max_tokens":9}"#;
         let client = h.post_raw("/v1/completions", body).await;
         let id = h.submit().await.id;
         let slot = h.table.slot(usize::from(id.slot)).unwrap();
@@ -194,6 +204,9 @@ fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
         let page = scrape(&h).await;
         for (name, expected) in [
             ("e2e_request_latency_seconds_count", 1.0),
+            ("prompt_tokens_cached_total", 1.0),
+            ("request_params_n_sum", 1.0),
+            ("request_params_max_tokens_sum", 9.0),
             ("request_queue_time_seconds_sum", 0.1),
             ("request_prefill_time_seconds_sum", 0.2),
             ("request_decode_time_seconds_sum", 0.6),

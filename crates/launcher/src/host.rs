@@ -6,7 +6,7 @@
 use crate::profile::Profile;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pinion_config::{Process, SECRET_VARIABLES};
+use pinion_config::{Process, SECRET_VARIABLES, SUPERVISOR_VARIABLES};
 use pinion_os::pidfd;
 use pinion_os::privileges::drop_in_child;
 use pinion_os::process::dies_with_parent;
@@ -207,8 +207,8 @@ fn role_command(binary: &Path, name: String) -> Command {
 fn surround(command: &mut Command, process: &Process) {
     // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
     command.process_group(0).envs(thread_variables(process));
-    // Roles get their config by descriptor; a secret has no business in their environment.
-    for variable in SECRET_VARIABLES {
+    // Roles get their config by descriptor; a secret has no business in their environment, nor has the launcher's supervisor.
+    for variable in SECRET_VARIABLES.iter().chain(&SUPERVISOR_VARIABLES) {
         command.env_remove(variable);
     }
 }

@@ -11,6 +11,7 @@ mod descriptors;
 pub mod ending;
 mod host;
 pub mod member;
+mod notify;
 mod port;
 pub mod profile;
 mod pull;

@@ -10,6 +10,7 @@ use crate::admin::{Answer, Orders};
 use crate::ending::{Ending, not_started, role_exit, start_failure};
 use crate::host::Host;
 use crate::member::{Member, RoleEvent};
+use crate::notify::Notifier;
 use crate::port::{bind_port, open_port};
 use crate::profile::Recording;
 use crate::signals::Signals;
@@ -40,6 +41,10 @@ const MS_NS: u64 = 1_000_000;
 enum Stage {
     Starting,
     Serving,
+    /// As before, but `/ready` says no, so that load balancers send requests elsewhere. Then it drains.
+    Leaving {
+        until_ns: u64,
+    },
     /// Frontends finish what is in flight.
     Draining {
         deadline_ns: u64,
@@ -60,6 +65,7 @@ struct Service {
     spare: Option<Spare>,
     orders: Orders,
     recording: Recording,
+    notifier: Notifier,
     stage: Stage,
     restarts: u64,
     /// Restarted roles that are ready and not announced to the others yet.
@@ -131,6 +137,7 @@ impl Service {
             spare,
             orders: Orders::default(),
             recording: Recording::default(),
+            notifier: Notifier::of_process(),
             stage: Stage::Starting,
             restarts: 0,
             unannounced: Vec::new(),
@@ -181,6 +188,7 @@ impl Service {
         if let Some(spare) = &mut self.spare {
             spare.look(clock::now_ns());
         }
+        self.notifier.turn(clock::now_ns());
         self.wiring.mend_headers();
         self.wiring.update_board(self.restarts, u64::from(self.spare_lives()));
         let late = self.orders.expired(clock::now_ns());
@@ -193,26 +201,48 @@ impl Service {
         match self.stage {
             Stage::Starting => Some(Ending::new(Exit::Ok, "stopped before it was ready")),
             Stage::Serving => {
-                tracing::info!(
-                    timeout_ms = self.config.lifecycle.drain_timeout_ms,
-                    "draining; a second signal stops at once"
-                );
-                self.drain();
+                self.leave();
                 None
             }
-            Stage::Draining { .. } | Stage::Stopping { .. } => {
+            Stage::Leaving { .. } | Stage::Draining { .. } | Stage::Stopping { .. } => {
                 let at_once = || Ending::new(Exit::DrainCut, "stopped at once by a second signal");
                 Some(self.reason.take().unwrap_or_else(at_once))
             }
         }
     }
 
+    /// The end that was asked for: `/ready` says no for a time in which requests are still served, then the drain.
+    fn leave(&mut self) {
+        let delay_ms = self.config.lifecycle.drain_delay_ms;
+        if delay_ms == 0 {
+            self.drain();
+            return;
+        }
+        tracing::info!(
+            delay_ms,
+            "/ready says no; requests are served until the drain; a second signal stops at once"
+        );
+        self.stage = Stage::Leaving { until_ns: clock::now_ns() + delay_ms * MS_NS };
+        self.tell_end("/ready says no; requests are still served", delay_ms);
+        self.tell_role(Role::Frontend, &ToRole::Leaving);
+    }
+
     /// Frontends finish the requests in flight, then all roles leave.
     fn drain(&mut self) {
-        let deadline_ns = clock::now_ns() + self.config.lifecycle.drain_timeout_ms * MS_NS;
+        let timeout_ms = self.config.lifecycle.drain_timeout_ms;
+        tracing::info!(timeout_ms, "draining; a second signal stops at once");
+        self.tell_end("draining", 0);
+        let deadline_ns = clock::now_ns() + timeout_ms * MS_NS;
         self.stage = Stage::Draining { deadline_ns };
         self.spare.iter_mut().for_each(Spare::leave);
         self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
+    }
+
+    /// Tells the supervisor that the service ends: after `delay_ms`, the drain, and the time that roles have to leave.
+    fn tell_end(&mut self, status: &str, delay_ms: u64) {
+        let within_ms =
+            delay_ms + self.config.lifecycle.drain_timeout_ms + 2 * self.stop_timeout_ns() / MS_NS;
+        self.notifier.stopping(status, Duration::from_millis(within_ms));
     }
 
     /// Ends a service that cannot continue. It drains first, so that each open request gets its end.
@@ -340,7 +370,7 @@ impl Service {
                 }
                 Ok(())
             }
-            Stage::Serving => {
+            Stage::Serving | Stage::Leaving { .. } => {
                 self.on_role_death(index, status, was_standby);
                 Ok(())
             }
@@ -358,13 +388,15 @@ impl Service {
                     self.open()?;
                 }
             }
-            Stage::Serving => {
+            Stage::Serving | Stage::Leaving { .. } => {
                 self.kill_stuck(now_ns);
                 self.kill_late_standby(now_ns);
                 self.keep_spare(now_ns);
                 let kept = self.check_start_deadlines(now_ns).and_then(|()| self.restart_due(now_ns));
                 if let Err(reason) = kept {
                     self.shut_down(reason);
+                } else if matches!(self.stage, Stage::Leaving { until_ns } if now_ns >= until_ns) {
+                    self.drain();
                 }
             }
             Stage::Draining { deadline_ns } => {
@@ -418,6 +450,7 @@ impl Service {
         }
         let model = &self.config.served_model_name;
         telemetry::say(&format!("pinion is ready: http://{} serves {model}", self.address));
+        self.notifier.ready(&format!("http://{} serves {model}", self.address));
         Ok(())
     }
 

@@ -97,6 +97,8 @@ pub type AdminOutcome = Result<(), String>;
 /// Launcher → role.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToRole {
+    /// A drain follows: answer `/ready` with no, and go on serving.
+    Leaving,
     /// Finish what is in flight, take nothing new, then stop by yourself.
     Drain {
         /// CLOCK_MONOTONIC ns after which the launcher kills.

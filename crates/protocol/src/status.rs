@@ -85,6 +85,8 @@ pub enum Gauge {
     DeviceFreeBytes = 52,
     /// [`Reading`] as a number.
     Reading = 53,
+    /// Engine: requests whose grammar is being compiled; they are not among the waiting ones.
+    RequestsDeferred = 55,
     /// Times that a process of the role has ended because it reached its memory limit.
     MemoryLimitHits = 54,
 }

@@ -1,11 +1,12 @@
 //! Start, drain and end: what an operator and a process manager see.
 
-use pinion_testkit::{Answer, Api, Connection, End, PATIENCE, Server, Signal};
+use pinion_testkit::{Answer, Api, Connection, End, Folder, PATIENCE, Server, Signal};
 use pinion_testkit::{cpus_allowed, descriptor_count, fake_model, is_alive, kill, run_to_end, wait_until};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
-use std::time::Duration;
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
 
 /// Exit codes as docs/OPERATIONS.md has them.
 const EXIT_PORT: i32 = 4;
@@ -176,6 +177,62 @@ fn a_role_that_dies_in_the_drain_is_not_waited_for() {
         assert_eq!(server.wait_exit(PATIENCE).code(), Some(EXIT_DRAIN_CUT), "{name}");
         assert_eq!(server.processes(), [], "{name}");
     }
+}
+
+/// Load balancers look at `/ready` from time to time. Before they have looked, nothing is refused.
+#[test]
+fn requests_are_served_for_a_time_after_ready_says_no() {
+    let mut server = Server::fake(&["--drain-delay", "15s"]);
+    let oracle = server.oracle();
+    server.signal(Signal::SIGTERM);
+    let begin = Instant::now();
+    wait_until("/ready says no", PATIENCE, || (server.get("/ready").status() == 503).then_some(()));
+    assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
+    kill(server.role("frontend-0").expect("it serves").pid, Signal::SIGKILL);
+    wait_until("a successor of the frontend says no, too", PATIENCE, || {
+        let mut connection = Connection::open(server.address()).ok()?;
+        connection.request("GET", "/ready", &[], b"").ok()?;
+        (connection.response().ok()?.status() == 503).then_some(())
+    });
+    let answer = server.ask(Api::Completions, &json!({"prompt": "not yet", "max_tokens": 5}));
+    assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("not yet"), 5)));
+    assert_eq!(server.wait_exit(PATIENCE).code(), Some(0));
+    assert!(begin.elapsed() >= Duration::from_secs(15), "it ended after {:?}", begin.elapsed());
+    assert_eq!(server.processes(), []);
+}
+
+#[test]
+fn a_supervisor_hears_of_the_start_the_life_and_the_end() {
+    let (folder, scratch) = (fake_model(512), Folder::new());
+    let path = scratch.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket can be bound");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
+    let told = || {
+        let mut bytes = [0; 512];
+        let count = socket.recv(&mut bytes).expect("the launcher says something");
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    let variables = [("NOTIFY_SOCKET", path.to_str().expect("UTF-8")), ("WATCHDOG_USEC", "900000")];
+    let mut server =
+        Server::launch_with(folder.path(), &["--backend", "fake", "--drain-delay", "100ms"], &variables);
+    let ready = std::iter::from_fn(|| Some(told())).find(|state| state != "WATCHDOG=1").expect("endless");
+    server.wait_ready();
+    assert_eq!(ready, format!("READY=1\nSTATUS=http://{} serves {}", server.address(), server.model()));
+    assert_eq!((told().as_str(), told().as_str()), ("WATCHDOG=1", "WATCHDOG=1"));
+    let inherits = |pid| {
+        std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|bytes| {
+            bytes.split(|byte| *byte == 0).any(|variable| variable.starts_with(b"NOTIFY_SOCKET="))
+        })
+    };
+    assert!(server.roles().iter().all(|role| !inherits(role.pid)), "a role has the launcher's supervisor");
+    server.signal(Signal::SIGTERM);
+    let states: Vec<String> =
+        std::iter::from_fn(|| Some(told())).filter(|state| state != "WATCHDOG=1").take(2).collect();
+    for (state, status) in states.iter().zip(["/ready says no; requests are still served", "draining"]) {
+        assert!(state.starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=3"), "{state}");
+        assert!(state.ends_with(&format!("STATUS={status}")), "{state}");
+    }
+    assert_eq!(server.wait_exit(PATIENCE).code(), Some(0));
 }
 
 /// As systemd does it: the signal goes to every process of the service.

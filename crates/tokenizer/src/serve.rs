@@ -76,6 +76,7 @@ pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
                 // Links are replaced already, and nothing is kept here between two records. What a dead
                 // frontend's ring still holds belongs to no client any more.
                 ControlEvent::Open
+                | ControlEvent::Leaving
                 | ControlEvent::PeerLost(_)
                 | ControlEvent::PeerReady(_)
                 | ControlEvent::Admin { .. }

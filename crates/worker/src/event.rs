@@ -6,6 +6,8 @@ use pinion_protocol::control::{Admin, AdminOutcome};
 
 /// Something the launcher said. Links are already replaced when the role sees the event.
 pub enum ControlEvent {
+    /// A drain follows: say that no new requests are wanted, and go on serving.
+    Leaving,
     /// Finish what is in flight, take nothing new; the launcher kills at the deadline.
     Drain {
         /// CLOCK_MONOTONIC ns.

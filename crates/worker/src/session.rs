@@ -183,6 +183,7 @@ impl Session {
 
     fn take_message(&mut self, message: ToRole) {
         let event = match message {
+            ToRole::Leaving => ControlEvent::Leaving,
             ToRole::Drain { deadline_ns } => ControlEvent::Drain { deadline_ns },
             ToRole::Stop => ControlEvent::Stop,
             ToRole::Open => ControlEvent::Open,

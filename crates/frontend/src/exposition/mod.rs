@@ -129,12 +129,39 @@ fn escape(text: &str, out: &mut String) {
     }
 }
 
+/// How much the page has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Every family.
+    Whole,
+    /// [`LOAD`] only: for what scrapes many times a second.
+    Load,
+}
+
+impl Extent {
+    fn has(self, name: &str) -> bool {
+        self == Extent::Whole || LOAD.contains(&name)
+    }
+}
+
+/// What an endpoint picker chooses among replicas by.
+const LOAD: &[&str] = &[
+    "pinion_requests_running",
+    "pinion_requests_waiting",
+    "pinion_kv_blocks_used",
+    "pinion_kv_blocks_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+];
+
 /// Renders the page.
-pub(crate) fn render(app: &App, now_ns: u64) -> String {
+pub(crate) fn render(app: &App, extent: Extent, now_ns: u64) -> String {
     let view = View { app, now_ns };
-    let mut out = String::with_capacity(32 << 10);
+    let mut out = String::with_capacity(if extent == Extent::Whole { 32 << 10 } else { 2 << 10 });
     let compatible: &[Family] = if app.settings.vllm_metrics { vllm::FAMILIES } else { &[] };
-    for family in own::FAMILIES.iter().chain(compatible) {
+    for family in own::FAMILIES.iter().chain(compatible).filter(|family| extent.has(family.name)) {
         let Family { name, kind, help, .. } = family;
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
         (family.write)(&view, &mut Series { out: &mut out, family });
@@ -161,6 +188,15 @@ mod tests {
             for suffix in ["_bucket", "_sum", "_count"] {
                 assert!(!name.ends_with(suffix), "{name} looks like a part of a histogram");
             }
+        }
+    }
+
+    #[test]
+    fn every_family_of_the_small_page_exists() {
+        let names: BTreeSet<&str> =
+            own::FAMILIES.iter().chain(vllm::FAMILIES).map(|family| family.name).collect();
+        for name in LOAD {
+            assert!(names.contains(name), "{name}");
         }
     }
 

@@ -43,12 +43,35 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| engines(view, series, |page| Health::word(page, Word::PrefixQueryTokens as usize) as f64)),
     family("vllm:prefix_cache_hits_total", Counter, "Prefix cache hits, in terms of number of cached tokens.",
         |view, series| engines(view, series, |page| Health::word(page, Word::PrefixHitTokens as usize) as f64)),
+    family("vllm:gpu_cache_usage_perc", Gauge, "The same as vllm:kv_cache_usage_perc, by its former name.",
+        |view, series| engines(view, series, kv_share)),
+    family("vllm:gpu_prefix_cache_queries_total", Counter, "The same as vllm:prefix_cache_queries_total, by its former name.",
+        |view, series| engines(view, series, |page| Health::word(page, Word::PrefixQueryTokens as usize) as f64)),
+    family("vllm:gpu_prefix_cache_hits_total", Counter, "The same as vllm:prefix_cache_hits_total, by its former name.",
+        |view, series| engines(view, series, |page| Health::word(page, Word::PrefixHitTokens as usize) as f64)),
+    Family { name: "vllm:num_requests_waiting_by_reason", kind: Gauge,
+        help: "Waiting requests by reason: no room in the batch or the cache, or a grammar that is being compiled.",
+        labels: &["model_name", "engine", "reason"],
+        write: |view, series| for (peer, page) in view.pages(Role::Engine) {
+            for (reason, word) in [("capacity", Word::RequestsWaiting), ("deferred", Word::RequestsDeferred)] {
+                series.put(&[&view.app.limits.model, &peer.index, &reason], Health::word(page, word as usize));
+            }
+        } },
+    Family { name: "vllm:engine_sleep_state", kind: Gauge, help: "1 for the state that the engine is in; it never sleeps.",
+        labels: &["model_name", "engine", "sleep_state"],
+        write: |view, series| for (peer, _) in view.pages(Role::Engine) {
+            for state in ["awake", "weights_offloaded", "discard_all"] {
+                series.put(&[&view.app.limits.model, &peer.index, &state], u8::from(state == "awake"));
+            }
+        } },
     family("vllm:num_preemptions_total", Counter, "Cumulative number of preemptions from the engine.",
         |view, series| engines(view, series, |page| Health::word(page, Word::Preemptions as usize) as f64)),
     family("vllm:prompt_tokens_total", Counter, "Number of prefill tokens processed.",
         |view, series| number(view, series, |metrics| metrics.live_prompt_tokens.get())),
     family("vllm:generation_tokens_total", Counter, "Number of generation tokens processed.",
         |view, series| number(view, series, |metrics| metrics.live_generated_tokens.get())),
+    family("vllm:prompt_tokens_cached_total", Counter, "Number of prompt tokens of ended requests that came from the prefix cache.",
+        |view, series| number(view, series, |metrics| metrics.cached_tokens.get())),
     Family { name: "vllm:request_success_total", kind: Counter, help: "Count of finished requests by how they ended.",
         labels: &["model_name", "engine", "finished_reason"], write: finished },
     family("vllm:time_to_first_token_seconds", Histogram, "Histogram of time to first token in seconds.",
@@ -72,6 +95,10 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| histogram(view, series, |metrics| &metrics.phases.prompt_tokens)),
     family("vllm:request_generation_tokens", Histogram, "Number of generation tokens of finished requests.",
         |view, series| histogram(view, series, |metrics| &metrics.phases.generated_tokens)),
+    family("vllm:request_params_n", Histogram, "Histogram of the n request parameter.",
+        |view, series| histogram(view, series, |metrics| &metrics.choices_asked)),
+    family("vllm:request_params_max_tokens", Histogram, "Histogram of the max_tokens request parameter, where it is given.",
+        |view, series| histogram(view, series, |metrics| &metrics.tokens_asked)),
 ];
 
 /// One series per engine, from its status page.

@@ -37,6 +37,8 @@ impl Ledger {
         };
         self.metrics.end(request.facts.route, reason);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
+        let cached_tokens = request.finished().map_or(0, |finished| finished.cached_tokens);
+        self.metrics.cached_tokens.add(u64::from(cached_tokens));
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
         if matches!(reason, EndReason::Stop | EndReason::Length) {
             end.inspect(|ns| self.metrics.end_to_end.observe_ns(*ns));

@@ -52,6 +52,13 @@ fn operation(route: Route) -> Operation {
         Route::Ready => Operation { errors: &[405, 503], ..looks("Are requests taken?", Some("State")) },
         Route::Live => looks("Does this process answer?", Some("State")),
         Route::Metrics => Operation { also: &["text/plain"], ..looks("Prometheus text.", None) },
+        Route::MetricsLoad => {
+            Operation { also: &["text/plain"], ..looks("The load, as Prometheus text.", None) }
+        }
+        Route::Loads => looks("The load of each engine, as SGLang says it.", Some("Loads")),
+        Route::Ping => Operation { errors: &[405, 503], ..looks("As /health.", Some("Health")) },
+        Route::V2Live => looks("As /live.", Some("State")),
+        Route::V2Ready => Operation { errors: &[405, 503], ..looks("As /ready.", Some("State")) },
         Route::Version => looks("Name and version.", Some("Version")),
         Route::Embeddings => Operation { errors: &[401, 405, 501], ..looks("Not served.", None) },
         Route::OpenApi => looks("This document.", Some("Document")),
@@ -92,7 +99,8 @@ fn path_item(route: Route) -> Value {
         responses.insert("200".to_owned(), json!({"description": "The answer.", "content": content}));
     }
     for status in errors {
-        let state = *status == 503 && matches!(route, Route::Health | Route::Ready);
+        let state =
+            *status == 503 && matches!(route, Route::Health | Route::Ready | Route::Ping | Route::V2Ready);
         let response = if state {
             json!({"description": "Not now.", "content": {"application/json": {"schema": reference("State")}}})
         } else {

@@ -123,6 +123,7 @@ impl Default for Options {
             profiled: false,
             block_size: 16,
             kv_blocks: 64,
+            running_max: 8,
         };
         let (reasons, defaults) = (false, SamplingDefaults::NONE);
         Options { slots: 8, settings, buffer_bytes_max: 1 << 20, resume: true, reasons, defaults }
@@ -207,6 +208,8 @@ impl Harness {
             orders: Orders::new(sent.clone(), ORDER_TIMEOUT),
             recorder,
             spans: vec![(Peer::new(Role::Frontend, 0), 0, ring)],
+            leaving: Cell::new(false),
+            load: RefCell::default(),
             started_unix_s: 1_790_000_000,
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

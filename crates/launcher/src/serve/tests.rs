@@ -6,6 +6,7 @@ use super::{MS_NS, Service, Stage, TICK};
 use crate::admin::Orders;
 use crate::host::{Host, RoleMain};
 use crate::member::{Member, RoleEvent};
+use crate::notify::Notifier;
 use crate::profile::Recording;
 use crate::wiring::Wiring;
 use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
@@ -59,6 +60,7 @@ fn service(config: Config, host: Host) -> Service {
         spare: None,
         orders: Orders::default(),
         recording: Recording::default(),
+        notifier: Notifier::default(),
         stage: Stage::Serving,
         restarts: 0,
         unannounced: Vec::new(),

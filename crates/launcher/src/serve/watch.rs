@@ -1,6 +1,6 @@
 //! Roles that die, hang or start too slowly, and their restarts.
 
-use super::{MS_NS, OWN_PAUSE_NS, Service};
+use super::{MS_NS, OWN_PAUSE_NS, Service, Stage};
 use crate::ending::Ending;
 use crate::member::Member;
 use crate::restart::Verdict;
@@ -23,6 +23,7 @@ impl Service {
             Gauge::KvBlocksUsed,
             Gauge::RequestsRunning,
             Gauge::RequestsWaiting,
+            Gauge::RequestsDeferred,
             Gauge::DecodeStates,
             Gauge::CorruptEdges,
         ] {
@@ -116,6 +117,9 @@ impl Service {
             self.tell_others(peer, &ToRole::PeerReady { peer });
             if peer.role == Role::Frontend {
                 self.members[index].tell(&self.wiring, &ToRole::Open);
+                if matches!(self.stage, Stage::Leaving { .. }) {
+                    self.members[index].tell(&self.wiring, &ToRole::Leaving);
+                }
             }
         }
     }
