@@ -235,6 +235,9 @@ pub struct Config {
     pub reasoning_parser: ReasoningParser,
     /// How tokens are drawn where a request does not say it.
     pub sampling_defaults: SamplingDefaults,
+    /// Requests with a field that nothing knows are refused. Older recordings do not say it.
+    #[serde(default)]
+    pub strict_fields: bool,
     /// How attention runs.
     pub attention: AttentionKind,
     /// What the fake backend does beside giving tokens.

@@ -30,6 +30,8 @@ pub(crate) struct Stream {
     pub(crate) waiting: Waiting,
     /// What ended the text is part of it.
     include_stop: bool,
+    /// Special tokens show their names.
+    shows_special: bool,
     /// Tokens that are sent by themselves, with what they show.
     marks: Vec<(u32, &'static str)>,
     text: TextStream,
@@ -53,6 +55,7 @@ impl Stream {
             has_text: false,
             waiting: Waiting::new(interval),
             include_stop: open.include_stop,
+            shows_special: open.special,
             marks: if open.marks { marks(codec) } else { Vec::new() },
             text: TextStream::new(codec),
             stop: StopMatcher::new(open.stop).including(open.include_stop),
@@ -165,7 +168,15 @@ impl Stream {
     /// True if a stop string was found.
     fn push(&mut self, codec: &TextCodec, token: u32, piece: &mut String, text: &mut String) -> bool {
         piece.clear();
-        self.text.push(codec, token, piece);
+        match self.shows_special.then(|| codec.special_token(token)).flatten() {
+            None => self.text.push(codec, token, piece),
+            Some(name) => {
+                // No character reaches across it.
+                self.text.finish(codec, piece);
+                self.text.push(codec, token, piece);
+                piece.push_str(&name);
+            }
+        }
         self.stop.push(piece, text)
     }
 

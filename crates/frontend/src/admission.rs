@@ -6,15 +6,16 @@
 //! parameters in [`crate::sampling`], grammars in [`crate::grammar`].
 
 use crate::chat;
-use crate::grammar::grammar;
+use crate::grammar::{grammar, limited};
 use crate::json::{Fields, as_integer};
 use crate::prompts;
 use crate::sampling::{logprobs, sampling};
 use crate::thoughts::ReasoningPlan;
 use crate::tools::{CallPlan, CallReading, Tools, forced, tools};
+use crate::unknown::{in_its_words, leftovers, synonyms};
 use pinion_config::SamplingDefaults;
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
-use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode, Reasoning, Sampling};
 use pinion_text::tools::Shape;
 use serde_json::Value;
@@ -45,6 +46,8 @@ pub struct Limits {
     pub reasons: bool,
     /// How tokens are drawn where a request does not say it.
     pub defaults: SamplingDefaults,
+    /// A field that nothing knows is refused.
+    pub strict_fields: bool,
 }
 
 /// A generation request in which every value is in range.
@@ -58,16 +61,22 @@ pub struct Admitted {
     pub user: Option<String>,
     /// Send a usage chunk at the end of the stream.
     pub include_usage: bool,
+    /// Send the counts so far with every chunk.
+    pub usage_in_chunks: bool,
     /// How to draw.
     pub sampling: Sampling,
     /// What to continue; each is answered for itself.
     pub prompts: Vec<Prompt>,
+    /// How much of each is used.
+    pub truncation: Truncation,
     /// Answers for each prompt.
     pub choices_per_prompt: u32,
     /// Strings that end the text.
     pub stop: Vec<String>,
     /// Whether what ended the text is part of it.
     pub include_stop: bool,
+    /// Whether special tokens show their names.
+    pub special: bool,
     /// How tool calls are found in the text, if there may be any.
     pub calls: Option<CallPlan>,
     /// How reasoning is found in the text, if it is looked for.
@@ -76,6 +85,8 @@ pub struct Admitted {
     pub timings: bool,
     /// What the answer shows besides the text.
     pub shown: Shown,
+    /// Names of fields that nothing knows.
+    pub ignored: Vec<String>,
 }
 
 /// What an answer shows besides the generated text.
@@ -89,6 +100,8 @@ pub struct Shown {
     pub prompt_logprobs: Option<u32>,
     /// Of each prompt's answers only so many are shown, the likeliest.
     pub best: Option<u32>,
+    /// The ids of prompt and answer.
+    pub token_ids: bool,
 }
 
 impl Shown {
@@ -102,7 +115,7 @@ impl Shown {
 /// "not wanted". Absent and null always pass.
 type Harmless = fn(&Value) -> bool;
 
-const fn unsupported() -> [(&'static str, Harmless); 19] {
+const fn unsupported() -> [(&'static str, Harmless); 20] {
     let zero: Harmless = |v| v.as_f64() == Some(0.0);
     let no: Harmless = |v| v.as_bool() == Some(false);
     let empty_array: Harmless = |v| v.as_array().is_some_and(Vec::is_empty);
@@ -112,6 +125,7 @@ const fn unsupported() -> [(&'static str, Harmless); 19] {
         ("top_logprobs", zero),
         ("prompt_logprobs", |_| false),
         ("echo", no),
+        ("return_token_ids", no),
         ("suffix", |v| v.as_str() == Some("")),
         ("tools", empty_array),
         ("tool_choice", no_choice),
@@ -134,6 +148,11 @@ const fn unsupported() -> [(&'static str, Harmless); 19] {
 /// seed.
 pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     let mut fields = Fields::parse(body)?;
+    let used = synonyms(api, &mut fields)?;
+    admit_fields(api, fields, limits, fresh_seed).map_err(|fault| in_its_words(fault, &used))
+}
+
+fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     check_model(&mut fields, limits)?;
     let shown = shown(api, &mut fields)?;
     let Tools { offered, plan: calls, schema } = match api {
@@ -141,20 +160,16 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         Api::Completions | Api::Generate => Tools::default(),
     };
     let written = grammar(api, &mut fields)?;
-    let grammar = forced(schema, written)?;
+    let grammar = limited(forced(schema, written)?, &mut fields, limits)?;
     check_unsupported(api, &mut fields)?;
-    let prompts = match api {
-        Api::Completions | Api::Generate => prompts::prompts(&mut fields, limits, api == Api::Completions)?,
-        Api::Chat => vec![chat::prompt(&mut fields, offered)?],
-    };
-    let prompts = match api {
-        Api::Completions => prompts::framed(&mut fields, prompts)?,
-        Api::Chat | Api::Generate => prompts,
-    };
+    let (prompts, truncation) = prompt(api, &mut fields, limits, offered, &shown)?;
     let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;
     let shown = Shown { best, ..shown };
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
+    let special = !fields.boolean("skip_special_tokens")?.unwrap_or(true);
+    // It is for tokenizers written in Python; a text from tokenizer.json is the same either way.
+    fields.boolean("spaces_between_special_tokens")?;
     let reasoning = match api {
         Api::Chat => reasoning(&mut fields, limits, calls.as_ref(), &stop)?,
         Api::Completions | Api::Generate => None,
@@ -169,34 +184,77 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
         return Err(Fault::field("max_tokens", "max_tokens may be 0 only with echo or prompt_logprobs"));
     }
     let (priority, user) = (priority(&mut fields)?, user(&mut fields)?);
-    let stream = fields.boolean("stream")?.unwrap_or(false);
-    if stream && shown.prompt_logprobs.is_some() {
-        return Err(Fault::field("prompt_logprobs", "prompt_logprobs are not available when stream is true"));
-    }
-    if stream && best.is_some() {
-        return Err(Fault::field("best_of", "best_of above n is not available when stream is true"));
-    }
-    let include_usage = stream_options(&mut fields, stream)?;
-    let timings = fields.boolean("timings")?.unwrap_or(false);
-    if timings && stream && api == Api::Generate {
-        return Err(Fault::field("timings", "timings have no place in a stream of bare text"));
-    }
+    let Delivery { stream, include_usage, usage_in_chunks, timings } = delivery(api, &mut fields, &shown)?;
+    let ignored = leftovers(api, &fields, limits.strict_fields)?;
     let admitted = Admitted {
         priority,
         user,
         stream,
         include_usage,
+        usage_in_chunks,
         sampling,
         prompts,
+        truncation,
         choices_per_prompt,
         stop,
         include_stop,
+        special,
         timings,
         shown,
         calls,
         reasoning,
+        ignored,
     };
     Ok(admitted)
+}
+
+/// What is to be continued, and how much of it is used.
+fn prompt(
+    api: Api,
+    fields: &mut Fields,
+    limits: &Limits,
+    tools: Option<Value>,
+    shown: &Shown,
+) -> Result<(Vec<Prompt>, Truncation), Fault> {
+    let truncation = prompts::truncation(fields)?;
+    if truncation != Truncation::Never && (shown.echo || shown.prompt_logprobs.is_some()) {
+        let message = "truncate_prompt_tokens leaves out what echo and prompt_logprobs show";
+        return Err(Fault::field("truncate_prompt_tokens", message));
+    }
+    let list = (api == Api::Completions, truncation);
+    let prompts = match api {
+        Api::Completions => {
+            let prompts = prompts::prompts(fields, limits, list)?;
+            prompts::framed(fields, prompts)?
+        }
+        Api::Generate => prompts::prompts(fields, limits, list)?,
+        Api::Chat => vec![chat::prompt(fields, tools)?],
+    };
+    Ok((prompts, truncation))
+}
+
+/// How the answer leaves.
+struct Delivery {
+    stream: bool,
+    include_usage: bool,
+    usage_in_chunks: bool,
+    timings: bool,
+}
+
+fn delivery(api: Api, fields: &mut Fields, shown: &Shown) -> Result<Delivery, Fault> {
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    if stream && shown.prompt_logprobs.is_some() {
+        return Err(Fault::field("prompt_logprobs", "prompt_logprobs are not available when stream is true"));
+    }
+    if stream && shown.best.is_some() {
+        return Err(Fault::field("best_of", "best_of above n is not available when stream is true"));
+    }
+    let (include_usage, usage_in_chunks) = stream_options(fields, stream)?;
+    let timings = fields.boolean("timings")?.unwrap_or(false);
+    if timings && stream && api == Api::Generate {
+        return Err(Fault::field("timings", "timings have no place in a stream of bare text"));
+    }
+    Ok(Delivery { stream, include_usage, usage_in_chunks, timings })
 }
 
 /// `include_reasoning`, and whether there is any.
@@ -225,7 +283,12 @@ fn shown(api: Api, fields: &mut Fields) -> Result<Shown, Fault> {
         Api::Generate => None,
     };
     let prompt_logprobs = prompt_logprobs.and_then(|n| u32::try_from(n).ok());
-    Ok(Shown { echo, logprobs, prompt_logprobs, best: None })
+    let token_ids = match api {
+        Api::Completions | Api::Chat => fields.boolean("return_token_ids")?.unwrap_or(false),
+        // Left to the fields that are not supported.
+        Api::Generate => false,
+    };
+    Ok(Shown { echo, logprobs, prompt_logprobs, best: None, token_ids })
 }
 
 /// As vLLM has it: a lower value is served earlier.
@@ -331,16 +394,20 @@ fn check_unsupported(api: Api, fields: &mut Fields) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns `include_usage`.
-fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, Fault> {
-    let Some(mut options) = fields.object("stream_options")? else { return Ok(false) };
+/// Returns `include_usage`, and whether every chunk has the counts, which is for those only that want them at the end.
+fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), Fault> {
+    let Some(mut options) = fields.object("stream_options")? else { return Ok((false, false)) };
     if !stream {
         return Err(Fault::field("stream_options", "stream_options is allowed only when stream is true"));
     }
-    let include_usage = options
-        .boolean("include_usage")
-        .map_err(|fault| Fault { param: Some("stream_options.include_usage".to_owned()), ..fault })?;
-    Ok(include_usage.unwrap_or(false))
+    let mut option = |name: &str| {
+        let value = options.boolean(name);
+        let value =
+            value.map_err(|fault| Fault { param: Some(format!("stream_options.{name}")), ..fault })?;
+        Ok::<bool, Fault>(value.unwrap_or(false))
+    };
+    let include_usage = option("include_usage")?;
+    Ok((include_usage, option("continuous_usage_stats")? && include_usage))
 }
 
 /// A token id from a JSON value.

@@ -10,6 +10,7 @@ use crate::body::{AnswerBody, End, Stream};
 use crate::calls::{Call, Calls};
 use crate::claim::claim;
 use crate::errors::Refusal;
+use crate::extras::Extras;
 use crate::intake::{read, read_body};
 use crate::json::Fields;
 use crate::ledger::Origin;
@@ -23,6 +24,7 @@ use crate::thoughts::Thoughts;
 use crate::ticket::Ticket;
 use crate::timeline::{Timeline, Timings};
 use crate::trace::{TRACE_SECONDS_MAX, Trace};
+use crate::unknown;
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
@@ -60,16 +62,22 @@ pub(crate) async fn serve(
     let admitted = read(app, body, move |body, limits| admit(api, body, limits, seed)).await;
     let admitted = admitted.inspect_err(|_| record(0))?;
     let shown = admitted.shown;
+    let ignored = unknown::header(&admitted.ignored);
+    app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
     let echoes = if shown.echo { echoes(app, &arrival, &admitted.prompts).await? } else { Vec::new() };
-    let begun = begin_all(app, &arrival, api, admitted, &echoes);
+    let prompt_ids = if shown.token_ids { Some(prompt_ids(app, &arrival, &admitted).await?) } else { None };
+    let begun = begin_all(app, &arrival, api, admitted, &echoes, prompt_ids);
     let first = begun.as_ref().ok().and_then(|begun| begun.tickets.first());
     record(first.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id)));
     let Begun { tickets, head, stream, choices_per_prompt } = begun?;
-    if stream {
-        stream_answer(app, tickets, head, choices_per_prompt).await
-    } else {
-        whole_answer(tickets, head, choices_per_prompt, shown).await
+    let mut response = match stream {
+        true => stream_answer(app, tickets, head, choices_per_prompt).await?,
+        false => whole_answer(tickets, head, choices_per_prompt, shown).await?,
+    };
+    if let Some(value) = HeaderValue::try_from(ignored).ok().filter(|value| !value.is_empty()) {
+        response.headers_mut().insert(HeaderName::from_static("x-pinion-ignored-fields"), value);
     }
+    Ok(response)
 }
 
 /// Requests that are on their way, and how their answer leaves.
@@ -86,10 +94,11 @@ fn begin_all(
     api: Api,
     admitted: Admitted,
     echoes: &[String],
+    prompt_ids: Option<Vec<Vec<u32>>>,
 ) -> Result<Begun, Fault> {
     let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
     let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
-    let head = head(app, api, admitted.include_usage);
+    let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
     let tickets = begin(app, arrival, admitted, head.as_ref())?;
     if asked || shown.echo {
         let alternatives = shown.logprobs.unwrap_or(0) as usize;
@@ -98,7 +107,33 @@ fn begin_all(
             ticket.request.borrow_mut().show_prompt(PromptPart::new(text, asked, alternatives));
         }
     }
+    if prompt_ids.is_some() || has_counts {
+        for (index, ticket) in tickets.iter().enumerate() {
+            let ids = prompt_ids.as_ref().and_then(|ids| ids.get(index / choices_per_prompt)).cloned();
+            ticket.request.borrow_mut().show(Extras::new(ids, has_counts));
+        }
+    }
     Ok(Begun { tickets, head, stream, choices_per_prompt })
+}
+
+/// The ids of prompts: texts and chats are encoded once more for it.
+async fn prompt_ids(app: &App, arrival: &Arrival, of: &Admitted) -> Result<Vec<Vec<u32>>, Refusal> {
+    let kept = of.truncation.kept(app.limits.max_model_len, of.sampling.max_tokens);
+    let mut all = Vec::with_capacity(of.prompts.len());
+    for prompt in &of.prompts {
+        let mut ids = match prompt {
+            Prompt::Ids(ids) => ids.clone(),
+            Prompt::Text(_) | Prompt::Bare(_) | Prompt::Chat(_) => {
+                let origin = Origin { route: Route::Tokenize, ..origin(arrival) };
+                let ticket = Ticket::begin(&app.ledger, origin, Job::Encode(prompt.clone()), Form::Whole)?;
+                let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+                ids
+            }
+        };
+        ids.drain(..ids.len().saturating_sub(kept));
+        all.push(ids);
+    }
+    Ok(all)
 }
 
 /// The texts of prompts. Those of token ids are decoded first: then nothing of the answer waits for them.
@@ -133,9 +168,11 @@ fn begin(
         stream,
         sampling,
         prompts,
+        truncation,
         choices_per_prompt,
         stop,
         include_stop,
+        special,
         timings,
         calls,
         reasoning,
@@ -153,9 +190,11 @@ fn begin(
     }
     for prompt in prompts {
         for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
-            let sampling = Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() };
+            let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
             let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
-            let job = Job::Generate { claim, sampling, prompt, stop: stop.clone(), include_stop, marks };
+            let stop = stop.clone();
+            let job =
+                Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
             let form = match head.filter(|_| stream) {
                 Some(head) if count > 1 => {
@@ -308,6 +347,8 @@ struct Part {
     scores: Vec<TokenScore>,
     prompt: Vec<PromptScore>,
     calls: Vec<Call>,
+    /// Those of the prompt and of the answer, if they are shown.
+    ids: Option<(Vec<u32>, Vec<u32>)>,
     /// Knows what calls make of the ending.
     finder: Option<Box<Calls>>,
 }
@@ -323,7 +364,8 @@ impl Part {
             (text, calls) = finder.read(&text);
         }
         let reasoning = request.take_reasoning();
-        Ok(Part { text, reasoning, scores: request.take_scores(), prompt, calls, finder })
+        let (scores, ids) = (request.take_scores(), request.shown_ids());
+        Ok(Part { text, reasoning, scores, prompt, calls, ids, finder })
     }
 
     fn answer(&self, ending: Ending, head: Option<&Head>, shown: Shown) -> Answer<'_> {
@@ -342,6 +384,8 @@ impl Part {
             calls: &self.calls,
             logprobs,
             prompt_logprobs: prompt,
+            token_ids: self.ids.as_ref().map(|(_, ids)| ids.as_slice()),
+            prompt_token_ids: self.ids.as_ref().map(|(ids, _)| ids.as_slice()),
             ending,
         }
     }

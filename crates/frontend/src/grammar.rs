@@ -4,12 +4,15 @@
 //! Called by [`crate::admission`] only. Shapes and sizes are checked here; whether a schema, an expression or a grammar
 //! makes sense is the tokenizer's to say, which compiles it.
 
-use crate::admission::Api;
+use crate::admission::{Api, Limits, token_id};
 use crate::json::{Fields, check_depth, wrong_type};
 use crate::schemas::close;
 use pinion_protocol::limits::{GRAMMAR_BYTES_MAX, GRAMMAR_CHOICES_MAX};
 use pinion_protocol::{Fault, Grammar, GrammarField, GrammarKind};
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// vLLM's field for white space in JSON, which is compact without it.
+const SPACE: &str = "guided_whitespace_pattern";
 
 /// Characters of a schema's name, as OpenAI has it.
 const SCHEMA_NAME_CHARS_MAX: usize = 64;
@@ -29,8 +32,10 @@ const STRUCTURED: [(&str, GrammarKind); 4] = [
     ("grammar", GrammarKind::Lark),
 ];
 /// Members of `structured_outputs` that would change the text and are not supported.
-const STRUCTURED_REFUSED: [&str; 4] =
-    ["structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"];
+const STRUCTURED_REFUSED: [&str; 1] = ["structural_tag"];
+/// White space in one place of a JSON text where any is allowed: a line break and the indentation of ten levels. Weak models
+/// take all of it.
+const ANY_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,21}";
 
 /// The one grammar of a request, if it has one. `/generate` has none: its fields stay for those who refuse them.
 pub(crate) fn grammar(api: Api, fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
@@ -40,13 +45,35 @@ pub(crate) fn grammar(api: Api, fields: &mut Fields) -> Result<Option<Grammar>, 
     let mut found = response_format(fields)?;
     for (field, kind) in GUIDED {
         if let Some(value) = fields.take(field.name()) {
-            put(&mut found, written(field, field.name(), kind, value)?)?;
+            put(&mut found, written(field, field.name(), kind, value, close)?)?;
         }
     }
     if let Some(mut members) = fields.object(GrammarField::StructuredOutputs.name())? {
         put(&mut found, structured_outputs(&mut members)?)?;
     }
-    Ok(found)
+    match fields.take(SPACE) {
+        None => Ok(found),
+        Some(Value::String(pattern)) => spaced(found, SPACE, &pattern).map(Some),
+        Some(other) => Err(wrong_type(SPACE, "an expression", &other)),
+    }
+}
+
+/// The JSON grammar with white space that matches `pattern`. `name` is the field that has it.
+fn spaced(grammar: Option<Grammar>, name: &str, pattern: &str) -> Result<Grammar, Fault> {
+    let misplaced = || Fault::field(name, format!("{name} is only for JSON and JSON schemas"));
+    let Grammar { kind, field, text } = grammar.ok_or_else(misplaced)?;
+    let mut schema: Value = match kind {
+        GrammarKind::JsonObject => json!({"type": "object"}),
+        GrammarKind::JsonSchema => serde_json::from_str(&text).map_err(|_| misplaced())?,
+        GrammarKind::Regex | GrammarKind::Choice | GrammarKind::Lark | GrammarKind::Tokens => {
+            return Err(misplaced());
+        }
+    };
+    if pattern.is_empty() {
+        return Err(Fault::field(name, format!("{name} must not be empty")));
+    }
+    schema["x-guidance"] = json!({"whitespace_pattern": pattern});
+    bounded(field, name, GrammarKind::JsonSchema, schema.to_string())
 }
 
 /// Keeps a grammar if it is the first.
@@ -120,10 +147,17 @@ fn structured_outputs(members: &mut Fields) -> Result<Grammar, Fault> {
             ));
         }
     }
+    let mut switch = |member: &str| {
+        let value = members.boolean(member);
+        value.map_err(|fault| Fault { param: Some(full(member)), ..fault })
+    };
+    let is_compact = switch("disable_any_whitespace")?;
+    let is_closed = switch("disable_additional_properties")?.unwrap_or(true);
     let mut found = None;
     for (member, kind) in STRUCTURED {
         if let Some(value) = members.take(member) {
-            put(&mut found, written(FIELD, &full(member), kind, value)?)?;
+            let close: fn(&mut Value) = if is_closed { close } else { |_: &mut Value| {} };
+            put(&mut found, written(FIELD, &full(member), kind, value, close)?)?;
         }
     }
     let any =
@@ -131,25 +165,83 @@ fn structured_outputs(members: &mut Fields) -> Result<Grammar, Fault> {
     if any?.unwrap_or(false) {
         put(&mut found, any_object(FIELD))?;
     }
-    found.ok_or_else(|| {
+    let found = found.ok_or_else(|| {
         let message = "structured_outputs must have one of json, regex, choice, grammar and json_object";
         Fault::field(FIELD.name(), message)
-    })
+    })?;
+    match (members.take("whitespace_pattern"), is_compact) {
+        (None, None | Some(true)) => Ok(found),
+        // It says nothing of what is no JSON.
+        (None, Some(false)) if !matches!(found.kind, GrammarKind::JsonObject | GrammarKind::JsonSchema) => {
+            Ok(found)
+        }
+        (None, Some(false)) => spaced(Some(found), &full("disable_any_whitespace"), ANY_SPACE),
+        (Some(Value::String(pattern)), None | Some(false)) => {
+            spaced(Some(found), &full("whitespace_pattern"), &pattern)
+        }
+        (Some(Value::String(_)), Some(true)) => {
+            let name = full("whitespace_pattern");
+            Err(Fault::field(&name, format!("{name} and disable_any_whitespace exclude each other")))
+        }
+        (Some(other), _) => Err(wrong_type(&full("whitespace_pattern"), "an expression", &other)),
+    }
+}
+
+/// `allowed_token_ids` and `bad_words`, which no grammar can stand beside: both say which tokens may be drawn.
+pub(crate) fn limited(
+    grammar: Option<Grammar>,
+    fields: &mut Fields,
+    limits: &Limits,
+) -> Result<Option<Grammar>, Fault> {
+    const IDS: GrammarField = GrammarField::AllowedTokenIds;
+    const WORDS: GrammarField = GrammarField::BadWords;
+    let (mut rules, mut field) = (json!({}), None);
+    match fields.take(WORDS.name()) {
+        None => {}
+        Some(Value::Array(words)) if words.is_empty() => {}
+        Some(Value::Array(words)) => {
+            checked_choices(WORDS.name(), words.clone())?;
+            (rules["words"], field) = (words.into(), Some(WORDS));
+        }
+        Some(other) => return Err(wrong_type(WORDS.name(), "an array of strings", &other)),
+    }
+    match fields.take(IDS.name()) {
+        None => {}
+        Some(Value::Array(ids)) if !ids.is_empty() => {
+            ids.iter().try_for_each(|id| token_id(IDS.name(), id, limits).map(drop))?;
+            (rules["allowed"], field) = (ids.into(), Some(IDS));
+        }
+        Some(other) => return Err(wrong_type(IDS.name(), "an array of token ids that is not empty", &other)),
+    }
+    match (grammar, field) {
+        (grammar, None) => Ok(grammar),
+        (None, Some(field)) => bounded(field, field.name(), GrammarKind::Tokens, rules.to_string()).map(Some),
+        (Some(grammar), Some(field)) => {
+            let (name, other) = (field.name(), grammar.field.name());
+            Err(Fault::field(name, format!("{name} and {other} exclude each other")))
+        }
+    }
 }
 
 fn any_object(field: GrammarField) -> Grammar {
     Grammar { kind: GrammarKind::JsonObject, field, text: "".into() }
 }
 
-/// A grammar as vLLM's fields have it: `name` is what the client called it.
-fn written(field: GrammarField, name: &str, kind: GrammarKind, value: Value) -> Result<Grammar, Fault> {
+/// A grammar as vLLM's fields have it: `name` is what the client called it, `close` says what becomes of a schema's objects.
+fn written(
+    field: GrammarField,
+    name: &str,
+    kind: GrammarKind,
+    value: Value,
+    close: fn(&mut Value),
+) -> Result<Grammar, Fault> {
     let text = match (kind, value) {
         (GrammarKind::JsonSchema, mut schema @ Value::Object(_)) => {
             close(&mut schema);
             schema.to_string()
         }
         // A schema may come as text; whether it is JSON is said here, as for all other JSON.
-        (GrammarKind::JsonSchema, Value::String(text)) => parsed_schema(name, &text)?,
+        (GrammarKind::JsonSchema, Value::String(text)) => parsed_schema(name, &text, close)?,
         (GrammarKind::JsonSchema, other) => return Err(wrong_type(name, "a JSON schema", &other)),
         (GrammarKind::Choice, Value::Array(choices)) => checked_choices(name, choices)?,
         (GrammarKind::Choice, other) => return Err(wrong_type(name, "an array of strings", &other)),
@@ -159,7 +251,7 @@ fn written(field: GrammarField, name: &str, kind: GrammarKind, value: Value) -> 
     bounded(field, name, kind, text)
 }
 
-fn parsed_schema(name: &str, text: &str) -> Result<String, Fault> {
+fn parsed_schema(name: &str, text: &str, close: fn(&mut Value)) -> Result<String, Fault> {
     let not_json = |reason: String| Fault::field(name, format!("{name} is not a JSON schema: {reason}"));
     check_depth(text.as_bytes()).map_err(|fault| not_json(fault.message))?;
     let mut schema: Value = serde_json::from_str(text).map_err(|error| not_json(error.to_string()))?;

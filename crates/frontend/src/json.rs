@@ -95,6 +95,16 @@ impl Fields {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Adds a field.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    /// What has not been read and is not `null`.
+    pub fn rest(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.0.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.as_str(), value))
+    }
+
     /// Whether a field is there and not `null`; it stays.
     pub fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())

@@ -332,6 +332,11 @@ impl Ledger {
         if request.borrow().facts.timings {
             request.borrow_mut().timeline = self.timeline(id, received_ns);
         }
+        if request.borrow().shows_counts() {
+            let counted = |counter| self.counted(id, counter);
+            let (prompt, cached) = (counted(Counter::PromptTokens), counted(Counter::CachedTokens));
+            request.borrow_mut().count_prompt(prompt, cached);
+        }
         match apply(&mut request.borrow_mut()) {
             Next::Continue => {}
             Next::Cancel => self.cancel(id),

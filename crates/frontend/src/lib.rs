@@ -18,6 +18,7 @@ mod connections;
 mod cors;
 pub mod errors;
 mod exposition;
+pub mod extras;
 mod framing;
 mod generate;
 mod grammar;
@@ -54,6 +55,7 @@ pub mod timeline;
 mod tokens;
 pub mod tools;
 mod trace;
+mod unknown;
 
 use admission::Limits;
 use app::{App, Numbers, Settings};
@@ -131,6 +133,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
             calls,
             reasons,
             defaults: config.sampling_defaults.clone(),
+            strict_fields: config.strict_fields,
         },
         settings: Settings::new(config),
         health: Health { pages },

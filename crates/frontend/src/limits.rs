@@ -38,6 +38,8 @@ pub const FUNCTION_NAME_BYTES_MAX: usize = 64;
 pub const TOOLS_MAX: usize = 128;
 /// Bytes of those, as JSON.
 pub const TOOLS_BYTES_MAX: usize = 256 << 10;
+/// Calls of an answer that is forced to have some: a model that adds calls without end would fill its context.
+pub const FORCED_CALLS_MAX: usize = 16;
 /// Documents of one chat.
 pub const DOCUMENTS_MAX: usize = 1024;
 /// Bytes of the name of a chat template.
@@ -46,6 +48,10 @@ pub const TEMPLATE_NAME_BYTES_MAX: usize = 64;
 pub const TEMPLATE_KWARGS_MAX: usize = 64;
 /// Bytes of those and their values, as JSON.
 pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the name of a field that is ignored, as the answer shows it.
+pub const IGNORED_NAME_BYTES_MAX: usize = 64;
+/// Bytes of all of them together, about.
+pub const IGNORED_NAMES_BYTES_MAX: usize = 1024;
 /// Bytes of a client's value quoted in an error message.
 pub const QUOTED_BYTES_MAX: usize = 60;
 /// Pause of the accept loop when the system is out of descriptors.

@@ -270,6 +270,8 @@ pub struct Metrics {
     pub token_gap: Histogram,
     /// From the death of a role to the next token of a request that it held.
     pub interruption: Histogram,
+    /// Fields of requests that nothing knew.
+    pub ignored_fields: Counter,
     /// Requests that went on after a role's death.
     pub resumptions: Counter,
     /// Requests that were given up because roles died while they worked on them.
@@ -310,6 +312,7 @@ impl Default for Metrics {
             first_token: Histogram::new(FIRST_TOKEN_BOUNDS_S),
             token_gap: Histogram::new(TOKEN_GAP_BOUNDS_S),
             interruption: Histogram::new(TOKEN_GAP_BOUNDS_S),
+            ignored_fields: Counter::default(),
             resumptions: Counter::default(),
             quarantined: Counter::default(),
             end_to_end: Histogram::new(REQUEST_BOUNDS_S),

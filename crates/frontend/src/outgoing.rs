@@ -4,7 +4,9 @@
 
 use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, encode_open};
-use pinion_protocol::tokenizer_inbox::{self, Prompt, encode_decode, encode_encode, encode_submit};
+use pinion_protocol::tokenizer_inbox::{
+    self, Prompt, Truncation, encode_decode, encode_encode, encode_submit,
+};
 use pinion_protocol::{Claim, Fault, FaultCode, Peer, RequestId, Role, Sampling};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,15 +33,19 @@ pub enum Job {
         /// Its claim on the engine.
         claim: Claim,
         /// How to draw.
-        sampling: Sampling,
+        sampling: Box<Sampling>,
         /// What to continue.
         prompt: Prompt,
+        /// How much of it is used.
+        truncation: Truncation,
         /// Strings that end the text.
         stop: Vec<String>,
         /// Whether what ended the text is part of it.
         include_stop: bool,
         /// Whether marks of reasoning are sent by themselves.
         marks: bool,
+        /// Whether special tokens show their names.
+        special: bool,
     },
     /// Text to ids.
     Encode(Prompt),
@@ -155,10 +161,10 @@ impl Outgoing {
     /// Opens the stream of a generation, which goes on after the tokens of `resume`; nobody sees it before
     /// [`Outgoing::shows_openings`]. Error: the reader is stuck.
     pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
-        let Job::Generate { stop, include_stop, marks, .. } = job else { return Ok(()) };
+        let Job::Generate { stop, include_stop, marks, special, .. } = job else { return Ok(()) };
         let to = Peer::new(Role::Detokenizer, way.detokenizer);
         self.check_room(to, size_of_val(resume))?;
-        encode_open(&mut self.scratch, id, stop, (*include_stop, *marks), resume);
+        encode_open(&mut self.scratch, id, stop, (*include_stop, *marks, *special), resume);
         self.put(to, detokenizer_inbox::kind::OPEN)
     }
 
@@ -173,7 +179,8 @@ impl Outgoing {
         let to = Peer::new(Role::Tokenizer, way.tokenizer);
         self.check_room(to, job.bytes_min() + size_of_val(resume))?;
         let record_kind = match job {
-            Job::Generate { claim, sampling, prompt, .. } => {
+            Job::Generate { claim, sampling, prompt, truncation, .. } => {
+                let prompt = (prompt, *truncation);
                 encode_submit(&mut self.scratch, (id, *claim), sampling, prompt, resume);
                 tokenizer_inbox::kind::SUBMIT
             }

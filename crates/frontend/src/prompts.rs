@@ -5,14 +5,19 @@
 use crate::admission::{Limits, token_id};
 use crate::json::{Fields, wrong_type};
 use pinion_protocol::limits::{CHOICES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
-use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::Value;
 
 const PROMPT_SHAPES: &str = "a string, an array of token ids, or an array of these";
 
 /// `prompt` of `/generate`, and of `/v1/completions` where it may be a list of up to [`CHOICES_MAX`] prompts.
-pub(crate) fn prompts(fields: &mut Fields, limits: &Limits, list: bool) -> Result<Vec<Prompt>, Fault> {
+/// A prompt of ids is truncated here as far as that makes it fit.
+pub(crate) fn prompts(
+    fields: &mut Fields,
+    limits: &Limits,
+    (list, truncation): (bool, Truncation),
+) -> Result<Vec<Prompt>, Fault> {
     let Some(value) = fields.take("prompt") else { return Err(Fault::field("prompt", "prompt is required")) };
     let items = match value {
         Value::String(text) => return Ok(vec![Prompt::Text(text)]),
@@ -21,7 +26,7 @@ pub(crate) fn prompts(fields: &mut Fields, limits: &Limits, list: bool) -> Resul
     };
     match items.first() {
         None => return Err(Fault::field("prompt", "prompt must not be an empty array")),
-        Some(Value::Number(_)) => return Ok(vec![prompt_ids(&items, limits)?]),
+        Some(Value::Number(_)) => return Ok(vec![prompt_ids(&items, limits, truncation)?]),
         Some(_) => {}
     }
     let most = if list { CHOICES_MAX } else { 1 };
@@ -31,7 +36,7 @@ pub(crate) fn prompts(fields: &mut Fields, limits: &Limits, list: bool) -> Resul
     }
     let one = |item: Value| match item {
         Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(ids) => prompt_ids(&ids, limits),
+        Value::Array(ids) => prompt_ids(&ids, limits, truncation),
         other => Err(wrong_type("prompt", PROMPT_SHAPES, &other)),
     };
     items.into_iter().map(one).collect()
@@ -50,11 +55,24 @@ pub(crate) fn framed(fields: &mut Fields, prompts: Vec<Prompt>) -> Result<Vec<Pr
     Ok(prompts.into_iter().map(bare).collect())
 }
 
-fn prompt_ids(items: &[Value], limits: &Limits) -> Result<Prompt, Fault> {
+fn prompt_ids(items: &[Value], limits: &Limits, truncation: Truncation) -> Result<Prompt, Fault> {
     if items.is_empty() {
         return Err(Fault::field("prompt", "prompt must have at least one token"));
     }
-    ids("prompt", items, limits).map(Prompt::Ids)
+    // What the answer needs of the context the tokenizer knows, and cuts again.
+    let kept = truncation.kept(limits.max_model_len, Some(0)).min(items.len());
+    ids("prompt", &items[items.len() - kept..], limits).map(Prompt::Ids)
+}
+
+/// `truncate_prompt_tokens`: the prompt's last tokens, so many of them, or with -1 as many as fit.
+pub(crate) fn truncation(fields: &mut Fields) -> Result<Truncation, Fault> {
+    const NAME: &str = "truncate_prompt_tokens";
+    match fields.integer(NAME, -1..=i128::from(i32::MAX))? {
+        None => Ok(Truncation::Never),
+        Some(-1) => Ok(Truncation::Fit),
+        Some(0) => Err(Fault::field(NAME, format!("{NAME} must be -1 or at least 1, got 0"))),
+        Some(count) => Ok(Truncation::Last(u32::try_from(count).unwrap_or(u32::MAX - 1))),
+    }
 }
 
 /// Token ids, fewer than the context holds and each in the vocabulary.

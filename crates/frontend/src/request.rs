@@ -9,6 +9,7 @@ mod output;
 
 use crate::calls::Calls;
 use crate::errors::HttpError;
+use crate::extras::Extras;
 use crate::limits::{IDS_CAPACITY_MAX, STREAM_BUFFER_BYTES};
 use crate::openai::{Ending, Event, Usage};
 use crate::prompt_part::{self, PromptPart};
@@ -117,6 +118,8 @@ pub struct Request {
     thoughts: Option<Box<Thoughts>>,
     /// The reasoning of a whole answer.
     reasoning: String,
+    /// What else the answer shows.
+    extras: Option<Box<Extras>>,
 }
 
 impl Request {
@@ -146,12 +149,30 @@ impl Request {
             calls: None,
             thoughts: None,
             reasoning: String::new(),
+            extras: None,
         }
     }
 
     /// The answer shows its prompt. To be said before any record is taken.
     pub fn show_prompt(&mut self, prompt: PromptPart) {
         self.prompt = Some(prompt);
+    }
+
+    /// The answer shows token ids or counts. To be said before any record is taken.
+    pub fn show(&mut self, extras: Extras) {
+        self.extras = Some(Box::new(extras));
+    }
+
+    /// Whether each chunk has the counts so far.
+    pub fn shows_counts(&self) -> bool {
+        self.extras.as_ref().is_some_and(|extras| extras.shows_counts())
+    }
+
+    /// Says how many tokens the prompt has, and how many of them the engine found in its cache.
+    pub fn count_prompt(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+        if let Some(extras) = &mut self.extras {
+            extras.count_prompt(prompt_tokens, cached_tokens);
+        }
     }
 
     /// Looks for reasoning ahead of the answer.

@@ -4,7 +4,7 @@
 //! writer serialises the structs of [`crate::openai`]. Both give the same bytes (tests/sse.rs), and
 //! `--no-fast-sse` selects the plain one.
 
-use crate::openai::{Ending, Event, Head, Logprobs, Shape, Usage, chunk_json};
+use crate::openai::{Additions, Ending, Event, Head, Shape, Usage, chunk_json};
 use crate::timeline::Timeline;
 use bytes::{BufMut, BytesMut};
 
@@ -94,7 +94,7 @@ impl Writer {
     /// Appends one event. No allocation once `out` is large enough, on the fast path.
     pub fn write(&self, event: &Event<'_>, out: &mut BytesMut) {
         if self.prefix.is_empty() || matches!(event, Event::Timings(_) | Event::Call { .. }) {
-            return self.write_scored(event, None, out);
+            return self.write_with(event, &Additions::default(), out);
         } else if let Event::Usage(usage) = event {
             self.write_usage(*usage, out);
         } else {
@@ -103,10 +103,10 @@ impl Writer {
         out.put_slice(END);
     }
 
-    /// Appends one event with the scores of its tokens, through serde.
-    pub fn write_scored(&self, event: &Event<'_>, logprobs: Option<&Logprobs<'_>>, out: &mut BytesMut) {
+    /// Appends one event with what the client asks for beside it, through serde.
+    pub fn write_with(&self, event: &Event<'_>, with: &Additions<'_>, out: &mut BytesMut) {
         out.put_slice(DATA);
-        out.put_slice(&chunk_json(&self.head, self.index, event, logprobs));
+        out.put_slice(&chunk_json(&self.head, self.index, event, with));
         out.put_slice(END);
     }
 

@@ -8,7 +8,7 @@
 //! Called by [`crate::admission`] only; [`crate::calls`] finds the calls.
 
 use crate::json::{Fields, quoted, wrong_type};
-use crate::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
+use crate::limits::{FORCED_CALLS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
 use crate::messages::function_name;
 use crate::schemas::close;
 use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
@@ -266,23 +266,18 @@ fn list_schema(items: &[Value], names: &[String], is_parallel: bool) -> Result<V
         }));
     }
     let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions});
-    if !is_parallel {
-        schema["maxItems"] = 1.into();
-    }
+    schema["maxItems"] = if is_parallel { FORCED_CALLS_MAX } else { 1 }.into();
     Ok(schema)
 }
 
 /// The grammar of a forced call; nothing else can say then what the text must be.
 pub(crate) fn forced(schema: Option<Value>, written: Option<Grammar>) -> Result<Option<Grammar>, Fault> {
-    let Some(mut schema) = schema else { return Ok(written) };
+    let Some(schema) = schema else { return Ok(written) };
     if let Some(written) = written {
         let name = written.field.name();
         let message = format!("tool_choice forces a call, and {name} wants another text");
         return Err(Fault::field("tool_choice", message));
     }
-    // White space where JSON allows any is where weak models never stop.
-    schema["x-guidance"] =
-        json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     let text = schema.to_string();
     if text.len() > GRAMMAR_BYTES_MAX {
         let message = format!(

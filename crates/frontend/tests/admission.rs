@@ -20,6 +20,7 @@ fn limits() -> Limits {
         calls: CallReading::Format(CallFormat::Hermes),
         reasons: false,
         defaults: SamplingDefaults::NONE,
+        strict_fields: false,
     }
 }
 
@@ -446,6 +447,7 @@ proptest! {
                 claim: Claim { priority: admitted.priority, ..Claim::default() },
                 sampling: admitted.sampling,
                 prompt: admitted.prompts[0].clone(),
+                truncation: admitted.truncation,
                 resume: Vec::new(),
             };
             let mut bytes = Vec::new();

@@ -22,7 +22,7 @@ use pinion_frontend::tools::CallReading;
 use pinion_protocol::control::Admin;
 use pinion_protocol::frontend_inbox::{kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
-use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Claim, Peer, RequestId, Sampling};
 use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
@@ -46,6 +46,7 @@ const LIMITS: Limits = Limits {
     calls: CallReading::Format(CallFormat::Hermes),
     reasons: false,
     defaults: SamplingDefaults::NONE,
+    strict_fields: false,
 };
 
 struct Nowhere;
@@ -94,11 +95,13 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
     let sampling = Sampling { max_tokens: Some(WARM_UP_STEPS + STEPS), ..Sampling::default() };
     let job = Job::Generate {
         claim: Claim::default(),
-        sampling,
+        sampling: Box::new(sampling),
         prompt: Prompt::Ids(vec![1]),
+        truncation: Truncation::Never,
         stop: Vec::new(),
         include_stop: false,
         marks: false,
+        special: false,
     };
     let origin = Origin { route: Route::Chat, label: "r".into(), received_ns: 1, timings: false };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();

@@ -20,6 +20,7 @@ fn limits() -> Limits {
         calls: CallReading::Format(CallFormat::Hermes),
         reasons: false,
         defaults: SamplingDefaults::NONE,
+        strict_fields: false,
     }
 }
 

@@ -27,6 +27,7 @@ fn admitted(api: Api, body: &str) -> Result<Admitted, Fault> {
         calls,
         reasons: false,
         defaults: SamplingDefaults::NONE,
+        strict_fields: false,
     };
     admit(api, body.as_bytes(), &limits, 77)
 }
@@ -75,7 +76,7 @@ fn every_way_to_ask_for_a_form_gives_its_grammar() {
         ("structured_outputs", json!({"grammar": "g"}), GrammarKind::Lark, StructuredOutputs, "g"),
         (
             "structured_outputs",
-            json!({"json_object": true, "disable_any_whitespace": false}),
+            json!({"json_object": true, "disable_any_whitespace": true}),
             GrammarKind::JsonObject,
             StructuredOutputs,
             "",
@@ -129,6 +130,17 @@ fn what_is_no_form_is_refused_by_name() {
         (json!({"guided_choice": "a"}), "guided_choice"),
         (json!({"guided_grammar": {}}), "guided_grammar"),
         (json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern"),
+        (json!({"guided_whitespace_pattern": " ", "guided_regex": "a"}), "guided_whitespace_pattern"),
+        (json!({"guided_whitespace_pattern": "", "guided_json": {}}), "guided_whitespace_pattern"),
+        (json!({"guided_whitespace_pattern": 5, "guided_json": {}}), "guided_whitespace_pattern"),
+        (
+            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": 5}}),
+            "structured_outputs.disable_any_whitespace",
+        ),
+        (
+            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": true, "whitespace_pattern": " "}}),
+            "structured_outputs.whitespace_pattern",
+        ),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
         (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex"),
         (json!({"guided_regex": "a", "structured_outputs": {"regex": "a"}}), "structured_outputs"),
@@ -148,5 +160,82 @@ fn what_is_no_form_is_refused_by_name() {
             let body = body(api, extra.clone()).to_string();
             assert_eq!(refused(api, &body), (FaultCode::InvalidValue, Some(param.to_owned())), "{extra}");
         }
+    }
+}
+
+/// An object that names its members has no others, unless the client wants the letter of the standard.
+#[test]
+fn a_schema_may_be_taken_literally() {
+    let open = json!({"type": "object", "properties": {"a": {}}});
+    let mut closed = open.clone();
+    closed["additionalProperties"] = false.into();
+    for (schema, is_closed) in
+        [(open.clone(), None), (json!(open.to_string()), None), (open.clone(), Some(true))]
+    {
+        let outputs = json!({"json": schema, "disable_additional_properties": is_closed});
+        let grammar = passes(Api::Chat, json!({ "structured_outputs": outputs })).sampling.grammar;
+        assert_eq!(&*grammar.expect("a grammar").text, closed.to_string());
+    }
+    for schema in [open.clone(), json!(open.to_string())] {
+        let outputs = json!({"json": schema, "disable_additional_properties": false});
+        let grammar = passes(Api::Chat, json!({ "structured_outputs": outputs })).sampling.grammar;
+        assert_eq!(&*grammar.expect("a grammar").text, open.to_string());
+    }
+}
+
+/// JSON is compact unless the request asks for white space, and then that is part of the schema.
+#[test]
+fn white_space_in_json_is_asked_for() {
+    let spaced = |pattern: &str| json!({"type": "object", "x-guidance": {"whitespace_pattern": pattern}});
+    let (schema, any) = (json!({"type": "object"}), r"[\x20\x0A\x0D\x09]{1,21}");
+    for (extra, expected) in [
+        (json!({"guided_json": schema}), schema.clone()),
+        (json!({"guided_json": schema, "guided_whitespace_pattern": "\n"}), spaced("\n")),
+        (
+            json!({"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"}),
+            spaced(" ?"),
+        ),
+        (json!({"structured_outputs": {"json": schema, "whitespace_pattern": " "}}), spaced(" ")),
+        (json!({"structured_outputs": {"json": schema, "disable_any_whitespace": true}}), schema.clone()),
+        (json!({"structured_outputs": {"json": schema, "disable_any_whitespace": false}}), spaced(any)),
+        (json!({"structured_outputs": {"json_object": true, "disable_any_whitespace": false}}), spaced(any)),
+    ] {
+        let grammar = passes(Api::Chat, extra.clone()).sampling.grammar.expect("a grammar");
+        let text: serde_json::Value = serde_json::from_str(&grammar.text).expect("a schema");
+        assert_eq!((grammar.kind, text), (GrammarKind::JsonSchema, expected), "{extra}");
+    }
+}
+
+/// Which tokens may be drawn is said in one grammar; beside another one it has no place.
+#[test]
+fn tokens_that_may_be_drawn_are_a_grammar() {
+    use GrammarField::{AllowedTokenIds, BadWords};
+    for (extra, field, text) in [
+        (json!({"allowed_token_ids": [3, 99]}), AllowedTokenIds, r#"{"allowed":[3,99]}"#),
+        (json!({"bad_words": ["a", " b"]}), BadWords, r#"{"words":["a"," b"]}"#),
+        (
+            json!({"bad_words": ["a"], "allowed_token_ids": [0]}),
+            AllowedTokenIds,
+            r#"{"words":["a"],"allowed":[0]}"#,
+        ),
+    ] {
+        for api in [Api::Completions, Api::Chat, Api::Generate] {
+            let expected = Grammar { kind: GrammarKind::Tokens, field, text: text.into() };
+            assert_eq!(passes(api, extra.clone()).sampling.grammar, Some(expected), "{extra}");
+        }
+    }
+    assert_eq!(passes(Api::Chat, json!({"bad_words": [], "allowed_token_ids": null})).sampling.grammar, None);
+    for (extra, param) in [
+        (json!({"allowed_token_ids": []}), "allowed_token_ids"),
+        (json!({"allowed_token_ids": [100]}), "allowed_token_ids"),
+        (json!({"allowed_token_ids": "a"}), "allowed_token_ids"),
+        (json!({"bad_words": [""]}), "bad_words"),
+        (json!({"bad_words": [1]}), "bad_words"),
+        (json!({"bad_words": "a"}), "bad_words"),
+        (json!({"bad_words": vec!["x"; 1025]}), "bad_words"),
+        (json!({"bad_words": ["a"], "guided_regex": "b"}), "bad_words"),
+    ] {
+        let body = body(Api::Chat, extra.clone()).to_string();
+        assert_eq!(refused(Api::Chat, &body), (FaultCode::InvalidValue, Some(param.to_owned())), "{extra}");
     }
 }

@@ -236,6 +236,7 @@ fn limits(calls: CallReading) -> Limits {
         calls,
         reasons: false,
         defaults: SamplingDefaults::NONE,
+        strict_fields: false,
     }
 }
 

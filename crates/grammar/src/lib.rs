@@ -14,6 +14,7 @@ pub mod limits;
 pub mod matcher;
 mod service;
 mod shape;
+mod tokens;
 mod vocabulary;
 
 pub use checker::Checker;

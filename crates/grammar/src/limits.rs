@@ -26,9 +26,6 @@ pub const PROPERTIES_MAX: usize = 400;
 /// Rules and alternatives of a Lark grammar, counted by its lines and bars.
 pub const LARK_RULES_MAX: usize = 1024;
 
-/// White space in one place of a JSON text: a line break and the indentation of ten levels.
-pub const WHITE_SPACE_MAX: usize = 21;
-
 /// Repetitions (`?`, `*`, `+`, `{n}`) in all expressions of a grammar: the library's work grows with their square.
 pub const REPETITIONS_MAX: usize = 400;
 

@@ -1,8 +1,9 @@
 //! One text's way through its grammar: tokens in, the set of tokens that may follow out.
 
 use crate::gate::{Gate, Passage};
-use crate::limits::{REASON_CHARS_MAX, WHITE_SPACE_MAX};
+use crate::limits::REASON_CHARS_MAX;
 use crate::shape::{check_lark, check_regex, check_schema};
+use crate::tokens::TokenRules;
 use crate::vocabulary::Vocabulary;
 use llguidance::api::{StopReason, TopLevelGrammar};
 use pinion_protocol::{Grammar, GrammarKind, Reasoning};
@@ -18,9 +19,17 @@ pub enum Next {
     Complete,
 }
 
+/// What decides which tokens may follow.
+enum Inner {
+    /// A grammar, by the bytes of tokens.
+    Library(Box<llguidance::Matcher>),
+    /// Rules about ids.
+    Tokens(TokenRules),
+}
+
 /// A compiled grammar and how far a text has come in it.
 pub struct Matcher {
-    inner: llguidance::Matcher,
+    inner: Inner,
     vocabulary: Arc<Vocabulary>,
     /// What of the text comes before the grammar.
     gate: Gate,
@@ -34,20 +43,29 @@ impl Vocabulary {
     /// # Errors
     /// The reason, to follow the name of the field.
     pub fn compile(self: &Arc<Vocabulary>, grammar: &Grammar) -> Result<Matcher, String> {
-        let parser =
-            self.factory.create_parser(source(grammar)?).map_err(|error| plain(&error.to_string()))?;
-        let inner = llguidance::Matcher::new(Ok(parser));
-        match inner.get_error() {
-            Some(error) => Err(plain(&error)),
-            None => Ok(Matcher { inner, vocabulary: self.clone(), gate: Gate::Open, fresh: true }),
-        }
+        let inner = match source(grammar)? {
+            None => Inner::Tokens(TokenRules::parse(&grammar.text, self.vocab_size)?),
+            Some(source) => {
+                let parser = self.factory.create_parser(source).map_err(|error| plain(&error.to_string()))?;
+                let matcher = llguidance::Matcher::new(Ok(parser));
+                if let Some(error) = matcher.get_error() {
+                    return Err(plain(&error));
+                }
+                Inner::Library(Box::new(matcher))
+            }
+        };
+        Ok(Matcher { inner, vocabulary: self.clone(), gate: Gate::Open, fresh: true })
     }
 }
 
 impl Matcher {
-    /// The same for a text that may begin with reasoning, behind which the grammar begins.
+    /// The same for a text that may begin with reasoning, behind which the grammar begins. Rules about tokens hold from the
+    /// first one on.
     pub fn behind(self, reasoning: Reasoning) -> Matcher {
-        Matcher { gate: Gate::new(reasoning, self.vocabulary.marks), ..self }
+        match self.inner {
+            Inner::Library(_) => Matcher { gate: Gate::new(reasoning, self.vocabulary.marks), ..self },
+            Inner::Tokens(_) => self,
+        }
     }
 
     /// Takes the next token of the text.
@@ -60,8 +78,13 @@ impl Matcher {
             Passage::Reasoning => return Ok(()),
             Passage::Grammar => {}
         }
-        let token = self.vocabulary.as_the_library_knows(token);
-        self.inner.consume_token(token).map_err(|error| plain(&error.to_string()))
+        match &mut self.inner {
+            Inner::Tokens(rules) => rules.advance(token),
+            Inner::Library(matcher) => {
+                let token = self.vocabulary.as_the_library_knows(token);
+                matcher.consume_token(token).map_err(|error| plain(&error.to_string()))
+            }
+        }
     }
 
     /// Replaces `bits` by one bit for each token, set for those that may follow; unchanged if the text is complete.
@@ -87,15 +110,19 @@ impl Matcher {
     }
 
     fn next_of_grammar(&mut self, bits: &mut Vec<u32>) -> Result<Next, String> {
-        if self.inner.is_stopped() {
-            return match self.inner.stop_reason() {
+        let matcher = match &mut self.inner {
+            Inner::Tokens(rules) => return rules.next(bits).map(|()| Next::Tokens),
+            Inner::Library(matcher) => matcher,
+        };
+        if matcher.is_stopped() {
+            return match matcher.stop_reason() {
                 StopReason::NoExtension | StopReason::NoExtensionBias | StopReason::EndOfSentence => {
                     Ok(Next::Complete)
                 }
-                _ => Err(plain(&self.inner.get_error().unwrap_or_default())),
+                _ => Err(plain(&matcher.get_error().unwrap_or_default())),
             };
         }
-        let mask = self.inner.compute_mask().map_err(|error| plain(&error.to_string()))?;
+        let mask = matcher.compute_mask().map_err(|error| plain(&error.to_string()))?;
         if mask.num_set() == 1 && mask.is_allowed(self.vocabulary.eos) {
             return Ok(Next::Complete);
         }
@@ -123,16 +150,23 @@ impl Matcher {
             Gate::Start(marks) if token == marks.open => return true,
             Gate::Start(_) | Gate::Open => {}
         }
+        let matcher = match &mut self.inner {
+            Inner::Tokens(rules) => return rules.allows(token),
+            Inner::Library(matcher) => matcher,
+        };
         if self.vocabulary.as_the_library_knows(token) == self.vocabulary.eos {
-            return self.inner.is_accepting().unwrap_or(false);
+            return matcher.is_accepting().unwrap_or(false);
         }
-        self.inner.validate_tokens(&[token]).is_ok_and(|count| count == 1)
+        matcher.validate_tokens(&[token]).is_ok_and(|count| count == 1)
     }
 
     /// The same grammar at the same place, sharing nothing that could run out.
     pub fn fork(&self) -> Matcher {
         Matcher {
-            inner: self.inner.deep_clone(),
+            inner: match &self.inner {
+                Inner::Library(matcher) => Inner::Library(Box::new(matcher.deep_clone())),
+                Inner::Tokens(rules) => Inner::Tokens(rules.clone()),
+            },
             vocabulary: self.vocabulary.clone(),
             gate: self.gate.clone(),
             fresh: self.fresh,
@@ -140,41 +174,42 @@ impl Matcher {
     }
 }
 
-/// The grammar in the library's terms, checked for shapes that it cannot bound.
-fn source(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+/// The grammar in the library's terms, checked for shapes that it cannot bound; rules about tokens are none.
+fn source(grammar: &Grammar) -> Result<Option<TopLevelGrammar>, String> {
     let text = &*grammar.text;
     let json = || serde_json::from_str::<Value>(text).map_err(|error| format!("is not JSON: {error}"));
-    match grammar.kind {
-        GrammarKind::JsonObject => {
-            Ok(TopLevelGrammar::from_json_schema(bounded_space(json!({"type": "object"}))))
-        }
+    let source = match grammar.kind {
+        GrammarKind::JsonObject => TopLevelGrammar::from_json_schema(compact(json!({"type": "object"}))),
         GrammarKind::JsonSchema => {
             let schema = json()?;
             check_schema(&schema)?;
-            Ok(TopLevelGrammar::from_json_schema(bounded_space(schema)))
+            TopLevelGrammar::from_json_schema(compact(schema))
         }
         GrammarKind::Regex => {
             check_regex(text)?;
-            Ok(TopLevelGrammar::from_regex(unanchored(text)))
+            TopLevelGrammar::from_regex(unanchored(text))
         }
         GrammarKind::Choice => {
             let Value::Array(choices) = json()? else { return Err("is not an array of strings".to_owned()) };
             let literals: Vec<String> = choices.iter().map(Value::to_string).collect();
-            Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", literals.join(" | "))))
+            TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", literals.join(" | ")))
         }
         GrammarKind::Lark => {
             check_lark(text)?;
-            Ok(TopLevelGrammar::from_lark(text.to_owned()))
+            TopLevelGrammar::from_lark(text.to_owned())
         }
-    }
+        GrammarKind::Tokens => return Ok(None),
+    };
+    Ok(Some(source))
 }
 
-/// JSON allows any amount of white space, and that is where weak models never stop. A schema that says itself what it
-/// allows keeps its word.
-fn bounded_space(mut schema: Value) -> Value {
+/// JSON allows any amount of white space, and that is where weak models never stop: there is one space behind each comma
+/// and colon, as Python's json.dumps writes it, and no other. A schema that says itself what it allows keeps its word.
+fn compact(mut schema: Value) -> Value {
     if let Value::Object(members) = &mut schema {
-        let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{WHITE_SPACE_MAX}}}");
-        members.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": pattern}));
+        members.entry("x-guidance").or_insert_with(
+            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+        );
     }
     schema
 }

@@ -61,7 +61,9 @@ impl Counts {
                             let names = member.as_object().into_iter().flat_map(|member| member.keys());
                             self.repetitions += names.map(|name| repetitions(name)).sum::<usize>();
                         }
-                        "pattern" => self.repetitions += member.as_str().map_or(0, repetitions),
+                        "pattern" | "whitespace_pattern" => {
+                            self.repetitions += member.as_str().map_or(0, repetitions)
+                        }
                         "properties" => self.properties += count,
                         _ => {}
                     }

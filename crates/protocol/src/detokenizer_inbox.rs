@@ -29,24 +29,29 @@ pub struct Open {
     pub include_stop: bool,
     /// Send the marks of reasoning by themselves, where they are tokens. No stop string reaches across one then.
     pub marks: bool,
+    /// Send the names of special tokens, which show nothing otherwise.
+    pub special: bool,
     /// Ids generated before a restart; they seed the decode state and send no text.
     pub resume: Vec<u32>,
 }
 
 const OPEN_INCLUDES_STOP: u32 = 1;
 const OPEN_MARKS: u32 = 2;
+const OPEN_SPECIAL: u32 = 4;
 
-/// Replaces `out` by the payload of an [`Open`] of these parts; the two flags are `include_stop` and `marks`.
+/// Replaces `out` by the payload of an [`Open`] of these parts; the flags are `include_stop`, `marks` and `special`.
 pub fn encode_open(
     out: &mut Vec<u8>,
     id: RequestId,
     stop: &[String],
-    (include_stop, marks): (bool, bool),
+    (include_stop, marks, special): (bool, bool, bool),
     resume: &[u32],
 ) {
     out.clear();
     put(out, &id);
-    let flags = (u32::from(include_stop) * OPEN_INCLUDES_STOP) | (u32::from(marks) * OPEN_MARKS);
+    let flags = (u32::from(include_stop) * OPEN_INCLUDES_STOP)
+        | (u32::from(marks) * OPEN_MARKS)
+        | (u32::from(special) * OPEN_SPECIAL);
     put_ids(out, &[stop.len() as u32, flags, resume.len() as u32]);
     for stop in stop {
         put_ids(out, &[stop.len() as u32]);
@@ -58,7 +63,7 @@ pub fn encode_open(
 impl Open {
     /// Replaces `out` by the record's payload; its kind is [`kind::OPEN`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        encode_open(out, self.id, &self.stop, (self.include_stop, self.marks), &self.resume);
+        encode_open(out, self.id, &self.stop, (self.include_stop, self.marks, self.special), &self.resume);
     }
 
     /// Checks and copies a record. Errors: too many or too long stop strings, lengths that do not add up.
@@ -66,7 +71,7 @@ impl Open {
         let mut cursor = Cursor(payload);
         let id = cursor.take("open header")?;
         let [stop_count, flags, resume_len]: [u32; 3] = cursor.take("open header")?;
-        if flags & !(OPEN_INCLUDES_STOP | OPEN_MARKS) != 0 {
+        if flags & !(OPEN_INCLUDES_STOP | OPEN_MARKS | OPEN_SPECIAL) != 0 {
             return Err(Malformed("open flag"));
         }
         if stop_count as usize > STOP_STRINGS_MAX {
@@ -83,7 +88,8 @@ impl Open {
         let resume = cursor.ids(resume_len as usize, "resume ids")?;
         cursor.end("open tail")?;
         let (include_stop, marks) = (flags & OPEN_INCLUDES_STOP != 0, flags & OPEN_MARKS != 0);
-        Ok(Open { id, stop, include_stop, marks, resume })
+        let special = flags & OPEN_SPECIAL != 0;
+        Ok(Open { id, stop, include_stop, marks, special, resume })
     }
 }
 
@@ -234,9 +240,10 @@ mod tests {
     #[test]
     fn an_opening_round_trips_and_refuses_an_empty_stop_string() {
         let mut bytes = Vec::new();
-        for (include_stop, marks) in [(false, false), (true, false), (false, true), (true, true)] {
+        for flags in 0..8 {
+            let (include_stop, marks, special) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
             let stop = vec!["\n\n".into(), "終".into()];
-            let open = Open { stop, include_stop, marks, resume: vec![1], ..Open::default() };
+            let open = Open { stop, include_stop, marks, special, resume: vec![1], ..Open::default() };
             open.encode(&mut bytes);
             assert_eq!(Open::decode(&bytes), Ok(open));
         }

@@ -21,12 +21,15 @@ pub enum GrammarKind {
     Choice = 4,
     /// A Lark grammar, in the dialect of llguidance, with the rule `start`.
     Lark = 5,
+    /// Which tokens may be drawn: a JSON object of `allowed`, a list of the only ids, and `banned`, a list of sequences of ids.
+    /// A frontend has `words` in place of `banned`, and the tokenizer encodes them.
+    Tokens = 6,
 }
 
 impl GrammarKind {
     fn from_word(word: u32) -> Option<GrammarKind> {
         use GrammarKind::*;
-        [JsonObject, JsonSchema, Regex, Choice, Lark].into_iter().find(|kind| *kind as u32 == word)
+        [JsonObject, JsonSchema, Regex, Choice, Lark, Tokens].into_iter().find(|kind| *kind as u32 == word)
     }
 }
 
@@ -48,6 +51,10 @@ pub enum GrammarField {
     StructuredOutputs = 6,
     /// The schemas of tools whose call is forced.
     Tools = 7,
+    /// Token ids.
+    AllowedTokenIds = 8,
+    /// Words that must not be written.
+    BadWords = 9,
 }
 
 impl GrammarField {
@@ -61,14 +68,25 @@ impl GrammarField {
             GrammarField::GuidedGrammar => "guided_grammar",
             GrammarField::StructuredOutputs => "structured_outputs",
             GrammarField::Tools => "tools",
+            GrammarField::AllowedTokenIds => "allowed_token_ids",
+            GrammarField::BadWords => "bad_words",
         }
     }
 
     fn from_word(word: u32) -> Option<GrammarField> {
         use GrammarField::*;
-        [ResponseFormat, GuidedJson, GuidedRegex, GuidedChoice, GuidedGrammar, StructuredOutputs, Tools]
-            .into_iter()
-            .find(|field| *field as u32 == word)
+        let all = [
+            ResponseFormat,
+            GuidedJson,
+            GuidedRegex,
+            GuidedChoice,
+            GuidedGrammar,
+            StructuredOutputs,
+            Tools,
+            AllowedTokenIds,
+            BadWords,
+        ];
+        all.into_iter().find(|field| *field as u32 == word)
     }
 }
 

@@ -31,6 +31,45 @@ pub enum Prompt {
     Ids(Vec<u32>),
 }
 
+/// How much of a prompt is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Truncation {
+    /// All of it.
+    #[default]
+    Never,
+    /// So many of its last tokens, at least 1.
+    Last(u32),
+    /// The last tokens, as many as the context holds beside the answer.
+    Fit,
+}
+
+impl Truncation {
+    /// How many of a prompt's last tokens are used, at least 1.
+    pub fn kept(self, context: u32, max_tokens: Option<u32>) -> usize {
+        match self {
+            Truncation::Never => usize::MAX,
+            Truncation::Last(count) => count.max(1) as usize,
+            Truncation::Fit => context.saturating_sub(max_tokens.unwrap_or(1)).max(1) as usize,
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Truncation::Never => 0,
+            Truncation::Last(count) => count.max(1),
+            Truncation::Fit => u32::MAX,
+        }
+    }
+
+    fn of_word(word: u32) -> Truncation {
+        match word {
+            0 => Truncation::Never,
+            u32::MAX => Truncation::Fit,
+            count => Truncation::Last(count),
+        }
+    }
+}
+
 /// A generation request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submit {
@@ -42,6 +81,8 @@ pub struct Submit {
     pub sampling: Sampling,
     /// What to continue.
     pub prompt: Prompt,
+    /// How much of it is used.
+    pub truncation: Truncation,
     /// Tokens already generated before a restart, to be continued from; normally empty.
     pub resume: Vec<u32>,
 }
@@ -91,7 +132,8 @@ struct Header {
     /// Bytes for text and chats, ids for ids.
     prompt_len: u32,
     resume_len: u32,
-    reserved: u32,
+    /// A [`Truncation`].
+    truncation: u32,
 }
 
 /// Replaces `out` by the payload of a [`Submit`] of these parts.
@@ -99,18 +141,18 @@ pub fn encode_submit(
     out: &mut Vec<u8>,
     of: (RequestId, Claim),
     sampling: &Sampling,
-    prompt: &Prompt,
+    (prompt, truncation): (&Prompt, Truncation),
     resume: &[u32],
 ) {
     out.clear();
-    put_request(out, of, sampling, prompt, resume);
+    put_request(out, of, sampling, (prompt, truncation), resume);
 }
 
 fn put_request(
     out: &mut Vec<u8>,
     (id, claim): (RequestId, Claim),
     sampling: &Sampling,
-    prompt: &Prompt,
+    (prompt, truncation): (&Prompt, Truncation),
     resume: &[u32],
 ) {
     let (form, prompt_len) = match prompt {
@@ -126,7 +168,7 @@ fn put_request(
         form,
         prompt_len: prompt_len as u32,
         resume_len: resume.len() as u32,
-        reserved: 0,
+        truncation: truncation.word(),
     };
     put(out, &header);
     sampling.put_lists(out);
@@ -142,14 +184,15 @@ fn put_request(
 impl Submit {
     /// Replaces `out` by the record's payload; its kind is [`kind::SUBMIT`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        encode_submit(out, (self.id, self.claim), &self.sampling, &self.prompt, &self.resume);
+        let prompt = (&self.prompt, self.truncation);
+        encode_submit(out, (self.id, self.claim), &self.sampling, prompt, &self.resume);
     }
 }
 
 /// Replaces `out` by the payload of an [`Encode`] of these parts.
 pub fn encode_encode(out: &mut Vec<u8>, id: RequestId, prompt: &Prompt) {
     out.clear();
-    put_request(out, (id, Claim::default()), &Sampling::default(), prompt, &[]);
+    put_request(out, (id, Claim::default()), &Sampling::default(), (prompt, Truncation::Never), &[]);
 }
 
 impl Encode {
@@ -196,7 +239,9 @@ impl TokenizerRecord {
                     return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt }));
                 }
                 let claim = header.claim.checked()?;
-                Ok(TokenizerRecord::Submit(Submit { id: header.id, claim, sampling, prompt, resume }))
+                let truncation = Truncation::of_word(header.truncation);
+                let id = header.id;
+                Ok(TokenizerRecord::Submit(Submit { id, claim, sampling, prompt, truncation, resume }))
             }
             kind::DECODE => {
                 let id: RequestId = cursor.take("decode header")?;
@@ -227,12 +272,16 @@ mod tests {
     #[test]
     fn every_form_round_trips_and_every_truncation_is_refused() {
         let id = RequestId { frontend: 0, slot: 7, generation: 3 };
-        for prompt in [
+        for (truncation, prompt) in [
             Prompt::Text("héllo".into()),
             Prompt::Bare("héllo".into()),
             Prompt::Chat("{}".into()),
             Prompt::Ids(vec![1, 2, 3]),
-        ] {
+        ]
+        .into_iter()
+        .zip([Truncation::Never, Truncation::Fit, Truncation::Last(1), Truncation::Last(u32::MAX - 1)])
+        .map(|(prompt, truncation)| (truncation, prompt))
+        {
             let grammar = Some(Grammar {
                 kind: GrammarKind::Regex,
                 field: GrammarField::GuidedRegex,
@@ -245,7 +294,7 @@ mod tests {
                 ..Sampling::default()
             };
             let claim = Claim { tenant: 1 << 40, priority: -3, weight: 7 };
-            let submit = Submit { id, claim, sampling, prompt, resume: vec![9, 8] };
+            let submit = Submit { id, claim, sampling, prompt, truncation, resume: vec![9, 8] };
             let mut bytes = Vec::new();
             submit.encode(&mut bytes);
             assert_eq!(TokenizerRecord::decode(kind::SUBMIT, &bytes), Ok(TokenizerRecord::Submit(submit)));

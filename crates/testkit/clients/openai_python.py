@@ -129,6 +129,20 @@ def check_forced_calls(model: str) -> None:
         assert arguments == call.function.arguments, (arguments, call)
 
 
+def check_extensions(model: str) -> None:
+    """Fields of vLLM's, and one with a typing error, as a client passes them on."""
+    extra = {"return_token_ids": True, "temprature": 0}
+    raw = client.completions.with_raw_response.create(model=model, prompt="The sea", max_tokens=4, extra_body=extra)
+    assert raw.headers["x-pinion-ignored-fields"] == "temprature", raw.headers
+    whole = raw.parse()
+    assert len(whole.choices[0].token_ids) == whole.usage.completion_tokens, whole
+    assert len(whole.choices[0].prompt_token_ids) == whole.usage.prompt_tokens, whole
+    counts = {"include_usage": True, "continuous_usage_stats": True}
+    asked = dict(model=model, messages=MESSAGES, max_tokens=4, stream=True, stream_options=counts)
+    chunks = list(client.chat.completions.create(**asked))
+    assert all(chunk.usage for chunk in chunks) and chunks[-1].usage.completion_tokens > 0, chunks
+
+
 def leave_early(model: str) -> None:
     """What a client does that has read enough."""
     with client.completions.create(model=model, prompt="The sea", max_tokens=200, stream=True) as stream:
@@ -142,6 +156,7 @@ check_chat(MODEL)
 check_tool_messages(MODEL)
 check_forced_calls(MODEL)
 check_errors(MODEL)
+check_extensions(MODEL)
 leave_early(MODEL)
 check_completions(MODEL)
 print(f"openai-python {openai.__version__}: ok")

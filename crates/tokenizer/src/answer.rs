@@ -3,6 +3,7 @@
 //! The checks are the same for text, messages and id lists. Work is bounded by the context: a text of more
 //! bytes than the context's tokens can spell is refused before it is encoded.
 
+use crate::words;
 use pinion_grammar::{Checker, MarkIds, Words};
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
@@ -93,10 +94,15 @@ impl Tokenizer {
         // No prompt can be longer than this and leave room for one token, if one is wanted.
         let least = u32::from(sampling.max_tokens != Some(0));
         let prompt_max = self.limits.max_model_len.saturating_sub(least);
+        if let Some(grammar) = sampling.grammar.take() {
+            sampling.grammar = Some(words::encoded(&self.codec, grammar)?);
+        }
         let (mut ids, begins) = self.prompt_ids(submit.prompt, prompt_max, unix_seconds)?;
         if sampling.reasoning != Reasoning::None {
             sampling.reasoning = begins;
         }
+        let kept = submit.truncation.kept(self.limits.max_model_len, sampling.max_tokens);
+        ids.drain(..ids.len().saturating_sub(kept));
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
             return Err(self.too_long(param, prompt_tokens, sampling.max_tokens.unwrap_or(1)));

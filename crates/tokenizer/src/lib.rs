@@ -6,6 +6,7 @@
 
 pub mod answer;
 pub mod serve;
+mod words;
 
 pub use answer::{Answer, Limits, Tokenizer};
 pub use serve::live;

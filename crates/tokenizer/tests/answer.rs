@@ -4,7 +4,7 @@
 
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::Reject;
-use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
+use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord, Truncation};
 use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, Reasoning, RequestId, Sampling};
 use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json, byte_tokenizer_json_with};
 use pinion_tokenizer::{Answer, Limits, Tokenizer};
@@ -37,7 +37,14 @@ fn messages(json: &str) -> Prompt {
 
 fn submit(prompt: Prompt, max_tokens: Option<u32>, resume: &[u32]) -> TokenizerRecord {
     let sampling = Sampling { seed: 7, top_k: Some(5), max_tokens, ..Sampling::default() };
-    TokenizerRecord::Submit(Submit { id: ID, claim: CLAIM, sampling, prompt, resume: resume.to_vec() })
+    TokenizerRecord::Submit(Submit {
+        id: ID,
+        claim: CLAIM,
+        sampling,
+        prompt,
+        truncation: Truncation::Never,
+        resume: resume.to_vec(),
+    })
 }
 
 fn admitted(record: TokenizerRecord) -> Admit {
@@ -79,6 +86,37 @@ fn what_fits_is_admitted_with_its_room() {
     }
 }
 
+/// The prompt's last tokens are used, also where all of them would not fit.
+#[test]
+fn a_prompt_is_truncated_from_its_beginning() {
+    let with = |prompt: Prompt, truncation, max_tokens| {
+        let sampling = Sampling { max_tokens, ..Sampling::default() };
+        let resume = Vec::new();
+        TokenizerRecord::Submit(Submit { id: ID, claim: CLAIM, sampling, prompt, truncation, resume })
+    };
+    let long = "abcdefgh".repeat(16);
+    let tail = |count: usize| bytes_of(&long)[long.len() - count..].to_vec();
+    for (truncation, max_tokens, count) in [
+        (Truncation::Last(3), Some(4), 3),
+        (Truncation::Last(1), None, 1),
+        (Truncation::Last(63), None, 63),
+        (Truncation::Fit, Some(10), 54),
+        (Truncation::Fit, None, 63),
+    ] {
+        let admit = admitted(with(text(&long[..63]), truncation, max_tokens));
+        let short = bytes_of(&long[..63]);
+        assert_eq!(admit.ids, short[short.len().saturating_sub(count)..], "{truncation:?}");
+        let admit = admitted(with(Prompt::Ids(bytes_of(&long)), truncation, max_tokens));
+        assert_eq!((admit.ids, admit.prompt_tokens as usize), (tail(count), count), "{truncation:?}");
+    }
+    let whole = admitted(with(text("ab"), Truncation::Last(9), Some(4)));
+    assert_eq!(whole.ids, bytes_of("ab"));
+    assert_eq!(
+        rejected(with(Prompt::Ids(vec![1; 70]), Truncation::Last(64), Some(4))).fault.code,
+        FaultCode::ContextLengthExceeded
+    );
+}
+
 #[test]
 fn min_tokens_must_fit_the_room() {
     let with = |min_tokens, max_tokens| {
@@ -88,6 +126,7 @@ fn min_tokens_must_fit_the_room() {
             claim: CLAIM,
             sampling,
             prompt: text("ab"),
+            truncation: Truncation::Never,
             resume: Vec::new(),
         })
     };
@@ -116,6 +155,7 @@ fn the_grammar_of_a_text_that_goes_on_is_not_judged_again() {
             claim: CLAIM,
             sampling,
             prompt: text("ab"),
+            truncation: Truncation::Never,
             resume: resume.to_vec(),
         })
     };
@@ -329,8 +369,14 @@ fn the_engine_and_the_frontend_are_told_how_an_answer_begins() {
         (&plain, messages(r#"[{"role": "user", "content": "a"}]"#), Reasoning::Possible, Reasoning::Possible),
     ] {
         let sampling = Sampling { reasoning: wanted, ..Sampling::default() };
-        let record =
-            TokenizerRecord::Submit(Submit { id: ID, claim: CLAIM, sampling, prompt, resume: Vec::new() });
+        let record = TokenizerRecord::Submit(Submit {
+            id: ID,
+            claim: CLAIM,
+            sampling,
+            prompt,
+            truncation: Truncation::Never,
+            resume: Vec::new(),
+        });
         let Answer::Admit(admit) = tokenizer.answer(record, NOW) else { panic!("not admitted") };
         assert_eq!(admit.sampling.reasoning, expected);
     }

@@ -8,7 +8,7 @@ use pinion_protocol::limits::{
     LOGIT_BIAS_ENTRIES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX,
 };
 use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry};
-use pinion_protocol::tokenizer_inbox::{Prompt, Submit};
+use pinion_protocol::tokenizer_inbox::{Prompt, Submit, Truncation};
 use pinion_protocol::{Claim, Peer, RequestId, Role, Sampling};
 use proptest::prelude::*;
 
@@ -79,13 +79,15 @@ fn check_largest(config: &Config) -> Result<(), String> {
             claim: Claim::default(),
             sampling: sampling.clone(),
             prompt,
+            truncation: Truncation::Never,
             resume: resume.clone(),
         }
         .encode(&mut bytes);
         fits(&bytes, Role::Frontend, Role::Tokenizer)?;
     }
     let stop = vec!["s".repeat(STOP_STRING_BYTES_MAX); STOP_STRINGS_MAX];
-    Open { id: ID, stop, include_stop: false, marks: false, resume: resume.clone() }.encode(&mut bytes);
+    Open { id: ID, stop, include_stop: false, marks: false, special: false, resume: resume.clone() }
+        .encode(&mut bytes);
     fits(&bytes, Role::Frontend, Role::Detokenizer)?;
     Admit { id: ID, claim: Claim::default(), sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
     fits(&bytes, Role::Tokenizer, Role::Engine)?;

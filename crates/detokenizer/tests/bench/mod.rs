@@ -49,6 +49,8 @@ pub struct Bench {
     pub include_stop: bool,
     /// The same.
     pub marks: bool,
+    /// Streams show the names of special tokens.
+    pub special: bool,
 }
 
 impl Bench {
@@ -70,7 +72,15 @@ impl Bench {
     ) -> Bench {
         let detokenizer = Detokenizer::new(codec, tables.clone(), record_bytes_max);
         let detokenizer = detokenizer.with_interval(interval);
-        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, include_stop: false, marks: false }
+        Bench {
+            detokenizer,
+            tables,
+            received: BTreeMap::new(),
+            now_ns: 0,
+            include_stop: false,
+            marks: false,
+            special: false,
+        }
     }
 
     /// Takes a slot and opens a stream in it.
@@ -85,8 +95,15 @@ impl Bench {
     pub fn open_as(&mut self, id: RequestId, stop: &[&str], resume: &[u32]) {
         let stop = stop.iter().map(|&s| s.to_owned()).collect();
         let mut payload = Vec::new();
-        Open { id, stop, resume: resume.to_vec(), include_stop: self.include_stop, marks: self.marks }
-            .encode(&mut payload);
+        Open {
+            id,
+            stop,
+            resume: resume.to_vec(),
+            include_stop: self.include_stop,
+            marks: self.marks,
+            special: self.special,
+        }
+        .encode(&mut payload);
         self.detokenizer.open(id.frontend, kind::OPEN, &payload).unwrap();
     }
 

@@ -144,6 +144,8 @@ pub(super) const FAMILIES: &[Family] = &[
             let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);
             series.put(&[], view.launcher_page().map_or(0, spares));
         }),
+    plain("pinion_ignored_fields_total", Counter, "Fields of generation requests that nothing knew.",
+        |view, series| series.put(&[], view.app.metrics.ignored_fields.get())),
     plain("pinion_resumed_requests_total", Counter, "Times that a request went on after a role had died.",
         |view, series| series.put(&[], view.app.metrics.resumptions.get())),
     plain("pinion_quarantined_requests_total", Counter,

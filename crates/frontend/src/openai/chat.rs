@@ -1,8 +1,8 @@
 //! `/v1/chat/completions`: the answer and its chunks.
 
 use super::{
-    Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member, to_json,
-    usage_member,
+    Additions, Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member,
+    to_json, usage_member,
 };
 use crate::calls::Call;
 use crate::timeline::{Timeline, Timings};
@@ -19,6 +19,8 @@ struct Chunk<'a> {
     usage: Option<Option<UsageBody>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Serialize)]
@@ -27,6 +29,8 @@ struct ChunkChoice<'a> {
     delta: Delta<'a>,
     logprobs: Option<&'a Logprobs<'a>>,
     finish_reason: Option<Ending>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Serialize, Default)]
@@ -70,6 +74,8 @@ struct Completion<'a> {
     timings: Option<Timings>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<&'a PromptLogprobs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Serialize)]
@@ -78,6 +84,8 @@ struct Choice<'a> {
     message: Message<'a>,
     logprobs: Option<&'a Logprobs<'a>>,
     finish_reason: Ending,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Serialize)]
@@ -118,6 +126,7 @@ fn render(
     choices: &[ChunkChoice<'_>],
     usage: Option<Option<UsageBody>>,
     timings: Option<Timings>,
+    prompt_token_ids: Option<&[u32]>,
 ) -> Vec<u8> {
     to_json(&Chunk {
         id: &head.id,
@@ -127,44 +136,33 @@ fn render(
         choices,
         usage,
         timings,
+        prompt_token_ids,
     })
 }
 
 /// One chunk. A finish carries no text here.
-pub(super) fn chunk_json(
-    head: &Head,
-    index: u32,
-    event: &Event<'_>,
-    logprobs: Option<&Logprobs<'_>>,
-) -> Vec<u8> {
-    let choice = |delta, finish_reason| [ChunkChoice { index, delta, logprobs, finish_reason }];
-    let usage = usage_member(head, event);
-    match event {
-        Event::Role => {
-            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
-            render(head, &choice(delta, None), usage, None)
-        }
-        Event::Reasoning(text) => {
-            let delta = Delta { reasoning_content: Some(text), ..Delta::default() };
-            render(head, &choice(delta, None), usage, None)
-        }
-        Event::Text(text) => {
-            let delta = Delta { content: Some(text), ..Delta::default() };
-            render(head, &choice(delta, None), usage, None)
-        }
+pub(super) fn chunk_json(head: &Head, index: u32, event: &Event<'_>, with: &Additions<'_>) -> Vec<u8> {
+    let (usage, timings) = (usage_member(head, event, with.usage), timings_member(event));
+    let (delta, finish_reason) = match event {
+        Event::Role => (Delta { role: Some("assistant"), content: Some(""), ..Delta::default() }, None),
+        Event::Reasoning(text) => (Delta { reasoning_content: Some(text), ..Delta::default() }, None),
+        Event::Text(text) => (Delta { content: Some(text), ..Delta::default() }, None),
         Event::Call { index, id, name } => {
             let function = FunctionDelta { name: Some(name), arguments: "" };
             let call = CallDelta { index: *index, id: Some(id), kind: Some("function"), function };
-            render(head, &choice(Delta { tool_calls: Some([call]), ..Delta::default() }, None), usage, None)
+            (Delta { tool_calls: Some([call]), ..Delta::default() }, None)
         }
         Event::Arguments { index, text } => {
             let function = FunctionDelta { name: None, arguments: text };
             let call = CallDelta { index: *index, id: None, kind: None, function };
-            render(head, &choice(Delta { tool_calls: Some([call]), ..Delta::default() }, None), usage, None)
+            (Delta { tool_calls: Some([call]), ..Delta::default() }, None)
         }
-        Event::Finish { ending, .. } => render(head, &choice(Delta::default(), Some(*ending)), usage, None),
-        Event::Usage(_) | Event::Timings(_) => render(head, &[], usage, timings_member(event)),
-    }
+        Event::Finish { ending, .. } => (Delta::default(), Some(*ending)),
+        Event::Usage(_) | Event::Timings(_) => return render(head, &[], usage, timings, None),
+    };
+    let Additions { logprobs, token_ids, .. } = *with;
+    let choice = [ChunkChoice { index, delta, logprobs, finish_reason, token_ids }];
+    render(head, &choice, usage, None, with.prompt_token_ids)
 }
 
 /// Whether a message has nothing but its content.
@@ -190,6 +188,7 @@ pub(super) fn answer_json(
         },
         logprobs: answer.logprobs.as_ref(),
         finish_reason: answer.ending,
+        token_ids: answer.token_ids,
     });
     to_json(&Completion {
         id: &head.id,
@@ -200,5 +199,6 @@ pub(super) fn answer_json(
         usage: usage.into(),
         timings: timeline.map(Timings::from),
         prompt_logprobs: answers.first().and_then(|answer| answer.prompt_logprobs.as_ref()),
+        prompt_token_ids: answers.first().and_then(|answer| answer.prompt_token_ids),
     })
 }

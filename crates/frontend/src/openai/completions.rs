@@ -1,8 +1,8 @@
 //! `/v1/completions`: the answer and its chunks.
 
 use super::{
-    Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member, to_json,
-    usage_member,
+    Additions, Answer, Ending, Event, Head, Logprobs, PromptLogprobs, Usage, UsageBody, timings_member,
+    to_json, usage_member,
 };
 use crate::timeline::{Timeline, Timings};
 use serde::Serialize;
@@ -28,6 +28,10 @@ struct Choice<'a> {
     finish_reason: Option<Ending>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<&'a PromptLogprobs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
 }
 
 fn render(
@@ -48,23 +52,19 @@ fn render(
 }
 
 /// One chunk. [`Event::Role`], reasoning and tool calls do not exist here and give an empty text.
-pub(super) fn chunk_json(
-    head: &Head,
-    index: u32,
-    event: &Event<'_>,
-    logprobs: Option<&Logprobs<'_>>,
-) -> Vec<u8> {
+pub(super) fn chunk_json(head: &Head, index: u32, event: &Event<'_>, with: &Additions<'_>) -> Vec<u8> {
+    let (usage, timings) = (usage_member(head, event, with.usage), timings_member(event));
+    let (text, finish_reason) = match event {
+        Event::Role | Event::Reasoning(_) | Event::Call { .. } | Event::Arguments { .. } => ("", None),
+        Event::Text(text) => (*text, None),
+        Event::Finish { text, ending } => (*text, Some(*ending)),
+        Event::Usage(_) | Event::Timings(_) => return render(head, &[], usage, timings),
+    };
+    let Additions { logprobs, token_ids, prompt_token_ids, .. } = *with;
+    let prompt_logprobs = None;
     let choice =
-        |text, finish_reason| [Choice { index, text, logprobs, finish_reason, prompt_logprobs: None }];
-    let usage = usage_member(head, event);
-    match event {
-        Event::Role | Event::Reasoning(_) | Event::Call { .. } | Event::Arguments { .. } => {
-            render(head, &choice("", None), usage, None)
-        }
-        Event::Text(text) => render(head, &choice(text, None), usage, None),
-        Event::Finish { text, ending } => render(head, &choice(text, Some(*ending)), usage, None),
-        Event::Usage(_) | Event::Timings(_) => render(head, &[], usage, timings_member(event)),
-    }
+        Choice { index, text, logprobs, finish_reason, prompt_logprobs, prompt_token_ids, token_ids };
+    render(head, &[choice], usage, None)
 }
 
 /// The whole answer.
@@ -80,6 +80,8 @@ pub(super) fn answer_json(
         logprobs: answer.logprobs.as_ref(),
         finish_reason: Some(answer.ending),
         prompt_logprobs: answer.prompt_logprobs.as_ref(),
+        prompt_token_ids: answer.prompt_token_ids,
+        token_ids: answer.token_ids,
     });
     let choices: Vec<Choice<'_>> = choices.collect();
     render(head, &choices, Some(Some(usage.into())), timeline.map(Timings::from))

@@ -181,15 +181,32 @@ pub struct Answer<'a> {
     pub logprobs: Option<Logprobs<'a>>,
     /// The scores of its prompt's tokens, if they were asked for by that name.
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
+    /// Its tokens, if they were asked for.
+    pub token_ids: Option<&'a [u32]>,
+    /// Those of its prompt.
+    pub prompt_token_ids: Option<&'a [u32]>,
     /// Why it ended.
     pub ending: Ending,
 }
 
+/// What a chunk has beside its event, where the client asks for it.
+#[derive(Debug, Default)]
+pub struct Additions<'a> {
+    /// Scores of the tokens that no chunk has shown yet.
+    pub logprobs: Option<&'a Logprobs<'a>>,
+    /// Those tokens.
+    pub token_ids: Option<&'a [u32]>,
+    /// The prompt's tokens, in the first chunk.
+    pub prompt_token_ids: Option<&'a [u32]>,
+    /// The counts so far.
+    pub usage: Option<Usage>,
+}
+
 /// Renders one event of choice `index` through serde, as a JSON object without the SSE frame around it.
-pub fn chunk_json(head: &Head, index: u32, event: &Event<'_>, logprobs: Option<&Logprobs<'_>>) -> Vec<u8> {
+pub fn chunk_json(head: &Head, index: u32, event: &Event<'_>, with: &Additions<'_>) -> Vec<u8> {
     match head.shape {
-        Shape::Completions => completions::chunk_json(head, index, event, logprobs),
-        Shape::Chat => chat::chunk_json(head, index, event, logprobs),
+        Shape::Completions => completions::chunk_json(head, index, event, with),
+        Shape::Chat => chat::chunk_json(head, index, event, with),
     }
 }
 
@@ -212,7 +229,14 @@ pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
 }
 
 /// The `usage` member of a chunk: left out, null, or the counts.
-pub(crate) fn usage_member(head: &Head, event: &Event<'_>) -> Option<Option<UsageBody>> {
+pub(crate) fn usage_member(
+    head: &Head,
+    event: &Event<'_>,
+    so_far: Option<Usage>,
+) -> Option<Option<UsageBody>> {
+    if let Some(usage) = so_far {
+        return Some(Some(usage.into()));
+    }
     match event {
         Event::Usage(usage) => Some(Some((*usage).into())),
         Event::Role

@@ -3,6 +3,7 @@
 //! knows fails them, and so does a limit that differs.
 
 use crate::admission::Api;
+use crate::unknown::{REFUSED, Refused};
 use pinion_protocol::limits::CHOICES_MAX;
 use serde_json::{Value, json};
 
@@ -15,6 +16,7 @@ const RAW: &[Api] = &[Api::Completions, Api::Generate];
 const GENERATE: &[Api] = &[Api::Generate];
 
 /// The values that pass, besides null.
+#[derive(Clone, Copy)]
 pub(super) enum Shape {
     Boolean,
     Integer {
@@ -37,6 +39,7 @@ pub(super) enum Shape {
 }
 
 /// One field.
+#[derive(Clone, Copy)]
 pub(super) struct Field {
     pub(super) name: &'static str,
     pub(super) apis: &'static [Api],
@@ -78,8 +81,8 @@ const TOOL_CHOICE: &str = r##"{"anyOf": [{"enum": ["none", "auto", "required", n
 const DOCUMENTS: &str = r#"{"type": ["array", "null"], "maxItems": 1024, "items": {"type": "object"}}"#;
 const TEMPLATE_KWARGS: &str = r#"{"type": ["object", "null"], "maxProperties": 64, "propertyNames": {"not": {"enum":
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"]}}}"#;
-const STREAM_OPTIONS: &str =
-    r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}}"#;
+const STREAM_OPTIONS: &str = r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]},
+    "continuous_usage_stats": {"type": ["boolean", "null"]}}}"#;
 const RESPONSE_FORMAT: &str = r#"{"anyOf": [{"type": "null"},
     {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
     {"type": "object", "required": ["type", "json_schema"], "properties": {"type": {"const": "json_schema"},
@@ -93,8 +96,13 @@ const CHOICES: &str = r#"{"type": ["array", "null"], "minItems": 1, "maxItems": 
 const STRUCTURED_OUTPUTS: &str = r#"{"type": ["object", "null"], "minProperties": 1, "properties": {
     "json": {"type": ["object", "string"]}, "regex": {"type": "string", "minLength": 1},
     "choice": {"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}},
-    "grammar": {"type": "string", "minLength": 1}, "json_object": {"type": "boolean"}}}"#;
+    "grammar": {"type": "string", "minLength": 1}, "json_object": {"type": "boolean"},
+    "disable_any_whitespace": {"type": "boolean"}, "disable_additional_properties": {"type": "boolean"}, "whitespace_pattern": {"type": "string", "minLength": 1}}}"#;
 
+const ALLOWED_IDS: &str =
+    r##"{"type": ["array", "null"], "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}"##;
+const BAD_WORDS: &str =
+    r#"{"type": ["array", "null"], "maxItems": 1024, "items": {"type": "string", "minLength": 1}}"#;
 const EFFORT: &str = r#"{"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max", null]}"#;
 
 /// The table, in the order of the documentation.
@@ -122,6 +130,14 @@ pub(super) const FIELDS: &[Field] = &[
     field("top_p", ALL, Shape::Above { limit: 0.0, max: 1.0 }, "Probability kept."),
     field("top_k", ALL, Shape::Integer { min: -1, max: INT }, "Most likely tokens kept; -1 and 0 are off."),
     field("min_p", ALL, Shape::Number { min: 0.0, max: 1.0 }, "Tokens less likely than this share of the likeliest are dropped."),
+    field("max_new_tokens", OPENAI, Shape::Integer { min: 1, max: INT }, "The same as max_tokens."),
+    field("n_predict", ALL, Shape::Integer { min: 1, max: INT }, "The same as max_tokens."),
+    field("min_new_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0}"#), "The same as min_tokens."),
+    field("repeat_penalty", ALL, Shape::Number { min: 0.01, max: 100.0 }, "The same as repetition_penalty."),
+    field("random_seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same as seed."),
+    field("sampling_seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same as seed."),
+    field("regex", OPENAI, Shape::Schema(GRAMMAR_TEXT), "The same as guided_regex."),
+    field("json_schema", OPENAI, Shape::Schema(JSON_SCHEMA), "The same as guided_json."),
     field("repetition_penalty", ALL, Shape::Number { min: 0.01, max: 100.0 }, "For tokens of prompt and answer; 1 is off."),
     field("frequency_penalty", ALL, Shape::Number { min: -2.0, max: 2.0 }, "For each time a token stands in the answer."),
     field("presence_penalty", ALL, Shape::Number { min: -2.0, max: 2.0 }, "For a token that stands in the answer."),
@@ -129,12 +145,17 @@ pub(super) const FIELDS: &[Field] = &[
     field("stop_token_ids", ALL, Shape::Schema(TOKEN_IDS), "Token ids that end the text."),
     field("min_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0}"#), "At most what may be generated."),
     field("include_stop_str_in_output", ALL, Shape::Boolean, "Send what ended the text."),
+    field("allowed_token_ids", ALL, Shape::Schema(ALLOWED_IDS), "The only token ids that may be drawn; not with a form of the text."),
+    field("bad_words", ALL, Shape::Schema(BAD_WORDS), "Words that are not written; not with a form of the text."),
+    field("truncate_prompt_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647, "not": {"const": 0}}"#), "Only so many of the prompt's last tokens are used; with -1 as many as fit."),
+    field("skip_special_tokens", ALL, Shape::Boolean, "Off, special tokens show their names."),
+    field("spaces_between_special_tokens", ALL, Shape::Boolean, "Without effect: texts of a tokenizer.json are the same either way."),
     field("seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same seed draws the same, whatever is served beside it."),
     field("priority", ALL, Shape::Integer { min: i32::MIN as i128, max: INT }, "A lower value is served earlier."),
     field("user", ALL, Shape::Schema(r#"{"type": ["string", "null"], "maxLength": 512}"#), "On whose account the request runs where fair shares are by user."),
     field("stop", ALL, Shape::Schema(STOP), "Strings that end the text."),
     field("stream", ALL, Shape::Boolean, "Answer as server-sent events; as bare text from /generate."),
-    field("stream_options", ALL, Shape::Schema(STREAM_OPTIONS), "Only with stream: include_usage sends the counts."),
+    field("stream_options", ALL, Shape::Schema(STREAM_OPTIONS), "Only with stream: include_usage sends the counts, and continuous_usage_stats with every chunk."),
     field("timings", ALL, Shape::Boolean, "Say where the time went: a member of the answer, an event before the end of a stream."),
     field("ignore_eos", OPENAI, Shape::Boolean, "Go on past the end-of-sequence token."),
     field("stop_on_eos", GENERATE, Shape::Boolean, "End at the end-of-sequence token."),
@@ -155,6 +176,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("echo", COMPLETIONS, Shape::Boolean, "The prompt ahead of the answer; with logprobs its tokens' too."),
     field("echo", CHAT, Shape::Neutral("[false]"), "For completions."),
     field("echo", GENERATE, Shape::Neutral("[false]"), "Not supported."),
+    field("return_token_ids", OPENAI, Shape::Boolean, "Send the token ids of prompt and answer."),
+    field("return_token_ids", GENERATE, Shape::Neutral("[false]"), "Not supported."),
     field("suffix", ALL, Shape::Neutral("[\"\"]"), "Not supported."),
     field("tools", CHAT, Shape::Schema(TOOLS), "Functions that the model may call."),
     field("tool_choice", CHAT, Shape::Schema(TOOL_CHOICE), "Whether it calls one, and which."),
@@ -169,7 +192,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("guided_choice", OPENAI, Shape::Schema(CHOICES), "Strings of which the text must be one."),
     field("guided_grammar", OPENAI, Shape::Schema(GRAMMAR_TEXT), "A Lark grammar, as llguidance takes it."),
     field("structured_outputs", OPENAI, Shape::Schema(STRUCTURED_OUTPUTS), "Exactly one of these."),
-    field("guided_whitespace_pattern", ALL, Shape::Neutral("[]"), "Not supported."),
+    field("guided_whitespace_pattern", OPENAI, Shape::Schema(GRAMMAR_TEXT), "White space that JSON may have, as an expression; without it JSON is compact."),
+    field("guided_whitespace_pattern", GENERATE, Shape::Neutral("[]"), "Not supported."),
     field("modalities", ALL, Shape::Neutral("[[\"text\"]]"), "Only text."),
     field("use_beam_search", ALL, Shape::Neutral("[false]"), "Not supported."),
     field("chat_template", RAW, Shape::Neutral("[]"), "For chats."),
@@ -215,9 +239,16 @@ fn parsed(text: &str) -> Value {
     serde_json::from_str(text).expect("the table's schemas are JSON; a test reads them all")
 }
 
-/// The fields of one API.
-pub(super) fn of(api: Api) -> impl Iterator<Item = &'static Field> {
+/// The fields that are read on one API.
+pub(super) fn read_on(api: Api) -> impl Iterator<Item = &'static Field> {
     FIELDS.iter().filter(move |field| field.apis.contains(&api))
+}
+
+/// All fields of one API, with those of other servers that are refused.
+pub(super) fn of(api: Api) -> impl Iterator<Item = Field> {
+    let refused =
+        |refused: &Refused| field(refused.name, ALL, Shape::Neutral(refused.neutral), refused.instead);
+    read_on(api).copied().chain(REFUSED.iter().map(refused))
 }
 
 #[cfg(test)]
@@ -250,6 +281,7 @@ mod tests {
             calls: CALLS,
             reasons: false,
             defaults: SamplingDefaults::NONE,
+            strict_fields: true,
         };
         admit(api, body.as_bytes(), &limits, 1).err().map(|fault| fault.param.unwrap_or_default())
     }
@@ -260,7 +292,7 @@ mod tests {
             taken_names();
             assert_eq!(refused(api, "model", "null"), None);
             let read: BTreeSet<String> = taken_names().into_iter().collect();
-            let known: BTreeSet<String> = of(api).map(|field| field.name.to_owned()).collect();
+            let known: BTreeSet<String> = read_on(api).map(|field| field.name.to_owned()).collect();
             assert_eq!(
                 read, known,
                 "{api:?}: admission on the left, the table of /openapi.json on the right"
@@ -272,7 +304,7 @@ mod tests {
     fn admission_and_the_table_have_the_same_limits() {
         for api in APIS {
             for Field { name, shape, .. } in of(api) {
-                let (pass, fail) = match *shape {
+                let (pass, fail) = match shape {
                     Shape::Boolean => (vec!["true".to_owned(), "false".into()], vec!["1".to_owned()]),
                     Shape::Integer { min, max } => (
                         vec![min.to_string(), max.to_string()],
@@ -296,11 +328,7 @@ mod tests {
                     assert_eq!(refused(api, name, &value), None, "{api:?} {name} = {value}");
                 }
                 for value in fail {
-                    assert_eq!(
-                        refused(api, name, &value).as_deref(),
-                        Some(*name),
-                        "{api:?} {name} = {value}"
-                    );
+                    assert_eq!(refused(api, name, &value).as_deref(), Some(name), "{api:?} {name} = {value}");
                 }
             }
         }

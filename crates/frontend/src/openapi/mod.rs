@@ -142,6 +142,11 @@ fn named_routes() -> impl Iterator<Item = Route> {
     Route::ALL.into_iter().filter(|route| *route != Route::Unknown)
 }
 
+/// Names of the fields that are read on one API.
+pub(crate) fn field_names(api: Api) -> impl Iterator<Item = &'static str> {
+    fields::read_on(api).map(|field| field.name)
+}
+
 /// The document.
 pub(crate) fn document(limits: &Limits) -> Value {
     let mut document: Value = serde_json::from_str(BASE).expect("base.json is JSON; a test reads it");
@@ -167,7 +172,7 @@ pub(crate) fn page(limits: &Limits) -> String {
          sans-serif;max-width:60em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}td,th{text-align:\
          left;vertical-align:top;padding:.2em .8em .2em 0;border-bottom:1px solid #ccc}code{font-size:90%}</style>\
          <h1>Pinion API</h1><p>OpenAI's shapes; <a href=\"/openapi.json\">/openapi.json</a> is this page for \
-         machines. Unknown fields are ignored, null means absent.</p>",
+         machines. Null means absent; unknown fields are named in X-Pinion-Ignored-Fields.</p>",
     );
     let _ = write!(out, "<p>Model: <code>{}</code></p><table>", escaped(&limits.model));
     for route in named_routes() {
@@ -211,6 +216,7 @@ mod tests {
             calls: CALLS,
             reasons: false,
             defaults: pinion_config::SamplingDefaults::NONE,
+            strict_fields: false,
         }
     }
 

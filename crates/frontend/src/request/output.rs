@@ -2,7 +2,7 @@
 
 use super::{Form, Request};
 use crate::limits::SCORES_BYTES_MAX;
-use crate::openai::{Ending, Event, Shape, echoed, logprobs};
+use crate::openai::{Additions, Ending, Event, Shape, echoed, logprobs};
 use crate::prompt_part::PromptPart;
 use bytes::Bytes;
 use pinion_protocol::frontend_inbox::Delta;
@@ -36,7 +36,8 @@ impl Request {
             } else {
                 let mut offset = piece.offset;
                 let logprobs = echoed(&piece.scores, prompt.alternatives(), &[], &mut offset);
-                writer.write_scored(&event, Some(&logprobs), &mut self.out);
+                let with = Additions { logprobs: Some(&logprobs), ..Additions::default() };
+                writer.write_with(&event, &with, &mut self.out);
             }
         }
         if last {
@@ -125,16 +126,9 @@ impl Request {
             (Form::Events(writer), _) => {
                 if writer.head().shape == Shape::Chat && !self.role_said {
                     self.role_said = true;
-                    writer.write(&Event::Role, &mut self.out);
+                    self.write(&Event::Role);
                 }
-                if self.scores.is_empty() {
-                    writer.write(event, &mut self.out);
-                } else {
-                    let logprobs = logprobs(writer.head().shape, &self.scores, &mut self.scored_chars);
-                    writer.write_scored(event, Some(&logprobs), &mut self.out);
-                    self.scores.clear();
-                    self.score_bytes = 0;
-                }
+                self.write(event);
             }
             (Form::PlainStream | Form::Whole, Event::Text(text)) => {
                 self.out.extend_from_slice(text.as_bytes())
@@ -150,6 +144,45 @@ impl Request {
                 | Event::Timings(_),
             ) => {}
         }
+    }
+
+    /// Writes one event of a stream, and what is shown beside it.
+    fn write(&mut self, event: &Event<'_>) {
+        let is_role = matches!(event, Event::Role);
+        let usage = self.extras.as_ref().and_then(|extras| extras.counts()).map(|counts| {
+            let (prompt_tokens, cached_tokens) = counts;
+            self.usage(prompt_tokens, cached_tokens)
+        });
+        let Form::Events(writer) = &self.form else { return };
+        let has_scores = !is_role && !self.scores.is_empty();
+        if !has_scores && self.extras.is_none() {
+            return writer.write(event, &mut self.out);
+        }
+        let shape = writer.head().shape;
+        let logprobs = has_scores.then(|| logprobs(shape, &self.scores, &mut self.scored_chars));
+        let (prompt_token_ids, token_ids) = match &mut self.extras {
+            // The role is no token.
+            Some(extras) if is_role => (extras.take_prompt_ids(), extras.next_ids(&[])),
+            Some(extras) => (extras.take_prompt_ids(), extras.next_ids(&self.ids)),
+            None => (None, None),
+        };
+        let with = Additions {
+            logprobs: logprobs.as_ref(),
+            token_ids,
+            prompt_token_ids: prompt_token_ids.as_deref(),
+            usage,
+        };
+        writer.write_with(event, &with, &mut self.out);
+        if has_scores {
+            self.scores.clear();
+            self.score_bytes = 0;
+        }
+    }
+
+    /// The ids of a whole answer's prompt and of the answer, if they were asked for.
+    pub fn shown_ids(&self) -> Option<(Vec<u32>, Vec<u32>)> {
+        let prompt_ids = self.extras.as_ref()?.prompt_ids()?;
+        Some((prompt_ids.to_vec(), self.ids.clone()))
     }
 
     pub(super) fn wake(&mut self) {

@@ -200,6 +200,7 @@ impl Harness {
                 calls: CallReading::Format(CallFormat::Hermes),
                 reasons: options.reasons,
                 defaults: options.defaults,
+                strict_fields: false,
             },
             settings: options.settings,
             health: Health { pages },

@@ -44,7 +44,7 @@ impl Drop for Folder {
 }
 
 fn goldens() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families")
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/families")).to_owned()
 }
 
 /// Names of all goldens.
