@@ -53,6 +53,8 @@ setup_libtorch() {
         # Several clones may set up at once: each downloads into its own folder and the first one wins.
         local part
         part=$(mktemp -d "$CACHE/libtorch.XXXXXX")
+        # Another user may run what this one has set up.
+        chmod 755 "$part"
         if [ "$kind" = full ]; then
             say "NVIDIA driver found: downloading libtorch $TORCH_VERSION with its CUDA libraries (2.6 GB)"
             pip_install "$part" "${FULL_WHEELS[@]}"

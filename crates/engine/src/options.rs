@@ -10,6 +10,7 @@ use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
     Pipeline, STEP_DEADLINE, Threaded, WarmUp, load_watched,
 };
+use pinion_os::process::limit_behind;
 use pinion_scheduler::{Admission, Limits, Policy};
 use pinion_text::TextCodec;
 use pinion_worker::Recorder;
@@ -114,8 +115,9 @@ fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadE
 /// The reason, and the code that the service should exit with.
 pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (String, Exit)> {
     // Before the model, so that both are ready at about the same time.
-    let grammars =
-        grammars(config).map_err(|error| (format!("threads for grammars: {error}"), Exit::System))?;
+    let grammars = grammars(config).map_err(|error| {
+        (format!("cannot start the threads for grammars: {error}{}", limit_behind(&error)), Exit::System)
+    })?;
     let mut pipeline = start(config, recorder).map_err(|error| {
         let exit = match error {
             LoadError::Options { .. } => Exit::Usage,

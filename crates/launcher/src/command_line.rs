@@ -5,7 +5,7 @@ use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
 use crate::{descriptors, ending, pull, serve};
 use pinion_config::{Command, Config, Exit, Machine, SECRET_VARIABLES, Topology};
-use pinion_os::process::survive_file_limit;
+use pinion_os::process::{limit_behind, survive_file_limit};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
 use std::ffi::{OsStr, OsString};
@@ -97,7 +97,7 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
     let lifecycle = &config.lifecycle;
     telemetry::install(&lifecycle.log_filter, lifecycle.log_json);
     if let Err(error) = telemetry::start() {
-        telemetry::say(&format!("pinion: error: cannot start the log: {error}"));
+        telemetry::say(&format!("pinion: error: cannot start the log: {error}{}", limit_behind(error)));
         return Exit::System.into();
     }
     if !config.sandbox {

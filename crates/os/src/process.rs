@@ -18,7 +18,9 @@ pub fn limit_behind(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EMFILE) => "; the limit on open files is too low (ulimit -n)",
         Some(Errno::ENFILE) => "; the machine is out of file descriptors (fs.file-max)",
-        Some(Errno::EAGAIN) => "; a limit on processes is reached (ulimit -u, pids.max of the control group)",
+        Some(Errno::EAGAIN) => {
+            "; a limit on processes (ulimit -u, pids.max of the control group) or on memory (ulimit -v) is reached"
+        }
         Some(Errno::EFBIG) => "; the limit on file sizes is too low for shared memory (ulimit -f)",
         _ => "",
     }

@@ -264,6 +264,21 @@ fn a_killed_launcher_leaves_nobody() {
     assert_ne!(Answer::read(Api::Completions, true, stream).end, End::Complete);
 }
 
+/// The processes of the killed service still have the port for some milliseconds.
+#[test]
+fn after_a_killed_launcher_the_port_can_be_had_at_once() {
+    let (model, port) = (fake_model(512), free_port().to_string());
+    let flags = ["--backend", "fake", "--port", &port];
+    let mut server = Server::start(model.path(), &flags);
+    for _ in 0..10 {
+        server.signal(Signal::SIGKILL);
+        let next = Server::start(model.path(), &flags);
+        drop(std::mem::replace(&mut server, next));
+        server.check_serves("on the same port");
+    }
+    server.stop();
+}
+
 #[test]
 fn a_port_in_use_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");

@@ -3,13 +3,16 @@
 //! to it.
 
 use pinion_testkit::{
-    PATIENCE, Server, Signal, fake_model, kill, launcher_binary, run_binary_to_end, run_under_to_end,
-    wait_until,
+    Api, End, Folder, PATIENCE, Server, Signal, demo_model, fake_model, kill, launcher_binary,
+    run_binary_to_end, run_under_to_end, wait_until,
 };
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// Exit code as docs/OPERATIONS.md has it.
+/// Exit codes as docs/OPERATIONS.md has them.
 const EXIT_SYSTEM: i32 = 1;
+const EXIT_START: i32 = 5;
 
 #[test]
 fn a_limit_that_is_too_low_is_named() {
@@ -81,10 +84,20 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Serves, loses its engine, serves again, and stops cleanly. Returns the log.
-fn check_serves_under(wrapper: &[&str], flags: &[&str]) -> String {
+/// A folder that every user may read.
+fn open_model() -> Folder {
     let folder = fake_model(512);
     open_to_all(folder.path());
+    folder
+}
+
+fn open_to_all(folder: &Path) {
+    std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).expect("an own folder");
+}
+
+/// Serves, loses its engine, serves again, and stops cleanly. Returns the log.
+fn check_serves_under(wrapper: &[&str], flags: &[&str]) -> String {
+    let folder = open_model();
     let flags = [&["--backend", "fake", "--restart-backoff", "1ms"], flags].concat();
     let mut server = Server::launch_under(wrapper, folder.path(), &flags);
     server.wait_ready();
@@ -101,22 +114,131 @@ fn check_serves_under(wrapper: &[&str], flags: &[&str]) -> String {
     log
 }
 
-fn open_to_all(folder: &std::path::Path) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).expect("an own folder");
-}
-
-fn check_ends_under(wrapper: &[&str], flags: &[&str], says: &[&str]) {
-    let folder = fake_model(512);
-    open_to_all(folder.path());
+fn check_ends_under(wrapper: &[&str], flags: &[&str], says: &[&str]) -> Option<i32> {
+    let folder = open_model();
     let flags = [&["serve", "--model", folder.text(), "--backend", "fake", "--port", "0"], flags].concat();
     let ended = run_under_to_end(wrapper, &flags, PATIENCE);
-    assert_eq!(ended.code, Some(EXIT_SYSTEM), "{wrapper:?}: {}", ended.stderr);
     for part in says {
         assert!(ended.stderr.contains(part), "{wrapper:?} does not say {part:?}: {}", ended.stderr);
     }
     assert!(!ended.stderr.contains("panicked"), "{wrapper:?}: {}", ended.stderr);
     assert_eq!(ended.left, [], "{wrapper:?}");
+    ended.code
+}
+
+fn strs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+/// A user that owns nothing, as which root may start the service.
+struct Stranger {
+    user: u32,
+    /// Shows libtorch to everybody where root keeps it to itself: a script that goes on with its arguments.
+    opens_libraries: String,
+    _hold: Folder,
+}
+
+impl Stranger {
+    /// None, with a word why, if this is not root or others may not run the binaries where they stand.
+    fn new(user: u32) -> Option<Stranger> {
+        if !is_root() {
+            println!("skipped: only root may start the service as another user");
+            return None;
+        }
+        let hold = Folder::new();
+        open_to_all(hold.path());
+        let stranger = Stranger { user, opens_libraries: opens_libraries(hold.text()), _hold: hold };
+        // The engine, which is linked with libtorch, says that it is no program to be started by hand.
+        let wrapper = stranger.wrapper(&["sh", "-c", "exec \"$0-engine\""]);
+        let ended = run_under_to_end(&strs(&wrapper), &[], PATIENCE);
+        if !ended.stderr.contains("pinion serve") {
+            println!("skipped: others may not run {}: {}", launcher_binary().display(), ended.stderr);
+            return None;
+        }
+        Some(stranger)
+    }
+
+    /// What starts a program as this user, through `inner`.
+    fn wrapper(&self, inner: &[&str]) -> Vec<String> {
+        let user = self.user;
+        let script = format!(
+            "{}\nexec setpriv --reuid={user} --regid={user} --clear-groups \"$@\"",
+            self.opens_libraries
+        );
+        let outer = ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned);
+        outer.into_iter().chain(inner.iter().map(|word| (*word).to_owned())).collect()
+    }
+}
+
+/// In a mount namespace of its own: an open folder in the place of the first that is closed to others above libtorch and the
+/// libraries beside it, and in it nothing but those. Nothing to do where none is closed.
+fn opens_libraries(hold: &str) -> String {
+    let server = Server::fake(&[]);
+    let engine = server.role("engine-0").expect("it runs").pid;
+    let maps = std::fs::read_to_string(format!("/proc/{engine}/maps")).expect("root reads it");
+    server.stop();
+    let mapped =
+        |line: &str| Path::new(line.split_whitespace().last()?).ancestors().nth(3).map(Path::to_owned);
+    let Some(site) = maps.lines().filter(|line| line.ends_with("/libtorch_cpu.so")).find_map(mapped) else {
+        return String::new();
+    };
+    let is_closed = |folder: &&Path| {
+        std::fs::metadata(folder).is_ok_and(|folder| folder.permissions().mode() & 0o001 == 0)
+    };
+    let Some(closed) = site.ancestors().filter(is_closed).last() else { return String::new() };
+    format!(
+        r#"site='{}' closed='{}' hold='{hold}'
+mount --bind "$site" "$hold" && mount -t tmpfs -o mode=755 none "$closed" && mkdir -p "$site" || exit 1
+for folder in "$hold"/*/; do
+    mkdir -p "$site/${{folder#"$hold"/}}" && mount --bind "$folder" "$site/${{folder#"$hold"/}}" || exit 1
+done"#,
+        site.display(),
+        closed.display()
+    )
+}
+
+/// A control group of this test, removed on drop.
+struct ControlGroup {
+    folder: PathBuf,
+    is_unified: bool,
+}
+
+impl ControlGroup {
+    /// None, with a word why, if it cannot be made or has no such limit.
+    fn new(controller: &str, limit: &str) -> Option<ControlGroup> {
+        let root = Path::new("/sys/fs/cgroup");
+        let is_unified = root.join("cgroup.controllers").is_file();
+        let parent = if is_unified { root.to_owned() } else { root.join(controller) };
+        let folder = parent.join(format!("pinion-test-{}-{controller}", std::process::id()));
+        let made = std::fs::create_dir(&folder);
+        if made.is_err() || !folder.join(limit).is_file() {
+            println!("skipped: no control group with {limit} can be made in {}: {made:?}", parent.display());
+            let _ = std::fs::remove_dir(&folder);
+            return None;
+        }
+        Some(ControlGroup { folder, is_unified })
+    }
+
+    fn limit(&self, name: &str, value: &str) {
+        std::fs::write(self.folder.join(name), value).expect("an own control group");
+    }
+
+    /// What starts a program within it.
+    fn wrapper(&self) -> Vec<String> {
+        let script = format!("echo $$ >'{}/cgroup.procs' && exec \"$@\"", self.folder.display());
+        ["sh", "-c", &script, "sh"].map(str::to_owned).into()
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // The kernel may still count a process that has just ended.
+        let removed = (0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            std::fs::remove_dir(&self.folder).is_ok()
+        });
+        assert!(removed || std::thread::panicking(), "{} is in use", self.folder.display());
+    }
 }
 
 #[test]
@@ -131,7 +253,25 @@ fn one_cpu_is_enough() {
 
 #[test]
 fn too_little_address_space_is_named() {
-    check_ends_under(&["prlimit", "--as=16777216"], &[], &["emory"]);
+    let code = check_ends_under(&["prlimit", "--as=16777216"], &[], &["emory"]);
+    assert_eq!(code, Some(EXIT_SYSTEM));
+}
+
+/// The launcher fits, and what cannot be mapped is libtorch.
+#[test]
+fn too_little_address_space_for_libtorch_is_named() {
+    let Some(model) = demo_model() else {
+        println!("skipped: deploy/demo-model is not complete");
+        return;
+    };
+    let model = model.to_str().expect("the model's folder has a UTF-8 name");
+    let flags = ["serve", "--model", model, "--dtype", "fp32", "--port", "0"];
+    let ended = run_under_to_end(&["prlimit", "--as=268435456"], &flags, PATIENCE);
+    assert_eq!(ended.code, Some(EXIT_START), "{}", ended.stderr);
+    for part in ["engine-0 could not be loaded: libtorch", "ulimit -v"] {
+        assert!(ended.stderr.contains(part), "does not say {part:?}: {}", ended.stderr);
+    }
+    assert_eq!(ended.left, []);
 }
 
 #[test]
@@ -142,10 +282,32 @@ fn closed_standard_streams_change_nothing() {
     }
 }
 
+/// Roles that start later run elsewhere.
+#[test]
+fn a_working_folder_that_is_gone_changes_nothing() {
+    let folder = Folder::new();
+    let gone = format!("{}/gone", folder.text());
+    let script = "mkdir \"$0\" && cd \"$0\" && rmdir \"$0\" && exec \"$@\"";
+    check_serves_under(&["sh", "-c", script, &gone], &[]);
+    let Some(model) = demo_model() else {
+        println!("skipped in part: deploy/demo-model is not complete");
+        return;
+    };
+    let mut server = Server::launch_under(&["sh", "-c", script, &gone], &model, &["--dtype", "fp32"]);
+    server.wait_ready();
+    let before = server.role("engine-0").expect("it runs").pid;
+    kill(before, Signal::SIGKILL);
+    let body = serde_json::json!({"prompt": "ROMEO:\n", "max_tokens": 4});
+    assert_eq!(server.ask(Api::Completions, &body).end, End::Complete);
+    assert_ne!(server.role("engine-0").map(|role| role.pid), Some(before));
+    server.stop();
+}
+
 #[test]
 fn a_launcher_without_capabilities_and_without_locked_memory_serves() {
     if !is_root() {
-        return; // It runs as such a user already: every other test shows it.
+        println!("skipped: every other test runs as such a user already");
+        return;
     }
     let drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
     let log = check_serves_under(&[drop.as_slice(), &["prlimit", "--memlock=0:0"]].concat(), &[]);
@@ -153,9 +315,68 @@ fn a_launcher_without_capabilities_and_without_locked_memory_serves() {
 }
 
 #[test]
+fn any_user_serves() {
+    let Some(stranger) = Stranger::new(65_534) else { return };
+    let log = check_serves_under(&strs(&stranger.wrapper(&["prlimit", "--memlock=0:0"])), &[]);
+    assert!(log.contains("memory not locked"), "{log}");
+}
+
+/// The least that serves is not known, but that each limit below it ends with the same words.
+#[test]
+fn a_limit_on_processes_that_is_too_low_is_named() {
+    // A user with no other process: the limit is on all that the user has.
+    let user = 100_000 + std::process::id();
+    let Some(stranger) = Stranger::new(user) else { return };
+    let (mut refused, mut most) = (0, 1);
+    loop {
+        let limit = format!("--nproc={most}");
+        let folder = open_model();
+        let flags = ["--backend", "fake", "--no-spare-engine"];
+        let wrapper = stranger.wrapper(&["prlimit", &limit]);
+        let mut server = Server::launch_under(&strs(&wrapper), folder.path(), &flags);
+        let Err(status) = server.wait_ready_or_end() else {
+            server.check_serves("within the limit");
+            server.stop();
+            break;
+        };
+        let log = server.stderr_text();
+        assert_eq!(status.code(), Some(EXIT_SYSTEM), "{most} processes: {log}");
+        assert!(log.contains("ulimit -u") && !log.contains("panicked"), "{most} processes: {log}");
+        (refused, most) = (refused + 1, most + 1);
+        assert!(most < 64, "no limit is high enough");
+    }
+    assert!(refused > 4, "{refused} limits were refused: fewer than the service has processes");
+}
+
+/// Control groups of this machine, version 1 or 2, in which a test may make its own.
+#[test]
+fn limits_of_a_control_group_are_named_or_enough() {
+    let Some(groups) = ControlGroup::new("pids", "pids.max") else { return };
+    groups.limit("pids.max", "4");
+    let ended = check_ends_under(&strs(&groups.wrapper()), &["--no-spare-engine"], &["pids.max"]);
+    assert_eq!(ended, Some(EXIT_SYSTEM));
+    groups.limit("pids.max", "64");
+    check_serves_under(&strs(&groups.wrapper()), &[]);
+
+    let name = if groups.is_unified { "memory.max" } else { "memory.limit_in_bytes" };
+    let Some(groups) = ControlGroup::new("memory", name) else { return };
+    groups.limit(name, &(512 << 20).to_string());
+    check_serves_under(&strs(&groups.wrapper()), &[]);
+    // Too little for its rings: the kernel kills a role while it starts, or the launcher is refused memory.
+    groups.limit(name, &(12 << 20).to_string());
+    let folder = open_model();
+    let flags = ["serve", "--model", folder.text(), "--backend", "fake", "--port", "0"];
+    let ended = run_under_to_end(&strs(&groups.wrapper()), &flags, PATIENCE);
+    let killed = ended.code.is_none() && ended.stderr.is_empty();
+    assert!(killed || matches!(ended.code, Some(EXIT_SYSTEM | EXIT_START)), "{ended:?}");
+    assert_eq!(ended.left, []);
+}
+
+#[test]
 fn no_dev_shm_is_needed() {
     if !is_root() {
-        return; // Only root may take it away.
+        println!("skipped: only root may take it away");
+        return;
     }
     check_serves_under(&["unshare", "--mount", "sh", "-c", "umount -l /dev/shm; exec \"$@\"", "sh"], &[]);
 }

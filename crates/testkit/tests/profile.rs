@@ -235,6 +235,19 @@ fn a_profiler_that_is_not_there_is_named() {
     }
 }
 
+/// Nothing can be made in /proc, by whomever.
+#[test]
+fn a_folder_for_profiles_that_cannot_be_made_is_named() {
+    let model = fixture_model();
+    let arguments = ["serve", "--model", model.text(), "--port", "0", "--dtype", "fp32"];
+    let arguments = [&arguments[..], &["--profile", "torch", "--profile-dir", "/proc/profiles"]].concat();
+    let ended = run_to_end(&arguments, &[], PATIENCE);
+    assert!(ended.code.is_some_and(|code| code != 0), "{}", ended.stderr);
+    let says = "cannot start engine-0: --profile-dir: cannot make /proc/profiles/";
+    assert!(ended.stderr.contains(says), "{}", ended.stderr);
+    assert_eq!(ended.left, []);
+}
+
 /// Tokens that the tiny model is asked for at a time: far within its context.
 const TOKENS: u64 = 60;
 /// As the engine has it.

@@ -76,7 +76,8 @@ impl Session {
         memory_limit::enter(session.me, &session.config, &session.status);
         sandbox::confine(session.me, &session.config);
         // Only now, so that the thread that writes the log is confined, too.
-        telemetry::start().map_err(|e| StartError::attach("log", e))?;
+        telemetry::start()
+            .map_err(|e| StartError::attach("log", format!("{e}{}", process::limit_behind(e))))?;
         Ok(session)
     }
 

@@ -30,13 +30,13 @@ static QUEUE: LazyLock<Arc<Queue>> = LazyLock::new(|| Arc::new(Queue::new()));
 /// The CPUs of the process before it was pinned: a line that is written takes no time of a loop.
 static CPUS: OnceLock<CpuSet> = OnceLock::new();
 /// The error with which the writer could not be started, if it could not.
-static WRITER: OnceLock<Option<io::ErrorKind>> = OnceLock::new();
+static WRITER: OnceLock<Option<io::Error>> = OnceLock::new();
 
 /// Starts the thread that writes; until then lines wait. Twice is once. Errors: the system does not grant a thread.
-pub fn start() -> io::Result<()> {
+pub fn start() -> Result<(), &'static io::Error> {
     let cpus = CPUS.get().copied();
-    let start = || writer::start(QUEUE.clone(), io::stderr(), cpus).err().map(|error| error.kind());
-    WRITER.get_or_init(start).map_or(Ok(()), |kind| Err(kind.into()))
+    let start = || writer::start(QUEUE.clone(), io::stderr(), cpus).err();
+    WRITER.get_or_init(start).as_ref().map_or(Ok(()), Err)
 }
 
 /// A way into the queue, for one event.
