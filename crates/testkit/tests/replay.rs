@@ -1,7 +1,8 @@
 //! A service that is recorded while clients come, stay and leave, and its recording replayed by the engine alone.
 
 use pinion_testkit::{
-    Api, Folder, PATIENCE, Server, fake_model, fixture_model, launcher_binary, run_binary_to_end,
+    Api, Folder, PATIENCE, Server, Signal, fake_model, fixture_model, kill, launcher_binary,
+    run_binary_to_end, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -115,4 +116,54 @@ fn a_recording_that_cannot_be_written_ends_and_no_request_does() {
     assert_eq!(server.metric("pinion_restarts_total"), 0.0);
     assert!(std::fs::metadata(&file).expect("the recording").len() <= 4096);
     server.stop();
+}
+
+/// What the engine wrote before it was killed replays, whoever was killed, and the file says that its end is missing. The
+/// successor of the engine writes a file of its own.
+#[test]
+fn a_recording_that_a_kill_cuts_short_replays_as_far_as_it_goes() {
+    for victim in ["engine-0", "launcher"] {
+        let (model, folder) = (fake_model(512), Folder::new());
+        let file = folder.path().join("run").display().to_string();
+        let flags = ["--backend", "fake", "--fake-step-us", "1000", "--record", &file];
+        let mut server = Server::start(model.path(), &flags);
+        let prompts: Vec<_> = (0..8).map(|n| vec![40 + n, 8, 9]).collect();
+        let body = json!({"prompt": prompts, "max_tokens": 400, "temperature": 0.0, "ignore_eos": true});
+        let size = || std::fs::metadata(&file).map_or(0, |file| file.len());
+        let before = size();
+        assert!(before > 12, "the header is there from the beginning");
+        assert_eq!(server.post("/v1/completions", &body).status(), 200);
+        wait_until("the recording of that is written", PATIENCE, || (size() > before + 50_000).then_some(()));
+        std::thread::scope(|scope| {
+            let streams = server.connect();
+            let bytes = body.to_string();
+            scope.spawn(move || {
+                let mut streams = streams;
+                streams.request("POST", "/v1/completions", &[], bytes.as_bytes()).expect("a request");
+                // Of a dead launcher's service there is none.
+                let _ = streams.response();
+            });
+            std::thread::sleep(std::time::Duration::from_millis(150));
+            let pid = match victim {
+                "launcher" => server.pid(),
+                role => server.role(role).expect("it runs").pid,
+            };
+            kill(pid, Signal::SIGKILL);
+        });
+        if victim == "launcher" {
+            server.wait_exit(PATIENCE);
+            wait_until("its processes are gone", PATIENCE, || server.processes().is_empty().then_some(()));
+        } else {
+            let second = format!("{file}.2");
+            assert_eq!(server.post("/v1/completions", &body).status(), 200);
+            server.stop();
+            let (code, report, stderr) = replay(&second, &[]);
+            let told = (code, &report["identical"], &report["complete"]);
+            assert_eq!(told, (Some(0), &json!(true), &json!(true)), "{report} {stderr}");
+        }
+        let (code, report, stderr) = replay(&file, &[]);
+        let told = (code, &report["identical"], &report["complete"]);
+        assert_eq!(told, (Some(0), &json!(true), &json!(false)), "{victim}: {report} {stderr}");
+        assert!(report["tokens"][0].as_u64() > Some(500), "{victim}: too little to show anything: {report}");
+    }
 }

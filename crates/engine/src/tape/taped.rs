@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// A buffer goes to the writer from this size on.
 const CHUNK_BYTES: usize = 1 << 20;
+/// A smaller one goes to it after this time, so that an engine that is killed loses no more of its recording.
+const CHUNK_NS_MAX: u64 = 1_000_000_000;
 /// Buffers on their way to the writer or back: how far it may fall behind.
 const CHUNKS: usize = 8;
 /// How long the end of a recording waits for the disk.
@@ -41,6 +43,9 @@ pub struct Tape {
     sends: u32,
     backlog_looks: u32,
     lost_bytes: u64,
+    /// What the loop saw last on its clock, and when the writer last got a buffer.
+    now_ns: u64,
+    handed_over_ns: u64,
     full: Option<SyncSender<Vec<u8>>>,
     spare: Receiver<Vec<u8>>,
     /// The file could not be written; the recording has ended.
@@ -59,9 +64,13 @@ impl Tape {
             "pinion": env!("CARGO_PKG_VERSION"),
             "inboxes": inbox_count,
             "config": serde_json::to_value(config).map_err(io::Error::other)?,
-        });
+        })
+        .to_string();
         file.write_all(MAGIC)?;
         file.write_all(&VERSION.to_le_bytes())?;
+        file.write_all(&[frame::HEADER])?;
+        file.write_all(&(header.len() as u32).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
         let (full, chunks) = sync_channel::<Vec<u8>>(CHUNKS);
         let (back, spare) = sync_channel(CHUNKS);
         for _ in 0..CHUNKS {
@@ -72,7 +81,7 @@ impl Tape {
         std::thread::Builder::new().name("record".into()).spawn(move || {
             write_chunks(&mut file, &chunks, &back, &flag);
         })?;
-        let mut tape = Tape {
+        Ok(Tape {
             buffer: Vec::with_capacity(2 * CHUNK_BYTES),
             group_at: 0,
             slot_looks: 0,
@@ -80,12 +89,12 @@ impl Tape {
             sends: 0,
             backlog_looks: 0,
             lost_bytes: 0,
+            now_ns: 0,
+            handed_over_ns: 0,
             full: Some(full),
             spare,
             ended,
-        };
-        tape.put(frame::HEADER, &[header.to_string().as_bytes()]);
-        Ok(tape)
+        })
     }
 
     fn put(&mut self, kind: u8, parts: &[&[u8]]) {
@@ -113,12 +122,19 @@ impl Tape {
         if !worked && !self.slot_seen {
             self.buffer.truncate(self.group_at);
         }
-        if self.buffer.len() >= CHUNK_BYTES {
+        let is_old = self.now_ns.saturating_sub(self.handed_over_ns) >= CHUNK_NS_MAX;
+        if self.buffer.len() >= CHUNK_BYTES || (is_old && !self.buffer.is_empty()) {
             self.hand_over();
         }
     }
 
+    fn see_clock(&mut self, ns: u64) {
+        self.now_ns = ns;
+        self.put(frame::CLOCK, &[&ns.to_le_bytes()]);
+    }
+
     fn hand_over(&mut self) {
+        self.handed_over_ns = self.now_ns;
         let Some(full) = &self.full else { return };
         match self.spare.try_recv() {
             Ok(spare) => {
@@ -204,7 +220,7 @@ pub(super) fn request_bytes(id: RequestId) -> [u8; 8] {
 impl<P: Ports> Ports for Taped<'_, P> {
     fn now_ns(&self) -> u64 {
         let ns = self.ports.now_ns();
-        self.tape.borrow_mut().put(frame::CLOCK, &[&ns.to_le_bytes()]);
+        self.tape.borrow_mut().see_clock(ns);
         ns
     }
 
