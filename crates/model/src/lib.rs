@@ -5,6 +5,7 @@
 //! requests and does not know the other processes.
 
 mod batch;
+#[cfg(feature = "torch")]
 mod checkpoint;
 mod config_json;
 pub mod cuda;
