@@ -1,8 +1,10 @@
 //! What an answer that a stop string ends counts: the tokens up to the one that completes the string, however far the engine
 //! ran ahead of the detokenizer and whoever died meanwhile.
 
-use pinion_testkit::{Api, End, Oracle, PATIENCE, Random, Server, Signal, Usage, kill, wait_until};
-use serde_json::json;
+use pinion_testkit::{
+    Api, End, Events, Oracle, PATIENCE, Random, Server, Signal, Usage, demo_model, kill, wait_until,
+};
+use serde_json::{Value, json};
 use std::time::Duration;
 
 const TOKENS: usize = 200;
@@ -107,6 +109,135 @@ fn a_stop_counts_the_same_when_roles_die_around_it() {
         });
     }
     assert!(server.metric("pinion_restarts_total") > 0.0);
+    server.wait_idle();
+    server.stop();
+}
+
+/// Requests with several choices, chats and tools, with stop strings where they may have them, and how many choices the
+/// answer has.
+fn shapes() -> Vec<(Api, Value, usize)> {
+    let says = json!([{"role": "user", "content": "Speak of the sea."}]);
+    let parameters = json!({"type": "object", "properties": {"sky": {"enum": ["a blue and cloudless sky"]}},
+        "required": ["sky"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "get_weather", "parameters": parameters}});
+    vec![
+        (
+            Api::Completions,
+            json!({"prompt": ["MENENIUS:\n", "BRUTUS:\nI"], "n": 2, "seed": 12, "stop": [".", ","]}),
+            4,
+        ),
+        (Api::Completions, json!({"prompt": "Enter", "best_of": 3, "seed": 13, "stop": ["\n", "."]}), 1),
+        (Api::Chat, json!({"messages": says, "n": 3, "seed": 14, "stop": [".", ","]}), 3),
+        (
+            Api::Chat,
+            json!({"messages": says, "n": 2, "seed": 15, "tools": [tool], "tool_choice": "required",
+                "parallel_tool_calls": false}),
+            2,
+        ),
+        (
+            Api::Chat,
+            json!({"messages": says, "seed": 16, "tools": [tool], "stop": ["cloud"],
+                "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+            1,
+        ),
+    ]
+}
+
+/// Choices and counts of a whole answer; of the cached tokens nothing is said. Calls have random ids.
+fn choices_and_counts(server: &Server, api: Api, body: &Value) -> (Value, [u64; 2]) {
+    let reply = server.post(api.path(), body);
+    assert_eq!(reply.status(), 200, "{}", reply.text());
+    let mut answer = reply.json();
+    for choice in answer["choices"].as_array_mut().into_iter().flatten() {
+        for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+            call["id"] = Value::Null;
+        }
+    }
+    let counts = ["prompt_tokens", "completion_tokens"];
+    (answer["choices"].clone(), counts.map(|name| answer["usage"][name].as_u64().expect("a count")))
+}
+
+#[test]
+fn choices_chats_and_tools_count_the_same_when_roles_die_around_them() {
+    let Some(model) = demo_model() else {
+        println!("skipped: deploy/demo-model is not complete");
+        return;
+    };
+    let flags = ["--dtype", "fp32", "--restart-backoff", "5ms", "--restart-limit", "1000"];
+    let server = Server::start(&model, &flags);
+    let shapes: Vec<_> = shapes()
+        .into_iter()
+        .map(|(api, mut body, choices)| {
+            body["max_tokens"] = json!(120);
+            let wanted = choices_and_counts(&server, api, &body);
+            assert_eq!(wanted.0.as_array().map(Vec::len), Some(choices), "{body}: {}", wanted.0);
+            assert!(wanted.1[1] < 120 * choices as u64, "nothing ends before its length: {body}");
+            (api, body, wanted)
+        })
+        .collect();
+    let mut random = Random::new(SEED);
+    println!("seed {SEED}");
+    for _ in 0..3 {
+        std::thread::scope(|scope| {
+            for (api, body, wanted) in &shapes {
+                let server = &server;
+                scope.spawn(move || {
+                    for _ in 0..2 {
+                        assert_eq!(choices_and_counts(server, *api, body), *wanted, "{body}");
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(random.between(1, 300) as u64));
+            let role = *random.pick(&["engine-0", "detokenizer-0", "tokenizer-0"]);
+            let victim = wait_until("the role runs", PATIENCE, || server.role(role));
+            kill(victim.pid, Signal::SIGKILL);
+        });
+    }
+    assert!(server.metric("pinion_resumed_requests_total") > 0.0, "no death hit a request");
+    server.wait_idle();
+    server.stop();
+}
+
+/// Reads a stream, kills a role after its first text, and gives the counts at its end.
+fn usage_over_a_death(server: &Server, body: &Value, role: Option<&str>) -> Value {
+    let mut connection = server.connect();
+    let bytes = body.to_string();
+    connection.request("POST", "/v1/completions", &[], bytes.as_bytes()).expect("a request");
+    let head = connection.head().expect("an answer begins");
+    let (mut events, mut victim, mut usage) = (Events::new(connection, head), role, Value::Null);
+    while let Some(event) = events.next_event().expect("the stream goes on") {
+        let Ok(chunk) = serde_json::from_str::<Value>(&event.data) else { continue };
+        if let Some(role) =
+            victim.take_if(|_| chunk["choices"][0]["text"].as_str().is_some_and(|t| !t.is_empty()))
+        {
+            kill(server.role(role).expect("it runs").pid, Signal::SIGKILL);
+        }
+        if chunk["usage"].is_object() {
+            usage = chunk["usage"].clone();
+        }
+    }
+    assert_eq!(victim, None, "nobody died");
+    usage
+}
+
+/// The successor of an engine has an empty cache, and that of another role finds the answer's own tokens in it. What counts is
+/// what the engine found that drew the first token.
+#[test]
+fn cached_tokens_are_those_of_the_first_life() {
+    let flags = ["--fake-step-us", "3000", "--restart-backoff", "5ms", "--restart-limit", "1000"];
+    let server = Server::fake(&flags);
+    for role in ["engine-0", "detokenizer-0"] {
+        let prompt = format!("{role}: {}", "a prompt that is in the cache. ".repeat(8));
+        let body = json!({"prompt": prompt, "max_tokens": 150, "stream": true, "ignore_eos": true,
+            "stream_options": {"include_usage": true}});
+        let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        let first = usage_over_a_death(&server, &body, None);
+        let wanted = usage_over_a_death(&server, &body, None);
+        assert_eq!(cached(&first), Some(0));
+        assert!(cached(&wanted) > Some(200), "{wanted}");
+        assert_eq!(usage_over_a_death(&server, &body, Some(role)), wanted, "{role}");
+    }
+    assert_eq!(server.metric("pinion_resumed_requests_total"), 2.0);
     server.wait_idle();
     server.stop();
 }

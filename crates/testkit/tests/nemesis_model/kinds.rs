@@ -164,6 +164,14 @@ fn shaped() -> Vec<Form> {
             "ignore_eos": true, "stop": [".", "?", "!"], "include_stop_str_in_output": true}),
         ),
         (
+            "choices with stop strings",
+            asks,
+            StopString,
+            true,
+            json!({"prompt": "BRUTUS:\nI", "max_tokens": 255, "seed": 16, "n": 3,
+            "ignore_eos": true, "stop": [".", "\n\n"]}),
+        ),
+        (
             "stop ids and min_tokens",
             asks,
             Any,
@@ -270,6 +278,14 @@ fn chats() -> Vec<Form> {
             true,
             json!({"messages": says("Speak of war."), "max_tokens": 255, "seed": 32,
             "ignore_eos": true, "stop": ["\n", ","]}),
+        ),
+        (
+            "chat choices with stop strings",
+            chat,
+            StopString,
+            true,
+            json!({"messages": says("Speak of war."), "max_tokens": 255, "seed": 36, "n": 2,
+            "ignore_eos": true, "stop": ["\n", "."]}),
         ),
         (
             "tool required",
