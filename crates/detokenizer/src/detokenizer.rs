@@ -140,6 +140,10 @@ impl Detokenizer {
         if stream.progress != Progress::Flowing {
             return Ok(());
         }
+        if first_index != stream.next_scored {
+            return Err(Malformed("index of a prompt's score"));
+        }
+        stream.next_scored += token_count;
         let mut answer = Ok(());
         for at in 0..token_count {
             match record.read(at, &mut self.logprobs) {
@@ -158,8 +162,10 @@ impl Detokenizer {
                     self.outgoing[usize::from(id.frontend)].put(piece, self.record_bytes_max);
                     self.counts.deltas += 1;
                 }
-                // The frontend sees the gap and ends the request.
-                Err(malformed) => answer = Err(malformed),
+                Err(malformed) => {
+                    answer = Err(malformed);
+                    break;
+                }
             }
         }
         self.outgoing.iter_mut().for_each(Outgoing::close);

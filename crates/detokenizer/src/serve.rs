@@ -114,7 +114,7 @@ impl Server {
             }
             ControlEvent::InboxReplaced { .. }
             | ControlEvent::OutboxReplaced { .. }
-            | ControlEvent::PeerLost(_)
+            | ControlEvent::PeerLost(..)
             | ControlEvent::PeerReady(_)
             | ControlEvent::Admin { .. }
             | ControlEvent::AdminDone { .. }

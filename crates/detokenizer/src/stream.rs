@@ -24,6 +24,8 @@ pub(crate) struct Stream {
     pub(crate) progress: Progress,
     /// Sequence number of the next token.
     pub(crate) next_sequence: u32,
+    /// Index of the next token of the prompt whose score comes.
+    pub(crate) next_scored: u32,
     /// Whether any text was sent.
     pub(crate) has_text: bool,
     /// What leaves with a later token.
@@ -52,6 +54,7 @@ impl Stream {
             id: open.id,
             progress: Progress::Flowing,
             next_sequence: open.resume.len() as u32,
+            next_scored: 0,
             has_text: false,
             waiting: Waiting::new(interval),
             include_stop: open.include_stop,

@@ -391,6 +391,11 @@ fn scores_of_a_prompt_get_their_texts() {
     let entries = [entry(0xC3, -1.5), entry(97, -0.5), entry(EOS, -2.5), entry(98, -0.25)];
     encode_prompt(&mut payload, &header, &[4, 2], &entries);
     bench.detokenizer.step(kind::PROMPT, &payload, 1).unwrap();
+    // None may be missing or come twice: the edge is corrupt then.
+    for first_index in [0, 2, 4, u32::MAX - 2] {
+        encode_prompt(&mut payload, &PromptHeader { first_index, ..header }, &[4, 2], &entries);
+        assert!(bench.detokenizer.step(kind::PROMPT, &payload, 1).is_err(), "{first_index}");
+    }
     // One of a request that is not here is dropped.
     encode_prompt(&mut payload, &PromptHeader { id: gone, ..header }, &[4, 2], &entries);
     bench.detokenizer.step(kind::PROMPT, &payload, 1).unwrap();

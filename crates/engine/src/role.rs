@@ -186,7 +186,7 @@ fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: 
             note(tape, Group::FrontendGone, frontend);
             engine.discard_where(|id| id.frontend == frontend);
         }
-        ControlEvent::PeerLost(peer) => match peer.role {
+        ControlEvent::PeerLost(peer, _) => match peer.role {
             Role::Frontend => {
                 note(tape, Group::FrontendGone, peer.index);
                 engine.discard_where(|id| id.frontend == peer.index);

@@ -245,9 +245,10 @@ impl Ledger {
                     let id = delta.header.id;
                     let counter = Counter::Reasoning as usize;
                     let word = self.slot(id).map_or(0, |slot| slot.counter(id.generation, counter));
+                    let prompt_tokens = self.counted(id, Counter::PromptTokens);
                     self.with(id, |request| {
                         request.begin_reasoning(word);
-                        request.delta(&delta)
+                        request.delta(&delta, prompt_tokens)
                     })?;
                 }
                 Ok(())
@@ -257,10 +258,7 @@ impl Ledger {
                 if let Some(entry) = self.entry(finished.id) {
                     entry.finished_ns = now_ns;
                 }
-                self.with(finished.id, |request| {
-                    request.finish(&finished);
-                    Next::Continue
-                })
+                self.with(finished.id, |request| request.finish(&finished))
             }
             kind::REJECT => {
                 let Reject { id, fault } = Reject::decode(payload)?;

@@ -52,18 +52,18 @@ impl PromptPart {
         self.alternatives
     }
 
-    /// Takes the score of one token. One that came before, ahead of a restart, changes nothing. Errors: some are missing.
-    pub fn take(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
-        if delta.header.first_sequence < self.tokens {
-            return Ok(());
+    /// Whether the score of the token at `index` is the next one, or came before, ahead of a restart.
+    pub fn follows(&self, index: u32) -> bool {
+        index < self.tokens || (index == self.tokens && self.scored && !self.said)
+    }
+
+    /// Takes the score of one token, which [`PromptPart::follows`]. One that came before changes nothing.
+    pub fn take(&mut self, delta: &Delta<'_>) {
+        if delta.header.first_sequence == self.tokens {
+            self.bytes.extend_from_slice(delta.score_bytes);
+            self.tokens += 1;
+            self.unsaid += 1;
         }
-        if !self.scored || self.said || delta.header.first_sequence > self.tokens {
-            return Err(lost());
-        }
-        self.bytes.extend_from_slice(delta.score_bytes);
-        self.tokens += 1;
-        self.unsaid += 1;
-        Ok(())
     }
 
     /// Bytes that the scores take.

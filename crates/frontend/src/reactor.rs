@@ -139,14 +139,14 @@ impl Reactor {
                 Some(ControlEvent::Open) => self.open()?,
                 Some(ControlEvent::Leaving) => self.app.leaving.set(true),
                 Some(ControlEvent::Drain { deadline_ns }) => self.begin_drain(deadline_ns),
-                Some(ControlEvent::PeerLost(peer)) => {
+                Some(ControlEvent::PeerLost(peer, cause)) => {
                     // What it said before it died still counts.
                     while self.take_records(clock::now_ns()) > 0 {}
                     tracing::warn!(%peer, "peer lost");
                     if self.reached_memory_limit(peer) {
                         self.app.ledger.borrow_mut().memory_ran_out(peer);
                     }
-                    self.app.ledger.borrow_mut().peer_lost(peer);
+                    self.app.ledger.borrow_mut().peer_lost(peer, cause);
                 }
                 Some(ControlEvent::PeerReady(peer)) => {
                     tracing::info!(%peer, "peer is back");

@@ -233,12 +233,12 @@ impl Request {
     }
 
     /// Takes a piece of text with its ids. Nothing comes after the last text, except again when only the engine's account
-    /// was lost.
-    pub fn delta(&mut self, delta: &Delta<'_>) -> Next {
+    /// was lost. `prompt_tokens` is 0 where it is not known.
+    pub fn delta(&mut self, delta: &Delta<'_>, prompt_tokens: u32) -> Next {
         if self.last_text {
             return Next::Continue;
         }
-        if !self.follows(delta) {
+        if !self.follows(delta) || self.lacks_prompt_scores_before(delta, prompt_tokens) {
             return Next::Gap;
         }
         self.last_text |= delta.header.flags & DELTA_LAST != 0;
@@ -250,27 +250,38 @@ impl Request {
             self.fail(fault);
             return Next::Cancel;
         }
-        self.complete_if_possible();
+        let next = self.complete_if_possible();
         self.wake();
-        Next::Continue
+        next
     }
 
-    /// Whether the delta has the tokens that come next, and no more than there can be. Once the client has its outcome no ids
-    /// are kept, and any do.
+    /// Whether the delta has the tokens that come next, and no more than there can be, or the score of the next token of the
+    /// prompt. Once the client has its outcome nothing is kept, and any do.
     pub fn follows(&self, delta: &Delta<'_>) -> bool {
         let (header, have, count) = (&delta.header, self.ids.len(), delta.header.token_count as usize);
         let is_next = header.first_sequence as usize == have && have + count <= self.facts.ids_max;
-        self.outcome.is_some() || header.flags & DELTA_PROMPT != 0 || count == 0 || is_next
+        let scores_next = || self.prompt.as_ref().is_some_and(|prompt| prompt.follows(header.first_sequence));
+        let follows = if header.flags & DELTA_PROMPT != 0 { scores_next() } else { count == 0 || is_next };
+        self.outcome.is_some() || follows
+    }
+
+    /// Whether the delta has tokens of the answer while scores of the prompt are missing: those come first. A request that
+    /// ends without a token may have failed before they were all computed.
+    fn lacks_prompt_scores_before(&self, delta: &Delta<'_>, prompt_tokens: u32) -> bool {
+        let answers = delta.header.flags & DELTA_PROMPT == 0 && delta.header.token_count > 0;
+        let lacks = |prompt: &PromptPart| !prompt.is_complete(prompt_tokens);
+        answers && prompt_tokens > 0 && self.outcome.is_none() && self.prompt.as_ref().is_some_and(lacks)
     }
 
     fn take_text(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
         let header = &delta.header;
         if header.flags & DELTA_PROMPT != 0 {
-            let prompt = self.prompt.as_mut().ok_or_else(prompt_part::lost)?;
-            prompt.take(delta)?;
+            self.prompt.iter_mut().for_each(|prompt| prompt.take(delta));
             return self.say_prompt(false);
         }
-        self.say_prompt(true)?;
+        if header.token_count > 0 {
+            self.say_prompt(true)?;
+        }
         self.ids.extend(delta.ids());
         let is_mark = header.flags & DELTA_MARK != 0;
         if let Some(thoughts) = &mut self.thoughts {
@@ -288,21 +299,23 @@ impl Request {
     }
 
     /// Takes the engine's account.
-    pub fn finish(&mut self, finished: &Finished) {
+    pub fn finish(&mut self, finished: &Finished) -> Next {
         self.finished = Some(*finished);
         if self.outcome.is_some() {
-            return;
+            return Next::Continue;
         }
+        let mut next = Next::Continue;
         match finished.reason {
             // A stop string ended the visible text before the engine ended: it is complete.
-            _ if self.stopped => self.complete_if_possible(),
-            FinishReason::Stop | FinishReason::Length => self.complete_if_possible(),
+            _ if self.stopped => next = self.complete_if_possible(),
+            FinishReason::Stop | FinishReason::Length => next = self.complete_if_possible(),
             FinishReason::Failed(code) => self.fail(Fault::new(code, engine_message(code))),
             FinishReason::Cancelled => {
                 self.fail(Fault::new(FaultCode::Unavailable, "the service cancelled the request"));
             }
         }
         self.wake();
+        next
     }
 
     /// Whether the visible text is complete and only the engine's counts are missing.
@@ -382,9 +395,10 @@ impl Request {
         early
     }
 
-    fn complete_if_possible(&mut self) {
+    /// Ends the request if both halves of its end are there. A gap: scores of its prompt are missing.
+    fn complete_if_possible(&mut self) -> Next {
         if self.outcome.is_some() || !self.last_text {
-            return;
+            return Next::Continue;
         }
         let by_engine = self.finished.and_then(|finished| match finished.reason {
             FinishReason::Stop => Some(Ending::Stop),
@@ -392,9 +406,13 @@ impl Request {
             FinishReason::Cancelled | FinishReason::Failed(_) => None,
         });
         let ending = if self.stopped { Some(Ending::Stop) } else { by_engine };
-        let Some(ending) = ending else { return };
+        let Some(ending) = ending else { return Next::Continue };
         if !self.has_prompt_scores() {
-            return self.fail(prompt_part::lost());
+            return self.miss_prompt_scores();
+        }
+        if let Err(fault) = self.say_prompt(true) {
+            self.fail(fault);
+            return Next::Cancel;
         }
         if !self.finish_said {
             self.finish_said = true;
@@ -406,6 +424,17 @@ impl Request {
         if let Some(finished) = self.finished {
             self.end(ending, self.usage(finished.prompt_tokens, finished.cached_tokens));
         }
+        Next::Continue
+    }
+
+    /// A request without a token begins anew, which gives all scores again. One with tokens would not get them.
+    fn miss_prompt_scores(&mut self) -> Next {
+        if self.ids.is_empty() {
+            (self.last_text, self.finished) = (false, None);
+            return Next::Gap;
+        }
+        self.fail(prompt_part::lost());
+        Next::Cancel
     }
 
     /// Of the cached tokens those count that the first engine found which drew a token for the answer.

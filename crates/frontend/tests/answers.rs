@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, post_bytes, run, wait_for};
+use pinion_protocol::control::DeathCause;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
@@ -255,7 +256,7 @@ fn without_resuming_a_dead_role_gives_503_before_the_first_byte_and_one_error_ev
         let engine = Peer::new(Role::Engine, 0);
         let reply = exchange(&h, "/v1/completions", COMPLETION_STREAM, async |h| {
             h.submit().await;
-            h.app.ledger.borrow_mut().peer_lost(engine);
+            h.app.ledger.borrow_mut().peer_lost(engine, DeathCause::Unknown);
         })
         .await;
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (503, &json!("role_restarted")));
@@ -272,7 +273,7 @@ fn without_resuming_a_dead_role_gives_503_before_the_first_byte_and_one_error_ev
             let id = h.submit().await.id;
             h.delta(id, 0, &[1], "a", 0);
             tokio::time::sleep(std::time::Duration::from_millis(30)).await;
-            h.app.ledger.borrow_mut().peer_lost(engine);
+            h.app.ledger.borrow_mut().peer_lost(engine, DeathCause::Unknown);
             h.delta(id, 1, &[2], "late", DELTA_LAST);
             h.finish(id, FinishReason::Stop, 2);
         })

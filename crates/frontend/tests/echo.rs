@@ -5,11 +5,13 @@
 
 mod harness;
 
+use harness::deaths::{DETOKENIZER, be_killed, resumed, return_to_life};
 use harness::{Harness, Options, run};
 use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{
     DELTA_LAST, DELTA_PROMPT, Decoded, FinishReason, kind, put_scored_delta,
 };
+use pinion_protocol::names::Counter;
 use pinion_protocol::prompt_scores::begin_prompt_score;
 use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
 use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};
@@ -232,22 +234,57 @@ fn prompt_logprobs_stand_in_the_choice_or_beside_it() {
     }
 }
 
+/// A gap condemns the edge. When it has been replaced the request gets all scores once more.
 #[test]
-fn missing_scores_end_the_request_and_repeated_ones_change_nothing() {
-    for (indices, status) in [(vec![0, 1, 1, 0, 2], 200), (vec![0, 2], 500), (vec![0, 1], 500)] {
+fn missing_scores_are_computed_anew_and_repeated_ones_change_nothing() {
+    for (indices, tokens, gaps) in [
+        (vec![0, 1, 1, 0, 2], 0, 0),
+        (vec![0, 2], 0, 1),
+        (vec![0, 1], 0, 1),
+        (vec![0, 1], 1, 1),
+        (vec![], 1, 1),
+        (vec![1], 1, 1),
+    ] {
         run(Options::default(), move |h| async move {
-            let body = json!({"prompt": "hé", "echo": true, "logprobs": 1, "max_tokens": 0}).to_string();
+            let body = json!({"prompt": "hé", "echo": true, "logprobs": 1, "max_tokens": tokens}).to_string();
+            let score = |id, index: u32| {
+                prompt_score(&h, id, index, (index > 0).then_some(1), &[(1, b"a", -1.0)]);
+            };
+            let end = |id| {
+                if tokens > 0 {
+                    token(&h, id, 0, "!", DELTA_LAST, true);
+                } else {
+                    h.delta(id, 0, &[], "", DELTA_LAST);
+                }
+                h.finish(id, FinishReason::Length, tokens);
+            };
             let roles = async {
                 let id = h.submit().await.id;
+                let slot = h.table.slot(usize::from(id.slot)).unwrap();
+                slot.set_counter(id.generation, Counter::PromptTokens as usize, 3);
+                h.sent.borrow_mut().opens.clear();
                 for index in indices {
-                    prompt_score(&h, id, index, (index > 0).then_some(1), &[(1, b"a", -1.0)]);
+                    if h.malformed.get() == 0 {
+                        score(id, index);
+                    }
                 }
-                h.delta(id, 0, &[], "", DELTA_LAST);
-                h.finish(id, FinishReason::Length, 0);
+                if h.malformed.get() == 0 {
+                    end(id);
+                }
+                if gaps > 0 {
+                    be_killed(&h, DETOKENIZER);
+                    return_to_life(&h, DETOKENIZER);
+                    let (_, again) = resumed(&h).await;
+                    assert_eq!(again.resume, [0_u32; 0]);
+                    (0..3).for_each(|index| score(again.id, index));
+                    end(again.id);
+                }
             };
             let (reply, ()) = tokio::join!(h.post("/v1/completions", &body), roles);
-            assert_eq!(reply.status, status, "{}", reply.body);
-            assert_eq!(h.slots_used(), 0);
+            assert_eq!(reply.status, 200, "{}", reply.body);
+            let logprobs = &reply.json()["choices"][0]["logprobs"]["token_logprobs"];
+            assert_eq!(logprobs.as_array().unwrap()[..3], [json!(null), json!(-1.0), json!(-1.0)]);
+            assert_eq!((h.malformed.get(), h.slots_used()), (gaps, 0));
         });
     }
 }

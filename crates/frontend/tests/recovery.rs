@@ -5,8 +5,8 @@
 mod harness;
 
 use harness::deaths::{
-    DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, look_again, nothing_sent, resumed,
-    return_to_life, stamp, text_of,
+    DETOKENIZER, ENGINE, STREAM, TOKENIZER, be_killed, begin, die, error_of, look_again, nothing_sent,
+    resumed, return_to_life, stamp, text_of,
 };
 use harness::{Options, Reply, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
@@ -298,6 +298,31 @@ fn who_is_suspected_goes_alone_and_is_given_up_at_the_second_death() {
             assert!(page.lines().any(|found| found == line), "{line} is not in {page}");
         }
     });
+}
+
+#[test]
+fn a_role_that_is_killed_for_a_corrupt_edge_makes_no_request_suspect() {
+    for peer in [ENGINE, DETOKENIZER, TOKENIZER] {
+        run(Options::default(), |h| async move {
+            let stream = h.post_raw("/v1/completions", STREAM).await;
+            let mut submit = h.submit().await;
+            for _ in 0..10 {
+                h.sent.borrow_mut().opens.clear();
+                stamp(&h, submit.id, &[Stage::TokenizeBegin]);
+                if peer != TOKENIZER {
+                    stamp(&h, submit.id, &[Stage::EngineReceived, Stage::FirstScheduled]);
+                }
+                be_killed(&h, peer);
+                return_to_life(&h, peer);
+                (_, submit) = resumed(&h).await;
+            }
+            h.delta(submit.id, 0, &[1], "whole", DELTA_LAST);
+            h.finish(submit.id, FinishReason::Stop, 1);
+            assert_eq!(text_of(&Reply::read(stream).await), "whole", "{peer}");
+            let page = h.get("/metrics").await.body;
+            assert!(page.lines().any(|line| line == "pinion_quarantined_requests_total 0"), "{page}");
+        });
+    }
 }
 
 #[test]

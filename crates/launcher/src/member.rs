@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use pinion_config::Process;
 use pinion_os::{clock, fdpass};
 use pinion_protocol::Peer;
-use pinion_protocol::control::{Admin, AdminOutcome, FromRole, ToRole};
+use pinion_protocol::control::{Admin, AdminOutcome, DeathCause, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_worker::control::LauncherEnd;
 use std::collections::VecDeque;
@@ -146,6 +146,8 @@ pub struct Member {
     pub peer: Peer,
     /// Its deaths.
     pub policy: RestartPolicy,
+    /// The launcher has killed it to replace a corrupt edge.
+    condemned: bool,
     process: Process,
     start_timeout_ns: u64,
     life: Life,
@@ -160,6 +162,7 @@ impl Member {
         Member {
             peer: process.peer,
             policy: RestartPolicy::default(),
+            condemned: false,
             process,
             start_timeout_ns,
             life: Life::DOWN,
@@ -373,6 +376,17 @@ impl Member {
         let seen = wiring.page(self.peer).get(Gauge::ControlSeen as usize);
         let is_pending = process.pending.iter().any(|pending| matches!(pending, Pending::Edges(_)));
         seen < self.links_sent || is_pending
+    }
+
+    /// Ends the role to replace a corrupt edge of it.
+    pub fn condemn(&mut self) {
+        self.condemned |= matches!(self.life, Life::Starting { .. } | Life::Ready(_));
+        self.kill();
+    }
+
+    /// Why it died; to be asked once at each death.
+    pub fn take_cause(&mut self) -> DeathCause {
+        if std::mem::take(&mut self.condemned) { DeathCause::CorruptEdge } else { DeathCause::Unknown }
     }
 
     /// Ends the role now, or leaves it behind if it is a thread, which leaves by itself once it finds its control channel

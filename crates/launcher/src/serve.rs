@@ -366,7 +366,8 @@ impl Service {
                     // A frontend says by its exit code whether it had to cut answers; one that died says nothing.
                     self.cut_short |= peer.role == Role::Frontend;
                     // It is not restarted: requests must not wait for it until the deadline.
-                    self.tell_others(peer, &ToRole::PeerLost { peer });
+                    let cause = self.members[index].take_cause();
+                    self.tell_others(peer, &ToRole::PeerLost { peer, cause });
                 }
                 Ok(())
             }

@@ -99,7 +99,7 @@ impl Spare {
 
     fn later(&mut self, now_ns: u64) {
         // It is bounded by its back-off alone.
-        if let Verdict::RestartAt { ns } = self.policy.died(now_ns, BACKOFF_NS, u32::MAX) {
+        if let Verdict::RestartAt { ns } = self.policy.died(now_ns, BACKOFF_NS, None) {
             self.due_ns = self.due_ns.map(|due_ns| due_ns.max(ns));
         }
     }

@@ -91,6 +91,15 @@ impl Admin {
     }
 }
 
+/// Why a role died, as far as it says something about the requests that the role held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeathCause {
+    /// It ended by itself, was stuck, or was killed by others: a request may be the reason.
+    Unknown,
+    /// The launcher killed it to replace a corrupt edge: no request is the reason.
+    CorruptEdge,
+}
+
 /// Whether an order was carried out, or why not, in one line for the operator.
 pub type AdminOutcome = Result<(), String>;
 
@@ -112,6 +121,8 @@ pub enum ToRole {
     PeerLost {
         /// Who.
         peer: Peer,
+        /// Why.
+        cause: DeathCause,
     },
     /// A set of new descriptors, ended by [`Attach::Done`], lies ready on the descriptor socket. It was sent
     /// there before this message, so taking it here keeps the two channels in one order.

@@ -1,7 +1,7 @@
 //! Model folders whose template or tokenizer asks for any amount of memory: a clear end at the start, and at a request
 //! the end of that request alone. Memory is bounded throughout.
 
-use pinion_testkit::{Api, End, Folder, PATIENCE, Server, fake_model, run_to_end, wait_until};
+use pinion_testkit::{Api, End, Folder, PATIENCE, Server, Signal, fake_model, kill, run_to_end, wait_until};
 use serde_json::{Value, json};
 
 /// Exit code as docs/OPERATIONS.md has it.
@@ -74,6 +74,15 @@ fn check_refused_alone(folder: &Folder, api: Api, hostile: &Value, harmless: &Va
             let now = server.role("tokenizer-0").map(|role| role.pid);
             let ready = server.get("/ready").status() == 200;
             (now.is_some() && now != before && ready).then_some(())
+        });
+    }
+    // The deaths of those requests bring no other death nearer to the limit.
+    for _ in 0..2 {
+        let before = server.role("tokenizer-0").expect("it runs").pid;
+        kill(before, Signal::SIGKILL);
+        wait_until("the tokenizer is back", PATIENCE, || {
+            let back = server.role("tokenizer-0").is_some_and(|role| role.pid != before);
+            (back && server.get("/ready").status() == 200).then_some(())
         });
     }
     assert_eq!(server.ask(api, harmless).end, End::Complete);

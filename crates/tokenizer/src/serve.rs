@@ -77,7 +77,7 @@ pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
                 // frontend's ring still holds belongs to no client any more.
                 ControlEvent::Open
                 | ControlEvent::Leaving
-                | ControlEvent::PeerLost(_)
+                | ControlEvent::PeerLost(..)
                 | ControlEvent::PeerReady(_)
                 | ControlEvent::Admin { .. }
                 | ControlEvent::AdminDone { .. }

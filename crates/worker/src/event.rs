@@ -2,7 +2,7 @@
 
 use crate::links::Inbox;
 use pinion_protocol::Peer;
-use pinion_protocol::control::{Admin, AdminOutcome};
+use pinion_protocol::control::{Admin, AdminOutcome, DeathCause};
 
 /// Something the launcher said. Links are already replaced when the role sees the event.
 pub enum ControlEvent {
@@ -17,8 +17,8 @@ pub enum ControlEvent {
     Stop,
     /// Every role is ready; the listening socket listens.
     Open,
-    /// A peer died.
-    PeerLost(Peer),
+    /// A peer died, and why.
+    PeerLost(Peer, DeathCause),
     /// The successor of a dead peer is ready.
     PeerReady(Peer),
     /// An operator's order, to be answered with [`crate::Session::admin_done`].

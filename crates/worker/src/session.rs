@@ -11,7 +11,7 @@ use crate::sandbox;
 use crate::start_error::StartError;
 use crate::{memory, memory_limit, telemetry};
 use pinion_config::{Config, Topology};
-use pinion_os::{clock, fdpass};
+use pinion_os::{clock, fdpass, process};
 use pinion_protocol::control::{Admin, AdminOutcome, Attach, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase, Reading};
 use pinion_protocol::{Peer, Role};
@@ -188,7 +188,7 @@ impl Session {
             ToRole::Drain { deadline_ns } => ControlEvent::Drain { deadline_ns },
             ToRole::Stop => ControlEvent::Stop,
             ToRole::Open => ControlEvent::Open,
-            ToRole::PeerLost { peer } => ControlEvent::PeerLost(peer),
+            ToRole::PeerLost { peer, cause } => ControlEvent::PeerLost(peer, cause),
             ToRole::PeerReady { peer } => ControlEvent::PeerReady(peer),
             ToRole::Admin { number, admin } => ControlEvent::Admin { number, admin },
             ToRole::AdminDone { number, outcome } => ControlEvent::AdminDone { number, outcome },

@@ -2,7 +2,7 @@
 //! is stale at once, and goes on from its last token when the successor serves. Who comes meanwhile waits with them.
 //!
 //! A request may be the reason for the death. Whoever got no token since it was last submitted is under suspicion, and
-//! the more so if the role was at work on it. The others go first, all together; whoever is suspected goes alone, when
+//! the more so if the role was at work on it; a role that was killed to replace a corrupt edge makes nobody suspect. The others go first, all together; whoever is suspected goes alone, when
 //! all that went before have moved on. So a request that kills a role each time comes to be alone with it, and is given
 //! up ([`QUARANTINE`]) without taking others along: docs/design/0009-recovery.md.
 
@@ -12,6 +12,7 @@ use crate::limits::PROBATION_MAX;
 use crate::outgoing::{Job, Outgoing};
 use crate::timeline::Stamps;
 use pinion_os::clock;
+use pinion_protocol::control::DeathCause;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
 
@@ -112,7 +113,7 @@ impl Entry {
 
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
-    pub fn peer_lost(&mut self, peer: Peer) {
+    pub fn peer_lost(&mut self, peer: Peer, cause: DeathCause) {
         self.outgoing.lost(peer, clock::now_ns());
         if peer.role == Role::Detokenizer {
             let theirs = |entry: &&mut Entry| entry.id.detokenizer(self.setup.detokenizers) == peer.index;
@@ -121,7 +122,7 @@ impl Ledger {
         let held = self.held_by(peer);
         let mut parked = 0_usize;
         for id in &held {
-            parked += usize::from(self.interrupt(*id, peer));
+            parked += usize::from(self.interrupt(*id, peer, cause));
         }
         if peer.role == Role::Engine {
             let finished = |entry: &&mut Entry| entry.request.borrow().lacks_only_text();
@@ -134,7 +135,7 @@ impl Ledger {
         if self.draining {
             self.give_up_unserved();
         }
-        tracing::warn!(%peer, held = held.len(), parked, "a role died; what waits for its successor goes on");
+        tracing::warn!(%peer, ?cause, held = held.len(), parked, "a role died; what waits for its successor goes on");
     }
 
     /// A tokenizer has reached its memory limit: what it was at work on would do the same to its successor.
@@ -216,8 +217,11 @@ impl Ledger {
     }
 
     /// Takes a request away from its roles. Whether it waits now; otherwise it has its end.
-    fn interrupt(&mut self, id: RequestId, peer: Peer) -> bool {
-        let weight = self.suspicion(id, peer.role);
+    fn interrupt(&mut self, id: RequestId, peer: Peer, cause: DeathCause) -> bool {
+        let weight = match cause {
+            DeathCause::Unknown => self.suspicion(id, peer.role),
+            DeathCause::CorruptEdge => 0,
+        };
         let draining = self.draining;
         let Some(entry) = self.entry(id) else { return false };
         let request = entry.request.borrow();

@@ -2,6 +2,7 @@
 
 use super::{Harness, Reply};
 use pinion_os::clock;
+use pinion_protocol::control::DeathCause;
 use pinion_protocol::detokenizer_inbox::Open;
 use pinion_protocol::names::Stage;
 use pinion_protocol::tokenizer_inbox::Submit;
@@ -16,7 +17,12 @@ pub(crate) const DETOKENIZER: Peer = Peer { role: Role::Detokenizer, index: 0 };
 pub(crate) const TOKENIZER: Peer = Peer { role: Role::Tokenizer, index: 0 };
 
 pub(crate) fn die(h: &Harness, peer: Peer) {
-    h.app.ledger.borrow_mut().peer_lost(peer);
+    h.app.ledger.borrow_mut().peer_lost(peer, DeathCause::Unknown);
+}
+
+/// It was killed to replace a corrupt edge.
+pub(crate) fn be_killed(h: &Harness, peer: Peer) {
+    h.app.ledger.borrow_mut().peer_lost(peer, DeathCause::CorruptEdge);
 }
 
 pub(crate) fn return_to_life(h: &Harness, peer: Peer) {

@@ -20,7 +20,7 @@ impl Service {
             return Err(Ending::new(Exit::Start, reason));
         }
         tracing::error!(%from, %to, what, restarting = %victim, "edge is corrupt; restarting one end to replace it");
-        self.members.iter_mut().filter(|member| member.peer == victim).for_each(Member::kill);
+        self.members.iter_mut().filter(|member| member.peer == victim).for_each(Member::condemn);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::profile::Recording;
 use crate::wiring::Wiring;
 use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
 use pinion_os::clock;
-use pinion_protocol::control::ToRole;
+use pinion_protocol::control::{DeathCause, ToRole};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, Role, StopIds};
 use pinion_shm::doorbell;
@@ -307,7 +307,7 @@ fn a_stalled_role_gets_every_message_when_it_reads_again() {
         for _ in 0..40 {
             let Service { members, wiring, .. } = &mut *service;
             wiring.renew(ENGINE).unwrap();
-            members[0].tell(wiring, &ToRole::PeerLost { peer: ENGINE });
+            members[0].tell(wiring, &ToRole::PeerLost { peer: ENGINE, cause: DeathCause::Unknown });
             members[0].reattach(wiring, ENGINE).unwrap();
             members[0].tell(wiring, &ToRole::PeerReady { peer: ENGINE });
         }

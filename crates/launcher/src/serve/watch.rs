@@ -6,7 +6,7 @@ use crate::member::Member;
 use crate::restart::Verdict;
 use pinion_config::Exit;
 use pinion_os::clock;
-use pinion_protocol::control::ToRole;
+use pinion_protocol::control::{DeathCause, ToRole};
 use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Gauge, Phase};
 use pinion_protocol::{Peer, Role};
 use std::process::ExitStatus;
@@ -29,11 +29,12 @@ impl Service {
         ] {
             page.set(gauge as usize, 0);
         }
-        self.tell_others(peer, &ToRole::PeerLost { peer });
+        let cause = self.members[index].take_cause();
+        self.tell_others(peer, &ToRole::PeerLost { peer, cause });
         // One request caused this, and it is rejected now; the service does not end for the others.
         let limit = match status.code() {
-            Some(EXIT_MEMORY_LIMIT) => u32::MAX,
-            _ => self.config.lifecycle.restart_limit,
+            Some(EXIT_MEMORY_LIMIT) => None,
+            _ => Some(self.config.lifecycle.restart_limit),
         };
         let member = &mut self.members[index];
         let verdict = if was_standby {
@@ -143,7 +144,8 @@ impl Service {
             let missing: Vec<Peer> =
                 self.members.iter().filter(|m| !m.is_ready() && m.peer != peer).map(|m| m.peer).collect();
             for peer in missing {
-                self.members[index].tell(&self.wiring, &ToRole::PeerLost { peer });
+                self.members[index]
+                    .tell(&self.wiring, &ToRole::PeerLost { peer, cause: DeathCause::Unknown });
             }
         }
         Ok(())
