@@ -1,6 +1,7 @@
 // Splits the kernels' work items over OpenMP threads. With libtorch this links to the libgomp that libtorch loads, so both
 // use one pool; compiled without OpenMP the pragmas vanish and the calling thread does all of it.
 #include "../include/pinion_attention.h"
+#include "../include/pinion_quantized.h"
 #include "../include/pinion_rows.h"
 
 namespace {
@@ -10,6 +11,9 @@ constexpr uint64_t kSerialWork = 4096;
 
 // The same for row kernels, in elements.
 constexpr uint64_t kSerialElements = 1 << 15;
+
+// The same for products, in bytes of weights times rows.
+constexpr uint64_t kSerialProduct = 1 << 16;
 
 uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
@@ -78,4 +82,34 @@ extern "C" void pinion_rotate(const PinionRotate* args, int32_t level, int32_t t
 extern "C" void pinion_gate(const PinionGate* args, int32_t level, int32_t threads) {
     over_rows(args->rows, args->inner, threads,
               [=](uint64_t begin, uint64_t end) { pinion_gate_rows(args, level, begin, end); });
+}
+
+extern "C" void pinion_pack_parallel(const PinionPack* args, int32_t threads) {
+    const uint64_t runs = (args->rows + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
+    const uint64_t parts = runs < static_cast<uint64_t>(threads) ? runs : static_cast<uint64_t>(threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t part = 0; part < static_cast<int64_t>(parts); ++part) {
+        const uint64_t at = static_cast<uint64_t>(part);
+        pinion_pack_runs(args, static_cast<uint32_t>(at), runs * at / parts, runs * (at + 1) / parts);
+    }
+}
+
+extern "C" void pinion_quantize_rows_parallel(const PinionQuantizeRows* args, int32_t level, int32_t threads) {
+    over_rows(args->rows, args->k, threads,
+              [=](uint64_t begin, uint64_t end) { pinion_quantize_rows(args, level, begin, end); });
+}
+
+extern "C" void pinion_quantized_parallel(const PinionQuantized* args, int32_t level, int32_t threads) {
+    const uint64_t tiles = (args->n + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
+    const uint64_t work = tiles * PINION_TILE_OUTPUTS * args->k_padded * args->rows;
+    if (threads <= 1 || tiles < 2 || work < kSerialProduct) {
+        pinion_quantized(args, level, 0, tiles);
+        return;
+    }
+    const uint64_t runs = tiles < static_cast<uint64_t>(threads) ? tiles : static_cast<uint64_t>(threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t run = 0; run < static_cast<int64_t>(runs); ++run) {
+        const uint64_t at = static_cast<uint64_t>(run);
+        pinion_quantized(args, level, tiles * at / runs, tiles * (at + 1) / runs);
+    }
 }

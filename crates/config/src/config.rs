@@ -71,6 +71,28 @@ pub enum LinearKind {
     Plain,
 }
 
+/// Whether the model's weights become integers while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Quantization {
+    /// They stay in the compute dtype.
+    None,
+    /// 8 bits, a scale for each output.
+    Int8,
+    /// 4 bits in groups, the head in 8 bits.
+    Int4,
+}
+
+impl Quantization {
+    /// As the option spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantization::None => "none",
+            Quantization::Int8 => "int8",
+            Quantization::Int4 => "int4",
+        }
+    }
+}
+
 /// Which attention kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionKind {
@@ -229,6 +251,8 @@ pub struct Config {
     pub engine_threads: u32,
     /// How linear layers run.
     pub linear: LinearKind,
+    /// What their weights become.
+    pub quantization: Quantization,
     /// How tool calls are found.
     pub tool_call_parser: ToolCallParser,
     /// How reasoning is found.

@@ -36,8 +36,8 @@ mod trace_command;
 mod value;
 
 pub use config::{
-    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ReasoningParser, SamplingDefaults,
-    ToolCallParser,
+    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,
+    SamplingDefaults, ToolCallParser,
 };
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::CudaConfig;

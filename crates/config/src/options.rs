@@ -198,6 +198,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "linear", group: Engine, preset: Is("packed"),
         kind: Choice { accepted: &[choice("packed", &[]), choice("plain", &[])], refused: &[] },
         help: "Linear layers: `packed` reorders the weights once at load, `plain` uses them as they stand in the file." },
+    Opt { name: "quantization", group: Engine, preset: Is("none"),
+        kind: Choice { accepted: &[choice("none", &[]), choice("int8", &[]), choice("int4", &[])],
+                       refused: &[(&["awq", "gptq", "fp8", "gguf", "bitsandbytes", "compressed-tensors"],
+                                   "quantised checkpoints are not read; int8 and int4 quantise an unquantised one while \
+                                    it is loaded")] },
+        help: "CPU: weights become integers while they are loaded, from a checkpoint in fp32, fp16 or bf16: `int8` with a \
+               scale for each output, `int4` in groups of 128 (64 or 32 where the width is not divisible) with the head \
+               in 8 bits. Activations are quantised to 8 bits for each token. docs/MODELS.md has the loss of each." },
     Opt { name: "attention", group: Engine, preset: Is("vector"),
         kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },

@@ -1,6 +1,6 @@
 //! The words after `pinion-engine replay`: a recording, and the switches that shall be other than they were recorded.
 
-use crate::config::{AttentionKind, Config, LinearKind};
+use crate::config::{AttentionKind, Config, LinearKind, Quantization};
 use crate::scheduling::AdmissionKind;
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub struct ReplayCommand {
 /// How it is called.
 const USAGE: &str = "pinion-engine replay FILE [--[no-]overlap] [--[no-]prefix-cache] [--[no-]fill-to-target] \
     [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
-    [--prefill-chunk-size N] [--linear packed|plain] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
+    [--prefill-chunk-size N] [--linear packed|plain] [--quantization none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
 
 /// The replay that this process was started for, if it was. Errors: one line for the operator.
 pub fn replay_command() -> Option<Result<ReplayCommand, String>> {
@@ -91,6 +91,14 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
             config.linear = match value {
                 "packed" => LinearKind::Packed,
                 "plain" => LinearKind::Plain,
+                _ => return None,
+            }
+        }
+        "quantization" => {
+            config.quantization = match value {
+                "none" => Quantization::None,
+                "int8" => Quantization::Int8,
+                "int4" => Quantization::Int4,
                 _ => return None,
             }
         }

@@ -1,8 +1,8 @@
 //! From settled values to a [`Config`]: works out what nobody said and checks what must hold between options.
 
 use crate::config::{
-    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, ReasoningParser, SamplingDefaults,
-    ToolCallParser,
+    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,
+    SamplingDefaults, ToolCallParser,
 };
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::cuda::{CudaConfig, FP16_REASON};
@@ -82,6 +82,7 @@ struct Computing {
     plan: Option<(CpuPlan, bool)>,
     cuda: Option<CudaConfig>,
     dtype: Dtype,
+    quantization: Quantization,
 }
 
 fn computing(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Computing {
@@ -90,7 +91,8 @@ fn computing(settings: &Settings, machine: &Machine, faults: &mut Collector) -> 
     check_batch(settings, faults);
     let cuda = CudaConfig::resolve(settings, machine, backend, faults);
     let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
-    Computing { backend, plan, cuda, dtype }
+    let quantization = quantization(settings, backend, cuda.is_some(), faults);
+    Computing { backend, plan, cuda, dtype, quantization }
 }
 
 /// The part after the folder was read. Without facts only what does not need them is checked.
@@ -101,7 +103,7 @@ pub(crate) fn from_facts(
     facts: Option<ModelFacts>,
     faults: &mut Collector,
 ) -> Option<Config> {
-    let Computing { backend, plan, cuda, dtype } = computing(settings, machine, faults);
+    let Computing { backend, plan, cuda, dtype, quantization } = computing(settings, machine, faults);
     let name = model_name(settings, dir, faults);
     let model = facts?;
     let on_cpu = backend == Backend::Torch && cuda.is_none();
@@ -126,6 +128,7 @@ pub(crate) fn from_facts(
         command_budget: take.word("command-budget"),
         engine_threads: engine_threads(&cpu_plan),
         linear: if take.is("linear", "plain") { LinearKind::Plain } else { LinearKind::Packed },
+        quantization,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
         fake: Fake::new(settings),
         frontends: take.narrow("frontends"),
@@ -274,6 +277,25 @@ fn dtype(
         _ if machine.prefers_bf16 => Dtype::Bf16,
         _ => Dtype::Fp32,
     }
+}
+
+fn quantization(settings: &Settings, backend: Backend, on_gpu: bool, faults: &mut Collector) -> Quantization {
+    let quantization = match settings.text("quantization") {
+        Some("int8") => Quantization::Int8,
+        Some("int4") => Quantization::Int4,
+        _ => return Quantization::None,
+    };
+    let mut refuse = |reason: &str| faults.add(&settings.origin("quantization"), reason);
+    if on_gpu {
+        refuse("--device cuda computes with unquantised weights only; leave one of the two out");
+    }
+    if backend == Backend::Fake {
+        refuse("the fake backend has no weights");
+    }
+    if settings.is_set("linear") {
+        refuse("--linear is about unquantised weights; leave one of the two out");
+    }
+    quantization
 }
 
 fn model_name(settings: &Settings, dir: &Path, faults: &mut Collector) -> String {

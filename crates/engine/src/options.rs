@@ -4,7 +4,7 @@ use crate::cuda_start;
 use crate::engine::{Engine, Sizes};
 use crate::load_progress::LoadProgress;
 use crate::recorded::Recorded;
-use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind};
+use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, Quantization};
 use pinion_grammar::{Grammars, Words};
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
@@ -35,6 +35,11 @@ pub fn model_options(config: &Config) -> ModelOptions {
         linear: match config.linear {
             LinearKind::Packed => pinion_model::LinearKind::Packed,
             LinearKind::Plain => pinion_model::LinearKind::Plain,
+        },
+        quantization: match config.quantization {
+            Quantization::None => pinion_model::Quantization::None,
+            Quantization::Int8 => pinion_model::Quantization::Int8,
+            Quantization::Int4 => pinion_model::Quantization::Int4,
         },
         attention: match config.attention {
             AttentionKind::Vector => AttentionKernel::Vector,
@@ -132,9 +137,13 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
     }
     let info = pipeline.info().clone();
     let summary = format!(
-        "{} {}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
+        "{} {}{}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
         info.family,
         info.dtype,
+        match config.quantization {
+            Quantization::None => String::new(),
+            form => format!(" with {} weights ({} MiB)", form.name(), info.weight_bytes >> 20),
+        },
         info.block_count,
         info.block_size,
         (u64::from(info.block_count) * info.kv_block_bytes) >> 20,

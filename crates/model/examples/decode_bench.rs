@@ -1,11 +1,12 @@
-//! Times decode steps by batch size and one prefill: `decode_bench FOLDER [auto|f32|bf16] [THREADS] [packed|plain]`.
+//! Times decode steps by batch size and one prefill: `decode_bench FOLDER [auto|f32|bf16] [THREADS]
+//! [packed|plain|int8|int4]`.
 //!
 //! Beside the wall time stands the calling thread's own CPU time, which says more on a busy machine (with one thread).
 //! Decode rows have a context of 320 tokens in blocks of their own; the prefill is 256 tokens. Prints medians and minima
 //! in milliseconds. Compare figures of one run only: the machine's speed drifts.
 
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, StepOutput, WarmUp, load,
+    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, WarmUp, load,
 };
 use std::path::Path;
 use std::time::Instant;
@@ -56,7 +57,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |index: usize| arguments.get(index).map(String::as_str);
     let Some(folder) = argument(0) else {
-        eprintln!("usage: decode_bench FOLDER [auto|f32|bf16] [THREADS] [packed|plain]");
+        eprintln!("usage: decode_bench FOLDER [auto|f32|bf16] [THREADS] [packed|plain|int8|int4]");
         std::process::exit(2);
     };
     let dtype = match argument(1) {
@@ -66,8 +67,13 @@ fn main() {
     };
     let threads = argument(2).and_then(|threads| threads.parse().ok()).unwrap_or(1);
     let linear = if argument(3) == Some("plain") { LinearKind::Plain } else { LinearKind::Packed };
+    let quantization = match argument(3) {
+        Some("int8") => Quantization::Int8,
+        Some("int4") => Quantization::Int4,
+        _ => Quantization::None,
+    };
     let kv = KvSize::Blocks(MAX_ROWS * CONTEXT.div_ceil(16));
-    let options = ModelOptions { dtype, threads, kv, linear, ..ModelOptions::default() };
+    let options = ModelOptions { dtype, threads, kv, linear, quantization, ..ModelOptions::default() };
     let start = Instant::now();
     let mut model = match load(Path::new(folder), &options) {
         Ok(model) => model,

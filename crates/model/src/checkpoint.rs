@@ -126,8 +126,11 @@ impl Checkpoint {
             return Err(self.fault(name, format!("has dtype {:?}, expected F32, F16 or BF16", entry.dtype)));
         }
         let (file, dtype, range) = (entry.file, entry.dtype, entry.range.clone());
-        self.bytes_taken += range.len() as u64;
-        self.tensors.get_mut(name).expect("it was found above").is_used = true;
+        let entry = self.tensors.get_mut(name).expect("it was found above");
+        // A tied head takes the embeddings again.
+        if !std::mem::replace(&mut entry.is_used, true) {
+            self.bytes_taken += range.len() as u64;
+        }
         Ok(Stored { dtype, data: &self.files[file].map.bytes()[range] })
     }
 

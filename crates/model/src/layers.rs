@@ -155,7 +155,7 @@ impl Layers {
     /// hidden + linear(x), with a norm or a factor between the two if there is one.
     fn add(
         &self,
-        linear: &pinion_ops::linear::Linear,
+        linear: &pinion_ops::product::Product,
         x: &Tensor,
         hidden: Tensor,
         post_norm: Option<&Norm>,

@@ -35,7 +35,7 @@ pub use fake::{FakeModel, FakeOptions, FakeShape, fake_token};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, load, load_watched};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;
-pub use pinion_ops::{AttentionKernel, LinearKind};
+pub use pinion_ops::{AttentionKernel, LinearKind, Quantization};
 pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Task, Threaded};
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};

@@ -2,7 +2,7 @@
 
 use crate::config_json;
 use crate::fake::{FakeModel, FakeOptions, FakeShape};
-use crate::{AttentionKernel, LinearKind, Model};
+use crate::{AttentionKernel, LinearKind, Model, Quantization};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -56,6 +56,8 @@ pub struct ModelOptions {
     pub prefault: bool,
     /// Plain or oneDNN-prepacked linears.
     pub linear: LinearKind,
+    /// Weights of products as integers, the head's too; `linear` is for those that are not.
+    pub quantization: Quantization,
     /// Vector kernels or their plain Rust twins.
     pub attention: AttentionKernel,
     /// Step time of the fake backend.
@@ -73,6 +75,7 @@ impl Default for ModelOptions {
             max_model_len: None,
             prefault: true,
             linear: LinearKind::Packed,
+            quantization: Quantization::None,
             attention: AttentionKernel::Vector,
             fake: FakeOptions::default(),
         }

@@ -4,8 +4,10 @@ use crate::checkpoint::Checkpoint;
 use crate::load::{LoadError, LoadEvent, ModelOptions};
 use pinion_architecture::{Activation, Architecture, Layout, NormKind, QkNorm, Source};
 use pinion_ops::linear::Linear;
+use pinion_ops::product::{Product, QuantizedLinear};
+use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source as Stored, SourceType, WeightForm};
 use pinion_ops::tensor::{TensorError, copy_to_f32, kind_of, tensor_from_bytes};
-use pinion_ops::{Activation as Fused, Dtype};
+use pinion_ops::{Activation as Fused, Dtype, IntegerLevel, Quantization};
 use safetensors::Dtype as StoredDtype;
 use std::path::Path;
 use tch::{Kind, Tensor};
@@ -24,27 +26,27 @@ pub(crate) enum Norm {
 pub(crate) struct Layer {
     pub(crate) attention_norm: Option<Norm>,
     /// \[hidden\] to Q, K, V side by side.
-    pub(crate) qkv: Linear,
+    pub(crate) qkv: Product,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
-    pub(crate) out: Linear,
+    pub(crate) out: Product,
     pub(crate) attention_post_norm: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
     /// With the activation, or gate and up side by side without.
-    pub(crate) up: Linear,
-    pub(crate) down: Linear,
+    pub(crate) up: Product,
+    pub(crate) down: Product,
     pub(crate) mlp_post_norm: Option<Norm>,
 }
 
 impl Layer {
-    fn linears(&mut self) -> [&mut Linear; 4] {
+    fn linears(&mut self) -> [&mut Product; 4] {
         [&mut self.qkv, &mut self.out, &mut self.up, &mut self.down]
     }
 }
 
 /// Has every product made with so many rows that no row depends on how many there are, where that is cheap. One layer
 /// speaks for all: their shapes are the same.
-fn settle_rows(layers: &mut [Layer], head: &mut Linear) -> Result<(), TensorError> {
+fn settle_rows(layers: &mut [Layer], head: &mut Product) -> Result<(), TensorError> {
     if let Some(rows) = head.find_fewest_rows()? {
         head.set_fewest_rows(rows);
     }
@@ -71,7 +73,7 @@ pub(crate) struct Weights {
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Norm,
     /// \[hidden\] to \[vocab\], no bias.
-    pub(crate) head: Linear,
+    pub(crate) head: Product,
     /// Bytes held, the head counted on its own even when tied: it is packed apart from the embedding.
     pub(crate) bytes: u64,
 }
@@ -112,9 +114,13 @@ impl Reader<'_> {
         let tensor = tensor.f_to_kind(self.kind).map_err(tensor_error)?;
         self.checkpoint.release(full);
         self.bytes += (tensor.numel() * self.kind.elt_size_in_bytes()) as u64;
+        self.tell();
+        Ok(tensor)
+    }
+
+    fn tell(&mut self) {
         let (done, total) = self.checkpoint.progress();
         (self.watch)(LoadEvent::Bytes { done, total });
-        Ok(tensor)
     }
 
     /// A vector in fp32, rounded to the compute dtype as its tensor would be.
@@ -148,9 +154,78 @@ impl Reader<'_> {
         inputs: u32,
         has_bias: bool,
         activation: Fused,
-    ) -> Result<Linear, LoadError> {
+    ) -> Result<Product, LoadError> {
         let whole = [parts.iter().sum()];
         let parts = if source.names.len() == 1 { &whole[..] } else { parts };
+        let form = match self.options.quantization {
+            Quantization::None => return self.dense(source, parts, inputs, has_bias, activation),
+            Quantization::Int8 => WeightForm::Int8,
+            Quantization::Int4 => WeightForm::int4(inputs as usize),
+        };
+        let mut weights = room(form, whole[0], inputs)?;
+        let (mut first, mut biases) = (0, Vec::new());
+        for (name, &rows) in source.names.iter().zip(parts) {
+            let full = self.checkpoint.full_name(self.model.names.prefixes, &format!("{name}.weight"))?;
+            self.pack(&full, &mut weights, first, rows, source.layout)?;
+            first += rows;
+            if has_bias {
+                let bias = self.tensor(&format!("{name}.bias"), &[rows])?;
+                let mut values = Vec::new();
+                copy_to_f32(&bias, &mut values).map_err(backend)?;
+                biases.extend(values);
+            }
+        }
+        self.quantized(weights, has_bias.then_some(biases), activation)
+    }
+
+    /// Quantises a tensor of the checkpoint into the outputs from `first` on.
+    fn pack(
+        &mut self,
+        full: &str,
+        weights: &mut QuantizedWeights,
+        first: u32,
+        rows: u32,
+        layout: Layout,
+    ) -> Result<(), LoadError> {
+        let inputs = weights.inputs() as u32;
+        let is_transposed = layout == Layout::InOut;
+        let stored =
+            self.checkpoint.tensor(full, &if is_transposed { [inputs, rows] } else { [rows, inputs] })?;
+        let source_type = match stored.dtype {
+            StoredDtype::F16 => SourceType::F16,
+            StoredDtype::BF16 => SourceType::Bf16,
+            _ => SourceType::F32,
+        };
+        let source = Stored { bytes: stored.data, source_type, rows: rows as usize, is_transposed };
+        weights.pack(first as usize, source, self.options.threads).map_err(|error| LoadError::Backend {
+            operation: "quantising weights",
+            message: format!("{full}: {error}"),
+        })?;
+        self.checkpoint.release(full);
+        self.tell();
+        Ok(())
+    }
+
+    fn quantized(
+        &mut self,
+        weights: QuantizedWeights,
+        bias: Option<Vec<f32>>,
+        activation: Fused,
+    ) -> Result<Product, LoadError> {
+        self.bytes += weights.bytes();
+        let launch = IntegerLaunch { level: IntegerLevel::best(), threads: self.options.threads };
+        QuantizedLinear::new(weights, bias, activation, launch).map(Product::Quantized).map_err(backend)
+    }
+
+    /// A product of parts in the compute dtype.
+    fn dense(
+        &mut self,
+        source: Source,
+        parts: &[u32],
+        inputs: u32,
+        has_bias: bool,
+        activation: Fused,
+    ) -> Result<Product, LoadError> {
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
         for (name, &rows) in source.names.iter().zip(parts) {
             let shape = match source.layout {
@@ -170,7 +245,9 @@ impl Reader<'_> {
         // [out of all parts, in]
         let weight = joined(weights)?;
         let bias = if has_bias { Some(joined(biases)?) } else { None };
-        Linear::new(&weight, bias.as_ref(), activation, self.options.linear).map_err(backend)
+        Linear::new(&weight, bias.as_ref(), activation, self.options.linear)
+            .map(Product::Dense)
+            .map_err(backend)
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
@@ -212,17 +289,36 @@ impl Reader<'_> {
         })
     }
 
-    fn head(&mut self, token_embedding: &Tensor) -> Result<Linear, LoadError> {
+    fn head(&mut self, token_embedding: &Tensor) -> Result<Product, LoadError> {
         let (model, linear) = (self.model, self.options.linear);
+        let dense = |weight: &Tensor| {
+            Linear::new(weight, None, Fused::None, linear).map(Product::Dense).map_err(backend)
+        };
+        let (prefixes, name) = match model.head.tied {
+            true => (model.names.prefixes, model.names.token_embedding),
+            false => (model.names.head_prefixes, model.names.head),
+        };
+        let full = self.checkpoint.full_name(prefixes, &format!("{name}.weight"))?;
+        if self.options.quantization != Quantization::None {
+            // Its 8 bits cost little beside a vocabulary's worth of close logits.
+            let mut weights = room(WeightForm::Int8, model.vocab, model.hidden)?;
+            self.pack(&full, &mut weights, 0, model.vocab, Layout::OutIn)?;
+            return self.quantized(weights, None, Fused::None);
+        }
         if model.head.tied {
             self.bytes += (token_embedding.numel() * self.kind.elt_size_in_bytes()) as u64;
-            return Linear::new(token_embedding, None, Fused::None, linear).map_err(backend);
+            return dense(token_embedding);
         }
-        let name = format!("{}.weight", model.names.head);
-        let full = self.checkpoint.full_name(model.names.head_prefixes, &name)?;
-        let weight = self.whole(&full, &[model.vocab, model.hidden])?;
-        Linear::new(&weight, None, Fused::None, linear).map_err(backend)
+        dense(&self.whole(&full, &[model.vocab, model.hidden])?)
     }
+}
+
+/// Memory for quantised weights.
+fn room(form: WeightForm, outputs: u32, inputs: u32) -> Result<QuantizedWeights, LoadError> {
+    QuantizedWeights::new(form, outputs as usize, inputs as usize).map_err(|error| LoadError::Backend {
+        operation: "allocating quantised weights",
+        message: format!("{error} ({outputs} outputs of {inputs} inputs)"),
+    })
 }
 
 /// One tensor of the rows of all.

@@ -77,6 +77,53 @@ pub(crate) struct PinionGate {
     pub(crate) dtype: i32,
 }
 
+#[repr(C)]
+pub(crate) struct PinionPack {
+    pub(crate) source: *const c_void,
+    pub(crate) row_stride: u64,
+    pub(crate) k_stride: u64,
+    pub(crate) rows: u32,
+    pub(crate) k: u32,
+    pub(crate) k_padded: u32,
+    pub(crate) first_output: u32,
+    pub(crate) group: u32,
+    pub(crate) source_type: i32,
+    pub(crate) packed: *mut u8,
+    pub(crate) scales: *mut f32,
+    pub(crate) sums: *mut i32,
+    pub(crate) scratch: *mut f32,
+}
+
+#[repr(C)]
+pub(crate) struct PinionQuantizeRows {
+    pub(crate) x: *const c_void,
+    pub(crate) q: *mut i8,
+    pub(crate) scales: *mut f32,
+    pub(crate) sums: *mut i32,
+    pub(crate) rows: u64,
+    pub(crate) k: u32,
+    pub(crate) k_padded: u32,
+    pub(crate) dtype: i32,
+}
+
+#[repr(C)]
+pub(crate) struct PinionQuantized {
+    pub(crate) weights: *const u8,
+    pub(crate) scales: *const f32,
+    pub(crate) sums: *const i32,
+    pub(crate) x: *const i8,
+    pub(crate) x_scales: *const f32,
+    pub(crate) x_sums: *const i32,
+    pub(crate) bias: *const f32,
+    pub(crate) residual: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) rows: u64,
+    pub(crate) n: u32,
+    pub(crate) k_padded: u32,
+    pub(crate) group: u32,
+    pub(crate) dtype: i32,
+}
+
 #[cfg(feature = "torch")]
 #[repr(C)]
 pub(crate) struct PinionLinear {
@@ -94,6 +141,11 @@ unsafe extern "C" {
     pub(crate) fn pinion_rms_norm(args: *const PinionRmsNorm, level: i32, threads: i32);
     pub(crate) fn pinion_rotate(args: *const PinionRotate, level: i32, threads: i32);
     pub(crate) fn pinion_gate(args: *const PinionGate, level: i32, threads: i32);
+    pub(crate) fn pinion_integer_level() -> i32;
+    pub(crate) fn pinion_tile_bytes(k_padded: u32, group: u32) -> u64;
+    pub(crate) fn pinion_pack_parallel(args: *const PinionPack, threads: i32);
+    pub(crate) fn pinion_quantize_rows_parallel(args: *const PinionQuantizeRows, level: i32, threads: i32);
+    pub(crate) fn pinion_quantized_parallel(args: *const PinionQuantized, level: i32, threads: i32);
 }
 
 #[cfg(all(feature = "torch", target_os = "linux", target_env = "gnu"))]

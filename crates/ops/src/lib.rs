@@ -17,12 +17,15 @@ pub mod linear;
 mod mapped_file;
 #[cfg(feature = "torch")]
 pub mod op_trace;
+#[cfg(feature = "torch")]
+pub mod product;
+pub mod quantized;
 pub mod rows;
 #[cfg(feature = "torch")]
 pub mod tensor;
 pub mod twin;
 
-pub use cpu::{KernelLevel, supports_bf16};
+pub use cpu::{IntegerLevel, KernelLevel, supports_bf16};
 pub use kv_pool::{Dtype, Element, KvPool, KvShape};
 pub use mapped_file::MappedFile;
 
@@ -44,6 +47,18 @@ pub enum LinearKind {
     Packed,
     /// Row-major \[out, in\], as `torch.nn.functional.linear` takes it.
     Plain,
+}
+
+/// Whether weights become integers while they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Quantization {
+    /// They stay what `LinearKind` makes of them.
+    #[default]
+    None,
+    /// 8 bits with a scale for each output.
+    Int8,
+    /// 4 bits in groups; the head has 8.
+    Int4,
 }
 
 /// What is applied to a linear's output.

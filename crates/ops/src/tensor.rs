@@ -226,7 +226,7 @@ fn attend_twin<T: Element>(
 }
 
 /// A contiguous CPU tensor of f32 or bf16 with two axes: its pointer, axes and dtype's code.
-fn matrix(tensor: &Tensor) -> Result<(*mut std::ffi::c_void, [usize; 2], i32), TensorError> {
+pub(crate) fn matrix(tensor: &Tensor) -> Result<(*mut std::ffi::c_void, [usize; 2], i32), TensorError> {
     let size = tensor.size();
     let dtype = match tensor.kind() {
         Kind::Float => Some(Dtype::F32),

@@ -1,6 +1,8 @@
 //! The real model on libtorch, through the real processes.
 
-use pinion_testkit::{Answer, Api, End, Server, demo_model, fixture_model};
+use pinion_testkit::{
+    Answer, Api, End, PATIENCE, Server, Signal, demo_model, fixture_model, kill, wait_until,
+};
 use serde_json::{Value, json};
 
 fn ask(server: &Server, body: &Value) -> Answer {
@@ -87,4 +89,43 @@ fn every_kernel_choice_gives_the_same_greedy_text() {
         })
         .collect();
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+}
+
+/// Integers for weights change nothing about batches, and nothing about streams that outlive their engine.
+#[test]
+fn quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_death() {
+    let Some(folder) = demo_model() else {
+        println!("skipped: deploy/demo-model has no weights");
+        return;
+    };
+    let prompts = ["ROMEO:\n", "JULIET:\nO ", "First Citizen:\nWe", "What", "The lord of"];
+    for form in ["int8", "int4"] {
+        let flags = ["--dtype", "fp32", "--quantization", form, "--restart-backoff", "20ms"];
+        let server = Server::start(&folder, &flags);
+        check_greedy(&server, &prompts, 24);
+        let body = |prompt: &str, stream: bool| json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": stream});
+        let undisturbed: Vec<String> =
+            prompts.iter().map(|prompt| ask(&server, &body(prompt, false)).text).collect();
+        let answers = std::thread::scope(|scope| {
+            let (server, body) = (&server, &body);
+            let threads: Vec<_> = prompts
+                .iter()
+                .map(|prompt| scope.spawn(move || server.ask(Api::Completions, &body(prompt, true))))
+                .collect();
+            wait_until("a stream runs", PATIENCE, || {
+                (server.metric("pinion_requests_running") > 0.0).then_some(())
+            });
+            kill(server.role("engine-0").expect("the engine runs").pid, Signal::SIGKILL);
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a stream's thread"))
+                .collect::<Vec<Answer>>()
+        });
+        for ((prompt, whole), answer) in prompts.iter().zip(&undisturbed).zip(&answers) {
+            assert_eq!((answer.status, &answer.end), (200, &End::Complete), "{form} {prompt:?}");
+            assert_eq!(&answer.text, whole, "{form} {prompt:?}");
+        }
+        assert!(server.metric("pinion_resumed_requests_total") > 0.0, "{form}: no stream was resumed");
+        server.stop();
+    }
 }

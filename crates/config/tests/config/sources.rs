@@ -233,3 +233,30 @@ fn config_show_names_value_and_origin() {
     };
     assert!(bare.contains("max-model-len") && bare.contains("(the model's context)"), "{bare}");
 }
+
+#[test]
+fn quantisation_is_refused_where_it_makes_no_sense() {
+    let model = Tree::gpt2();
+    let cases = [
+        (["--linear", "plain"], "--linear is about unquantised weights; leave one of the two out"),
+        (["--backend", "fake"], "the fake backend has no weights"),
+        (
+            ["--device", "cuda"],
+            "--device cuda computes with unquantised weights only; leave one of the two out",
+        ),
+    ];
+    for form in ["int8", "int4"] {
+        for (other, expected) in &cases {
+            let args = [&["--quantization", form], &other[..]].concat();
+            let faults = serve_result(&machine(), &model, &args, &[]).expect_err(expected);
+            assert_eq!(faults.to_string(), format!("--quantization: {expected}"), "{args:?}");
+        }
+        assert!(serve_result(&machine(), &model, &["--quantization", form], &[]).is_ok());
+    }
+    for (other, _) in &cases {
+        let args = [&["--quantization", "none"], &other[..]].concat();
+        assert!(serve_result(&machine(), &model, &args, &[]).is_ok(), "{args:?}");
+    }
+    let faults = serve_result(&machine(), &model, &["--quantization", "awq"], &[]).unwrap_err().to_string();
+    assert!(faults.contains("quantised checkpoints are not read"), "{faults}");
+}

@@ -1,0 +1,176 @@
+//! Quantised weights in whole models: every family's tiny model gives one request the same greedy ids alone, in a batch, in
+//! chunks, after a preemption and over a cached prefix, to the bit of its logits; and they stay near the unquantised ones.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+#![cfg(feature = "torch")]
+
+mod driver;
+mod tiny;
+
+use driver::{Policy, Request, run};
+use pinion_model::{
+    DtypeChoice, KvSize, Model, ModelOptions, OwnedBatch, Quantization, RowOutcome, SampleParams, StepOutput,
+    load,
+};
+use tiny::{Golden, folder, golden, names, safetensors};
+
+/// Prompts of each golden that are run; all of them take minutes.
+const CASES: usize = 6;
+/// Tokens of each answer.
+const OUTPUT: usize = 24;
+
+fn options(golden: &Golden, quantization: Quantization) -> ModelOptions {
+    ModelOptions {
+        dtype: DtypeChoice::F32,
+        kv: KvSize::Blocks(256),
+        max_model_len: Some(golden.served),
+        quantization,
+        ..ModelOptions::default()
+    }
+}
+
+fn model(name: &str, golden: &Golden, quantization: Quantization) -> Box<dyn Model> {
+    load(&folder(name, golden).0, &options(golden, quantization))
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
+    let request = |index: usize| Request {
+        prompt: golden.cases[index].prompt.clone(),
+        output_len: OUTPUT,
+        arrival: arrival(index),
+        params: SampleParams::GREEDY,
+    };
+    (0..golden.cases.len().min(CASES)).map(request).collect()
+}
+
+/// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own, beside `mates` other rows.
+fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32) -> Vec<f32> {
+    let blocks: Vec<u32> = (0..8).rev().map(|block| block * 3 + 1).collect();
+    let mut logits = Vec::new();
+    for (start, end) in [(0, cached), (cached, prompt.len())] {
+        let mut batch = OwnedBatch::default();
+        if start < end {
+            batch.push(0, start as u32, &prompt[start..end], &blocks);
+            for mate in 1..=mates {
+                batch.push(mate, 0, &prompt[..1], &[100 + mate]).sample = None;
+            }
+            model.logits(&batch.as_step(), &mut logits).unwrap();
+        }
+    }
+    logits
+}
+
+/// Of the root mean squares.
+fn relative_error(have: &[f32], want: &[f32]) -> f32 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
+    let apart = squares(&mut have.iter().zip(want).map(|(a, b)| a - b));
+    (apart / squares(&mut want.iter().copied())).sqrt()
+}
+
+#[test]
+fn greedy_ids_do_not_depend_on_the_batch() {
+    for name in names() {
+        let golden = golden(&name);
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let mut model = model(&name, &golden, quantization);
+            let whole = Policy { chunk: usize::MAX, preempt_at: &[] };
+            let alone: Vec<Vec<u32>> = requests(&golden, |_| 0)
+                .into_iter()
+                .map(|request| run(&mut *model, &[request], whole).remove(0))
+                .collect();
+            for policy in [
+                whole,
+                Policy { chunk: 24, preempt_at: &[] },
+                Policy { chunk: 24, preempt_at: &[3, 9, 15] },
+                Policy { chunk: 1, preempt_at: &[] },
+            ] {
+                let ids = run(&mut *model, &requests(&golden, |index| index * 3 % 7), policy);
+                assert_eq!(ids, alone, "{name} {quantization:?} with {policy:?}");
+            }
+        }
+    }
+}
+
+/// Attention may sum in another order after a cut, but for that a prefix from the cache and rows beside it change nothing.
+#[test]
+fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
+    for name in names() {
+        let golden = golden(&name);
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let mut model = model(&name, &golden, quantization);
+            let prompt =
+                &golden.cases.iter().map(|case| &case.prompt).max_by_key(|prompt| prompt.len()).unwrap();
+            let whole = last_logits(&mut *model, prompt, 0, 0);
+            assert_eq!(
+                last_logits(&mut *model, prompt, 0, 5),
+                whole,
+                "{name} {quantization:?} beside others"
+            );
+            for cached in [16, 48, 80] {
+                let logits = last_logits(&mut *model, prompt, cached, 0);
+                assert_eq!(logits, whole, "{name} {quantization:?} after {cached} cached tokens");
+            }
+        }
+    }
+}
+
+/// The tiny models' random weights amplify what rounding does, so that one case says little: uncorrelated logits would be 1.4
+/// apart.
+#[test]
+fn logits_stay_near_the_goldens_and_weights_shrink() {
+    let mut errors = [Vec::new(), Vec::new()];
+    for name in names() {
+        let golden = golden(&name);
+        let full = model(&name, &golden, Quantization::None).info().weight_bytes;
+        for (errors, quantization) in errors.iter_mut().zip([Quantization::Int8, Quantization::Int4]) {
+            let mut model = model(&name, &golden, quantization);
+            assert!(model.info().weight_bytes < full, "{name}: {} of {full}", model.info().weight_bytes);
+            for case in &golden.cases {
+                let Some(want) = &case.logits_last else { continue };
+                let error = relative_error(&last_logits(&mut *model, &case.prompt, 0, 0), want);
+                assert!(
+                    error > 0.0 && error.is_finite(),
+                    "{name} {quantization:?}: relative error {error:e}"
+                );
+                errors.push(error);
+            }
+        }
+    }
+    let mean = |errors: &Vec<f32>| errors.iter().sum::<f32>() / errors.len() as f32;
+    let [int8, int4] = errors.each_ref().map(mean);
+    println!("mean relative error of {} cases: int8 {int8}, int4 {int4}", errors[0].len());
+    assert!(
+        int8 <= 0.25 && int4 <= 1.2 && int8 * 2.0 < int4,
+        "mean relative errors: int8 {int8}, int4 {int4}"
+    );
+}
+
+/// A weight that is no number ends rows as it does without quantisation, and nothing else.
+#[test]
+fn a_weight_that_is_not_a_number_ends_the_row() {
+    let name = &names()[0];
+    let golden = golden(name);
+    let folder = folder(name, &golden);
+    let mut bytes = safetensors(golden.tensors.iter());
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
+    let text = String::from_utf8(bytes[8..header].to_vec()).unwrap();
+    let entries: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
+    let down = entries
+        .as_object()
+        .unwrap()
+        .iter()
+        .find(|(name, _)| name.contains("down_proj.weight") || name.contains("mlp.c_proj.weight"));
+    let start = down.unwrap().1["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[header + start..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    folder.write("model.safetensors", &bytes);
+    for quantization in [Quantization::None, Quantization::Int8, Quantization::Int4] {
+        let mut model = load(&folder.0, &options(&golden, quantization)).unwrap();
+        let mut batch = OwnedBatch::default();
+        batch.push(0, 0, &golden.cases[0].prompt, &[0, 1, 2, 3, 4, 5, 6, 7]).sample =
+            Some(SampleParams::GREEDY);
+        let mut out = StepOutput::default();
+        model.step(&batch.as_step(), &mut out).unwrap();
+        assert_eq!(out.rows, [RowOutcome::NonFinite], "{name} {quantization:?}");
+    }
+}

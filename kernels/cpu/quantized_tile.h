@@ -1,0 +1,251 @@
+// Products with quantised weights, written once for every instruction set; `I` has the integer operations of one. Contract:
+// kernels/include/pinion_quantized.h. Units that include this are compiled with -ffp-contract=off.
+#pragma once
+#include "../include/pinion_quantized.h"
+#include "attention_internal.h"
+
+namespace {
+
+constexpr uint32_t kTile = PINION_TILE_OUTPUTS;
+constexpr uint32_t kBlock = PINION_BLOCK_K;
+constexpr uint64_t kBlockBytes8 = kTile * kBlock;
+constexpr uint64_t kBlockBytes4 = kTile * kBlock / 2;
+constexpr uint64_t kScaleBytes = kTile * sizeof(float);
+
+// How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a page.
+constexpr uint64_t kAheadBytes = 2048;
+
+inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
+
+inline uint32_t magnitude_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits & 0x7fffffff;
+}
+
+inline float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// The scale of integers from -127 to 127, and what values are multiplied with. By the bits of the largest magnitude: those
+// of a NaN or an infinity are above all others.
+struct Scale {
+    float scale;
+    float inverse;
+
+    explicit Scale(uint32_t largest_bits) : scale(0), inverse(0) {
+        if (largest_bits >= 0x7f800000) {
+            scale = from_bits(0x7fc00000);
+        } else if (largest_bits >= 0x04800000) {  // 2^-118: below it the inverse could overflow
+            scale = from_bits(largest_bits) / 127.0f;
+            inverse = 127.0f / from_bits(largest_bits);
+        }
+    }
+};
+
+// Rounds to nearest even by adding 1.5 * 2^23, in whose neighbourhood floats are integers; |value| < 2^22.
+inline int32_t rounded_integer(float value) {
+    const float shifted = value + 12582912.0f;
+    int32_t bits;
+    memcpy(&bits, &shifted, 4);
+    return bits - 0x4b400000;
+}
+
+template <class T>
+void quantize_rows(const PinionQuantizeRows& a, uint64_t begin, uint64_t end) {
+    for (uint64_t row = begin; row < end; ++row) {
+        const T* x = static_cast<const T*>(a.x) + row * a.k;
+        int8_t* q = a.q + row * a.k_padded;
+        uint32_t largest = 0;
+        for (uint32_t k = 0; k < a.k; ++k) {
+            const uint32_t bits = magnitude_bits(to_float(x[k]));
+            largest = bits > largest ? bits : largest;
+        }
+        const Scale scale(largest);
+        a.scales[row] = scale.scale;
+        if (scale.inverse == 0) {
+            memset(q, 0, a.k_padded);
+        } else {
+            const float inverse = scale.inverse;
+            for (uint32_t k = 0; k < a.k; ++k) {
+                q[k] = static_cast<int8_t>(rounded_integer(to_float(x[k]) * inverse));
+            }
+            memset(q + a.k, 0, a.k_padded - a.k);
+        }
+        if (a.sums == nullptr) continue;
+        int32_t* sums = a.sums + row * (a.k_padded / PINION_GROUP_MIN);
+        for (uint32_t group = 0; group < a.k_padded / PINION_GROUP_MIN; ++group) {
+            int32_t sum = 0;
+            for (uint32_t k = 0; k < PINION_GROUP_MIN; ++k) sum += q[group * PINION_GROUP_MIN + k];
+            sums[group] = sum;
+        }
+    }
+}
+
+// Adds bias and residual to the 16 products of one row and stores those that exist.
+template <class T>
+inline void finish(const PinionQuantized& a, uint64_t tile, uint64_t row, const float* products) {
+    const uint32_t first = static_cast<uint32_t>(tile) * kTile;
+    T* out = static_cast<T*>(a.out) + row * a.n + first;
+    const T* residual = a.residual == nullptr ? nullptr : static_cast<const T*>(a.residual) + row * a.n + first;
+    float values[kTile];
+    memcpy(values, products, sizeof(values));
+    const uint32_t count = smaller(kTile, a.n - first);
+    if (count == kTile) {
+        if (a.bias != nullptr) {
+            for (uint32_t j = 0; j < kTile; ++j) values[j] += a.bias[first + j];
+        }
+        if (residual != nullptr) {
+            for (uint32_t j = 0; j < kTile; ++j) values[j] += to_float(residual[j]);
+        }
+        for (uint32_t j = 0; j < kTile; ++j) from_float(values[j], &out[j]);
+        return;
+    }
+    for (uint32_t j = 0; j < count; ++j) {
+        if (a.bias != nullptr) values[j] += a.bias[first + j];
+        if (residual != nullptr) values[j] += to_float(residual[j]);
+        from_float(values[j], &out[j]);
+    }
+}
+
+inline void finish(const PinionQuantized& a, uint64_t tile, uint64_t row, const float* products) {
+    a.dtype == PINION_BF16 ? finish<Bf16>(a, tile, row, products) : finish<float>(a, tile, row, products);
+}
+
+// R rows of one tile of 8-bit weights.
+template <class I, uint32_t R>
+void tile_of_8(const PinionQuantized& a, uint64_t tile, uint64_t row) {
+    using V = typename I::V;
+    constexpr uint32_t kVectors = I::kVectors;
+    // Enough sums side by side that one's latency does not hold up the stream.
+    constexpr uint32_t kApart = R * kVectors >= 4 ? 1 : 4 / (R * kVectors);
+    V sums[R][kVectors][kApart];
+    // Loops with constant bounds are unrolled, or else the sums lie in memory.
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+            for (uint32_t s = 0; s < kApart; ++s) sums[r][v][s] = I::zero();
+        }
+    }
+    const uint64_t stride = a.k_padded;
+    const uint8_t* weights = a.weights + tile * (kTile * stride);
+    const int8_t* x = a.x + row * stride;
+    for (uint32_t k = 0; k < a.k_padded; k += kBlock, weights += kBlockBytes8, x += kBlock) {
+#pragma GCC unroll 16
+        for (uint32_t p = 0; p < kBlock / 4; ++p) {
+            prefetch(weights + p * 64 + kAheadBytes);
+            typename I::Weights w[kVectors];
+#pragma GCC unroll 2
+            for (uint32_t v = 0; v < kVectors; ++v) w[v] = I::weights(weights + p * 64 + v * I::kBytes);
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < R; ++r) {
+                const auto four = I::spread(x + r * stride + p * 4);
+#pragma GCC unroll 2
+                for (uint32_t v = 0; v < kVectors; ++v) {
+                    V& sum = sums[r][v][p % kApart];
+                    sum = I::add_products(sum, four, w[v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+        int32_t found[kTile];
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < kVectors; ++v) {
+            V sum = sums[r][v][0];
+#pragma GCC unroll 4
+            for (uint32_t s = 1; s < kApart; ++s) sum = I::add(sum, sums[r][v][s]);
+            I::store(found + v * I::kLanes, sum);
+        }
+        const float* scales = a.scales + tile * kTile;
+        const float x_scale = a.x_scales[row + r];
+        float products[kTile];
+        for (uint32_t j = 0; j < kTile; ++j) {
+            uint32_t sum = static_cast<uint32_t>(found[j]);
+            // Activations went in as x + 128.
+            if (I::kOffset) sum -= 128u * static_cast<uint32_t>(a.sums[tile * kTile + j]);
+            products[j] = static_cast<float>(static_cast<int32_t>(sum)) * (x_scale * scales[j]);
+        }
+        finish(a, tile, row + r, products);
+    }
+}
+
+// Adds one group's products to those of the groups before it. The weights went in as w + 8.
+inline void add_group(float* products, const int32_t* sums, int32_t x_sum, const uint8_t* scales_at) {
+    const float* scales = reinterpret_cast<const float*>(scales_at);
+    const int32_t offset = 8 * x_sum;
+    for (uint32_t j = 0; j < kTile; ++j) products[j] += static_cast<float>(sums[j] - offset) * scales[j];
+}
+
+// R rows of one tile of 4-bit weights.
+template <class I, uint32_t R>
+void tile_of_4(const PinionQuantized& a, uint64_t tile, uint64_t row) {
+    float products[R][kTile] = {};
+    int32_t low[R][kTile], high[R][kTile];
+    const uint32_t blocks = a.group > kBlock ? a.group / kBlock : 1;
+    const uint64_t stride = a.k_padded;
+    const uint8_t* weights = a.weights + tile * pinion_tile_bytes(a.k_padded, a.group);
+    for (uint32_t k = 0; k < a.k_padded; k += kBlock * blocks) {
+        // The sums of the lower and the upper 32 K of each block.
+        I::template add_blocks<R>(weights, a.x + row * stride + k, stride, blocks, low, high);
+        weights += blocks * kBlockBytes4;
+        for (uint32_t r = 0; r < R; ++r) {
+            const int32_t* x_sums = a.x_sums + (row + r) * (stride / PINION_GROUP_MIN) + k / PINION_GROUP_MIN;
+            if (a.group == PINION_GROUP_MIN) {
+                add_group(products[r], low[r], x_sums[0], weights);
+                add_group(products[r], high[r], x_sums[1], weights + kScaleBytes);
+                continue;
+            }
+            int32_t x_sum = 0;
+            for (uint32_t s = 0; s < 2 * blocks; ++s) x_sum += x_sums[s];
+            for (uint32_t j = 0; j < kTile; ++j) low[r][j] += high[r][j];
+            add_group(products[r], low[r], x_sum, weights);
+        }
+        weights += a.group == PINION_GROUP_MIN ? 2 * kScaleBytes : kScaleBytes;
+    }
+    for (uint32_t r = 0; r < R; ++r) {
+        for (uint32_t j = 0; j < kTile; ++j) products[r][j] *= a.x_scales[row + r];
+        finish(a, tile, row + r, products[r]);
+    }
+}
+
+template <class I, uint32_t R>
+inline void rows_of_tile(const PinionQuantized& a, uint64_t tile, uint64_t row) {
+    a.group == 0 ? tile_of_8<I, R>(a, tile, row) : tile_of_4<I, R>(a, tile, row);
+}
+
+template <class I>
+void all_tiles(const PinionQuantized& a, uint64_t begin, uint64_t end) {
+    for (uint64_t tile = begin; tile < end; ++tile) {
+        uint64_t row = 0;
+        if (I::kRows == 8) {
+            for (; row + 8 <= a.rows; row += 8) rows_of_tile<I, I::kRows>(a, tile, row);
+        }
+        for (; row + 4 <= a.rows; row += 4) rows_of_tile<I, 4>(a, tile, row);
+        switch (a.rows - row) {
+            case 3: rows_of_tile<I, 3>(a, tile, row); break;
+            case 2: rows_of_tile<I, 2>(a, tile, row); break;
+            case 1: rows_of_tile<I, 1>(a, tile, row); break;
+            default: break;
+        }
+    }
+}
+
+inline void quantize_any(const PinionQuantizeRows& a, uint64_t begin, uint64_t end) {
+    a.dtype == PINION_BF16 ? quantize_rows<Bf16>(a, begin, end) : quantize_rows<float>(a, begin, end);
+}
+
+}  // namespace
+
+#define PINION_QUANTIZED_LEVEL(LEVEL, ISA)                                                                              \
+    extern "C" void pinion_quantized_##LEVEL(const PinionQuantized* a, uint64_t begin, uint64_t end) {                 \
+        all_tiles<ISA>(*a, begin, end);                                                                                 \
+    }                                                                                                                   \
+    extern "C" void pinion_quantize_rows_##LEVEL(const PinionQuantizeRows* a, uint64_t begin, uint64_t end) {          \
+        quantize_any(*a, begin, end);                                                                                   \
+    }
