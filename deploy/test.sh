@@ -57,7 +57,7 @@ step_processes() {
     cargo test --locked --package pinion-testkit --package pinion-bench
 }
 
-# The official OpenAI clients and the AI SDK, unchanged, against the demo model.
+# The official OpenAI and Anthropic clients and the AI SDK, unchanged, against the demo model.
 step_clients() {
     with_server clients clients || return 1
     local folder=$LOGS/reasoning-model

@@ -3,7 +3,7 @@
 use crate::waiting::Waiting;
 use pinion_protocol::RequestId;
 use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, DELTA_STOPPED};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, stopped_by};
 use pinion_text::reasoning::{CLOSE, OPEN};
 use pinion_text::{StopMatcher, TextCodec, TextStream};
 
@@ -107,9 +107,14 @@ impl Stream {
             || (last && self.finish(codec, piece, text));
         if stopped {
             self.progress = Progress::Stopped;
-            return Some(DELTA_LAST | DELTA_STOPPED);
+            return Some(DELTA_LAST | self.stopped_by());
         }
         Some(if last { DELTA_LAST } else { 0 })
+    }
+
+    /// The flags that say which stop string was found.
+    fn stopped_by(&self) -> u32 {
+        stopped_by(self.stop.found().unwrap_or_default())
     }
 
     /// What a token shows that is to be sent by itself.
@@ -141,7 +146,7 @@ impl Stream {
         };
         if stopped {
             self.progress = Progress::Stopped;
-            return DELTA_LAST | DELTA_STOPPED;
+            return DELTA_LAST | self.stopped_by();
         }
         let last = event.flags & EVENT_LAST != 0;
         DELTA_MARK | if last { DELTA_LAST } else { 0 }

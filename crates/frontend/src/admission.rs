@@ -152,6 +152,12 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     admit_fields(api, fields, limits, fresh_seed).map_err(|fault| in_its_words(fault, &used))
 }
 
+/// Admits a body of `/v1/messages`: the chat that it asks for.
+pub fn admit_message(body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
+    let chat = pinion_api::messages::chat(Fields::parse(body)?.into_members())?;
+    admit_fields(Api::Chat, Fields::of(chat), limits, fresh_seed)
+}
+
 fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     check_model(&mut fields, limits)?;
     let shown = shown(api, &mut fields)?;
@@ -348,6 +354,14 @@ pub fn admit_tokenize(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
         (Some(_), true) => Err(Fault::field("messages", "give either prompt or messages, not both")),
         (None, false) => Err(Fault::field("prompt", "prompt or messages is required")),
     }
+}
+
+/// Admits a body of `/v1/messages/count_tokens`: the prompt to count.
+pub fn admit_count(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
+    let mut fields = Fields::of(pinion_api::messages::count(Fields::parse(body)?.into_members())?);
+    check_model(&mut fields, limits)?;
+    let offered = tools(&mut fields, CallReading::AsText)?.offered;
+    chat::prompt(&mut fields, offered)
 }
 
 /// Admits a `/detokenize` request.

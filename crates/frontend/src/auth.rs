@@ -6,24 +6,30 @@
 use crate::errors::Refusal;
 use crate::routes::Route;
 use hyper::HeaderMap;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HeaderName};
 use pinion_config::ApiKeys;
+
+/// Where clients of Anthropic's API show their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Lets the request pass, with the index of its key if one is needed, or refuses it with 401.
 pub(crate) fn check(route: Route, headers: &HeaderMap, keys: &ApiKeys) -> Result<Option<usize>, Refusal> {
     if keys.is_empty() || route.is_public() {
         return Ok(None);
     }
-    let mut fields = headers.get_all(AUTHORIZATION).iter();
-    // Two fields could be read differently by a proxy in front and by us.
-    let (Some(field), None) = (fields.next(), fields.next()) else {
-        return Err(Refusal::Unauthorized { shown: headers.contains_key(AUTHORIZATION) });
-    };
-    let shown = bearer(field.as_bytes());
-    match shown.and_then(|shown| keys.place(shown)) {
-        Some(index) => Ok(Some(index)),
-        None => Err(Refusal::Unauthorized { shown: shown.is_some() }),
+    let bearers = headers.get_all(AUTHORIZATION).iter().map(|field| bearer(field.as_bytes()));
+    let bare = headers.get_all(API_KEY).iter().map(|field| Some(field.as_bytes().trim_ascii()));
+    let shown: Vec<Option<&[u8]>> = bearers.chain(bare).collect();
+    // Two fields of a name could be read differently by a proxy in front and by us; so could two keys.
+    let one_each =
+        headers.get_all(AUTHORIZATION).iter().count() <= 1 && headers.get_all(API_KEY).iter().count() <= 1;
+    let refused = || Refusal::Unauthorized { shown: shown.iter().any(Option::is_some) };
+    let mut places = shown.iter().map(|shown| shown.and_then(|shown| keys.place(shown)));
+    let first = places.next().flatten().filter(|_| one_each).ok_or_else(refused)?;
+    if places.any(|place| place != Some(first)) {
+        return Err(refused());
     }
+    Ok(Some(first))
 }
 
 /// The key of `Bearer KEY`.

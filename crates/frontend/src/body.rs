@@ -49,8 +49,9 @@ pub struct End {
     pub choices_per_prompt: usize,
 }
 
-/// Comments between the events of a stream that is silent for too long.
+/// What is said between the events of a stream that is silent for too long.
 struct KeepAlive {
+    said: &'static [u8],
     period: Duration,
     /// When the next comment is due.
     due: Instant,
@@ -90,10 +91,10 @@ impl Stream {
         Stream { end: Some(end), ..Stream::new(tickets) }
     }
 
-    /// With a comment after every `period` of silence, the first one at `due`. Only for a stream of events.
-    pub fn keep_alive(mut self, period: Duration, due: Instant) -> Stream {
+    /// With `said` after every `period` of silence, the first time at `due`. Only for a stream of events.
+    pub fn keep_alive(mut self, period: Duration, due: Instant, said: &'static [u8]) -> Stream {
         let sleep = Box::pin(tokio::time::sleep_until(due));
-        self.keep_alive = Some(KeepAlive { period, due, sleep });
+        self.keep_alive = Some(KeepAlive { said, period, due, sleep });
         self
     }
 
@@ -129,7 +130,8 @@ impl Stream {
             }
             None => {
                 let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
-                keep_alive.poll(context).map(|()| Some(Ok(Bytes::from_static(sse::KEEP_ALIVE))))
+                let said = keep_alive.said;
+                keep_alive.poll(context).map(|()| Some(Ok(Bytes::from_static(said))))
             }
             Some(bytes) => {
                 if let Some(keep_alive) = &mut self.keep_alive {

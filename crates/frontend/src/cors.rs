@@ -15,7 +15,7 @@ use hyper::header::{
 use hyper::{HeaderMap, Method, Response, StatusCode};
 
 /// What a page may send when its browser does not say what it wants to.
-const USUAL_FIELDS: &str = "authorization, content-type, x-request-id";
+const USUAL_FIELDS: &str = "authorization, content-type, x-api-key, x-request-id";
 
 /// The value for `Access-Control-Allow-Origin`, if the request comes from a page that is allowed.
 pub(crate) fn allowed(origins: &[String], headers: &HeaderMap) -> Option<HeaderValue> {

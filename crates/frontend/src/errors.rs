@@ -3,6 +3,7 @@
 //! Start at [`HttpError::from`]. Nothing else in this crate chooses a status for an error.
 
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX, QUOTED_BYTES_MAX, RETRY_AFTER_S};
+use pinion_api::{Failure, messages};
 use pinion_protocol::{Blame, Fault, FaultCode};
 use serde::Serialize;
 
@@ -23,8 +24,8 @@ pub enum Refusal {
         /// Whether one was shown.
         shown: bool,
     },
-    /// A route of OpenAI's that this service answers with a clear no.
-    NotImplemented(&'static str),
+    /// The served model has no embeddings.
+    NoEmbeddings,
     /// The service has no such name.
     Host(String),
     /// A page of another origin asks for what changes something.
@@ -78,8 +79,37 @@ pub struct HttpError {
     pub allow: Option<&'static str>,
     /// For `Accept-Encoding`.
     pub accept_encoding: Option<&'static str>,
+    /// Clients that would retry the status are told not to.
+    pub is_final: bool,
     /// The connection cannot be used further.
     pub close: bool,
+}
+
+/// The shape in which clients of an API expect its errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `{"error": {...}}`.
+    OpenAi,
+    /// `{"type": "error", "error": {...}}`.
+    Anthropic,
+}
+
+impl Dialect {
+    /// The dialect of a path, whether it exists or not.
+    pub fn of(path: &str) -> Dialect {
+        match path.strip_prefix("/v1/messages") {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => Dialect::Anthropic,
+            Some(_) | None => Dialect::OpenAi,
+        }
+    }
+
+    /// An error's body. `label` is the request's id in the response's head.
+    pub fn body(self, error: &HttpError, label: &str) -> Vec<u8> {
+        match self {
+            Dialect::OpenAi => error.body(),
+            Dialect::Anthropic => messages::error_body(&error.failure(), Some(label)),
+        }
+    }
 }
 
 impl From<Refusal> for HttpError {
@@ -103,11 +133,11 @@ impl From<Refusal> for HttpError {
                 let message = if shown {
                     "the API key is not one of this service's"
                 } else {
-                    "this service needs an API key: send it once, as `Authorization: Bearer KEY`"
+                    "this service needs an API key: send it once, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
                 };
                 HttpError::of_client(401, Some("invalid_api_key"), message.into())
             }
-            Refusal::NotImplemented(what) => HttpError::of_client(501, Some("not_implemented"), what.into()),
+            Refusal::NoEmbeddings => no_embeddings(),
             Refusal::Host(name) => HttpError::of_client(403, Some("host_not_allowed"), host_message(&name)),
             Refusal::Origin { admin } => foreign_page(admin),
             Refusal::Framing(rule) => HttpError::of_head(400, "malformed_head", rule.into()),
@@ -176,6 +206,7 @@ impl From<Fault> for HttpError {
             retry_after_s: matches!(blame, Blame::Overload | Blame::Engine).then_some(RETRY_AFTER_S),
             allow: None,
             accept_encoding: None,
+            is_final: false,
             close: fault.code == FaultCode::BodyTooLarge,
         }
     }
@@ -189,6 +220,11 @@ fn foreign_page(admin: bool) -> HttpError {
     };
     let message = format!("a web page of another origin may not ask for this: {way}");
     HttpError::of_client(403, Some("origin_not_allowed"), message)
+}
+
+fn no_embeddings() -> HttpError {
+    let message = "the served model generates text and has no embeddings; serve an embedding model elsewhere";
+    HttpError { is_final: true, ..HttpError::of_client(400, Some("no_embeddings"), message.into()) }
 }
 
 fn head_message(status: u16) -> String {
@@ -252,6 +288,7 @@ impl HttpError {
             retry_after_s: None,
             allow: None,
             accept_encoding: None,
+            is_final: false,
             close: false,
         }
     }
@@ -259,6 +296,12 @@ impl HttpError {
     /// A refusal after which the connection cannot be used.
     fn of_head(status: u16, code: &'static str, message: String) -> HttpError {
         HttpError { close: true, ..HttpError::of_client(status, Some(code), message) }
+    }
+
+    /// What an API words by itself.
+    pub fn failure(&self) -> Failure<'_> {
+        let (param, code) = (self.param.as_deref(), self.code);
+        Failure { status: self.status, param, code, message: &self.message }
     }
 
     /// `{"error": {...}}`.

@@ -39,6 +39,7 @@ use std::future::poll_fn;
 use std::iter::repeat_n;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// `POST /v1/completions`, `/v1/chat/completions` and `/generate`.
@@ -53,31 +54,51 @@ pub(crate) async fn serve(
         _ => Api::Generate,
     };
     let body = read_body(app, request.into_body()).await?;
-    let (begin_ns, body_bytes) = (clock::now_ns(), body.len() as u64);
-    let record = |request| {
-        let (name, end_ns) = (SpanName::FrontendAdmit, clock::now_ns());
-        app.recorder.record(name, begin_ns, end_ns, [request, body_bytes]);
-    };
+    let admission = Admission::new(&body);
     let seed = app.numbers.fresh_seed();
     let admitted = read(app, body, move |body, limits| admit(api, body, limits, seed)).await;
-    let admitted = admitted.inspect_err(|_| record(0))?;
+    let admitted = admitted.inspect_err(|_| admission.record(app, None))?;
     let shown = admitted.shown;
     let ignored = unknown::header(&admitted.ignored);
     app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
     let echoes = if shown.echo { echoes(app, &arrival, &admitted.prompts).await? } else { Vec::new() };
     let prompt_ids = if shown.token_ids { Some(prompt_ids(app, &arrival, &admitted).await?) } else { None };
     let begun = begin_all(app, &arrival, api, admitted, &echoes, prompt_ids);
-    let first = begun.as_ref().ok().and_then(|begun| begun.tickets.first());
-    record(first.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id)));
+    admission.record(app, begun.as_ref().ok().and_then(|begun| begun.tickets.first()));
     let Begun { tickets, head, stream, choices_per_prompt } = begun?;
-    let mut response = match stream {
-        true => stream_answer(app, tickets, head, choices_per_prompt).await?,
-        false => whole_answer(tickets, head, choices_per_prompt, shown).await?,
+    let mut response = if stream {
+        let silence = head.is_some().then_some(sse::KEEP_ALIVE);
+        let end = head.filter(|_| tickets.len() > 1).map(|head| {
+            let writer = sse::Writer::new(head, app.settings.fast_sse);
+            End { writer, choices_per_prompt }
+        });
+        stream_answer(app, tickets, silence, end).await?
+    } else {
+        whole_answer(tickets, head, choices_per_prompt, shown).await?
     };
     if let Some(value) = HeaderValue::try_from(ignored).ok().filter(|value| !value.is_empty()) {
         response.headers_mut().insert(HeaderName::from_static("x-pinion-ignored-fields"), value);
     }
     Ok(response)
+}
+
+/// When a body began to be read as a request, for the timeline.
+pub(crate) struct Admission {
+    begin_ns: u64,
+    body_bytes: u64,
+}
+
+impl Admission {
+    pub(crate) fn new(body: &[u8]) -> Admission {
+        Admission { begin_ns: clock::now_ns(), body_bytes: body.len() as u64 }
+    }
+
+    /// It is a request now, or was refused.
+    pub(crate) fn record(&self, app: &App, ticket: Option<&Ticket>) {
+        let request = ticket.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id));
+        let (name, end_ns) = (SpanName::FrontendAdmit, clock::now_ns());
+        app.recorder.record(name, self.begin_ns, end_ns, [request, self.body_bytes]);
+    }
 }
 
 /// Requests that are on their way, and how their answer leaves.
@@ -99,7 +120,13 @@ fn begin_all(
     let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
     let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
     let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
-    let tickets = begin(app, arrival, admitted, head.as_ref())?;
+    let fast = app.settings.fast_sse;
+    let tickets = begin(app, arrival, admitted, |index, count| match head.as_ref().filter(|_| stream) {
+        Some(head) if count > 1 => Form::Events(sse::Writer::part(head.clone(), fast, index)),
+        Some(head) => Form::Events(sse::Writer::new(head.clone(), fast)),
+        None if stream => Form::PlainStream,
+        None => Form::Whole,
+    })?;
     if asked || shown.echo {
         let alternatives = shown.logprobs.unwrap_or(0) as usize;
         for (index, ticket) in tickets.iter().enumerate() {
@@ -155,17 +182,16 @@ async fn echoes(app: &App, arrival: &Arrival, prompts: &[Prompt]) -> Result<Vec<
 }
 
 /// Takes a slot for each choice, in the order of their numbers: the first prompt's, then the second's. Either all
-/// begin or none; tickets that are dropped here cancel their requests.
-fn begin(
+/// begin or none; tickets that are dropped here cancel their requests. `form` gets a choice's number and their count.
+pub(crate) fn begin(
     app: &App,
     arrival: &Arrival,
     admitted: Admitted,
-    head: Option<&Head>,
+    form: impl Fn(u32, usize) -> Form,
 ) -> Result<Vec<Ticket>, Fault> {
     let Admitted {
         priority,
         user,
-        stream,
         sampling,
         prompts,
         truncation,
@@ -196,15 +222,8 @@ fn begin(
             let job =
                 Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
-            let form = match head.filter(|_| stream) {
-                Some(head) if count > 1 => {
-                    Form::Events(sse::Writer::part(head.clone(), app.settings.fast_sse, index))
-                }
-                Some(head) => Form::Events(sse::Writer::new(head.clone(), app.settings.fast_sse)),
-                None if stream => Form::PlainStream,
-                None => Form::Whole,
-            };
-            let begun = Ticket::begin(&app.ledger, Origin { timings, ..origin(arrival) }, job, form);
+            let origin = Origin { timings, ..origin(arrival) };
+            let begun = Ticket::begin(&app.ledger, origin, job, form(index, count));
             let ticket = begun.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
             if let Some(plan) = &calls {
                 ticket.request.borrow_mut().find_calls(Calls::new(plan, &app.numbers.id()));
@@ -239,14 +258,13 @@ pub(crate) fn origin(arrival: &Arrival) -> Origin {
 }
 
 /// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
-/// of events that has nothing to say for the keep-alive time begins with a comment.
-async fn stream_answer(
+/// of events says `silence` when it has nothing to say for the keep-alive time, also at its beginning; bare text has none.
+pub(crate) async fn stream_answer(
     app: &App,
     tickets: Vec<Ticket>,
-    head: Option<Head>,
-    choices_per_prompt: usize,
+    silence: Option<&'static [u8]>,
+    end: Option<End>,
 ) -> Result<Response<AnswerBody>, Refusal> {
-    let events = head.is_some();
     let begins = poll_fn(|context| {
         let mut begun = false;
         for ticket in &tickets {
@@ -256,10 +274,10 @@ async fn stream_answer(
         }
         if begun { Poll::Ready(()) } else { Poll::Pending }
     });
-    let keep_alive = app.settings.keep_alive.filter(|_| events);
-    let silence_ends = Instant::now() + keep_alive.unwrap_or_default();
+    let keep_alive = app.settings.keep_alive.zip(silence);
+    let silence_ends = Instant::now() + keep_alive.map_or(Duration::ZERO, |(period, _)| period);
     match keep_alive {
-        // Past it the answer begins with the comment that is due; see the body.
+        // Past it the answer begins with what is said in silence; see the body.
         Some(_) => drop(tokio::time::timeout_at(silence_ends, begins).await),
         None => begins.await,
     }
@@ -267,16 +285,14 @@ async fn stream_answer(
         tickets.iter().for_each(Ticket::withdraw);
         return Err(fault.into());
     }
-    let content_type = if events { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
-    let mut stream = match head {
-        Some(head) if tickets.len() > 1 => {
-            let writer = sse::Writer::new(head, app.settings.fast_sse);
-            Stream::of_choices(tickets, End { writer, choices_per_prompt })
-        }
-        _ => Stream::new(tickets),
+    let content_type =
+        if silence.is_some() { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
+    let mut stream = match end {
+        Some(end) => Stream::of_choices(tickets, end),
+        None => Stream::new(tickets),
     };
-    if let Some(period) = keep_alive {
-        stream = stream.keep_alive(period, silence_ends);
+    if let Some((period, said)) = keep_alive {
+        stream = stream.keep_alive(period, silence_ends, said);
     }
     let mut response = whole(StatusCode::OK, content_type, AnswerBody::Stream(stream));
     let headers = response.headers_mut();

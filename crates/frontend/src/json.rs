@@ -3,10 +3,8 @@
 //! It knows no API: which fields exist, and what they mean, is in [`crate::admission`]. `null` is the same as
 //! absent everywhere, as OpenAI's clients send it.
 
-use crate::limits::QUOTED_BYTES_MAX;
-use pinion_protocol::Fault;
-use pinion_protocol::FaultCode;
-use pinion_protocol::limits::JSON_DEPTH_MAX;
+pub use pinion_api::json::{check_depth, quoted, wrong_type};
+use pinion_protocol::{Fault, FaultCode};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
@@ -24,55 +22,17 @@ pub(crate) fn taken_names() -> Vec<String> {
     TAKEN.take()
 }
 
-/// Refuses nesting over [`JSON_DEPTH_MAX`] by looking at brackets outside strings, before anything recurses.
-pub(crate) fn check_depth(body: &[u8]) -> Result<(), Fault> {
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-    for &byte in body {
-        if in_string {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
-        match byte {
-            b'"' => in_string = true,
-            b'[' | b'{' => {
-                depth += 1;
-                if depth > JSON_DEPTH_MAX {
-                    let message = format!("JSON is nested deeper than {JSON_DEPTH_MAX} levels");
-                    return Err(Fault::new(FaultCode::InvalidValue, message));
-                }
-            }
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// A value as it may stand in an error message: short.
-pub fn quoted(value: &Value) -> String {
-    let text = match value {
-        Value::Array(_) => return "an array".to_owned(),
-        Value::Object(_) => return "an object".to_owned(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
-    };
-    if text.len() <= QUOTED_BYTES_MAX {
-        return text;
-    }
-    let end = (0..=QUOTED_BYTES_MAX).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{}...", text.get(..end).unwrap_or_default())
-}
-
-/// The fault of a field that is not of the wanted type.
-pub fn wrong_type(name: &str, wanted: &str, got: &Value) -> Fault {
-    Fault::field(name, format!("{name} must be {wanted}, got {}", quoted(got)))
-}
-
 impl Fields {
+    /// The members of an object that was parsed already.
+    pub fn of(members: Map<String, Value>) -> Fields {
+        Fields(members)
+    }
+
+    /// The members that have not been read.
+    pub fn into_members(self) -> Map<String, Value> {
+        self.0
+    }
+
     /// Parses a body. Errors: nesting, syntax, not an object.
     pub fn parse(body: &[u8]) -> Result<Fields, Fault> {
         check_depth(body)?;
@@ -172,6 +132,8 @@ pub fn as_integer(value: &Value) -> Option<i128> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinion_api::limits::QUOTED_BYTES_MAX;
+    use pinion_protocol::limits::JSON_DEPTH_MAX;
 
     #[test]
     fn depth_counts_brackets_but_not_those_in_strings() {

@@ -14,7 +14,7 @@ mod report;
 use crate::limits::{LAST_TEXT_GRACE, RESTART_PAUSE_MAX};
 use crate::metrics::Metrics;
 use crate::outgoing::{Job, Outgoing, Outlet};
-use crate::request::{Facts, Form, Next, Outcome, Request};
+use crate::request::{Beginning, Facts, Form, Next, Outcome, Request};
 use crate::routes::Route;
 use crate::slow::SlowLog;
 use crate::timeline::{Stamps, Timeline};
@@ -243,12 +243,15 @@ impl Ledger {
                     let delta = delta?;
                     self.count_tokens(&delta, now_ns);
                     let id = delta.header.id;
-                    let counter = Counter::Reasoning as usize;
-                    let word = self.slot(id).map_or(0, |slot| slot.counter(id.generation, counter));
-                    let prompt_tokens = self.counted(id, Counter::PromptTokens);
+                    let reasoning = Counter::Reasoning as usize;
+                    let beginning = Beginning {
+                        reasoning: self.slot(id).map_or(0, |slot| slot.counter(id.generation, reasoning)),
+                        prompt_tokens: self.counted(id, Counter::PromptTokens),
+                        cached_tokens: self.counted(id, Counter::CachedTokens),
+                    };
                     self.with(id, |request| {
-                        request.begin_reasoning(word);
-                        request.delta(&delta, prompt_tokens)
+                        request.begin_text(beginning);
+                        request.delta(&delta, beginning.prompt_tokens)
                     })?;
                 }
                 Ok(())

@@ -53,6 +53,7 @@ pub mod ticket;
 mod timed_stream;
 pub mod timeline;
 mod tokens;
+mod told;
 pub mod tools;
 mod trace;
 mod unknown;

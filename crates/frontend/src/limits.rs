@@ -1,6 +1,7 @@
 //! Fixed limits of the HTTP side. What an operator may change is in the config; what every role must agree
 //! on is in `pinion_protocol::limits`.
 
+pub use pinion_api::limits::{CONTENT_PARTS_MAX, QUOTED_BYTES_MAX, TOOL_CALLS_MAX, TOOLS_MAX};
 use std::time::Duration;
 
 /// Open connections, at most; the next one takes the place of the one that is idle longest.
@@ -28,14 +29,6 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 pub const PREFLIGHT_FIELDS_BYTES_MAX: usize = 1024;
 /// Seconds for which a browser may remember the answer to a preflight.
 pub const PREFLIGHT_MAX_AGE_S: u32 = 600;
-/// Parts of one message's content.
-pub const CONTENT_PARTS_MAX: usize = 4096;
-/// Tool calls of one message.
-pub const TOOL_CALLS_MAX: usize = 128;
-/// Bytes of a function's name, as OpenAI has it.
-pub const FUNCTION_NAME_BYTES_MAX: usize = 64;
-/// Tools of one request, as OpenAI has it.
-pub const TOOLS_MAX: usize = 128;
 /// Bytes of those, as JSON.
 pub const TOOLS_BYTES_MAX: usize = 256 << 10;
 /// Calls of an answer that is forced to have some: a model that adds calls without end would fill its context.
@@ -52,8 +45,6 @@ pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 pub const IGNORED_NAME_BYTES_MAX: usize = 64;
 /// Bytes of all of them together, about.
 pub const IGNORED_NAMES_BYTES_MAX: usize = 1024;
-/// Bytes of a client's value quoted in an error message.
-pub const QUOTED_BYTES_MAX: usize = 60;
 /// Pause of the accept loop when the system is out of descriptors.
 pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// Time between two warnings about a failing accept.

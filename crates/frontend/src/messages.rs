@@ -5,7 +5,8 @@
 //! out. Called by [`crate::chat`] only.
 
 use crate::json::{check_depth, wrong_type};
-use crate::limits::{CONTENT_PARTS_MAX, FUNCTION_NAME_BYTES_MAX, TOOL_CALLS_MAX};
+use crate::limits::{CONTENT_PARTS_MAX, TOOL_CALLS_MAX};
+pub(crate) use pinion_api::json::function_name;
 use pinion_protocol::Fault;
 use pinion_protocol::limits::MESSAGES_MAX;
 use serde_json::{Map, Value, json};
@@ -147,17 +148,6 @@ fn tool_call(field: &str, call: &Value) -> Result<Value, Fault> {
     let name = function_name(&at("function.name"), &member(&function, "name"))?.to_owned();
     let arguments = arguments(&at("function.arguments"), member(&function, "arguments"))?;
     Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
-}
-
-/// A function's name, as OpenAI has them, and with dots.
-pub(crate) fn function_name<'a>(field: &str, name: &'a Value) -> Result<&'a str, Fault> {
-    let letters = |name: &&str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
-    let fits = |name: &&str| (1..=FUNCTION_NAME_BYTES_MAX).contains(&name.len());
-    name.as_str().filter(letters).filter(fits).ok_or_else(|| {
-        let wanted =
-            format!("from 1 to {FUNCTION_NAME_BYTES_MAX} letters, digits, underscores, dashes and dots");
-        wrong_type(field, &wanted, name)
-    })
 }
 
 /// Arguments as text: as they were sent, if they are an object, written out or not.

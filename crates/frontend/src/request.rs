@@ -5,6 +5,7 @@
 //! ([`crate::ledger`], [`crate::body`]). Two things end a request on our side, in either order: the last text
 //! from the detokenizer and [`Finished`] from the engine. The client is told exactly one outcome.
 
+mod form;
 mod output;
 
 use crate::calls::Calls;
@@ -18,22 +19,11 @@ use crate::sse;
 use crate::thoughts::Thoughts;
 use crate::timeline::Timeline;
 use bytes::BytesMut;
-use pinion_protocol::frontend_inbox::{
-    DELTA_LAST, DELTA_MARK, DELTA_PROMPT, DELTA_STOPPED, Delta, FinishReason, Finished,
-};
+pub use form::Form;
+use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, DELTA_PROMPT, Delta, FinishReason, Finished};
 use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 use std::task::Waker;
-
-/// How the answer leaves.
-pub enum Form {
-    /// Server-sent events.
-    Events(sse::Writer),
-    /// The bare text as it comes.
-    PlainStream,
-    /// All at once when it is complete.
-    Whole,
-}
 
 /// What the client is told in the end.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +51,17 @@ pub enum Next {
     Cancel,
     /// The record does not follow the one before it: something was lost on the way.
     Gap,
+}
+
+/// Words of a request's slot that are known when its first token comes.
+#[derive(Clone, Copy, Debug)]
+pub struct Beginning {
+    /// [`pinion_protocol::names::Counter::Reasoning`].
+    pub reasoning: u64,
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Those of them that came from the prefix cache.
+    pub cached_tokens: u32,
 }
 
 /// Fixed facts of a request.
@@ -106,7 +107,8 @@ pub struct Request {
     /// Tokens of the prompt that came from the cache of an engine that has died since.
     cached_tokens: Option<u32>,
     last_text: bool,
-    stopped: bool,
+    /// The place of the stop string that ended the text.
+    stopped_by: Option<usize>,
     /// Nothing more comes for this request, whatever is missing.
     over: bool,
     withdrawn: bool,
@@ -141,7 +143,7 @@ impl Request {
             finished: None,
             cached_tokens: None,
             last_text: false,
-            stopped: false,
+            stopped_by: None,
             over: false,
             withdrawn: false,
             role_said: false,
@@ -180,10 +182,13 @@ impl Request {
         self.thoughts = Some(Box::new(thoughts));
     }
 
-    /// Says what the request's slot says of how the answer begins.
-    pub fn begin_reasoning(&mut self, word: u64) {
+    /// Says what the request's slot says of how the answer begins. Only the first time counts.
+    pub fn begin_text(&mut self, beginning: Beginning) {
         if let Some(thoughts) = &mut self.thoughts {
-            thoughts.begin(word);
+            thoughts.begin(beginning.reasoning);
+        }
+        if let Form::Told(teller) = &mut self.form {
+            teller.count_prompt(beginning.prompt_tokens, beginning.cached_tokens);
         }
     }
 
@@ -242,7 +247,7 @@ impl Request {
             return Next::Gap;
         }
         self.last_text |= delta.header.flags & DELTA_LAST != 0;
-        self.stopped |= delta.header.flags & DELTA_STOPPED != 0;
+        self.stopped_by = self.stopped_by.or(delta.header.stop_place());
         if self.outcome.is_some() {
             return Next::Continue;
         }
@@ -307,7 +312,7 @@ impl Request {
         let mut next = Next::Continue;
         match finished.reason {
             // A stop string ended the visible text before the engine ended: it is complete.
-            _ if self.stopped => next = self.complete_if_possible(),
+            _ if self.stopped_by.is_some() => next = self.complete_if_possible(),
             FinishReason::Stop | FinishReason::Length => next = self.complete_if_possible(),
             FinishReason::Failed(code) => self.fail(Fault::new(code, engine_message(code))),
             FinishReason::Cancelled => {
@@ -372,8 +377,11 @@ impl Request {
         if self.outcome.is_some() {
             return;
         }
-        if matches!(self.form, Form::Events(_)) {
-            sse::write_error(&HttpError::from(fault.clone()).body(), &mut self.out);
+        let error = || HttpError::from(fault.clone());
+        match &mut self.form {
+            Form::Events(_) => sse::write_error(&error().body(), &mut self.out),
+            Form::Told(teller) => teller.fail(&error().failure(), &mut self.out),
+            Form::PlainStream | Form::Whole => {}
         }
         self.outcome = Some(Outcome::Failed(fault));
         self.wake();
@@ -405,7 +413,7 @@ impl Request {
             FinishReason::Length => Some(Ending::Length),
             FinishReason::Cancelled | FinishReason::Failed(_) => None,
         });
-        let ending = if self.stopped { Some(Ending::Stop) } else { by_engine };
+        let ending = if self.stopped_by.is_some() { Some(Ending::Stop) } else { by_engine };
         let Some(ending) = ending else { return Next::Continue };
         if !self.has_prompt_scores() {
             return self.miss_prompt_scores();
@@ -460,11 +468,13 @@ impl Request {
     }
 
     fn end(&mut self, ending: Ending, usage: Usage) {
-        if let Form::Events(writer) = &self.form
-            && !writer.is_part()
-        {
-            let timeline = self.facts.timings.then_some(&self.timeline);
-            sse::write_end(writer, usage, timeline, &mut self.out);
+        match &mut self.form {
+            Form::Events(writer) if !writer.is_part() => {
+                let timeline = self.facts.timings.then_some(&self.timeline);
+                sse::write_end(writer, usage, timeline, &mut self.out);
+            }
+            Form::Told(teller) => teller.end(usage, &mut self.out),
+            Form::Events(_) | Form::PlainStream | Form::Whole => {}
         }
         self.outcome = Some(Outcome::Text(ending, usage));
     }

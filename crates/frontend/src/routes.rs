@@ -4,10 +4,10 @@
 
 use crate::app::{App, unix_s};
 use crate::body::AnswerBody;
-use crate::errors::{HttpError, Refusal};
+use crate::errors::{Dialect, HttpError, Refusal};
 use crate::exposition::Extent;
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{auth, cors, framing, generate, info, intake, load, orca, orders, tokens};
+use crate::{auth, cors, framing, generate, info, intake, load, orca, orders, tokens, told};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
@@ -75,8 +75,12 @@ pub enum Route {
     V2Live = 23,
     /// `/v2/health/ready`.
     V2Ready = 24,
+    /// `/v1/messages`.
+    Messages = 25,
+    /// `/v1/messages/count_tokens`.
+    CountTokens = 26,
     /// Everything else.
-    Unknown = 25,
+    Unknown = 27,
 }
 
 /// Makes Envoy send requests to other hosts until its next health check passes.
@@ -85,7 +89,7 @@ const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 26] = [
+    pub const ALL: [Route; 28] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -111,6 +115,8 @@ impl Route {
         Route::Ping,
         Route::V2Live,
         Route::V2Ready,
+        Route::Messages,
+        Route::CountTokens,
         Route::Unknown,
     ];
 
@@ -119,6 +125,8 @@ impl Route {
         match path {
             "/v1/completions" => Route::Completions,
             "/v1/chat/completions" => Route::Chat,
+            "/v1/messages" => Route::Messages,
+            "/v1/messages/count_tokens" => Route::CountTokens,
             "/generate" => Route::Generate,
             "/tokenize" => Route::Tokenize,
             "/detokenize" => Route::Detokenize,
@@ -151,6 +159,8 @@ impl Route {
         match self {
             Route::Completions => "/v1/completions",
             Route::Chat => "/v1/chat/completions",
+            Route::Messages => "/v1/messages",
+            Route::CountTokens => "/v1/messages/count_tokens",
             Route::Generate => "/generate",
             Route::Tokenize => "/tokenize",
             Route::Detokenize => "/detokenize",
@@ -180,7 +190,7 @@ impl Route {
 
     /// Whether it asks for generated text.
     pub fn generates(self) -> bool {
-        matches!(self, Route::Completions | Route::Chat | Route::Generate)
+        matches!(self, Route::Completions | Route::Chat | Route::Generate | Route::Messages)
     }
 
     /// Whether it answers without a key. Whatever is not listed as public needs one.
@@ -218,6 +228,8 @@ impl Route {
             Route::Completions
             | Route::Chat
             | Route::Generate
+            | Route::Messages
+            | Route::CountTokens
             | Route::Tokenize
             | Route::Detokenize
             | Route::Embeddings
@@ -262,7 +274,8 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
     let received_ns = clock::now_ns();
     let route = Route::of(request.uri().path());
     let label = label(request.headers()).unwrap_or_else(|| format!("req-{}", app.numbers.id()));
-    let label_value = HeaderValue::from_str(&label);
+    let dialect = Dialect::of(request.uri().path());
+    let (label_value, label_text) = (HeaderValue::from_str(&label), label.clone());
     let arrival = Arrival { route, label, received_ns, key: None };
     let origins = &app.settings.cors_origins;
     let origin = cors::allowed(origins, request.headers());
@@ -276,9 +289,13 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
             Err(refusal)
         }
     };
-    let mut response = answer.unwrap_or_else(|refusal| refuse(HttpError::from(refusal)));
+    let mut response =
+        answer.unwrap_or_else(|refusal| refuse(&HttpError::from(refusal), dialect, &label_text));
     cors::mark(origins, origin, response.headers_mut());
     if let Ok(value) = label_value {
+        if dialect == Dialect::Anthropic {
+            response.headers_mut().insert(HeaderName::from_static("request-id"), value.clone());
+        }
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
     }
     if app.leaves() {
@@ -333,6 +350,8 @@ async fn dispatch(
     }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
+        Route::Messages => told::messages(app, arrival, request).await,
+        Route::CountTokens => tokens::count(app, arrival, request).await,
         Route::Tokenize => tokens::tokenize(app, arrival, request).await,
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),
@@ -344,9 +363,7 @@ async fn dispatch(
         Route::MetricsLoad => Ok(info::metrics(app, Extent::Load)),
         Route::Loads => Ok(json(StatusCode::OK, load::loads(app, unix_s()).to_string())),
         Route::Version => Ok(info::version(app)),
-        Route::Embeddings => Err(Refusal::NotImplemented(
-            "this service generates text; it has no embeddings. Serve an embedding model elsewhere",
-        )),
+        Route::Embeddings => Err(Refusal::NoEmbeddings),
         Route::OpenApi => Ok(info::openapi(app)),
         Route::Docs => Ok(info::docs(app)),
         Route::DebugSlow => Ok(info::debug_slow(app)),
@@ -383,9 +400,9 @@ pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<AnswerBody> 
     whole(status, "application/json", AnswerBody::Whole(body.into(), Vec::new()))
 }
 
-fn refuse(error: HttpError) -> Response<AnswerBody> {
+fn refuse(error: &HttpError, dialect: Dialect, label: &str) -> Response<AnswerBody> {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(status, error.body());
+    let mut response = json(status, dialect.body(error, label));
     let headers = response.headers_mut();
     if let Some(seconds) = error.retry_after_s {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -398,6 +415,9 @@ fn refuse(error: HttpError) -> Response<AnswerBody> {
     }
     if error.status == StatusCode::UNAUTHORIZED.as_u16() {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if error.is_final {
+        headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
     }
     if error.close {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -1,6 +1,6 @@
-//! `/tokenize` and `/detokenize`: what a tokenizer answers by itself.
+//! `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: what a tokenizer answers by itself.
 
-use crate::admission::{admit_detokenize, admit_tokenize};
+use crate::admission::{admit_count, admit_detokenize, admit_tokenize};
 use crate::app::App;
 use crate::body::AnswerBody;
 use crate::errors::Refusal;
@@ -40,6 +40,19 @@ pub(crate) async fn detokenize(
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
     let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
     Ok(answered(ticket, value!({"prompt": text}).to_string()))
+}
+
+/// `POST /v1/messages/count_tokens`.
+pub(crate) async fn count(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let prompt = read(app, body, admit_count).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
+    let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+    Ok(answered(ticket, value!({"input_tokens": ids.len()}).to_string()))
 }
 
 fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {

@@ -6,9 +6,11 @@ mod harness;
 
 use harness::{Harness, Options, Reply, run};
 use pinion_config::ApiKeys;
+use pinion_frontend::errors::Dialect;
 use pinion_frontend::routes::Route;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::{Fault, FaultCode};
+use serde_json::Value;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -22,7 +24,7 @@ fn locked() -> Options {
 }
 
 fn path(route: Route) -> String {
-    route.name().replace("{id}", "tiny").replace("unknown", "/v1/responses")
+    route.name().replace("{id}", "tiny").replace("unknown", "/nowhere")
 }
 
 async fn ask(h: &Harness, method: &str, path: &str, fields: &str) -> Reply {
@@ -49,7 +51,12 @@ fn every_route_but_the_public_ones_needs_a_key_whatever_the_method() {
                     (format!("authorization: Basic {KEY}\r\n"), false),
                     (format!("authorization: Bearer {KEY}x\r\n"), false),
                     (format!("authorization: {KEY}\r\n"), false),
-                    (format!("x-api-key: {KEY}\r\n"), false),
+                    ("x-api-key: sk-wrong\r\n".into(), false),
+                    (format!("x-api-key: {KEY}\r\nx-api-key: {KEY}\r\n"), false),
+                    (format!("x-api-key: {KEY}\r\nauthorization: Bearer sk-other\r\n"), false),
+                    (format!("x-api-key: {KEY}\r\nauthorization: Basic {KEY}\r\n"), false),
+                    (format!("x-api-key: {KEY}\r\n"), true),
+                    (format!("x-api-key: {KEY}\r\nauthorization: Bearer {KEY}\r\n"), true),
                     (format!("authorization: Bearer {KEY}\r\nauthorization: Bearer {KEY}\r\n"), false),
                     (format!("authorization: Bearer {KEY}\r\n"), true),
                     ("authorization: bearer sk-other\r\n".into(), true),
@@ -63,8 +70,11 @@ fn every_route_but_the_public_ones_needs_a_key_whatever_the_method() {
                     }
                     if !passes && method != "HEAD" {
                         let error = &reply.json()["error"];
-                        assert_eq!(error["code"], "invalid_api_key", "{what}");
-                        assert_eq!(error["type"], "invalid_request_error", "{what}");
+                        let (code, kind) = match Dialect::of(&path(route)) {
+                            Dialect::OpenAi => ("invalid_api_key".into(), "invalid_request_error"),
+                            Dialect::Anthropic => (Value::Null, "authentication_error"),
+                        };
+                        assert_eq!((&error["code"], &error["type"]), (&code, &kind.into()), "{what}");
                         assert!(reply.head.contains("www-authenticate: bearer"), "{what}");
                         assert!(!reply.body.contains("sk-"), "{what}");
                     }
@@ -101,7 +111,8 @@ fn without_keys_nobody_needs_one_and_embeddings_are_refused_clearly() {
         assert_eq!(ask(&h, "GET", "/v1/models", "").await.status, 200);
         assert_eq!(ask(&h, "GET", "/v1/models", "authorization: Bearer any\r\n").await.status, 200);
         let reply = h.post("/v1/embeddings", r#"{"input":"x"}"#).await;
-        assert_eq!((reply.status, &reply.json()["error"]["code"]), (501, &"not_implemented".into()));
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &"no_embeddings".into()));
+        assert!(reply.head.contains("x-should-retry: false"), "{}", reply.head);
         let document = h.get("/openapi.json").await.json();
         assert_eq!(document["openapi"], "3.1.0");
         assert!(h.get("/docs").await.head.contains("content-security-policy: default-src 'none'"));

@@ -145,7 +145,7 @@ fn a_member_at_fault_is_named() {
         (call(json!({"id": "a", "type": "custom"})), "messages[0].tool_calls[0].type"),
         (name(json!("")), "messages[0].tool_calls[0].function.name"),
         (name(json!("a b")), "messages[0].tool_calls[0].function.name"),
-        (name(json!("a".repeat(65))), "messages[0].tool_calls[0].function.name"),
+        (name(json!("a".repeat(129))), "messages[0].tool_calls[0].function.name"),
         (name(json!(null)), "messages[0].tool_calls[0].function.name"),
         (arguments(json!("{")), "messages[0].tool_calls[0].function.arguments"),
         (arguments(json!("[]")), "messages[0].tool_calls[0].function.arguments"),

@@ -287,7 +287,7 @@ fn a_fault_of_a_tool_is_named() {
         (function(json!({"name": ""})), "tools[1].function.name"),
         (function(json!({"name": "a b"})), "tools[1].function.name"),
         (function(json!({"name": "é"})), "tools[1].function.name"),
-        (function(json!({"name": "f".repeat(65)})), "tools[1].function.name"),
+        (function(json!({"name": "f".repeat(129)})), "tools[1].function.name"),
         (function(json!({"name": "a"})), "tools[1].function.name"),
         (function(json!({"name": "f", "description": 3})), "tools[1].function.description"),
         (function(json!({"name": "f", "parameters": []})), "tools[1].function.parameters"),

@@ -107,8 +107,21 @@ pub const DELTA_PROMPT: u32 = 8;
 /// The text is one mark of reasoning, which was one token, and nothing else.
 pub const DELTA_MARK: u32 = 16;
 
+/// Where the place of a stop string begins among the flags ...
+const STOP_PLACE_SHIFT: u32 = 8;
+/// ... and the bits that it has.
+const STOP_PLACE_BITS: u32 = 0xff << STOP_PLACE_SHIFT;
+const _: () =
+    assert!(crate::limits::STOP_STRINGS_MAX <= 256, "a place among the stop strings has eight bits");
+
+/// The flags of a text that was ended by the stop string at this place of its request's list.
+pub fn stopped_by(place: usize) -> u32 {
+    DELTA_STOPPED | ((place as u32) << STOP_PLACE_SHIFT) & STOP_PLACE_BITS
+}
+
 /// All bits of a delta.
-const DELTA_FLAGS: u32 = DELTA_LAST | DELTA_STOPPED | DELTA_SCORES | DELTA_PROMPT | DELTA_MARK;
+const DELTA_FLAGS: u32 =
+    DELTA_LAST | DELTA_STOPPED | DELTA_SCORES | DELTA_PROMPT | DELTA_MARK | STOP_PLACE_BITS;
 
 /// Head of one request's share of a delta record: 24 bytes, then `token_count` ids, then `text_len` bytes of
 /// UTF-8, padded with zeros to a multiple of 4.
@@ -128,6 +141,14 @@ pub struct DeltaHeader {
 }
 
 const _: () = assert!(size_of::<DeltaHeader>() == 24);
+
+impl DeltaHeader {
+    /// The place of the stop string that ended the text.
+    pub fn stop_place(&self) -> Option<usize> {
+        let place = (self.flags & STOP_PLACE_BITS) >> STOP_PLACE_SHIFT;
+        (self.flags & DELTA_STOPPED != 0).then_some(place as usize)
+    }
+}
 
 /// One request's share of a delta record, borrowed from the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,7 +360,16 @@ mod tests {
         let got: Vec<_> = deltas(&bytes).collect::<Result<_, _>>().unwrap();
         assert_eq!(got.len(), 2);
         assert_eq!((got[0].text, got[0].ids().collect::<Vec<_>>()), ("héé", vec![5, 6]));
-        assert_eq!(got[1].header.flags, DELTA_LAST);
+        assert_eq!((got[1].header.flags, got[1].header.stop_place()), (DELTA_LAST, None));
+        for place in [0, 15] {
+            bytes.clear();
+            put_delta(&mut bytes, ID, 2, &[7], "", DELTA_LAST | stopped_by(place));
+            let header = deltas(&bytes).next().unwrap().unwrap().header;
+            assert_eq!((header.stop_place(), header.flags & DELTA_STOPPED), (Some(place), DELTA_STOPPED));
+        }
+        bytes.clear();
+        put_delta(&mut bytes, ID, 0, &[5, 6], "héé", 0);
+        put_delta(&mut bytes, ID, 2, &[7], "", DELTA_LAST);
         let torn: Vec<_> = deltas(&bytes[..bytes.len() - 2]).collect();
         assert!(torn[0].is_ok() && torn[1].is_err() && torn.len() == 2);
     }

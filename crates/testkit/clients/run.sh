@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The official OpenAI clients and the AI SDK, unchanged, against a service that runs already. Starts nothing itself.
+# The official OpenAI and Anthropic clients and the AI SDK, unchanged, against a service that runs already. Starts nothing itself.
 #
 #   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/run.sh
 #   BASE_URL=.. crates/testkit/clients/run.sh reasoning   only openai-python, on a fake model whose template reasons
@@ -15,6 +15,7 @@ PYTHON=${PINION_PYTHON:-python3}
 export BASE_URL
 
 OPENAI_PYTHON=3.51.0
+ANTHROPIC_PYTHON=2.12.0
 # The newest major that still runs on Node 20.
 OPENAI_NODE=6.49.0
 # What other JavaScript programs come through.
@@ -36,10 +37,9 @@ place() { # place FOLDER COMMAND...
     mv -T "$part" "$folder" 2>/dev/null || rm -rf "$part"
 }
 
-install_python() { # install_python FOLDER
-    say "installing openai-python $OPENAI_PYTHON"
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$1" \
-        "openai==$OPENAI_PYTHON"
+pip_install() { # pip_install REQUIREMENT FOLDER
+    say "installing $1"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$2" "$1"
 }
 
 install_node() { # install_node FOLDER
@@ -53,11 +53,14 @@ install_ai_sdk() { # install_ai_sdk FOLDER
 }
 
 python_folder=$CACHE/openai-python-$OPENAI_PYTHON
-place "$python_folder" install_python
+place "$python_folder" pip_install "openai==$OPENAI_PYTHON"
 if [ "${1:-}" = reasoning ]; then
     PYTHONPATH=$python_folder exec "$PYTHON" "$HERE/openai_python_reasoning.py"
 fi
 PYTHONPATH=$python_folder "$PYTHON" "$HERE/openai_python.py"
+anthropic_folder=$CACHE/anthropic-python-$ANTHROPIC_PYTHON
+place "$anthropic_folder" pip_install "anthropic==$ANTHROPIC_PYTHON"
+PYTHONPATH=$anthropic_folder "$PYTHON" "$HERE/anthropic_python.py"
 
 if command -v node >/dev/null && command -v npm >/dev/null; then
     node_folder=$CACHE/openai-node-$OPENAI_NODE

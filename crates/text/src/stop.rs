@@ -17,7 +17,8 @@ pub struct StopMatcher {
     include: bool,
     /// Text that begins with a proper prefix of a stop string, or nothing.
     held: String,
-    stopped: bool,
+    /// The place of the stop string that was found.
+    found: Option<usize>,
 }
 
 /// What a position of the text is.
@@ -26,7 +27,7 @@ enum Verdict {
     Clear,
     /// One may begin here; the text is too short to tell.
     Open,
-    /// One of so many bytes begins here.
+    /// The one at this place begins here.
     Found(usize),
 }
 
@@ -38,7 +39,7 @@ impl StopMatcher {
         // Room for what is held back and one long piece more, so that pushing does not allocate.
         let longest = stops.iter().map(|stop| stop.len()).max();
         let held = longest.map_or(String::new(), |longest| String::with_capacity(longest + PIECE_BYTES));
-        StopMatcher { stops, include: false, held, stopped: false }
+        StopMatcher { stops, include: false, held, found: None }
     }
 
     /// Makes the found stop string part of the text.
@@ -46,10 +47,15 @@ impl StopMatcher {
         StopMatcher { include, ..self }
     }
 
+    /// Which of the stop strings was found: its place among those that are not empty.
+    pub fn found(&self) -> Option<usize> {
+        self.found
+    }
+
     /// Takes the next piece of text and appends to `out` what may be sent. True once a stop string has been
     /// found; nothing is sent from then on.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
-        if self.stopped {
+        if self.found.is_some() {
             return true;
         }
         if self.stops.is_empty() {
@@ -63,7 +69,7 @@ impl StopMatcher {
     /// The text is complete: appends what was held back, up to a stop string if there is one in it after
     /// all. True if a stop string was found, now or before.
     pub fn finish(&mut self, out: &mut String) -> bool {
-        self.stopped || self.decide(true, out)
+        self.found.is_some() || self.decide(true, out)
     }
 
     fn decide(&mut self, complete: bool, out: &mut String) -> bool {
@@ -71,9 +77,9 @@ impl StopMatcher {
         let mut clear = 0;
         while clear < bytes.len() {
             match self.verdict(&bytes[clear..]) {
-                Verdict::Found(len) => {
-                    self.stopped = true;
-                    clear += if self.include { len } else { 0 };
+                Verdict::Found(place) => {
+                    self.found = Some(place);
+                    clear += if self.include { self.stops[place].len() } else { 0 };
                     break;
                 }
                 Verdict::Open if !complete => break,
@@ -82,24 +88,25 @@ impl StopMatcher {
         }
         // A stop string begins with the first byte of a character and is whole, so `clear` is a boundary.
         out.push_str(&self.held[..clear]);
-        if self.stopped {
+        if self.found.is_some() {
             self.held.clear();
         } else {
             self.held.drain(..clear);
         }
-        self.stopped
+        self.found.is_some()
     }
 
     fn verdict(&self, rest: &[u8]) -> Verdict {
         let mut verdict = Verdict::Clear;
         let mut shortest: Option<usize> = None;
-        for stop in &self.stops {
+        for (place, stop) in self.stops.iter().enumerate() {
             let stop = stop.as_bytes();
             if stop[0] != rest[0] {
                 continue;
             }
             if rest.starts_with(stop) {
-                shortest = Some(shortest.map_or(stop.len(), |len| len.min(stop.len())));
+                let is_shorter = |found: usize| stop.len() < self.stops[found].len();
+                shortest = if shortest.is_none_or(is_shorter) { Some(place) } else { shortest };
             } else if stop.starts_with(rest) {
                 verdict = Verdict::Open;
             }

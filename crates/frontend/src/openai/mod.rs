@@ -10,66 +10,8 @@ pub mod logprobs;
 use crate::calls::Call;
 use crate::timeline::{Timeline, Timings};
 pub use logprobs::{Logprobs, PromptLogprobs, echoed, logprobs, prompt_logprobs};
+pub use pinion_api::{Ending, Usage};
 use serde::Serialize;
-
-/// Why the text ended, as clients see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Ending {
-    /// End-of-sequence token or stop string.
-    Stop,
-    /// `max_tokens` or the context.
-    Length,
-    /// The model called tools.
-    #[serde(rename = "tool_calls")]
-    ToolCalls,
-}
-
-impl Ending {
-    /// As in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Ending::Stop => "stop",
-            Ending::Length => "length",
-            Ending::ToolCalls => "tool_calls",
-        }
-    }
-}
-
-/// Token counts of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
-    /// Prompt tokens.
-    pub prompt_tokens: u32,
-    /// Those of them that came from the prefix cache.
-    pub cached_tokens: u32,
-    /// Tokens of the answer: up to and including the one that completed a stop string or ended the sequence. What the engine
-    /// drew beyond it, because it runs ahead of the detokenizer, is no part of it.
-    pub completion_tokens: u32,
-    /// Those of them that are reasoning, where it is looked for.
-    pub reasoning_tokens: Option<u32>,
-}
-
-impl Usage {
-    /// The sum over an answer's choices, each prompt counted once.
-    pub fn of_choices(usages: impl Iterator<Item = Usage>, choices_per_prompt: usize) -> Usage {
-        let none = Usage { prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0, reasoning_tokens: None };
-        usages.enumerate().fold(none, |sum, (index, usage)| {
-            let is_first = index % choices_per_prompt.max(1) == 0;
-            let (prompt_tokens, cached_tokens) =
-                if is_first { (usage.prompt_tokens, usage.cached_tokens) } else { (0, 0) };
-            Usage {
-                prompt_tokens: sum.prompt_tokens.saturating_add(prompt_tokens),
-                cached_tokens: sum.cached_tokens.saturating_add(cached_tokens),
-                completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
-                reasoning_tokens: match (sum.reasoning_tokens, usage.reasoning_tokens) {
-                    (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
-                    (sum, more) => sum.or(more),
-                },
-            }
-        })
-    }
-}
 
 #[derive(Serialize)]
 struct PromptDetails {

@@ -6,11 +6,14 @@
 mod fields;
 
 use crate::admission::{Api, Limits};
+use crate::errors::Dialect;
 use crate::routes::Route;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
 const BASE: &str = include_str!("base.json");
+/// Schemas of the APIs that are translations of a chat.
+const TRANSLATED: [&str; 1] = [include_str!("messages.json")];
 
 /// What a route takes and gives, for the document.
 struct Operation {
@@ -60,7 +63,13 @@ fn operation(route: Route) -> Operation {
         Route::V2Live => looks("As /live.", Some("State")),
         Route::V2Ready => Operation { errors: &[405, 503], ..looks("As /ready.", Some("State")) },
         Route::Version => looks("Name and version.", Some("Version")),
-        Route::Embeddings => Operation { errors: &[401, 405, 501], ..looks("Not served.", None) },
+        Route::Messages => {
+            works("Answer messages, as Anthropic's API has it.", "MessageRequest", "MessageAnswer", events)
+        }
+        Route::CountTokens => {
+            works("Count the tokens of messages.", "MessageCountRequest", "MessageCountAnswer", &[])
+        }
+        Route::Embeddings => Operation { errors: &[400, 401, 405], ..looks("Not served.", None) },
         Route::OpenApi => looks("This document.", Some("Document")),
         Route::Docs => Operation { also: &["text/html"], ..looks("This document for people.", None) },
         Route::DebugSlow => looks("The slowest requests of the last hour.", Some("Document")),
@@ -104,11 +113,15 @@ fn path_item(route: Route) -> Value {
         let response = if state {
             json!({"description": "Not now.", "content": {"application/json": {"schema": reference("State")}}})
         } else {
-            json!({"$ref": "#/components/responses/Error"})
+            let shape = match Dialect::of(route.name()) {
+                Dialect::OpenAi => "Error",
+                Dialect::Anthropic => "MessageError",
+            };
+            json!({"$ref": format!("#/components/responses/{shape}")})
         };
         responses.insert(status.to_string(), response);
     }
-    let security = if route.is_public() { json!([]) } else { json!([{"key": []}, {}]) };
+    let security = if route.is_public() { json!([]) } else { json!([{"key": []}, {"api_key": []}, {}]) };
     let mut operation = json!({"summary": summary, "security": security, "responses": responses});
     if let Some(schema) = takes {
         // Without a body a trace is what the rings still hold.
@@ -150,6 +163,14 @@ pub(crate) fn field_names(api: Api) -> impl Iterator<Item = &'static str> {
 /// The document.
 pub(crate) fn document(limits: &Limits) -> Value {
     let mut document: Value = serde_json::from_str(BASE).expect("base.json is JSON; a test reads it");
+    for schemas in TRANSLATED {
+        let schemas: Map<String, Value> =
+            serde_json::from_str(schemas).expect("the schemas are JSON; a test reads them");
+        document["components"]["schemas"]
+            .as_object_mut()
+            .into_iter()
+            .for_each(|all| all.extend(schemas.clone()));
+    }
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
     let schemas = &mut document["components"]["schemas"];
     schemas["CompletionRequest"] = request_schema(Api::Completions);

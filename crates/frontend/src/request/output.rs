@@ -4,7 +4,8 @@ use super::{Form, Request};
 use crate::limits::SCORES_BYTES_MAX;
 use crate::openai::{Additions, Ending, Event, Shape, echoed, logprobs};
 use crate::prompt_part::PromptPart;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use pinion_api::{Said, Teller};
 use pinion_protocol::frontend_inbox::Delta;
 use pinion_protocol::prompt_scores::PromptScore;
 use pinion_protocol::scores::TokenScore;
@@ -14,8 +15,7 @@ use std::task::Context;
 
 impl Request {
     pub(super) fn check_unread(&self) -> Result<(), Fault> {
-        let waits_for_client = !matches!(self.form, Form::Whole);
-        if waits_for_client && self.out.len() > self.facts.buffer_bytes_max {
+        if self.form.streams() && self.out.len() > self.facts.buffer_bytes_max {
             return Err(Fault::new(
                 FaultCode::SlowReader,
                 format!("the client left more than {} bytes unread", self.facts.buffer_bytes_max),
@@ -78,14 +78,14 @@ impl Request {
     fn say_piece(&mut self, piece: Piece<'_>) {
         match (piece, &self.form) {
             (Piece::Text(text), _) => self.say_answer(text),
-            (Piece::Thought(text), Form::Events(_)) => self.say(&Event::Reasoning(text)),
+            (Piece::Thought(text), Form::Events(_) | Form::Told(_)) => self.say(&Event::Reasoning(text)),
             (Piece::Thought(text), Form::PlainStream | Form::Whole) => self.reasoning.push_str(text),
         }
     }
 
     /// Says a piece of the answer, or in a stream with tools what is certain of it.
     fn say_answer(&mut self, text: &str) {
-        match self.calls.take_if(|_| matches!(self.form, Form::Events(_))) {
+        match self.calls.take_if(|_| self.form.takes_events()) {
             None => self.say(&Event::Text(text)),
             Some(mut calls) => {
                 calls.push(text, &mut |event| self.say(event));
@@ -96,7 +96,7 @@ impl Request {
 
     /// Ends the search for calls; says what is left of the text, and gives the ending as the client sees it.
     pub(super) fn end_calls(&mut self, ending: Ending) -> Ending {
-        let Some(mut calls) = self.calls.take_if(|_| matches!(self.form, Form::Events(_))) else {
+        let Some(mut calls) = self.calls.take_if(|_| self.form.takes_events()) else {
             return ending;
         };
         calls.finish(&mut |event| self.say(event));
@@ -122,7 +122,7 @@ impl Request {
     }
 
     pub(super) fn say(&mut self, event: &Event<'_>) {
-        match (&self.form, event) {
+        match (&mut self.form, event) {
             (Form::Events(writer), _) => {
                 if writer.head().shape == Shape::Chat && !self.role_said {
                     self.role_said = true;
@@ -130,6 +130,7 @@ impl Request {
                 }
                 self.write(event);
             }
+            (Form::Told(teller), event) => tell(teller, event, self.stopped_by, &mut self.out),
             (Form::PlainStream | Form::Whole, Event::Text(text)) => {
                 self.out.extend_from_slice(text.as_bytes())
             }
@@ -207,6 +208,19 @@ impl Request {
     /// Everything that waits for the client, as one piece.
     pub fn take_output(&mut self) -> Bytes {
         self.out.split().freeze()
+    }
+}
+
+/// Hands one event on to a teller.
+fn tell(teller: &mut Teller, event: &Event<'_>, stopped_by: Option<usize>, out: &mut BytesMut) {
+    match *event {
+        Event::Reasoning(text) => teller.say(Said::Reasoning(text), out),
+        Event::Text(text) => teller.say(Said::Text(text), out),
+        Event::Call { id, name, .. } => teller.say(Said::Call { id, name }, out),
+        Event::Arguments { text, .. } => teller.say(Said::Arguments(text), out),
+        Event::Finish { ending, .. } => teller.finish(ending, stopped_by, out),
+        // It has them from elsewhere.
+        Event::Role | Event::Usage(_) | Event::Timings(_) => {}
     }
 }
 

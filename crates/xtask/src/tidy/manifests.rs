@@ -11,7 +11,7 @@ const TORCH_PACKAGES: &[&str] = &["tch", "torch-sys"];
 
 /// What the role processes and the launcher may know; none of them knows another.
 const ROLE_KNOWS: &[&str] =
-    &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model"];
+    &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model", "api"];
 
 /// A crate and the siblings that it may name in `[dependencies]` and `[build-dependencies]`.
 const DIRECTION: &[(&str, Siblings)] = &[
@@ -26,6 +26,7 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("scheduler", Siblings::Only(&["protocol"])),
     ("worker", Siblings::Only(&["config", "protocol", "os", "shm"])),
     ("model", Siblings::Only(&["architecture", "ops"])),
+    ("api", Siblings::Only(&["protocol"])),
     ("frontend", Siblings::Only(ROLE_KNOWS)),
     ("tokenizer", Siblings::Only(ROLE_KNOWS)),
     ("detokenizer", Siblings::Only(ROLE_KNOWS)),
