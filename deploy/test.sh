@@ -6,6 +6,7 @@
 #   deploy/test.sh            everything
 #   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda gpu_dry_run
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
+#   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
@@ -93,6 +94,23 @@ checks() { # checks URL
     fi
 }
 
+# The pages in a headless Chromium, over the demo model, whose engine is killed under a stream, and before a service with
+# a key. By name only: it wants Chromium and Node. Screenshots are in the folder of the logs.
+step_browser() {
+    with_server browser browser || return 1
+    PINION_API_KEY=sk-for-the-browser with_server browser-key browser_key --backend fake
+}
+
+browser() { # browser URL
+    local engine
+    engine=$(sed -n 's/.*serving peer=engine-0 pid=\([0-9]*\).*/\1/p' "$LOGS/browser-server.log")
+    PINION_CACHE=$CACHE SHOTS=$LOGS/browser BASE_URL=$1 ENGINE_PID=$engine "$ROOT/crates/testkit/browser/run.sh" chat
+}
+
+browser_key() { # browser_key URL
+    PINION_CACHE=$CACHE SHOTS=$LOGS/browser BASE_URL=$1 KEY=sk-for-the-browser MODEL=demo-model "$ROOT/crates/testkit/browser/run.sh" key
+}
+
 # Runs `CHECK URL` beside a server of the demo model.
 with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
     local log=$LOGS/$1-server.log check=$2
@@ -145,12 +163,12 @@ STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
 # Steps that run only when they are named.
-OPTIONAL=(nemesis)
+OPTIONAL=(nemesis browser)
 for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done

@@ -304,6 +304,8 @@ pub struct Config {
     pub keep_alive_ms: u64,
     /// Show the `vllm:*` families on `/metrics`.
     pub vllm_metrics: bool,
+    /// Serve the pages for people.
+    pub ui: bool,
     /// Source of the seeds of requests that name none.
     pub seed: u64,
     /// Start, stop and logs.

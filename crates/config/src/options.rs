@@ -132,6 +132,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         kind: Choice { accepted: &[choice("vllm", &[]), choice("none", &[])], refused: &[] },
         help: "Names on /metrics besides `pinion_*`: `vllm` adds the `vllm:*` families that dashboards, autoscalers \
                and the Kubernetes inference gateway look for." },
+    Opt { name: "ui", group: Http, kind: Switch, preset: Is("true"),
+        help: "Serve the pages for people: chat, completion and the service live at /, the API at /docs. They need no key; \
+               what they call does. Off, both are 404." },
 
     Opt { name: "max-num-seqs", group: Engine,
         kind: Number { min: 1, max: pinion_protocol::limits::STEP_EVENTS_MAX as u64 }, preset: Is("64"),

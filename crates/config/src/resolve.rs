@@ -154,6 +154,7 @@ pub(crate) fn from_facts(
         allowed_hosts: settings.names("allowed-hosts"),
         keep_alive_ms: take.number("keep-alive"),
         vllm_metrics: take.is("metrics-compat", "vllm"),
+        ui: settings.switch("ui").unwrap_or(true),
         seed: take.number("seed"),
         lifecycle: Lifecycle::new(settings),
         cpu_plan,

@@ -7,11 +7,12 @@ use crate::ledger::Ledger;
 use crate::load::Load;
 use crate::metrics::Metrics;
 use crate::orders::Orders;
+use bytes::Bytes;
 use pinion_config::{ApiKeys, Config, Fairness, Topology};
 use pinion_protocol::Peer;
 use pinion_shm::region::Region;
 use pinion_worker::Recorder;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -43,6 +44,8 @@ pub struct Settings {
     pub keep_alive: Option<Duration>,
     /// Show the `vllm:*` families.
     pub vllm_metrics: bool,
+    /// Serve the pages for people.
+    pub ui: bool,
     /// The service was started with a profiler.
     pub profiled: bool,
     /// Tokens in one KV block.
@@ -69,6 +72,7 @@ impl Settings {
             guard: Guard::new(config),
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
             vllm_metrics: config.vllm_metrics,
+            ui: config.ui,
             profiled: config.observe.profiler.is_some(),
             block_size: config.block_size,
             kv_blocks: config.kv_blocks,
@@ -105,6 +109,8 @@ pub struct App {
     pub load: RefCell<Load>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
+    /// `/docs`, once it was asked for.
+    pub docs: OnceCell<Bytes>,
 }
 
 impl App {

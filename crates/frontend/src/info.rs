@@ -7,9 +7,9 @@ use crate::errors::Refusal;
 use crate::exposition::Extent;
 use crate::limits::RETRY_AFTER_S;
 use crate::routes::{json, whole};
-use crate::{exposition, openapi};
-use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue, RETRY_AFTER};
-use hyper::{Response, StatusCode};
+use crate::{exposition, openapi, pages};
+use hyper::header::{HeaderValue, RETRY_AFTER};
+use hyper::{HeaderMap, Response, StatusCode};
 use pinion_config::SamplingDefaults;
 use pinion_os::clock;
 use serde_json::{Value, json as value};
@@ -101,14 +101,22 @@ pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
     json(StatusCode::OK, openapi::document(&app.limits).to_string())
 }
 
-/// `GET /docs`.
-pub(crate) fn docs(app: &App) -> Response<AnswerBody> {
-    let page = openapi::page(&app.limits);
-    let mut response =
-        whole(StatusCode::OK, "text/html; charset=utf-8", AnswerBody::Whole(page.into(), Vec::new()));
-    let policy = "default-src 'none'; style-src 'unsafe-inline'";
-    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
-    response
+/// `GET /docs`. The page is made once: everybody may ask for it.
+pub(crate) fn docs(app: &App, asked: &HeaderMap) -> Response<AnswerBody> {
+    let keyed = !app.settings.api_keys.is_empty();
+    let page = app.docs.get_or_init(|| openapi::html(&app.limits, keyed).into());
+    pages::answer(pages::HTML, page.clone(), asked)
+}
+
+/// `GET /` and `GET /ui/{file}`.
+pub(crate) fn page_file(path: &str, asked: &HeaderMap) -> Result<Response<AnswerBody>, Refusal> {
+    let file = pages::at(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+    Ok(pages::serve(file, asked))
+}
+
+/// `GET /stats`.
+pub(crate) fn stats(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, crate::live::page(app, clock::now_ns()).to_string())
 }
 
 /// `GET /debug/slow`: the slowest requests of the last hour that this frontend served.

@@ -137,6 +137,11 @@ impl Ledger {
         }
     }
 
+    /// Index of this frontend.
+    pub fn frontend(&self) -> u16 {
+        self.setup.frontend
+    }
+
     /// Slots in use.
     pub fn slots_used(&self) -> usize {
         self.entries.len() - self.free.len()

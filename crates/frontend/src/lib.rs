@@ -24,11 +24,13 @@ mod generate;
 mod grammar;
 pub mod guard;
 pub mod health;
+pub mod incidents;
 mod info;
 mod intake;
 pub mod json;
 pub mod ledger;
 pub mod limits;
+mod live;
 pub mod load;
 mod messages;
 pub mod metrics;
@@ -37,6 +39,7 @@ mod openapi;
 mod orca;
 pub mod orders;
 pub mod outgoing;
+pub mod pages;
 pub mod prompt_part;
 mod prompts;
 pub mod reactor;
@@ -71,7 +74,7 @@ use pinion_text::codec::LoadError;
 use pinion_text::tools::CallFormat;
 use pinion_worker::Session;
 use reactor::{Reactor, SessionOutlet};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::process::ExitCode;
 use std::rc::Rc;
 use tools::CallReading;
@@ -146,6 +149,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         leaving: Cell::new(false),
         load: RefCell::default(),
         started_unix_s: app::unix_s(),
+        docs: OnceCell::new(),
     }))
 }
 

@@ -56,6 +56,8 @@ pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 /// ... or until this many bytes.
 pub const DISCARD_BYTES_MAX: usize = 256 << 20;
+/// Deaths and returns of roles that `/stats` still shows.
+pub const INCIDENTS_MAX: usize = 32;
 /// What a refused client is told to wait, in seconds.
 pub const RETRY_AFTER_S: u32 = 1;
 /// A role whose heartbeat is older than this is stuck. Long prefill steps on small machines stay below it.

@@ -3,6 +3,7 @@
 //! The text page of `/metrics`, with what the other processes' status pages say, is made in
 //! [`crate::exposition`]. Labels are closed enums, so no client can make a new series.
 
+use crate::incidents::Incidents;
 use crate::routes::Route;
 use pinion_protocol::FaultCode;
 use pinion_protocol::names::Part;
@@ -276,6 +277,8 @@ pub struct Metrics {
     pub resumptions: Counter,
     /// Requests that were given up because roles died while they worked on them.
     pub quarantined: Counter,
+    /// The last deaths and returns of roles.
+    pub incidents: Incidents,
     /// From the parsed head to the last bytes of the answer.
     pub end_to_end: Histogram,
     /// Where the time between went.
@@ -315,6 +318,7 @@ impl Default for Metrics {
             ignored_fields: Counter::default(),
             resumptions: Counter::default(),
             quarantined: Counter::default(),
+            incidents: Incidents::default(),
             end_to_end: Histogram::new(REQUEST_BOUNDS_S),
             phases: Phases::default(),
             parts: std::array::from_fn(|_| Histogram::new(PART_BOUNDS_S)),

@@ -7,7 +7,7 @@ use crate::body::AnswerBody;
 use crate::errors::{Dialect, HttpError, Refusal};
 use crate::exposition::Extent;
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::{auth, cors, framing, generate, info, intake, load, orca, orders, tokens, told};
+use crate::{auth, cors, framing, generate, info, intake, load, orca, orders, pages, tokens, told};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
@@ -79,8 +79,14 @@ pub enum Route {
     Messages = 25,
     /// `/v1/messages/count_tokens`.
     CountTokens = 26,
+    /// `/`: the page for people.
+    Page = 27,
+    /// `/ui/{file}`: what the pages load.
+    PageFile = 28,
+    /// `/stats`.
+    Stats = 29,
     /// Everything else.
-    Unknown = 27,
+    Unknown = 30,
 }
 
 /// Makes Envoy send requests to other hosts until its next health check passes.
@@ -89,7 +95,7 @@ const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 28] = [
+    pub const ALL: [Route; 31] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -117,6 +123,9 @@ impl Route {
         Route::V2Ready,
         Route::Messages,
         Route::CountTokens,
+        Route::Page,
+        Route::PageFile,
+        Route::Stats,
         Route::Unknown,
     ];
 
@@ -149,6 +158,9 @@ impl Route {
             "/ping" => Route::Ping,
             "/v2/health/live" => Route::V2Live,
             "/v2/health/ready" => Route::V2Ready,
+            "/" => Route::Page,
+            "/stats" => Route::Stats,
+            _ if pages::at(path).is_some() => Route::PageFile,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => Route::Unknown,
         }
@@ -184,6 +196,9 @@ impl Route {
             Route::Ping => "/ping",
             Route::V2Live => "/v2/health/live",
             Route::V2Ready => "/v2/health/ready",
+            Route::Page => "/",
+            Route::PageFile => "/ui/{file}",
+            Route::Stats => "/stats",
             Route::Unknown => "unknown",
         }
     }
@@ -199,7 +214,16 @@ impl Route {
             self,
             Route::Health | Route::Ready | Route::Live | Route::Ping | Route::V2Live | Route::V2Ready
         );
-        probe || matches!(self, Route::Metrics | Route::MetricsLoad | Route::Loads | Route::Version)
+        let figures = matches!(
+            self,
+            Route::Metrics | Route::MetricsLoad | Route::Loads | Route::Stats | Route::Version
+        );
+        probe || figures || self.is_page()
+    }
+
+    /// Whether it is a page for people or a part of one, which `--no-ui` takes away.
+    pub fn is_page(self) -> bool {
+        matches!(self, Route::Page | Route::PageFile | Route::Docs)
     }
 
     /// Whether it is for operators and changes how the service runs or looks.
@@ -252,6 +276,9 @@ impl Route {
             | Route::Ping
             | Route::V2Live
             | Route::V2Ready
+            | Route::Page
+            | Route::PageFile
+            | Route::Stats
             | Route::Unknown => Method::GET,
         }
     }
@@ -337,7 +364,7 @@ async fn dispatch(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let route = arrival.route;
     arrival.key = auth::check(route, request.headers(), &app.settings.api_keys)?;
-    if route == Route::Unknown {
+    if route == Route::Unknown || (route.is_page() && !app.settings.ui) {
         let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
         return Err(Refusal::NoRoute(path));
     }
@@ -365,7 +392,9 @@ async fn dispatch(
         Route::Version => Ok(info::version(app)),
         Route::Embeddings => Err(Refusal::NoEmbeddings),
         Route::OpenApi => Ok(info::openapi(app)),
-        Route::Docs => Ok(info::docs(app)),
+        Route::Docs => Ok(info::docs(app, request.headers())),
+        Route::Page | Route::PageFile => info::page_file(request.uri().path(), request.headers()),
+        Route::Stats => Ok(info::stats(app)),
         Route::DebugSlow => Ok(info::debug_slow(app)),
         Route::DebugTrace => generate::trace(app, request).await,
         Route::StartProfile | Route::StopProfile if !app.settings.profiled => {

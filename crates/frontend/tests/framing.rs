@@ -110,9 +110,13 @@ fn a_compressed_body_is_refused_by_name_and_the_connection_goes_on() {
 fn head_is_get_without_a_body_and_other_methods_are_told_what_is_allowed() {
     run(Options::default(), |h| async move {
         // Times and counters are in it.
-        let varies = |route| matches!(route, Route::Metrics | Route::DebugSlow);
+        let varies = |route| matches!(route, Route::Metrics | Route::DebugSlow | Route::Stats);
         for route in Route::ALL {
-            let path = route.name().replace("{id}", "tiny").replace("unknown", "/nowhere");
+            let path = route
+                .name()
+                .replace("{id}", "tiny")
+                .replace("{file}", "main.js")
+                .replace("unknown", "/nowhere");
             let call = |method: &str| {
                 format!(
                     "{method} {path} HTTP/1.1\r\nhost: x\r\nx-request-id: same\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"

@@ -20,6 +20,7 @@ pub mod serve;
 mod signals;
 mod spare;
 mod trace;
+mod welcome;
 pub mod wiring;
 
 pub use host::{Host, RoleMain};

@@ -15,6 +15,7 @@ use crate::port::{bind_port, open_port};
 use crate::profile::Recording;
 use crate::signals::Signals;
 use crate::spare::Spare;
+use crate::welcome;
 use crate::wiring::Wiring;
 use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_os::clock;
@@ -449,8 +450,8 @@ impl Service {
         for member in &self.members {
             tracing::info!(peer = %member.peer, pid = member.pid(), "serving");
         }
+        telemetry::say(&welcome::lines(&self.config, self.address));
         let model = &self.config.served_model_name;
-        telemetry::say(&format!("pinion is ready: http://{} serves {model}", self.address));
         self.notifier.ready(&format!("http://{} serves {model}", self.address));
         Ok(())
     }

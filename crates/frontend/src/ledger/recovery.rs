@@ -8,6 +8,7 @@
 
 use super::losses::over;
 use super::{Entry, Ledger, Setup};
+use crate::incidents::Change;
 use crate::limits::PROBATION_MAX;
 use crate::outgoing::{Job, Outgoing};
 use crate::timeline::Stamps;
@@ -135,6 +136,8 @@ impl Ledger {
         if self.draining {
             self.give_up_unserved();
         }
+        let change = Change::Lost { held: held.len(), waiting: parked };
+        self.metrics.incidents.note(clock::now_ns(), peer, change);
         tracing::warn!(%peer, ?cause, held = held.len(), parked, "a role died; what waits for its successor goes on");
     }
 
@@ -151,7 +154,10 @@ impl Ledger {
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
         self.outgoing.back(peer);
-        self.resume_parked(clock::now_ns());
+        let (now_ns, waiting) = (clock::now_ns(), self.parked);
+        self.resume_parked(now_ns);
+        let resumed = waiting.saturating_sub(self.parked);
+        self.metrics.incidents.note(now_ns, peer, Change::Back { resumed });
     }
 
     /// From now on new requests are refused, and no role comes back.

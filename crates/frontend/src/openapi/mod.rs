@@ -3,13 +3,16 @@
 //! Request bodies come from the table in [`fields`], paths from [`Route::ALL`]; the shapes of answers are written in
 //! `base.json`. Nothing here decides what passes: that is [`crate::admission`], against which the table is tested.
 
+mod examples;
 mod fields;
+mod page;
+mod words;
 
 use crate::admission::{Api, Limits};
 use crate::errors::Dialect;
+use crate::pages;
 use crate::routes::Route;
 use serde_json::{Map, Value, json};
-use std::fmt::Write;
 
 const BASE: &str = include_str!("base.json");
 /// Schemas of the APIs that are translations of a chat.
@@ -40,6 +43,7 @@ fn operation(route: Route) -> Operation {
         also,
         errors: GENERATION_ERRORS,
     };
+    let page = |summary, also| Operation { also, errors: &[404, 405], ..looks(summary, None) };
     let events: &[&str] = &["text/event-stream"];
     match route {
         Route::Completions => works("Continue a prompt.", "CompletionRequest", "CompletionAnswer", events),
@@ -71,7 +75,10 @@ fn operation(route: Route) -> Operation {
         }
         Route::Embeddings => Operation { errors: &[400, 401, 405], ..looks("Not served.", None) },
         Route::OpenApi => looks("This document.", Some("Document")),
-        Route::Docs => Operation { also: &["text/html"], ..looks("This document for people.", None) },
+        Route::Docs => page("This document for people.", &["text/html"]),
+        Route::Page => page("The page for people: chat, completion, and the service live.", &["text/html"]),
+        Route::PageFile => page("What the pages load.", &["text/css", "text/javascript", "image/svg+xml"]),
+        Route::Stats => looks("The service's state in short: what the live page shows.", Some("Stats")),
         Route::DebugSlow => looks("The slowest requests of the last hour.", Some("Document")),
         Route::ResetPrefixCache => Operation {
             also: &["text/plain"],
@@ -85,6 +92,19 @@ fn operation(route: Route) -> Operation {
             ..looks("Let the profilers around the roles record, or stop them.", None)
         },
         Route::Unknown => looks("", None),
+    }
+}
+
+/// The group of routes that a reader looks for it in.
+fn tag(route: Route) -> &'static str {
+    match route {
+        route if route.generates() => "Generate text",
+        route if route.is_admin() => "Operate",
+        route if route.is_page() => "Pages and documents",
+        Route::OpenApi => "Pages and documents",
+        Route::DebugSlow => "Watch",
+        route if route.is_public() => "Watch",
+        _ => "Models and tokens",
     }
 }
 
@@ -122,16 +142,28 @@ fn path_item(route: Route) -> Value {
         responses.insert(status.to_string(), response);
     }
     let security = if route.is_public() { json!([]) } else { json!([{"key": []}, {"api_key": []}, {}]) };
-    let mut operation = json!({"summary": summary, "security": security, "responses": responses});
+    let mut operation =
+        json!({"summary": summary, "tags": [tag(route)], "security": security, "responses": responses});
     if let Some(schema) = takes {
         // Without a body a trace is what the rings still hold.
         let required = route != Route::DebugTrace;
-        operation["requestBody"] =
-            json!({"required": required, "content": {"application/json": {"schema": reference(schema)}}});
+        let examples: Map<String, Value> = examples::of(route)
+            .iter()
+            .filter_map(|example| Some((example.title.to_owned(), serde_json::from_str(example.body).ok()?)))
+            .map(|(title, body): (String, Value)| (title, json!({"value": body})))
+            .collect();
+        let content = json!({"schema": reference(schema), "examples": examples});
+        operation["requestBody"] = json!({"required": required, "content": {"application/json": content}});
     }
     if route == Route::Model {
         operation["parameters"] =
             json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}]);
+    }
+    if route == Route::PageFile {
+        let names: Vec<&str> =
+            pages::FILES.iter().filter_map(|file| file.path.strip_prefix("/ui/")).collect();
+        operation["parameters"] =
+            json!([{"name": "file", "in": "path", "required": true, "schema": {"enum": names}}]);
     }
     let mut item = Map::new();
     item.insert(route.method_name().to_lowercase(), operation);
@@ -186,50 +218,18 @@ pub(crate) fn document(limits: &Limits) -> Value {
     document
 }
 
-/// The page for people: no script, nothing from elsewhere.
-pub(crate) fn page(limits: &Limits) -> String {
-    let mut out = String::from(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Pinion API</title><style>body{font:16px \
-         sans-serif;max-width:60em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}td,th{text-align:\
-         left;vertical-align:top;padding:.2em .8em .2em 0;border-bottom:1px solid #ccc}code{font-size:90%}</style>\
-         <h1>Pinion API</h1><p>OpenAI's shapes; <a href=\"/openapi.json\">/openapi.json</a> is this page for \
-         machines. Null means absent; unknown fields are named in X-Pinion-Ignored-Fields.</p>",
-    );
-    let _ = write!(out, "<p>Model: <code>{}</code></p><table>", escaped(&limits.model));
-    for route in named_routes() {
-        let (method, name) = (route.method_name(), route.name());
-        let summary = operation(route).summary;
-        let _ = write!(out, "<tr><td>{method}<td><code>{name}</code><td>{summary}");
-    }
-    out.push_str("</table>");
-    for (api, route) in
-        [(Api::Completions, Route::Completions), (Api::Chat, Route::Chat), (Api::Generate, Route::Generate)]
-    {
-        let _ = write!(out, "<h2><code>{}</code></h2><table>", route.name());
-        for field in fields::of(api) {
-            let schema = escaped(&field.shape.schema().to_string());
-            let required = if field.required { " (required)" } else { "" };
-            let (name, meaning) = (field.name, escaped(field.meaning));
-            let _ =
-                write!(out, "<tr><td><code>{name}</code>{required}<td>{meaning}<td><code>{schema}</code>");
-        }
-        out.push_str("</table>");
-    }
-    out.push_str("</html>\n");
-    out
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// The page for people. `keyed`: the service asks for a key.
+pub(crate) fn html(limits: &Limits, keyed: bool) -> String {
+    page::render(&document(limits), keyed)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const CALLS: crate::tools::CallReading = crate::tools::CallReading::AsText;
 
-    fn limits() -> Limits {
+    pub(super) fn limits() -> Limits {
         Limits {
             model: "<tiny>".to_owned(),
             vocab_size: 100,
@@ -270,15 +270,6 @@ mod tests {
         for reference in found {
             let pointer = reference.strip_prefix('#').unwrap();
             assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
-        }
-    }
-
-    #[test]
-    fn the_page_names_every_field_and_escapes_what_is_not_ours() {
-        let page = page(&limits());
-        assert!(page.contains("&lt;tiny&gt;") && !page.contains("<script"));
-        for field in fields::FIELDS {
-            assert!(page.contains(&format!("<code>{}</code>", field.name)), "{}", field.name);
         }
     }
 }

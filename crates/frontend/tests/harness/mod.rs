@@ -30,7 +30,7 @@ use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::{self, SpanWriter};
 use pinion_text::tools::CallFormat;
 use pinion_worker::{Overflow, Recorder};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -120,6 +120,7 @@ impl Default for Options {
             guard: Guard::of(false, false, Vec::new(), Vec::new()),
             keep_alive: None,
             vllm_metrics: true,
+            ui: true,
             profiled: false,
             block_size: 16,
             kv_blocks: 64,
@@ -212,6 +213,7 @@ impl Harness {
             leaving: Cell::new(false),
             load: RefCell::default(),
             started_unix_s: 1_790_000_000,
+            docs: OnceCell::new(),
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

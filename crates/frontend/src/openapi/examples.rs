@@ -1,0 +1,124 @@
+//! Bodies to copy, for `/openapi.json` and `/docs`. Tests send each of them through admission.
+
+use crate::routes::Route;
+
+/// A request body and what it shows.
+pub(super) struct Example {
+    /// In the imperative.
+    pub(super) title: &'static str,
+    /// JSON.
+    pub(super) body: &'static str,
+}
+
+const fn example(title: &'static str, body: &'static str) -> Example {
+    Example { title, body }
+}
+
+const COMPLETIONS: &[Example] = &[
+    example(
+        "Stream a continuation",
+        r#"{"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0.7, "stream": true}"#,
+    ),
+    example(
+        "See the logprobs of each token and of the two likeliest ones",
+        r#"{"prompt": "To be or not to", "max_tokens": 4, "temperature": 0, "logprobs": 2}"#,
+    ),
+    example(
+        "Get one of three words and where the time went",
+        r#"{"prompt": "The sky is", "guided_choice": ["blue", "grey", "red"], "timings": true}"#,
+    ),
+];
+
+const CHAT: &[Example] = &[
+    example(
+        "Stream an answer",
+        r#"{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64, "stream": true}"#,
+    ),
+    example(
+        "Get JSON of a schema",
+        r#"{"messages": [{"role": "user", "content": "Name a town."}], "max_tokens": 64,
+ "response_format": {"type": "json_schema", "json_schema": {"name": "town", "schema": {
+  "type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+  "required": ["name", "people"], "additionalProperties": false}}}}"#,
+    ),
+    example(
+        "Have a function called",
+        r#"{"messages": [{"role": "user", "content": "What is the weather in Oslo?"}], "max_tokens": 64,
+ "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": {
+  "type": "object", "properties": {"town": {"type": "string", "maxLength": 20}},
+  "required": ["town"], "additionalProperties": false}}}],
+ "tool_choice": "required"}"#,
+    ),
+];
+
+const GENERATE: &[Example] = &[
+    example("Continue a prompt", r#"{"prompt": "Once upon a time", "max_new_tokens": 32}"#),
+    example("Stream bare text", r#"{"prompt": "Once upon a time", "max_new_tokens": 32, "stream": true}"#),
+];
+
+const TOKENIZE: &[Example] = &[
+    example("Encode a text", r#"{"prompt": "To be or not to be"}"#),
+    example("Encode a chat as the model sees it", r#"{"messages": [{"role": "user", "content": "hi"}]}"#),
+];
+
+const DETOKENIZE: &[Example] = &[example("Decode token ids", r#"{"tokens": [40, 41, 42]}"#)];
+
+const TRACE: &[Example] = &[example("Trace one second", r#"{"seconds": 1}"#)];
+
+const MESSAGES: &[Example] = &[example(
+    "Stream an answer",
+    r#"{"max_tokens": 64, "messages": [{"role": "user", "content": "Who are you?"}], "stream": true}"#,
+)];
+
+const COUNT: &[Example] =
+    &[example("Count the tokens of a chat", r#"{"messages": [{"role": "user", "content": "hi"}]}"#)];
+
+/// Those of a route; none where it takes no body.
+pub(super) fn of(route: Route) -> &'static [Example] {
+    match route {
+        Route::Completions => COMPLETIONS,
+        Route::Chat => CHAT,
+        Route::Messages => MESSAGES,
+        Route::CountTokens => COUNT,
+        Route::Generate => GENERATE,
+        Route::Tokenize => TOKENIZE,
+        Route::Detokenize => DETOKENIZE,
+        Route::DebugTrace => TRACE,
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::{Api, Limits, admit};
+    use crate::tools::CallReading;
+    use serde_json::Value;
+
+    #[test]
+    fn every_example_is_json_and_admission_takes_what_generates() {
+        let limits = Limits {
+            model: "tiny".to_owned(),
+            vocab_size: 2048,
+            max_model_len: 512,
+            calls: CallReading::Unknown,
+            reasons: false,
+            defaults: pinion_config::SamplingDefaults::NONE,
+            strict_fields: true,
+        };
+        for route in Route::ALL {
+            for Example { title, body } in of(route) {
+                assert!(serde_json::from_str::<Value>(body).is_ok_and(|body| body.is_object()), "{title}");
+                assert!(!body.contains('\''), "{title}: a shell quotes it");
+                let api = match route {
+                    Route::Completions => Api::Completions,
+                    Route::Chat => Api::Chat,
+                    Route::Generate => Api::Generate,
+                    _ => continue,
+                };
+                let refused = admit(api, body.as_bytes(), &limits, 1).err();
+                assert_eq!(refused.map(|fault| fault.message), None, "{title}");
+            }
+        }
+    }
+}
