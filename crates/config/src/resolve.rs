@@ -104,8 +104,7 @@ pub(crate) fn from_facts(
     faults: &mut Collector,
 ) -> Option<Config> {
     let Computing { backend, plan, cuda, dtype, quantization } = computing(settings, machine, faults);
-    let name = model_name(settings, dir, faults);
-    let model = facts?;
+    let (name, model) = (model_name(settings, dir, faults), facts?);
     let on_cpu = backend == Backend::Torch && cuda.is_none();
     let max_model_len = max_model_len(settings, &model, on_cpu.then_some(machine), dtype, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
