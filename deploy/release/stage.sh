@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Collects what a package installs in one folder, from programs that are built already:
+#
+#   deploy/release/stage.sh OUT [--profile release|debug] [--without-libtorch]
+#
+#   OUT/bin          the programs, stripped; pinion finds the roles beside it
+#   OUT/libtorch/lib what the engine links of libtorch, and what that needs; found by $ORIGIN/../libtorch/lib
+#   OUT/demo-model   a small model
+#   OUT/LICENSE, OUT/sbom.cdx.json
+set -euo pipefail
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
+
+PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-engine pinion-detokenizer pinion-pull)
+
+out=${1:?the folder to make}
+shift
+profile=release libtorch=yes
+while [ $# -gt 0 ]; do
+    case $1 in
+    --profile) profile=${2:?}; shift ;;
+    --without-libtorch) libtorch=no ;;
+    *) die "unknown argument $1" ;;
+    esac
+    shift
+done
+
+built=${CARGO_TARGET_DIR:-$ROOT/target}/$profile
+rm -rf "$out"
+mkdir -p "$out/bin"
+for program in "${PROGRAMS[@]}"; do
+    [ -x "$built/$program" ] || die "$built/$program is missing: deploy/launch.sh --setup-only builds it"
+    strip --strip-unneeded -o "$out/bin/$program" "$built/$program"
+    chmod 755 "$out/bin/$program"
+done
+if [ "$libtorch" = yes ]; then
+    mkdir -p "$out/libtorch/lib"
+    # All that the engine maps from the wheel's folders; the rest comes from the system.
+    wheels=$(readlink -f "$ROOT/.libtorch/..")
+    LD_LIBRARY_PATH=$ROOT/.libtorch/lib ldd "$out/bin/pinion-engine" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | while read -r library; do
+        library=$(readlink -e "$(dirname "$library")")/$(basename "$library")
+        case $library in "$wheels"/*) cp -L "$library" "$out/libtorch/lib/" ;; esac
+    done
+    [ -e "$out/libtorch/lib/libtorch_cpu.so" ] || die "pinion-engine does not link libtorch"
+    cp "$wheels"/torch-*.dist-info/licenses/LICENSE "$out/libtorch/LICENSE" 2>/dev/null ||
+        cp "$wheels"/torch-*.dist-info/LICENSE "$out/libtorch/LICENSE"
+fi
+cp -r "$ROOT/deploy/demo-model" "$out/demo-model"
+cp "$ROOT/LICENSE" "$out/LICENSE"
+"$PYTHON" "$ROOT/deploy/release/sbom.py" >"$out/sbom.cdx.json"
+say "staged in $out: $(du -sh "$out" | cut -f1)"

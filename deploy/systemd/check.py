@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Installs the Debian package where systemd is PID 1 and runs its unit:
+
+    DOCKER="docker -H unix:///..." deploy/systemd/check.py IMAGE PACKAGE
+
+IMAGE is Debian with systemd (debootstrap --include=systemd,systemd-sysv,dbus). It looks at: verify without a word, the start that is
+notified, a watchdog that is fed and one that strikes, `systemctl stop` and a package's upgrade under load without a token lost, a kill
+of the main process, and a purge that leaves nothing.
+"""
+import os
+import shlex
+import subprocess
+import sys
+import time
+
+DOCKER = shlex.split(os.environ.get("DOCKER", "docker"))
+SYSTEMD = ["--cap-add", "SYS_ADMIN", "--security-opt", "seccomp=unconfined", "--tmpfs", "/run", "--tmpfs", "/run/lock", "--tmpfs", "/tmp",
+           "--volume", "/sys/fs/cgroup:/sys/fs/cgroup:ro"]
+STREAMS = 8
+TOKENS = 480
+# Needs bash alone. For each of its streams it says `whole`, or `cut` with what came last.
+CLIENT = r'''
+one() {
+    body='{"prompt":"ROMEO:","max_tokens":TOKENS,"min_tokens":TOKENS,"temperature":0.7,"seed":'$1',"stream":true,"stream_options":{"include_usage":true}}'
+    exec 3<>/dev/tcp/127.0.0.1/8000 || { echo "cut: no connection"; return; }
+    printf 'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s' ${#body} "$body" >&3
+    text=$(cat <&3)
+    case $text in
+    *'"completion_tokens":TOKENS'*'data: [DONE]'*) echo whole ;;
+    *) echo "cut: ${text: -300}" ;;
+    esac
+}
+for seed in $(seq STREAMS); do one "$seed" & done
+wait
+'''.replace("TOKENS", str(TOKENS)).replace("STREAMS", str(STREAMS))
+METRICS = "exec 3<>/dev/tcp/127.0.0.1/8000; printf 'GET /metrics/load HTTP/1.0\\r\\nhost: localhost\\r\\n\\r\\n' >&3; cat <&3"
+
+
+class Machine:
+    def __init__(self, image, package):
+        run = subprocess.run([*DOCKER, "run", "--detach", *SYSTEMD, image, "/sbin/init"], capture_output=True, text=True)
+        if run.returncode != 0:
+            raise SystemExit(f"systemd: {run.stderr}")
+        self.id = run.stdout.strip()
+        subprocess.run([*DOCKER, "cp", package, f"{self.id}:/var/tmp/pinion.deb"], check=True, capture_output=True)
+
+    def do(self, line, may_fail=False):
+        run = subprocess.run([*DOCKER, "exec", self.id, "bash", "-c", line], capture_output=True, text=True, timeout=300)
+        if run.returncode != 0 and not may_fail:
+            self.fail(f"`{line}` ended with {run.returncode}: {run.stdout[-800:]}{run.stderr[-800:]}")
+        return run.stdout + run.stderr
+
+    def show(self, name):
+        return self.do(f"systemctl show --value --property={name} pinion").strip()
+
+    def wait(self, what, look, seconds=90):
+        end = time.monotonic() + seconds
+        while not look():
+            if time.monotonic() > end:
+                self.fail(f"{what}: not within {seconds} s")
+            time.sleep(0.2)
+
+    def fail(self, what):
+        log = subprocess.run([*DOCKER, "exec", self.id, "journalctl", "--unit", "pinion", "--lines", "40", "--no-pager"],
+                             capture_output=True, text=True)
+        self.end()
+        raise SystemExit(f"systemd: {what}\n{log.stdout}{log.stderr}")
+
+    def end(self):
+        subprocess.run([*DOCKER, "rm", "--force", self.id], capture_output=True)
+
+    def under_load(self, line):
+        """Runs `line` while streams are open; each must be whole."""
+        clients = subprocess.Popen([*DOCKER, "exec", self.id, "bash", "-c", CLIENT], stdout=subprocess.PIPE, text=True)
+        self.wait("streams", lambda: f"\npinion_requests_running {STREAMS}\n" in self.do(METRICS, may_fail=True))
+        self.do(line)
+        said, _ = clients.communicate(timeout=90)
+        if said.split() != ["whole"] * STREAMS:
+            self.fail(f"{line}: {said}")
+
+
+def main():
+    machine = Machine(*sys.argv[1:3])
+    try:
+        machine.wait("systemd", lambda: "running" in machine.do("systemctl is-system-running", may_fail=True) or
+                     "degraded" in machine.do("systemctl is-system-running", may_fail=True))
+        machine.do("dpkg -i /var/tmp/pinion.deb")
+        words = machine.do("systemd-analyze verify pinion.service")
+        if words.strip():
+            machine.fail(f"systemd-analyze verify: {words}")
+        # Packages, options and models are not the service's to write; this is the administrator.
+        machine.do("printf 'pin = false\\ndrain-delay = \"500ms\"\\n' >> /etc/pinion/pinion.toml")
+        machine.do("systemctl start pinion")
+        if (machine.show("ActiveState"), machine.show("SubState")) != ("active", "running"):
+            machine.fail("it is not running")
+        status = machine.show("StatusText")
+        if "serves demo-model" not in status:
+            machine.fail(f"status {status!r}")
+        uid = int(machine.do("stat --format=%u /proc/$(systemctl show --value --property=MainPID pinion)"))
+        # What systemd gives with DynamicUser=yes.
+        if not 61184 <= uid <= 65519:
+            machine.fail(f"it runs as {uid}")
+
+        machine.under_load("systemctl stop pinion")
+        if (machine.show("ActiveState"), machine.show("Result")) != ("inactive", "success"):
+            machine.fail(f"after stop: {machine.show('ActiveState')} {machine.show('Result')}")
+
+        machine.do("systemctl start pinion")
+        machine.under_load("dpkg -i /var/tmp/pinion.deb")
+        machine.wait("the new one", lambda: machine.show("ActiveState") == "active")
+
+        # The roles end with their launcher; the unit brings all of them back.
+        before = machine.show("MainPID")
+        machine.do(f"kill -9 {before}")
+        machine.wait("a restart", lambda: machine.show("MainPID") not in (before, "0") and machine.show("SubState") == "running")
+        names = machine.do("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '^pinion-engine-0$' || true").strip()
+        if machine.show("NRestarts") != "1" or names != "1":
+            machine.fail(f"{machine.show('NRestarts')} restarts, {names} engines")
+
+        # A launcher that stands still is one that systemd ends. The time is shortened here.
+        machine.do("mkdir -p /run/systemd/system/pinion.service.d && "
+                   "printf '[Service]\\nWatchdogSec=3\\n' > /run/systemd/system/pinion.service.d/watchdog.conf && "
+                   "systemctl daemon-reload && systemctl restart pinion")
+        time.sleep(7)
+        if machine.show("SubState") != "running" or machine.show("NRestarts") != "0":
+            machine.fail("the watchdog struck a launcher that lives")
+        before = machine.show("MainPID")
+        machine.do(f"kill -STOP {before}")
+        machine.wait("the watchdog", lambda: machine.show("NRestarts") == "1" and machine.show("SubState") == "running")
+
+        # A wrong option: no restart helps.
+        machine.do("rm -r /run/systemd/system/pinion.service.d && systemctl daemon-reload && systemctl stop pinion")
+        machine.do("echo 'no-such-option = 1' >> /etc/pinion/pinion.toml; systemctl start pinion", may_fail=True)
+        if (machine.show("ActiveState"), machine.show("ExecMainStatus"), machine.show("NRestarts")) != ("failed", "2", "0"):
+            machine.fail("a wrong option is tried again")
+
+        machine.do("dpkg --purge pinion")
+        left = machine.do("find / -xdev -path /proc -prune -o -name '*pinion*' -print | grep -v -e '^/proc' -e ^/var/tmp/ -e ^/sys -e ^/var/log -e ^/run || true")
+        if left.strip():
+            machine.fail(f"the purge leaves {left}")
+    finally:
+        machine.end()
+    print(f"systemd: stop and upgrade with {STREAMS} streams of {TOKENS} tokens, none cut; kill, watchdog, wrong option and purge as expected")
+
+
+if __name__ == "__main__":
+    main()
