@@ -11,4 +11,4 @@ mod stream;
 mod waiting;
 
 pub use detokenizer::{Counts, Detokenizer};
-pub use serve::live;
+pub use serve::{Server, live};

@@ -2,14 +2,13 @@
 
 use crate::detokenizer::{Counts, Detokenizer};
 use pinion_config::Exit;
-use pinion_os::clock;
 use pinion_protocol::frontend_inbox::kind::DELTAS;
 use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::{Gauge, Reading};
 use pinion_protocol::{Malformed, Peer, Role};
 use pinion_shm::slots::SlotTable;
 use pinion_text::TextCodec;
-use pinion_worker::{ControlEvent, Inbox, Links, Session, beat};
+use pinion_worker::{ControlEvent, Inbox, Links, Pace, Session, beat};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -38,7 +37,7 @@ pub fn live(mut session: Session) -> ExitCode {
         .with_interval(session.config.stream_interval);
     session.reads(Reading::Nothing);
     session.ready(&summary);
-    serve(session, detokenizer)
+    Server::new(session, detokenizer).run()
 }
 
 /// The slot tables of all frontends, in order.
@@ -52,12 +51,8 @@ fn record_bytes_max(session: &Session) -> usize {
     edges.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0)
 }
 
-/// Serves until the launcher says stop.
-pub fn serve(session: Session, detokenizer: Detokenizer) -> ExitCode {
-    Server { session, detokenizer, step: Vec::new(), reported: Counts::default(), swept_ns: 0 }.run()
-}
-
-struct Server {
+/// The role with its links.
+pub struct Server {
     session: Session,
     detokenizer: Detokenizer,
     /// The step record at hand, copied out of its inbox so that the frontends' inboxes can be read first.
@@ -68,31 +63,45 @@ struct Server {
 }
 
 impl Server {
+    /// A detokenizer that serves over the links of `session`.
+    pub fn new(session: Session, detokenizer: Detokenizer) -> Server {
+        Server { session, detokenizer, step: Vec::new(), reported: Counts::default(), swept_ns: 0 }
+    }
+
+    /// Serves until the launcher says stop.
     fn run(mut self) -> ExitCode {
         loop {
-            while let Some(event) = self.session.control() {
-                if let ControlEvent::Stop = event {
-                    return self.session.stop();
-                }
-                self.take_event(event);
+            let pace = self.turn();
+            if !self.session.rest(pace) {
+                return self.session.stop();
             }
-            let lags = self.session.links.outboxes.iter().any(|outbox| outbox.lag_bytes() > LAG_BYTES_MAX);
-            let taken = if lags { self.take_openings() } else { self.take_turn() };
-            self.session.links.publish();
-            self.report();
-            let now_ns = clock::now_ns();
-            if now_ns.saturating_sub(self.swept_ns) >= SWEEP_INTERVAL_NS {
-                self.swept_ns = now_ns;
-                self.detokenizer.sweep();
+        }
+    }
+
+    /// One turn of the loop: control messages, openings, a bounded number of steps.
+    pub fn turn(&mut self) -> Pace {
+        while let Some(event) = self.session.control() {
+            if let ControlEvent::Stop = event {
+                return Pace::Stop;
             }
-            if lags {
-                // The steps that are left unread would end any other wait at once.
-                self.session.beat();
-                std::thread::sleep(BACKLOG_WAIT);
-            } else if !taken {
-                let backlog = self.session.links.has_backlog();
-                self.session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
-            }
+            self.take_event(event);
+        }
+        let lags = self.session.links.outboxes.iter().any(|outbox| outbox.lag_bytes() > LAG_BYTES_MAX);
+        let taken = if lags { self.take_openings() } else { self.take_turn() };
+        self.session.links.publish();
+        self.report();
+        let now_ns = self.session.now_ns();
+        if now_ns.saturating_sub(self.swept_ns) >= SWEEP_INTERVAL_NS {
+            self.swept_ns = now_ns;
+            self.detokenizer.sweep();
+        }
+        if lags {
+            // The steps that are left unread would end any other wait at once.
+            Pace::Pause(BACKLOG_WAIT)
+        } else if taken {
+            Pace::Go
+        } else {
+            Pace::Wait(if self.session.links.has_backlog() { BACKLOG_WAIT } else { IDLE_WAIT })
         }
     }
 
@@ -148,13 +157,13 @@ impl Server {
 
     /// Everything that waits in the frontends' rings. False if nothing did.
     fn take_openings(&mut self) -> bool {
-        let mut taken = false;
+        let (mut taken, clock) = (false, self.session.clock);
         for inbox in self.session.links.inboxes.iter_mut().filter(|inbox| inbox.from.role == Role::Frontend) {
             let from = inbox.from;
             while let Some(record) = inbox.next() {
                 taken = true;
                 // After a death all open texts are decoded again, which may take longer than a role may be silent.
-                beat(&self.session.status);
+                beat(&self.session.status, clock());
                 if let Err(error) = self.detokenizer.open(from.index, record.kind, record.payload) {
                     inbox.condemn(&error.to_string());
                 }
@@ -174,7 +183,7 @@ impl Server {
 
     fn handle_step(&mut self, record_kind: u16) -> Result<(), Malformed> {
         let recorder = self.session.recorder.clone();
-        let now_ns = clock::now_ns();
+        let now_ns = self.session.now_ns();
         recorder.push(SpanName::Detokenize);
         let before = self.detokenizer.counts();
         // What came before the fault in the record goes out: it was right.
@@ -191,7 +200,7 @@ impl Server {
             let after = self.detokenizer.counts();
             let deltas = after.deltas - before.deltas;
             let events = deltas + after.stale - before.stale;
-            recorder.record(SpanName::Detokenize, now_ns, clock::now_ns(), [events, deltas]);
+            recorder.record(SpanName::Detokenize, now_ns, self.session.now_ns(), [events, deltas]);
         }
         recorder.pop();
         handled

@@ -16,7 +16,7 @@ use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, RequestId};
-use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler};
+use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler, SequenceState};
 use pinion_worker::Recorder;
 
 /// So many failed steps in a row mean that the model is broken and the process must be replaced.
@@ -138,6 +138,11 @@ impl Engine {
     pub fn with_grammars(mut self, threads: Grammars) -> Engine {
         self.constraints.set_threads(threads);
         self
+    }
+
+    /// Every request in the scheduler, with how far it is.
+    pub fn states(&self) -> impl Iterator<Item = (RequestId, SequenceState)> + '_ {
+        self.scheduler.states()
     }
 
     /// What of a device's memory the model takes for what, if it runs on one.

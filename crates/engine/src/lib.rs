@@ -23,7 +23,7 @@ mod role;
 pub mod tape;
 
 pub use engine::{Broken, Engine, Sizes, Turn};
-pub use options::{build, model_options};
+pub use options::{build, model_options, sizes};
 pub use ports::Ports;
 pub use replay_main::replay;
-pub use role::{live, taped_turn};
+pub use role::{Server, live, taped_turn};

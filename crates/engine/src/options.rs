@@ -76,7 +76,7 @@ fn policy(config: &Config) -> Policy {
 }
 
 /// Sizes for a loaded model. The end-of-sequence ids are the config's, which all roles share.
-fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
+pub fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
     Sizes {
         limits: Limits {
             max_num_seqs: config.max_num_seqs,

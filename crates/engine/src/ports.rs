@@ -1,6 +1,5 @@
 //! What the loop needs from the world: inboxes, outboxes, request slots, gauges, the time.
 
-use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role};
@@ -48,7 +47,7 @@ pub trait Ports {
 
 impl Ports for Session {
     fn now_ns(&self) -> u64 {
-        clock::now_ns()
+        Session::now_ns(self)
     }
 
     fn inbox_count(&self) -> usize {

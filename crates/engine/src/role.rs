@@ -7,11 +7,10 @@ use crate::ports::Ports;
 use crate::tape::{Group, Tape, Taped};
 use pinion_config::Exit;
 use pinion_model::DeviceMemory;
-use pinion_os::clock;
 use pinion_protocol::Role;
 use pinion_protocol::control::Admin;
 use pinion_protocol::status::Gauge;
-use pinion_worker::{ControlEvent, Session};
+use pinion_worker::{ControlEvent, Pace, Session};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -35,7 +34,8 @@ pub fn live(mut session: Session) -> ExitCode {
         tell_memory(&session, memory);
     }
     session.ready(&summary);
-    run(session, engine, tape)
+    let profile = OpProfile::of(&session.config, session.me);
+    Server { tape, profile, ..Server::new(session, engine) }.run()
 }
 
 /// For /metrics and for the log: what the device's memory is taken for, once everything is there.
@@ -53,55 +53,63 @@ fn tell_memory(session: &Session, memory: DeviceMemory) {
     tracing::info!(weights, cache, activations, staging, free, "device memory in bytes");
 }
 
-/// Runs until the launcher says stop, a drain is over, or the model is broken.
-fn run(mut session: Session, mut engine: Engine, mut tape: Option<Tape>) -> ExitCode {
-    let mut profile = OpProfile::of(&session.config, session.me);
-    let served = serve(&mut session, &mut engine, &mut tape, &mut profile);
-    if let Some(profile) = profile {
-        profile.finish(&mut engine);
-    }
-    if let Some(tape) = tape {
-        tape.finish();
-    }
-    match served {
-        Ok(()) => session.stop(),
-        Err(Broken { reason }) => session.fail(&reason, i32::from(Exit::Start.code())),
-    }
+/// The role with its links.
+pub struct Server {
+    session: Session,
+    engine: Engine,
+    tape: Option<Tape>,
+    profile: Option<OpProfile>,
+    drain_deadline_ns: Option<u64>,
 }
 
-/// The file to record into, if one is wanted. A successor does not overwrite its predecessor's file, and serves without a
-/// recording if it cannot create one of its own.
-fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
-    let Some(path) = &session.config.observe.record else { return Ok(None) };
-    let mut path = path.clone().into_os_string();
-    if session.epoch > 1 {
-        path.push(format!(".{}", session.epoch));
+impl Server {
+    /// An engine that serves over the links of `session`, without a recording or a profile.
+    pub fn new(session: Session, engine: Engine) -> Server {
+        Server { session, engine, tape: None, profile: None, drain_deadline_ns: None }
     }
-    match Tape::create(path.as_ref(), &session.config, session.links.inboxes.len()) {
-        Ok(tape) => Ok(Some(tape)),
-        Err(error) if session.epoch > 1 => {
-            tracing::error!(path = %path.display(), %error, "cannot record; serving without a recording");
-            session.status.set(Gauge::RecordingEnded as usize, 1);
-            Ok(None)
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Runs until the launcher says stop, a drain is over, or the model is broken.
+    fn run(mut self) -> ExitCode {
+        let served = self.serve();
+        let Server { session, mut engine, tape, profile, .. } = self;
+        if let Some(profile) = profile {
+            profile.finish(&mut engine);
         }
-        Err(error) => Err(format!("cannot record into {}: {error}", path.display())),
+        if let Some(tape) = tape {
+            tape.finish();
+        }
+        match served {
+            Ok(()) => session.stop(),
+            Err(Broken { reason }) => session.fail(&reason, i32::from(Exit::Start.code())),
+        }
     }
-}
 
-fn serve(
-    session: &mut Session,
-    engine: &mut Engine,
-    tape: &mut Option<Tape>,
-    profile: &mut Option<OpProfile>,
-) -> Result<(), Broken> {
-    let mut drain_deadline_ns = None;
-    loop {
+    fn serve(&mut self) -> Result<(), Broken> {
+        loop {
+            let pace = self.turn()?;
+            if !self.session.rest(pace) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One turn of the loop: control messages, then one of the engine's.
+    ///
+    /// # Errors
+    /// See [`Engine::turn`].
+    pub fn turn(&mut self) -> Result<Pace, Broken> {
+        let Server { session, engine, tape, profile, drain_deadline_ns } = self;
         while let Some(event) = session.control() {
             match event {
-                ControlEvent::Stop => return Ok(()),
+                ControlEvent::Stop => return Ok(Pace::Stop),
                 ControlEvent::Drain { deadline_ns } => {
                     session.draining();
-                    drain_deadline_ns = Some(deadline_ns);
+                    *drain_deadline_ns = Some(deadline_ns);
                 }
                 ControlEvent::Admin { number, admin } => {
                     ordered(number, admin, engine, session, tape, profile)
@@ -125,15 +133,35 @@ fn serve(
             || profile.as_ref().is_some_and(OpProfile::waits)
             || engine.compiles()
             || session.links.has_backlog();
-        if let Some(deadline_ns) = drain_deadline_ns {
+        if let Some(deadline_ns) = *drain_deadline_ns {
             let done = turn == Turn::Idle && engine.is_empty() && !backlog;
-            if done || clock::now_ns() > deadline_ns {
-                return Ok(());
+            if done || session.now_ns() > deadline_ns {
+                return Ok(Pace::Stop);
             }
         }
-        if turn == Turn::Idle {
-            session.wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT });
+        Ok(match turn {
+            Turn::Worked => Pace::Go,
+            Turn::Idle => Pace::Wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT }),
+        })
+    }
+}
+
+/// The file to record into, if one is wanted. A successor does not overwrite its predecessor's file, and serves without a
+/// recording if it cannot create one of its own.
+fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
+    let Some(path) = &session.config.observe.record else { return Ok(None) };
+    let mut path = path.clone().into_os_string();
+    if session.epoch > 1 {
+        path.push(format!(".{}", session.epoch));
+    }
+    match Tape::create(path.as_ref(), &session.config, session.links.inboxes.len()) {
+        Ok(tape) => Ok(Some(tape)),
+        Err(error) if session.epoch > 1 => {
+            tracing::error!(path = %path.display(), %error, "cannot record; serving without a recording");
+            session.status.set(Gauge::RecordingEnded as usize, 1);
+            Ok(None)
         }
+        Err(error) => Err(format!("cannot record into {}: {error}", path.display())),
     }
 }
 

@@ -48,23 +48,31 @@ pub(crate) async fn serve(
     arrival: Arrival,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    answer(app.clone(), arrival, body).await
+}
+
+/// Answers a body that has arrived whole.
+///
+/// # Errors
+/// What the client is told instead.
+pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Response<AnswerBody>, Refusal> {
     let api = match arrival.route {
         Route::Completions => Api::Completions,
         Route::Chat => Api::Chat,
         _ => Api::Generate,
     };
-    let body = read_body(app, request.into_body()).await?;
     let admission = Admission::new(&body);
     let seed = app.numbers.fresh_seed();
-    let admitted = read(app, body, move |body, limits| admit(api, body, limits, seed)).await;
-    let admitted = admitted.inspect_err(|_| admission.record(app, None))?;
+    let admitted = read(&app, body, move |body, limits| admit(api, body, limits, seed)).await;
+    let admitted = admitted.inspect_err(|_| admission.record(&app, None))?;
     let shown = admitted.shown;
     let ignored = unknown::header(&admitted.ignored);
     app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
-    let echoes = if shown.echo { echoes(app, &arrival, &admitted.prompts).await? } else { Vec::new() };
-    let prompt_ids = if shown.token_ids { Some(prompt_ids(app, &arrival, &admitted).await?) } else { None };
-    let begun = begin_all(app, &arrival, api, admitted, &echoes, prompt_ids);
-    admission.record(app, begun.as_ref().ok().and_then(|begun| begun.tickets.first()));
+    let echoes = if shown.echo { echoes(&app, &arrival, &admitted.prompts).await? } else { Vec::new() };
+    let prompt_ids = if shown.token_ids { Some(prompt_ids(&app, &arrival, &admitted).await?) } else { None };
+    let begun = begin_all(&app, &arrival, api, admitted, &echoes, prompt_ids);
+    admission.record(&app, begun.as_ref().ok().and_then(|begun| begun.tickets.first()));
     let Begun { tickets, head, stream, choices_per_prompt } = begun?;
     let mut response = if stream {
         let silence = head.is_some().then_some(sse::KEEP_ALIVE);
@@ -72,7 +80,7 @@ pub(crate) async fn serve(
             let writer = sse::Writer::new(head, app.settings.fast_sse);
             End { writer, choices_per_prompt }
         });
-        stream_answer(app, tickets, silence, end).await?
+        stream_answer(&app, tickets, silence, end).await?
     } else {
         whole_answer(tickets, head, choices_per_prompt, shown).await?
     };

@@ -19,7 +19,7 @@ use crate::routes::Route;
 use crate::slow::SlowLog;
 use crate::timeline::{Stamps, Timeline};
 use pinion_config::Lifecycle;
-use pinion_os::clock;
+use pinion_os::clock::Clock;
 use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
@@ -55,6 +55,8 @@ pub struct Setup {
     pub patience: Patience,
     /// Where the parts of ended requests are kept.
     pub recorder: Rc<Recorder>,
+    /// What time it is.
+    pub clock: Clock,
 }
 
 /// How long requests wait for others.
@@ -105,6 +107,34 @@ struct Entry {
     life: Life,
 }
 
+/// How far a request is; docs/ARCHITECTURE.md has the diagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryState {
+    /// It waits for a role and is with none.
+    Parked,
+    /// It is with its roles.
+    Submitted,
+    /// Only the engine's account is missing.
+    TextComplete,
+    /// Only the end of the text is missing.
+    EngineDone,
+    /// Its client was told the outcome, or is gone.
+    Ended,
+}
+
+impl Entry {
+    fn state(&self) -> EntryState {
+        let request = self.request.borrow();
+        match (self.life.parked, request.has_last_text(), request.finished().is_some()) {
+            _ if request.outcome().is_some() => EntryState::Ended,
+            (true, _, _) => EntryState::Parked,
+            (false, true, _) => EntryState::TextComplete,
+            (false, false, true) => EntryState::EngineDone,
+            (false, false, false) => EntryState::Submitted,
+        }
+    }
+}
+
 /// All accepted requests.
 pub struct Ledger {
     setup: Setup,
@@ -140,6 +170,11 @@ impl Ledger {
     /// Index of this frontend.
     pub fn frontend(&self) -> u16 {
         self.setup.frontend
+    }
+
+    /// Every request that has a slot, with how far it is.
+    pub fn states(&self) -> impl Iterator<Item = (RequestId, EntryState)> + '_ {
+        self.entries.iter().flatten().map(|entry| (entry.id, entry.state()))
     }
 
     /// Slots in use.
@@ -373,7 +408,7 @@ impl Ledger {
         if self.entry(id).is_some()
             && let Some(slot) = self.slot(id)
         {
-            slot.stamp(id.generation, stage as usize, clock::now_ns());
+            slot.stamp(id.generation, stage as usize, (self.setup.clock)());
         }
     }
 
@@ -408,12 +443,12 @@ impl Ledger {
         let place = self.entries.get(usize::from(id.slot)).and_then(Option::as_ref);
         let earlier = place.filter(|entry| entry.id == id).and_then(|entry| entry.life.earlier.as_deref());
         let stamps = Stamps::of_slot(self.slot(id), id.generation, earlier);
-        Timeline::of_slot(self.slot(id), id.generation, &stamps, received_ns, clock::now_ns())
+        Timeline::of_slot(self.slot(id), id.generation, &stamps, received_ns, (self.setup.clock)())
     }
 
     /// The worst requests of the last hour.
     pub(crate) fn slow_json(&mut self) -> serde_json::Value {
-        self.slow.page(self.setup.frontend, clock::now_ns())
+        self.slow.page(self.setup.frontend, (self.setup.clock)())
     }
 
     fn counted(&self, id: RequestId, counter: Counter) -> u32 {

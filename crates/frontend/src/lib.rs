@@ -20,7 +20,7 @@ pub mod errors;
 mod exposition;
 pub mod extras;
 mod framing;
-mod generate;
+pub mod generate;
 mod grammar;
 pub mod guard;
 pub mod health;
@@ -120,6 +120,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         resume: config.lifecycle.resume,
         patience: Patience::of(&config.lifecycle),
         recorder: session.recorder.clone(),
+        clock: session.clock,
     };
     let mut pages = session.links.pages.clone();
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
@@ -216,9 +217,5 @@ pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<Exit, String>
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))?;
     let tasks = tokio::task::LocalSet::new();
-    tasks.block_on(&runtime, async {
-        let reactor = Reactor::new(session.clone(), app)
-            .map_err(|error| format!("cannot watch the doorbell: {error}"))?;
-        reactor.run().await
-    })
+    tasks.block_on(&runtime, async { Reactor::new(session.clone(), app).run().await })
 }

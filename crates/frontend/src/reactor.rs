@@ -12,7 +12,6 @@ use crate::outgoing::Outlet;
 use crate::server;
 use crate::stats::{Sample, Stats};
 use pinion_config::Exit;
-use pinion_os::clock;
 use pinion_protocol::control::Admin;
 use pinion_protocol::spans::SpanName;
 use pinion_protocol::status::Gauge;
@@ -65,11 +64,26 @@ enum Drain {
     Failed(u64),
 }
 
+/// What a turn of the loop came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Records came, and more may be there.
+    Worked,
+    /// No record came.
+    Idle,
+    /// The launcher says stop.
+    Stopped,
+    /// No request is left, or the time for them is over.
+    Drained {
+        /// Some were ended with an error.
+        cut: bool,
+    },
+}
+
 /// The loop's state.
 pub struct Reactor {
     session: Rc<RefCell<Session>>,
     app: Rc<App>,
-    doorbell: AsyncFd<OwnedFd>,
     closing: watch::Sender<bool>,
     accepting: Option<JoinHandle<()>>,
     drain: Drain,
@@ -81,52 +95,57 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// Must be made inside the runtime.
-    #[expect(
-        deprecated,
-        reason = "the successor is an unsafe fn; an OwnedFd keeps its descriptor open for as long"
-    )]
-    pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> io::Result<Reactor> {
-        let fd = session.borrow().doorbell_fd().try_clone_to_owned()?;
-        let is_first = session.borrow().me.index == 0;
-        let stats = is_first.then(|| Stats::new(Sample::of(&app.health, clock::now_ns())));
+    /// A reactor of this session, whose connections share `app`.
+    pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> Reactor {
+        let (is_first, now_ns) = (session.borrow().me.index == 0, session.borrow().now_ns());
+        let stats = is_first.then(|| Stats::new(Sample::of(&app.health, now_ns)));
         let memory_limit_hits = memory_limit_hits(&app.health).collect();
-        Ok(Reactor {
+        Reactor {
             session,
             app,
-            doorbell: AsyncFd::with_interest(fd, Interest::READABLE)?,
             closing: watch::Sender::new(false),
             accepting: None,
             drain: Drain::No,
             next_tick_ns: 0,
             stats,
             memory_limit_hits,
-        })
+        }
     }
 
-    /// Runs until the launcher says stop, or a drain is complete; then says whether answers were cut. The error
-    /// is a reason to exit with failure.
+    /// Runs until the launcher says stop, or a drain is complete; then says whether answers were cut. Must be called inside
+    /// the runtime. The error is a reason to exit with failure.
     pub async fn run(mut self) -> Result<Exit, String> {
+        let doorbell =
+            watched(&self.session).map_err(|error| format!("cannot watch the doorbell: {error}"))?;
         loop {
-            let now_ns = clock::now_ns();
-            if self.take_control()? {
-                return Ok(Exit::Ok);
-            }
-            let records = self.take_records(now_ns);
-            self.app.ledger.borrow_mut().resume_parked(now_ns);
-            self.session.borrow_mut().links.publish();
-            self.tick(now_ns)?;
-            if self.drained(now_ns) {
-                tokio::time::sleep(LAST_WRITE_PAUSE).await;
-                let cut = matches!(self.drain, Drain::Failed(_)) || self.app.ledger.borrow().cut();
-                return Ok(if cut { Exit::DrainCut } else { Exit::Ok });
-            }
-            if records == 0 {
-                self.sleep().await;
-            } else {
-                tokio::task::yield_now().await;
+            match self.turn()? {
+                Turn::Worked => tokio::task::yield_now().await,
+                Turn::Idle => self.sleep(&doorbell).await,
+                Turn::Stopped => return Ok(Exit::Ok),
+                Turn::Drained { cut } => {
+                    tokio::time::sleep(LAST_WRITE_PAUSE).await;
+                    return Ok(if cut { Exit::DrainCut } else { Exit::Ok });
+                }
             }
         }
+    }
+
+    /// One turn of the loop: control messages, records, what waits for a role, the clock. Takes connections once the launcher
+    /// says so, which needs the runtime. The error is a reason to exit with failure.
+    pub fn turn(&mut self) -> Result<Turn, String> {
+        let now_ns = self.session.borrow().now_ns();
+        if self.take_control()? {
+            return Ok(Turn::Stopped);
+        }
+        let records = self.take_records(now_ns);
+        self.app.ledger.borrow_mut().resume_parked(now_ns);
+        self.session.borrow_mut().links.publish();
+        self.tick(now_ns)?;
+        if self.drained(now_ns) {
+            let cut = matches!(self.drain, Drain::Failed(_)) || self.app.ledger.borrow().cut();
+            return Ok(Turn::Drained { cut });
+        }
+        Ok(if records == 0 { Turn::Idle } else { Turn::Worked })
     }
 
     /// Returns whether to stop now.
@@ -141,7 +160,8 @@ impl Reactor {
                 Some(ControlEvent::Drain { deadline_ns }) => self.begin_drain(deadline_ns),
                 Some(ControlEvent::PeerLost(peer, cause)) => {
                     // What it said before it died still counts.
-                    while self.take_records(clock::now_ns()) > 0 {}
+                    let now_ns = self.session.borrow().now_ns();
+                    while self.take_records(now_ns) > 0 {}
                     tracing::warn!(%peer, "peer lost");
                     if self.reached_memory_limit(peer) {
                         self.app.ledger.borrow_mut().memory_ran_out(peer);
@@ -153,7 +173,8 @@ impl Reactor {
                     self.app.ledger.borrow_mut().peer_ready(peer);
                 }
                 Some(ControlEvent::InboxReplaced { mut old, .. }) => {
-                    while take_some(&mut old, &self.app.ledger, clock::now_ns()) > 0 {}
+                    let now_ns = self.session.borrow().now_ns();
+                    while take_some(&mut old, &self.app.ledger, now_ns) > 0 {}
                 }
                 Some(ControlEvent::AdminDone { number, outcome }) => self.app.orders.done(number, outcome),
                 Some(
@@ -223,7 +244,7 @@ impl Reactor {
             session.links.inboxes.iter_mut().map(|inbox| take_some(inbox, &self.app.ledger, now_ns)).sum();
         if taken > 0 && self.app.recorder.records() {
             let arguments = [taken as u64, 0];
-            self.app.recorder.record(SpanName::FrontendRecords, now_ns, clock::now_ns(), arguments);
+            self.app.recorder.record(SpanName::FrontendRecords, now_ns, session.now_ns(), arguments);
         }
         taken
     }
@@ -248,13 +269,13 @@ impl Reactor {
     }
 
     /// Sleeps until a peer rings, or for one tick, or a moment if records wait for room in a ring.
-    async fn sleep(&mut self) {
+    async fn sleep(&mut self, doorbell: &AsyncFd<OwnedFd>) {
         if !self.session.borrow_mut().arm() {
             tokio::task::yield_now().await;
             return;
         }
         let nap = if self.session.borrow().links.has_backlog() { BACKLOG_WAIT } else { TICK };
-        let ready = tokio::time::timeout(nap, self.doorbell.readable()).await;
+        let ready = tokio::time::timeout(nap, doorbell.readable()).await;
         if let Ok(Ok(mut guard)) = ready {
             // Before the drain, so that a ring after it is seen as a new one.
             guard.clear_ready();
@@ -263,6 +284,16 @@ impl Reactor {
         session.disarm();
         session.drain_doorbell();
     }
+}
+
+/// The bell that peers ring.
+#[expect(
+    deprecated,
+    reason = "the successor is an unsafe fn; an OwnedFd keeps its descriptor open for as long"
+)]
+fn watched(session: &Rc<RefCell<Session>>) -> io::Result<AsyncFd<OwnedFd>> {
+    let fd = session.borrow().doorbell_fd().try_clone_to_owned()?;
+    AsyncFd::with_interest(fd, Interest::READABLE)
 }
 
 /// How often each tokenizer has reached its memory limit.

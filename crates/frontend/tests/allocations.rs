@@ -80,6 +80,7 @@ fn ledger() -> Rc<RefCell<Ledger>> {
         resume: true,
         patience: Patience { role: std::time::Duration::MAX, text: std::time::Duration::MAX },
         recorder: Rc::new(Recorder::new(SpanWriter::new(ring), None)),
+        clock: pinion_os::clock::now_ns,
     };
     Rc::new(RefCell::new(Ledger::new(setup, Rc::new(RefCell::new(Nowhere)), Rc::new(Metrics::default()))))
 }

@@ -1,6 +1,7 @@
 //! `pinion-in-process`: what `pinion --in-process` becomes. The launcher and every role in one process, a thread
 //! each, over the same rings. It exists to be measured against the processes; nothing else depends on it.
 
+use pinion_os::clock;
 use pinion_protocol::{Peer, Role};
 use pinion_worker::Session;
 use std::os::fd::OwnedFd;
@@ -19,5 +20,5 @@ fn live(peer: Peer, socket: OwnedFd) -> ExitCode {
         Role::Detokenizer => pinion_detokenizer::live,
         Role::Launcher => return ExitCode::FAILURE,
     };
-    pinion_worker::attached(peer.role, Session::attach_over(peer.role, socket), live)
+    pinion_worker::attached(peer.role, Session::attach_over(peer.role, socket, clock::now_ns), live)
 }

@@ -7,7 +7,8 @@ use crate::spare::Waiting;
 use crate::wiring::Wiring;
 use nix::sys::signal::Signal;
 use pinion_config::Process;
-use pinion_os::{clock, fdpass};
+use pinion_os::clock::Clock;
+use pinion_os::fdpass;
 use pinion_protocol::Peer;
 use pinion_protocol::control::{Admin, AdminOutcome, DeathCause, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
@@ -150,6 +151,7 @@ pub struct Member {
     condemned: bool,
     process: Process,
     start_timeout_ns: u64,
+    clock: Clock,
     life: Life,
     epoch: u32,
     /// Count of control messages up to the latest that handed it new links.
@@ -158,13 +160,14 @@ pub struct Member {
 
 impl Member {
     /// A role that has not been started.
-    pub fn new(process: Process, start_timeout_ns: u64) -> Member {
+    pub fn new(process: Process, start_timeout_ns: u64, clock: Clock) -> Member {
         Member {
             peer: process.peer,
             policy: RestartPolicy::default(),
             condemned: false,
             process,
             start_timeout_ns,
+            clock,
             life: Life::DOWN,
             epoch: 0,
             links_sent: 0,
@@ -175,7 +178,7 @@ impl Member {
     pub(crate) fn spawn(&mut self, wiring: &Wiring, host: &Host, standby: Option<Waiting>) -> io::Result<()> {
         self.epoch += 1;
         self.links_sent = 0;
-        let now_ns = clock::now_ns();
+        let now_ns = (self.clock)();
         let attach_ns = STANDBY_ATTACH_NS.min(self.start_timeout_ns / 2);
         let attach_by_ns = standby.is_some().then(|| now_ns + attach_ns);
         let page = wiring.page(self.peer);
@@ -236,6 +239,11 @@ impl Member {
     /// The process id, while it lives.
     pub fn pid(&self) -> Option<u32> {
         self.life.process().map(|process| process.body.pid())
+    }
+
+    /// Which life of the role it is, or was: 1 is the first.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// Whether a process exists.
@@ -393,7 +401,7 @@ impl Member {
     /// closed. [`Member::poll`] reports its end in both cases.
     pub fn kill(&mut self) {
         let was_standby = self.life.is_standby();
-        let gone_by_ns = clock::now_ns() + self.start_timeout_ns;
+        let gone_by_ns = (self.clock)() + self.start_timeout_ns;
         self.life = match std::mem::replace(&mut self.life, Life::DOWN) {
             Life::Starting { process, .. } | Life::Ready(process) => {
                 let process = process.body.kill().then_some(process);

@@ -18,7 +18,7 @@ use crate::spare::Spare;
 use crate::welcome;
 use crate::wiring::Wiring;
 use pinion_config::{Config, Exit, Profiler, Topology};
-use pinion_os::clock;
+use pinion_os::clock::{self, Clock};
 use pinion_protocol::control::{Admin, ToRole};
 use pinion_protocol::status::{Gauge, LauncherGauge, Reading};
 use pinion_protocol::{Peer, Role};
@@ -56,8 +56,10 @@ enum Stage {
     },
 }
 
-struct Service {
+/// A service that runs: its roles, what they share, and how far it is.
+pub struct Service {
     config: Config,
+    clock: Clock,
     host: Host,
     address: SocketAddr,
     wiring: Wiring,
@@ -86,7 +88,8 @@ pub fn serve(config: Config, host: Host) -> Ending {
         Ok(signals) => signals,
         Err(error) => return Ending::system("cannot take signals", error),
     };
-    let mut service = match Service::start(config, host) {
+    let topology = Topology::new(&config);
+    let mut service = match Service::start(config, topology, host, clock::now_ns) {
         Ok(service) => service,
         Err(ending) => return ending,
     };
@@ -104,8 +107,12 @@ pub fn serve(config: Config, host: Host) -> Ending {
 }
 
 impl Service {
-    fn start(config: Config, host: Host) -> Result<Service, Ending> {
-        let topology = Topology::new(&config);
+    /// Makes what the roles share and starts every role. `topology` is the config's, as far as the roles can tell; the loop
+    /// reads `clock`.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn start(config: Config, topology: Topology, host: Host, clock: Clock) -> Result<Service, Ending> {
         let (listener, address) = bind_port((config.host, config.port).into())?;
         let wiring = Wiring::new(&config, &topology, listener)
             .map_err(|e| Ending::system("cannot make shared memory", e))?;
@@ -127,10 +134,14 @@ impl Service {
         );
         let spare = Spare::of(&config, &host, &topology);
         let start_timeout_ns = config.lifecycle.start_timeout_ms * MS_NS;
-        let members =
-            topology.processes.into_iter().map(|process| Member::new(process, start_timeout_ns)).collect();
+        let members = topology
+            .processes
+            .into_iter()
+            .map(|process| Member::new(process, start_timeout_ns, clock))
+            .collect();
         let mut service = Service {
             config,
+            clock,
             host,
             address,
             wiring,
@@ -144,7 +155,7 @@ impl Service {
             unannounced: Vec::new(),
             cut_short: false,
             reason: None,
-            turned_ns: clock::now_ns(),
+            turned_ns: clock(),
             silent_from_ns: 0,
         };
         for index in 0..service.members.len() {
@@ -157,8 +168,8 @@ impl Service {
     }
 
     fn spawn(&mut self, index: usize) -> Result<(), Ending> {
-        let member = &mut self.members[index];
-        let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, clock::now_ns()));
+        let (member, now_ns) = (&mut self.members[index], (self.clock)());
+        let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, now_ns));
         let was_spare = spare.is_some();
         let started = member.spawn(&self.wiring, &self.host, spare);
         started.map_err(|error| not_started(member.peer, &error))?;
@@ -175,6 +186,14 @@ impl Service {
                 return Ok(Some(ending));
             }
         }
+        self.look()
+    }
+
+    /// Looks at every role and moves the service on; never waits. Gives its end when it is over.
+    ///
+    /// # Errors
+    /// An end before that.
+    pub fn look(&mut self) -> Result<Option<Ending>, Ending> {
         for index in 0..self.members.len() {
             while let Some(event) = self.members[index]
                 .poll(&self.wiring)
@@ -183,22 +202,22 @@ impl Service {
                 self.on_event(index, event)?;
             }
         }
-        if let Some((to, number, outcome)) = self.recording.look(clock::now_ns()) {
+        if let Some((to, number, outcome)) = self.recording.look((self.clock)()) {
             self.answer([Answer { to, number, outcome }]);
         }
         if let Some(spare) = &mut self.spare {
-            spare.look(clock::now_ns());
+            spare.look((self.clock)());
         }
-        self.notifier.turn(clock::now_ns());
+        self.notifier.turn((self.clock)());
         self.wiring.mend_headers();
         self.wiring.update_board(self.restarts, u64::from(self.spare_lives()));
-        let late = self.orders.expired(clock::now_ns());
+        let late = self.orders.expired((self.clock)());
         self.answer(late);
         self.advance()
     }
 
-    /// The first signal drains, the second ends at once.
-    fn signalled(&mut self) -> Option<Ending> {
+    /// Takes a signal that ends the service: the first one drains, the second ends at once.
+    pub fn signalled(&mut self) -> Option<Ending> {
         match self.stage {
             Stage::Starting => Some(Ending::new(Exit::Ok, "stopped before it was ready")),
             Stage::Serving => {
@@ -223,7 +242,7 @@ impl Service {
             delay_ms,
             "/ready says no; requests are served until the drain; a second signal stops at once"
         );
-        self.stage = Stage::Leaving { until_ns: clock::now_ns() + delay_ms * MS_NS };
+        self.stage = Stage::Leaving { until_ns: (self.clock)() + delay_ms * MS_NS };
         self.tell_end("/ready says no; requests are still served", delay_ms);
         self.tell_role(Role::Frontend, &ToRole::Leaving);
     }
@@ -233,7 +252,7 @@ impl Service {
         let timeout_ms = self.config.lifecycle.drain_timeout_ms;
         tracing::info!(timeout_ms, "draining; a second signal stops at once");
         self.tell_end("draining", 0);
-        let deadline_ns = clock::now_ns() + timeout_ms * MS_NS;
+        let deadline_ns = (self.clock)() + timeout_ms * MS_NS;
         self.stage = Stage::Draining { deadline_ns };
         self.spare.iter_mut().for_each(Spare::leave);
         self.tell_role(Role::Frontend, &ToRole::Drain { deadline_ns });
@@ -269,7 +288,8 @@ impl Service {
         match event {
             RoleEvent::Ready { summary } => {
                 tracing::info!(%peer, "ready: {summary}");
-                self.spare.iter_mut().for_each(|spare| spare.settle(clock::now_ns()));
+                let now_ns = (self.clock)();
+                self.spare.iter_mut().for_each(|spare| spare.settle(now_ns));
                 if !matches!(self.stage, Stage::Starting) {
                     self.unannounced.push(peer);
                 }
@@ -381,7 +401,7 @@ impl Service {
 
     /// Moves the service on: restarts that are due, starts that took too long, the next stage.
     fn advance(&mut self) -> Result<Option<Ending>, Ending> {
-        let now_ns = clock::now_ns();
+        let now_ns = (self.clock)();
         self.announce();
         match self.stage {
             Stage::Starting => {
@@ -465,23 +485,6 @@ impl Service {
     fn tell_others(&mut self, peer: Peer, message: &ToRole) {
         for member in self.members.iter_mut().filter(|member| member.peer != peer) {
             member.tell(&self.wiring, message);
-        }
-    }
-
-    /// Kills what is left and reaps it, within a bound.
-    fn kill_all(&mut self) {
-        let deadline_ns = clock::now_ns() + STOP_TIMEOUT_NS;
-        self.members.iter_mut().for_each(Member::kill);
-        self.spare.iter_mut().for_each(Spare::leave);
-        let lives = |service: &Service| service.members.iter().any(Member::lives) || service.spare_lives();
-        while lives(self) && clock::now_ns() < deadline_ns {
-            if let Err(error) = wait(self.member_fds()) {
-                tracing::warn!(%error, "cannot wait for killed roles");
-            }
-            for member in &mut self.members {
-                while let Ok(Some(_)) = member.poll(&self.wiring) {}
-            }
-            self.spare.iter_mut().for_each(|spare| spare.look(clock::now_ns()));
         }
     }
 }

@@ -2,6 +2,9 @@
 
 use nix::time::{ClockId, clock_gettime};
 
+/// A clock that a loop reads: [`now_ns`] in every process, a simulation's own in one.
+pub type Clock = fn() -> u64;
+
 /// Nanoseconds since an arbitrary fixed point. Never 0, which means "not reached" in a slot.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("CLOCK_MONOTONIC exists on Linux");

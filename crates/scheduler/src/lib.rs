@@ -42,3 +42,4 @@ pub use plan::{BlockCopy, Company, Ended, Event, PlanRow, RowResult, RowView, St
 pub use policy::{Admission, Policy};
 pub use request::{Limits, Refusal, Request};
 pub use scheduler::{Scheduler, Totals};
+pub use sequence::SequenceState;

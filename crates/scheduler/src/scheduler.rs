@@ -4,7 +4,7 @@ use crate::kv::{BlockPool, blocks_for};
 use crate::plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
 use crate::policy::Policy;
 use crate::request::{Limits, Refusal, Request};
-use crate::sequence::{Progress, Sequence, State};
+use crate::sequence::{Progress, Sequence, SequenceState, State};
 use crate::tenants::Tenants;
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Fault, FaultCode, RequestId};
@@ -453,6 +453,14 @@ impl Scheduler {
     /// Waiting requests: the preempted ones, then the others in the order of arrival.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
         self.waiting.iter().map(|&key| self.sequence(key).id)
+    }
+
+    /// Every request that runs or waits, with how far it is.
+    pub fn states(&self) -> impl Iterator<Item = (RequestId, SequenceState)> + '_ {
+        self.running
+            .iter()
+            .chain(&self.waiting)
+            .map(|&key| (self.sequence(key).id, self.sequence(key).summary()))
     }
 
     /// Whether no request runs or waits. The finished queue may still hold some that have ended.

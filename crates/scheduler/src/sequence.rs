@@ -72,7 +72,33 @@ pub(crate) struct Sequence {
     pub(crate) company: Company,
 }
 
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SequenceState {
+    /// In the queue.
+    Waiting,
+    /// In the queue again.
+    Preempted,
+    /// It runs; no token has been sampled since it started.
+    Prefill,
+    /// It runs; its prompt is computed, and the mask of its first token is late.
+    AwaitingMask,
+    /// It runs, and tokens have been sampled.
+    Decode,
+}
+
 impl Sequence {
+    /// How far it is.
+    pub(crate) fn summary(&self) -> SequenceState {
+        match (self.state, self.progress) {
+            (State::Waiting { .. }, _) if self.preemptions > 0 => SequenceState::Preempted,
+            (State::Waiting { .. }, _) => SequenceState::Waiting,
+            (State::Running { .. }, Progress::Prefill) => SequenceState::Prefill,
+            (State::Running { .. }, Progress::AwaitingMask) => SequenceState::AwaitingMask,
+            (State::Running { .. }, Progress::Sampled) => SequenceState::Decode,
+        }
+    }
+
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.state, State::Waiting { .. })
     }

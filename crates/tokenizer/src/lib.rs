@@ -9,4 +9,4 @@ pub mod serve;
 mod words;
 
 pub use answer::{Answer, Limits, Tokenizer};
-pub use serve::live;
+pub use serve::{Server, live};

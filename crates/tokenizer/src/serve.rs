@@ -2,7 +2,6 @@
 
 use crate::answer::{Answer, Limits, Tokenizer, cancelled, request_id};
 use pinion_config::Exit;
-use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{self, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::{SpanName, request_word};
@@ -10,7 +9,7 @@ use pinion_protocol::status::{Gauge, Reading};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
 use pinion_text::{ChatRenderer, TextCodec};
-use pinion_worker::{ControlEvent, Overflow, Session};
+use pinion_worker::{ControlEvent, Overflow, Pace, Session};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -61,16 +60,39 @@ pub fn live(mut session: Session) -> ExitCode {
         Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config.model.stop_ids);
     session.reads(Reading::Nothing);
     session.ready(&summary);
-    serve(session, &tokenizer)
+    Server::new(session, tokenizer).run()
 }
 
-/// Serves until the launcher says stop.
-pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
-    let mut payload = Vec::new();
-    loop {
+/// The role with its links.
+pub struct Server {
+    session: Session,
+    tokenizer: Tokenizer,
+    /// The answer at hand; used again for the next.
+    payload: Vec<u8>,
+}
+
+impl Server {
+    /// A tokenizer that serves over the links of `session`.
+    pub fn new(session: Session, tokenizer: Tokenizer) -> Server {
+        Server { session, tokenizer, payload: Vec::new() }
+    }
+
+    /// Serves until the launcher says stop.
+    fn run(mut self) -> ExitCode {
+        loop {
+            let pace = self.turn();
+            if !self.session.rest(pace) {
+                return self.session.stop();
+            }
+        }
+    }
+
+    /// One turn of the loop: control messages, then one record from each frontend.
+    pub fn turn(&mut self) -> Pace {
+        let Server { session, tokenizer, payload } = self;
         while let Some(event) = session.control() {
             match event {
-                ControlEvent::Stop => return session.stop(),
+                ControlEvent::Stop => return Pace::Stop,
                 // What is in the rings is still answered; the launcher stops this role after the frontends.
                 ControlEvent::Drain { .. } => session.draining(),
                 // Links are replaced already, and nothing is kept here between two records. What a dead
@@ -87,15 +109,14 @@ pub fn serve(mut session: Session, tokenizer: &Tokenizer) -> ExitCode {
             }
         }
         session.links.publish();
-        if !is_behind(&mut session, ENGINE) && take_turn(&mut session, tokenizer, &mut payload) {
-            continue;
+        if !is_behind(session, ENGINE) && take_turn(session, tokenizer, payload) {
+            return Pace::Go;
         }
         if session.links.outboxes.iter().any(|outbox| outbox.backlog_bytes() > BACKLOG_BYTES_MAX) {
             // The records that are left unread would end any other wait at once.
-            session.beat();
-            std::thread::sleep(BACKLOG_WAIT);
+            Pace::Pause(BACKLOG_WAIT)
         } else {
-            session.wait(if session.links.has_backlog() { BACKLOG_WAIT } else { IDLE_WAIT });
+            Pace::Wait(if session.links.has_backlog() { BACKLOG_WAIT } else { IDLE_WAIT })
         }
     }
 }
@@ -216,6 +237,6 @@ fn stamp(session: &Session, id: RequestId, stage: Stage) {
     if session.links.is_current(id)
         && let Some(slot) = session.links.slot(id)
     {
-        slot.stamp(id.generation, stage as usize, clock::now_ns());
+        slot.stamp(id.generation, stage as usize, session.now_ns());
     }
 }

@@ -9,6 +9,7 @@ use crate::session::Session;
 use crate::start_error::StartError;
 use crate::telemetry::{self, LogPage};
 use pinion_config::{Config, Topology};
+use pinion_os::clock::Clock;
 use pinion_os::nvtx::Nvtx;
 use pinion_os::{clock, fdpass, process};
 use pinion_protocol::control::{Attach, FromRole};
@@ -105,11 +106,16 @@ pub(crate) fn open_inbox(
     Ok(Inbox::new(from, epoch, reader, status.clone()))
 }
 
-pub(crate) fn open_outbox(to: Peer, epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Outbox, StartError> {
+pub(crate) fn open_outbox(
+    to: Peer,
+    epoch: u32,
+    fds: &mut Vec<OwnedFd>,
+    clock: Clock,
+) -> Result<Outbox, StartError> {
     let ring = open_ring(epoch, fds)?;
     let doorbell = Doorbell::from_fd(take_fd(fds, "doorbell")?);
     let writer = Writer::new(ring, epoch, doorbell).map_err(|e| StartError::attach("ring", e))?;
-    Ok(Outbox::new(to, epoch, writer))
+    Ok(Outbox::new(to, epoch, writer, clock))
 }
 
 /// Without the timeline, only the stamp that recovery looks at is written outside of frontends.
@@ -133,8 +139,8 @@ fn open_spans(fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
 }
 
 /// Collects the first set of descriptors.
-#[derive(Default)]
 pub(crate) struct Builder {
+    clock: Clock,
     hello: Option<(Peer, u32)>,
     control: Option<RoleEnd>,
     config: Option<Config>,
@@ -148,6 +154,21 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
+    /// Of a session that reads this clock.
+    pub(crate) fn new(clock: Clock) -> Builder {
+        Builder {
+            clock,
+            hello: None,
+            control: None,
+            config: None,
+            doorbell: None,
+            status: None,
+            links: None,
+            spans: Vec::new(),
+            was_spare: false,
+        }
+    }
+
     pub(crate) fn take(&mut self, message: Attach, mut fds: Vec<OwnedFd>) -> Result<(), StartError> {
         match message {
             Attach::Hello { me, epoch, layout_hash: theirs, launcher_pid, wrapped } => {
@@ -201,7 +222,7 @@ impl Builder {
                 self.links()?.inboxes.push(inbox);
             }
             Attach::Outbox { to, epoch } => {
-                let outbox = open_outbox(to, epoch, &mut fds)?;
+                let outbox = open_outbox(to, epoch, &mut fds, self.clock)?;
                 self.links()?.outboxes.push(outbox);
             }
             Attach::Listener => {
@@ -258,6 +279,7 @@ impl Builder {
         let model_recorder = recorders.next();
         Ok(Session {
             me,
+            clock: self.clock,
             epoch,
             topology,
             status,

@@ -3,6 +3,7 @@
 use crate::links::Inbox;
 use pinion_protocol::Peer;
 use pinion_protocol::control::{Admin, AdminOutcome, DeathCause};
+use std::time::Duration;
 
 /// Something the launcher said. Links are already replaced when the role sees the event.
 pub enum ControlEvent {
@@ -52,4 +53,17 @@ pub enum ControlEvent {
         /// Its index.
         frontend: u16,
     },
+}
+
+/// What a role's loop does after a turn; see [`crate::Session::rest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// The next turn follows at once.
+    Go,
+    /// Sleep until there is something to read, at most so long.
+    Wait(Duration),
+    /// Sleep so long, whatever there is to read: it waits for room in another ring.
+    Pause(Duration),
+    /// Leave the loop.
+    Stop,
 }

@@ -24,7 +24,7 @@ mod start_error;
 pub mod telemetry;
 
 pub use channel::EdgeEnd;
-pub use event::ControlEvent;
+pub use event::{ControlEvent, Pace};
 pub use links::{Inbox, Links, Outbox, Overflow};
 pub use process::{attached, process};
 pub use recorder::Recorder;

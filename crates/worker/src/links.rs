@@ -4,7 +4,7 @@
 
 use crate::channel::{ChannelFault, ChannelReader, ChannelWriter};
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};
-use pinion_os::clock;
+use pinion_os::clock::Clock;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId};
 use pinion_shm::doorbell::Doorbell;
@@ -149,16 +149,17 @@ pub struct Outbox {
     backlog_bytes: usize,
     /// When the reader last made room for a record of the backlog, or the backlog began.
     taken_ns: u64,
+    clock: Clock,
 }
 
 impl Outbox {
-    pub(crate) fn new(to: Peer, epoch: u32, writer: Writer<Region, Doorbell>) -> Outbox {
-        Outbox::over(to, epoch, Target::Ring(writer))
+    pub(crate) fn new(to: Peer, epoch: u32, writer: Writer<Region, Doorbell>, clock: Clock) -> Outbox {
+        Outbox::over(to, epoch, Target::Ring(writer), clock)
     }
 
-    fn over(to: Peer, epoch: u32, target: Target) -> Outbox {
+    fn over(to: Peer, epoch: u32, target: Target, clock: Clock) -> Outbox {
         let backlog = VecDeque::new();
-        Outbox { to, epoch, reported: false, target, backlog, backlog_bytes: 0, taken_ns: 0 }
+        Outbox { to, epoch, reported: false, target, backlog, backlog_bytes: 0, taken_ns: 0, clock }
     }
 
     /// What is wrong with the words that the reader writes, if they were seen wrong.
@@ -175,7 +176,7 @@ impl Outbox {
             Target::Ring(writer) => writer.into_doorbell(),
             Target::Channel(writer) => writer.into_doorbell(),
         };
-        Outbox::over(self.to, self.epoch, Target::Channel(ChannelWriter::new(sender, doorbell)))
+        Outbox::over(self.to, self.epoch, Target::Channel(ChannelWriter::new(sender, doorbell)), self.clock)
     }
 
     /// Stages one record, in order: in the ring, or behind what the ring could not take. Allocates only in
@@ -206,7 +207,7 @@ impl Outbox {
             return Err(Overflow);
         }
         if self.backlog.is_empty() {
-            self.taken_ns = clock::now_ns();
+            self.taken_ns = (self.clock)();
         }
         self.backlog_bytes += payload.len();
         self.backlog.push_back((kind, payload.to_vec()));
@@ -241,7 +242,7 @@ impl Outbox {
             self.backlog.pop_front();
         }
         if self.backlog.len() < waiting {
-            self.taken_ns = clock::now_ns();
+            self.taken_ns = (self.clock)();
         }
         writer.publish();
     }
@@ -255,7 +256,7 @@ impl Outbox {
     /// half a second: whoever waited for it would stop with it.
     pub fn lag_bytes(&self) -> usize {
         let reads =
-            self.backlog_bytes > 0 && clock::now_ns().saturating_sub(self.taken_ns) < READER_PATIENCE_NS;
+            self.backlog_bytes > 0 && (self.clock)().saturating_sub(self.taken_ns) < READER_PATIENCE_NS;
         if reads { self.backlog_bytes } else { 0 }
     }
 }
@@ -342,7 +343,7 @@ mod tests {
         let region = Region::create("test", RegionKind::Ring, 1, 1, region_words(4096)).unwrap();
         let writer = Writer::new(region.clone(), 1, Doorbell::create().unwrap()).unwrap();
         let mut reader = Reader::new(region, 1).unwrap();
-        let mut outbox = Outbox::new(Peer::new(Role::Frontend, 0), 1, writer);
+        let mut outbox = Outbox::new(Peer::new(Role::Frontend, 0), 1, writer, pinion_os::clock::now_ns);
         let payload = [7; 1000];
         let mut sent = 0;
         while outbox.backlog_bytes() == 0 {

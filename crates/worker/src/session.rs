@@ -3,7 +3,7 @@
 use crate::attach::{Builder, open_inbox, open_outbox, open_slots, receive_set};
 use crate::channel::EdgeEnd;
 use crate::control::RoleEnd;
-use crate::event::ControlEvent;
+use crate::event::{ControlEvent, Pace};
 use crate::links::{Inbox, Links};
 use crate::pauses::Pauses;
 use crate::recorder::Recorder;
@@ -11,7 +11,8 @@ use crate::sandbox;
 use crate::start_error::StartError;
 use crate::{memory, memory_limit, telemetry};
 use pinion_config::{Config, Topology};
-use pinion_os::{clock, fdpass, process};
+use pinion_os::clock::{self, Clock};
+use pinion_os::{fdpass, process};
 use pinion_protocol::control::{Admin, AdminOutcome, Attach, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase, Reading};
 use pinion_protocol::{Peer, Role};
@@ -32,6 +33,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 pub struct Session {
     /// Who this process is.
     pub me: Peer,
+    /// What time it is for its loop.
+    pub clock: Clock,
     /// 1 at the first start, one more at each restart.
     pub epoch: u32,
     /// The resolved config.
@@ -58,9 +61,9 @@ pub struct Session {
     pub(crate) corrupt_edges: usize,
 }
 
-/// Stores the heartbeat of the role that has this status page: one clock read, one store.
-pub fn beat(status: &Page) {
-    status.set(Gauge::HeartbeatNs as usize, clock::now_ns());
+/// Stores the heartbeat of the role that has this status page.
+pub fn beat(status: &Page, now_ns: u64) {
+    status.set(Gauge::HeartbeatNs as usize, now_ns);
 }
 
 impl Session {
@@ -71,8 +74,8 @@ impl Session {
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|e| StartError::attach("parent-death signal", e))?;
         let socket = std::io::stdin().as_fd().try_clone_to_owned();
-        let session =
-            Session::attach_over(role, socket.map_err(|e| StartError::attach("descriptor socket", e))?)?;
+        let socket = socket.map_err(|e| StartError::attach("descriptor socket", e))?;
+        let session = Session::attach_over(role, socket, clock::now_ns)?;
         memory_limit::enter(session.me, &session.config, &session.status);
         sandbox::confine(session.me, &session.config);
         // Only now, so that the thread that writes the log is confined, too.
@@ -82,10 +85,10 @@ impl Session {
     }
 
     /// The same for a role that is a thread of the launcher's process: `socket` is its end of the descriptor
-    /// socket, and what is pinned is the calling thread with those that it starts later.
-    pub fn attach_over(role: Role, socket: OwnedFd) -> Result<Session, StartError> {
+    /// socket, and what is pinned is the calling thread with those that it starts later. Its loop reads `clock`.
+    pub fn attach_over(role: Role, socket: OwnedFd, clock: Clock) -> Result<Session, StartError> {
         let set = receive_set(socket.as_fd()).map_err(|error| error.unwrap_or(StartError::ByHand(role)))?;
-        let mut builder = Builder::default();
+        let mut builder = Builder::new(clock);
         for (message, fds) in set {
             builder.take(message, fds)?;
         }
@@ -147,15 +150,20 @@ impl Session {
         self.control.send(&FromRole::AdminDone { number, outcome });
     }
 
-    /// See [`beat`].
+    /// What time it is.
+    pub fn now_ns(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// See [`beat`]: one clock read, one store.
     pub fn beat(&self) {
-        beat(&self.status);
+        beat(&self.status, self.now_ns());
     }
 
     /// The next thing the launcher said. One load when it said nothing. A role asks at the start of each turn of its
     /// loop, so this is where the pause observer sees the turns, and where a role that is never idle beats.
     pub fn control(&mut self) -> Option<ControlEvent> {
-        let now_ns = clock::now_ns();
+        let now_ns = self.now_ns();
         self.status.set(Gauge::HeartbeatNs as usize, now_ns);
         self.pauses.turn(now_ns, &self.status, &self.recorder);
         self.report_corrupt_edges();
@@ -219,7 +227,7 @@ impl Session {
                     }
                 }
                 Attach::Outbox { to, epoch } => {
-                    let outbox = open_outbox(to, epoch, &mut fds)?;
+                    let outbox = open_outbox(to, epoch, &mut fds, self.clock)?;
                     if let Some(place) = self.links.outbox(to) {
                         *place = outbox;
                         self.events.push_back(ControlEvent::OutboxReplaced { to });
@@ -268,13 +276,29 @@ impl Session {
         Ok(())
     }
 
+    /// Sleeps as a turn of the loop says. False if the loop is to be left.
+    pub fn rest(&mut self, pace: Pace) -> bool {
+        match pace {
+            Pace::Go => {}
+            Pace::Wait(timeout) => self.wait(timeout),
+            Pace::Pause(time) => {
+                self.beat();
+                std::thread::sleep(time);
+            }
+            Pace::Stop => return false,
+        }
+        true
+    }
+
     /// Sleeps until a record or a control message is there, the doorbell rings, or `timeout` (at most 100 ms)
     /// has passed. Returns at once if something is there. Spins first only if the plan says so.
     pub fn wait(&mut self, timeout: Duration) {
         self.beat();
-        self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
+        let now_ns = self.now_ns();
+        self.pauses.turn(now_ns, &self.status, &self.recorder);
         let found = self.spin();
-        self.pauses.slept(clock::now_ns());
+        let now_ns = self.now_ns();
+        self.pauses.slept(now_ns);
         if found || !self.arm() {
             return;
         }
@@ -292,8 +316,8 @@ impl Session {
         if self.spin_ns == 0 {
             return false;
         }
-        let end = clock::now_ns() + self.spin_ns;
-        while clock::now_ns() < end {
+        let end = self.now_ns() + self.spin_ns;
+        while self.now_ns() < end {
             if self.has_input() {
                 return true;
             }
@@ -316,7 +340,8 @@ impl Session {
     /// Says to every writer that this role sleeps. `false` if there is input already: then nothing is armed.
     pub fn arm(&mut self) -> bool {
         self.report_corrupt_edges();
-        self.pauses.turn(clock::now_ns(), &self.status, &self.recorder);
+        let now_ns = self.now_ns();
+        self.pauses.turn(now_ns, &self.status, &self.recorder);
         let armed = self.links.inboxes.iter().all(Inbox::arm);
         if armed && !self.has_input() {
             return true;
@@ -328,7 +353,8 @@ impl Session {
     /// Takes back what [`Session::arm`] said.
     pub fn disarm(&mut self) {
         self.links.inboxes.iter().for_each(Inbox::disarm);
-        self.pauses.slept(clock::now_ns());
+        let now_ns = self.now_ns();
+        self.pauses.slept(now_ns);
     }
 
     /// So much of this turn of the loop passed in something that is watched elsewhere: it is no pause.

@@ -12,7 +12,6 @@ use crate::incidents::Change;
 use crate::limits::PROBATION_MAX;
 use crate::outgoing::{Job, Outgoing};
 use crate::timeline::Stamps;
-use pinion_os::clock;
 use pinion_protocol::control::DeathCause;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
@@ -94,7 +93,7 @@ impl Entry {
             return Ok(false);
         }
         let resumptions = life.resumptions + u32::from(life.earlier.is_some());
-        let now_ns = clock::now_ns();
+        let now_ns = (setup.clock)();
         if let Some(slot) = setup.table.slot(usize::from(id.slot)) {
             slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(resumptions));
             slot.stamp(id.generation, Stage::Submitted as usize, now_ns);
@@ -115,7 +114,7 @@ impl Entry {
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
     pub fn peer_lost(&mut self, peer: Peer, cause: DeathCause) {
-        self.outgoing.lost(peer, clock::now_ns());
+        self.outgoing.lost(peer, (self.setup.clock)());
         if peer.role == Role::Detokenizer {
             let theirs = |entry: &&mut Entry| entry.id.detokenizer(self.setup.detokenizers) == peer.index;
             self.entries.iter_mut().flatten().filter(theirs).for_each(|entry| entry.life.opened = false);
@@ -137,7 +136,7 @@ impl Ledger {
             self.give_up_unserved();
         }
         let change = Change::Lost { held: held.len(), waiting: parked };
-        self.metrics.incidents.note(clock::now_ns(), peer, change);
+        self.metrics.incidents.note((self.setup.clock)(), peer, change);
         tracing::warn!(%peer, ?cause, held = held.len(), parked, "a role died; what waits for its successor goes on");
     }
 
@@ -154,7 +153,7 @@ impl Ledger {
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
         self.outgoing.back(peer);
-        let (now_ns, waiting) = (clock::now_ns(), self.parked);
+        let (now_ns, waiting) = ((self.setup.clock)(), self.parked);
         self.resume_parked(now_ns);
         let resumed = waiting.saturating_sub(self.parked);
         self.metrics.incidents.note(now_ns, peer, Change::Back { resumed });
@@ -263,7 +262,7 @@ impl Ledger {
         let [prompt_tokens, cached_tokens] = [Counter::PromptTokens, Counter::CachedTokens]
             .map(|counter| slot.counter(id.generation, counter as usize));
         life.earlier = Some(Box::new(stamps));
-        life.lost_ns = life.lost_ns.or(Some(clock::now_ns()));
+        life.lost_ns = life.lost_ns.or(Some((self.setup.clock)()));
         (life.parked, life.opened, life.engine_died) = (true, false, false);
         slot.close(id.generation);
         entry.id.generation = slot.open();

@@ -7,7 +7,6 @@ use crate::openai::Ending;
 use crate::request::Outcome;
 use crate::slow::Slow;
 use crate::timeline::{Stamps, Timeline};
-use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
 
 impl Ledger {
@@ -26,7 +25,7 @@ impl Ledger {
         let stamps = Stamps::of_slot(slot, entry.id.generation, entry.life.earlier.as_deref());
         let stamped = |stage: Stage| stamps.of(stage);
         let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
-        let now_ns = clock::now_ns();
+        let now_ns = (self.setup.clock)();
         let until_ns = last_write.unwrap_or(now_ns);
         let timeline = Timeline::of_slot(slot, entry.id.generation, &stamps, entry.received_ns, until_ns);
         let end = last_write.map(|_| timeline.total_ns);

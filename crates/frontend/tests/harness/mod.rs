@@ -177,6 +177,7 @@ impl Harness {
             resume: options.resume,
             patience: PATIENCE_WITH_ROLES,
             recorder: recorder.clone(),
+            clock: clock::now_ns,
         };
         let launcher_page = Page::create(1, 1, EDGE_WORDS + 64).unwrap();
         launcher_page.set(LauncherGauge::HeartbeatNs as usize, clock::now_ns());

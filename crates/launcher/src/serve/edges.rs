@@ -5,13 +5,12 @@ use crate::corrupt::CorruptEdge;
 use crate::ending::Ending;
 use crate::member::Member;
 use pinion_config::Exit;
-use pinion_os::clock;
 
 impl Service {
     /// Restarts one end of an edge that a role has found corrupt. Both ends may report it: an edge counts once, and one that
     /// is already replaced is ignored.
     pub(super) fn corrupt(&mut self, edge: &CorruptEdge) -> Result<(), Ending> {
-        let now_ns = clock::now_ns();
+        let now_ns = (self.clock)();
         let Some(victim) = self.wiring.condemn(edge, now_ns) else { return Ok(()) };
         let CorruptEdge { from, to, what, .. } = edge;
         if matches!(self.stage, Stage::Starting) {

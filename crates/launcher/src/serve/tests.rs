@@ -53,10 +53,11 @@ fn service(config: Config, host: Host) -> Service {
     let (now_ns, start_timeout_ns) = (clock::now_ns(), config.lifecycle.start_timeout_ms * MS_NS);
     let mut service = Service {
         config,
+        clock: clock::now_ns,
         host,
         address,
         wiring,
-        members: tokenizers.map(|process| Member::new(process, start_timeout_ns)).collect(),
+        members: tokenizers.map(|process| Member::new(process, start_timeout_ns, clock::now_ns)).collect(),
         spare: None,
         orders: Orders::default(),
         recording: Recording::default(),
@@ -119,7 +120,7 @@ fn the_end_of_a_spare_that_was_just_given_work_is_no_second_death() {
 
 /// Is a role and does nothing.
 fn hangs(peer: Peer, socket: OwnedFd) -> ExitCode {
-    let _session = Session::attach_over(peer.role, socket);
+    let _session = Session::attach_over(peer.role, socket, clock::now_ns);
     std::thread::sleep(Duration::from_secs(600));
     ExitCode::FAILURE
 }
@@ -169,7 +170,7 @@ fn more_roles_than_one_wait_can_watch_are_looked_at_by_turns() {
 
 /// Attaches and is gone.
 fn dies_at_once(peer: Peer, socket: OwnedFd) -> ExitCode {
-    let attached = Session::attach_over(peer.role, socket);
+    let attached = Session::attach_over(peer.role, socket, clock::now_ns);
     ExitCode::from(u8::from(attached.is_err()))
 }
 
@@ -218,7 +219,7 @@ fn is_ready(service: &mut Service) {
 
 /// Says whether its first event is of the slot table.
 fn takes_two_sets(peer: Peer, socket: OwnedFd) -> ExitCode {
-    let mut session = Session::attach_over(peer.role, socket).unwrap();
+    let mut session = Session::attach_over(peer.role, socket, clock::now_ns).unwrap();
     let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
     while session.status.get(Gauge::ControlSequence as usize) < 2 && clock::now_ns() < deadline_ns {
         std::thread::sleep(Duration::from_millis(1));
@@ -248,7 +249,7 @@ fn of_a_new_slot_table_a_role_hears_before_anything_else() {
 
 /// Turns its loop, and is never idle.
 fn is_never_idle(peer: Peer, socket: OwnedFd) -> ExitCode {
-    let mut session = Session::attach_over(peer.role, socket).unwrap();
+    let mut session = Session::attach_over(peer.role, socket, clock::now_ns).unwrap();
     session.ready("");
     loop {
         if let Some(ControlEvent::Stop) = session.control() {
@@ -277,7 +278,7 @@ static STOOD: AtomicU32 = AtomicU32::new(0);
 /// Is ready, and takes nothing before the test says so; then all, until it says so again; then writes to the engine. A
 /// successor takes all at once.
 fn stalls(peer: Peer, socket: OwnedFd) -> ExitCode {
-    let mut session = Session::attach_over(peer.role, socket).unwrap();
+    let mut session = Session::attach_over(peer.role, socket, clock::now_ns).unwrap();
     session.ready("");
     let first = session.epoch == 1;
     while first && STOOD.load(Ordering::Relaxed) == 0 {

@@ -1,9 +1,10 @@
 //! Roles that die, hang or start too slowly, and their restarts.
 
-use super::{MS_NS, OWN_PAUSE_NS, Service, Stage};
+use super::{MS_NS, OWN_PAUSE_NS, STOP_TIMEOUT_NS, Service, Stage, wait};
 use crate::ending::Ending;
 use crate::member::Member;
 use crate::restart::Verdict;
+use crate::spare::Spare;
 use pinion_config::Exit;
 use pinion_os::clock;
 use pinion_protocol::control::{DeathCause, ToRole};
@@ -14,7 +15,7 @@ use std::process::ExitStatus;
 impl Service {
     /// A role died while the service runs: reports it to the others at once, and plans its restart.
     pub(super) fn on_role_death(&mut self, index: usize, status: ExitStatus, was_standby: bool) {
-        let now_ns = clock::now_ns();
+        let now_ns = (self.clock)();
         let peer = self.members[index].peer;
         let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
         let page = self.wiring.page(peer);
@@ -149,5 +150,27 @@ impl Service {
             }
         }
         Ok(())
+    }
+
+    /// Which life of this role exists, if one does.
+    pub fn life(&self, peer: Peer) -> Option<u32> {
+        self.members.iter().find(|member| member.peer == peer && member.lives()).map(Member::epoch)
+    }
+
+    /// Kills what is left and reaps it, within a bound.
+    pub(super) fn kill_all(&mut self) {
+        let deadline_ns = clock::now_ns() + STOP_TIMEOUT_NS;
+        self.members.iter_mut().for_each(Member::kill);
+        self.spare.iter_mut().for_each(Spare::leave);
+        let lives = |service: &Service| service.members.iter().any(Member::lives) || service.spare_lives();
+        while lives(self) && clock::now_ns() < deadline_ns {
+            if let Err(error) = wait(self.member_fds()) {
+                tracing::warn!(%error, "cannot wait for killed roles");
+            }
+            for member in &mut self.members {
+                while let Ok(Some(_)) = member.poll(&self.wiring) {}
+            }
+            self.spare.iter_mut().for_each(|spare| spare.look(clock::now_ns()));
+        }
     }
 }
