@@ -8,6 +8,7 @@
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
 #   deploy/test.sh packages   image, Debian package, wheel, chart, dashboard and proxies, which are not part of everything either
+#   deploy/test.sh simulation 100 000 seeds of the simulated service, which are not part of everything either
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
@@ -153,6 +154,11 @@ step_gpu_dry_run() {
     ! grep ' skipped ' "$bundle/out/table.txt" | grep -v -e '^greedy_reference ' -e '^baseline '
 }
 
+# Many seeds of the whole service in one thread; PINION_SIM_RUNS says how many.
+step_simulation() {
+    PINION_SIM_RUNS=${PINION_SIM_RUNS:-100000} cargo test --locked --package pinion-simulation --test seeds -- --nocapture
+}
+
 # Three hundred rounds of deaths over the demo model, with every kind of request. By name only: a quarter of an hour.
 # PINION_TEST_SEED repeats a run.
 step_nemesis() {
@@ -204,12 +210,12 @@ STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
 # Steps that run only when they are named.
-OPTIONAL=(nemesis browser packages)
+OPTIONAL=(nemesis browser packages simulation)
 for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done

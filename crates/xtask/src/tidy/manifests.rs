@@ -38,6 +38,7 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("in-process", Siblings::Any),
     // Tools stand outside: they may look at anything, and nothing of the server may depend on them.
     ("testkit", Siblings::Any),
+    ("simulation", Siblings::Any),
     ("bench", Siblings::Any),
     ("xtask", Siblings::Any),
 ];

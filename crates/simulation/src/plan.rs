@@ -1,0 +1,122 @@
+//! What one run looks like: sizes of the service, and how much goes wrong. All of it follows from the seed.
+
+use crate::random::Random;
+use pinion_config::{
+    AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser,
+    ToolCallParser, Topology,
+};
+use pinion_protocol::StopIds;
+use std::path::Path;
+
+/// Ids of the byte tokenizer: one for each byte, and the end of text.
+pub(crate) const VOCABULARY: u32 = 257;
+/// The end of text, which the fake model never draws.
+pub(crate) const EOS: u32 = 256;
+/// A role that has not turned its loop for so long is killed.
+pub(crate) const STUCK_TIMEOUT_MS: u64 = 3_000;
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The resolved config of the service.
+    pub config: Config,
+    /// Its processes and rings. The rings may be much smaller than the config asks for.
+    pub topology: Topology,
+    /// Requests of clients.
+    pub requests: usize,
+    /// Requests under way at the same time, at most.
+    pub together: usize,
+    /// Deaths of roles.
+    pub deaths: usize,
+    /// Roles that stand still for a while.
+    pub stalls: usize,
+    /// Clients in a hundred that leave early.
+    pub leaving: u64,
+    /// Clients in a hundred that stop reading for a while.
+    pub slow: u64,
+    /// The service is told to stop while requests are open.
+    pub drains: bool,
+}
+
+impl Plan {
+    /// The run of this seed.
+    pub fn new(random: &mut Random) -> Plan {
+        let mut config = base();
+        config.frontends = random.pick(&[1, 1, 2]);
+        config.tokenizers = random.pick(&[1, 1, 2]);
+        config.detokenizers = random.pick(&[1, 1, 2]);
+        config.max_inflight = random.pick(&[2, 4, 8, 16]);
+        config.max_num_seqs = random.pick(&[1, 2, 4, 8]);
+        config.max_num_batched_tokens = config.max_num_seqs.max(random.pick(&[4, 16, 64]));
+        config.block_size = random.pick(&[2, 4, 8]);
+        let longest = config.max_model_len.div_ceil(config.block_size);
+        config.kv_blocks = longest + random.between(0, u64::from(longest)) as u32;
+        config.command_budget = random.pick(&[0, 1, 4]);
+        config.stream_interval = random.pick(&[1, 1, 1, 3]);
+        config.fast_sse = random.chance(50);
+        config.stream_buffer_bytes_max = random.pick(&[1 << 20, 1 << 20, 1 << 20, 1024]);
+        config.fairness =
+            Fairness { by: random.pick(&[FairShare::Off, FairShare::User]), key_weights: Vec::new() };
+        config.lifecycle.resume = !random.chance(8);
+        let scheduling = &mut config.scheduling;
+        scheduling.prefix_cache = random.chance(70);
+        scheduling.prefix_partial = random.chance(50);
+        scheduling.prefix_wait = random.chance(50);
+        scheduling.fill_to_target = random.chance(50);
+        scheduling.overlap = random.chance(40);
+        scheduling.prefill_chunk_size = random.pick(&[None, None, Some(2), Some(5)]);
+        scheduling.admission = random.pick(&[
+            AdmissionKind::Fifo,
+            AdmissionKind::Pack,
+            AdmissionKind::Shortest,
+            AdmissionKind::Deadline,
+        ]);
+        // What the suspicion of requests looks at; its rings of spans make a run slower.
+        config.observe.timeline = random.chance(8);
+        let mut topology = Topology::new(&config);
+        for edge in &mut topology.edges {
+            edge.capacity_bytes = edge.capacity_bytes.min(random.pick(&[4096, 4096, 8192, 65536]));
+        }
+        let slots = (config.max_inflight * u32::from(config.frontends)).min(10);
+        Plan {
+            config,
+            topology,
+            requests: random.between(1, 24) as usize,
+            together: random.between(1, u64::from(slots) + 2) as usize,
+            deaths: random.pick(&[0, 0, 1, 1, 2, 3, 5]),
+            stalls: random.pick(&[0, 0, 1, 2, 4]),
+            leaving: random.pick(&[0, 10, 40]),
+            slow: random.pick(&[0, 10, 40]),
+            drains: random.chance(12),
+        }
+    }
+}
+
+/// A service that needs no model folder and takes any port.
+fn base() -> Config {
+    let facts = ModelFacts {
+        max_context: 64,
+        default_context: 64,
+        vocab_size: VOCABULARY,
+        stop_ids: StopIds::one(EOS),
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        hidden: 1,
+    };
+    let config = Config::with_defaults(Path::new("/"), facts, Backend::Fake, &Machine::uniform(1, 1));
+    let mut config = config.expect("the defaults hold for a fake model");
+    (config.port, config.pin, config.jitter_control, config.sandbox) = (0, false, false, false);
+    config.in_process = true;
+    config.keep_alive_ms = 0;
+    config.tool_call_parser = ToolCallParser::None;
+    config.reasoning_parser = ReasoningParser::None;
+    config.observe.pause_warn_ms = 0;
+    let lifecycle = &mut config.lifecycle;
+    lifecycle.stuck_timeout_ms = STUCK_TIMEOUT_MS;
+    lifecycle.restart_backoff_ms = 20;
+    lifecycle.restart_limit = 1_000;
+    lifecycle.drain_timeout_ms = 5_000;
+    lifecycle.log_filter = "off".to_owned();
+    config
+}
