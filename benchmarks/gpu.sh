@@ -95,7 +95,7 @@ commit() {
     printf '%s\n' "$id"
 }
 
-# seconds_for SECONDS: so many, or what the phase has left; none if that is too little to begin.
+# seconds_for SECONDS: this number, or what the phase has left; none if that is too little to begin.
 seconds_for() {
     local left=$((PHASE_END * PATIENCE - SECONDS)) wanted=$(($1 * PATIENCE))
     [ "$left" -ge 5 ] || return 1
@@ -144,7 +144,7 @@ note() { # note STAGE OUTCOME WHY
     [ "$2" != failed ] || FAILED=$((FAILED + 1))
 }
 
-# The driver's version, by whoever tells it. Where nobody does but a device is there, the stage `device` decides.
+# The driver's version, from the first source that has it. Where none has but a device is there, the stage `device` decides.
 check_driver() {
     local version
     version=$(timeout 15 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)

@@ -92,7 +92,7 @@ checks() { # checks URL
     if command -v promtool >/dev/null 2>&1; then
         "$ROOT/benchmarks/checks/promtool.sh" "$1"
     else
-        say "promtool is not installed here: nobody looks at /metrics"
+        say "promtool is not installed here: /metrics is not checked by it"
     fi
 }
 

@@ -7,8 +7,8 @@ COMMAND starts the server, with {port} where its port stands, for instance:
 
     recovery.py -- pinion serve DIR --port {port} --backend fake --fake-step-us 2000
 
-Each round begins after a pause of so many seconds, in which a spare engine is started where there is one: a death that comes
-within a second and a half after the one before, or after the start, finds none. It starts so many streams, kills a role with
+Each round begins after a pause of this number of seconds, in which a spare engine is started where there is one: a death that comes
+within a second and a half after the one before, or after the start, finds none. It starts this number of streams, kills a role with
 SIGKILL when all of them run, and reads them to their ends. A stream's interruption is the longest time between two of its
 chunks from the death on, or from a chunk soon after it. A text is whole if it is the one that the same request gave before
 anybody died. Printed, for each role: the median, the 99th percentile and the longest interruption in ms over all rounds, the

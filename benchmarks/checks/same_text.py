@@ -3,7 +3,7 @@
 
     same_text.py URL MODEL_DIR [--requests 60] [--tokens 120] [--at-once 16] [--temperature 0.7] [--strict]
 
-Sends the same requests to a running server three times: one after the other, the same again, then so many at once. Printed,
+Sends the same requests to a running server three times: one after the other, the same again, then this number at once. Printed,
 for the second and the third time against the first: how many texts differ, how many tokens have a logprob that is not equal
 to the last bit, and the largest difference of a logprob. For instance, where none and where many differ:
 

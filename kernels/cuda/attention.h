@@ -82,7 +82,7 @@ __device__ __forceinline__ void attend(const PinionCudaAttention& args, unsigned
     unsigned begin = part.begin, end = part.end;
     // AHEAD turns are under way: a turn's K and V are asked for again, for the turn AHEAD later, as soon as they are used, and
     // the table's entry for that was asked for as long before. Positions past the end read the part's first row, and the
-    // step's own is read before anybody has written it; neither is used.
+    // step's own is read before it is written; neither is used.
     constexpr unsigned AHEAD = HEADS < 8 && sizeof(T) == 2 ? 4 : 2; // 8 heads leave no registers; fp32 is for comparisons
     Chunk k_chunks[AHEAD], v_chunks[AHEAD];
     CachePlace places[AHEAD];

@@ -9,7 +9,7 @@ namespace pinion {
 namespace fused {
 
 constexpr unsigned THREADS = TILE_THREADS, WARPS = TILE_WARPS;
-// Copies are waited for in groups; so many are under way at once.
+// Copies are waited for in groups; this number is in flight at once.
 constexpr unsigned GROUPS = 8;
 // A slot of the weight stream has a chunk for each thread.
 constexpr unsigned SLOT_BYTES = THREADS * sizeof(Chunk);

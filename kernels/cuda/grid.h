@@ -5,12 +5,12 @@
 
 namespace pinion {
 
-// Memory order between blocks, by the PTX memory model. Who makes something for other blocks: every thread stores, a block
+// Memory order between blocks, by the PTX memory model. A block that produces for others: every thread stores, a block
 // barrier, then one thread fences and adds to a counter. The barrier puts the block's stores before the fence in causality
-// order, and the fence with the add behind it is a release pattern: it covers them all, so one thread's fence is enough. Who
-// takes it: one thread sees the counter (a load with acquire, or its own add and a fence behind it: an acquire pattern), a
-// block barrier, then every thread loads. Adds to one counter are a chain, so who sees the last sees all that were released
-// before. acq_rel is enough: nobody compares the order of two counters, which is all that sequential consistency would add.
+// order, and the fence with the add behind it is a release pattern: it covers them all, so one thread's fence is enough. A
+// block that consumes it: one thread sees the counter (a load with acquire, or its own add and a fence behind it: an acquire pattern), a
+// block barrier, then every thread loads. Adds to one counter are a chain, so a thread that sees the last sees all that were released
+// before. acq_rel is enough: no thread compares the order of two counters, which is all that sequential consistency would add.
 __device__ __forceinline__ void fence_device() {
 #if defined(PINION_ON_DEVICE)
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -96,7 +96,7 @@ class GridBarrier {
   public:
     __device__ explicit GridBarrier(uint64_t counter) : counter(at<uint32_t>(counter)) {}
 
-    // Everything that the block stored before is visible to whoever has waited.
+    // Everything that the block stored before is visible to every thread that has waited.
     __device__ __forceinline__ void arrive() {
         __syncthreads();
         if (threadIdx.x != 0) return;
@@ -104,7 +104,7 @@ class GridBarrier {
         ticket = atomicAdd(counter, blockIdx.x == 0 ? TURN - (gridDim.x - 1) : 1u);
     }
 
-    // After `arrive`; between the two a block does what needs nobody.
+    // After `arrive`; between the two a block does work that needs no other block.
     __device__ __forceinline__ void wait() {
         if (threadIdx.x == 0) {
             while (((read() ^ ticket) & TURN) == 0) pause();

@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<DIM>) prefill_kernel(PinionCud
             weigh_keys<DIM>(scores, run, ahead, args.scale * LOG2_E);
             add_values<T, DIM>(run, scores, shared.v[part]);
         }
-        // Whoever read the places of this tile, for its copies, did so before the barrier.
+        // Threads that read the places of this tile, for its copies, did so before the barrier.
         finder.put(shared.places[part], place, first + 2 * KEYS);
     }
     T* out = at<T>(args.out) + size_t(shared.work.first_token + first_row_of_warp()) * args.out_stride + shared.work.head * DIM;

@@ -81,7 +81,7 @@ class TileWalk {
   public:
     __device__ __forceinline__ TileWalk(const PinionCudaProduct& args, const Walk& walk, unsigned first)
         : k(args.k), stride(walk.steps * STEP_INPUTS<T>), steps(steps_of(walk, ceil_div(k, STEP_INPUTS<T>))) {
-        // Outputs and rows past the last repeat it; what they sum to is nobody's.
+        // Outputs and rows past the last repeat it; their sums are not used.
         unsigned output = first + tile_output(), row = threadIdx.x % WARP / 4;
         next_weights = next_x = walk.step * STEP_INPUTS<T> + tile_input<T>();
         weights = at<T>(args.weight) + size_t(output < args.n ? output : args.n - 1) * k + next_weights;

@@ -5,7 +5,7 @@
 // nothing of that one, which is asking for weights, and stops in `wait_for_previous`. So neither the time between two kernels
 // nor the first trip to memory of each is waited for.
 //
-// Rules of a kernel that is launched so, and of who launches it:
+// Rules of a kernel that is launched so, and of its launcher:
 // - Until `wait_for_previous` it writes nothing, and reads only what was there before the last plain launch on the stream, and
 //   is not written after it: weights, and what a step was given. So the first kernel of a step is launched plainly.
 // - It waits in every case, or it could end before the one ahead of it has, and the one behind it would take that one's results

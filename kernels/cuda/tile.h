@@ -56,7 +56,7 @@ class Tile {
     // 16 bytes of x as `inputs` wants them.
     __device__ __forceinline__ static Chunk arranged(const Chunk& x) { return {{x.words[0], x.words[2], x.words[1], x.words[3]}}; }
 
-    // A lane has one row of x. Rows past the last repeat it; what they sum to is nobody's.
+    // A lane has one row of x. Rows past the last repeat it; their sums are not used.
     __device__ __forceinline__ static TileRows<T> rows_of_lane(const T* x, unsigned rows, unsigned stride) {
         unsigned row = threadIdx.x % WARP / 4;
         return {x + (row < rows ? row : rows - 1) * stride + tile_input<T>(), rows, stride};

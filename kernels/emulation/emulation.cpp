@@ -204,7 +204,7 @@ class Running {
         deactivate();
     }
 
-    // Runs them to their end. Rounds in which nobody moves on are a barrier that not everybody reaches.
+    // Runs them to their end. A round without progress is a barrier that some threads never reach.
     void go_on() {
         previous_is_done = true;
         for (Fiber& fiber : fibers) fiber.waits_for_kernel = false;

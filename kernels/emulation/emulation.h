@@ -150,7 +150,7 @@ void enqueue(void* stream, Launch launch);
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
 
-// Whoever runs the work counts it here (runtime.cpp).
+// The caller that runs the work counts it here (runtime.cpp).
 inline void pinion_count_launch() {}
 // This object, in which cublaslt.cpp is (runtime.cpp).
 void* own_products();

@@ -83,7 +83,7 @@ int32_t pinion_cuda_graph_destroy(void* graph);
 // y [m, n] = activation(x [m, k] . weight [n, k]^T + bias [n]) (+ what y holds, with `accumulate`). y is y_dtype: dtype or
 // PINION_CUDA_F32. bias may be 0. method: 0 = own kernel for m <= PINION_GEMV_ROWS_MAX and k a multiple of 16 bytes, else
 // the library; 1 = own kernel; 2 = library. The library takes neither a bias nor an activation where y_dtype is not dtype.
-// candidates: so many of the library's algorithms are timed at the shape's first use and the quickest is kept; 1 (or an
+// candidates: this number of the library's algorithms are timed at the shape's first use and the quickest is kept; 1 (or an
 // `accumulate`, whose y cannot be computed twice) takes the library's own first choice.
 // Bytes moved: n * k weights once (own kernel: streamed past L1), x from L1/L2, y once.
 enum { PINION_GEMV_ROWS_MAX = 8, PINION_CANDIDATES_MAX = 16 };

@@ -209,7 +209,7 @@ mod tests {
         for (reply, kind) in cases {
             assert_eq!(read(&reply, true).error.as_deref(), Some(kind));
         }
-        // Who leaves has not failed; an answer that ended with the last frame taken is complete.
+        // A client that leaves has not failed; an answer that ended with the last frame taken is complete.
         let left = |frames: &[&str]| read(&Reply { left: true, ..reply(frames) }, true);
         let (cut, whole) = (left(&[token]), left(&[token, "data: [DONE]\n\n"]));
         assert_eq!((cut.left, cut.error, cut.event_ns.len()), (true, None, 1));

@@ -25,7 +25,7 @@ pub(crate) struct Reply {
     pub status: u16,
     /// Time and end within `body` of each frame.
     pub frames: Vec<(u64, usize)>,
-    /// After so many the client goes away.
+    /// After this number the client disconnects.
     pub frames_max: Option<usize>,
     pub body: Vec<u8>,
     /// When the last byte, or the failure, was there.

@@ -29,7 +29,7 @@ pub(crate) struct Hardware {
 
 impl Origin {
     pub(crate) fn here(command: &[String]) -> Origin {
-        // Where the tool lies on this machine is nobody's business elsewhere.
+        // The tool's path on this machine means nothing elsewhere.
         let mut command = command.to_vec();
         if let Some(program) = command.first_mut() {
             let name = Path::new(program.as_str()).file_name().unwrap_or_default();

@@ -43,7 +43,7 @@ pub(crate) struct ServerArgs {
     /// Sent as a bearer token.
     #[arg(long)]
     pub api_key: Option<String>,
-    /// A server started with --serve must answer in so many seconds.
+    /// A server started with --serve must answer within this number of seconds.
     #[arg(long, default_value_t = 180)]
     pub ready_timeout_s: u64,
     /// Name of the server in tables and plots.
@@ -82,7 +82,7 @@ pub(crate) struct PromptArgs {
     /// Seed of prompts, synthetic arrivals and orders.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// A request is given up after so many seconds.
+    /// A request is given up after this number of seconds.
     #[arg(long, default_value_t = 600)]
     pub request_timeout_s: u64,
 }
@@ -123,8 +123,8 @@ pub(crate) struct WorkArgs {
     /// Mean arrivals per second, one run each, instead of scales.
     #[arg(long, value_delimiter = ',')]
     rate: Vec<f64>,
-    /// Closed loop instead: so many streams, each with one request after the other; one run per number. Latencies then
-    /// count from sending.
+    /// Closed loop instead: this number of streams, each with one request after the other; one run per number.
+    /// Latencies then count from sending.
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["scales", "rate"])]
     streams: Vec<usize>,
     /// Most input tokens of a request.
@@ -240,7 +240,7 @@ impl Plan {
         Plan::of(args.clone())
     }
 
-    /// The same with so many requests, whatever the flags say.
+    /// The same with this number of requests, whatever the flags say.
     pub(crate) fn small(args: &WorkArgs, requests: usize) -> Result<Plan, String> {
         Plan::of(WorkArgs { requests, ..args.clone() })
     }

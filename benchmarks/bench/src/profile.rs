@@ -1,5 +1,5 @@
-//! `profile`: a few requests against a service under each profiler in turn, in a process of its own. Nothing is measured
-//! here and no result is written; measured runs never have a profiler.
+//! `profile`: a few requests against a service under each profiler in turn, in a process of its own. Nothing is
+//! measured here and no result is written; measured runs never have a profiler.
 //!
 //! Every tool writes below one folder, `<tool>/<backend>/<role>/`, as `pinion serve --profile-dir` lays it out, and one
 //! `profile_manifest.json` says what was run, how, and which files came of it.
@@ -239,7 +239,7 @@ mod tests {
             (&[][..], vec![Auto], vec![Torch, Trace], true),
             (&["perf"][..], vec![Auto], vec![Perf, Torch, Trace], false),
             (&["perf", "nsys"][..], vec![Auto], vec![Nsys, Torch, Trace], false),
-            // Whoever names one hears from the service why it cannot be.
+            // If the user names one, the service says why it cannot be.
             (&[][..], vec![Perf, Trace], vec![Perf, Trace], false),
         ] {
             let (tools, line) = chosen(&asked, &|name: &str| there.contains(&name));

@@ -1,6 +1,6 @@
 //! `replay`: a recording of the engine run again by `pinion-engine replay`, which stands beside this tool and has the
-//! libtorch that this tool has not. As it was, it must come out token by token and batch by batch; with switches changed
-//! both sides are run in turns, which is the A/B of one traffic.
+//! libtorch that this tool has not. As it was, it must come out token by token and batch by batch; with switches
+//! changed both sides are run in turns, which is the A/B of one traffic.
 
 use crate::bootstrap::median;
 use crate::table;

@@ -1,5 +1,6 @@
-//! The open loop: every request leaves at its scheduled time, whatever became of the ones before it. And the closed one,
-//! for comparison with tables that have it: so many streams, each of which sends its next request when its last is done.
+//! The open loop: every request leaves at its scheduled time, whatever became of the ones before it. And the closed
+//! one, for comparison with tables that have it: a number of streams, each of which sends its next request when its
+//! last is done.
 //!
 //! A thread of its own keeps the schedule (the runtime's timers are a millisecond coarse); one other thread runs all
 //! connections. Latencies are counted from the schedule, so a server or a client that falls behind cannot hide it.
@@ -63,7 +64,7 @@ fn cpu_s() -> f64 {
 pub(crate) enum Pace {
     /// At their scheduled times.
     Open,
-    /// In so many streams, one after the other.
+    /// In this number of streams, one after the other.
     Closed(usize),
 }
 

@@ -1,6 +1,6 @@
 //! Result files. One measurement is `runs/KEY.json` with its raw rows in `runs/KEY.csv`; a whole result is one JSON
-//! file that holds all of them. A measurement that is there already, made from the same settings and the same commit, is
-//! not made again, so every command can be stopped and started.
+//! file that holds all of them. A measurement that is there already, made from the same settings and the same commit,
+//! is not made again, so every command can be stopped and started.
 
 use crate::ablate::Compared;
 use crate::figures::{self, Figures};

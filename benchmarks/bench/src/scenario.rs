@@ -1,6 +1,6 @@
 //! `compare` and `ablate`: a scenario file names a workload, servers or switches, and rounds. In each round every
-//! variant runs once, in an order shuffled by the seed, each time in a fresh process, so that what drifts on the machine
-//! drifts for all. A variant whose flag the server does not know is left out and said so.
+//! variant runs once, in an order shuffled by the seed, each time in a fresh process, so that what drifts on the
+//! machine drifts for all. A variant whose flag the server does not know is left out and said so.
 
 use crate::ablate;
 use crate::machine::Origin;

@@ -1,8 +1,9 @@
 //! `scheduler --simulate`: the pure scheduler serves a trace or made-up arrivals under a virtual clock, once for each
 //! admission policy, and the latencies that clients would have seen are reported as of any other run.
 //!
-//! A step takes as long as the flags say for its rows and prompt tokens; nothing else takes time, so what differs between
-//! two lines is the policy's doing alone. Nothing is measured: the same flags and seed give the same figures anywhere.
+//! A step takes as long as the flags say for its rows and prompt tokens; nothing else takes time, so what differs
+//! between two lines is the policy's doing alone. Nothing is measured: the same flags and seed give the same figures
+//! anywhere.
 
 use crate::answer::Outcome;
 use crate::figures::{self, Figures, Targets};
@@ -21,7 +22,7 @@ const VOCAB: u32 = 50_257;
 /// Most requests of one simulation: each has its own slot.
 const REQUESTS_MAX: usize = 65_536;
 
-/// Who of the waiting requests goes next; the names of `pinion serve --admission`.
+/// Which waiting request is admitted next; the names of `pinion serve --admission`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Order {
     Fifo,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
-/// Of random numbers, for those who leave; prompts have the ones near it.
+/// Seed of the cancellations; prompts have the ones near it.
 const LEAVE_STREAM: u64 = 1 << 43;
 
 /// What happens to a request that is longer than the context, after `--max-input` and `--max-output` have cut it.
@@ -56,7 +56,7 @@ pub(crate) struct Job {
     pub at_ns: u64,
     pub lengths: Lengths,
     pub body: Bytes,
-    /// The client goes away after so many pieces of the answer.
+    /// The client disconnects after this number of pieces of the answer.
     pub frames_max: Option<usize>,
 }
 

@@ -192,14 +192,14 @@ fn a_stall_shows_in_every_request_that_it_touches() {
     let end = begin + STALL_MS * 1000;
     let mut touched = 0;
     for row in &rows {
-        // The clocks of the two sides are the same; what lies between sending and arriving is not known, and the stall is
-        // later by as much.
+        // The clocks of the two sides are the same; what lies between sending and arriving is not known, and the stall
+        // is later by as much.
         let scheduled = cell(row, "scheduled_us");
         if (begin + 400_000..end - 1000).contains(&scheduled) {
             touched += 1;
             assert!(cell(row, "first_us") >= end, "{row:?} came out of a stall until {end}");
         }
-        // Nobody waited for the stalled ones: the schedule is kept.
+        // No request waited for the stalled ones: the schedule is kept.
         if scheduled < end - 800_000 {
             assert!(cell(row, "sent_us") < end, "{row:?} was held back by the stall until {end}");
         }

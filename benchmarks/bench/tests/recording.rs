@@ -49,7 +49,10 @@ fn check(model: &Path, asked: u64, flags: &[&str], what: &[&str]) {
     assert!(text(&replayed.stderr).contains("\nidentical: "), "{}", text(&replayed.stderr));
     let report: Value = serde_json::from_str(&text(&replayed.stdout)).expect("a report");
     let tokens = report["tokens"][0].as_u64().expect("a number");
-    assert!(completed * OUTPUT < tokens && tokens < (asked + 1) * OUTPUT, "nobody was cancelled: {report}");
+    assert!(
+        completed * OUTPUT < tokens && tokens < (asked + 1) * OUTPUT,
+        "no request was cancelled: {report}"
+    );
 
     let changed = bench(&["replay", "--rounds", "1", &file, "--max-num-seqs", "2"]);
     check_success(&changed);

@@ -34,8 +34,8 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Those of them that came from the prefix cache.
     pub cached_tokens: u32,
-    /// Tokens of the answer: up to and including the one that completed a stop string or ended the sequence. What the engine
-    /// drew beyond it, because it runs ahead of the detokenizer, is no part of it.
+    /// Tokens of the answer: up to and including the one that completed a stop string or ended the sequence. What the
+    /// engine drew beyond it, because it runs ahead of the detokenizer, is no part of it.
     pub completion_tokens: u32,
     /// Those of them that are reasoning, where it is looked for.
     pub reasoning_tokens: Option<u32>,

@@ -1,8 +1,9 @@
 //! What a decoder-only transformer is, as closed data: [`Architecture`].
 //!
-//! [`read`] turns the keys of a Hugging Face config.json into an `Architecture` or into all of its faults. The rules for the keys
-//! are in `reader` and `rope_keys`; each file of `families` maps the keys and tensor names of one family. What runs a model interprets
-//! the data and never asks for the family. This crate reads no file and knows no tensor library.
+//! [`read`] turns the keys of a Hugging Face config.json into an `Architecture` or into all of its faults. The rules
+//! for the keys are in `reader` and `rope_keys`; each file of `families` maps the keys and tensor names of one family.
+//! What runs a model interprets the data and never asks for the family. This crate reads no file and knows no tensor
+//! library.
 
 mod families;
 mod names;
@@ -112,7 +113,7 @@ pub enum QkNorm {
 pub struct Layer {
     /// Which rotation, as an index in [`Position::Rotary`]; `None` leaves queries and keys as they are.
     pub rotary: Option<usize>,
-    /// A query sees so many positions, its own included.
+    /// Number of positions that a query attends to, its own included.
     pub window: Option<u32>,
     /// Factor on scores.
     pub scale: f32,

@@ -1,5 +1,5 @@
-//! Keys of config.json, in both of its dialects: transformers 4 (`sliding_window_pattern`) and 5 (`layer_types`). Those of rotary
-//! embeddings are in `rope_keys`. Faults are collected; a stand-in lets the reading go on.
+//! Keys of config.json, in both of its dialects: transformers 4 (`sliding_window_pattern`) and 5 (`layer_types`). Those
+//! of rotary embeddings are in `rope_keys`. Faults are collected; a stand-in lets the reading go on.
 
 use crate::families::{self, FAMILIES};
 use crate::{Activation, Architecture, Layer, Mlp};

@@ -1,6 +1,6 @@
 //! Rotary position embeddings: from a config's parameters to the inverse frequencies that a served length asks for.
-//! Mirrors transformers' modeling_rope_utils.py, in fp32 and in its order; `dynamic` and `longrope`, which change with the
-//! sequence there, are decided once for the served length, so that a cached key stays valid.
+//! Mirrors transformers' modeling_rope_utils.py, in fp32 and in its order; `dynamic` and `longrope`, which change with
+//! the sequence there, are decided once for the served length, so that a cached key stays valid.
 
 /// One rotation: pairs (i, i + dim / 2) of the first `dim` columns of a head.
 #[derive(Debug, Clone, PartialEq)]

@@ -49,8 +49,8 @@ impl Reader<'_> {
         (rotary, context)
     }
 
-    /// How long sequences may be. vLLM's rule: linear and dynamic multiply, yarn stretches what was trained, longrope stays
-    /// within it unless more is asked for.
+    /// How long sequences may be. vLLM's rule: linear and dynamic multiply, yarn stretches what was trained, longrope
+    /// stays within it unless more is asked for.
     fn stretched(&mut self, rotary: &Rotary, positions: u32) -> Context {
         let times = |length: u32, factor: f32| (f64::from(length) * f64::from(factor)) as u32;
         let whole = |length: u32| Context { default: length.min(CONTEXT_MAX), max: length.min(CONTEXT_MAX) };

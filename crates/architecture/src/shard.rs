@@ -1,4 +1,5 @@
-//! The part of a model that one of several processes holds: heads and inner columns are divided, the residual stream is whole.
+//! The part of a model that one of several processes holds: heads and inner columns are divided, the residual stream is
+//! whole.
 
 use crate::{Architecture, QkNorm};
 use std::fmt;

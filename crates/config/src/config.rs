@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Who computes the tokens.
+/// The backend that computes the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backend {
     /// A real model on libtorch.
@@ -227,7 +227,7 @@ pub struct Config {
     pub served_model_name: String,
     /// What the folder says.
     pub model: ModelFacts,
-    /// Who computes.
+    /// The backend.
     pub backend: Backend,
     /// The GPU's part, if the model runs on one.
     pub cuda: Option<CudaConfig>,

@@ -3,7 +3,7 @@
 //! The unit is a whole physical core, so SMT siblings never serve two roles. The rules, in order:
 //! 1. A `--cpus-<role>` set is taken as it stands.
 //! 2. One core left: all remaining roles share it. No core left: they share the lowest-numbered one with
-//!    whoever has it.
+//!    the role that has it.
 //! 3. The engine does the heavy work: it gets the fastest cores, highest-numbered first, of one NUMA node
 //!    (weights and KV stay local). Cores below four fifths of the fastest speed are kept from it, because an
 //!    evenly split kernel waits for its slowest thread, unless the fast ones are under a third of the node.
@@ -22,7 +22,7 @@ use pinion_protocol::{Peer, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// With so many cores or fewer nobody gets a core of its own.
+/// With this number of cores or fewer all roles share them.
 const SHARED_CORES_MAX: usize = 3;
 /// Threads of a frontend's runtime, at most.
 const FRONTEND_THREADS_MAX: u32 = 2;
@@ -32,7 +32,7 @@ const LIGHT_ROLES: [Role; 3] = [Role::Frontend, Role::Detokenizer, Role::Tokeniz
 /// Where one process runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
-    /// Who.
+    /// The process.
     pub peer: Peer,
     /// Its CPUs, ascending; whole cores.
     pub cpus: Vec<usize>,
@@ -71,11 +71,11 @@ pub struct PlanRequest {
     pub sets: BTreeMap<Role, BTreeSet<usize>>,
     /// Threads of the engine; absent: one per core of its set.
     pub engine_threads: Option<u32>,
-    /// Spinning of those who own their cores, in µs.
+    /// Spin time of processes that own their cores, in µs.
     pub spin_us: u32,
     /// The engine's threads spin for each other within a step, where nothing speaks against it.
     pub step_spin: bool,
-    /// Pin at all. Without it every process may run on every allowed CPU, and nobody owns anything.
+    /// Pin at all. Without it every process may run on every allowed CPU, and none owns a core.
     pub pin: bool,
 }
 

@@ -94,8 +94,8 @@ impl CudaConfig {
     }
 }
 
-/// Beside the program, or where `deploy/cuda.sh` puts it beside `target/<profile>`. The first place is named if it is in
-/// neither.
+/// Beside the program, or where `deploy/cuda.sh` puts it beside `target/<profile>`. The first place is named if it is
+/// in neither.
 fn default_object() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let folder = program.parent().unwrap_or(Path::new("/"));

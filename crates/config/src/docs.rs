@@ -39,7 +39,7 @@ it is named. A flag `--hub-*`, its variable or its key goes before the variables
 | `HF_HUB_CACHE` | the cache itself; `--hub-cache` |
 | `HF_ENDPOINT` | the hub or a mirror; `--hub-endpoint` |
 | `HF_HUB_OFFLINE` | `1`: nothing is downloaded; `--hub-offline` |
-| `HF_TOKEN`, `HF_TOKEN_PATH` | the access token, or a file with it; no flag, because flags are seen by everybody on the machine |
+| `HF_TOKEN`, `HF_TOKEN_PATH` | the access token, or a file with it; no flag, because every user of the machine can see flags |
 | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY` | a proxy on the way |
 
 What is pulled, what can go wrong and what is kept: docs/OPERATIONS.md.

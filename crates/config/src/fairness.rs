@@ -6,10 +6,10 @@ use crate::sources::Settings;
 use pinion_protocol::limits::TENANT_WEIGHT_MAX;
 use serde::{Deserialize, Serialize};
 
-/// Who is a tenant.
+/// What a tenant is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FairShare {
-    /// Nobody: requests are alike, whoever sends them.
+    /// Off: all requests share one queue.
     #[default]
     Off,
     /// Each API key.
@@ -21,7 +21,7 @@ pub enum FairShare {
 /// How tenants share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fairness {
-    /// Who is a tenant.
+    /// What a tenant is.
     pub by: FairShare,
     /// Weight of each API key, in their order; empty where all are alike.
     pub key_weights: Vec<u32>,

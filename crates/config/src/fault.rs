@@ -5,7 +5,7 @@ use crate::exit::Exit;
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody said; the table's default, or one that we worked out.
+    /// Not given: the table's default, or a derived value.
     Default,
     /// A key of the config file.
     File {

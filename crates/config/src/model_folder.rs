@@ -160,7 +160,8 @@ fn check_weights(dir: &Path, faults: &mut Collector) {
     faults.add(&origin(&path), reason);
 }
 
-/// What the other settings follow from, and the tokens that config.json says end a text. The fake backend, which runs no model, takes a folder of any family.
+/// What the other settings follow from, and the tokens that config.json says end a text. The fake backend, which runs
+/// no model, takes a folder of any family.
 fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(ModelFacts, Vec<u32>), Vec<String>> {
     if backend == Backend::Fake {
         let facts = pinion_architecture::facts(config)?;

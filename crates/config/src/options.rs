@@ -34,7 +34,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Name that clients put into the `model` field." },
     Opt { name: "backend", group: Model, preset: Is("torch"),
         kind: Choice { accepted: &[choice("torch", &[]), choice("fake", &[])], refused: &[] },
-        help: "Who computes: `torch`, or `fake`, which makes deterministic tokens from a hash without libtorch and \
+        help: "The backend: `torch`, or `fake`, which makes deterministic tokens from a hash without libtorch and \
                without weights." },
     Opt { name: "dtype", group: Model, preset: Is("auto"),
         kind: Choice {
@@ -108,12 +108,12 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Tokens of a stream that leave together, or fewer once they have 512 bytes: fewer and larger chunks. The \
                first text leaves at once, the last with the end; the text is the same." },
     Opt { name: "api-key", group: Http, kind: Secrets, preset: Absent,
-        help: "Keys of which a client must send one as `Authorization: Bearer KEY`; without any, nobody needs one. \
-               Can be given several times, or as a list with commas. A flag is seen by everybody on the machine: \
+        help: "Keys of which a client must send one as `Authorization: Bearer KEY`; without any, no client needs one. \
+               Can be given several times, or as a list with commas. Every user of the machine can see a flag: \
                better use PINION_API_KEY or the config file." },
     Opt { name: "fair-share", group: Http, preset: Is("off"),
         kind: Choice { accepted: &[choice("off", &[]), choice("key", &[]), choice("user", &[])], refused: &[] },
-        help: "Whose requests share the engine: `off`, they are alike, whoever sends them; `key`, each API key is \
+        help: "Which requests form a tenant for fair sharing: `off`, there are no tenants; `key`, each API key is \
                served the same number of tokens while it has requests waiting; `user`, each `user` of each key is." },
     Opt { name: "api-key-weights", group: Http, kind: Text, preset: Absent,
         help: "With fair-share: the parts of the API keys, as whole numbers from 1 to 1000 with commas, in the order \
@@ -188,7 +188,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Most requests with prompt tokens in one step." },
     Opt { name: "prefill-priority-threshold", group: Engine, kind: Number { min: 1, max: 1 << 20 },
         preset: WorkedOut("never: decodes come first"),
-        help: "So many requests in prefill, waiting ones included, get a step's tokens before decodes do; after four \
+        help: "Number of requests in prefill, waiting ones included, that get a step's tokens before decodes do; after four \
                such steps in a row every decode has its turn." },
     Opt { name: "overlap", group: Engine, kind: Switch,
         preset: WorkedOut("on with --device cuda; off on the CPU, where a step takes a hundred times what happens between two"),
@@ -259,7 +259,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "pin", group: Processes, kind: Switch,
         preset: WorkedOut("on, unless a cgroup quota grants less time than the allowed CPUs have: then other \
                            containers run on the same cores"),
-        help: "Pin every process to the CPUs of the plan. Off, nobody owns a core and nobody spins." },
+        help: "Pin every process to the CPUs of the plan. Off, no thread is pinned and none spins." },
     Opt { name: "jitter-control", group: Processes, kind: Switch, preset: Is("true"),
         help: "Before a role is ready: bring the rings and the KV cache into memory, lock all of it where RLIMIT_MEMLOCK \
                allows (its ready line says so), and run the model over the shapes to come. Off, all of that happens \

@@ -1,4 +1,5 @@
-//! From settled values to a [`Config`]: works out what nobody said and checks what must hold between options.
+//! From settled values to a [`Config`]: derives the values that were not given and checks what must hold between
+//! options.
 
 use crate::config::{
     AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,

@@ -1,9 +1,9 @@
-//! What the engine's scheduler is told: the prefix cache, the shape of prefill, who goes next.
+//! Settings of the engine's scheduler: prefix cache, prefill, order of admission.
 
 use crate::sources::Settings;
 use serde::{Deserialize, Serialize};
 
-/// Who of the waiting requests goes next.
+/// Which waiting request is admitted next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdmissionKind {
     /// The one that arrived first.
@@ -25,7 +25,7 @@ pub struct Scheduling {
     pub prefix_partial: bool,
     /// Let requests wait for a prompt that begins like theirs and is being computed.
     pub prefix_wait: bool,
-    /// Who goes next.
+    /// Order of admission.
     pub admission: AdmissionKind,
     /// [`AdmissionKind::Deadline`]: when the first token of a prompt of up to 256 tokens is due, in ms after arrival.
     pub ttft_target_ms: u64,

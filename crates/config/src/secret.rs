@@ -1,4 +1,4 @@
-//! Lists of words that options hold, and the one of them that nobody may see: the API keys.
+//! Options that are lists of words, and the one of them that is never shown: the API keys.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -36,7 +36,7 @@ impl ApiKeys {
         ApiKeys(keys.iter().map(|key| digest(key.as_bytes())).collect())
     }
 
-    /// Whether nobody needs a key.
+    /// Whether no key is needed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -38,7 +38,7 @@ fn line(option: &Opt, settings: &Settings, config: Option<&Config>) -> (String, 
     }
 }
 
-/// What an option that nobody set came to.
+/// The resolved value of an option that was not given.
 fn worked_out(option: &Opt, config: &Config) -> Option<String> {
     let cpus = |role: Role| {
         let placed = config.cpu_plan.placements.iter().filter(|p| p.peer.role == role);

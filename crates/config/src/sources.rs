@@ -22,7 +22,7 @@ pub(crate) struct Setting {
     pub(crate) origin: Origin,
 }
 
-/// All settled values by option name. An option without a fixed default is absent unless somebody set it.
+/// All settled values by option name. An option without a fixed default is absent unless it was given.
 #[derive(Debug, Default)]
 pub(crate) struct Settings(BTreeMap<&'static str, Setting>);
 
@@ -77,7 +77,7 @@ impl Settings {
         self.0.get(name)
     }
 
-    /// Who set it; what the option is called on the command line if nobody did.
+    /// Where it was set; the option's name on the command line if it was not.
     pub(crate) fn origin(&self, name: &str) -> Origin {
         let set = self.get(name).map(|s| s.origin.clone()).filter(|origin| *origin != Origin::Default);
         set.unwrap_or_else(|| Origin::Flag(format!("--{name}")))
@@ -131,7 +131,7 @@ impl Settings {
     }
 }
 
-/// The process's variables, for those who want one by its name.
+/// The process's variables by name.
 #[derive(Debug)]
 pub(crate) struct Environment(Vec<(OsString, OsString)>);
 

@@ -106,10 +106,10 @@ impl Kind {
     }
 }
 
-/// What holds when nobody says anything.
+/// The value when none is given.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Preset {
-    /// Somebody has to say.
+    /// A value must be given.
     Required,
     /// Nothing.
     Absent,

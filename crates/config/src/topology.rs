@@ -1,4 +1,4 @@
-//! [`Topology`]: which processes exist, which ring connects whom, and how large each ring is.
+//! [`Topology`]: which processes exist, which rings connect them, and how large each ring is.
 //!
 //! This file is the one home of ring capacities. A capacity is a sum of named users, rounded up to a power of
 //! two; and because a record may take at most half of its ring, it is never less than twice the largest record
@@ -44,7 +44,7 @@ const WAITING_REJECTS: usize = 64;
 /// One process and what it may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Who.
+    /// The process.
     pub peer: Peer,
     /// CPUs to run on.
     pub cpus: Vec<usize>,
@@ -68,7 +68,7 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Largest payload that this ring takes. Whoever makes a record of a length that a client decides checks it
+    /// Largest payload that this ring takes. A writer of records whose length a client decides checks it
     /// against this first and answers with a fault.
     pub fn payload_bytes_max(&self) -> usize {
         self.capacity_bytes / 2 - RECORD_HEAD_BYTES

@@ -1,7 +1,7 @@
 //! The state of every stream, and what a record does to it.
 //!
 //! A state is freed when its last event arrives, when its frontend is replaced, or when its slot has moved
-//! on ([`Detokenizer::sweep`]), so nothing leaks whoever dies. In the steady state a token costs no
+//! on ([`Detokenizer::sweep`]), so nothing leaks when any role dies. In the steady state a token costs no
 //! allocation: streams are looked up by slot, and text and records go through buffers that keep their size.
 
 use crate::outgoing::{Outgoing, Piece};
@@ -74,7 +74,8 @@ impl Detokenizer {
         }
     }
 
-    /// The same with so many tokens of a stream leaving together; its first text leaves at once and its tail with the end.
+    /// The same, with this number of tokens of a stream sent together; its first text leaves at once and its tail with
+    /// the end.
     pub fn with_interval(self, interval: u32) -> Detokenizer {
         Detokenizer { interval, ..self }
     }

@@ -18,8 +18,8 @@ const STEPS_PER_TURN: usize = 16;
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// How long to sleep while a frontend's ring is full.
 const BACKLOG_WAIT: Duration = Duration::from_millis(1);
-/// With more than this waiting for a frontend that is slow but reads, no further step is taken: the engine's ring fills,
-/// and the engine works at the frontend's pace.
+/// With more than this waiting for a frontend that is slow but reads, no further step is taken: the engine's ring
+/// fills, and the engine works at the frontend's pace.
 const LAG_BYTES_MAX: usize = 256 << 10;
 /// Streams that were given up are looked for this often, in ns.
 const SWEEP_INTERVAL_NS: u64 = 200_000_000;

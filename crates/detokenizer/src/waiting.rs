@@ -40,8 +40,8 @@ impl Waiting {
         self.ids.is_empty() && self.text.is_empty()
     }
 
-    /// Whether one more piece has to leave together with what waits before it can be taken: it would be too much for one
-    /// delta.
+    /// Whether one more piece has to leave together with what waits before it can be taken: it would be too much for
+    /// one delta.
     pub(crate) fn is_full_for(&self, text: &str, scores: &[u8]) -> bool {
         !self.is_empty()
             && self.text.len() + self.scores.len() + text.len() + scores.len() > DELTA_WAITING_BYTES_MAX

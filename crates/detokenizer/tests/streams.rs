@@ -192,7 +192,7 @@ fn what_is_stale_or_unknown_is_dropped_and_counted() {
     assert_eq!(bench.detokenizer.counts().stale, 3, "an event after the last one");
 }
 
-/// A request that there never was, a token that is not the next one, a flag that nobody knows.
+/// A request that there never was, a token that is not the next one, an unknown flag.
 #[test]
 fn what_no_engine_sends_is_an_error_and_changes_no_stream() {
     let mut bench = Bench::new(1, RECORD_BYTES_MAX);
@@ -297,7 +297,8 @@ fn a_frontend_that_stops_reading_loses_its_requests_and_no_others() {
     assert_eq!(bench.detokenizer.counts().states, 0);
 }
 
-/// The first text leaves at once, then every eighth token, then the tail; what is too much for one delta leaves earlier.
+/// The first text leaves at once, then every eighth token, then the tail; what is too much for one delta leaves
+/// earlier.
 #[test]
 fn row_12_stream_interval_sends_the_first_text_at_once_and_the_tail_with_the_end() {
     let tables = vec![SlotTable::create(1, 1, SLOTS).unwrap()];
@@ -426,8 +427,8 @@ fn scores_of_a_prompt_get_their_texts() {
 /// Marks are asked for, the interval, the stop string, the whole text, and where its marks are.
 type Case<'a> = (bool, u32, Option<&'a str>, &'a str, &'a [(usize, String)]);
 
-/// A mark is alone in its delta, with what was held back before it, whatever leaves together; without being asked for it
-/// is text as any other.
+/// A mark is alone in its delta, with what was held back before it, whatever leaves together; without being asked for
+/// it is text as any other.
 #[test]
 fn marks_of_reasoning_leave_by_themselves() {
     const OPEN: u32 = EOS + 1;

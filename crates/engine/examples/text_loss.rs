@@ -1,8 +1,10 @@
-//! What quantised weights cost: `text_loss FOLDER TEXT [--from SHARE] [--threads N] [--dtype fp32|bf16]` prints the mean loss,
-//! in nats a token, of what follows the first SHARE (0.9) of the text's characters, for `none`, `int8` and `int4`.
+//! What quantised weights cost: `text_loss FOLDER TEXT [--from SHARE] [--threads N] [--dtype fp32|bf16]` prints the
+//! mean loss, in nats a token, of what follows the first SHARE (0.9) of the text's characters, for `none`, `int8` and
+//! `int4`.
 //!
-//! The text is cut into consecutive windows of the model's context, at most 512 tokens, and each token but a window's first is
-//! predicted once. The standard error beside a difference is that of the mean of the paired differences of tokens.
+//! The text is cut into consecutive windows of the model's context, at most 512 tokens, and each token but a window's
+//! first is predicted once. The standard error beside a difference is that of the mean of the paired differences of
+//! tokens.
 
 use pinion_model::{
     DtypeChoice, KvSize, Model, ModelOptions, OwnedBatch, Quantization, Scored, StepOutput, load,

@@ -120,7 +120,7 @@ impl Engine {
         false
     }
 
-    /// What the scheduler cannot know: the vocabulary, and who takes the tokens.
+    /// Checks that the scheduler cannot make: the vocabulary, and the detokenizer that takes the tokens.
     fn objection(&self, admit: &Admit) -> Option<Fault> {
         let vocab_size = self.pipeline.info().vocab_size;
         if let Some(token) = admit.ids.iter().find(|&&token| token >= vocab_size) {
@@ -148,7 +148,7 @@ impl Engine {
     }
 
     /// Sends the record in `encoded`. A frontend has at most one end per slot outstanding, far less than its ring and
-    /// backlog hold: one that overflows is not reading at all, and nobody is left to hear of its requests.
+    /// backlog hold: one that overflows does not read at all, and its requests have no reader left.
     pub(crate) fn tell_frontend(&mut self, frontend: u16, kind: u16, ports: &mut impl Ports) {
         if ports.send(Peer::new(Role::Frontend, frontend), kind, &self.encoded).is_err() {
             tracing::error!(frontend, "the frontend does not read; its requests are dropped");

@@ -96,7 +96,7 @@ impl RowShaping for PlanShaping<'_> {
         if mask.is_none() && !sampling.shapes_logits(generated) {
             return None;
         }
-        // Who does not look at the output may run before all of it is known.
+        // A request that does not look at its output may run before all of it is known.
         let read = if sampling.reads_output() { view.ids } else { &[] };
         let (prompt, output) = read.split_at_checked(view.prompt_tokens as usize).unwrap_or_default();
         let waits = generated < sampling.min_tokens;

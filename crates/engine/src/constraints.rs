@@ -2,8 +2,9 @@
 //!
 //! Both threads are in `pinion_grammar`; here is what the loop posts to them and finds there. A request reaches the
 //! scheduler only with its grammar compiled and its first mask computed. From then on every committed token is posted,
-//! and the mask of the next is computed while the model runs the step that needs it. Matchers follow committed tokens and
-//! nothing else, so a preemption does not touch them; and no step is launched ahead of a token that a grammar waits for.
+//! and the mask of the next is computed while the model runs the step that needs it. Matchers follow committed tokens
+//! and nothing else, so a preemption does not touch them; and no step is launched ahead of a token that a grammar waits
+//! for.
 
 use pinion_grammar::{Constraint, Grammars, Mask};
 use pinion_model::{MaskState, TokenMask};
@@ -92,8 +93,8 @@ impl Constraints {
         self.order_waiting().inspect_err(|_| _ = self.waiting.pop())
     }
 
-    /// Orders what waits, as far as the thread's queue has room: it holds as many as can wait, but also what was ordered
-    /// for requests that are gone, such as all of a dead detokenizer, which come again meanwhile.
+    /// Orders what waits, as far as the thread's queue has room: it holds as many as can wait, but also what was
+    /// ordered for requests that are gone, such as all of a dead detokenizer, which come again meanwhile.
     fn order_waiting(&mut self) -> Result<(), Fault> {
         let Some(threads) = &self.threads else { return Ok(()) };
         for Waiting { admit, ordered } in self.waiting.iter_mut().filter(|waiting| !waiting.ordered) {
@@ -144,7 +145,7 @@ impl Constraints {
         }
     }
 
-    /// The request has ended, or nobody wants it any more.
+    /// The request has ended or was cancelled.
     pub(crate) fn forget(&mut self, id: RequestId) {
         if !self.running.is_empty()
             && let Some(followed) = self.running.remove(&id)

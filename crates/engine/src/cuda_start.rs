@@ -6,8 +6,8 @@ use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAtte
 use pinion_model::{KvSize, LoadError, Pipeline};
 use pinion_worker::Recorder;
 
-/// Opens the device and loads the model. The device queues steps itself, so overlap needs no thread: it is how many steps
-/// the loop launches before it takes results.
+/// Opens the device and loads the model. The device queues steps itself, so overlap needs no thread: it is how many
+/// steps the loop launches before it takes results.
 pub(crate) fn start(
     config: &Config,
     cuda: &CudaConfig,

@@ -1,8 +1,8 @@
 //! The step loop: drain the inbox, plan, launch, retire the step before, commit, publish.
 //!
 //! With a pipeline of depth 2 the loop plans and launches a step while the one before it still runs, and commits and
-//! publishes that one's tokens while the new one does: docs/design/0005-overlap.md. With depth 1 each step is retired in
-//! the turn that launched it.
+//! publishes that one's tokens while the new one does: docs/design/0005-overlap.md. With depth 1 each step is retired
+//! in the turn that launched it.
 
 use crate::batch::{Batch, PlanShaping};
 use crate::constraints::Constraints;
@@ -19,17 +19,17 @@ use pinion_protocol::{FaultCode, RequestId};
 use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler, SequenceState};
 use pinion_worker::Recorder;
 
-/// So many failed steps in a row mean that the model is broken and the process must be replaced.
+/// After this number of failed steps in a row the model is broken and the process must be replaced.
 const FAILED_STEPS_MAX: u32 = 8;
 /// Waiting requests whose slots are looked at in one turn; running ones are looked at in every turn.
 const WAITING_WATCHED_MAX: usize = 64;
-/// Prompt tokens whose logprobs one step reports, but for one of each row: each meets the head and takes up to a record's
-/// share of the ring.
+/// Prompt tokens whose logprobs one step reports, but for one of each row: each meets the head and takes up to a
+/// record's share of the ring.
 const SCORES_PER_STEP_MAX: u32 = 128;
 /// With so much waiting for the detokenizers, steps report as few prompt tokens as they can.
 const SCORES_LAG_BYTES_MAX: usize = 64 << 10;
-/// With so much waiting for the detokenizers, no step is launched: a model that is faster than whoever reads its tokens
-/// works at their pace, and no stream ends for it.
+/// Back-pressure: with this many bytes waiting for the detokenizers no step is launched, so a model that is faster than
+/// its readers works at their pace, and no stream ends for it.
 const STEP_LAG_BYTES_MAX: usize = 256 << 10;
 
 /// The sizes that an engine works within.
@@ -78,7 +78,7 @@ pub struct Broken {
 enum Wish {
     /// End it and say why.
     End(FinishReason),
-    /// Nobody owns it any more.
+    /// Its owner is gone.
     Forget,
 }
 
@@ -224,7 +224,7 @@ impl Engine {
         let rows = if launches { &self.scheduler.current_plan().rows[..] } else { &[] };
         for row in rows.iter().filter(|row| row.first) {
             ports.stamp(row.id, Stage::FirstScheduled, now_ns);
-            // Now, and not only at the end: who comes after this process does not know it.
+            // Now, and not only at the end: this process's successor does not know it.
             ports.count(row.id, Counter::CachedTokens, u64::from(self.scheduler.cached_tokens(row)));
         }
         if launches && ports.recorder().records() {
@@ -260,7 +260,7 @@ impl Engine {
 
     /// Waits for the oldest step in flight and fills `results`, one per row. A failed step fails its rows and no other
     /// request; the inner result says whether it was one too many. The outer one says that the model is gone: then
-    /// nothing is known about the rows, and whoever comes after this process goes on with them.
+    /// nothing is known about the rows, and this process's successor resumes them.
     fn retire(&mut self, ports: &mut impl Ports) -> Result<Result<(), Broken>, Broken> {
         self.in_flight -= 1;
         self.results.clear();
@@ -313,7 +313,7 @@ impl Engine {
             let theirs = |id: RequestId| id.detokenizer(detokenizer_count) == stuck;
             ended_count += end_where(scheduler, FaultCode::Unavailable, theirs);
         });
-        // Ahead of the records: whoever has an answer finds it counted.
+        // Before the records: a client that has its answer finds it counted.
         self.set_gauges(ports);
         ports.publish();
         ended_count
@@ -380,7 +380,7 @@ impl Engine {
         ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
     }
 
-    /// Drops every request that `gone` names, without a word: whoever would hear it has gone.
+    /// Drops every request that `gone` names, without a record: its reader is gone.
     pub fn discard_where(&mut self, gone: impl Fn(RequestId) -> bool) {
         let ids: Vec<_> =
             self.scheduler.running().chain(self.scheduler.waiting()).filter(|&id| gone(id)).collect();
@@ -397,8 +397,8 @@ impl Engine {
         self.set_gauges(ports);
     }
 
-    /// The detokenizer has died: what is owed to it goes to nobody. Its frontends take its requests back by their slots,
-    /// and those that they send again meanwhile are not mixed up with them.
+    /// The detokenizer has died: pending events for it are dropped. Its frontends take its requests back by their
+    /// slots, and those that they send again meanwhile are not mixed up with them.
     pub fn lose_detokenizer(&mut self, index: u16) {
         self.streams.forget(index);
     }
@@ -418,7 +418,7 @@ impl Engine {
         self.constraints.compiles()
     }
 
-    /// Whether a consumer is owed events that its outbox did not take.
+    /// Whether events are pending that a consumer's outbox did not take.
     pub fn owes(&self) -> bool {
         self.streams.owes()
     }

@@ -23,7 +23,7 @@ const LEAVE_DEADLINE: Duration = Duration::from_secs(30);
 /// A start or a stop on its way to the model's thread and back.
 #[derive(Debug)]
 struct Pending {
-    /// The order to answer; a stop of our own answers nobody.
+    /// The command to answer; a stop of our own has none.
     number: Option<u64>,
     starts: bool,
     outcome: Receiver<AdminOutcome>,
@@ -54,7 +54,7 @@ impl OpProfile {
         })
     }
 
-    /// Whether something is under way of which nobody rings a bell.
+    /// Whether something is in flight whose end rings no doorbell.
     pub(crate) fn waits(&self) -> bool {
         self.pending.is_some()
     }

@@ -24,7 +24,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
         },
         dtype: match config.dtype {
             Dtype::Fp32 => DtypeChoice::F32,
-            // The config lets nobody have fp16 on the CPU.
+            // The config refuses fp16 on the CPU.
             Dtype::Bf16 | Dtype::Fp16 => DtypeChoice::Bf16,
         },
         threads: config.engine_threads,

@@ -1,9 +1,9 @@
 //! What leaves the engine: one step record per detokenizer, one finished record per ended request.
 //!
-//! A detokenizer that is late but reads holds the next step back ([`crate::engine`]); one that has stopped reading makes
-//! nobody wait. Past the outbox's bounded backlog it counts as stuck: its requests end, it gets no new ones, and the few
-//! events that are still owed to it (the tokens of one step and one last event for each of its requests) wait here until
-//! its outbox takes them.
+//! A detokenizer that is late but reads holds the next step back ([`crate::engine`]); one that has stopped reading
+//! delays no other. Past the outbox's bounded backlog it counts as stuck: its requests end, it gets no new ones, and
+//! the few events that are still pending for it (the tokens of one step and one last event for each of its requests)
+//! wait here until its outbox takes them.
 
 use crate::ports::Ports;
 use pinion_model::{Logprob, PromptScores};
@@ -173,7 +173,7 @@ impl Streams {
         self.streams.iter().any(|stream| !stream.events.is_empty())
     }
 
-    /// The detokenizer is another process now and is owed nothing.
+    /// The detokenizer is another process now: nothing is pending for it.
     pub(crate) fn forget(&mut self, detokenizer: u16) {
         if let Some(stream) = self.streams.get_mut(usize::from(detokenizer)) {
             stream.events.clear();

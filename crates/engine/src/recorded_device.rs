@@ -1,8 +1,8 @@
 //! A CUDA model as the loop drives it, with the spans of its steps.
 //!
-//! The device works through its queue by itself and no thread of ours sees a step begin, so a span runs from the launch, or
-//! from the end of the step before if that was later, to the moment when the loop has its results. NVTX ranges are around
-//! the launches: the tool lays what was queued in one beside it.
+//! The device works through its queue by itself and no thread of ours sees a step begin, so a span runs from the
+//! launch, or from the end of the step before if that was later, to the moment when the loop has its results. NVTX
+//! ranges are around the launches: the tool lays what was queued in one beside it.
 
 use crate::recorded::prefill_tokens;
 use pinion_model::cuda::CudaGpt2;

@@ -146,8 +146,8 @@ impl Server {
     }
 }
 
-/// The file to record into, if one is wanted. A successor does not overwrite its predecessor's file, and serves without a
-/// recording if it cannot create one of its own.
+/// The file to record into, if one is wanted. A successor does not overwrite its predecessor's file, and serves without
+/// a recording if it cannot create one of its own.
 fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
     let Some(path) = &session.config.observe.record else { return Ok(None) };
     let mut path = path.clone().into_os_string();
@@ -206,7 +206,7 @@ fn ordered(
     }
 }
 
-/// Peers come and go. Requests of a lost frontend have nobody to go to; those of a lost detokenizer come again, and their
+/// Peers come and go. Requests of a lost frontend have no reader; those of a lost detokenizer come again, and their
 /// slots tell which of the two is meant; requests of a lost tokenizer that reached its ring are as good as any.
 fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: &mut Option<Tape>) {
     match event {

@@ -1,9 +1,9 @@
 //! Record and replay: everything that the loop took from the world, and what it made of it, in a file; and the same
 //! loop driven from that file to the same batches and tokens.
 //!
-//! The seam is [`crate::Ports`]: clock, records, slots and full outboxes are all that the loop sees, so they are what is
-//! recorded ([`Taped`]), and a replay answers with them ([`replay`]). A model is deterministic for the same batches, so
-//! nothing else is needed.
+//! The seam is [`crate::Ports`]: clock, records, slots and full outboxes are all that the loop sees, so they are what
+//! is recorded ([`Taped`]), and a replay answers with them ([`replay`]). A model is deterministic for the same batches,
+//! so nothing else is needed.
 //!
 //! # The file
 //! `PINIONRC`, a u32 version, then frames until the end: kind u8, length u32, payload; all little-endian.

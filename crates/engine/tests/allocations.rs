@@ -83,8 +83,8 @@ fn check_steps(overlap: bool, penalties: bool) {
     assert_eq!(allocations, 0);
 }
 
-/// Rows that follow a grammar cost the loop nothing either: their masks are computed by another thread into memory that is
-/// swapped. A late one would be looked for again in the next step, so the tokens are counted and not foreseen.
+/// Rows that follow a grammar cost the loop nothing either: their masks are computed by another thread into memory that
+/// is swapped. A late one would be looked for again in the next step, so the tokens are counted and not foreseen.
 #[test]
 fn rows_with_a_grammar_allocate_nothing_in_the_loop() {
     const CONSTRAINED: u16 = 8;

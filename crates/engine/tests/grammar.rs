@@ -101,7 +101,7 @@ fn mixed(overlap: bool) {
         let whole = Regex::new(&format!("^(?:{expression})$")).expect("an expression");
         assert!(whole.is_match(&text(&story.tokens)), "{expression}: {:?}", text(&story.tokens));
     }
-    assert!(preempted, "nobody was preempted: the test tests less than it says");
+    assert!(preempted, "no request was preempted: the test tests less than it says");
 }
 
 /// The first allowed token from the hash on: what the fake promises, held against the expression itself.
@@ -238,8 +238,8 @@ fn who_leaves_while_the_grammar_is_compiled_or_followed_leaves_nothing() {
     assert!(engine.is_empty());
 }
 
-/// A detokenizer died while most requests waited for their grammars, and all came again: what had been ordered for their
-/// first lives filled the queue, and those that found no room were refused.
+/// A detokenizer died while most requests waited for their grammars, and all came again: what had been ordered for
+/// their first lives filled the queue, and those that found no room were refused.
 #[test]
 fn who_comes_again_while_the_grammars_of_the_first_lives_are_under_way_is_not_refused() {
     let (go, gate) = mpsc::channel();
@@ -295,8 +295,8 @@ impl Model for Belated {
     }
 }
 
-/// A row whose mask is late comes again until it is there, with the same text in the end; the others have their token in
-/// every step. One request by itself, so that each of its rows is late twice.
+/// A row whose mask is late comes again until it is there, with the same text in the end; the others have their token
+/// in every step. One request by itself, so that each of its rows is late twice.
 #[test]
 fn a_late_mask_delays_its_own_text_and_no_other() {
     for overlap in [false, true] {

@@ -1,5 +1,5 @@
 //! Steps launched before the results of the ones before are read: the same tokens as without, nothing left behind by
-//! who stops late, and a model that dies or hangs ends the engine instead of hanging it.
+//! a request that stops late, and a model that dies or hangs ends the engine instead of hanging it.
 
 mod rig;
 

@@ -48,7 +48,7 @@ fn settle(engine: &mut Engine, rig: &mut Rig) {
     panic!("still busy");
 }
 
-/// What a request with these ids gets when nobody else is there.
+/// The tokens that a request with these ids gets when it is alone.
 fn alone(ids: &[u32], prompt_tokens: usize, sampling: &Sampling) -> (Vec<u32>, FinishReason) {
     let (story, reason) = story_alone(ids, prompt_tokens, sampling);
     (story.tokens, reason)
@@ -63,7 +63,7 @@ fn story_alone(ids: &[u32], prompt_tokens: usize, sampling: &Sampling) -> (Story
     (story, finished.reason)
 }
 
-/// As many as asked for, the drawn token's first, and none for those who do not ask.
+/// As many as asked for, the drawn token's first, and none for requests that do not ask.
 fn check_logprobs(story: &Story, sampling: &Sampling) {
     let count = sampling.logprobs.map_or(0, |count| 1 + count as usize);
     for (token, entries) in story.tokens.iter().zip(&story.logprobs) {
@@ -150,8 +150,8 @@ fn each_parameter_does_what_it_says() {
     assert_eq!(tokens_of(&ignoring), vec![EOS; 40], "what ends nothing need not wait");
 }
 
-/// A model that ends its texts in three ways: each ends, each waits for `min_tokens`, and a request that ignores the end
-/// ignores all of them. With overlap and without.
+/// A model that ends its texts in three ways: each ends, each waits for `min_tokens`, and a request that ignores the
+/// end ignores all of them. With overlap and without.
 #[test]
 fn every_end_of_the_model_ends_and_waits() {
     const ENDS: [u32; 3] = [EOS, 20, 41];

@@ -10,7 +10,8 @@ use pinion_protocol::status::Gauge;
 use pinion_scheduler::{Admission, Limits, Policy};
 use rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 
-/// Runs requests that begin alike, two of three of them, through a small pool. Gives the rig and how many turns it took.
+/// Runs requests that begin alike, two of three of them, through a small pool. Gives the rig and how many turns it
+/// took.
 fn run(policy: Policy) -> (Rig, u32) {
     let (mut engine, mut rig, mut random) =
         (rig::engine(Sizes { policy, ..small() }, false), Rig::new(), Random(3));
@@ -41,7 +42,7 @@ fn run(policy: Policy) -> (Rig, u32) {
         assert_eq!(rig.counted(id, Counter::CachedTokens), u64::from(finished.cached_tokens));
         cached += u64::from(finished.cached_tokens);
     }
-    assert_eq!(rig.gauge(Gauge::KvBlocksUsed), 0, "what is kept is held by nobody");
+    assert_eq!(rig.gauge(Gauge::KvBlocksUsed), 0, "no request holds the cached blocks");
     assert_eq!(cached, rig.gauge(Gauge::PrefixHitTokens));
     (rig, turns)
 }

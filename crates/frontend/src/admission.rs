@@ -94,11 +94,11 @@ pub struct Admitted {
 pub struct Shown {
     /// The prompt's text goes ahead of the answer's, and with `logprobs` the scores of its tokens.
     pub echo: bool,
-    /// So many likeliest tokens beside each token.
+    /// Number of likeliest tokens beside each token.
     pub logprobs: Option<u32>,
-    /// The scores of the prompt's tokens in a member of their own, with so many likeliest ones.
+    /// The scores of the prompt's tokens in a member of their own, with this number of likeliest ones.
     pub prompt_logprobs: Option<u32>,
-    /// Of each prompt's answers only so many are shown, the likeliest.
+    /// Number of each prompt's answers that are shown, the likeliest first.
     pub best: Option<u32>,
     /// The ids of prompt and answer.
     pub token_ids: bool,

@@ -120,7 +120,7 @@ impl App {
     }
 }
 
-/// Source of ids that nobody can guess, and of seeds that follow from the configured one.
+/// Source of ids that cannot be guessed, and of seeds that follow from the configured one.
 pub struct Numbers {
     secret: RandomState,
     seed: u64,

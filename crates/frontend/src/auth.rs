@@ -1,7 +1,8 @@
-//! Who may ask: a client that shows one of the configured keys, or anybody where no key is configured.
+//! Authentication: a client shows one of the configured keys; without a configured key every client is served.
 //!
 //! The decision is made on the matched [`Route`], never on the path's text, and a route that is not listed as public
-//! in [`Route::is_public`] needs a key. Keys are compared by their digests, in a time that does not depend on how much of them is right.
+//! in [`Route::is_public`] needs a key. Keys are compared by their digests, in a time that does not depend on how much
+//! of them is right.
 
 use crate::errors::Refusal;
 use crate::routes::Route;

@@ -1,7 +1,7 @@
 //! From a client's key and `user` to the tenant on whose account its request runs.
 //!
-//! The engine knows tenants by a number only. It is the same at every frontend, and it is no secret: who wants to run
-//! on another's account sends the other's `user`.
+//! The engine knows tenants by a number only. It is the same at every frontend, and it is no secret: a client
+//! can send another's `user` and be counted as that tenant.
 
 use pinion_config::{FairShare, Fairness};
 use pinion_protocol::Claim;

@@ -1,7 +1,7 @@
 //! Open connections and what each is doing, so that an idle one makes room for a new one before descriptors run out.
 //!
-//! The roles that come back after a death bring descriptors too, so connections never take the last ones: a connection's
-//! own descriptor, always the lowest free number, tells how near the limit is.
+//! The roles that come back after a death bring descriptors too, so connections never take the last ones: a
+//! connection's own descriptor, always the lowest free number, tells how near the limit is.
 
 use crate::limits::{CONNECTIONS_MAX, DESCRIPTOR_RESERVE_MAX, DESCRIPTOR_RESERVE_MIN, TRIM_CONNECTIONS};
 use nix::sys::resource::{Resource, getrlimit};
@@ -71,8 +71,8 @@ impl Bounds {
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     open: Cell<usize>,
-    /// How many were open when the descriptors were used up. A connection that leaves frees a low number, so from then on the
-    /// number of a new one no longer tells how many are in use.
+    /// How many were open when the descriptors were used up. A connection that leaves frees a low number, so from then
+    /// on the number of a new one no longer tells how many are in use.
     limit: Cell<Option<usize>>,
     /// The most that were open since the last fall.
     peak: Cell<usize>,

@@ -71,7 +71,7 @@ pub struct HttpError {
     pub code: Option<&'static str>,
     /// The field at fault.
     pub param: Option<String>,
-    /// For the person who reads it.
+    /// For a human reader.
     pub message: String,
     /// Seconds for `Retry-After`.
     pub retry_after_s: Option<u32>,

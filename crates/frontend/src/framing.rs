@@ -1,5 +1,5 @@
 //! Heads that two readers could understand differently, which hyper lets pass: refused before anything else looks at
-//! them, so that a proxy in front and this service never disagree on where a request ends or for whom it is.
+//! them, so that a proxy in front and this service never disagree on where a request ends or which host it is for.
 
 use crate::errors::{HttpError, Refusal};
 use hyper::header::{CONTENT_ENCODING, EXPECT, HOST, TRANSFER_ENCODING};

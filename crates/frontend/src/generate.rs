@@ -266,7 +266,8 @@ pub(crate) fn origin(arrival: &Arrival) -> Origin {
 }
 
 /// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
-/// of events says `silence` when it has nothing to say for the keep-alive time, also at its beginning; bare text has none.
+/// of events says `silence` when it has nothing to say for the keep-alive time, also at its beginning; bare text has
+/// none.
 pub(crate) async fn stream_answer(
     app: &App,
     tickets: Vec<Ticket>,

@@ -33,11 +33,12 @@ const STRUCTURED: [(&str, GrammarKind); 4] = [
 ];
 /// Members of `structured_outputs` that would change the text and are not supported.
 const STRUCTURED_REFUSED: [&str; 1] = ["structural_tag"];
-/// White space in one place of a JSON text where any is allowed: a line break and the indentation of ten levels. Weak models
-/// take all of it.
+/// White space in one place of a JSON text where any is allowed: a line break and the indentation of ten levels. Weak
+/// models take all of it.
 const ANY_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,21}";
 
-/// The one grammar of a request, if it has one. `/generate` has none: its fields stay for those who refuse them.
+/// The one grammar of a request, if it has one. `/generate` has none: its fields stay in the body, where unknown ones
+/// are refused.
 pub(crate) fn grammar(api: Api, fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
     if api == Api::Generate {
         return Ok(None);
@@ -227,7 +228,8 @@ fn any_object(field: GrammarField) -> Grammar {
     Grammar { kind: GrammarKind::JsonObject, field, text: "".into() }
 }
 
-/// A grammar as vLLM's fields have it: `name` is what the client called it, `close` says what becomes of a schema's objects.
+/// A grammar as vLLM's fields have it: `name` is what the client called it, `close` says what becomes of a schema's
+/// objects.
 fn written(
     field: GrammarField,
     name: &str,

@@ -1,4 +1,4 @@
-//! What a web page in somebody's browser may not do with a service that asks for no key.
+//! What a web page in a user's browser must not do with a service that asks for no key.
 //!
 //! Loopback keeps other machines out, not the pages that a browser on this one shows. Two rules stand for the key that
 //! is not there. *Host*: a page that points its own name at 127.0.0.1 (DNS rebinding) is of the same origin for its

@@ -100,7 +100,7 @@ mod tests {
         page
     }
 
-    /// It restarts whoever dies: without it the next death is the end.
+    /// It restarts roles that die: without it the next death ends the service.
     #[test]
     fn a_launcher_that_stands_still_is_told() {
         let now = 100 * SECOND;

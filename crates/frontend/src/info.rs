@@ -61,7 +61,8 @@ fn state(ok: bool, body: &Value) -> Response<AnswerBody> {
     response
 }
 
-/// `GET /health`: do all roles live and move? A log that loses lines is told and is no reason for 503: requests are served.
+/// `GET /health`: do all roles live and move? A log that loses lines is told and is no reason for 503: requests are
+/// served.
 pub(crate) fn health(app: &App) -> Response<AnswerBody> {
     let problems = app.health.problems(&app.ledger.borrow().down(), clock::now_ns());
     let status = if problems.is_empty() { "ok" } else { "unhealthy" };
@@ -101,7 +102,7 @@ pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
     json(StatusCode::OK, openapi::document(&app.limits).to_string())
 }
 
-/// `GET /docs`. The page is made once: everybody may ask for it.
+/// `GET /docs`. The page is made once: it needs no key.
 pub(crate) fn docs(app: &App, asked: &HeaderMap) -> Response<AnswerBody> {
     let keyed = !app.settings.api_keys.is_empty();
     let page = app.docs.get_or_init(|| openapi::html(&app.limits, keyed).into());

@@ -1,4 +1,4 @@
-//! Bodies on their way in: read up to their limit in their time, and understood where that holds nobody up.
+//! Reads request bodies with size and time limits, and parses large ones off the reactor thread.
 
 use crate::admission::Limits;
 use crate::app::App;

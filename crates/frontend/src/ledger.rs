@@ -2,9 +2,9 @@
 //! request they belong to, and takes slots back.
 //!
 //! A slot is taken at [`Ledger::begin`] and given back when both sides are done: no role will say more about
-//! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`](crate::ticket::Ticket) is dropped).
-//! Until then the entry is a tombstone, so that an index is never reused while someone still works for it. When a role
-//! dies, its requests keep their slots under a new generation and go on from their last token (`recovery`).
+//! the request ([`Request::settled`]), and the client has everything or is gone (its [`Ticket`](crate::ticket::Ticket)
+//! is dropped). Until then the entry is a tombstone, so that an index is never reused while someone still works for it.
+//! When a role dies, its requests keep their slots under a new generation and go on from their last token (`recovery`).
 //! Single-threaded; it knows no socket, and rings only through [`crate::outgoing`].
 
 mod losses;
@@ -218,8 +218,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes a slot and sends the job on; where a role that it needs is down, it waits for the successor. Errors: all slots
-    /// taken, a role down and nobody waits here, draining, a reader stuck.
+    /// Takes a slot and sends the job on; where a role that it needs is down, it waits for the successor. Errors: all
+    /// slots taken, a role down and `--no-resume`, draining, a reader stuck.
     pub fn begin(&mut self, origin: Origin, job: Job, form: Form) -> Result<Rc<RefCell<Request>>, Fault> {
         if self.draining {
             return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
@@ -322,8 +322,8 @@ impl Ledger {
         }
     }
 
-    /// Counts tokens and their times as they come. Tokens that come together share the time since those before. One that
-    /// is drawn again for the sake of the end was counted.
+    /// Counts tokens and their times as they come. Tokens that come together share the time since those before. One
+    /// that is drawn again for the sake of the end was counted.
     fn count_tokens(&mut self, delta: &Delta<'_>, now_ns: u64) {
         let (id, count) = (delta.header.id, u64::from(delta.header.token_count));
         let metrics = self.metrics.clone();
@@ -425,7 +425,7 @@ impl Ledger {
 
     fn release_if_done(&mut self, id: RequestId) {
         let Some(place) = self.entries.get_mut(usize::from(id.slot)) else { return };
-        // Of a request that waits for a role nobody knows.
+        // No other process holds a parked request.
         let settled = |entry: &Entry| entry.life.parked || entry.request.borrow().settled();
         let done = |entry: &mut Entry| entry.id == id && entry.client_done && settled(entry);
         let Some(entry) = place.take_if(done) else { return };

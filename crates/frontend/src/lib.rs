@@ -202,7 +202,7 @@ fn warn_if_open(session: &Session) {
     if session.me.index == 0 && config.api_keys.is_empty() && !config.host.is_loopback() {
         tracing::warn!(
             host = %config.host,
-            "listening beyond loopback without --api-key: everybody who reaches the port can use the service"
+            "listening beyond loopback without --api-key: every client that reaches the port can use the service"
         );
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// Open connections, at most; the next one takes the place of the one that is idle longest.
 pub const CONNECTIONS_MAX: usize = 16_384;
-/// Descriptors that connections leave free, an eighth of the process's limit within these bounds: for the links to roles
-/// that come back, and for refusals.
+/// Descriptors that connections leave free, an eighth of the process's limit within these bounds: for the links to
+/// roles that come back, and for refusals.
 pub const DESCRIPTOR_RESERVE_MIN: u64 = 8;
 /// See [`DESCRIPTOR_RESERVE_MIN`].
 pub const DESCRIPTOR_RESERVE_MAX: u64 = 64;
@@ -83,7 +83,7 @@ pub const LOAD_WINDOW: Duration = Duration::from_secs(10);
 pub const LAST_TEXT_GRACE: Duration = Duration::from_secs(5);
 /// From the death of a role to the start of its successor: the longest back-off, and time for the launcher.
 pub const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Who went on after a death and got no token in this time holds up suspects no longer.
+/// A request that resumed after a death and got no token in this time delays suspects no longer.
 pub const PROBATION_MAX: Duration = Duration::from_secs(10);
 /// Part of the drain deadline kept for writing the error events of what did not finish.
 pub const DRAIN_RESERVE: Duration = Duration::from_millis(250);
@@ -97,5 +97,5 @@ pub const SCORES_BYTES_MAX: usize = 32 << 20;
 pub const IDS_CAPACITY_MAX: usize = 1024;
 /// Bodies above this are read on a thread beside the one that serves the streams ...
 pub const INLINE_BODY_BYTES_MAX: usize = 32 << 10;
-/// ... of which there are so many.
+/// ... and their number.
 pub const BODY_THREADS_MAX: usize = 1;

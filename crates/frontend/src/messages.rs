@@ -1,8 +1,8 @@
 //! The messages of a chat, checked member by member and brought into one spelling.
 //!
-//! What a template may look at goes on to the tokenizer: role, content, name, tool calls, the id of the call that a tool
-//! answers, and thoughts. The arguments of a tool call go on as the text that the model wrote. Anything else is left
-//! out. Called by [`crate::chat`] only.
+//! What a template may look at goes on to the tokenizer: role, content, name, tool calls, the id of the call that a
+//! tool answers, and thoughts. The arguments of a tool call go on as the text that the model wrote. Anything else is
+//! left out. Called by [`crate::chat`] only.
 
 use crate::json::{check_depth, wrong_type};
 use crate::limits::{CONTENT_PARTS_MAX, TOOL_CALLS_MAX};

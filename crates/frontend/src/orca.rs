@@ -1,5 +1,6 @@
-//! The load report of the Open Request Cost Aggregation standard (ORCA) in the head of an answer, for Envoy, GKE and other
-//! balancers that weigh replicas by it. A request asks for it with `endpoint-load-metrics-format: TEXT` or `JSON`.
+//! The load report of the Open Request Cost Aggregation standard (ORCA) in the head of an answer, for Envoy, GKE and
+//! other balancers that weigh replicas by it. A request asks for it with `endpoint-load-metrics-format: TEXT` or
+//! `JSON`.
 
 use crate::app::App;
 use crate::load::{Engine, Rates, Sample, rounded};
@@ -36,8 +37,8 @@ pub(crate) fn report(app: &App, form: Form) -> Option<HeaderValue> {
     HeaderValue::try_from(written(form, Engine::all(&app.health), places, &rates)).ok()
 }
 
-/// Envoy ignores a report without `TEXT` or `JSON` in front, and one whose utilization or rate is 0. The answer itself is a
-/// request, so the utilization is at least its place in the batch.
+/// Envoy ignores a report without `TEXT` or `JSON` in front, and one whose utilization or rate is 0. The answer itself
+/// is a request, so the utilization is at least its place in the batch.
 fn written(form: Form, engine: Engine, places: u64, rates: &Rates) -> String {
     let own_place = 1.0 / places.max(1) as f64;
     let utilization = rounded(engine.utilization(places).max(own_place));

@@ -33,7 +33,7 @@ impl Orders {
         Orders { outlet, timeout, last_number: Cell::new(0), waiting: RefCell::default() }
     }
 
-    /// The launcher's word. Nobody may wait for it any more.
+    /// The launcher's answer. Its client may be gone.
     pub fn done(&self, number: u64, outcome: AdminOutcome) {
         if let Some(waiter) = self.waiting.borrow_mut().remove(&number) {
             // A client that left in this moment does not want to know.

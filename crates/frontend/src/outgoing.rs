@@ -16,7 +16,7 @@ const SCRATCH_BYTES_KEPT: usize = 64 << 10;
 
 /// Where records for other roles go: the session's links, or a test.
 pub trait Outlet {
-    /// Whether a record of so many bytes would be taken now.
+    /// Whether a record of this number of bytes would fit now.
     fn has_room(&mut self, to: Peer, payload_bytes: usize) -> bool;
     /// Stages one record; the error says that the reader has stopped reading.
     fn send(&mut self, to: Peer, kind: u16, payload: &[u8]) -> Result<(), pinion_worker::Overflow>;
@@ -158,7 +158,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Opens the stream of a generation, which goes on after the tokens of `resume`; nobody sees it before
+    /// Opens the stream of a generation, which continues after the tokens of `resume`; the detokenizer sees it after
     /// [`Outgoing::shows_openings`]. Error: the reader is stuck.
     pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
         let Job::Generate { stop, include_stop, marks, special, .. } = job else { return Ok(()) };
@@ -168,8 +168,8 @@ impl Outgoing {
         self.put(to, detokenizer_inbox::kind::OPEN)
     }
 
-    /// Publishes what was opened. Whether all of it can be seen: only then may the engine come to know the request, whose
-    /// first token would find no stream otherwise.
+    /// Publishes what was opened. Whether all of it can be seen: only then may the engine come to know the request,
+    /// whose first token would find no stream otherwise.
     pub(crate) fn shows_openings(&mut self, way: Way) -> bool {
         self.outlet.borrow_mut().publish(Peer::new(Role::Detokenizer, way.detokenizer))
     }
@@ -198,7 +198,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Looked at before a record is made: whoever waits for room asks in each turn, and a prompt may have megabytes.
+    /// Looked at before a record is made: a request that waits for room asks in each turn, and a prompt may have
+    /// megabytes.
     fn check_room(&self, to: Peer, bytes_min: usize) -> Result<(), Fault> {
         if self.outlet.borrow_mut().has_room(to, bytes_min) { Ok(()) } else { Err(overloaded()) }
     }

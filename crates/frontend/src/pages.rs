@@ -69,8 +69,8 @@ pub(crate) fn serve(file: &File, asked: &HeaderMap) -> Response<AnswerBody> {
     answer(file.content_type, Bytes::from_static(file.bytes), asked)
 }
 
-/// The answer with a page or one of its files, or 304 if the browser has it. A browser asks each time: the files belong to
-/// one build, and all of them change with it.
+/// The answer with a page or one of its files, or 304 if the browser has it. A browser asks each time: the files belong
+/// to one build, and all of them change with it.
 pub(crate) fn answer(content_type: &'static str, bytes: Bytes, asked: &HeaderMap) -> Response<AnswerBody> {
     let tag = tag(&bytes);
     let known = asked.get_all(IF_NONE_MATCH).iter().any(|field| names(field, &tag));

@@ -76,8 +76,8 @@ impl PromptPart {
         !self.scored || self.tokens == prompt_tokens
     }
 
-    /// The next piece for a stream: when enough tokens are there, or whatever is left if this is the `last` one. Errors:
-    /// scores that are none.
+    /// The next piece for a stream: when enough tokens are there, or whatever is left if this is the `last` one.
+    /// Errors: scores that are none.
     pub fn next_piece(&mut self, last: bool) -> Result<Option<Piece>, Fault> {
         if self.unsaid < TOKENS_PER_CHUNK && !(last && (self.unsaid > 0 || !self.text.is_empty())) {
             return Ok(None);
@@ -123,8 +123,8 @@ pub fn lost() -> Fault {
     Fault::new(FaultCode::Internal, "a part of the prompt's logprobs was lost inside the service")
 }
 
-/// Characters that begin in a token's bytes: over the tokens of a text they add up to its characters, also where one has
-/// its bytes in several tokens.
+/// Characters that begin in a token's bytes: over the tokens of a text they add up to its characters, also where one
+/// has its bytes in several tokens.
 pub fn chars_begun(bytes: &[u8]) -> usize {
     bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count()
 }

@@ -64,7 +64,7 @@ fn prompt_ids(items: &[Value], limits: &Limits, truncation: Truncation) -> Resul
     ids("prompt", &items[items.len() - kept..], limits).map(Prompt::Ids)
 }
 
-/// `truncate_prompt_tokens`: the prompt's last tokens, so many of them, or with -1 as many as fit.
+/// `truncate_prompt_tokens`: this number of the prompt's last tokens, or with -1 as many as fit.
 pub(crate) fn truncation(fields: &mut Fields) -> Result<Truncation, Fault> {
     const NAME: &str = "truncate_prompt_tokens";
     match fields.integer(NAME, -1..=i128::from(i32::MAX))? {

@@ -112,8 +112,8 @@ impl Reactor {
         }
     }
 
-    /// Runs until the launcher says stop, or a drain is complete; then says whether answers were cut. Must be called inside
-    /// the runtime. The error is a reason to exit with failure.
+    /// Runs until the launcher says stop, or a drain is complete; then says whether answers were cut. Must be called
+    /// inside the runtime. The error is a reason to exit with failure.
     pub async fn run(mut self) -> Result<Exit, String> {
         let doorbell =
             watched(&self.session).map_err(|error| format!("cannot watch the doorbell: {error}"))?;
@@ -130,8 +130,8 @@ impl Reactor {
         }
     }
 
-    /// One turn of the loop: control messages, records, what waits for a role, the clock. Takes connections once the launcher
-    /// says so, which needs the runtime. The error is a reason to exit with failure.
+    /// One turn of the loop: control messages, records, what waits for a role, the clock. Takes connections once the
+    /// launcher says so, which needs the runtime. The error is a reason to exit with failure.
     pub fn turn(&mut self) -> Result<Turn, String> {
         let now_ns = self.session.borrow().now_ns();
         if self.take_control()? {

@@ -237,8 +237,8 @@ impl Request {
         self.last_text
     }
 
-    /// Takes a piece of text with its ids. Nothing comes after the last text, except again when only the engine's account
-    /// was lost. `prompt_tokens` is 0 where it is not known.
+    /// Takes a piece of text with its ids. Nothing comes after the last text, except again when only the engine's
+    /// account was lost. `prompt_tokens` is 0 where it is not known.
     pub fn delta(&mut self, delta: &Delta<'_>, prompt_tokens: u32) -> Next {
         if self.last_text {
             return Next::Continue;
@@ -260,8 +260,8 @@ impl Request {
         next
     }
 
-    /// Whether the delta has the tokens that come next, and no more than there can be, or the score of the next token of the
-    /// prompt. Once the client has its outcome nothing is kept, and any do.
+    /// Whether the delta has the tokens that come next, and no more than there can be, or the score of the next token
+    /// of the prompt. Once the client has its outcome nothing is kept, and any do.
     pub fn follows(&self, delta: &Delta<'_>) -> bool {
         let (header, have, count) = (&delta.header, self.ids.len(), delta.header.token_count as usize);
         let is_next = header.first_sequence as usize == have && have + count <= self.facts.ids_max;
@@ -270,8 +270,8 @@ impl Request {
         self.outcome.is_some() || follows
     }
 
-    /// Whether the delta has tokens of the answer while scores of the prompt are missing: those come first. A request that
-    /// ends without a token may have failed before they were all computed.
+    /// Whether the delta has tokens of the answer while scores of the prompt are missing: those come first. A request
+    /// that ends without a token may have failed before they were all computed.
     fn lacks_prompt_scores_before(&self, delta: &Delta<'_>, prompt_tokens: u32) -> bool {
         let answers = delta.header.flags & DELTA_PROMPT == 0 && delta.header.token_count > 0;
         let lacks = |prompt: &PromptPart| !prompt.is_complete(prompt_tokens);
@@ -328,8 +328,8 @@ impl Request {
         self.finish_said
     }
 
-    /// A role that held the request is gone: what the engine said of its end does not count any more. `cached_tokens` is
-    /// what it had found of the prompt in its cache.
+    /// A role that held the request is gone: what the engine said of its end does not count any more. `cached_tokens`
+    /// is what it had found of the prompt in its cache.
     pub fn interrupt(&mut self, id: RequestId, cached_tokens: u32) {
         self.facts.id = id;
         self.finished = None;
@@ -338,8 +338,8 @@ impl Request {
         }
     }
 
-    /// The tokens to go on after: all that came, but for the last one if the text ends with it, so that the engine comes
-    /// to the same end.
+    /// The tokens to go on after: all that came, but for the last one if the text ends with it, so that the engine
+    /// comes to the same end.
     pub fn resume_ids(&self) -> &[u32] {
         let count = self.ids.len() - usize::from(self.last_text && !self.ids.is_empty());
         &self.ids[..count]
@@ -392,7 +392,7 @@ impl Request {
         self.withdrawn = true;
     }
 
-    /// The client is gone: nobody reads any more. Returns whether it left before its outcome.
+    /// The client is gone. Returns whether it left before its outcome.
     pub fn abandon(&mut self) -> bool {
         self.waker = None;
         self.out = BytesMut::new();

@@ -1,8 +1,8 @@
 //! JSON schemas as clients mean them: an object that names its members has no others.
 //!
-//! JSON Schema lets every object have members that it does not name, unless it says `"additionalProperties": false`. Few
-//! write that, and a model that may invent members does not stop: vLLM and OpenAI close such objects, and so do we. A
-//! schema that says anything about other members keeps its word.
+//! JSON Schema lets every object have members that it does not name, unless it says `"additionalProperties": false`.
+//! Few write that, and a model that may invent members does not stop: vLLM and OpenAI close such objects, and so do we.
+//! A schema that says anything about other members keeps its word.
 
 use serde_json::Value;
 

@@ -99,8 +99,8 @@ async fn give_memory_back() {
     tracing::debug!(any, took = ?begin.elapsed(), "heap trimmed after many connections ended");
 }
 
-/// Gives a connection an answer from outside hyper and ends it. What the client still sends is read: a close with unread
-/// bytes is a reset, which can overtake the answer.
+/// Gives a connection an answer from outside hyper and ends it. What the client still sends is read: a close with
+/// unread bytes is a reset, which can overtake the answer.
 async fn say_last(mut stream: TcpStream, error: &HttpError) {
     let answer = framing::last_answer(error);
     let mut unread = vec![0; 4 << 10];

@@ -40,8 +40,8 @@ impl Thoughts {
         Thoughts { plan, parser: None, tokens: 0 }
     }
 
-    /// Tells how the answer begins: a word of the request's slot. Only the first time counts, so that an answer which goes
-    /// on after the death of a role goes on where it was.
+    /// Tells how the answer begins: a word of the request's slot. Only the first time counts, so that an answer which
+    /// goes on after the death of a role goes on where it was.
     pub fn begin(&mut self, word: u64) {
         if self.parser.is_some() {
             return;

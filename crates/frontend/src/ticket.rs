@@ -1,4 +1,4 @@
-//! The client's half of a request, held by whatever answers it: while it lives, somebody waits.
+//! The client's half of a request, held by whatever answers it: while it lives, a client waits.
 
 use crate::ledger::{Ledger, Origin};
 use crate::openai::Usage;

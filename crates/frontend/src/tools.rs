@@ -23,7 +23,7 @@ pub enum CallReading {
     Format(CallFormat),
     /// The operator wants them left in the text.
     AsText,
-    /// Nobody knows how this model writes them.
+    /// The format in which this model writes them is unknown.
     Unknown,
 }
 

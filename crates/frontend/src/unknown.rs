@@ -1,8 +1,8 @@
 //! Fields that admission does not read by their names: synonyms of those that it reads, fields of other servers that
 //! would change the answer, and the rest.
 //!
-//! A synonym is read as the field that it stands for. A field of a peer that Pinion cannot honour is refused by name. What
-//! is left cannot be told from a typing error, so the answer names it, or it is refused too (`--strict-fields`).
+//! A synonym is read as the field that it stands for. A field of a peer that Pinion cannot honour is refused by name.
+//! What is left cannot be told from a typing error, so the answer names it, or it is refused too (`--strict-fields`).
 
 use crate::admission::Api;
 use crate::json::Fields;
@@ -25,8 +25,8 @@ const fn synonym(name: &'static str, of: &'static str, apis: &'static [Api]) -> 
     Synonym { name, of, apis }
 }
 
-/// transformers' and SGLang's `*_new_tokens`, `regex` and `json_schema`; llama-server's `n_predict` and `repeat_penalty`,
-/// Mistral's `random_seed`, SGLang's `sampling_seed`.
+/// transformers' and SGLang's `*_new_tokens`, `regex` and `json_schema`; llama-server's `n_predict` and
+/// `repeat_penalty`, Mistral's `random_seed`, SGLang's `sampling_seed`.
 const SYNONYMS: &[Synonym] = &[
     synonym("max_new_tokens", "max_tokens", OPENAI),
     synonym("n_predict", "max_tokens", ALL),
@@ -160,8 +160,8 @@ pub(crate) fn in_its_words(fault: Fault, used: &[&'static Synonym]) -> Fault {
     }
 }
 
-/// What is left when everything has been read: refuses what would change the answer, and with `strict` what nothing knows;
-/// gives the names of the rest.
+/// What is left when everything has been read: refuses what would change the answer, and with `strict` what nothing
+/// knows; gives the names of the rest.
 pub(crate) fn leftovers(api: Api, fields: &Fields, strict: bool) -> Result<Vec<String>, Fault> {
     let mut ignored = Vec::new();
     for (name, value) in fields.rest() {

@@ -54,7 +54,7 @@ async fn leave(h: &Harness, phase: usize) {
     }
     drop(client);
     wait_for("the cancel", || h.cancelled(id).then_some(())).await;
-    assert_eq!(h.slots_used(), 1, "the slot stays taken until nobody works on it");
+    assert_eq!(h.slots_used(), 1, "the slot stays taken until no role works on it");
     if phase.is_multiple_of(3) {
         h.reject(id, Fault::new(FaultCode::Unavailable, "cancelled"));
     } else {

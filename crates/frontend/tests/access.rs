@@ -1,4 +1,4 @@
-//! Who may ask: keys on every route, cross-origin requests, and what a silent stream says to stay open.
+//! Access: keys on every route, cross-origin requests, and what a silent stream says to stay open.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 

@@ -1,5 +1,5 @@
-//! The prompt in the answer: `echo` with and without logprobs, whole and streamed, `prompt_logprobs` in both shapes, and
-//! what happens when scores are missing.
+//! The prompt in the answer: `echo` with and without logprobs, whole and streamed, `prompt_logprobs` in both shapes,
+//! and what happens when scores are missing.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 

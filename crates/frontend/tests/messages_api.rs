@@ -1,5 +1,5 @@
-//! `/v1/messages` over HTTP: whole and streamed answers, tools, stop sequences, reasoning, errors in their own shape, and
-//! `/v1/messages/count_tokens`.
+//! `/v1/messages` over HTTP: whole and streamed answers, tools, stop sequences, reasoning, errors in their own shape,
+//! and `/v1/messages/count_tokens`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 

@@ -1,4 +1,4 @@
-//! The pages for people: what they are made of, which headers go with them, who may load them, and `/stats`.
+//! The pages for people: what they are made of, which headers go with them, which clients may load them, and `/stats`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 

@@ -1,4 +1,4 @@
-//! A role dies and comes back: what it held goes on from its last token, and nobody is told twice or not at all.
+//! A role dies and comes back: its requests resume from their last token, and each answer comes exactly once.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
@@ -160,7 +160,7 @@ fn who_comes_while_a_role_is_down_waits() {
             assert_eq!((text_of(&reply).as_str(), h.slots_used()), ("late", 0), "{peer}");
         }
         let page = h.get("/metrics").await.body;
-        assert!(page.lines().any(|line| line == "pinion_resumed_requests_total 0"), "nobody had begun");
+        assert!(page.lines().any(|line| line == "pinion_resumed_requests_total 0"), "no request had begun");
     });
 }
 
@@ -208,7 +208,7 @@ fn a_full_ring_delays_and_does_not_end() {
         for _ in 0..100 {
             look_again(&h);
         }
-        // The prompts of all who waited were copied in each turn of the loop.
+        // The prompts of all waiting requests were copied in each turn of the loop.
         assert_eq!(h.sent.borrow().refused, 0, "no record is made before there is room for it");
         h.sent.borrow_mut().full = false;
         look_again(&h);
@@ -261,7 +261,7 @@ fn who_is_suspected_goes_alone_and_is_given_up_at_the_second_death() {
 
         die(&h, ENGINE);
         return_to_life(&h, ENGINE);
-        // Who had moved, and who was in no step, go at once.
+        // Requests that had made progress, and those that were in no step, go at once.
         let (_, steady_again) = resumed(&h).await;
         let (_, waiting_again) = resumed(&h).await;
         assert_eq!((&steady_again.resume[..], waiting_again.resume.len()), (&[1][..], 0));

@@ -1,4 +1,4 @@
-//! `timings`: only for those who ask, and the same facts in every place where they are shown.
+//! `timings`: only on request, and the same facts in every place where they are shown.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

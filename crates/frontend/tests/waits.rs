@@ -1,4 +1,4 @@
-//! What requests wait for after a death, for how long, and who is taken for its reason.
+//! What requests wait for after a death, for how long, and which are suspected as its cause.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 

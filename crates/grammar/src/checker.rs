@@ -1,8 +1,8 @@
 //! Whether a grammar may be used, found out by compiling it under a clock.
 //!
-//! The library's limits bound what compiling costs for everything that was tried; the clock is for what was not. No thread
-//! can be stopped from outside, so each compilation has a thread of its own, and one that takes too long is left to
-//! its end. A few of those may be under way; while there are more, grammars wait outside.
+//! The library's limits bound what compiling costs for everything that was tried; the clock is for what was not. No
+//! thread can be stopped from outside, so each compilation has a thread of its own, and one that takes too long is left
+//! to its end. A few of those may be under way; while there are more, grammars wait outside.
 
 use crate::limits::{
     CACHED_MAX, COMPILE_TIME_MAX, COMPILE_WALL_MAX, GIVEN_UP_MAX, LOAD_TIME_MAX, STACK_BYTES,
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How often the clock of a compilation is looked at when it takes long.
 const LOOK: Duration = Duration::from_millis(5);
-/// In a clock's number below the complement of a thread's: that thread's CPU time (`CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`
-/// in the kernel's posix-timers.h). It needs no file, which a confined process could not open.
+/// In a clock's number below the complement of a thread's: that thread's CPU time (`CPUCLOCK_PERTHREAD_MASK |
+/// CPUCLOCK_SCHED` in the kernel's posix-timers.h). It needs no file, which a confined process could not open.
 const THREAD_CPU_CLOCK: i32 = 6;
 
 type Verdict = Result<(), String>;

@@ -82,7 +82,7 @@ impl Constraint {
         next.map(drop)
     }
 
-    /// Lets go of everything large, whoever still holds a handle.
+    /// Frees everything large, even while handles exist.
     pub(crate) fn retire(&self) {
         locked(&self.matcher).take();
         self.fail();
@@ -94,8 +94,8 @@ impl Constraint {
         self.changed.notify_all();
     }
 
-    /// The mask of the token with this index: replaces `bits` if it is ready. Waits for it, but never past the grace time
-    /// after it was asked for.
+    /// The mask of the token with this index: replaces `bits` if it is ready. Waits for it, but never past the grace
+    /// time after it was asked for.
     pub fn read(&self, index: u64, bits: &mut Vec<u32>) -> Mask {
         let mut state = locked(&self.state);
         loop {

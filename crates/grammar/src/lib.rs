@@ -1,7 +1,7 @@
 //! Grammars that a text must follow: from what a client wrote to the set of tokens that may come next.
 //!
-//! [`Vocabulary::compile`] makes a [`Matcher`] of a [`pinion_protocol::Grammar`]; the matcher takes tokens and says which
-//! may follow. Compiling runs on what strangers send, so it is bounded: by what [`limits`] refuses unread, by the
+//! [`Vocabulary::compile`] makes a [`Matcher`] of a [`pinion_protocol::Grammar`]; the matcher takes tokens and says
+//! which may follow. Compiling runs on what strangers send, so it is bounded: by what [`limits`] refuses unread, by the
 //! library's own fuel, and by a clock ([`Checker`]). The tokenizer has a [`Checker`] and refuses there what does not
 //! pass; the engine has [`Grammars`], two threads that compile and compute masks beside its loop. Start at [`matcher`].
 //!

@@ -17,7 +17,7 @@ const LEXER_STATES_MAX: usize = 10_000;
 const GRAMMAR_SYMBOLS_MAX: usize = 50_000;
 
 /// Product of the different numbers in a schema's `multipleOf`, and their sum over all uses: the library makes an
-/// automaton of so many states, out of reach of its fuel.
+/// automaton of that number of states, out of reach of its fuel.
 pub const MULTIPLE_OF_MAX: u64 = 2_000;
 /// Expressions in a schema's `patternProperties`: the library compares each with each.
 pub const PATTERN_PROPERTIES_MAX: usize = 16;
@@ -35,7 +35,7 @@ pub const COMPILE_TIME_MAX: Duration = Duration::from_millis(40);
 pub const COMPILE_WALL_MAX: Duration = Duration::from_secs(3);
 /// Longest wait for the vocabulary's tables after the start.
 pub const LOAD_TIME_MAX: Duration = Duration::from_secs(20);
-/// Compilations that were given up and still run; while there are so many, nothing else is compiled.
+/// Compilations that were given up and still run; at this number, nothing else is compiled.
 pub const GIVEN_UP_MAX: usize = 2;
 /// How long after a token's commit a step may wait for the masks of its rows; past it their rows come again in the
 /// next step, and the others go on.

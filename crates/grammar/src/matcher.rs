@@ -59,8 +59,8 @@ impl Vocabulary {
 }
 
 impl Matcher {
-    /// The same for a text that may begin with reasoning, behind which the grammar begins. Rules about tokens hold from the
-    /// first one on.
+    /// The same for a text that may begin with reasoning, behind which the grammar begins. Rules about tokens hold from
+    /// the first one on.
     pub fn behind(self, reasoning: Reasoning) -> Matcher {
         match self.inner {
             Inner::Library(_) => Matcher { gate: Gate::new(reasoning, self.vocabulary.marks), ..self },
@@ -203,8 +203,9 @@ fn source(grammar: &Grammar) -> Result<Option<TopLevelGrammar>, String> {
     Ok(Some(source))
 }
 
-/// JSON allows any amount of white space, and that is where weak models never stop: there is one space behind each comma
-/// and colon, as Python's json.dumps writes it, and no other. A schema that says itself what it allows keeps its word.
+/// JSON allows any amount of white space, and that is where weak models never stop: there is one space behind each
+/// comma and colon, as Python's json.dumps writes it, and no other. A schema that says itself what it allows keeps its
+/// word.
 fn compact(mut schema: Value) -> Value {
     if let Value::Object(members) = &mut schema {
         members.entry("x-guidance").or_insert_with(

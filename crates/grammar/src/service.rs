@@ -21,7 +21,7 @@ struct Order {
 /// What the other thread is told.
 enum Step {
     Advance(Arc<Constraint>, u32),
-    /// The request has ended; what its matcher holds is freed where that holds nobody up.
+    /// The request has ended; its matcher's memory is freed on a thread that no request waits for.
     Retire(Arc<Constraint>),
 }
 
@@ -62,8 +62,8 @@ impl Grammars {
         Ok(Grammars { orders, compiled, steps })
     }
 
-    /// Orders a grammar, for a text that may begin with reasoning and does begin with the tokens `resumed`. The answer comes from
-    /// [`Grammars::next_compiled`]. False: there is no room now.
+    /// Orders a grammar, for a text that may begin with reasoning and does begin with the tokens `resumed`. The answer
+    /// comes from [`Grammars::next_compiled`]. False: there is no room now.
     ///
     /// # Errors
     /// The thread is gone.

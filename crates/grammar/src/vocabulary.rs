@@ -129,7 +129,8 @@ impl Vocabulary {
         self.vocab_size
     }
 
-    /// The id that stands for the end of a text where only one can. It may be [`Vocabulary::vocab_size`], which is no token.
+    /// The id that stands for the end of a text where only one can. It may be [`Vocabulary::vocab_size`], which is no
+    /// token.
     pub fn eos(&self) -> u32 {
         self.eos
     }

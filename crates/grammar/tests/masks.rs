@@ -1,5 +1,5 @@
-//! The mask of a prefix is the set of tokens that the grammar takes one by one, and what is drawn from masks is what the
-//! grammar describes.
+//! The mask of a prefix is the set of tokens that the grammar takes one by one, and what is drawn from masks is what
+//! the grammar describes.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
 

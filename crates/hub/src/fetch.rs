@@ -213,7 +213,7 @@ impl Part {
     }
 }
 
-/// A blob of another size is not the hub's, whoever wrote it.
+/// A blob of another size is not the hub's.
 fn is_whole(blob: &Path, remote: &Remote) -> bool {
     fs::metadata(blob).is_ok_and(|meta| meta.is_file() && meta.len() == remote.size)
 }

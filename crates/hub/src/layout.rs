@@ -5,7 +5,7 @@
 //! CACHE/models--ORG--NAME/blobs/ETAG.incomplete       those that have come so far
 //! CACHE/models--ORG--NAME/snapshots/COMMIT/FILE       a link to ../../blobs/ETAG
 //! CACHE/models--ORG--NAME/refs/REVISION               the commit that the revision was at the last time
-//! CACHE/.locks/models--ORG--NAME/ETAG.lock            held by whoever writes that blob
+//! CACHE/.locks/models--ORG--NAME/ETAG.lock            held by the writer of that blob
 //! ```
 
 use crate::select;

@@ -15,7 +15,7 @@ const RATE_OVER: Duration = Duration::from_secs(10);
 pub(crate) fn say(text: &str) {
     let mut out = std::io::stderr().lock();
     let clear = if out.is_terminal() { "\r\x1b[K" } else { "" };
-    // Without a reader there is nobody to tell.
+    // There is no reader: ignore.
     let _ = writeln!(out, "{clear}{text}");
 }
 

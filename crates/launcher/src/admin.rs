@@ -1,7 +1,8 @@
-//! Operators' commands in flight: the frontend that passed each on, the roles that still carry it out, the deadline. Pure.
+//! Operators' commands in flight: the frontend that passed each on, the roles that still carry it out, the deadline.
+//! Pure.
 //!
-//! A command ends exactly once: when all roles have answered, when one of them refuses or dies, or at its deadline. A frontend
-//! that dies takes its orders along; what they asked for may happen all the same.
+//! A command ends exactly once: when all roles have answered, when one of them refuses or dies, or at its deadline. A
+//! frontend that dies takes its orders along; what they asked for may happen all the same.
 
 use pinion_protocol::Peer;
 use pinion_protocol::control::AdminOutcome;

@@ -60,7 +60,7 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
     Exit::Ok.into()
 }
 
-/// A reader who has seen enough, like `head`, is no fault.
+/// A closed pipe, as `head` leaves it, is no fault.
 fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
@@ -91,7 +91,7 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         Some(main) => Host::Threads(main),
     };
     for variable in SECRET_VARIABLES {
-        // Where /proc is not there, nobody can read it there either.
+        // Without /proc the command line cannot be read there either.
         let _ = pinion_os::process::wipe_variable(variable);
     }
     let lifecycle = &config.lifecycle;

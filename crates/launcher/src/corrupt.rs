@@ -31,9 +31,9 @@ pub struct History {
 }
 
 impl History {
-    /// Notes that the edge is corrupt again, and gives the end to restart: the suspect, unless it is a frontend, whose death
-    /// would lose its connections while that of the other end loses nothing. An edge that is corrupt again and again has
-    /// shown that this does not help: then it is the turn of the other end, whatever it is.
+    /// Notes that the edge is corrupt again, and gives the end to restart: the suspect, unless it is a frontend, whose
+    /// death would lose its connections while that of the other end loses nothing. An edge that is corrupt again and
+    /// again has shown that this does not help: then it is the turn of the other end, whatever it is.
     pub fn victim(&mut self, edge: &CorruptEdge, now_ns: u64) -> Peer {
         while self.times_ns.front().is_some_and(|at_ns| now_ns.saturating_sub(*at_ns) > MEMORY_NS) {
             self.times_ns.pop_front();

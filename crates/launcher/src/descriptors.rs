@@ -4,7 +4,8 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Room for all connections of a frontend and its links. Not more: some tools that profilers start walk over all numbers.
+/// Room for all connections of a frontend and its links. Not more: some tools that profilers start walk over all
+/// numbers.
 const DESCRIPTORS_WANTED: u64 = 65_536;
 
 /// Raises the soft limit towards the hard one. Where the system refuses, the service holds fewer connections.

@@ -67,8 +67,8 @@ fn out_of_memory(peer: Peer, reading: Reading, config: &Config) -> Ending {
     Ending::new(Exit::Model, format!("{what} needs more than the {mib} MiB of memory that {peer} may use"))
 }
 
-/// A process that could not be made, or that could not be given what it needs. What a program that is missing or may not be
-/// run says of the installation, everything else says of the system.
+/// A process that could not be made, or that could not be given what it needs. What a program that is missing or may
+/// not be run says of the installation, everything else says of the system.
 pub(crate) fn not_started(peer: Peer, error: &io::Error) -> Ending {
     let code = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Start,

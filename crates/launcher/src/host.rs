@@ -179,8 +179,8 @@ impl Body {
     }
 }
 
-/// Spins of a thread of libgomp at a parallel region before it sleeps, where the engine shares its cores: about 1 ms, longer
-/// than any gap within a step, so that threads sleep between steps only.
+/// Spins of a thread of libgomp at a parallel region before it sleeps, where the engine shares its cores: about 1 ms,
+/// longer than any gap within a step, so that threads sleep between steps only.
 const SHARED_CORES_SPINS: &str = "20000";
 
 /// Thread pools are sized by the plan, never by what a library finds.
@@ -207,7 +207,8 @@ fn role_command(binary: &Path, name: String) -> Command {
 fn surround(command: &mut Command, process: &Process) {
     // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
     command.process_group(0).envs(thread_variables(process));
-    // Roles get their config by descriptor; a secret has no business in their environment, nor has the launcher's supervisor.
+    // Roles get their config by descriptor; a secret has no business in their environment, nor has the launcher's
+    // supervisor.
     for variable in SECRET_VARIABLES.iter().chain(&SUPERVISOR_VARIABLES) {
         command.env_remove(variable);
     }

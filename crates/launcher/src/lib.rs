@@ -1,8 +1,9 @@
 //! The launcher: resolves the plan once, creates all shared memory, spawns, pins, watches and restarts the
 //! roles. It never touches a request and never waits on a child without a deadline.
 //!
-//! [`command_line::run`] is the binary, [`serve::serve`] is the whole life in one loop; [`wiring`] is what the roles share, [`member`] one
-//! role, [`admin`] the orders of operators that are under way, [`restart`] the pure policy of when to bring one back.
+//! [`command_line::run`] is the binary, [`serve::serve`] is the whole life in one loop; [`wiring`] is what the roles
+//! share, [`member`] one role, [`admin`] the orders of operators that are under way, [`restart`] the pure policy of
+//! when to bring one back.
 
 pub mod admin;
 pub mod command_line;

@@ -295,8 +295,8 @@ impl Member {
         };
     }
 
-    /// Sees whether the role has attached, and sends its edges then. Errors: it died meanwhile, or does not read; its end
-    /// is reported like any other.
+    /// Sees whether the role has attached, and sends its edges then. Errors: it died meanwhile, or does not read; its
+    /// end is reported like any other.
     fn see_attached(&mut self, wiring: &Wiring) -> io::Result<()> {
         let Life::Starting { process, attach_by_ns, .. } = &mut self.life else { return Ok(()) };
         if process.attached {
@@ -397,8 +397,8 @@ impl Member {
         if std::mem::take(&mut self.condemned) { DeathCause::CorruptEdge } else { DeathCause::Unknown }
     }
 
-    /// Ends the role now, or leaves it behind if it is a thread, which leaves by itself once it finds its control channel
-    /// closed. [`Member::poll`] reports its end in both cases.
+    /// Ends the role now, or leaves it behind if it is a thread, which leaves by itself once it finds its control
+    /// channel closed. [`Member::poll`] reports its end in both cases.
     pub fn kill(&mut self) {
         let was_standby = self.life.is_standby();
         let gone_by_ns = (self.clock)() + self.start_timeout_ns;

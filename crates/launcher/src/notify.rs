@@ -1,7 +1,7 @@
 //! What the launcher tells its supervisor, in systemd's protocol (sd_notify(3)): one datagram for each state.
 //!
-//! It is told that the launcher's loop turns, not that the roles' do: roles that stand still are the launcher's to restart,
-//! and open streams survive that. A supervisor that takes nothing is warned of once and never waited for.
+//! It is told that the launcher's loop turns, not that the roles' do: roles that stand still are the launcher's to
+//! restart, and open streams survive that. A supervisor that takes nothing is warned of once and never waited for.
 
 use pinion_config::Supervisor;
 use std::io;
@@ -49,7 +49,8 @@ impl Notifier {
         self.tell(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The service ends within `within`. A stop that waits for open requests takes longer than the supervisor may expect.
+    /// The service ends within `within`. A stop that waits for open requests takes longer than the supervisor may
+    /// expect.
     pub(crate) fn stopping(&mut self, status: &str, within: Duration) {
         let us = within.as_micros();
         self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={us}\nSTATUS={status}"));
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(told(&socket), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=2000000\nSTATUS=draining"]);
         drop(socket);
         notifier.ready("");
-        assert!(notifier.has_warned, "there is nobody any more, and that is no reason to end");
+        assert!(notifier.has_warned, "without a listener it warns once and does not end");
         Notifier::default().turn(SECOND);
     }
 }

@@ -1,13 +1,13 @@
 //! Profilers of roles: each role process is started by `nsys profile` or `perf record`, which begins to record when
 //! it is told to, and what came of it is written down in `profile_manifest.json`. libtorch's profiler needs no program
-//! around anybody: the engine is told, as of any other order ([`crate::admin`]), and only the manifest is made here.
+//! around a role: the engine gets a command like any other ([`crate::admin`]), and only the manifest is made here.
 //!
 //! A wrapper is the launcher's child and the role is the wrapper's. The wrapper dies with the launcher, the role with
 //! its wrapper; the role's end is the wrapper's, which passes its exit code on once the report is written. Standard
 //! input, by which a role is handed its descriptors, goes through the wrapper untouched.
 //!
-//! Start and stop: perf reads "enable" and "disable" from a pipe with a name in the role's folder; nsys is told by `nsys
-//! start` and `nsys stop`, which are never waited for but looked at in every turn. Both may be given twice.
+//! Start and stop: perf reads "enable" and "disable" from a pipe with a name in the role's folder; nsys is told by
+//! `nsys start` and `nsys stop`, which are never waited for but looked at in every turn. Both may be given twice.
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;

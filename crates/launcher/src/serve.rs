@@ -107,8 +107,8 @@ pub fn serve(config: Config, host: Host) -> Ending {
 }
 
 impl Service {
-    /// Makes what the roles share and starts every role. `topology` is the config's, as far as the roles can tell; the loop
-    /// reads `clock`.
+    /// Makes what the roles share and starts every role. `topology` is the config's, as far as the roles can tell; the
+    /// loop reads `clock`.
     ///
     /// # Errors
     /// Why it cannot.

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Each of these ends the service: the first drains, the second stops at once.
 const ENDING: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
-/// These would end a process that does not expect them. They are passed over: other programs use them to have logs opened
-/// anew and the like.
+/// These would end a process that does not expect them. They are passed over: other programs use them to have logs
+/// opened anew and the like.
 const PASSED_OVER: [Signal; 3] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM];
 
 /// The signals of both kinds, blocked and queued.

@@ -1,9 +1,9 @@
 //! The warm standby (`--spare-engine`): a process that takes over when the running engine dies. Most of what a start
-//! of the engine takes is the dynamic loading of libtorch; a standby has done that and nothing else: it has no config, no
-//! shared memory, no model, no device. It runs the engine's ordinary program, which gets its first descriptors late.
+//! of the engine takes is the dynamic loading of libtorch; a standby has done that and nothing else: it has no config,
+//! no shared memory, no model, no device. It runs the engine's ordinary program, which gets its first descriptors late.
 //!
-//! It is no peer before it is promoted: it has no page and no heartbeat, and its death counts for neither health nor the
-//! restart limit. One that dies is replaced after a back-off, without a limit.
+//! It is no peer before it is promoted: it has no page and no heartbeat, and its death counts for neither health nor
+//! the restart limit. One that dies is replaced after a back-off, without a limit.
 
 use crate::host::{Body, Host};
 use crate::restart::{RestartPolicy, Verdict};
@@ -14,8 +14,8 @@ use pinion_protocol::{Peer, Role};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Delay of a standby's start after the last role has become ready: the start takes CPU, and streams that have just resumed
-/// come first.
+/// Delay of a standby's start after the last role has become ready: the start takes CPU, and streams that have just
+/// resumed come first.
 const SETTLE_NS: u64 = 1_000_000_000;
 /// First wait after one that died soon after another.
 const BACKOFF_NS: u64 = 100_000_000;
@@ -36,8 +36,8 @@ pub(crate) struct Waiting {
 }
 
 impl Spare {
-    /// The place for a standby, if the config asks for one and engines are processes without a profiler, which would write a
-    /// report for each standby and record while it waits.
+    /// The place for a standby, if the config asks for one and engines are processes without a profiler, which would
+    /// write a report for each standby and record while it waits.
     pub(crate) fn of(config: &Config, host: &Host, topology: &Topology) -> Option<Spare> {
         let Host::Processes { profile: None, .. } = host else { return None };
         let mut engines = topology.processes.iter().filter(|process| process.peer.role == Role::Engine);

@@ -170,7 +170,8 @@ impl Wiring {
     }
 
     /// Writes the headers of what successors attach to again where a write has damaged them: no living role reads
-    /// them, and every successor would refuse the region and die. Rings are not among it, which are new for each of them.
+    /// them, and every successor would refuse the region and die. Rings are not among it, which are new for each of
+    /// them.
     pub fn mend_headers(&mut self) {
         let mut mended = Vec::new();
         mended.extend(

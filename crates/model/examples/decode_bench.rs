@@ -2,8 +2,8 @@
 //! [packed|plain|int8|int4]`.
 //!
 //! Beside the wall time stands the calling thread's own CPU time, which says more on a busy machine (with one thread).
-//! Decode rows have a context of 320 tokens in blocks of their own; the prefill is 256 tokens. Prints medians and minima
-//! in milliseconds. Compare figures of one run only: the machine's speed drifts.
+//! Decode rows have a context of 320 tokens in blocks of their own; the prefill is 256 tokens. Prints medians and
+//! minima in milliseconds. Compare figures of one run only: the machine's speed drifts.
 
 use pinion_model::{
     DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, WarmUp, load,

@@ -1,8 +1,8 @@
 //! Decode steps with and without quantised weights, in turns: `quantized_steps FOLDER [THREADS] [ROUNDS] [ROWS]`.
 //!
-//! Loads the folder three times (`none`, `int8`, `int4`) in the CPU's own dtype. A round times one step of each, in an order that turns; the
-//! ratios are of the steps of one round, so that what disturbs the machine disturbs both. With one thread the time is the
-//! thread's own CPU time where the system tells it.
+//! Loads the folder three times (`none`, `int8`, `int4`) in the CPU's own dtype. A round times one step of each, in an
+//! order that turns; the ratios are of the steps of one round, so that what disturbs the machine disturbs both. With
+//! one thread the time is the thread's own CPU time where the system tells it.
 
 use pinion_model::{KvSize, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, WarmUp, load};
 use std::path::Path;

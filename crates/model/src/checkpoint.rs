@@ -1,5 +1,5 @@
-//! The tensors of a Hugging Face folder: `model.safetensors`, or the files that `model.safetensors.index.json` names. No file is
-//! trusted: each fault names the file, the tensor and the reason.
+//! The tensors of a Hugging Face folder: `model.safetensors`, or the files that `model.safetensors.index.json` names.
+//! No file is trusted: each fault names the file, the tensor and the reason.
 
 use crate::load::LoadError;
 use pinion_ops::MappedFile;

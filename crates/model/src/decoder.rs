@@ -2,9 +2,9 @@
 //! [`Architecture`](pinion_architecture::Architecture).
 //!
 //! Mirrors `LlamaForCausalLM` in transformers' models/llama/modeling_llama.py, and where the architecture says so
-//! models/gpt2, gemma2, olmo2 and granite. Activations are `[tokens, hidden]` with the query tokens of all rows one after
-//! another; only the last token of a row that samples meets the head, and the tokens of a prompt whose logprobs are wanted, a
-//! few at a time.
+//! models/gpt2, gemma2, olmo2 and granite. Activations are `[tokens, hidden]` with the query tokens of all rows one
+//! after another; only the last token of a row that samples meets the head, and the tokens of a prompt whose logprobs
+//! are wanted, a few at a time.
 
 use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
 use crate::config_json;
@@ -133,8 +133,8 @@ impl Decoder {
         })
     }
 
-    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and gives the last layer's output,
-    /// `[tokens, hidden]`, if there are rows.
+    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and gives the last layer's
+    /// output, `[tokens, hidden]`, if there are rows.
     fn forward(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
         batch.check(&self.info.batch_limits())?;
         for copy in batch.copies {
@@ -158,8 +158,8 @@ impl Decoder {
         run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map(Some).map_err(step_error)
     }
 
-    /// Scores the prompt tokens of the rows that ask, [`SCORED_TOKENS_PER_PRODUCT`] at a time. A row with a number that is
-    /// not finite fails.
+    /// Scores the prompt tokens of the rows that ask, [`SCORED_TOKENS_PER_PRODUCT`] at a time. A row with a number that
+    /// is not finite fails.
     fn score_prompts(
         &mut self,
         hidden: &Tensor,

@@ -1,12 +1,12 @@
 //! The deterministic fake model: the next token is a hash of the prompt and the token's index.
 //!
 //! It runs the whole system without libtorch and with a step time of one's choice. It keeps a real paged cache (one
-//! rolling hash per cached position), reads the prompt's hash back through the block table, and never sees the prompt in
-//! any other way. So a wrong block table, a reused block or a wrong prefix hit shows as wrong tokens, and a resumed,
+//! rolling hash per cached position), reads the prompt's hash back through the block table, and never sees the prompt
+//! in any other way. So a wrong block table, a reused block or a wrong prefix hit shows as wrong tokens, and a resumed,
 //! re-batched or prefix-cached request gives the same tokens as an undisturbed one.
 //!
-//! As logits it has 1 for that token and 0 for the others; after a part of a prompt, 1 for the token that would follow if
-//! that part were the prompt. It is always greedy, whatever the temperature; penalties, biases
+//! As logits it has 1 for that token and 0 for the others; after a part of a prompt, 1 for the token that would follow
+//! if that part were the prompt. It is always greedy, whatever the temperature; penalties, biases
 //! and banned ids act on those logits. In a row with a mask the others fall from id to id after that token, around the
 //! vocabulary's end: the first id from there on that the mask allows is the one drawn.
 

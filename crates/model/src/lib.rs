@@ -1,8 +1,8 @@
 //! Models over Hugging Face folders, the sampler, and the deterministic fake.
 //!
-//! Start at [`Model`] (one step over a flat batch), [`Pipeline`] (how the engine drives one), [`load`] and [`StepBatch`]. [`FakeModel`], the
-//! sampler and the CUDA engine need no libtorch; with the default feature `torch` off nothing here links it. This crate does not schedule, does not own
-//! requests and does not know the other processes.
+//! Start at [`Model`] (one step over a flat batch), [`Pipeline`] (how the engine drives one), [`load`] and
+//! [`StepBatch`]. [`FakeModel`], the sampler and the CUDA engine need no libtorch; with the default feature `torch` off
+//! nothing here links it. This crate does not schedule, does not own requests and does not know the other processes.
 
 mod batch;
 #[cfg(feature = "torch")]
@@ -74,7 +74,7 @@ pub struct DeviceMemory {
     pub activations: u64,
     /// Page-locked memory of the host, through which inputs and results travel.
     pub staging: u64,
-    /// What the device has left, for anybody.
+    /// Free memory of the device, for all its processes.
     pub free: u64,
 }
 
@@ -105,15 +105,15 @@ pub trait Model: Send {
     fn info(&self) -> &ModelInfo;
 
     /// Runs one step: writes the KV of every query token, attends, samples for the rows that ask, and scores the prompt
-    /// tokens of those that ask for that. `out.rows` gets one outcome per row. A row's result does not depend on the other rows, but for the last bits: a matrix product may
-    /// sum in another order when the batch has another size.
+    /// tokens of those that ask for that. `out.rows` gets one outcome per row. A row's result does not depend on the
+    /// other rows, but for the last bits: a matrix product may sum in another order when the batch has another size.
     ///
     /// # Errors
     /// See [`StepError`]; a row with non-finite logits is an outcome, not an error.
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError>;
 
-    /// Like [`Model::step`] but instead of sampling writes the logits of the rows that have `sample`, one after another:
-    /// \[sampling rows, vocab_size\]. For tests and tools.
+    /// Like [`Model::step`] but instead of sampling writes the logits of the rows that have `sample`, one after
+    /// another: \[sampling rows, vocab_size\]. For tests and tools.
     ///
     /// # Errors
     /// See [`StepError`].

@@ -1,5 +1,5 @@
-//! A batch that owns what it names, to be handed to another thread or to be built row by row. Its buffers are used again and
-//! keep their sizes.
+//! A batch that owns what it names, to be handed to another thread or to be built row by row. Its buffers are used
+//! again and keep their sizes.
 
 use crate::{
     BlockCopy, FUTURE_TOKEN, ModelInfo, Row, RowShaping, SampleParams, Shaping, StepBatch, TokenMask, WarmUp,
@@ -48,8 +48,8 @@ fn append<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Range<usize> {
 }
 
 impl OwnedBatch {
-    /// Appends a row: `tokens` from position `start` of their sequence on, whose cache lies in `blocks`. The row, which the
-    /// caller may change, is all prompt and draws the likeliest token.
+    /// Appends a row: `tokens` from position `start` of their sequence on, whose cache lies in `blocks`. The row, which
+    /// the caller may change, is all prompt and draws the likeliest token.
     pub fn push(&mut self, slot: u32, start: u32, tokens: &[u32], blocks: &[u32]) -> &mut Row {
         let (query_start, query_len) = (self.tokens.len() as u32, tokens.len() as u32);
         let (blocks_start, context_len) = (self.blocks.len() as u32, start + query_len);
@@ -106,7 +106,8 @@ impl OwnedBatch {
         }
     }
 
-    /// Puts the tokens, by lane, that the step before drew where rows stand on them: behind the output of those rows, too.
+    /// Puts the tokens, by lane, that the step before drew where rows stand on them: behind the output of those rows,
+    /// too.
     pub(crate) fn resolve(&mut self, drawn: impl Fn(u32) -> u32) {
         for (index, row) in self.rows.iter().enumerate() {
             let last = (row.query_start + row.query_len).saturating_sub(1) as usize;

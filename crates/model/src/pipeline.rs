@@ -1,8 +1,8 @@
 //! How the engine's loop drives a model: launch a step, retire it later.
 //!
 //! [`Inline`] computes within the launch. [`Threaded`] gives the model a thread of its own, so that the loop plans and
-//! publishes while a step runs; a device with its own queue would be a third [`Pipeline`]. Steps run in the order of their
-//! launches, one after the other, whatever the pipeline. docs/design/0005-overlap.md.
+//! publishes while a step runs; a device with its own queue would be a third [`Pipeline`]. Steps run in the order of
+//! their launches, one after the other, whatever the pipeline. docs/design/0005-overlap.md.
 
 use crate::owned_batch::OwnedBatch;
 use crate::{
@@ -61,8 +61,8 @@ pub trait Pipeline: Send {
     /// See [`StepError`].
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError>;
 
-    /// Has `task` done by the thread that runs the model, after the steps launched so far and before the next one. It may
-    /// come back before that is done.
+    /// Has `task` done by the thread that runs the model, after the steps launched so far and before the next one. It
+    /// may come back before that is done.
     ///
     /// # Errors
     /// [`StepError::Gone`].
@@ -276,7 +276,7 @@ impl Drop for Threaded {
     }
 }
 
-/// The model's thread: load, then one job after the other until nobody sends any.
+/// The model's thread: load, then one job after the other until the sender is gone.
 fn run(
     load: impl FnOnce() -> Result<Box<dyn Model>, LoadError>,
     jobs: &Receiver<Job>,
@@ -285,7 +285,7 @@ fn run(
     let mut model = match load() {
         Ok(model) => model,
         Err(error) => {
-            // Nobody there any more is nobody to tell.
+            // The receiver is gone: ignore.
             _ = done.send(Done::Loaded(Err(error)));
             return;
         }
@@ -295,7 +295,7 @@ fn run(
     }
 }
 
-/// Does what is asked, one thing after the other, until nobody asks or listens.
+/// Runs one job after the other until the sender or the receiver is gone.
 fn serve(model: &mut dyn Model, jobs: &Receiver<Job>, done: &SyncSender<Done>) {
     let mut drawn = Drawn::default();
     let mut answered = Ok(());
@@ -326,7 +326,7 @@ struct Drawn {
 
 impl Drawn {
     /// Puts the tokens that the last step drew into the batch. If that step failed there is none; then
-    /// the row computes something that nobody waits for, because its request has failed.
+    /// the row's result is not used, because its request has failed.
     fn resolve(&self, batch: &mut OwnedBatch) {
         batch.resolve(|lane| self.tokens.get(lane as usize).copied().unwrap_or(0));
     }

@@ -1,8 +1,8 @@
 //! From one row of logits to one token: greedy, temperature, top-k, top-p, min-p.
 //!
-//! The random draw depends on (seed, position) only, and every order used has one winner (higher logit first, then lower
-//! id), so a row draws the same token whichever batch it is in and however often it is computed again. All arithmetic is
-//! plain IEEE `f32`/`f64` in a fixed order: the same logits give the same token on every machine.
+//! The random draw depends on (seed, position) only, and every order used has one winner (higher logit first, then
+//! lower id), so a row draws the same token whichever batch it is in and however often it is computed again. All
+//! arithmetic is plain IEEE `f32`/`f64` in a fixed order: the same logits give the same token on every machine.
 
 use crate::batch::{RowOutcome, StepOutput};
 use crate::logprobs::Scorer;
@@ -21,7 +21,7 @@ pub struct SampleParams {
     pub top_p: f32,
     /// Of those, keep the tokens at least this share as likely as the likeliest; 0 is off.
     pub min_p: f32,
-    /// Report the drawn token's logprob and those of so many likeliest tokens, at most
+    /// Report the drawn token's logprob and those of this number of likeliest tokens, at most
     /// [`crate::ALTERNATIVES_MAX`].
     pub logprobs: Option<u32>,
     /// The request's seed.
@@ -68,8 +68,8 @@ impl Sampler {
         }
     }
 
-    /// Samples one token after what the row's request does to `logits` (\[vocab\]), which are changed in place. No token
-    /// where the row's mask has none to give.
+    /// Samples one token after what the row's request does to `logits` (\[vocab\]), which are changed in place. No
+    /// token where the row's mask has none to give.
     pub fn draw(
         &mut self,
         logits: &mut [f32],
@@ -126,8 +126,8 @@ impl Sampler {
         true
     }
 
-    /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or if
-    /// there are none. O(vocab); sorts only the candidates that top-k and top-p can reach.
+    /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or
+    /// if there are none. O(vocab); sorts only the candidates that top-k and top-p can reach.
     pub fn sample(&mut self, logits: &[f32], params: &SampleParams) -> RowOutcome {
         let Some(max) = finite_max(logits) else { return RowOutcome::NonFinite };
         if params.is_greedy() {
@@ -136,8 +136,8 @@ impl Sampler {
         }
         self.weights.clear();
         let inverse = 1.0 / params.temperature;
-        // exp of something below the smallest temperature's reach is 0 or 1, never a NaN: (l - max) <= 0 and the clamp in
-        // `exp_nonpositive` swallows -inf; 0 * inf is the one NaN and reads as the maximum's weight.
+        // exp of something below the smallest temperature's reach is 0 or 1, never a NaN: (l - max) <= 0 and the clamp
+        // in `exp_nonpositive` swallows -inf; 0 * inf is the one NaN and reads as the maximum's weight.
         self.weights.extend(logits.iter().map(|&logit| exp_nonpositive(scaled(logit - max, inverse))));
         let mut total = ordered_sum(&self.weights);
         let draw = uniform(params.seed, params.position);
@@ -265,7 +265,8 @@ pub(crate) fn id_of(key: u64) -> u32 {
     key as u32
 }
 
-/// The largest logit, or `None` if any is a NaN or an infinity or there are none. Written in lanes so that it vectorises.
+/// The largest logit, or `None` if any is a NaN or an infinity or there are none. Written in lanes so that it
+/// vectorises.
 fn finite_max(logits: &[f32]) -> Option<f32> {
     const LANES: usize = 16;
     let mut max = [f32::NEG_INFINITY; LANES];
@@ -305,8 +306,8 @@ pub(crate) fn ordered_sum(values: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// exp(x) for x <= 0, relative error below 1e-6, exactly 1 at 0 and 0 below -87. Branch-free, so that it vectorises, and
-/// the same on every machine, which the platform's `expf` is not.
+/// exp(x) for x <= 0, relative error below 1e-6, exactly 1 at 0 and 0 below -87. Branch-free, so that it vectorises,
+/// and the same on every machine, which the platform's `expf` is not.
 pub(crate) fn exp_nonpositive(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
     let clamped = if x > -87.0 { x } else { -87.0 };

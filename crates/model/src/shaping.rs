@@ -6,8 +6,8 @@
 //! The order: repetition, frequency and presence penalties as in `apply_penalties` of vLLM's
 //! model_executor/layers/utils.py (the first is also `RepetitionPenaltyLogitsProcessor` of transformers'
 //! generation/logits_process.py), then the biases, then the banned ids. vLLM adds biases before its penalties, which
-//! differs only for a token that has a bias and a repetition penalty. A mask comes last: what it excludes cannot be drawn,
-//! and where everything that it allows was banned before, those bans are void.
+//! differs only for a token that has a bias and a repetition penalty. A mask comes last: what it excludes cannot be
+//! drawn, and where everything that it allows was banned before, those bans are void.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ pub enum MaskState {
     Failed,
 }
 
-/// The ids that a row may draw, which somebody may still be computing.
+/// The ids that a row may draw; another thread may still be computing them.
 pub trait TokenMask: std::fmt::Debug + Send + Sync {
     /// Replaces `bits` by one bit for each id, for the token with this index in the output. May wait a little.
     fn read(&self, index: u64, bits: &mut Vec<u32>) -> MaskState;

@@ -1,5 +1,5 @@
-//! Representative steps before the first request: they fill oneDNN's primitive cache, the allocator's free lists and the
-//! sampler's buffers.
+//! Representative steps before the first request: they fill oneDNN's primitive cache, the allocator's free lists and
+//! the sampler's buffers.
 
 use crate::{Model, OwnedBatch, SampleParams, StepError, StepOutput, WarmUp};
 

@@ -44,8 +44,8 @@ impl Layer {
     }
 }
 
-/// Has every product made with so many rows that no row depends on how many there are, where that is cheap. One layer
-/// speaks for all: their shapes are the same.
+/// Pads every GEMM to the batch-invariant number of rows where that is cheap. One layer is probed for all, since their
+/// shapes are the same.
 fn settle_rows(layers: &mut [Layer], head: &mut Product) -> Result<(), TensorError> {
     if let Some(rows) = head.find_fewest_rows()? {
         head.set_fewest_rows(rows);

@@ -1,4 +1,5 @@
-//! Weights in one file and in several load alike; files that lie are refused, each with the file, the tensor and the reason.
+//! Weights in one file and in several load alike; files that lie are refused, each with the file, the tensor and the
+//! reason.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]

@@ -1,5 +1,5 @@
-//! Copies of block beginnings in the CUDA engine, on the emulated device: a sequence that stands on a copied beginning has
-//! the logits of one that computed everything, on this engine and on the CPU's.
+//! Copies of block beginnings in the CUDA engine, on the emulated device: a sequence that stands on a copied beginning
+//! has the logits of one that computed everything, on this engine and on the CPU's.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
@@ -55,8 +55,8 @@ fn feed(
     logits
 }
 
-/// The logits of a sequence of which `shared` tokens are those of another one: all of its whole blocks, and the beginning of
-/// the next by copies through `path`, the last of which it owns.
+/// The logits of a sequence of which `shared` tokens are those of another one: all of its whole blocks, and the
+/// beginning of the next by copies through `path`, the last of which it owns.
 fn on_a_copy(model: &mut dyn Model, shared: usize, len: usize, path: &[u32]) -> Vec<f32> {
     let first = prompt(1, 60);
     let mut second = prompt(2, len);

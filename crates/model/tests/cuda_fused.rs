@@ -1,5 +1,5 @@
-//! The fused decode step in the engine, on the emulated device: fewer launches, the same logits. That it gives the goldens'
-//! ids beside everything else that the engine does is in `cuda.rs`. One test: the counts are the process's.
+//! The fused decode step in the engine, on the emulated device: fewer launches, the same logits. That it gives the
+//! goldens' ids beside everything else that the engine does is in `cuda.rs`. One test: the counts are the process's.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]

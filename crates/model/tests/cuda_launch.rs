@@ -1,6 +1,6 @@
-//! How a step's kernels are launched changes when they run and no bit of what they compute: one by one, as captured graphs, or
-//! begun before the ones ahead of them have ended. On the emulated device, which begins such a kernel before the one ahead of it: one
-//! that does not wait for what it needs reads what was there before.
+//! How a step's kernels are launched changes when they run and no bit of what they compute: one by one, as captured
+//! graphs, or begun before the ones ahead of them have ended. On the emulated device, which begins such a kernel before
+//! the one ahead of it: one that does not wait for what it needs reads what was there before.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
@@ -87,7 +87,8 @@ fn the_way_of_launching_changes_no_bit() {
     check_mixed_graphs(&folder);
 }
 
-/// Graphs of steps with prompt chunks split the contexts of more single queries than there are, so the last bits may differ.
+/// Graphs of steps with prompt chunks split the contexts of more single queries than there are, so the last bits may
+/// differ.
 fn check_mixed_graphs(folder: &Path) {
     let plain = CudaOptions { dtype: CudaDtype::F16, ..options() };
     let mut model = ready(folder, &plain);

@@ -1,6 +1,6 @@
 //! Logprobs from the device against those of the host's sampler: the same tokens, the same likeliest, and logprobs that
-//! differ by the order of one sum. Rows that follow a grammar, with logprobs and without. Straight to the kernels, then through
-//! two engines side by side. On the emulated device.
+//! differ by the order of one sum. Rows that follow a grammar, with logprobs and without. Straight to the kernels, then
+//! through two engines side by side. On the emulated device.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
@@ -216,7 +216,7 @@ fn masks_on_the_device_allow_what_they_allow_on_the_host() {
                     want.logprobs(row),
                     &format!("seed {seed}, step {index}, row {row}"),
                 );
-                // Whoever draws nothing goes on with a token of the test's.
+                // A row that draws nothing continues with a token of the test's.
                 let drawn = have.token(row);
                 ended += u32::from(drawn.is_none());
                 masked += u32::from(drawn.is_some() && wish.mask.is_some());

@@ -1,5 +1,6 @@
-//! The sampler kernel against the host's sampler: the same logits and parameters give the same token. Run on the emulated
-//! device; docs/design/0006-cuda.md says where the two may differ (a draw within 2^-46 of an edge, which no seed here hits).
+//! The sampler kernel against the host's sampler: the same logits and parameters give the same token. Run on the
+//! emulated device; docs/design/0006-cuda.md says where the two may differ (a draw within 2^-46 of an edge, which no
+//! seed here hits).
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 

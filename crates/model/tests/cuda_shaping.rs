@@ -1,5 +1,6 @@
-//! Penalties, biases and banned ids in the sampler kernel against the host's code for them: the same logits, requests and
-//! seeds give the same tokens, in prompts and in replayed decode steps. On the emulated device, two engines side by side.
+//! Penalties, biases and banned ids in the sampler kernel against the host's code for them: the same logits, requests
+//! and seeds give the same tokens, in prompts and in replayed decode steps. On the emulated device, two engines side by
+//! side.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
@@ -196,7 +197,7 @@ fn ahead(model: &mut CudaGpt2, seed: u64) -> Wishes {
     wishes
 }
 
-/// The token that the step in flight draws counts for the penalties of the next, whoever samples the row.
+/// The token that the step in flight draws counts for the penalties of the next, wherever the row is sampled.
 #[test]
 fn row_17_overlap_penalised_rows_are_launched_ahead() {
     let _alone = emulated::alone();

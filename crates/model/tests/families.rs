@@ -1,6 +1,6 @@
-//! Every family against goldens that Hugging Face transformers computed in fp32 (tests/families): logits of the last prompt
-//! position, and 64 greedy ids: alone, in a batch whose requests come at different steps, in chunks, with preemption, and over
-//! a prefix that another request has left.
+//! Every family against goldens that Hugging Face transformers computed in fp32 (tests/families): logits of the last
+//! prompt position, and 64 greedy ids: alone, in a batch whose requests come at different steps, in chunks, with
+//! preemption, and over a prefix that another request has left.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]

@@ -1,5 +1,5 @@
-//! Damaged and odd model folders: each fault is one error that names the file, the tensor and the reason; never a panic.
-//! Odd but valid ones load and compute the same.
+//! Damaged and odd model folders: each fault is one error that names the file, the tensor and the reason; never a
+//! panic. Odd but valid ones load and compute the same.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]

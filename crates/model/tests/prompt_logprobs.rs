@@ -13,8 +13,8 @@ use pinion_model::{
 /// What came of one prompt: for each token but the first its logprob, its rank and the likeliest ids.
 type Scores = Vec<(f32, u32, Vec<u32>)>;
 
-/// Feeds `prompt` in chunks of `chunk` tokens and collects the scores of its tokens. `mate` is another sequence, one token
-/// of which is decoded in each step as long as it has some.
+/// Feeds `prompt` in chunks of `chunk` tokens and collects the scores of its tokens. `mate` is another sequence, one
+/// token of which is decoded in each step as long as it has some.
 fn scores(model: &mut dyn Model, prompt: &[u32], chunk: usize, alternatives: u32, mate: &[u32]) -> Scores {
     let block_size = model.info().block_size;
     let blocks_of = |len: usize, odd: u32| -> Vec<u32> {

@@ -1,5 +1,6 @@
-//! Quantised weights in whole models: every family's tiny model gives one request the same greedy ids alone, in a batch, in
-//! chunks, after a preemption and over a cached prefix, to the bit of its logits; and they stay near the unquantised ones.
+//! Quantised weights in whole models: every family's tiny model gives one request the same greedy ids alone, in a
+//! batch, in chunks, after a preemption and over a cached prefix, to the bit of its logits; and they stay near the
+//! unquantised ones.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
@@ -92,7 +93,8 @@ fn greedy_ids_do_not_depend_on_the_batch() {
     }
 }
 
-/// Attention may sum in another order after a cut, but for that a prefix from the cache and rows beside it change nothing.
+/// Attention may sum in another order after a cut, but for that a prefix from the cache and rows beside it change
+/// nothing.
 #[test]
 fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
     for name in names() {
@@ -115,8 +117,8 @@ fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
     }
 }
 
-/// The tiny models' random weights amplify what rounding does, so that one case says little: uncorrelated logits would be 1.4
-/// apart.
+/// The tiny models' random weights amplify what rounding does, so that one case says little: uncorrelated logits would
+/// be 1.4 apart.
 #[test]
 fn logits_stay_near_the_goldens_and_weights_shrink() {
     let mut errors = [Vec::new(), Vec::new()];

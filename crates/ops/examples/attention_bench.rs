@@ -1,8 +1,9 @@
-//! Times paged attention alone, one thread, for each level and dtype: decode (32 sequences at a context of 320, 12 heads of
-//! 64, one layer after another over a cache far larger than L2) in GB/s of KV read, and a prefill of 256 in GFLOP/s.
+//! Times paged attention alone, one thread, for each level and dtype: decode (32 sequences at a context of 320, 12
+//! heads of 64, one layer after another over a cache far larger than L2) in GB/s of KV read, and a prefill of 256 in
+//! GFLOP/s.
 //!
-//! Uses the thread's CPU time where the system tells it, so that a busy machine disturbs less. The share of the roofline
-//! is these figures over those of `machine_limits`.
+//! Uses the thread's CPU time where the system tells it, so that a busy machine disturbs less. The share of the
+//! roofline is these figures over those of `machine_limits`.
 
 use half::bf16;
 use pinion_ops::attention::{Attend, Batch, Launch, Rows, paged_attention};

@@ -1,8 +1,10 @@
-//! Times products with quantised weights, one thread: GB/s of packed weights and thousand millions of multiplications a second for
-//! one to 256 rows. Forty copies of a product of 1024 inputs and 3072 outputs (the shape of Qwen3-0.6B's gate) are read one after
-//! another, so that they come from memory. A plain sum over the same bytes is timed in turn with them: what one core can read.
+//! Times products with quantised weights, one thread: GB/s of packed weights and thousand millions of multiplications a
+//! second for one to 256 rows. Forty copies of a product of 1024 inputs and 3072 outputs (the shape of Qwen3-0.6B's
+//! gate) are read one after another, so that they come from memory. A plain sum over the same bytes is timed in turn
+//! with them: what one core can read.
 //!
-//! Uses the thread's CPU time where the system tells it. `cargo run --release -p pinion-ops --no-default-features --example quantized_bench`
+//! Uses the thread's CPU time where the system tells it. `cargo run --release -p pinion-ops --no-default-features
+//! --example quantized_bench`
 
 use pinion_ops::IntegerLevel;
 use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source, SourceType, WeightForm};

@@ -30,7 +30,7 @@ pub struct Attend {
     pub heads: usize,
     /// Factor on the scores, usually 1 / sqrt(head_dim).
     pub scale: f32,
-    /// A query sees so many positions, its own included.
+    /// Number of positions that a query attends to, its own included.
     pub window: Option<u32>,
     /// Scores become c * tanh(score / c).
     pub soft_cap: Option<f32>,
@@ -176,7 +176,7 @@ impl Launch {
     }
 }
 
-/// Operands as the kernels take them. Whoever makes one vouches for the pointers' spans.
+/// Operands as the kernels take them. The caller that makes one vouches for the pointers' spans.
 pub(crate) struct RawRows {
     pub(crate) data: *const c_void,
     pub(crate) elements: usize,
@@ -234,8 +234,8 @@ pub fn kv_append<T: Element>(
 }
 
 /// # Safety
-/// `k.data` and `v.data` point to `elements` readable elements of the pool's dtype, outside the pool, and nobody writes
-/// to them during the call.
+/// `k.data` and `v.data` point to `elements` readable elements of the pool's dtype, outside the pool, and no thread
+/// writes to them during the call.
 pub(crate) unsafe fn kv_append_raw(
     pool: &mut KvPool,
     layer: usize,
@@ -287,7 +287,8 @@ pub fn paged_attention<T: Element>(
 }
 
 /// # Safety
-/// As [`kv_append_raw`] for `q`; `out.data` points to `elements` writable elements that nothing else uses during the call.
+/// As [`kv_append_raw`] for `q`; `out.data` points to `elements` writable elements that nothing else uses during the
+/// call.
 pub(crate) unsafe fn paged_attention_raw(
     pool: &mut KvPool,
     layer: usize,

@@ -45,7 +45,8 @@ impl KernelLevel {
     }
 }
 
-/// Instruction-set level of the products with quantised weights, in rising order. They need other instructions than attention.
+/// Instruction-set level of the products with quantised weights, in rising order. They need other instructions than
+/// attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum IntegerLevel {
     /// Portable C++.
@@ -91,8 +92,8 @@ impl IntegerLevel {
 pub fn supports_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // Leaf 7: subleaf 0 EDX bit 22 is amx_bf16, subleaf 1 EAX bit 5 is avx512_bf16. The tile state is enabled by the
-        // system on request, so AMX is believed only together with a level that the kernels confirmed.
+        // Leaf 7: subleaf 0 EDX bit 22 is amx_bf16, subleaf 1 EAX bit 5 is avx512_bf16. The tile state is enabled by
+        // the system on request, so AMX is believed only together with a level that the kernels confirmed.
         let leaf = std::arch::x86_64::__cpuid_count(7, 0);
         let amx = leaf.edx & (1 << 22) != 0;
         let level = KernelLevel::best();

@@ -20,14 +20,15 @@ const ERROR_BYTES: usize = 512;
 /// Rows of the product that others are held against when the fewest rows are looked for.
 const PROBE_ROWS: i64 = 48;
 
-/// Row counts compared with it: small ones, and one of each remainder by the row blocks of oneDNN's kernels (4, 6, 8 and 16).
+/// Row counts compared with it: small ones, and one of each remainder by the row blocks of oneDNN's kernels (4, 6, 8
+/// and 16).
 const PROBED_ROWS: [i64; 11] = [1, 2, 3, 8, 15, 16, 17, 19, 22, 29, 37];
 
 /// What may be the fewest rows.
 const FEWEST_ROWS: [i64; 5] = [1, 2, 4, 8, 16];
 
-/// Multiplications that a product of the fewest rows may take, unless they are two: those cost what one does, which is to
-/// read the weights.
+/// Multiplications that a product of the fewest rows may take, unless they are two: those cost what one does, which is
+/// to read the weights.
 const PADDED_PRODUCT_MAX: i64 = 8 << 20;
 
 /// y = act(x . weight^T + bias).
@@ -40,7 +41,7 @@ pub struct Linear {
     dtype: Kind,
     in_features: i64,
     out_features: i64,
-    /// A packed product of fewer rows is made with so many.
+    /// A packed GEMM of fewer rows is padded to this number.
     fewest_rows: i64,
 }
 
@@ -67,8 +68,8 @@ fn shim_call(
 }
 
 impl Linear {
-    /// A linear of `weight` \[out, in\] and `bias` \[out\], both of one dtype (f32 or bf16) on the CPU. Packing reorders
-    /// the weight once; the caller's copy is no longer needed.
+    /// A linear of `weight` \[out, in\] and `bias` \[out\], both of one dtype (f32 or bf16) on the CPU. Packing
+    /// reorders the weight once; the caller's copy is no longer needed.
     ///
     /// # Errors
     /// The tensor library's message; no packing for this dtype on this CPU, for one.
@@ -95,9 +96,9 @@ impl Linear {
         Ok(Self { weight: held, bias, activation, kind, dtype, in_features, out_features, fewest_rows: 1 })
     }
 
-    /// oneDNN sums in another order where there are few rows, so that a row's last bits depend on how many others there are. Gives
-    /// the number of rows from which on that ends, as far as some tries show, with the threads that are set now; `None` where
-    /// it does not end at a small price, or the weights are not packed.
+    /// oneDNN sums in another order where there are few rows, so that a row's last bits depend on how many others there
+    /// are. Gives the number of rows from which on that ends, as far as some tries show, with the threads that are set
+    /// now; `None` where it does not end at a small price, or the weights are not packed.
     ///
     /// # Errors
     /// The tensor library's message.
@@ -130,7 +131,7 @@ impl Linear {
         Ok(FEWEST_ROWS.into_iter().find(|&rows| rows > disagree_up_to).filter(|&rows| is_cheap(rows)))
     }
 
-    /// Packed products of fewer rows are made with so many from now on: what [`Linear::find_fewest_rows`] gave.
+    /// Pads packed GEMMs of fewer rows to this number from now on: the result of [`Linear::find_fewest_rows`].
     pub fn set_fewest_rows(&mut self, rows: i64) {
         self.fewest_rows = rows;
     }

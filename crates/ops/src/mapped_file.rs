@@ -16,7 +16,7 @@ impl MappedFile {
     /// The system's error when the file cannot be opened or mapped.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         let file = std::fs::File::open(path)?;
-        // SAFETY: the map is private to the reader and read-only. Nobody may truncate a model file while it is being
+        // SAFETY: the map is private to the reader and read-only. A model file must not be truncated while it is
         // loaded; model folders are immutable by contract, and the map is dropped after the load.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { map })

@@ -1,5 +1,5 @@
-//! libtorch's own profiler (kineto): what operations one thread runs, with shapes and times, as a file that Perfetto and
-//! chrome://tracing open. Kernels of ours are no operations of libtorch and show as the time between two of them.
+//! libtorch's own profiler (kineto): what operations one thread runs, with shapes and times, as a file that Perfetto
+//! and chrome://tracing open. Kernels of ours are no operations of libtorch and show as the time between two of them.
 
 use crate::ffi;
 use std::ffi::{CStr, CString, c_char};
@@ -21,7 +21,7 @@ fn call(call: impl FnOnce(*mut c_char, u64) -> i32) -> Result<(), String> {
 }
 
 /// Begins to trace the operations of this thread; `on_gpu`: with what they run on the GPU. It costs memory for each
-/// operation until [`stop`], so whoever starts it bounds it.
+/// operation until [`stop`], so its caller bounds it.
 ///
 /// # Errors
 /// libtorch's message; a trace is under way, for one.

@@ -1,4 +1,5 @@
-//! Products with quantised weights: the safe side of kernels/include/pinion_quantized.h. [`twin`] says the same in plain Rust.
+//! Products with quantised weights: the safe side of kernels/include/pinion_quantized.h. [`twin`] says the same in
+//! plain Rust.
 
 pub mod twin;
 
@@ -24,7 +25,7 @@ const ROWS_PER_PASS: usize = 256;
 pub enum WeightForm {
     /// 8 bits with a scale for each output.
     Int8,
-    /// 4 bits with a scale for each group of so many inputs of an output: 32, 64 or 128.
+    /// 4 bits with a scale for each group of this number of inputs of an output: 32, 64 or 128.
     Int4 {
         /// Inputs of a group.
         group: u32,
@@ -118,8 +119,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Operands of a product as the kernels take them: `x` \[rows, inputs\], `residual` (or null) and `out` \[rows, outputs\], all
-/// contiguous and of one dtype.
+/// Operands of a product as the kernels take them: `x` \[rows, inputs\], `residual` (or null) and `out` \[rows,
+/// outputs\], all contiguous and of one dtype.
 pub(crate) struct RawOperands {
     pub(crate) x: *const c_void,
     pub(crate) residual: *const c_void,
@@ -129,11 +130,12 @@ pub(crate) struct RawOperands {
 }
 
 impl QuantizedWeights {
-    /// Room for the weights of a product, on huge pages where the system grants them. All outputs are zero until they are
-    /// packed.
+    /// Room for the weights of a product, on huge pages where the system grants them. All outputs are zero until they
+    /// are packed.
     ///
     /// # Errors
-    /// An empty or oversized shape, a group that does not fit it, or the system's error when there is not enough memory.
+    /// An empty or oversized shape, a group that does not fit it, or the system's error when there is not enough
+    /// memory.
     pub fn new(form: WeightForm, outputs: usize, inputs: usize) -> std::io::Result<Self> {
         let invalid = |reason| std::io::Error::new(std::io::ErrorKind::InvalidInput, reason);
         let inputs_padded = inputs.next_multiple_of(BLOCK_K);
@@ -199,8 +201,8 @@ impl QuantizedWeights {
             sums: self.sums.as_mut_ptr(),
             scratch: scratch.as_mut_ptr(),
         };
-        // SAFETY: the source has rows * inputs elements and is read byte by byte; the outputs lie within the packed memory, whose
-        // size follows from the same shape; the scratch has 16 rows for each thread.
+        // SAFETY: the source has rows * inputs elements and is read byte by byte; the outputs lie within the packed
+        // memory, whose size follows from the same shape; the scratch has 16 rows for each thread.
         unsafe { ffi::pinion_pack_parallel(&args, threads as i32) };
         Ok(())
     }
@@ -230,7 +232,8 @@ impl QuantizedWeights {
         &self.packed
     }
 
-    /// `out` \[rows, outputs\] = `x` \[rows, inputs\] . weights^T (+ bias) (+ residual). The number of rows is that of `out`.
+    /// `out` \[rows, outputs\] = `x` \[rows, inputs\] . weights^T (+ bias) (+ residual). The number of rows is that of
+    /// `out`.
     ///
     /// # Errors
     /// When operands do not fit together.
@@ -326,8 +329,8 @@ impl QuantizedWeights {
             group: self.form.group(),
             dtype: operands.dtype,
         };
-        // SAFETY: the caller vouches for the operands, the scratch was made large enough, and the packed weights, which a map
-        // aligns to pages, have the size that follows from the same shape.
+        // SAFETY: the caller vouches for the operands, the scratch was made large enough, and the packed weights, which
+        // a map aligns to pages, have the size that follows from the same shape.
         unsafe {
             ffi::pinion_quantize_rows_parallel(&quantize, launch.level.code(), launch.thread_count());
             ffi::pinion_quantized_parallel(&args, launch.level.code(), launch.thread_count());

@@ -95,8 +95,8 @@ pub fn rms_norm<T: Element>(
 }
 
 /// # Safety
-/// `from` lies within readable memory at `x`, `to` within writable memory at `out`, both of the dtype's elements; the two are
-/// the same place or apart.
+/// `from` lies within readable memory at `x`, `to` within writable memory at `out`, both of the dtype's elements; the
+/// two are the same place or apart.
 pub(crate) unsafe fn rms_norm_raw(
     x: *const c_void,
     out: *mut c_void,
@@ -206,7 +206,8 @@ pub fn gate<T: Element>(
 }
 
 /// # Safety
-/// `x` is \[rows, 2, inner\] and readable, `out` is \[rows, inner\] and writable, both of the dtype's elements and apart.
+/// `x` is \[rows, 2, inner\] and readable, `out` is \[rows, inner\] and writable, both of the dtype's elements and
+/// apart.
 pub(crate) unsafe fn gate_raw(
     x: *const c_void,
     out: *mut c_void,

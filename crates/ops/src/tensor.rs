@@ -52,8 +52,8 @@ pub fn set_threads(threads: u32) {
 }
 
 /// Asks the C allocator to keep what is freed. libtorch allocates each activation anew; by default the larger ones are
-/// mapped, zeroed page by page and unmapped again in every step, which costs more than the operations on them. Affects the
-/// whole process, which is an engine's. Does nothing on a C library other than glibc.
+/// mapped, zeroed page by page and unmapped again in every step, which costs more than the operations on them. Affects
+/// the whole process, which is an engine's. Does nothing on a C library other than glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -83,8 +83,8 @@ pub fn copy_to_f32(tensor: &Tensor, out: &mut Vec<f32>) -> Result<(), TensorErro
     match tensor.kind() {
         Kind::Float if fits => tensor.f_copy_data(out, tensor.numel())?,
         Kind::BFloat16 if fits => {
-            // SAFETY: a contiguous CPU tensor of bf16 has numel elements from data_ptr on, aligned by the allocator; the
-            // slice lives only for this statement, in which nothing writes to the tensor.
+            // SAFETY: a contiguous CPU tensor of bf16 has numel elements from data_ptr on, aligned by the allocator;
+            // the slice lives only for this statement, in which nothing writes to the tensor.
             let stored =
                 unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<bf16>(), tensor.numel()) };
             for (to, from) in out.iter_mut().zip(stored) {
@@ -121,7 +121,8 @@ pub fn tensor_from_bytes(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tens
     Ok(Tensor::f_from_data_size(bytes, shape, kind)?)
 }
 
-/// Checks that `tensor` is `[tokens, width]` on the CPU, contiguous, of the pool's dtype; gives the rows from `column` on.
+/// Checks that `tensor` is `[tokens, width]` on the CPU, contiguous, of the pool's dtype; gives the rows from `column`
+/// on.
 fn rows_of(tensor: &Tensor, dtype: Dtype, column: usize) -> Result<RawRows, TensorError> {
     let size = tensor.size();
     let fits = size.len() == 2 && tensor.is_contiguous() && tensor.device() == Device::Cpu;
@@ -155,8 +156,8 @@ pub struct AttentionPlan {
     pub attend: Attend,
 }
 
-/// Appends K and V of one layer's `qkv` \[tokens, (heads + 2 * KV heads) * head_dim\] (Q, K, V side by side) to the pool and
-/// attends into `out` \[tokens, heads * head_dim\].
+/// Appends K and V of one layer's `qkv` \[tokens, (heads + 2 * KV heads) * head_dim\] (Q, K, V side by side) to the
+/// pool and attends into `out` \[tokens, heads * head_dim\].
 ///
 /// # Errors
 /// When operand, batch and pool do not fit together.
@@ -178,9 +179,9 @@ pub fn attend_qkv(
     }
     match (plan.kernel, dtype) {
         (AttentionKernel::Vector, _) => {
-            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of the pool's dtype; libtorch allocated them,
-            // so they are not in the pool's memory, and the check above keeps `out` apart from `qkv`. A tch tensor is not
-            // Sync, so no other thread uses them during the call.
+            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of the pool's dtype; libtorch allocated
+            // them, so they are not in the pool's memory, and the check above keeps `out` apart from `qkv`. A tch
+            // tensor is not Sync, so no other thread uses them during the call.
             unsafe {
                 kv_append_raw(pool, layer, batch, &k, &v, plan.launch)?;
                 paged_attention_raw(pool, layer, batch, &q, &to, plan.attend, plan.launch)?;

@@ -29,8 +29,8 @@ pub fn kv_append<T: Element>(layer: &mut [T], batch: &CheckedBatch<'_>, k: Rows<
     }
 }
 
-/// Twin of [`crate::attention::paged_attention`] on one layer's elements: softmax(cap(scale * q . K)) . V for each query and
-/// head over the positions that it sees, in two passes.
+/// Twin of [`crate::attention::paged_attention`] on one layer's elements: softmax(cap(scale * q . K)) . V for each
+/// query and head over the positions that it sees, in two passes.
 pub fn paged_attention<T: Element>(
     layer: &[T],
     batch: &CheckedBatch<'_>,

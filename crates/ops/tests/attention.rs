@@ -1,7 +1,7 @@
 //! The C++ kernels against their plain Rust twins, at every level this machine has, over a sweep of shapes.
 //!
-//! Tolerances: fp32 2e-5 of the largest |V| (sums in another order); bf16 2^-7 of it, two roundings of a bf16 result (its
-//! unit is 2^-8), and for prefill at the avx512_bf16 level softmax weights rounded to bf16 on top.
+//! Tolerances: fp32 2e-5 of the largest |V| (sums in another order); bf16 2^-7 of it, two roundings of a bf16 result
+//! (its unit is 2^-8), and for prefill at the avx512_bf16 level softmax weights rounded to bf16 on top.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
@@ -378,8 +378,8 @@ fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize, atten
     }
 }
 
-/// What a prefix cache leaves of a prompt, or a budget cuts off, may be one token, and a preempted request computes many
-/// generated ones at once: none of that may show in a bit.
+/// What a prefix cache leaves of a prompt, or a budget cuts off, may be one token, and a preempted request computes
+/// many generated ones at once: none of that may show in a bit.
 #[test]
 fn cuts_do_not_change_a_bit() {
     for level in KernelLevel::available() {

@@ -211,7 +211,8 @@ fn the_rows_beside_a_row_do_not_change_a_bit() {
     }
 }
 
-/// Parts that begin and end within tiles, either layout, every type, any address, any number of threads: the same bytes.
+/// Parts that begin and end within tiles, either layout, every type, any address, any number of threads: the same
+/// bytes.
 #[test]
 fn packing_does_not_depend_on_how_the_tensor_stands() {
     let (inputs, outputs) = (72, 61);

@@ -1,8 +1,8 @@
 //! Seccomp: which system calls a process may still make.
 //!
-//! Two filters. The first is an allow-list by number: a call that is not on it answers ENOSYS, as an older kernel would,
-//! and for that glibc and libtorch have ways around. The second refuses, with EPERM, uses of known calls: opening for
-//! writing, starting programs, signals to others, sockets. docs/design/0011-sandbox.md says why.
+//! Two filters. The first is an allow-list by number: a call that is not on it answers ENOSYS, as an older kernel
+//! would, and for that glibc and libtorch have ways around. The second refuses, with EPERM, uses of known calls:
+//! opening for writing, starting programs, signals to others, sockets. docs/design/0011-sandbox.md says why.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,

@@ -1,5 +1,5 @@
-//! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`. And the way to a
-//! socket that a library keeps to itself: [`receiver_of`].
+//! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`. And the way to
+//! a socket that a library keeps to itself: [`receiver_of`].
 //!
 //! One message is one packet, never split and never joined. Nothing here blocks: poll the
 //! socket first. This is the control path; token traffic goes through rings.
@@ -81,7 +81,7 @@ pub fn recv(sock: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     // The buffer holds the kernel's maximum: what is cut off are descriptors for which this process has no room.
     for control in message.cmsgs().map_err(|_| Errno::EMFILE)? {
         if let ControlMessageOwned::ScmRights(raw) = control {
-            // SAFETY: the kernel made these descriptors for this very message; nobody else owns them, and
+            // SAFETY: the kernel made these descriptors for this very message; no other owner exists, and
             // each is wrapped once because the message is read once.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
@@ -102,8 +102,8 @@ pub fn receiver_of(mark: &[u8]) -> io::Result<OwnedFd> {
         // What is no descriptor, no socket or has nothing to read is an error, and others keep what they have to read.
         let len = socket_recv(number, &mut bytes, peek).unwrap_or(0);
         if bytes[..len].windows(mark.len()).any(|part| part == mark) {
-            // SAFETY: the mark waits there, so this is the socket that the caller sent it to and keeps open meanwhile; it is
-            // borrowed for the duplication only.
+            // SAFETY: the mark waits there, so this is the socket that the caller sent it to and keeps open meanwhile;
+            // it is borrowed for the duplication only.
             return unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
         }
     }

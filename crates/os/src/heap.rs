@@ -1,8 +1,8 @@
 //! The allocator of a process whose memory is limited: when the kernel gives no more, the process says so and ends,
 //! instead of aborting without a word.
 //!
-//! The limit is RLIMIT_DATA, which counts private writable memory: heap, thread stacks, memory that libraries map. Shared
-//! memory and files are not counted. [`trim`] is for processes without such a limit.
+//! The limit is RLIMIT_DATA, which counts private writable memory: heap, thread stacks, memory that libraries map.
+//! Shared memory and files are not counted. [`trim`] is for processes without such a limit.
 
 use nix::sys::resource::{Resource, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,8 +15,8 @@ pub struct Heap;
 
 static ON_EXHAUSTED: OnceLock<fn()> = OnceLock::new();
 
-/// Limits this process's own memory to so many bytes, for good. Past it `on_exhausted` runs on the thread that wanted more:
-/// it must not allocate. If it returns, or this program's allocator is not [`Heap`], the allocation fails.
+/// Limits this process's own memory to this number of bytes, for good. Past it `on_exhausted` runs on the thread that
+/// wanted more: it must not allocate. If it returns, or this program's allocator is not [`Heap`], the allocation fails.
 pub fn limit(bytes: u64, on_exhausted: fn()) -> io::Result<()> {
     ON_EXHAUSTED.get_or_init(|| on_exhausted);
     Ok(setrlimit(Resource::RLIMIT_DATA, bytes, bytes)?)

@@ -2,7 +2,8 @@
 //!
 //! * [`fdpass`]: messages with descriptors over a socket; [`pidfd`]: the death of a process as a descriptor.
 //! * [`process`]: children that die with their parent, the name that `ps` shows; [`clock`]: the clock of the timeline.
-//! * [`privileges`], [`files`], [`calls`]: what a process gives up: capabilities, files (Landlock), system calls (seccomp).
+//! * [`privileges`], [`files`], [`calls`]: what a process gives up: capabilities, files (Landlock), system calls
+//!   (seccomp).
 //! * [`heap`]: a limit of its memory that it can speak of; free memory given back.
 //! * [`nvtx`]: named ranges for NVIDIA's tools.
 //!

@@ -12,6 +12,6 @@ pub fn open(pid: u32) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     let fd = i32::try_from(fd).expect("the kernel's descriptors are ints");
-    // SAFETY: the call above succeeded, so this is a new descriptor that nobody else owns.
+    // SAFETY: the call above succeeded, so this is a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Place of `arg_start`, the address of the arguments, in /proc/self/stat behind the program's name (proc(5), field 48).
+/// Place of `arg_start`, the address of the arguments, in /proc/self/stat behind the program's name (proc(5), field
+/// 48).
 const ARG_START_FIELD: usize = 45;
 
 /// The limit that an operator can raise where the system refused something, for the end of a message; empty if there is
@@ -26,8 +27,8 @@ pub fn limit_behind(error: &io::Error) -> &'static str {
     }
 }
 
-/// Makes a write beyond `ulimit -f` an error, for this process and all that it starts, where it would end them without a
-/// word.
+/// Makes a write beyond `ulimit -f` an error, for this process and all that it starts, where it would end them without
+/// a word.
 pub fn survive_file_limit() -> io::Result<()> {
     // SAFETY: the signal is ignored; no code of ours runs in a signal handler.
     unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }?;
@@ -63,7 +64,7 @@ pub fn rename(name: &str) -> io::Result<()> {
     if found != now {
         return Err(wrong("the arguments are not where the kernel says"));
     }
-    // Nobody holds a reference to these bytes: the standard library copies arguments out of them.
+    // No reference to these bytes exists: the standard library copies arguments out of them.
     memory.write_all_at(&wanted, address)
 }
 
@@ -83,7 +84,7 @@ pub fn wipe_variable(name: &str) -> io::Result<()> {
             let start = fields.nth(ENV_START_FIELD).and_then(|word| word.parse::<u64>().ok());
             let start = start.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
             let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
-            // Nobody holds a reference to these bytes: the standard library copies variables out of them.
+            // No reference to these bytes exists: the standard library copies variables out of them.
             return memory.write_all_at(&vec![0; value.len()], start + at + prefix.len() as u64);
         }
         at += entry.len() as u64 + 1;
@@ -97,7 +98,7 @@ pub fn hide() -> io::Result<()> {
     Ok(nix::sys::prctl::set_dumpable(false)?)
 }
 
-/// Where memory runs out, the kernel ends processes of a higher score first. Anybody may raise its own.
+/// Where memory runs out, the kernel ends processes of a higher score first. Any process may raise its own.
 pub fn raise_oom_score(score: u16) -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", score.to_string())
 }

@@ -4,12 +4,12 @@ use crate::limits::TENANT_WEIGHT_MAX;
 use crate::wire::Malformed;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What a request brings to the question who goes next. It crosses the rings as it is; receivers call
+/// Scheduling class of a request: tenant and priority. It crosses the rings as it is; receivers call
 /// [`Claim::checked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Claim {
-    /// Who is served together with it shares with everybody else by this name; 0 is nobody in particular.
+    /// Tenant for fair sharing; 0 is the default tenant.
     pub tenant: u64,
     /// A lower value is served earlier.
     pub priority: i32,

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// One datagram on the descriptor socket. The descriptors that travel with it stand in the comment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Attach {
-    /// Who the role is; [config memfd, its ends of the control channel: to receive, to send and, if data edges are channels
-    /// too, to receive the ends of those]. Always first of a first set.
+    /// The role's name; [config memfd, its ends of the control channel: to receive, to send and, if data edges are
+    /// channels too, to receive the ends of those]. Always first of a first set.
     Hello {
         /// The receiver.
         me: Peer,
@@ -66,7 +66,7 @@ pub enum Attach {
     Listener,
     /// The set is complete; no descriptor.
     Done,
-    /// You are a spare: your first set comes when somebody has died, if ever. Goes before it; no descriptor.
+    /// The process is a warm standby: its first set comes when a role has died, if ever. Sent before it; no descriptor.
     Spare,
 }
 
@@ -83,7 +83,7 @@ pub enum Admin {
 }
 
 impl Admin {
-    /// Who carries it out; the launcher itself those of profilers that it has started.
+    /// The roles that carry it out; the launcher itself those of profilers that it has started.
     pub fn roles(self) -> &'static [Role] {
         match self {
             Admin::ClearPrefixCache | Admin::StartProfile | Admin::StopProfile => &[Role::Engine],
@@ -119,7 +119,7 @@ pub enum ToRole {
     Open,
     /// A peer died. New rings follow when its successor starts.
     PeerLost {
-        /// Who.
+        /// The peer.
         peer: Peer,
         /// Why.
         cause: DeathCause,
@@ -129,7 +129,7 @@ pub enum ToRole {
     Attached,
     /// The successor of a dead peer is ready, and no role uses links to its predecessor any more.
     PeerReady {
-        /// Who.
+        /// The peer.
         peer: Peer,
     },
     /// Carry this out and answer with [`FromRole::AdminDone`].
@@ -151,7 +151,7 @@ pub enum ToRole {
 /// Role → launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromRole {
-    /// First message: who speaks.
+    /// First message: the sender's name.
     Hello {
         /// The sender.
         me: Peer,
@@ -190,7 +190,7 @@ pub enum FromRole {
     Admin {
         /// The frontend's number for it, for the answer.
         number: u64,
-        /// CLOCK_MONOTONIC ns after which nobody waits for the answer.
+        /// CLOCK_MONOTONIC ns at which the client stops waiting for the answer.
         deadline_ns: u64,
         /// What to do.
         admin: Admin,

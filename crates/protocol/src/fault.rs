@@ -1,8 +1,8 @@
-//! Operating errors as values: what went wrong, who is to blame, which field, and what to do about it.
+//! Operating errors as values: what went wrong, on which side, in which field, and what to do about it.
 
 use serde::{Deserialize, Serialize};
 
-/// Who must act.
+/// The side that must act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blame {
     /// The request is wrong; sending it again gives the same answer.
@@ -64,7 +64,7 @@ impl FaultCode {
         .find(|c| *c as u32 == word)
     }
 
-    /// Who must act on it.
+    /// The side that must act on it.
     pub fn blame(self) -> Blame {
         match self {
             FaultCode::InvalidValue
@@ -87,7 +87,7 @@ pub struct Fault {
     pub code: FaultCode,
     /// The request field at fault, in the API's spelling.
     pub param: Option<String>,
-    /// One sentence for the person who reads it.
+    /// One sentence for the reader.
     pub message: String,
 }
 

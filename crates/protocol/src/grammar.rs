@@ -1,7 +1,7 @@
 //! What a text must look like, where a request says so: a grammar as its client wrote it.
 //!
 //! Carried with [`crate::Sampling`] from the frontend to the engine. The tokenizer compiles it first, under limits, and
-//! refuses what does not pass; the engine compiles it again. Nobody on the way reads it.
+//! refuses what does not pass; the engine compiles it again. No role on the way reads it.
 
 use crate::limits::GRAMMAR_BYTES_MAX;
 use crate::wire::{Cursor, Malformed};
@@ -21,8 +21,8 @@ pub enum GrammarKind {
     Choice = 4,
     /// A Lark grammar, in the dialect of llguidance, with the rule `start`.
     Lark = 5,
-    /// Which tokens may be drawn: a JSON object of `allowed`, a list of the only ids, and `banned`, a list of sequences of ids.
-    /// A frontend has `words` in place of `banned`, and the tokenizer encodes them.
+    /// Which tokens may be drawn: a JSON object of `allowed`, a list of the only ids, and `banned`, a list of sequences
+    /// of ids. A frontend has `words` in place of `banned`, and the tokenizer encodes them.
     Tokens = 6,
 }
 

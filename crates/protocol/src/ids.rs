@@ -1,4 +1,4 @@
-//! Who is who: roles, peers and requests. Every identity carries a generation.
+//! Identities: roles, peers and requests. Every identity carries a generation.
 
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

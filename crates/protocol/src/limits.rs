@@ -63,6 +63,6 @@ pub const CHOICES_MAX: usize = 128;
 pub const MESSAGES_MAX: usize = 4096;
 /// Nesting of a JSON body.
 pub const JSON_DEPTH_MAX: usize = 32;
-/// Bytes of log lines that may wait in a process to be written, and as many that are being written. Lines beyond them are
-/// dropped and counted.
+/// Bytes of log lines that may wait in a process to be written, and as many that are being written. Lines beyond them
+/// are dropped and counted.
 pub const LOG_BUFFER_BYTES: usize = 128 << 10;

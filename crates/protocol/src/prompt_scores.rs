@@ -1,6 +1,6 @@
-//! Logprobs of a prompt's tokens on their way to the client. The engine reports each token of a prompt once, in order, in
-//! records of at most [`PROMPT_SCORES_PER_RECORD_MAX`] tokens; the detokenizer adds the texts and sends a delta for each.
-//! Nothing of this is sent for requests that do not ask.
+//! Logprobs of a prompt's tokens on their way to the client. The engine reports each token of a prompt once, in order,
+//! in records of at most [`PROMPT_SCORES_PER_RECORD_MAX`] tokens; the detokenizer adds the texts and sends a delta for
+//! each. Nothing of this is sent for requests that do not ask.
 
 use crate::ids::RequestId;
 use crate::limits::PROMPT_SCORES_PER_RECORD_MAX;
@@ -33,8 +33,8 @@ const _: () = assert!(size_of::<PromptHeader>() == 24);
 pub const PROMPT_RECORD_BYTES_MAX: usize = size_of::<PromptHeader>()
     + PROMPT_SCORES_PER_RECORD_MAX * (size_of::<u32>() + ENTRIES_MAX * size_of::<LogprobEntry>());
 
-/// Replaces `out` by a record's payload; its kind is [`crate::detokenizer_inbox::kind::PROMPT`]. No allocation once `out`
-/// has grown to its largest record.
+/// Replaces `out` by a record's payload; its kind is [`crate::detokenizer_inbox::kind::PROMPT`]. No allocation once
+/// `out` has grown to its largest record.
 pub fn encode_prompt(out: &mut Vec<u8>, header: &PromptHeader, ranks: &[u32], entries: &[LogprobEntry]) {
     out.clear();
     put(out, header);
@@ -52,8 +52,8 @@ pub struct PromptRecord<'a> {
 }
 
 impl PromptRecord<'_> {
-    /// Replaces `entries` by those of the record's token `at` and gives its rank, if it has one. Errors: no such token, a
-    /// number that is not finite.
+    /// Replaces `entries` by those of the record's token `at` and gives its rank, if it has one. Errors: no such token,
+    /// a number that is not finite.
     pub fn read(&self, at: u32, entries: &mut Vec<LogprobEntry>) -> Result<Option<u32>, Malformed> {
         const WHAT: Malformed = Malformed("prompt scores");
         let each = self.header.entry_count as usize * size_of::<LogprobEntry>();
@@ -88,8 +88,8 @@ pub fn decode_prompt(payload: &[u8]) -> Result<PromptRecord<'_>, Malformed> {
 /// The score of one token of a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptScore {
-    /// Place of the token among all, from 1 for the likeliest; `None` for the first token of a prompt, whose logprob means
-    /// nothing.
+    /// Place of the token among all, from 1 for the likeliest; `None` for the first token of a prompt, whose logprob
+    /// means nothing.
     pub rank: Option<u32>,
     /// The token, and the likeliest at its place.
     pub score: TokenScore,

@@ -39,10 +39,10 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// Token ids and what is added to their logits, each within ±[`LOGIT_BIAS_MAX`].
     pub logit_bias: Vec<(u32, f32)>,
-    /// Report each token's logprob and those of so many likeliest tokens, at most [`LOGPROB_ALTERNATIVES_MAX`].
+    /// Report each token's logprob and those of this number of likeliest tokens, at most [`LOGPROB_ALTERNATIVES_MAX`].
     pub logprobs: Option<u32>,
-    /// Report the logprob of each token of the prompt and those of so many likeliest tokens at its place, at most
-    /// [`LOGPROB_ALTERNATIVES_MAX`].
+    /// Report the logprob of each token of the prompt and those of this number of likeliest tokens at its
+    /// place, at most [`LOGPROB_ALTERNATIVES_MAX`].
     pub prompt_logprobs: Option<u32>,
     /// Token ids that end the text as the end-of-sequence tokens do, whatever `ignore_eos` says.
     pub stop_token_ids: Vec<u32>,
@@ -94,8 +94,8 @@ impl Sampling {
         self.grammar.is_some()
     }
 
-    /// Whether `token` ends a text in which `before` tokens were generated before it. `model` are the ids that end every
-    /// text of the model.
+    /// Whether `token` ends a text in which `before` tokens were generated before it. `model` are the ids that end
+    /// every text of the model.
     pub fn ends_at(&self, token: u32, before: u32, model: &StopIds) -> bool {
         let is_eos = !self.ignore_eos && model.contains(token);
         before >= self.min_tokens && (is_eos || self.stop_token_ids.contains(&token))

@@ -75,8 +75,8 @@ impl SpanName {
         SpanName::OWN.get((word as usize).checked_sub(1)?).copied()
     }
 
-    /// As tools show it. Parts of requests are no ranges of a thread and have none; that a turn was a pause is only known when it
-    /// is over, so there NVTX gets a mark and no range.
+    /// As tools show it. Parts of requests are no ranges of a thread and have none; that a turn was a pause is only
+    /// known when it is over, so there NVTX gets a mark and no range.
     pub fn range(self) -> Option<&'static CStr> {
         Some(match self {
             SpanName::EngineStep => c"pinion.engine.step",

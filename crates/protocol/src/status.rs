@@ -19,11 +19,13 @@ pub enum Gauge {
     Sleeps = 5,
     /// Control messages the role has taken; the launcher never has more than a few outstanding.
     ControlSeen = 6,
-    /// Lines of the process's log that were dropped, because standard error was not read in time or could not be written.
+    /// Lines of the process's log that were dropped, because standard error was not read in time or could not be
+    /// written.
     LogLinesDropped = 7,
     /// Edges of the role that it found corrupt and that have not been replaced yet.
     CorruptEdges = 22,
-    /// Engine: 1 once its recording (`--record`) has ended before the service did, because the file could not be written.
+    /// Engine: 1 once its recording (`--record`) has ended before the service did, because the file could not be
+    /// written.
     RecordingEnded = 23,
     /// Engine: steps run.
     Steps = 8,

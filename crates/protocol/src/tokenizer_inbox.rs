@@ -24,8 +24,8 @@ pub enum Prompt {
     Text(String),
     /// Plain text, to be encoded as it is.
     Bare(String),
-    /// A chat as a JSON object (`messages`, `tools`, and how to render them), already checked in shape; to be rendered and
-    /// encoded.
+    /// A chat as a JSON object (`messages`, `tools`, and how to render them), already checked in shape; to be rendered
+    /// and encoded.
     Chat(String),
     /// Token ids, already checked against the vocabulary; only their number is left to check.
     Ids(Vec<u32>),
@@ -37,7 +37,7 @@ pub enum Truncation {
     /// All of it.
     #[default]
     Never,
-    /// So many of its last tokens, at least 1.
+    /// This number of its last tokens, at least 1.
     Last(u32),
     /// The last tokens, as many as the context holds beside the answer.
     Fit,

@@ -104,7 +104,7 @@ impl BlockPool {
     /// If the block has no holder: a double release would give it to two sequences.
     pub fn release(&mut self, block: u32) {
         let references = &mut self.references[block as usize];
-        assert!(*references > 0, "block {block} is released by one who does not hold it");
+        assert!(*references > 0, "block {block} is released by a sequence that does not hold it");
         *references -= 1;
         if *references > 0 {
             return;
@@ -115,9 +115,9 @@ impl BlockPool {
         }
     }
 
-    /// Appends to `blocks` the blocks of the longest cached prefix of `tokens`. Whole blocks only, and never all tokens: the
-    /// last one is always computed, for its logits. Takes no references: the caller shares the blocks before it takes
-    /// any.
+    /// Appends to `blocks` the blocks of the longest cached prefix of `tokens`. Whole blocks only, and never all
+    /// tokens: the last one is always computed, for its logits. Takes no references: the caller shares the blocks
+    /// before it takes any.
     pub fn find_prefix(&self, tokens: &[u32], blocks: &mut Vec<u32>) {
         let Some(prefixes) = &self.prefixes else { return };
         let (reusable, mut parent) = (tokens.len().saturating_sub(1), ROOT);
@@ -128,16 +128,16 @@ impl BlockPool {
         }
     }
 
-    /// The block after `before` with the longest common beginning with `tokens`, and its length. To be copied, not shared:
-    /// its holder may still write behind it.
+    /// The block after `before` with the longest common beginning with `tokens`, and its length. To be copied, not
+    /// shared: its holder may still write behind it.
     pub fn find_tail(&self, before: Option<u32>, tokens: &[u32]) -> Option<(u32, u32)> {
         let prefixes = self.prefixes.as_ref()?;
         let parent = before.map_or(Some(ROOT), |before| prefixes.serial(before))?;
         prefixes.find_tail(parent, tokens)
     }
 
-    /// Registers the tokens of a held block that is not whole, after `before`. Does nothing if another block begins with
-    /// the same tokens.
+    /// Registers the tokens of a held block that is not whole, after `before`. Does nothing if another block begins
+    /// with the same tokens.
     pub fn register_tail(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) {
         let known = self.find_tail(before, tokens).is_some_and(|(_, common)| common as usize == tokens.len());
         let Some(prefixes) = self.prefixes.as_mut().filter(|_| !known && !tokens.is_empty()) else { return };
@@ -158,8 +158,8 @@ impl BlockPool {
     }
 
     /// Registers a held whole block with `tokens`, after the contents of `before` (`None` at the start of a sequence).
-    /// Returns the block that the holder has from now on: if another block has the same contents, that one is shared and
-    /// the given one released.
+    /// Returns the block that the holder has from now on: if another block has the same contents, that one is shared
+    /// and the given one released.
     pub fn register(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) -> u32 {
         let Some(prefixes) = &mut self.prefixes else { return block };
         if prefixes.serial(block).is_some() && prefixes.is_tail(block) {

@@ -13,13 +13,13 @@
 //! of steps in a row, so that decodes do not starve.
 //!
 //! # When blocks run out
-//! A request that starts takes blocks for all tokens it has; decoding takes one more at each block boundary. If no block
-//! is free or cached, the running request with the lowest priority is preempted; among equals, the one that started
-//! last. It gives all its blocks back and returns to the front of the queue. When it starts again it takes from the
-//! prefix cache what is still there and computes the rest again. It samples the same tokens, because a sample depends
-//! only on (seed, index). There is always progress: among equals the oldest running request is never preempted, a
-//! request is preempted for a higher priority a bounded number of times, and a request that cannot fit alone is refused
-//! on admission.
+//! A request that starts takes blocks for all tokens it has; decoding takes one more at each block boundary. If no
+//! block is free or cached, the running request with the lowest priority is preempted; among equals, the one that
+//! started last. It gives all its blocks back and returns to the front of the queue. When it starts again it takes from
+//! the prefix cache what is still there and computes the rest again. It samples the same tokens, because a sample
+//! depends only on (seed, index). There is always progress: among equals the oldest running request is never preempted,
+//! a request is preempted for a higher priority a bounded number of times, and a request that cannot fit alone is
+//! refused on admission.
 //!
 //! # What is shared
 //! Whole blocks, found by all tokens up to their end. If a request diverges inside a block, the common beginning is

@@ -98,7 +98,8 @@ pub enum RowResult {
     Token(u32),
     /// The row was computed; there was nothing to sample.
     Computed,
-    /// The row was computed, but no token could be sampled yet (a grammar mask is late): its last token is computed again.
+    /// The row was computed, but no token could be sampled yet (a grammar mask is late): its last token is computed
+    /// again.
     Again,
     /// No further token is allowed: the text is complete.
     Complete,

@@ -26,8 +26,8 @@ impl Scheduler {
     }
 
     /// Plans the step after the outstanding one, before that one's tokens are known: a row may depend on a token in
-    /// flight. `None` if the outstanding step must be committed first: nothing else can run, there are too few blocks (a
-    /// sequence with an outstanding row is not preempted), or sampling needs a token that is not known yet.
+    /// flight. `None` if the outstanding step must be committed first: nothing else can run, there are too few blocks
+    /// (a sequence with an outstanding row is not preempted), or sampling needs a token that is not known yet.
     ///
     /// # Panics
     /// If not exactly one plan is outstanding.
@@ -87,8 +87,8 @@ impl Scheduler {
         queue.take(preempted + 1).map(|sequence| sequence.arrived_ns).min()
     }
 
-    /// Gives the running sequence at `index` blocks for all its tokens. Preempts as needed, possibly the sequence itself.
-    /// Returns the index of the next sequence to grow.
+    /// Gives the running sequence at `index` blocks for all its tokens. Preempts as needed, possibly the sequence
+    /// itself. Returns the index of the next sequence to grow.
     fn grow(&mut self, mut index: usize) -> usize {
         while !self.grow_freely(index) {
             let gone = self.preempt();
@@ -177,8 +177,8 @@ impl Scheduler {
         self.limits.max_num_batched_tokens - self.plan.token_count
     }
 
-    /// Starts the next waiting request, with blocks for all its tokens: those in the prefix cache and new ones. False if
-    /// there is none, if it does not fit, or if it should wait for a prefix that is being computed.
+    /// Starts the next waiting request, with blocks for all its tokens: those in the prefix cache and new ones. False
+    /// if there is none, if it does not fit, or if it should wait for a prefix that is being computed.
     fn start_next(&mut self) -> bool {
         let available = self.pool.available();
         if self.free_lanes.is_empty() || available == 0 {
@@ -214,8 +214,8 @@ impl Scheduler {
         true
     }
 
-    /// Looks a waiting sequence up in the prefix cache: appends whole blocks to its table and returns (block, tokens) to
-    /// copy the beginning of the next one from. Takes no references; the result is valid until a block is taken.
+    /// Looks a waiting sequence up in the prefix cache: appends whole blocks to its table and returns (block, tokens)
+    /// to copy the beginning of the next one from. Takes no references; the result is valid until a block is taken.
     fn look_up(&mut self, key: u32) -> Option<(u32, u32)> {
         let sequence = self.sequences[key as usize].as_mut().expect("a waiting key names a sequence");
         if sequence.lacks_prompt_logprobs() {
@@ -230,9 +230,9 @@ impl Scheduler {
         self.pool.find_tail(sequence.blocks.last().copied(), rest)
     }
 
-    /// Whether a running prefill will register at least half of what this waiting request lacks, and at least a block. Then
-    /// the request, and the queue behind it, waits for that prefill's first token. A running prefill has a row in every
-    /// step, so the wait is bounded by its prompt.
+    /// Whether a running prefill will register at least half of what this waiting request lacks, and at least a block.
+    /// Then the request, and the queue behind it, waits for that prefill's first token. A running prefill has a row in
+    /// every step, so the wait is bounded by its prompt.
     fn is_computed_by_another(&self, sequence: &Sequence, covered: u32) -> bool {
         let block_size = self.limits.block_size;
         if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.lacks_prompt_logprobs() {
@@ -251,8 +251,8 @@ impl Scheduler {
         })
     }
 
-    /// Moves the waiting request at `index` into the running set. `look_up` has filled its table. Taking blocks may evict
-    /// the block of `tail`, but its contents stay until the step begins.
+    /// Moves the waiting request at `index` into the running set. `look_up` has filled its table. Taking blocks may
+    /// evict the block of `tail`, but its contents stay until the step begins.
     fn start(&mut self, index: usize, tail: Option<(u32, u32)>) {
         let block_size = self.limits.block_size;
         let key = self.waiting.remove(index).expect("it was picked from the queue");

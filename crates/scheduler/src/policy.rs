@@ -1,12 +1,12 @@
 //! The operator's choices: the prefix cache, the shape of prefill, and the order of admission.
 //!
-//! The next request is chosen in this order: the tenant that was served least ([`crate::tenants`]), the highest priority
-//! among its requests, preempted requests before others, and then the operator's admission policy.
+//! The next request is chosen in this order: the tenant that was served least ([`crate::tenants`]), the highest
+//! priority among its requests, preempted requests before others, and then the operator's admission policy.
 //!
-//! No policy starves a request. A request that [`Policy::overtaken_max`] others have overtaken goes before all others of
-//! its tenant and priority; once it is its tenant's oldest, it also gets every fourth start of that tenant. So it waits
-//! for at most [`Policy::overtaken_max`] starts of its tenant, and then for four per request ahead of it. It is preempted
-//! for a higher priority at most four times.
+//! No policy starves a request. A request that [`Policy::overtaken_max`] others have overtaken goes before all others
+//! of its tenant and priority; once it is its tenant's oldest, it also gets every fourth start of that tenant. So it
+//! waits for at most [`Policy::overtaken_max`] starts of its tenant, and then for four per request ahead of it. It is
+//! preempted for a higher priority at most four times.
 
 use crate::Scheduler;
 use crate::sequence::Sequence;
@@ -49,7 +49,8 @@ pub struct Policy {
     pub prefix_cache: bool,
     /// With the prefix cache: copy the common beginning of a block when a request diverges inside it.
     pub prefix_partial: bool,
-    /// With the prefix cache: a request that shares the prefix of a prompt in prefill waits until that prefix is cached.
+    /// With the prefix cache: a request that shares the prefix of a prompt in prefill waits until that prefix is
+    /// cached.
     pub prefix_wait: bool,
     /// The order in which waiting requests start.
     pub admission: Admission,

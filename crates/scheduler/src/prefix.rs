@@ -5,12 +5,12 @@
 //! Removing a node therefore makes everything below it unreachable without touching it; unreachable nodes age and are
 //! evicted like all others.
 //!
-//! Only whole blocks are shared, and a whole block is never written. A node may also be the first tokens of a block that
-//! its holder still writes behind: a *tail*. A tail is never shared, but a request that diverges inside it can copy its
-//! beginning, as it can with a whole block. For that each node is also in a list of its siblings.
+//! Only whole blocks are shared, and a whole block is never written. A node may also be the first tokens of a block
+//! that its holder still writes behind: a *tail*. A tail is never shared, but a request that diverges inside it can
+//! copy its beginning, as it can with a whole block. For that each node is also in a list of its siblings.
 //!
-//! Idle nodes, those without a holder, are in a list in the order of their last use. A holder releases a block after the
-//! blocks that follow it, so a node is evicted before its parent.
+//! Idle nodes, those without a holder, are in a list in the order of their last use. A holder releases a block after
+//! the blocks that follow it, so a node is evicted before its parent.
 //!
 //! All tables have their final size from the start: one node per block.
 
@@ -137,7 +137,8 @@ impl PrefixTree {
         best
     }
 
-    /// Makes a held block the node of `tokens` after `parent`; there must be none yet. Fewer tokens than a block make a tail.
+    /// Makes a held block the node of `tokens` after `parent`; there must be none yet. Fewer tokens than a block make a
+    /// tail.
     pub(crate) fn insert(&mut self, block: u32, parent: u64, tokens: &[u32]) {
         debug_assert!(self.serial(block).is_none());
         self.serials_used += 1;

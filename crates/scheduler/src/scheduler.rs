@@ -29,8 +29,8 @@ pub struct Totals {
     pub prefix_hit_tokens: u64,
 }
 
-/// See the crate's documentation. `plan` and `commit` alternate, or, with one step in flight, `plan_ahead` and `commit`.
-/// Everything else may be called at any time.
+/// See the crate's documentation. `plan` and `commit` alternate, or, with one step in flight, `plan_ahead` and
+/// `commit`. Everything else may be called at any time.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) limits: Limits,
@@ -119,8 +119,8 @@ impl Scheduler {
         }
     }
 
-    /// Limits the prompt tokens that one step scores, from the next plan on; each row still scores at least one. Scoring
-    /// and its records slow a step down.
+    /// Limits the prompt tokens that one step scores, from the next plan on; each row still scores at least one.
+    /// Scoring and its records slow a step down.
     pub fn limit_scores(&mut self, tokens_max: u32) {
         self.score_tokens_max = tokens_max;
     }
@@ -245,14 +245,14 @@ impl Scheduler {
         sequence.filter(|sequence| sequence.ordinal == row.ordinal).map(|sequence| sequence.ids.as_slice())
     }
 
-    /// Applies the model's results, one per row of the oldest outstanding plan, and returns the new tokens in row order.
-    /// A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests that ended
-    /// since the plan are skipped.
+    /// Applies the model's results, one per row of the oldest outstanding plan, and returns the new tokens in row
+    /// order. A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests that
+    /// ended since the plan are skipped.
     ///
     /// A request that ends here may have a row in the next plan, which was made ahead. That row is stale: its token is
-    /// skipped, and its blocks are freed now although the row may still write to them. That is safe. A device runs steps
-    /// in launch order, so the block's next holder writes later. A registered block is whole, and a row writes only
-    /// behind whole blocks.
+    /// skipped, and its blocks are freed now although the row may still write to them. That is safe. A device runs
+    /// steps in launch order, so the block's next holder writes later. A registered block is whole, and a row writes
+    /// only behind whole blocks.
     ///
     /// # Panics
     /// If the numbers of results and rows differ.
@@ -332,8 +332,8 @@ impl Scheduler {
         }
     }
 
-    /// Registers the whole blocks of the first `computed` tokens in the prefix cache. Called only after a token was sampled
-    /// from them: the token depends on all KV before it, so no non-finite value is registered.
+    /// Registers the whole blocks of the first `computed` tokens in the prefix cache. Called only after a token was
+    /// sampled from them: the token depends on all KV before it, so no non-finite value is registered.
     fn register(&mut self, key: u32, computed: u32) {
         let sequence = self.sequences[key as usize].as_mut().expect("a key names a sequence");
         let block_size = self.limits.block_size as usize;
@@ -377,8 +377,8 @@ impl Scheduler {
         true
     }
 
-    /// Removes a request, also from the finished queue: nothing is reported about it after this. Does nothing if there is
-    /// no such request.
+    /// Removes a request, also from the finished queue: nothing is reported about it after this. Does nothing if there
+    /// is no such request.
     pub fn discard(&mut self, id: RequestId) {
         self.finished.retain(|ended| ended.finished.id != id);
         if let Some(key) = self.unlink(id) {

@@ -28,8 +28,8 @@ pub(crate) enum Progress {
     Sampled,
 }
 
-/// A request's tokens and the blocks that hold their KV. `ids` and `blocks` have their final capacity from admission on,
-/// so that they never reallocate.
+/// A request's tokens and the blocks that hold their KV. `ids` and `blocks` have their final capacity from admission
+/// on, so that they never reallocate.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
@@ -139,8 +139,8 @@ impl Sequence {
         self.reported < self.prompt_tokens
     }
 
-    /// The prompt tokens whose logprobs a row of `len` tokens at `start` reports: each position scores the token after it,
-    /// and position 0 also reports the prompt's first token. Tokens reported before a preemption are left out.
+    /// The prompt tokens whose logprobs a row of `len` tokens at `start` reports: each position scores the token after
+    /// it, and position 0 also reports the prompt's first token. Tokens reported before a preemption are left out.
     pub(crate) fn report(&self, start: u32, len: u32) -> Range<u32> {
         let begin = if start == 0 { 0 } else { start + 1 };
         let end = (start + len + 1).min(self.prompt_tokens);

@@ -1,14 +1,15 @@
 //! Fair sharing: a weighted count of the tokens served to each tenant. The tenant served least goes next.
 //!
-//! This is the virtual token counter of Sheng et al. (Fairness in Serving Large Language Models, OSDI 2024). A tenant is
-//! charged for the prompt tokens that its requests compute at their first start, and for each sampled token. When a
-//! tenant gets its first waiting request, its counter is raised to the minimum of the waiting tenants, so it accumulates
-//! no credit while it is idle or only decodes.
+//! This is the virtual token counter of Sheng et al. (Fairness in Serving Large Language Models, OSDI 2024). A tenant
+//! is charged for the prompt tokens that its requests compute at their first start, and for each sampled token. When a
+//! tenant gets its first waiting request, its counter is raised to the minimum of the waiting tenants, so it
+//! accumulates no credit while it is idle or only decodes.
 //!
-//! The counters of two waiting tenants therefore differ by at most D, the largest (prompt + running requests · output) /
-//! weight of any: the tenant that is ahead was the least served when it last started, and since then only its running
-//! requests have sampled. A start costs a tenant at least one token, so while one tenant's request waits, another tenant
-//! starts at most 1 + weight · (D + what the waiting tenant's running requests sample) requests, however many it sends.
+//! The counters of two waiting tenants therefore differ by at most D, the largest (prompt + running requests · output)
+//! / weight of any: the tenant that is ahead was the least served when it last started, and since then only its running
+//! requests have sampled. A start costs a tenant at least one token, so while one tenant's request waits, another
+//! tenant starts at most 1 + weight · (D + what the waiting tenant's running requests sample) requests, however many it
+//! sends.
 //!
 //! With one tenant none of this has an effect.
 

@@ -135,7 +135,7 @@ fn row_17_overlap_a_late_stop_discards_the_extra_token_and_its_kv() {
     }
 }
 
-/// Who has a row in flight is never preempted: the step in flight comes first.
+/// A sequence with a row in flight is never preempted: the step in flight comes first.
 #[test]
 fn row_17_overlap_short_of_blocks_the_step_in_flight_is_committed_first() {
     let mut scheduler = with(&[(7, asks(9)), (7, asks(9))], Limits { block_count: 4, ..LIMITS });

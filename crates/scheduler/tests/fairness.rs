@@ -1,4 +1,4 @@
-//! Priorities and fair shares: who goes next, who gives way, and that nobody waits for ever.
+//! Priorities and fair shares: which request is admitted, which is preempted, and that none starves.
 
 use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
@@ -310,7 +310,7 @@ proptest! {
     }
 }
 
-/// Somebody lets one long text be written while another is served much, and then sends many small requests.
+/// A tenant has one long text written while another is served much, and then sends many small requests.
 #[test]
 fn row_16_who_has_little_under_way_saves_up_no_claim() {
     let long = Style { weight: 1, prompt: 1..2, output: 1..2, burst: 40, every: 1 };
@@ -338,6 +338,6 @@ fn row_16_who_has_little_under_way_saves_up_no_claim() {
         }
         between += rows.iter().filter(|(slot, _)| *slot >= of_the_busy).count();
     }
-    assert!(between <= 30, "{between} starts of one who has 12 tokens less, at most, than the other");
+    assert!(between <= 30, "{between} starts of a tenant that has 12 tokens less, at most, than the other");
     check_starts(&[long, busy], 4, 1);
 }

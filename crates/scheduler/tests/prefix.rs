@@ -148,7 +148,7 @@ fn a_request_that_failed_leaves_nothing_to_be_found() {
     }
     assert!(scheduler.is_empty() && scheduler.pool().cached() == 0);
 
-    // What it shared is not found any more either, whoever computed it.
+    // The blocks that it shared are not found any more either, whichever request computed them.
     admit(&mut scheduler, 1, prompt(600), 1);
     assert_eq!(run(&mut scheduler), 600);
     admit(&mut scheduler, 2, prompt(600), 9);
@@ -292,7 +292,7 @@ fn row_18_only_who_saves_half_of_what_he_lacks_and_a_block_waits() {
     }
 }
 
-/// Whoever is waited for may leave, fail or find no token yet: then nobody waits for it.
+/// A request that others wait for may leave, fail or find no token yet: then none waits for it.
 #[test]
 fn row_18_nobody_waits_for_who_is_gone_or_stuck() {
     for (name, rows_after) in [("gone", 1), ("failed", 1), ("stuck", 2)] {

@@ -57,7 +57,7 @@ fn a_text_ends_at_the_first_token_that_may_end_it() {
     ];
     for (sampling, tokens, expected) in table {
         for resumed in 0..=1 {
-            // A resumed token is looked at too: whoever resumes after the end has nothing left to do.
+            // A resumed token is looked at too: a request that resumes after its end has nothing left to do.
             assert_eq!(run(sampling, tokens, resumed), expected, "{tokens:?} from {resumed}, {sampling:?}");
         }
     }

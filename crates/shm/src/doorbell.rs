@@ -1,6 +1,6 @@
 //! Wake-ups: an eventfd per reader, and the one bounded wait of the system.
 //!
-//! A ring of the bell is a hint and never a count: who wakes drains the bell, then looks at its rings. The
+//! A ring of the bell is a hint and never a count: a reader that wakes drains the bell, then reads its rings. The
 //! protocol that makes it safe to sleep is in [`crate::ring`].
 
 use crate::ring::Wake;

@@ -6,8 +6,8 @@
 //! * [`spans`]: what each process did lately, always recorded.
 //! * [`doorbell`]: eventfd wake-ups and the one bounded wait.
 //!
-//! It knows no role and no record, and of the sibling crates `os` only: kinds, stages, counters and gauges are plain numbers
-//! here. It never blocks without a deadline and never logs.
+//! It knows no role and no record, and of the sibling crates `os` only: kinds, stages, counters and gauges are plain
+//! numbers here. It never blocks without a deadline and never logs.
 //!
 //! Everything in a region may change at any moment under a broken peer's hands. Therefore nothing ever
 //! forms a plain reference to mapped bytes: every access is an atomic word, copied out, checked, then used.

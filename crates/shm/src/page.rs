@@ -1,4 +1,4 @@
-//! A status page: plain words that one process writes and anybody reads, without order between them.
+//! A status page: plain words that one process writes and any process reads, without order between them.
 
 use crate::region::{AttachError, Region, RegionKind, Words};
 use crate::sync::Ordering;

@@ -1,6 +1,6 @@
-//! One sealed memfd: created by the launcher, checked by whoever attaches.
+//! One sealed memfd: created by the launcher, checked by each process that attaches.
 //!
-//! A region has no name in the file system, so nothing leaks when everybody dies. Its size is sealed, so a
+//! A region has no name in the file system, so nothing leaks when all processes die. Its size is sealed, so a
 //! peer cannot truncate it under our feet (SIGBUS). It is allocated and prefaulted at creation, so a full
 //! machine fails there and not in the middle of a step. What the payload means is said elsewhere
 //! ([`crate::ring`], [`crate::slots`], [`crate::page`]).
@@ -218,7 +218,7 @@ impl Mapping {
 
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: `base` starts a live page-aligned mapping of `byte_count` >= 8 * `word_count` bytes, which
-        // lasts until drop; the file cannot shrink under it (sealed, or not yet given to anybody). Every bit
+        // lasts until drop; the file cannot shrink under it (sealed, or not yet shared). Every bit
         // pattern is a valid word, and all access in this crate, in every process, is by atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.word_count) }
     }
@@ -295,7 +295,7 @@ impl Region {
         self.header.epoch
     }
 
-    /// Writes the header again if somebody has overwritten it, and says whether that was so: whoever attaches later would
+    /// Writes the header again if it was overwritten, and returns whether it was: a process that attaches later would
     /// refuse the region.
     pub fn mend(&self) -> bool {
         let mut mended = false;
@@ -315,7 +315,7 @@ impl Words for Region {
     }
 }
 
-/// Bytes that nobody can change any more, in a memfd of their own: how the resolved config travels.
+/// Bytes that no process can change, in a memfd of their own: how the resolved config travels.
 pub fn sealed_blob(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     if bytes.len() as u64 > BLOB_BYTES_MAX - HEADER_BYTES as u64 {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "shared blob over its limit"));

@@ -6,14 +6,15 @@
 //!
 //! Payload words of the region: `head` at 16, `tail` at 32, `reader_asleep` at 48, so that each stands
 //! alone on a 128-byte line, and the data from 64. Each has one writer, so there is no read-modify-write.
-//! Head and tail count words since the ring was made and never wrap. A record is two header words (length, kind and epoch; sequence) and the payload, rounded up to
-//! words; a copy may run over the end of the data and go on at its start, so there is no padding.
+//! Head and tail count words since the ring was made and never wrap. A record is two header words (length, kind and
+//! epoch; sequence) and the payload, rounded up to words; a copy may run over the end of the data and go on at its
+//! start, so there is no padding.
 //!
 //! Sync points, by name:
-//! * `ring-publish`: the writer's Release store of `head` and the reader's Acquire load of it. Who sees a
-//!   head sees every word in front of it.
-//! * `ring-release`: the reader's Release store of `tail` and the writer's Acquire load of it. Who sees a
-//!   tail may overwrite every word in front of it.
+//! * `ring-publish`: the writer's Release store of `head` and the reader's Acquire load of it. A
+//!   reader that loads a head also sees every word written before it.
+//! * `ring-release`: the reader's Release store of `tail` and the writer's Acquire load of it. A
+//!   writer that loads a tail may overwrite every word before it.
 //! * `ring-sleep`: the two SeqCst fences. The writer stores `head` and then looks at `reader_asleep`; the
 //!   reader stores `reader_asleep` and then looks at `head`. With both fences at least one sees the other's
 //!   store, so no wake-up is lost; without either one, `tests/loom.rs` finds the lost one.
@@ -142,7 +143,7 @@ fn capacity_words(words: &impl Words) -> Result<usize, RingFault> {
     Ok(capacity)
 }
 
-/// Bytes in use and capacity as anybody can see them, for metrics; an inconsistent pair reads as full.
+/// Bytes in use and capacity as any process can read them, for metrics; an inconsistent pair reads as full.
 pub fn depth(words: &impl Words) -> (usize, usize) {
     let Ok(capacity) = capacity_words(words) else { return (0, 0) };
     // Tail first: the head can only have grown since.
@@ -194,7 +195,7 @@ impl<W: Words, D: Wake> Writer<W, D> {
         })
     }
 
-    /// Copies a record behind the ones pushed before; nobody sees it until [`Writer::publish`]. `kind` must
+    /// Copies a record behind the ones pushed before; the reader sees it after [`Writer::publish`]. `kind` must
     /// not be 0. On an error nothing has changed.
     pub fn push(&mut self, kind: u16, payload: &[u8]) -> Result<(), PushError> {
         assert!(kind != 0, "record kind 0 is what an unwritten ring holds");
@@ -394,7 +395,7 @@ impl<W: Words> Reader<W> {
 
     /// Says that the reader is about to sleep. `false`: there is data, do not sleep (and the flag is down).
     /// `true`: the next publish rings the doorbell; sleep, and [`Reader::disarm`] afterwards. A faulted
-    /// ring has nothing more to give, so it never keeps anybody awake.
+    /// ring has no more records, so it never keeps a reader awake.
     pub fn arm(&self) -> bool {
         if self.fault.is_some() {
             return true;

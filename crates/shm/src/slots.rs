@@ -34,8 +34,9 @@ const _: () = assert!(COUNTERS + COUNTERS_PER_SLOT == SLOT_WORDS);
 const TAG_BITS: u32 = 16;
 const VALUE_MASK: u64 = u64::MAX >> TAG_BITS;
 
-/// Generations that one life of a frontend has for each slot before those of its next one: what is still said of a request
-/// of a dead frontend names none of its successor's, which has a fresh table. 4096 lives have generations of their own.
+/// Generations that one life of a frontend has for each slot before those of its next one: what is still said of a
+/// request of a dead frontend names none of its successor's, which has a fresh table. 4096 lives have generations of
+/// their own.
 const GENERATIONS_PER_LIFE: u32 = 1 << 20;
 
 const LIVE: u64 = 1 << 32;
@@ -53,7 +54,7 @@ pub struct SlotState {
     pub generation: u32,
     /// Whether the request is under way.
     pub live: bool,
-    /// Whether somebody asked for its end.
+    /// Whether its end was requested.
     pub cancelled: bool,
     /// Whether a stop string was found in its text.
     pub stopped: bool,
@@ -84,8 +85,8 @@ pub struct SlotTable {
 }
 
 impl SlotTable {
-    /// A table of `count` closed slots for life `epoch` of its frontend, from 1 on; each life's generations are its own.
-    /// Errors: see [`Region::create`].
+    /// A table of `count` closed slots for life `epoch` of its frontend, from 1 on; each life's generations are its
+    /// own. Errors: see [`Region::create`].
     pub fn create(layout_hash: u64, epoch: u32, count: usize) -> io::Result<SlotTable> {
         let words = count.saturating_mul(SLOT_WORDS);
         let region = Region::create("pinion-slots", RegionKind::Slots, layout_hash, epoch, words)?;
@@ -156,15 +157,15 @@ pub struct Slot<'a> {
 
 impl Slot<'_> {
     /// Starts the slot's next request and gives its generation, which is never 0. Clears stamps and
-    /// counters. Only the owning frontend calls it, and only on a closed slot. Whoever still works for an earlier
-    /// generation, after the death of a role, finds the slot not theirs.
+    /// counters. Only the owning frontend calls it, and only on a closed slot. A role that still works for an
+    /// earlier generation, after the death of another, finds that the slot is no longer its request's.
     pub fn open(&self) -> u32 {
         let last = SlotState::from_word(self.words[STATE].load(Ordering::Acquire)).generation;
         let generation = last.wrapping_add(1).max(1);
         for word in &self.words[STAMPS..] {
             word.store(0, Ordering::Relaxed);
         }
-        // Sync point `slot-open`: who sees this generation in `state` sees the cleared words.
+        // Sync point `slot-open`: a load that sees this generation in `state` sees the cleared words.
         self.words[STATE].store(u64::from(generation) | LIVE, Ordering::Release);
         generation
     }

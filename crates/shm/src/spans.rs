@@ -1,6 +1,6 @@
 //! A record of what a process did lately: spans of fixed size in a ring that is always written and never waited for.
 //!
-//! One thread writes and overwrites the oldest; anybody reads, and puts up with what was overwritten meanwhile.
+//! One thread writes and overwrites the oldest; any process reads, and skips what was overwritten meanwhile.
 //! Writing is eight stores and allocates nothing. Each record has a sequence word that is odd while the record is
 //! being written, so a reader never takes half of one span and half of another. What a name or an argument means
 //! is the caller's vocabulary.
@@ -66,7 +66,7 @@ impl<W: Words> SpanWriter<W> {
         let base = RECORDS + (number as usize & self.mask) * RECORD_WORDS;
         let record = &self.words.words()[base..base + RECORD_WORDS];
         record[SEQUENCE].store(writing(number), Ordering::Relaxed);
-        // Sync point `span-begin`: who sees a word of this span sees that it was being written, or later.
+        // Sync point `span-begin`: a load that sees a word of this span sees that it was being written, or later.
         fence(Ordering::Release);
         record[NAME].store(u64::from(span.name), Ordering::Relaxed);
         record[BEGIN].store(span.begin_ns, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl<W: Words> SpanWriter<W> {
         for (word, argument) in record[ARGUMENTS..].iter().zip(span.arguments) {
             word.store(argument, Ordering::Relaxed);
         }
-        // Sync point `span-end`: who sees that it is written sees all of it.
+        // Sync point `span-end`: a load that sees that it is written sees all of it.
         record[SEQUENCE].store(written(number), Ordering::Release);
         self.next.set(number.wrapping_add(1));
         self.words.at(HEAD).store(number.wrapping_add(1), Ordering::Release);

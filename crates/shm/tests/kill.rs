@@ -58,7 +58,7 @@ fn flooding_child() {
         while writer.push(kind, &payload).is_err() {
             writer.publish();
             std::thread::yield_now();
-            assert!(begin.elapsed() < ROUND_MAX, "nobody killed the victim");
+            assert!(begin.elapsed() < ROUND_MAX, "the victim was not killed");
         }
         if sequence % 7 == 0 {
             writer.publish();

@@ -30,7 +30,7 @@ fn all_seals() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
 
-/// A memfd made by somebody else: `words` from the start, `bytes` long, with `seals`.
+/// A foreign memfd: `words` from the start, `bytes` long, with `seals`.
 fn forged(words: &[u64], bytes: u64, seals: SealFlag) -> OwnedFd {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let file = File::from(memfd_create("pinion-forged", flags).unwrap());

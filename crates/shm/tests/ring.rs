@@ -148,7 +148,7 @@ fn a_sleeper_is_woken_once() {
     };
     publish(0, "awake");
     assert!(!reader.arm(), "there is data");
-    publish(0, "a refused sleep leaves nobody asleep");
+    publish(0, "a refused sleep leaves no reader asleep");
     for _ in 0..2 {
         reader.next().unwrap().unwrap();
     }
@@ -193,7 +193,7 @@ fn check_fault(what: &'static str, position: u64, second: bool, word: usize, val
     assert!(fault.to_string().contains(what));
     words.at(HEAD).store(position, Ordering::Relaxed);
     assert_eq!(reader.next().err(), Some(fault), "{what}: a faulted ring stays faulted");
-    assert!(reader.is_empty() && reader.arm(), "{what}: and keeps nobody awake");
+    assert!(reader.is_empty() && reader.arm(), "{what}: and keeps no reader awake");
     assert_eq!(words.at(READER_ASLEEP).load(Ordering::Relaxed), 0);
 }
 
@@ -293,7 +293,7 @@ fn a_damaged_ring_never_panics() {
     assert!(faulted > 1000 && intact > 100, "the damage must reach both outcomes: {faulted}, {intact}");
 }
 
-/// Somebody writes random words over the whole region while both ends work on it.
+/// A hostile process writes random words over the whole region while both ends work on it.
 #[test]
 fn a_scribbling_peer_never_stops_us() {
     let mut seeded = Seeded::new("a_scribbling_peer_never_stops_us");

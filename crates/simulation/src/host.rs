@@ -1,5 +1,5 @@
-//! Where the launcher starts roles in a simulation: a thread that only holds the role's place, so that the launcher sees
-//! it live and end. The role itself runs in the simulation's thread, over the socket that the launcher gave it.
+//! Where the launcher starts roles in a simulation: a thread that only holds the role's place, so that the launcher
+//! sees it live and end. The role itself runs in the simulation's thread, over the socket that the launcher gave it.
 
 use pinion_protocol::Peer;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
-//! What the fake model must answer. Its tokens are a pure function of the prompt, so nothing of what happens to a request
-//! on its way may change its answer.
+//! What the fake model must answer. Its tokens are a pure function of the prompt, so nothing of what happens to a
+//! request on its way may change its answer.
 
 use crate::plan::{EOS, VOCABULARY};
 use pinion_model::fake_token;

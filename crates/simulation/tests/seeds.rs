@@ -1,7 +1,7 @@
 //! Many seeds, each a run of the whole service.
 //!
-//! `PINION_SIM_SEED=7` replays one with its last choices, `PINION_SIM_RUNS=100000` makes that number of runs, `PINION_SIM_FIRST=N` begins
-//! at another one.
+//! `PINION_SIM_SEED=7` replays one with its last choices, `PINION_SIM_RUNS=100000` makes that number of runs,
+//! `PINION_SIM_FIRST=N` begins at another one.
 
 use pinion_simulation::{Coverage, Failure, run};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -57,7 +57,7 @@ impl Response {
 /// How much of a body is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// So many bytes.
+    /// This number of bytes.
     Length(usize),
     /// Chunks, then an empty one.
     Chunked,

@@ -1,5 +1,5 @@
-//! A hub of models on loopback that answers as the Hugging Face hub does: a list of files, hashes in headers, large files
-//! by a redirect to another host, ranges; and it can cut, lie and refuse as told.
+//! A hub of models on loopback that answers as the Hugging Face hub does: a list of files, hashes in headers, large
+//! files by a redirect to another host, ranges; and it can cut, lie and refuse as told.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +14,7 @@ pub const COMMIT: &str = "5a1f0c3e7d9b2468ace013579bdf02468ace1357";
 /// What a hub does wrong, for the next requests of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this number of bytes of the body.
     Cut(usize),
     /// As many bytes as told, then none, until the client leaves.
     Stall(usize),

@@ -1,4 +1,5 @@
-//! The shared memory of a running service, through the launcher's descriptors: for tests that write what no role writes.
+//! The shared memory of a running service, through the launcher's descriptors: for tests that write what no role
+//! writes.
 //!
 //! Regions are found by their name in /proc and told by their header. Offsets are those of `shm/src/ring.rs`.
 
@@ -39,7 +40,7 @@ pub enum RingWord {
     Tail,
     /// Whether the reader sleeps.
     ReaderAsleep,
-    /// Word so many of the first record that the reader has not taken; 0 and 1 are its header.
+    /// This word of the first record that the reader has not taken; 0 and 1 are its header.
     Unread(u64),
 }
 

@@ -264,8 +264,8 @@ impl Server {
         Server { child, log, scratch, model_folder: model_folder.to_owned(), _own_model: None, ready: None }
     }
 
-    /// The fake backend, started by this line of shell, in which `"$0" "$@"` is the command, with its standard error where
-    /// `stderr` says. Nothing is read of that; it is ready when it says so on its port.
+    /// The fake backend, started by this line of shell, in which `"$0" "$@"` is the command, with its standard error
+    /// where `stderr` says. Nothing is read of that; it is ready when it says so on its port.
     pub fn fake_by_shell(line: &str, stderr: Stdio, flags: &[&str]) -> Server {
         let (scratch, model) = (Folder::new(), fake_model(FAKE_CONTEXT));
         let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
@@ -371,7 +371,7 @@ impl Server {
             .unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"))
     }
 
-    /// Every process that belongs to this service, whoever its parent is now.
+    /// Every process that belongs to this service, whatever its parent is now.
     pub fn processes(&self) -> Vec<Process> {
         process::marked(&mark_of(&self.scratch))
     }

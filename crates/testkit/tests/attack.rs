@@ -1,5 +1,6 @@
-//! Requests made to cost much: each is refused by name while 32 other streams get exactly their text, and nothing stays in
-//! use. How long a refusal takes, and what it does to the others' pace, is measured by `benchmarks/checks/attack.py`.
+//! Requests made to cost much: each is refused by name while 32 other streams get exactly their text, and nothing stays
+//! in use. How long a refusal takes, and what it does to the others' pace, is measured by
+//! `benchmarks/checks/attack.py`.
 
 use pinion_testkit::{Api, End, Server, check_refusal};
 use serde_json::{Value, json};

@@ -34,7 +34,7 @@ fn bodies_that_are_too_large_are_refused_without_being_kept() {
                 still_answers(head);
             }
         }
-        // Who only announces too much, or waits to be asked for it, is told before sending.
+        // A client that only announces too much, or waits for 100 Continue, gets its answer before it sends.
         for more in ["", "Expect: 100-continue\r\n"] {
             let head = format!(
                 "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {}\r\n\r\n",
@@ -121,7 +121,7 @@ fn who_sends_slowly_is_not_waited_for() {
     ] {
         assert!(connection.is_closed_by_peer(), "{name}: stays open");
     }
-    server.check_serves("those who hurry");
+    server.check_serves("prompt clients");
     server.wait_idle();
     server.stop();
 }

@@ -1,5 +1,5 @@
-//! Requests that nobody should send: each gets its status and an error that names the field, the service goes
-//! on, and whoever is being served meanwhile notices nothing.
+//! Invalid requests: each gets its status and an error that names the field, the service goes
+//! on, and other requests in flight are unaffected.
 
 use pinion_testkit::{beside_a_stream, check_refusal};
 use serde_json::{Value, json};

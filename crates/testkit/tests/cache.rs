@@ -48,7 +48,7 @@ fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
         assert_eq!(reset(&server, fields), status, "{fields:?}");
     }
     assert_eq!(server.request("GET", RESET, &key, b"").expect("an answer").status(), 405);
-    assert!(complete(&server, &prompt, 8).1 >= 128, "whoever has no key empties nothing");
+    assert!(complete(&server, &prompt, 8).1 >= 128, "a client without a key empties nothing");
 
     // A stream of two seconds is under way and holds the prefix while the cache is emptied.
     let body = json!({"prompt": prompt, "max_tokens": 200, "stream": true}).to_string();

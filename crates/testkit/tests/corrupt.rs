@@ -1,5 +1,5 @@
-//! One wrong word in shared memory, in each ring and in the header of each status page and slot table: the service finds it,
-//! replaces what is wrong, and every text is whole and right.
+//! One wrong word in shared memory, in each ring and in the header of each status page and slot table: the service
+//! finds it, replaces what is wrong, and every text is whole and right.
 
 use pinion_testkit::{
     Api, End, PATIENCE, Random, RegionKind, RingWord, Server, SharedRegion, Signal, demo_model, kill,
@@ -66,8 +66,8 @@ impl Load<'_> {
         });
     }
 
-    /// Damages a word of a ring while its reader stands still, until that was found. What it leads to is not waited for: the
-    /// next word may hit the same requests.
+    /// Damages a word of a ring while its reader stands still, until that was found. What it leads to is not waited
+    /// for: the next word may hit the same requests.
     fn damage(&self, from: &str, to: &str, word: RingWord) {
         println!("{from} -> {to}: {word:?}");
         let before = self.server.metric(CORRUPT);
@@ -191,8 +191,8 @@ fn a_wrong_sequence_or_request_in_any_ring() {
     check_rings(|telling| [RingWord::Unread(1), RingWord::Unread(telling)]);
 }
 
-/// The same requests lose a role to a corrupt ring six times, without a token between: each step of the engine takes longer
-/// than its life. None of them is the reason.
+/// The same requests lose a role to a corrupt ring six times, without a token between: each step of the engine takes
+/// longer than its life. None of them is the reason.
 #[test]
 fn corrupt_rings_make_no_request_suspect() {
     let server =

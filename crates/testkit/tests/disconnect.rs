@@ -1,4 +1,4 @@
-//! Clients that leave, at any moment and in any way, cost nothing that stays; those who stay notice nothing.
+//! Clients that leave, at any moment and in any way, leave no cost behind; other clients notice nothing.
 
 use pinion_testkit::{
     Answer, Api, Connection, End, Events, Framing, Random, Server, descriptor_count, fake_model,
@@ -129,7 +129,7 @@ fn a_thousand_clients_leave_and_nothing_stays_in_use() {
     let descriptors = descriptor_count(frontend);
     let (next, busy) = (AtomicUsize::new(0), AtomicBool::new(true));
     let undisturbed = std::thread::scope(|scope| {
-        // Those who stay: full answers all the while, next to the ones that are torn off.
+        // Clients that stay: full answers all the while, next to the ones that are torn off.
         let faithful = scope.spawn(|| {
             let mut count = 0;
             while busy.load(Ordering::Relaxed) {
@@ -159,7 +159,7 @@ fn a_thousand_clients_leave_and_nothing_stays_in_use() {
             .collect();
         let results: Vec<_> = leavers.into_iter().map(|thread| thread.join()).collect();
         busy.store(false, Ordering::Relaxed);
-        let undisturbed = faithful.join().expect("those who stay get their text");
+        let undisturbed = faithful.join().expect("clients that stay get their text");
         results.into_iter().for_each(|result| result.expect("a leaving client's thread"));
         undisturbed
     });

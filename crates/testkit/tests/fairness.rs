@@ -1,4 +1,5 @@
-//! Priorities and fair shares through HTTP: who sends late is served early if it is important or has had little.
+//! Priorities and fair shares through HTTP: a late request is served early if it has priority or its tenant has had
+//! little.
 
 use pinion_testkit::{PATIENCE, Server, wait_until};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Decoders of several families through the real processes: the ids of transformers' goldens, and chats and completions of
-//! folders as they are published, streamed, cached, ended by each of their ends, and over the death of an engine.
+//! Decoders of several families through the real processes: the ids of transformers' goldens, and chats and completions
+//! of folders as they are published, streamed, cached, ended by each of their ends, and over the death of an engine.
 
 #[path = "../../model/tests/tiny/mod.rs"]
 mod tiny;

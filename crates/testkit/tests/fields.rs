@@ -1,5 +1,5 @@
-//! Fields of requests that other servers have, through the real processes: ids and counts in answers, truncated prompts,
-//! tokens that may be drawn, special tokens, compact JSON, and fields that nothing knows.
+//! Fields of requests that other servers have, through the real processes: ids and counts in answers, truncated
+//! prompts, tokens that may be drawn, special tokens, compact JSON, and fields that nothing knows.
 
 use pinion_testkit::{Api, Response, Server};
 use serde_json::{Value, json};

@@ -67,7 +67,7 @@ fn row_14_pauses_are_counted_and_told_of_and_sleep_is_none() {
         let before = pauses();
         std::thread::scope(|scope| {
             let stream = scope.spawn(|| server.ask(Api::Completions, &body));
-            // The answer may have been given before anybody looks.
+            // The answer may have come before the look.
             wait_until("the engine works", PATIENCE, || {
                 (server.metric("pinion_requests_running") > 0.0 || stream.is_finished()).then_some(())
             });

@@ -15,7 +15,7 @@ const EXIT_DRAIN_CUT: i32 = 7;
 /// Starts that are watched until one is seen from its beginning.
 const STARTS: usize = 10;
 
-/// A port that nobody listens on.
+/// A port without a listener.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     listener.local_addr().expect("a bound socket has an address").port()
@@ -260,7 +260,9 @@ fn a_killed_launcher_leaves_nobody() {
     wait_until("every role is gone", Duration::from_secs(5), || {
         roles.iter().all(|role| !is_alive(role.pid)).then_some(())
     });
-    wait_until("so is whoever was not one yet", PATIENCE, || server.processes().is_empty().then_some(()));
+    wait_until("so is a process that was not one yet", PATIENCE, || {
+        server.processes().is_empty().then_some(())
+    });
     assert_ne!(Answer::read(Api::Completions, true, stream).end, End::Complete);
 }
 

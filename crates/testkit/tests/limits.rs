@@ -1,6 +1,6 @@
-//! Limits of the system that are too low for the service: a message that names what was refused and the limit, exit code
-//! 1, and nothing left. Limits that are high enough: it serves and survives the death of its engine. And signals that mean nothing
-//! to it.
+//! Limits of the system that are too low for the service: a message that names what was refused and the limit, exit
+//! code 1, and nothing left. Limits that are high enough: it serves and survives the death of its engine. And signals
+//! that mean nothing to it.
 
 use pinion_testkit::{
     Api, End, Folder, PATIENCE, Server, Signal, demo_model, fake_model, kill, launcher_binary,
@@ -133,7 +133,7 @@ fn strs(words: &[String]) -> Vec<&str> {
 /// A user that owns nothing, as which root may start the service.
 struct Stranger {
     user: u32,
-    /// Shows libtorch to everybody where root keeps it to itself: a script that goes on with its arguments.
+    /// Makes libtorch readable to every user where only root can read it: a script that runs its arguments.
     opens_libraries: String,
     _hold: Folder,
 }
@@ -170,8 +170,8 @@ impl Stranger {
     }
 }
 
-/// In a mount namespace of its own: an open folder in the place of the first that is closed to others above libtorch and the
-/// libraries beside it, and in it nothing but those. Nothing to do where none is closed.
+/// In a mount namespace of its own: an open folder in the place of the first that is closed to others above libtorch
+/// and the libraries beside it, and in it nothing but those. Nothing to do where none is closed.
 fn opens_libraries(hold: &str) -> String {
     let server = Server::fake(&[]);
     let engine = server.role("engine-0").expect("it runs").pid;

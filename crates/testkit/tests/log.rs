@@ -1,4 +1,4 @@
-//! A log that nobody reads or that cannot be written costs its lines and nothing else: requests are answered, slots come
+//! A log that is not read or cannot be written costs its lines and nothing else: requests are answered, slots come
 //! back, dead roles are replaced, a drain ends well. What is lost is counted, told by health and by the log itself.
 
 use pinion_testkit::{Answer, Api, Connection, End, PATIENCE, Server, Signal, kill, wait_until};
@@ -122,7 +122,7 @@ fn a_log_that_is_not_read_blocks_nobody_and_tells_what_is_missing() {
         (log_health(&server).1["status"] == "ok").then_some(())
     });
     answer(&mut server.connect(), 1);
-    assert_eq!(server.metric(DROPPED), dropped, "nothing is lost while somebody reads");
+    assert_eq!(server.metric(DROPPED), dropped, "nothing is lost while the log is read");
     check_drain(server);
     let text = text.join().expect("the reading thread ends");
     let told = text.lines().filter(|line| line.contains("log lines were dropped"));

@@ -1,5 +1,5 @@
-//! `/v1/messages` through the real processes: the fake model writes what the only choice of a grammar leaves it, and the
-//! answer is the same whole, streamed, and with roles that die under it.
+//! `/v1/messages` through the real processes: the fake model writes what the only choice of a grammar leaves it, and
+//! the answer is the same whole, streamed, and with roles that die under it.
 
 use pinion_testkit::{Folder, PATIENCE, Server, Signal, fake_model, kill, wait_until};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! Every role dies again and again, at random and on top of each other, while clients go on asking. What they get
-//! is right, unless their frontend died or they saw death after death without a token; and in the end everything is as in
-//! the beginning.
+//! is right, unless their frontend died or they saw death after death without a token; and in the end everything is as
+//! in the beginning.
 
 use pinion_testkit::{Answer, Api, End, PATIENCE, Random, Server, Signal, kill, wait_until};
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Roles under a profiler: a stand-in `nsys` or `perf` on PATH sees every role started, told to record and to stop; the
-//! roles are watched, restarted and ended as without it, and what came of it is written down. libtorch's own profiler is
-//! the real one.
+//! roles are watched, restarted and ended as without it, and what came of it is written down. libtorch's own profiler
+//! is the real one.
 
 use pinion_testkit::{
     Folder, PATIENCE, Server, Signal, fake_model, fixture_model, is_alive, kill, run_to_end, wait_until,
@@ -12,8 +12,9 @@ use std::path::Path;
 /// A profiler that stands between launcher and role.
 struct Tool {
     name: &'static str,
-    /// Does what the tool does as far as the launcher can see: runs the program, passes standard input and the exit code
-    /// on, and writes a report at the end. What it is told goes into a log, one line each, beginning with the word.
+    /// Does what the tool does as far as the launcher can see: runs the program, passes standard input and the exit
+    /// code on, and writes a report at the end. What it is told goes into a log, one line each, beginning with the
+    /// word.
     stand_in: &'static str,
     /// The first word of its arguments, which begins a line for each role.
     verb: &'static str,
@@ -50,7 +51,8 @@ exit $code
 
 const PERF: Tool = Tool {
     name: "perf",
-    // The pipe is held open as perf holds it, and read when the role has ended: a reader beside it would outlive a kill.
+    // The pipe is held open as perf holds it, and read when the role has ended: a reader beside it would outlive a
+    // kill.
     stand_in: r#"#!/bin/sh
 word=$1; shift
 while [ "$1" != -- ]; do
@@ -203,7 +205,7 @@ fn nobody_outlives_a_launcher_that_is_killed() {
         let engine = role(&server, "pinion-engine").expect("an engine under its wrapper");
         kill(server.pid(), Signal::SIGKILL);
         server.wait_exit(PATIENCE);
-        wait_until("everybody is gone", PATIENCE, || {
+        wait_until("all processes are gone", PATIENCE, || {
             (!is_alive(engine) && server.processes().is_empty()).then_some(())
         });
     }
@@ -290,7 +292,7 @@ fn the_engine_traces_the_operations_of_libtorch() {
             "{norms} layer norms in {steps} steps: what lies outside is not traced"
         );
 
-        // A trace that nobody ends: after a bound it ends by itself.
+        // A trace that is not ended: after a bound it ends by itself.
         order(&server, "/start_profile");
         let second = engine.join("trace-2.json");
         for _ in 0..=TRACED_STEPS_MAX / TOKENS + 1 {

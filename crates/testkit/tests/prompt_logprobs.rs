@@ -124,8 +124,8 @@ fn what_the_model_wrote_it_reads_with_the_same_logprobs() {
             let got = entry[ids[index].to_string()]["logprob"].as_f64().expect("a logprob");
             assert!((got - told[index].expect("a logprob")).abs() < 1e-3, "token {index} of {at}");
         }
-        // Which id that was: ask for the prompt with every id's chance is too much; the likeliest one has rank 1 when the
-        // prompt is one longer.
+        // Which id that was: ask for the prompt with every id's chance is too much; the likeliest one has rank 1 when
+        // the prompt is one longer.
         let probe: Vec<u64> = ids.iter().copied().chain([0]).collect();
         let body = json!({"prompt": probe, "prompt_logprobs": 1, "max_tokens": 0});
         let list = server.post("/v1/completions", &body).json()["choices"][0]["prompt_logprobs"].clone();

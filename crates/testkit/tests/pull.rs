@@ -179,7 +179,7 @@ fn a_wrong_hash_is_named_and_the_file_is_gone() {
     check_failed(&ended, PULL, &[WEIGHTS, "sha256", &hub.etag(WEIGHTS), "was removed"]);
     let left = names(&repository(&home).join("blobs"));
     assert!(!left.iter().any(|name| name.starts_with(&hub.etag(WEIGHTS))), "{left:?}");
-    // A part that somebody else left may be wrong, too: then the file comes once more from its start.
+    // A part that another program left may be wrong, too: then the file comes once more from its start.
     let part = repository(&home).join("blobs").join(hub.etag(WEIGHTS) + ".incomplete");
     std::fs::write(&part, noise(1000).iter().map(|byte| byte ^ 1).collect::<Vec<_>>()).unwrap();
     check_pulled(&pull(&hub, &home, &["org/name"]), &home);

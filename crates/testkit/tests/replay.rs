@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 const STREAMS: usize = 12;
 
-/// Half of the clients sample, a third leaves in mid-stream. One asks for eight texts in one request: however slowly the
-/// others come, these are there together.
+/// Half of the clients sample, a third leaves in mid-stream. One asks for eight texts in one request: however slowly
+/// the others come, these are there together.
 fn traffic(server: &Server) {
     std::thread::scope(|scope| {
         for n in 0..STREAMS {
@@ -118,8 +118,8 @@ fn a_recording_that_cannot_be_written_ends_and_no_request_does() {
     server.stop();
 }
 
-/// What the engine wrote before it was killed replays, whoever was killed, and the file says that its end is missing. The
-/// successor of the engine writes a file of its own.
+/// What the engine wrote before it was killed replays, whichever process was killed, and the file says that its end is
+/// missing. The successor of the engine writes a file of its own.
 #[test]
 fn a_recording_that_a_kill_cuts_short_replays_as_far_as_it_goes() {
     for victim in ["engine-0", "launcher"] {

@@ -70,10 +70,10 @@ fn check(role: &str, rounds: u64, flags: &[&str]) {
         comes_back(&server, role, victim.pid);
     }
     match role {
-        "frontend-0" => assert!(cut > 0, "the frontend died and nobody noticed: the test shows nothing"),
-        // Whoever was only queued at a dying tokenizer may have been lucky each time.
+        "frontend-0" => assert!(cut > 0, "the frontend died without an effect: the test shows nothing"),
+        // Requests that were only queued at a dying tokenizer may have been lucky each time.
         "tokenizer-0" => println!("{} went on", server.metric(RESUMED)),
-        _ => assert!(server.metric(RESUMED) > 0.0, "{role} died and nobody noticed: the test shows nothing"),
+        _ => assert!(server.metric(RESUMED) > 0.0, "{role} died without an effect: the test shows nothing"),
     }
     server.stop();
 }
@@ -94,8 +94,8 @@ fn comes_back(server: &Server, role: &str, old: u32) {
     let names: Vec<String> = server.roles().into_iter().map(|found| found.name).collect();
     let wanted = ["pinion-detokenizer-0", "pinion-engine-0", "pinion-frontend-0", "pinion-tokenizer-0"];
     assert_eq!(names, wanted);
-    wait_until("nobody is left over", PATIENCE, || {
-        // Whoever becomes the spare later is not among those that were there before.
+    wait_until("no process is left over", PATIENCE, || {
+        // A later standby is not among the processes from before.
         let (processes, spare) = (server.processes(), server.spare());
         let left = processes.iter().filter(|found| spare.as_ref().is_none_or(|spare| spare.pid != found.pid));
         (left.count() == 5).then_some(())

@@ -1,4 +1,4 @@
-//! The spare engine: it takes the place of one that dies, and is nobody's worry before.
+//! The warm standby: it takes the place of an engine that dies, and costs nothing before.
 
 use pinion_testkit::{Answer, Api, End, PATIENCE, Process, Server, Signal};
 use pinion_testkit::{cpus_allowed, is_alive, kill, wait_until};
@@ -84,7 +84,7 @@ fn held(pid: u32) -> String {
     links.fold(maps, |text, link| format!("{text}\n{}", link.display()))
 }
 
-/// No ring, no page, no doorbell, no config, and nobody's memory for a model or a device.
+/// No ring, no page, no doorbell, no config, and no memory for a model or a device.
 #[test]
 fn a_spare_holds_nothing_before_it_has_work() {
     let server = Server::fake(&[]);
@@ -158,7 +158,7 @@ fn a_spare_goes_with_its_launcher() {
     spare(&server);
     server.signal(Signal::SIGKILL);
     server.wait_exit(PATIENCE);
-    wait_until("nobody is left", PATIENCE, || server.processes().is_empty().then_some(()));
+    wait_until("no process is left", PATIENCE, || server.processes().is_empty().then_some(()));
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn an_engine_in_full_flight_does_not_wait_for_a_detokenizer_that_stands_still() 
     let answers = streams_over_a_pause(&server, "detokenizer-0", 8, tokens, Duration::from_secs(3));
     for (index, answer) in answers.iter().enumerate() {
         let whole = oracle.text(&oracle.encode(&format!("detokenizer-0 {index}")), tokens);
-        // Whoever did not fit the bounds is told so, after a true beginning of its text.
+        // A request that did not fit the bounds ends with an error, after a true beginning of its text.
         assert!(!matches!(answer.end, End::Cut(_)), "stream {index}: {:?}", answer.end);
         match answer.end {
             End::Complete => assert!(answer.text == whole, "stream {index}"),
@@ -72,7 +72,7 @@ fn an_engine_in_full_flight_does_not_wait_for_a_detokenizer_that_stands_still() 
     server.stop();
 }
 
-/// More answers waited for a frontend that stood still than fit its ring, and the tokenizer took nothing more of anybody.
+/// More answers waited for a frontend that stood still than fit its ring, and the tokenizer took no more requests.
 #[test]
 fn a_frontend_that_stands_still_keeps_no_other_from_its_tokenizer() {
     const WAITING: usize = 300;
@@ -108,7 +108,7 @@ fn a_frontend_that_stands_still_keeps_no_other_from_its_tokenizer() {
     server.stop();
 }
 
-/// Of more than some thirty it was told only half, and nobody got an answer any more.
+/// Of more than some thirty it was told only half, and no request got an answer any more.
 #[test]
 fn a_role_that_stands_still_while_another_dies_again_and_again_hears_of_it_all() {
     let server =

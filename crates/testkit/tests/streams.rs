@@ -67,7 +67,10 @@ fn with_fewer_places_than_streams_and_little_kv() {
     let flags = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--kv-cache-tokens", "640"];
     let server = Server::fake(&[&flags[..], &["--fake-step-us", "2000", "--block-size", "8"]].concat());
     check(&server, SEED + 1);
-    assert!(server.metric("pinion_preemptions_total") > 0.0, "nobody was preempted: the test shows nothing");
+    assert!(
+        server.metric("pinion_preemptions_total") > 0.0,
+        "no request was preempted: the test shows nothing"
+    );
     server.stop();
 }
 

@@ -1,5 +1,5 @@
-//! Texts that must follow a grammar, from the HTTP field to the text: whole and streamed, many at once, beside texts that
-//! follow none, and beside grammars that are bombs.
+//! Texts that must follow a grammar, from the HTTP field to the text: whole and streamed, many at once, beside texts
+//! that follow none, and beside grammars that are bombs.
 
 use pinion_testkit::{Answer, Api, End, Server, beside_a_stream, check_refusal, fixture_model};
 use regex::Regex;
@@ -32,7 +32,8 @@ fn is_person(text: &str) -> bool {
         && person.get("tags").is_none_or(|tags| tags.as_array().is_some_and(|tags| tags.len() <= 2))
 }
 
-/// The fake model takes white space wherever it may, as far as it may: one schema allows none, the others have the bound.
+/// The fake model takes white space wherever it may, as far as it may: one schema allows none, the others have the
+/// bound.
 fn forms() -> Vec<Form> {
     let compact = json!({"whitespace_flexible": false});
     let person = json!({"x-guidance": compact, "type": "object", "properties": {"name": {"type": "string", "maxLength": 8},
@@ -196,7 +197,7 @@ fn what_is_no_grammar_or_a_bomb_is_refused_and_whoever_streams_notices_nothing()
         // The same bomb for every choice of a request is one bomb.
         let body = json!({"prompt": "hi", "n": 64, "guided_regex": "[ab]?".repeat(3000)});
         check_refusal("64 bombs", &server.post(COMPLETIONS, &body), 400, Some("guided_regex"));
-        // Small to write and large to follow: some text comes, or one error, and nobody else is touched.
+        // Small to write and large to follow: some text comes, or one error, and no other request is affected.
         for expression in [".*a.{200}b.*", "(.*a.{1000})", r"(\p{L}|\p{N}){1,500}\p{Greek}{1,500}"] {
             let body = json!({"prompt": "hi", "max_tokens": 60, "guided_regex": expression, "stream": true});
             let answer = server.ask(Api::Completions, &body);

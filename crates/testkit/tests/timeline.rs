@@ -10,7 +10,7 @@ const STEP_MS: u32 = 10;
 const FLAGS: [&str; 4] = ["--fake-step-us", "10000", "--fake-prefill-us-per-token", "100"];
 /// The largest difference between the stages' sum and the client's own time.
 const SHARE_MAX: f64 = 0.02;
-/// Another program may hold a core between our stamps and the client's; one undisturbed try of so many is enough.
+/// Another program may hold a core between our stamps and the client's; one undisturbed try is enough.
 const TRIES: usize = 30;
 
 fn sum_ms(timings: &Value) -> f64 {
@@ -89,6 +89,6 @@ fn the_page_of_slow_requests_says_what_shared_their_steps() {
     }
     let largest = page["by_e2e"].as_array().expect("a list").iter();
     let largest = largest.filter_map(|entry| entry["timings"]["batch"]["rows_max"].as_u64()).max();
-    assert!(largest > Some(1), "nobody shared a step: {page}");
+    assert!(largest > Some(1), "no requests shared a step: {page}");
     server.stop();
 }

@@ -55,7 +55,7 @@ fn a_temporary_folder_that_goes_away_is_not_missed() {
     check_end(server);
 }
 
-/// Whoever may look into the folder could have connected to what lay there, and have been taken for a role.
+/// Any process that could open the folder could have connected to its sockets, and have been taken for a role.
 #[test]
 fn nothing_gets_a_name_in_the_temporary_folder() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! Tool calls that the model is free to make (`tool_choice: auto`), from its tokens to the client's events, in each format.
-//! The fake model writes what the only choice of a grammar leaves it, one byte a token.
+//! Tool calls that the model is free to make (`tool_choice: auto`), from its tokens to the client's events, in each
+//! format. The fake model writes what the only choice of a grammar leaves it, one byte a token.
 
 use pinion_testkit::{Server, fake_model};
 use serde_json::{Value, json};

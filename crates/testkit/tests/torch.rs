@@ -11,7 +11,7 @@ fn ask(server: &Server, body: &Value) -> Answer {
     answer
 }
 
-/// Greedy text does not depend on how it is asked for or on who else asks.
+/// Greedy text does not depend on how it is requested or on other requests.
 fn check_greedy(server: &Server, prompts: &[&str], tokens: usize) {
     let body = |prompt: &str, stream: bool| json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "stream": stream});
     let alone: Vec<Answer> = prompts.iter().map(|prompt| ask(server, &body(prompt, false))).collect();

@@ -1,5 +1,5 @@
-//! What an answer that a stop string ends counts: the tokens up to the one that completes the string, however far the engine
-//! ran ahead of the detokenizer and whoever died meanwhile.
+//! What an answer that a stop string ends counts: the tokens up to the one that completes the string, however far the
+//! engine ran ahead of the detokenizer and whichever role died meanwhile.
 
 use pinion_testkit::{
     Api, End, Events, Oracle, PATIENCE, Random, Server, Signal, Usage, demo_model, kill, wait_until,
@@ -216,12 +216,12 @@ fn usage_over_a_death(server: &Server, body: &Value, role: Option<&str>) -> Valu
             usage = chunk["usage"].clone();
         }
     }
-    assert_eq!(victim, None, "nobody died");
+    assert_eq!(victim, None, "no role died");
     usage
 }
 
-/// The successor of an engine has an empty cache, and that of another role finds the answer's own tokens in it. What counts is
-/// what the engine found that drew the first token.
+/// The successor of an engine has an empty cache, and that of another role finds the answer's own tokens in it. What
+/// counts is what the engine found that drew the first token.
 #[test]
 fn cached_tokens_are_those_of_the_first_life() {
     let flags = ["--fake-step-us", "3000", "--restart-backoff", "5ms", "--restart-limit", "1000"];

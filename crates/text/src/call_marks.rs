@@ -1,5 +1,5 @@
-//! Some vocabularies have the marks of tool calls and of reasoning as special tokens, which show no text. What reads the
-//! text has to see them, so here they are ordinary tokens.
+//! Some vocabularies have the marks of tool calls and of reasoning as special tokens, which show no text. What reads
+//! the text has to see them, so here they are ordinary tokens.
 
 use pinion_protocol::reasoning::{REASONING_CLOSE, REASONING_OPEN};
 use serde::Deserialize;

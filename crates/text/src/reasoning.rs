@@ -1,9 +1,9 @@
 //! Where a model's reasoning ends and its answer begins.
 //!
 //! [`ReasoningParser`] is a state machine over characters and marks: however the text is cut into pieces, the same
-//! reasoning and the same answer come out. Where the vocabulary has the marks as tokens only those tokens are marks, and a
-//! model may write about them; otherwise they are found in the text. Newlines around both parts are their frame and not
-//! shown.
+//! reasoning and the same answer come out. Where the vocabulary has the marks as tokens only those tokens are marks,
+//! and a model may write about them; otherwise they are found in the text. Newlines around both parts are their frame
+//! and not shown.
 
 pub use pinion_protocol::reasoning::{REASONING_CLOSE as CLOSE, REASONING_OPEN as OPEN};
 

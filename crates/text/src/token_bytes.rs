@@ -1,4 +1,4 @@
-//! One token by itself, for those who report tokens rather than text.
+//! The bytes of one token, for answers that report tokens rather than text.
 
 use crate::codec::TextCodec;
 

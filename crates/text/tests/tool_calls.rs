@@ -401,8 +401,8 @@ fn object() -> impl Strategy<Value = serde_json::Value> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-    /// However the text is cut, the same comes out; text without a call comes out as it is, but for the beginning of one in a forced
-    /// list; and nothing is made up.
+    /// However the text is cut, the same comes out; text without a call comes out as it is, but for the beginning of
+    /// one in a forced list; and nothing is made up.
     #[test]
     fn row_26_any_cut_of_any_text_gives_the_same_and_loses_nothing(
         shape in shapes(), text in jumble(), sizes in prop::collection::vec(0usize..9, 0..60),

@@ -20,7 +20,7 @@ pub struct Limits {
     pub max_model_len: u32,
     /// Token ids are below this: the model's rows.
     pub vocab_size: u32,
-    /// Tokens of an answer for which the request names no number, if its context has room for so many.
+    /// Tokens of an answer for which the request names no number, if its context has room for them.
     pub max_new_tokens: Option<u32>,
     /// Largest payload that fits a ring to a frontend, in bytes.
     pub answer_bytes_max: usize,
@@ -122,7 +122,8 @@ impl Tokenizer {
             return Err(Fault::new(FaultCode::Internal, "the resumed request has no token left to generate"));
         }
         self.check_vocabulary(&submit.resume, "resume")?;
-        // Last, because it costs most. A text that goes on was allowed to begin: no clock of a busy machine ends it now.
+        // Last, because it costs most. A text that goes on was allowed to begin: no clock of a busy machine ends it
+        // now.
         if let Some(grammar) = sampling.grammar.as_ref().filter(|_| submit.resume.is_empty()) {
             self.grammars.borrow_mut().check(grammar)?;
         }

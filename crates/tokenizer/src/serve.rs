@@ -161,7 +161,7 @@ fn take_record(session: &mut Session, tokenizer: &Tokenizer, record: TokenizerRe
     let id = request_id(&record);
     stamp(session, id, Stage::TokenizeBegin);
     if !session.links.is_current(id) {
-        // Nobody waits for an answer: the slot is closed or has another request.
+        // No answer is expected: the slot is closed or has another request.
         session.status.add(Gauge::StaleRecords as usize, 1);
         return;
     }

@@ -37,8 +37,8 @@ pub(crate) fn encoded(codec: &TextCodec, grammar: Grammar) -> Result<Grammar, Fa
     Ok(Grammar { text: text.into(), ..grammar })
 }
 
-/// How a word is spelled at the beginning of a text and behind a space, as in vLLM: the second only where a token of its own
-/// begins it.
+/// How a word is spelled at the beginning of a text and behind a space, as in vLLM: the second only where a token of
+/// its own begins it.
 fn spellings(codec: &TextCodec, word: &str) -> Vec<Vec<u32>> {
     let word = word.trim_start_matches(' ');
     let ids = |text: &str| codec.encode(text, text.len() + 1).unwrap_or_default();

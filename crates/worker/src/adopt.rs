@@ -1,7 +1,7 @@
-//! How a descriptor becomes an end of an `ipc-channel`. The crate makes ends of its own only, or by a socket with a name
-//! in the temporary folder; but it makes one of each descriptor that comes attached to a message. So a message with ends is
-//! sent through the crate, taken off the wire, and put back on it with other descriptors attached: what is received then
-//! holds the ends that were wanted. Nothing of this depends on how the crate writes its messages.
+//! How a descriptor becomes an end of an `ipc-channel`. The crate makes ends of its own only, or by a socket with a
+//! name in the temporary folder; but it makes one of each descriptor that comes attached to a message. So a message
+//! with ends is sent through the crate, taken off the wire, and put back on it with other descriptors attached: what is
+//! received then holds the ends that were wanted. Nothing of this depends on how the crate writes its messages.
 
 use ipc_channel::ipc::{
     self, IpcBytesReceiver, IpcBytesSender, IpcReceiver, IpcSender, OpaqueIpcSender, bytes_channel,

@@ -1,8 +1,8 @@
 //! The slow transport: a data edge over `ipc-channel`, the control of an ablation (`--ipc channel`).
 //!
 //! One message holds all records of one publish. It is wrong for tokens, which is what it is here to show: a `send`
-//! may block when the reader is slow, every receive allocates, and nobody knows whether the reader sleeps, so every
-//! publish rings.
+//! may block when the reader is slow, every receive allocates, and the writer cannot know whether the reader sleeps, so
+//! every publish rings.
 
 use ipc_channel::TryRecvError;
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};

@@ -4,8 +4,8 @@
 //! receive allocates. So control messages are few, the launcher keeps count of
 //! what a role has not yet taken, and a role looks only when the count on its status page has changed.
 //!
-//! Launcher and role each get their ends as descriptors of plain socket pairs, which the launcher makes; the role's come
-//! over its descriptor socket. So nothing listens, nothing has a name, and nobody waits for a connection.
+//! Launcher and role each get their ends as descriptors of plain socket pairs, which the launcher makes; the role's
+//! come over its descriptor socket. So nothing listens, nothing has a name, and no process waits for a connection.
 
 use crate::adopt::{Ends, adopt};
 use crate::channel::EdgeEnd;

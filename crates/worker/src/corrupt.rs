@@ -1,4 +1,4 @@
-//! Corrupt edges of a role: told to the launcher, which replaces them, and to whoever asks for health.
+//! Corrupt edges of a role: reported to the launcher, which replaces them, and in the health page.
 
 use crate::links::{Condition, Inbox, Links, Outbox};
 use crate::session::Session;

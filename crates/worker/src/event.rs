@@ -48,7 +48,8 @@ pub enum ControlEvent {
         /// Its reader.
         to: Peer,
     },
-    /// A frontend has a fresh slot table: every request of its predecessor is gone. It comes ahead of what else was said.
+    /// A frontend has a fresh slot table: every request of its predecessor is gone. It comes ahead of what else was
+    /// said.
     SlotsReplaced {
         /// Its index.
         frontend: u16,

@@ -1,6 +1,6 @@
 //! A role's ends of the data edges: inboxes to read, outboxes to write, slot tables to look requests up in.
 //!
-//! An edge is a ring, or under `--ipc channel` an `ipc-channel`; who reads and writes it sees no difference.
+//! An edge is a ring, or under `--ipc channel` an `ipc-channel`; its reader and writer see no difference.
 
 use crate::channel::{ChannelFault, ChannelReader, ChannelWriter};
 use ipc_channel::ipc::{IpcBytesReceiver, IpcBytesSender};
@@ -15,7 +15,7 @@ use pinion_shm::slots::{Slot, SlotTable};
 use std::collections::VecDeque;
 use std::net::TcpListener;
 
-/// A reader that has taken nothing for so long while records waited has stopped; nobody slows down for it any more.
+/// A reader that has taken nothing for this time while records waited is stalled; writers no longer slow down for it.
 const READER_PATIENCE_NS: u64 = 500_000_000;
 /// Bytes of backlog an [`Outbox`] keeps beyond its full ring before it reports [`Overflow`].
 pub(crate) const BACKLOG_BYTES_MAX: usize = 8 << 20;
@@ -91,8 +91,8 @@ impl Inbox {
         None
     }
 
-    /// What came over this edge is not what an honest writer sends: a record is lost. Nothing more is read from it until
-    /// the launcher, which hears of it when the role next looks for control messages or sleeps, has replaced it.
+    /// What came over this edge is not what an honest writer sends: a record is lost. Nothing more is read from it
+    /// until the launcher, which hears of it when the role next looks for control messages or sleeps, has replaced it.
     pub fn condemn(&mut self, what: &str) {
         self.status.add(Gauge::MalformedRecords as usize, 1);
         if self.condition == Condition::Sound {
@@ -214,7 +214,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Whether a record of so many bytes would be taken now, for whom it costs to make one in vain.
+    /// Whether a record of this number of bytes would fit now. Lets a caller skip encoding one that would not.
     pub fn has_room(&self, payload_bytes: usize) -> bool {
         match &self.target {
             Target::Ring(writer) => {
@@ -252,8 +252,8 @@ impl Outbox {
         self.backlog_bytes
     }
 
-    /// Bytes that wait for a reader that is slow but reads: its writers should slow down. 0 if it has taken nothing for
-    /// half a second: whoever waited for it would stop with it.
+    /// Back-pressure: bytes that wait for a reader that is slow but reads. 0 if it has taken nothing for half a second:
+    /// a writer that waited for it would stall with it.
     pub fn lag_bytes(&self) -> usize {
         let reads =
             self.backlog_bytes > 0 && (self.clock)().saturating_sub(self.taken_ns) < READER_PATIENCE_NS;
@@ -271,7 +271,7 @@ pub struct Links {
     pub listener: Option<TcpListener>,
     /// For frontends: the status pages of every other process, the launcher's included.
     pub pages: Vec<(Peer, Page)>,
-    /// Rings of spans: a role's own, and for frontends everybody's, each with its track.
+    /// Rings of spans: a role's own, and for frontends those of all roles, each with its track.
     pub spans: Vec<(Peer, u16, Region)>,
     pub(crate) slots: Vec<SlotTable>,
 }
@@ -293,7 +293,7 @@ impl Links {
         self.outboxes.iter_mut().find(|outbox| outbox.to == to)
     }
 
-    /// Whether anything waits for room in a ring: whoever makes that room rings no bell.
+    /// Whether a record waits for room in a ring: a reader that makes room rings no bell.
     pub fn has_backlog(&self) -> bool {
         self.outboxes.iter().any(|outbox| outbox.backlog_bytes() > 0)
     }
@@ -318,8 +318,8 @@ impl Links {
         })
     }
 
-    /// Whether `id` can have been given out: there is such a slot, and it is not to have that generation yet. What names
-    /// another request is no late record but a corrupt one.
+    /// Whether `id` can have been given out: there is such a slot, and it is not to have that generation yet. What
+    /// names another request is no late record but a corrupt one.
     pub fn is_possible(&self, id: RequestId) -> bool {
         self.slot(id).is_some_and(|slot| slot.state().has_reached(id.generation))
     }
@@ -353,7 +353,7 @@ mod tests {
         }
         assert!((2..=5).contains(&sent), "{sent} records for a ring of 4096 bytes");
         assert!(outbox.has_room(BACKLOG_BYTES_MAX - payload.len()));
-        assert!(!outbox.has_room(BACKLOG_BYTES_MAX), "nobody makes a record in vain");
+        assert!(!outbox.has_room(BACKLOG_BYTES_MAX), "no record is made in vain");
         assert_eq!(outbox.lag_bytes(), payload.len());
 
         let begin = Instant::now();

@@ -1,6 +1,6 @@
 //! Jitter control at start: this process's pages stay in memory.
 //!
-//! Pages that nobody has touched yet are not brought in: most of libtorch is never used, and reading it takes a second.
+//! Pages that were never touched are not brought in: most of libtorch is never used, and reading it takes a second.
 
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};

@@ -11,7 +11,7 @@ pub fn process(role: Role, live: fn(Session) -> ExitCode) -> ExitCode {
     code
 }
 
-/// Goes on from an attempt to attach, whoever made it.
+/// Runs a role from an attempt to attach.
 pub fn attached(
     role: Role,
     session: Result<Session, crate::StartError>,

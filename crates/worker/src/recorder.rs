@@ -44,7 +44,7 @@ impl Recorder {
         }
     }
 
-    /// Keeps a span of which nobody knew that it would be one before it was over; the tool gets a mark at its end, which
+    /// Records a span that is recognised only at its end; the tool gets a mark at its end, which
     /// says how long it was. Allocates, so only for what is rare.
     pub fn record_late(&self, name: SpanName, begin_ns: u64, end_ns: u64, arguments: [u64; 2]) {
         self.record(name, begin_ns, end_ns, arguments);

@@ -28,7 +28,8 @@ fn oom_score(role: Role) -> u16 {
     }
 }
 
-/// Confines this process to what `me` does, for good. What the kernel lacks is said once; nothing of it keeps a role from serving.
+/// Confines this process to what `me` does, for good. What the kernel lacks is said once; nothing of it keeps a role
+/// from serving.
 pub fn confine(me: Peer, config: &Config) {
     if let Err(error) = process::raise_oom_score(oom_score(me.role)) {
         tracing::warn!(%me, %error, "cannot raise /proc/self/oom_score_adj");

@@ -31,7 +31,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// A role that is attached.
 pub struct Session {
-    /// Who this process is.
+    /// This process's role and index.
     pub me: Peer,
     /// What time it is for its loop.
     pub clock: Clock,
@@ -68,8 +68,8 @@ pub fn beat(status: &Page, now_ns: u64) {
 
 impl Session {
     /// Attaches this process to its launcher: dies with it, takes the descriptors from standard input, pins
-    /// itself, installs logging, takes its ends of the control channel and gives up what it does not need. Must be called
-    /// first, on the main thread.
+    /// itself, installs logging, takes its ends of the control channel and gives up what it does not need. Must be
+    /// called first, on the main thread.
     pub fn attach(role: Role) -> Result<Session, StartError> {
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|e| StartError::attach("parent-death signal", e))?;
@@ -139,8 +139,8 @@ impl Session {
         self.control.send(&FromRole::Phase { phase });
     }
 
-    /// Asks the launcher to have an order carried out. Its end comes as [`ControlEvent::AdminDone`] with the same number,
-    /// if it comes before the deadline.
+    /// Asks the launcher to have an order carried out. Its end comes as [`ControlEvent::AdminDone`] with the same
+    /// number, if it comes before the deadline.
     pub fn order(&self, number: u64, deadline_ns: u64, admin: Admin) {
         self.control.send(&FromRole::Admin { number, deadline_ns, admin });
     }
@@ -237,7 +237,7 @@ impl Session {
                     let table = open_slots(epoch, &mut fds, self.me.role, &self.config)?;
                     if let Some(place) = self.links.slots.get_mut(usize::from(frontend)) {
                         *place = table;
-                        // Its rings are replaced with it: nobody may look into them with the old table at hand.
+                        // Its rings are replaced with it: they must not be read with the old table.
                         self.events.push_front(ControlEvent::SlotsReplaced { frontend });
                     }
                 }

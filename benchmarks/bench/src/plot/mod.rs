@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlotArgs {
-    /// Result files (online.json, offline.json, compare.json, ablate.json) or folders that hold them. Series of the same
-    /// label are one; `--label` of a measurement keeps servers apart.
+    /// Result files (online.json, offline.json, compare.json, ablate.json) or folders that hold them. Series of the
+    /// same label are one; `--label` of a measurement keeps servers apart.
     #[arg(required = true)]
     results: Vec<PathBuf>,
     /// Folder for pictures and report [default: plots/ beside the first result].

@@ -1,7 +1,7 @@
 //! The messages of a body, with their blocks, as messages of a chat.
 //!
-//! A user's message may hold results of tools; each of them is a message of its own in a chat. An assistant's blocks are
-//! one message: its reasoning, its text and its calls.
+//! A user's message may hold results of tools; each of them is a message of its own in a chat. An assistant's blocks
+//! are one message: its reasoning, its text and its calls.
 
 use crate::json::{function_name, wrong_type};
 use crate::limits::{CONTENT_PARTS_MAX, TOOL_CALLS_MAX};

@@ -1,8 +1,8 @@
 //! Anthropic's Messages API as a translation of a chat.
 //!
 //! [`chat`] and [`count`] turn a body into the body of a chat, which passes the same admission as any other;
-//! [`renamed`] gives what admission finds wrong there the names of this API. [`Teller`] words the answer, [`error_body`]
-//! an error.
+//! [`renamed`] gives what admission finds wrong there the names of this API. [`Teller`] words the answer,
+//! [`error_body`] an error.
 
 mod content;
 mod events;

@@ -182,8 +182,8 @@ fn tool(mut tool: Object) -> Result<Value, Fault> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-/// `thinking`: on and off are told to the chat template, as far as the body does not do so itself. How many tokens it may
-/// take is no limit here.
+/// `thinking`: on and off are told to the chat template, as far as the body does not do so itself. How many tokens it
+/// may take is no limit here.
 fn thinking(body: &mut Object, chat: &mut Map<String, Value>) -> Result<(), Fault> {
     let Some(mut thinking) = body.object("thinking")? else { return Ok(()) };
     let kind = thinking.string("type")?;

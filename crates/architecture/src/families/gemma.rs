@@ -1,6 +1,6 @@
-//! Gemma 2 and 3: four norms a layer with weights of 1 + w, embeddings times the root of their width, windows on most layers.
-//! Gemma 2 caps scores and logits; Gemma 3 norms each head and has a rotation of its own for the layers with windows.
-//! Mirrors transformers' models/gemma2 and models/gemma3; defaults are the classes'.
+//! Gemma 2 and 3: four norms a layer with weights of 1 + w, embeddings times the root of their width, windows on most
+//! layers. Gemma 2 caps scores and logits; Gemma 3 norms each head and has a rotation of its own for the layers with
+//! windows. Mirrors transformers' models/gemma2 and models/gemma3; defaults are the classes'.
 
 use crate::reader::{CONTEXT_MAX, Reader, inverse_root, layers_of};
 use crate::rope_keys::RopeRule;

@@ -129,7 +129,7 @@ fn named_sets() {
             ]),
             "6,7* / 4,5* / 2,3* / 0,1*x2",
         ),
-        // nothing is left for the others: they share the lowest core, and nobody there spins
+        // nothing is left for the others: they share the lowest core, and none of them spins
         (with_sets(&[(Engine, &[0, 1, 2, 3, 4, 5, 6, 7])]), "0,1,2,3,4,5,6,7x4 / 0,1 / 0,1 / 0,1"),
     ];
     for (request, expected) in cases {

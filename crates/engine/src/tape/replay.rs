@@ -1,7 +1,7 @@
 //! The same loop over what was recorded.
 //!
-//! With the recorded config, every batch and every token must come out again. With a switch changed the loop goes its own
-//! way: it gets the same requests in the same turns as far as it can take them, and the report says what came out.
+//! With the recorded config, every batch and every token must come out again. With a switch changed the loop goes its
+//! own way: it gets the same requests in the same turns as far as it can take them, and the report says what came out.
 
 use super::Group;
 use super::reader::{Frames, Planned, PlannedRow, Recording, Taken};

@@ -1,7 +1,7 @@
 //! The loop's ports with a tape beside them.
 //!
-//! Frames go into a buffer; full buffers go to a thread that writes them. If that cannot keep up, frames are dropped and
-//! the file says so: the loop never waits for a disk.
+//! Frames go into a buffer; full buffers go to a thread that writes them. If that cannot keep up, frames are dropped
+//! and the file says so: the loop never waits for a disk.
 
 use super::{Group, MAGIC, VERSION, frame};
 use crate::ports::Ports;

@@ -36,7 +36,7 @@ pub const VOCABULARY: u32 = 1000;
 pub const EOS: u32 = 7;
 const RING_BYTES: usize = 1 << 20;
 
-/// Nobody sleeps in one thread.
+/// Nothing sleeps in one thread.
 pub struct NoBell;
 
 impl Wake for NoBell {

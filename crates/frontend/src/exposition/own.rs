@@ -134,7 +134,7 @@ pub(super) const FAMILIES: &[Family] = &[
             series.put(&[], view.launcher_page().map_or(0, corrupt));
         }),
     plain("pinion_mended_headers_total", Counter,
-        "Headers of shared regions that somebody had overwritten and that the launcher wrote again.",
+        "Headers of shared regions that were overwritten and that the launcher wrote again.",
         |view, series| {
             let mended = |page| Health::word(page, LauncherGauge::MendedHeaders as usize);
             series.put(&[], view.launcher_page().map_or(0, mended));

@@ -1,5 +1,5 @@
-//! Requests that end otherwise than by their roles' word: a role died and they cannot go on, a text never came, the drain
-//! is over.
+//! Requests that end otherwise than by their roles' word: a role died and they cannot go on, a text never came, the
+//! drain is over.
 
 use super::Ledger;
 use crate::limits::LAST_TEXT_GRACE;
@@ -36,7 +36,7 @@ impl Ledger {
         }
     }
 
-    /// Who waits for a role that is down, and down since when.
+    /// Requests that wait for a role that is down, and since when it is down.
     pub(super) fn unserved(&self, since: impl Fn(u64) -> bool) -> Vec<RequestId> {
         self.ids(|entry, request| {
             let generates = request.facts.route.generates();
@@ -44,13 +44,13 @@ impl Ledger {
         })
     }
 
-    /// Texts whose engine has finished and that did not come. Where the engine has died since, the detokenizer may never
-    /// have got them: their requests go on from their last token, to the same end.
+    /// Texts whose engine has finished and that did not come. Where the engine has died since, the detokenizer may
+    /// never have got them: their requests go on from their last token, to the same end.
     fn give_up_text(&mut self, now_ns: u64) {
         let patience = self.setup.patience.text;
         let (orphans, late): (Vec<_>, Vec<_>) = self
             .ids(|entry, request| {
-                // Nobody waits for the text of those that have their outcome.
+                // Requests that have their outcome wait for no text.
                 let soon = entry.life.engine_died || request.outcome().is_some();
                 let patience = if soon { LAST_TEXT_GRACE } else { patience };
                 request.lacks_only_text() && over(entry.finished_ns, patience, now_ns)

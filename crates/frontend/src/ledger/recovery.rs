@@ -1,10 +1,12 @@
-//! After the death of a role: what it held keeps its slot under a new generation, so that everything said of the old one
-//! is stale at once, and goes on from its last token when the successor serves. Who comes meanwhile waits with them.
+//! After the death of a role: what it held keeps its slot under a new generation, so that everything said of the old
+//! one is stale at once, and goes on from its last token when the successor serves. Requests that arrive meanwhile wait
+//! with them.
 //!
-//! A request may be the reason for the death. Whoever got no token since it was last submitted is under suspicion, and
-//! the more so if the role was at work on it; a role that was killed to replace a corrupt edge makes nobody suspect. The others go first, all together; whoever is suspected goes alone, when
-//! all that went before have moved on. So a request that kills a role each time comes to be alone with it, and is given
-//! up ([`QUARANTINE`]) without taking others along: docs/design/0009-recovery.md.
+//! A request may be the cause of the death. One that made no progress since its last submission is suspect, and more so
+//! if the role was computing it; a role that was killed to replace a corrupt edge makes no request suspect. The others
+//! resume first, all together; a suspect resumes alone, when all that went before have moved on. So a request that
+//! kills a role each time comes to be alone with it, and is given up ([`QUARANTINE`]) without taking others along:
+//! docs/design/0009-recovery.md.
 
 use super::losses::over;
 use super::{Entry, Ledger, Setup};
@@ -67,8 +69,8 @@ impl Life {
 }
 
 impl Entry {
-    /// Whether it went on after a death and has not moved since; whoever got nothing for so long may be waiting in a queue, or
-    /// for those that it holds up.
+    /// Whether it went on after a death and has not moved since; one that got nothing for that long may be in a queue,
+    /// or wait for those that it delays.
     fn is_on_probation(&self, now_ns: u64) -> bool {
         let request = self.request.borrow();
         self.life.resumptions > 0

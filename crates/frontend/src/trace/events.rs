@@ -1,7 +1,7 @@
 //! Spans as events of the Trace Event Format. Written by hand: a trace has hundreds of thousands of them.
 //!
-//! A span of a thread is a complete event (`X`). The parts of a request are nestable asynchronous events (`b`, `e`) with
-//! the request as their id, and flow events (`s`, `t`, `f`) lead from the frontend through the processes that
+//! A span of a thread is a complete event (`X`). The parts of a request are nestable asynchronous events (`b`, `e`)
+//! with the request as their id, and flow events (`s`, `t`, `f`) lead from the frontend through the processes that
 //! had it and back. Times are microseconds with three decimals, so nothing is rounded.
 
 use bytes::{Bytes, BytesMut};

@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Of the ledger; tests say what time it is.
 pub(crate) const PATIENCE_WITH_ROLES: Patience =
     Patience { role: Duration::from_secs(40), text: Duration::from_secs(20) };
-/// Most tests let nobody carry out an order.
+/// Most tests let no role carry out a command.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Records that would have gone to other roles.

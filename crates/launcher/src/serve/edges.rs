@@ -7,8 +7,8 @@ use crate::member::Member;
 use pinion_config::Exit;
 
 impl Service {
-    /// Restarts one end of an edge that a role has found corrupt. Both ends may report it: an edge counts once, and one that
-    /// is already replaced is ignored.
+    /// Restarts one end of an edge that a role has found corrupt. Both ends may report it: an edge counts once, and one
+    /// that is already replaced is ignored.
     pub(super) fn corrupt(&mut self, edge: &CorruptEdge) -> Result<(), Ending> {
         let now_ns = (self.clock)();
         let Some(victim) = self.wiring.condemn(edge, now_ns) else { return Ok(()) };

@@ -103,8 +103,8 @@ fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// It died together with the role whose work it was given: that is one death of the role. A service that allows none, or one,
-/// gave up.
+/// It died together with the role whose work it was given: that is one death of the role. A service that allows none,
+/// or one, gave up.
 #[test]
 fn the_end_of_a_spare_that_was_just_given_work_is_no_second_death() {
     let mut config = config();
@@ -125,7 +125,8 @@ fn hangs(peer: Peer, socket: OwnedFd) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A thread cannot be killed. It was left behind without an event: it was not replaced, and its requests waited for ever.
+/// A thread cannot be killed. It was left behind without an event: it was not replaced, and its requests waited for
+/// ever.
 #[test]
 fn a_thread_that_is_left_behind_has_died() {
     let mut service = service(config(), Host::Threads(hangs as RoleMain));
@@ -228,8 +229,8 @@ fn takes_two_sets(peer: Peer, socket: OwnedFd) -> ExitCode {
     ExitCode::from(u8::from(!matches!(first, Some(ControlEvent::SlotsReplaced { frontend: 0 }))))
 }
 
-/// An engine and a frontend died together. What a detokenizer did because of the one, it did with the new ring of the other
-/// and the old slot table: openings of the new life were stale in its eyes.
+/// An engine and a frontend died together. What a detokenizer did because of the one, it did with the new ring of the
+/// other and the old slot table: openings of the new life were stale in its eyes.
 #[test]
 fn of_a_new_slot_table_a_role_hears_before_anything_else() {
     let mut service = service(config(), Host::Threads(takes_two_sets as RoleMain));
@@ -298,8 +299,8 @@ fn stalls(peer: Peer, socket: OwnedFd) -> ExitCode {
     ExitCode::from(u8::from(back == 0))
 }
 
-/// A stalled role once got sixty-four messages and no more, and of new links the descriptors without the message: from then
-/// on it was one set behind, at a ring without a reader. Its successor got no message at all.
+/// A stalled role once got sixty-four messages and no more, and of new links the descriptors without the message: from
+/// then on it was one set behind, at a ring without a reader. Its successor got no message at all.
 #[test]
 fn a_stalled_role_gets_every_message_when_it_reads_again() {
     let mut service = service(config(), Host::Threads(stalls as RoleMain));

@@ -86,8 +86,8 @@ impl Service {
         }
     }
 
-    /// Kills a warm standby that was promoted and has not attached in time: it may be stopped or in swap. The role is then
-    /// started without one.
+    /// Kills a warm standby that was promoted and has not attached in time: it may be stopped or in swap. The role is
+    /// then started without one.
     pub(super) fn kill_late_standby(&mut self, now_ns: u64) {
         for member in self.members.iter_mut().filter(|member| member.is_late_standby(now_ns)) {
             tracing::error!(peer = %member.peer, "standby did not attach in time; killing it");
@@ -104,8 +104,8 @@ impl Service {
         }
     }
 
-    /// Announces restarted roles once no role holds links to their predecessors: a role that knows of the restart may have
-    /// a third one forward something, which must not go to a ring without a reader.
+    /// Announces restarted roles once no role holds links to their predecessors: a role that knows of the restart may
+    /// have a third one forward something, which must not go to a ring without a reader.
     pub(super) fn announce(&mut self) {
         if self.unannounced.is_empty() || self.members.iter().any(|member| member.has_old_links(&self.wiring))
         {

@@ -1,4 +1,4 @@
-//! The CUDA engine beside others: its logits beside the CPU engine's, its greedy tokens for whoever reads them.
+//! The CUDA engine beside others: its logits beside the CPU engine's, its greedy tokens for other tools.
 
 use crate::{BLOCK_SIZE, CONTEXT, Outcome, options, ready};
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaOptions};

@@ -1,4 +1,4 @@
-//! A GPT-2 all of whose weights are one number, for kernels that are timed and whose results nobody reads.
+//! A GPT-2 all of whose weights are one number, for kernels that are timed and whose results are not read.
 
 use crate::{BLOCK_SIZE, CONTEXT};
 use pinion_ops::cuda::{
@@ -8,7 +8,8 @@ use pinion_ops::cuda::{
 
 /// An f16 of this byte twice is 0.01.
 const FILL: u8 = 0x21;
-/// Times that captured work is replayed for one figure, where time means something; of three figures the middle one counts.
+/// Times that captured work is replayed for one figure, where time means something; of three figures the middle one
+/// counts.
 const REPLAYS: u32 = 20;
 const ROUNDS: usize = 3;
 
@@ -99,8 +100,8 @@ impl Filled {
         })
     }
 
-    /// Milliseconds of `work`, which is run once as it is and then captured: the device's time, without the host's. A driver
-    /// that captures no cooperative launch is given such work as it is, again and again.
+    /// Milliseconds of `work`, which is run once as it is and then captured: the device's time, without the host's. A
+    /// driver that captures no cooperative launch is given such work as it is, again and again.
     pub(crate) fn ms_of(&self, work: impl Fn() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         let stream = &self.stream;
         let replays = if self.device.facts().emulated { 1 } else { REPLAYS };

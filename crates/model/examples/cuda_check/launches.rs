@@ -1,5 +1,5 @@
-//! The ways of launching a step's kernels, beside kernel by kernel: the same tokens, the same logits. On a real device each way
-//! is repeated: kernels that begin before the ones ahead of them have ended may be right by luck.
+//! The ways of launching a step's kernels, beside kernel by kernel: the same tokens, the same logits. On a real device
+//! each way is repeated: kernels that begin before the ones ahead of them have ended may be right by luck.
 
 use crate::agree::{generate, prompts_of};
 use crate::steps::Steady;

@@ -1,13 +1,15 @@
 //! What a machine with a GPU is asked first: `cuda_check OBJECT CHORE ...`.
 //!
-//! `device` opens it, and cuBLASLt beside it; `kernels` holds every kernel against its twin on the device, or those of the
-//! sweeps that are named (`sweeps` lists them; `full` asks an emulated device for what a real one does); `parity` holds the
-//! engine against the CPU engine in fp32, in a build that has one (feature `torch`), and `launches` every way of launching a
-//! step's kernels against one by one. `load` times how weights get to the device. `greedy` generates for benchmarks/gpu_reference.py to judge. `copy` and `steps` measure; `rates` times each kernel
-//! of a step by itself, `phases` looks into the fused step. All print one JSON object a line. Switches of `steps`: no-graphs, no-fused,
-//! plain-prefill, first-algorithm, fused (the fused decode step), dependent (launches), mixed-graphs, bf16, f32; penalised, logprobs and masked, which all rows then are; sampled (the API's defaults: temperature 1 and nothing cut off) and
-//! nucleus (top-k and top-p), where rows are greedy otherwise; host-sampler, which then does what the device's would. It also
-//! runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
+//! `device` opens it, and cuBLASLt beside it; `kernels` holds every kernel against its twin on the device, or those of
+//! the sweeps that are named (`sweeps` lists them; `full` asks an emulated device for what a real one does); `parity`
+//! holds the engine against the CPU engine in fp32, in a build that has one (feature `torch`), and `launches` every way
+//! of launching a step's kernels against one by one. `load` times how weights get to the device. `greedy` generates for
+//! benchmarks/gpu_reference.py to judge. `copy` and `steps` measure; `rates` times each kernel of a step by itself,
+//! `phases` looks into the fused step. All print one JSON object a line. Switches of `steps`: no-graphs, no-fused,
+//! plain-prefill, first-algorithm, fused (the fused decode step), dependent (launches), mixed-graphs, bf16, f32;
+//! penalised, logprobs and masked, which all rows then are; sampled (the API's defaults: temperature 1 and nothing cut
+//! off) and nucleus (top-k and top-p), where rows are greedy otherwise; host-sampler, which then does what the device's
+//! would. It also runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
 
 mod agree;
 mod filled;

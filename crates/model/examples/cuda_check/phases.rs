@@ -1,5 +1,5 @@
-//! Where the fused decode step spends its time: of each phase what a block takes for its rows, for its part of the work, and
-//! at the barrier behind it, in microseconds, over the blocks and the layers.
+//! Where the fused decode step spends its time: of each phase what a block takes for its rows, for its part of the
+//! work, and at the barrier behind it, in microseconds, over the blocks and the layers.
 
 use crate::Outcome;
 use crate::filled::Filled;
@@ -38,7 +38,8 @@ impl Stamps {
     }
 }
 
-/// Phases of steps of one to eight rows; the context whole, in a few parts, and in as many as the engine splits it into.
+/// Phases of steps of one to eight rows; the context whole, in a few parts, and in as many as the engine splits it
+/// into.
 pub(crate) fn phases(object: &str) -> Outcome {
     let device = Device::open(Path::new(object), 0)?;
     let on = Filled::new(&device, GEMV_ROWS_MAX, GEMV_ROWS_MAX)?;

@@ -1,5 +1,6 @@
-//! Each kernel of a step by itself, against what it has to move: launches for all layers are captured one behind another, so
-//! that each finds the memory that the ones before it have pushed out of the caches, and no host stands between.
+//! Each kernel of a step by itself, against what it has to move: launches for all layers are captured one behind
+//! another, so that each finds the memory that the ones before it have pushed out of the caches, and no host stands
+//! between.
 
 use crate::filled::Filled;
 use crate::{Outcome, PRODUCT_WORKSPACE_BYTES};

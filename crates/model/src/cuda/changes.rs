@@ -1,8 +1,8 @@
 //! Penalties, biases and banned ids as changes of single logits, which the sampler kernel makes before it draws.
 //!
 //! What [`Shaper`](crate::shaping) does in walks over the row's tokens comes here as one entry for each id, so that the
-//! kernel can make all of them at once. Nothing is kept from step to step. A row that stands on a token which the step before
-//! draws lacks that one; the kernel, which finds it in the lane's place, adds it.
+//! kernel can make all of them at once. Nothing is kept from step to step. A row that stands on a token which the step
+//! before draws lacks that one; the kernel, which finds it in the lane's place, adds it.
 
 use crate::Shaping;
 use pinion_ops::cuda::{CHANGE_BYTES, LogitChange, RowChanges};
@@ -34,8 +34,8 @@ impl Changes {
         self.all.clear();
     }
 
-    /// Adds a row, which may stand on a future token. `None` if the kernel cannot make its changes: there is no room for
-    /// them, or some have an order.
+    /// Adds a row, which may stand on a future token. `None` if the kernel cannot make its changes: there is no room
+    /// for them, or some have an order.
     pub(super) fn add(&mut self, shaping: &Shaping<'_>, is_ahead: bool) -> Option<RowChanges> {
         let begin = self.all.len();
         let added = self.add_all(shaping);

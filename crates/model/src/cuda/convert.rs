@@ -1,5 +1,5 @@
-//! Weights as the device takes them: another element type, and `[in, out]` turned to `[out, in]`. In runs and tiles that the
-//! first cache holds, on several threads; the test says the same an element at a time.
+//! Weights as the device takes them: another element type, and `[in, out]` turned to `[out, in]`. In runs and tiles
+//! that the first cache holds, on several threads; the test says the same an element at a time.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -27,7 +27,7 @@ fn size_of(dtype: StoredDtype) -> usize {
 }
 
 impl StoredTensor<'_> {
-    /// Fills `out` with all elements as `dtype`, on up to so many threads.
+    /// Fills `out` with all elements as `dtype`, on up to `threads` threads.
     ///
     /// # Panics
     /// If `out` has not the tensor's length.

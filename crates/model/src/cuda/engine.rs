@@ -111,7 +111,7 @@ pub struct CudaGpt2 {
     pub(super) host_output: Vec<u32>,
     /// The batch's tokens with future ones replaced, to be checked.
     known_tokens: Vec<u32>,
-    /// What was taken at load; what is free is asked when somebody wants to know.
+    /// What was taken at load; what is free is read on demand.
     memory: DeviceMemory,
     /// What the rows of the step being launched do to their logits.
     changes: Changes,

@@ -1,5 +1,5 @@
-//! The layers on the device: `GPT2LMHeadModel` of transformers' models/gpt2/modeling_gpt2.py, kernel by kernel. The same
-//! calls run a step at once or are captured into a graph.
+//! The layers on the device: `GPT2LMHeadModel` of transformers' models/gpt2/modeling_gpt2.py, kernel by kernel. The
+//! same calls run a step at once or are captured into a graph.
 
 use super::fused_decode::FusedDecode;
 use super::gpt2_shape::Gpt2Shape;
@@ -63,7 +63,8 @@ impl Forward {
     ) -> Result<Forward, CudaError> {
         let device = stream.device();
         let memory = Memory::new(device, &shape, options, sizes)?;
-        // Counters start at zero; tables and lane tokens are never read before they are written, but zeros are in range.
+        // Counters start at zero; tables and lane tokens are never read before they are written, but zeros are in
+        // range.
         for span in [memory.counters, memory.tables, memory.lane_tokens] {
             stream.fill(span, 0)?;
         }
@@ -362,8 +363,8 @@ impl Forward {
         Ok(())
     }
 
-    /// How the contexts of so many queries are split. There is room for those of as many rows as a step may have; more
-    /// queries fill the device without.
+    /// How the contexts of a number of queries are split. There is room for as many queries as a step may have rows;
+    /// more of them fill the device without splits.
     fn split(&self, queries: u32) -> Option<DecodeSplit> {
         let memory = &self.memory;
         let splits = splits(queries, self.shape.heads, self.multiprocessors);
@@ -451,8 +452,8 @@ impl Forward {
         stream.product(&self.head_product(self.memory.last_normed, count))
     }
 
-    /// Copies the beginning of a block in every layer. Whole blocks: what lies behind the beginning is written before it is
-    /// read.
+    /// Copies the beginning of a block in every layer. Whole blocks: what lies behind the beginning is written before
+    /// it is read.
     pub(super) fn copy_block(&self, stream: &Stream, from: u32, to: u32) -> Result<(), CudaError> {
         let layer_bytes = self.cache.bytes() / self.shape.layers as usize;
         let tokens = 2 * self.shape.hidden as usize * self.block_size as usize;

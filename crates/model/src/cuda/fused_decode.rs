@@ -1,5 +1,5 @@
-//! The fused decode step in the engine: one kernel from token ids to logits for steps of up to eight rows, in place of the
-//! calls of `forward`. Kernel and reasons: docs/design/0008-fused-decode.md.
+//! The fused decode step in the engine: one kernel from token ids to logits for steps of up to eight rows, in place of
+//! the calls of `forward`. Kernel and reasons: docs/design/0008-fused-decode.md.
 
 use super::forward::{Forward, Kind, activation_of};
 use super::inputs::Layout;
@@ -26,8 +26,8 @@ fn norm(of: &Norm) -> BiasedWeight {
     BiasedWeight { weight: of.weight, bias: of.bias }
 }
 
-/// How many parts the context of each row is split into: a block of threads for each part, or fewer, as a second round would
-/// take as long as the first.
+/// How many parts the context of each row is split into: a block of threads for each part, or fewer, as a second round
+/// would take as long as the first.
 pub fn fused_splits(plan: &DecodePlan, heads: u32) -> u32 {
     (plan.blocks / (plan.rows * heads)).clamp(1, SPLITS_MAX)
 }
@@ -73,7 +73,7 @@ impl FusedDecode {
         Ok(FusedDecode { model, plans })
     }
 
-    /// The plan for a decode step of so many rows, padding included, if it can be one kernel.
+    /// The plan for a decode step of this number of rows, padding included, if it can be one kernel.
     pub(super) fn plan(&self, rows: u32) -> Option<&DecodePlan> {
         self.plans.iter().find(|plan| plan.rows == rows)
     }
@@ -132,8 +132,8 @@ impl Forward {
         Some((fused, fused.plan(layout.tokens as u32)?))
     }
 
-    /// The graph of a decode step, replayed once. None for a fused step on a driver that captures no cooperative launch: the
-    /// step has run without one by now, and its two launches can go on doing so.
+    /// The graph of a decode step, replayed once. None for a fused step on a driver that captures no cooperative
+    /// launch: the step has run without one by now, and its two launches can go on doing so.
     pub(super) fn capture(&self, stream: &Stream, layout: Layout) -> Result<Option<Graph>, CudaError> {
         match stream.capture(|| self.run(stream, layout, Kind::Decode)) {
             Ok(graph) => stream.replay(&graph).map(|()| Some(graph)),

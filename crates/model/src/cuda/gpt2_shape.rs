@@ -1,4 +1,5 @@
-//! GPT-2's sizes. The device's forward does not interpret the whole architecture yet: it runs what GPT-2 is and refuses the rest.
+//! GPT-2's sizes. The device's forward does not interpret the whole architecture yet: it runs what GPT-2 is and refuses
+//! the rest.
 
 use crate::config_json;
 use crate::load::LoadError;

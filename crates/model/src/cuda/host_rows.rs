@@ -1,5 +1,5 @@
-//! What the host does of a step: rows that its sampler samples, and the scores of prompt tokens. Both bring logits over, a
-//! row at a time, so such a step waits for its own result.
+//! What the host does of a step: rows that its sampler samples, and the scores of prompt tokens. Both bring logits
+//! over, a row at a time, so such a step waits for its own result.
 
 use super::engine::{CudaGpt2, gone};
 use super::sampling::Source;
@@ -45,7 +45,8 @@ impl CudaGpt2 {
         Ok(())
     }
 
-    /// Scores the prompt tokens of the rows that ask, a few at a time: so few that no algorithm has to be chosen for them.
+    /// Scores the prompt tokens of the rows that ask, a few at a time: so few that no algorithm has to be chosen for
+    /// them.
     pub(super) fn score_prompts(
         &mut self,
         batch: &StepBatch<'_>,

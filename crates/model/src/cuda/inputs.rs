@@ -1,12 +1,13 @@
 //! What a step sends to the device: one run of bytes in pinned memory, copied at once.
 //!
-//! The places of the arrays follow from the padded sizes alone, those of the tokens and of what attention has of them from the
-//! number of tokens, so a captured graph finds them where they were when it was captured. Block tables live on the device by lane; [`Tables`] remembers what is there and sends what differs.
+//! The places of the arrays follow from the padded sizes alone, those of the tokens and of what attention has of them
+//! from the number of tokens, so a captured graph finds them where they were when it was captured. Block tables live on
+//! the device by lane; [`Tables`] remembers what is there and sends what differs.
 
 use crate::{Row, StepBatch};
 use pinion_ops::cuda::{DRAW_BYTES, NO_LANE, NO_QUERY, PREFILL_TILE};
 
-/// Rows of at least so many query tokens go to the tensor-core kernel.
+/// Rows of at least this number of query tokens go to the tensor-core kernel.
 const TILED_QUERY_MIN: u32 = 16;
 
 /// Padded sizes of a step, from which every offset follows.
@@ -55,7 +56,7 @@ impl Layout {
         self.draws() + self.rows * DRAW_BYTES
     }
 
-    /// Bytes of the largest step with so many changes.
+    /// Bytes of the largest step with this number of logit edits.
     pub(super) fn bytes(&self, updates: usize) -> usize {
         self.updates() + 12 * updates
     }

@@ -1,6 +1,6 @@
-//! Rows that are sampled behind the step's own sampler, which leaves them out: those whose logits are read before they are
-//! changed, because the request wants logprobs, and those whose mask the host waits for while the device computes their
-//! logits. Their launches are in no graph, so steps without such rows do not pay for them.
+//! Rows that are sampled behind the step's own sampler, which leaves them out: those whose logits are read before they
+//! are changed, because the request wants logprobs, and those whose mask the host waits for while the device computes
+//! their logits. Their launches are in no graph, so steps without such rows do not pay for them.
 
 use super::engine::CudaGpt2;
 use super::inputs::{Layout, aligned};
@@ -11,17 +11,18 @@ use pinion_ops::cuda::{
     SampledState, Score, Scored, Scores, mask_bytes,
 };
 
-/// Where the scores of a step of so many rows of logits stand, behind their tokens.
+/// Offset of the scores behind the tokens of a step with this number of rows of logits.
 fn scores_at(rows: usize) -> usize {
     aligned(rows * SAMPLED_BYTES)
 }
 
-/// Bytes of the results of a step of so many rows of logits, so many of them scored.
+/// Bytes of the results of a step, by its rows of logits and the scored ones among them.
 pub(super) fn result_bytes(rows: usize, scored: usize) -> usize {
     scores_at(rows) + scored * SCORES_BYTES
 }
 
-/// Bytes of what so many late rows send, so many of them masked: their draws, which of them are scored, their masks.
+/// Bytes that late rows send, by their number and the masked ones among them: their draws, which of them are scored,
+/// their masks.
 pub(super) fn late_bytes(rows: usize, masked: usize, vocab: u32) -> usize {
     masks_at(rows) + masked * mask_bytes(vocab)
 }
@@ -39,8 +40,8 @@ struct Sent {
 }
 
 impl CudaGpt2 {
-    /// Queues the late rows of the step just queued. Reads their masks, which may wait a little while the device works; a row
-    /// whose mask has nothing to give becomes [`Source::Ended`]. Gives how many rows are scored.
+    /// Queues the late rows of the step just queued. Reads their masks, which may wait a little while the device works;
+    /// a row whose mask has nothing to give becomes [`Source::Ended`]. Gives how many rows are scored.
     pub(super) fn queue_late(
         &mut self,
         batch: &StepBatch<'_>,

@@ -1,8 +1,9 @@
 //! Captured layers of steps that are not all decode: prompt chunks, with decode rows or without.
 //!
-//! Such a step has four sizes: tokens, rows of logits, and what attention has of the tokens, single queries and tiles. A graph
-//! is of a padded number of tokens and one of single queries, with as many tiles as that many tokens can have; what a step
-//! has less is padding that does nothing. Embeddings and layers are in it, the head and the sampler are four launches behind it.
+//! Such a step has four sizes: tokens, rows of logits, and what attention has of the tokens, single queries and tiles.
+//! A graph is of a padded number of tokens and one of single queries, with as many tiles as that many tokens can have;
+//! what a step has less is padding that does nothing. Embeddings and layers are in it, the head and the sampler are
+//! four launches behind it.
 
 use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout};
@@ -14,7 +15,7 @@ const TOKENS_MAX: u32 = 1024;
 const SINGLES_MIN: u32 = 8;
 const SINGLES_STEP: u32 = 4;
 
-/// Numbers of single queries that graphs are captured for, of a device with so many lanes.
+/// Numbers of single queries that graphs are captured for, of a device with this number of lanes.
 fn singles_buckets(lanes: u32) -> impl Iterator<Item = u32> {
     let powers = std::iter::successors(Some(SINGLES_MIN), |&singles| singles.checked_mul(SINGLES_STEP));
     let below = powers.take_while(move |&singles| singles < lanes);
@@ -26,8 +27,8 @@ fn singles_buckets(lanes: u32) -> impl Iterator<Item = u32> {
 pub(super) struct MixedGraphs(Vec<(usize, Filled, Graph)>);
 
 impl MixedGraphs {
-    /// Captures and replays one for each of `token_buckets` and number of single queries. `pad` fills the input memory with
-    /// padding of the sizes that it is given.
+    /// Captures and replays one for each of `token_buckets` and number of single queries. `pad` fills the input memory
+    /// with padding of the sizes that it is given.
     pub(super) fn capture(
         stream: &Stream,
         forward: &Forward,

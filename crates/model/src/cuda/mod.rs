@@ -1,7 +1,7 @@
 //! GPT-2 on a CUDA device: paged cache, captured decode graphs, sampling on the device, steps queued ahead.
 //!
-//! Start at [`load_cuda`], then `engine` (a step from launch to retire), `forward` (the layers), `inputs` (what travels to
-//! the device), `buckets`. It needs no libtorch at run time and runs on any object that implements
+//! Start at [`load_cuda`], then `engine` (a step from launch to retire), `forward` (the layers), `inputs` (what travels
+//! to the device), `buckets`. It needs no libtorch at run time and runs on any object that implements
 //! kernels/include/pinion_cuda.h: the real one, or the emulated device that tests use. docs/design/0006-cuda.md.
 
 mod buckets;

@@ -9,8 +9,8 @@ use crate::{StepBatch, Unshaped};
 use pinion_ops::cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored, Stream};
 
 impl CudaGpt2 {
-    /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each product's
-    /// algorithm is chosen. Longest first: what the library allocates for one serves the shorter ones.
+    /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each
+    /// product's algorithm is chosen. Longest first: what the library allocates for one serves the shorter ones.
     pub(super) fn prepare(&mut self) -> Result<(), CudaError> {
         for index in (0..self.token_buckets.len()).rev() {
             let layout = Layout { tokens: self.token_buckets[index] as usize, rows: 0 };
@@ -43,7 +43,7 @@ impl CudaGpt2 {
         })
     }
 
-    /// Runs what no decode step runs, over padding, so that traffic is nobody's first use of a kernel or a product's shape:
+    /// Runs what no decode step runs, over padding, so that no request is the first use of a kernel or a GEMM's shape:
     /// tables, copied blocks, single queries and tiles of a prompt, and the rows of a mixed step with its head.
     fn touch(&mut self) -> Result<(), CudaError> {
         let tokens = self.token_buckets[0] as usize;

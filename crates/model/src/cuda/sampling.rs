@@ -1,4 +1,4 @@
-//! Who samples a row: the device, or the host with the row's logits.
+//! Where a row is sampled: on the device, or on the host from the row's logits.
 
 use super::changes::Changes;
 use crate::sampler::uniform;

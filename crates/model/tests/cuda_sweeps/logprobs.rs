@@ -241,6 +241,7 @@ pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: u64) {
             broken += u32::from(have.is_empty());
         }
     }
-    // Some of what is drawn had its logit changed, and is scored as it was; some rows are not finite and have no scores.
+    // Some of what is drawn had its logit changed, and is scored as it was; some rows are not finite and have no
+    // scores.
     assert!(changed > 0 && (broken > 0 || cases < 40), "{changed} changed, {broken} broken");
 }

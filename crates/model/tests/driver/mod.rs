@@ -1,4 +1,5 @@
-//! A tiny continuous-batching loop for tests: paged blocks from a scattered free list, chunked prefill mixed with decode.
+//! A tiny continuous-batching loop for tests: paged blocks from a scattered free list, chunked prefill mixed with
+//! decode.
 
 use pinion_model::{Model, OwnedBatch, RowOutcome, SampleParams, StepOutput};
 use std::collections::VecDeque;

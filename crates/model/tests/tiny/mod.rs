@@ -1,5 +1,5 @@
-//! Tiny random models of every family: their goldens (tests/families, written by tests/make_families.py), and their folders, whose
-//! weights are computed from the tensors' names.
+//! Tiny random models of every family: their goldens (tests/families, written by tests/make_families.py), and their
+//! folders, whose weights are computed from the tensors' names.
 
 #![allow(dead_code, reason = "each test includes it and uses its part")]
 

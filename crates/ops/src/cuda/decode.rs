@@ -85,7 +85,7 @@ pub struct DecodeModel {
     barrier: Span,
 }
 
-/// How a step of so many rows is laid out on the device at hand.
+/// How a step of a given number of rows is laid out on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodePlan {
     /// Rows of the step.

@@ -73,7 +73,8 @@ impl Drop for Opened {
     fn drop(&mut self) {
         let addresses = self.allocations.get_mut().map(std::mem::take).unwrap_or_default();
         for address in addresses {
-            // SAFETY: the address came from `alloc` and nobody can queue work on it: streams and graphs hold the device.
+            // SAFETY: the address came from `alloc` and no work can be queued on it: streams and graphs hold the
+            // device.
             unsafe { (self.symbols.free)(address) };
         }
     }
@@ -174,8 +175,8 @@ impl Device {
         self.stream_with(false)
     }
 
-    /// A new stream. With dependent launches a step's kernels begin before the ones ahead of them have ended and wait for
-    /// their results themselves (kernels/cuda/stream.h); on a device below sm_90 that changes nothing.
+    /// A new stream. With dependent launches a step's kernels begin before the ones ahead of them have ended and wait
+    /// for their results themselves (kernels/cuda/stream.h); on a device below sm_90 that changes nothing.
     ///
     /// # Errors
     /// The driver's.
@@ -323,7 +324,8 @@ impl Stream {
         self.device.check("filling device memory", code)
     }
 
-    /// Records what `work` queues on this stream instead of running it. Copies from and to the host do not belong in it.
+    /// Records what `work` queues on this stream instead of running it. Copies from and to the host do not belong in
+    /// it.
     ///
     /// # Errors
     /// The first of `work`'s or the driver's.

@@ -31,7 +31,7 @@ impl CudaActivation {
     }
 }
 
-/// Who computes a product.
+/// What computes a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProductMethod {
     /// Our kernel for up to [`GEMV_ROWS_MAX`] rows, else the library.
@@ -66,11 +66,11 @@ pub struct Product {
     pub y_dtype: CudaDtype,
     /// Applied before y is added to.
     pub activation: CudaActivation,
-    /// Who computes it.
+    /// What computes it.
     pub method: ProductMethod,
     /// Add to what y holds.
     pub accumulate: bool,
-    /// So many of the library's algorithms are timed at the shape's first use; 1 takes its own first choice.
+    /// Number of the library's algorithms that are timed at the shape's first use; 1 takes its own first choice.
     pub candidates: u32,
 }
 
@@ -252,7 +252,7 @@ pub struct TokenBatch {
     pub lanes: Span,
     /// u32 \[tokens\].
     pub positions: Span,
-    /// u32 \[lanes, table_stride\]. Entries name blocks of the cache: whoever fills the table has checked them.
+    /// u32 \[lanes, table_stride\]. Entries name blocks of the cache: the caller that fills the table has checked them.
     pub tables: Span,
     /// Query tokens.
     pub tokens: u32,
@@ -305,8 +305,8 @@ pub struct Attention {
     pub q: Span,
     /// Elements between tokens of q.
     pub q_stride: u32,
-    /// k and v of the tokens \[tokens, kv_heads, head_dim\] and the elements between tokens, to be appended on the way. The
-    /// tokens are then of different lanes.
+    /// k and v of the tokens \[tokens, kv_heads, head_dim\] and the elements between tokens, to be appended on the way.
+    /// The tokens are then of different lanes.
     pub append: Option<(Span, Span, u32)>,
     /// \[blocks, kv_heads, 2, block_size, head_dim\].
     pub cache: Span,

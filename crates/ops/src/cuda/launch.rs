@@ -1,5 +1,5 @@
 //! Launches: each operand's length is checked against the shape before its address leaves for the device. What is in
-//! device memory (block tables, indices) cannot be checked here; whoever writes it does.
+//! device memory (block tables, indices) cannot be checked here; its writer does.
 
 use super::device::{CudaError, Stream};
 use super::kernels::raw;
@@ -94,8 +94,8 @@ impl Stream {
         function: unsafe extern "C" fn(*const T, *mut std::ffi::c_void) -> i32,
         args: &T,
     ) -> Result<(), CudaError> {
-        // SAFETY: the arguments are read during the call; every address in them is memory of this device whose length was
-        // checked by the caller, and the stream is alive.
+        // SAFETY: the arguments are read during the call; every address in them is memory of this device whose length
+        // was checked by the caller, and the stream is alive.
         self.device.check(operation, unsafe { function(args, self.handle) })
     }
 

@@ -180,8 +180,8 @@ pub struct Tables {
     pub head: Vec<f32>,
 }
 
-/// Twin of the fused decode step for one row: the next token of one sequence, whose keys and values it appends to `caches`
-/// (one a layer). Gives the logits. `round` rounds to the dtype, where the kernels store.
+/// Twin of the fused decode step for one row: the next token of one sequence, whose keys and values it appends to
+/// `caches` (one a layer). Gives the logits. `round` rounds to the dtype, where the kernels store.
 pub fn decode_step(
     layers: &[Layer],
     tables: &Tables,

@@ -1,8 +1,8 @@
 //! What the lanes hold: the emulated `ldmatrix` and `mma` against the words of the PTX ISA.
 //!
-//! `ldmatrix.x4` (section "Warp-level matrix load instruction"): threads 0-7 give the rows of the first matrix, 8-15 of the
-//! second and so on; a group of four threads holds a row, thread 0 its first two elements; `.trans` reads by column. Of
-//! `mma.m16n8k16` only the outcome is looked at: a product, with the right operand loaded in both ways.
+//! `ldmatrix.x4` (section "Warp-level matrix load instruction"): threads 0-7 give the rows of the first matrix, 8-15 of
+//! the second and so on; a group of four threads holds a row, thread 0 its first two elements; `.trans` reads by
+//! column. Of `mma.m16n8k16` only the outcome is looked at: a product, with the right operand loaded in both ways.
 
 #![allow(unsafe_code, reason = "functions of the emulated object alone, found by name")]
 

@@ -58,7 +58,8 @@ fn the_quickest_algorithm_that_works_is_taken_and_gives_the_same_product() {
     assert_ne!(seen[0], seen[1], "the algorithms can be told apart");
 }
 
-/// The library's epilogue has the tanh form alone, and for fp32 the emulated one takes longer than a launch behind the product.
+/// The library's epilogue has the tanh form alone, and for fp32 the emulated one takes longer than a launch behind the
+/// product.
 #[test]
 fn an_activation_is_the_librarys_where_that_is_quicker() {
     let _alone = alone();

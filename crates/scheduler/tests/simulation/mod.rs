@@ -20,7 +20,7 @@ pub const REQUESTS_MAX: u32 = 16;
 const PREFILL_FIRST_STEPS_MAX: u32 = 4;
 /// More important ones may take a request's blocks away so often.
 const OUTRANKED_MAX: u32 = 4;
-/// Every so many starts go to the oldest request, if it has aged.
+/// One start in this number goes to the oldest request, if it has aged.
 const AGED_STARTS_EVERY: u64 = 4;
 
 pub fn mix(state: u64, value: u64) -> u64 {
@@ -66,7 +66,7 @@ impl Mock {
             [blocks[position / self.block_size] as usize * self.block_size + position % self.block_size]
     }
 
-    /// Carries out the copies of the current plan. Nobody reads where they write.
+    /// Carries out the copies of the current plan. No row reads where they write.
     fn copy(&mut self, scheduler: &Scheduler) {
         let plan = scheduler.current_plan();
         for (at, copy) in plan.copies.iter().enumerate() {
@@ -105,7 +105,7 @@ impl Mock {
         }
     }
 
-    /// Nobody writes where another reads or writes.
+    /// No sequence writes where another reads or writes.
     fn check_writes(&self, scheduler: &Scheduler, rows: &[PlanRow]) {
         for row in rows {
             let (first, last) = (row.start as usize, (row.start + row.len - 1) as usize);
@@ -128,7 +128,7 @@ pub enum Exit {
     Cancel(u32),
     Stop(u32),
     Discard(u32),
-    /// From so many steps after arrival on, its rows fail.
+    /// From this number of steps after arrival on, its rows fail.
     Fail(u32),
 }
 
@@ -149,7 +149,7 @@ pub struct Schedule {
     pub limits: Limits,
     pub policy: Policy,
     pub arrivals: Vec<Arrival>,
-    /// Empties the prefix cache after every so many steps.
+    /// Empties the prefix cache each time this number of steps has passed.
     pub clear_every: Option<u32>,
     /// Each step is planned and run before the one before it is committed.
     pub ahead: bool,
@@ -315,7 +315,7 @@ impl Simulation {
 
     fn collect(&mut self) {
         for ended in self.scheduler.drain_finished() {
-            let watched = self.watched.get_mut(&ended.finished.id).expect("who ends was admitted");
+            let watched = self.watched.get_mut(&ended.finished.id).expect("a request that ends was admitted");
             assert!(!watched.discarded, "nothing comes of a discarded request");
             assert!(watched.ended.replace(ended).is_none(), "{} ended twice", ended.finished.id);
         }
@@ -341,7 +341,7 @@ impl Simulation {
         self.mock.check_writes(&self.scheduler, &rows);
         let mut results = Vec::new();
         for row in &rows {
-            let watched = self.watched.get_mut(&row.id).expect("who runs was admitted");
+            let watched = self.watched.get_mut(&row.id).expect("a request that runs was admitted");
             let since = self.step - watched.arrival.at_step;
             let poisoned = matches!(watched.arrival.exit, Some(Exit::Fail(after)) if after <= since);
             let result = self.mock.row(&self.scheduler, row, poisoned);
@@ -358,12 +358,12 @@ impl Simulation {
     fn commit(&mut self) {
         let step = self.in_flight.pop_front().unwrap_or_default();
         for (id, result) in &step {
-            let watched = self.watched.get_mut(id).expect("who runs was admitted");
+            let watched = self.watched.get_mut(id).expect("a request that runs was admitted");
             watched.failed |= matches!(result, RowResult::Failed(_)) && watched.ended.is_none();
         }
         let results: Vec<RowResult> = step.into_iter().map(|(_, result)| result).collect();
         for event in self.scheduler.commit(&results) {
-            let watched = self.watched.get_mut(&event.id).expect("who runs was admitted");
+            let watched = self.watched.get_mut(&event.id).expect("a request that runs was admitted");
             assert_eq!(event.sequence as usize, watched.got.len(), "no token is repeated or skipped");
             watched.got.push(event.token);
             assert_eq!(event.last, watched.got.len() == watched.expected.len());

@@ -54,8 +54,8 @@ impl Baseline {
         Baseline(processes.map(|process| (process.name.clone(), Held::by(process.pid))).collect())
     }
 
-    /// Whether a process holds more than it did, but for what the bounds allow. Connections may still be closing, so the
-    /// service has time to come down to it.
+    /// Whether a process holds more than it did, but for what the bounds allow. Connections may still be closing, so
+    /// the service has time to come down to it.
     pub(crate) fn check(&self, server: &Server, roles: &[String], has_spare: bool) {
         let mut over = Vec::new();
         for _ in 0..20 {

@@ -30,7 +30,7 @@ pub(crate) enum Fault {
         signal: Signal,
     },
     KillSpare,
-    /// The role, then so many successors while they start.
+    /// The role, then this number of successors while they start.
     KillSuccessors {
         role: String,
         successors: usize,

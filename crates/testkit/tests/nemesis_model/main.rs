@@ -1,8 +1,9 @@
 //! The demo model on libtorch under deaths, with every kind of request: each answer is the one that an undisturbed run
 //! gives, only what a dead frontend held is cut, and afterwards nothing is held that was not held before.
 //!
-//! `kinds` are the requests, `reply` reads an answer, `reference` knows what it must be, `faults` strike, `baseline` weighs
-//! the service before and after. The rounds follow from a seed, which each test prints: `PINION_TEST_SEED` repeats a run.
+//! `kinds` are the requests, `reply` reads an answer, `reference` knows what it must be, `faults` strike, `baseline`
+//! weighs the service before and after. The rounds follow from a seed, which each test prints: `PINION_TEST_SEED`
+//! repeats a run.
 
 mod baseline;
 mod faults;

@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Two logprobs of one token may be this far apart. A resumed request computes in a prompt chunk what it had computed row by
-/// row, and fp32 sums in another order.
+/// Two logprobs of one token may be this far apart. A resumed request computes in a prompt chunk what it had computed
+/// row by row, and fp32 sums in another order.
 pub(crate) const LOGPROB_BOUND: f64 = 1e-3;
-/// Of every service. Several threads of an engine that wait for each other make no progress where other programs use the cores.
+/// Of every service. Several threads of an engine that wait for each other make no progress where other programs use
+/// the cores.
 pub(crate) const FLAGS: [&str; 4] = ["--dtype", "fp32", "--engine-threads", "1"];
 /// Requests under way at once, here and in the rounds.
 pub(crate) const CLIENTS: usize = 8;

@@ -76,8 +76,8 @@ pub(crate) fn under_load(
     server.stop();
 }
 
-/// One round: waits, strikes, and waits until the service has overcome it and each client has an answer to a request that it
-/// sent afterwards. So no request meets two rounds. False if a client has failed meanwhile.
+/// One round: waits, strikes, and waits until the service has overcome it and each client has an answer to a request
+/// that it sent afterwards. So no request meets two rounds. False if a client has failed meanwhile.
 fn overcome(
     server: &Server,
     shared: &Shared,
@@ -122,8 +122,8 @@ fn client(server: &Server, reference: &Reference, shared: &Shared, seed: u64, in
     }
 }
 
-/// Kills a role at a random moment of each start. The service is then ready and serves, or it ends with the exit code that says
-/// that a role failed to start.
+/// Kills a role at a random moment of each start. The service is then ready and serves, or it ends with the exit code
+/// that says that a role failed to start.
 pub(crate) fn deaths_in_a_start(model: &Path, reference: &Reference, seed: u64, count: usize) {
     let mut random = Random::new(seed);
     let (mut served, mut ended) = (0, 0);

@@ -77,7 +77,8 @@ impl ChatRenderer {
 
     /// The templates of a model folder: `chat_template.jinja`, else `chat_template` in `tokenizer_config.json` (a
     /// string, or a list in which one is named "default"), else in `chat_template.json`; plain lines if there is
-    /// none. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens come from `tokenizer_config.json`. Errors name the file.
+    /// none. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens come from
+    /// `tokenizer_config.json`. Errors name the file.
     pub fn load(folder: &Path) -> Result<ChatRenderer, LoadError> {
         let (sources, tokens) = source::find(folder)?;
         let Some(sources) = sources else { return Ok(ChatRenderer::plain()) };
@@ -138,8 +139,8 @@ pub struct Rendered {
     pub reasoning: Reasoning,
 }
 
-/// What a prompt leaves for the answer: its end may have opened the reasoning, or closed it before it began. `continued`
-/// is the content that the answer goes on with.
+/// What a prompt leaves for the answer: its end may have opened the reasoning, or closed it before it began.
+/// `continued` is the content that the answer goes on with.
 fn answer_begins(text: &str, continued: Option<&str>) -> Reasoning {
     match continued {
         Some(content) => match (content.rfind(OPEN), content.rfind(CLOSE)) {

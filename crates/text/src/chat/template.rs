@@ -5,9 +5,10 @@
 //! template reaches no other file. minijinja, by Jinja's own author, is the one engine in Rust that runs published
 //! templates as they are; [`super::python`] has the rest of what they take from Python.
 //!
-//! A template is code from whoever made the model. The limits make one that does not end, or that writes
+//! A template is code from the model's author. The limits make one that does not end, or that writes
 //! without end, cost its own request and no more. They do not limit the memory and time that one step takes (a
-//! string that is doubled again and again, a list inside a list inside a list): the process has a memory limit for that.
+//! string that is doubled again and again, a list inside a list inside a list): the process has a memory limit for
+//! that.
 
 use super::date::strftime;
 use super::forms::Forms;

@@ -45,7 +45,7 @@ enum State {
     /// White space at the beginning of the answer or behind a call, which is held back.
     Edge,
     Text,
-    /// So many bytes of the mark have come.
+    /// This number of bytes of the mark have come.
     Mark(usize),
     /// Behind Mistral's mark.
     Opening,
@@ -57,7 +57,7 @@ enum State {
     Call(Scan),
     Xml(XmlScan),
     Python(PythonScan),
-    /// Behind a call; so many bytes of the closing mark have come.
+    /// Behind a call; this number of bytes of the closing mark have come.
     Behind(usize),
     /// All of it is arguments.
     Bare,

@@ -62,8 +62,9 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// Installs the process's subscriber, before the process is pinned, and has panics logged by it. A filter that does not parse falls back to `info` (the
-/// config has already refused it, so that only happens across builds). Calling it twice keeps the first.
+/// Installs the process's subscriber, before the process is pinned, and has panics logged by it. A filter that does not
+/// parse falls back to `info` (the config has already refused it, so that only happens across builds). Calling it twice
+/// keeps the first.
 pub fn install(filter: &str, json: bool) {
     if let Ok(cpus) = sched_getaffinity(Pid::from_raw(0)) {
         CPUS.get_or_init(|| cpus);

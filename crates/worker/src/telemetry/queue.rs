@@ -83,7 +83,8 @@ impl Queue {
         }
     }
 
-    /// For the writer: waits for lines and swaps them with the empty `batch`. Says what is missing before and after them.
+    /// For the writer: waits for lines and swaps them with the empty `batch`. Says what is missing before and after
+    /// them.
     pub(super) fn take(&self, batch: &mut Vec<u8>) -> Missing {
         let state = self.state();
         let waited = self.filled.wait_while(state, |state| state.lines.is_empty());
@@ -93,8 +94,8 @@ impl Queue {
         std::mem::take(&mut state.missing)
     }
 
-    /// From the writer: what became of its batch. `lost` is the part that could not be written, `untold` what it was given
-    /// and has not told.
+    /// From the writer: what became of its batch. `lost` is the part that could not be written, `untold` what it was
+    /// given and has not told.
     pub(super) fn written(&self, lost: &[u8], untold: u64) {
         let mut state = self.state();
         state.is_writing = false;

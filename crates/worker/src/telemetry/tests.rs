@@ -66,8 +66,8 @@ fn lines_come_out_in_order_and_whole() {
     assert_eq!((page.get(0), page.get(1)), (0, 0));
 }
 
-/// The writer hangs in a full pipe: whoever logs goes on, what there is no room for is counted, and the reader is told how
-/// much is missing and where.
+/// The writer hangs in a full pipe: threads that log continue, lines without room are counted, and the reader learns
+/// how many are missing and where.
 #[test]
 fn an_unread_pipe_blocks_nobody_and_what_is_missing_is_told() {
     for (format, level) in [(Format::Text, " WARN "), (Format::Json, "\"level\":\"WARN\"")] {

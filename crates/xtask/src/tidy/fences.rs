@@ -1,5 +1,5 @@
-//! What only some crates may do: unsafe in os, shm and ops, async in the frontend and in the benchmark client, flags and
-//! environment in config.
+//! What only some crates may do: unsafe in os, shm and ops, async in the frontend and in the benchmark client, flags
+//! and environment in config.
 
 use super::source::{line_of, test_bodies, word_offsets};
 use super::{Fault, File, Tree};

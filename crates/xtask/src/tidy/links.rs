@@ -1,4 +1,5 @@
-//! Links between documents lead to files and folders that exist. Addresses, and anchors within a page, are not looked at.
+//! Links between documents lead to files and folders that exist. Addresses, and anchors within a page, are not looked
+//! at.
 
 use super::source::line_of;
 use super::{Fault, Tree};

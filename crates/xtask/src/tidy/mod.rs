@@ -8,6 +8,7 @@ mod generated;
 mod links;
 mod manifests;
 mod paths;
+mod prose;
 mod reach;
 mod sizes;
 mod source;
@@ -134,6 +135,8 @@ const RULES: &[Rule] = &[
     reach::dead_files,
     generated::configuration,
     links::broken_links,
+    prose::width,
+    prose::constructions,
 ];
 
 /// Checks the tree at `root`; the error holds every fault, one per line.

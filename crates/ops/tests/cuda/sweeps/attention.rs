@@ -49,7 +49,7 @@ impl Paged {
         }
     }
 
-    /// From here on no row of the cache is a number but those of each lane's first so many positions.
+    /// Makes all rows of the cache NaN but those of each lane's first positions.
     fn spoil(&mut self, bench: &Bench, dtype: CudaDtype, lens: &[usize]) {
         let twin::Cache { ref mut values, kv_heads, block_size, head_dim } = self.twin;
         let mut spoilt = vec![f32::NAN; values.len()];
@@ -187,8 +187,8 @@ impl Chunks {
         let mut chunks = Chunks::default();
         let tile = PREFILL_TILE as usize;
         for lane in 0..lanes as u32 {
-            // Whole tiles, whole warps and anything else; after no context, whole tiles of keys, one less than a query's
-            // first sight of the next tile, and anything else.
+            // Whole tiles, whole warps and anything else; after no context, whole tiles of keys, one less than a
+            // query's first sight of the next tile, and anything else.
             let step = random.pick(&[1, 1, 16, tile]);
             let len = step * (1 + random.below(context_max.min(140) / step));
             let room = context_max - len;
@@ -209,8 +209,8 @@ impl Chunks {
     }
 }
 
-/// Chunks of several sequences, with tails, in one launch; and the same through the kernel for single tokens. Contexts of
-/// several tiles of keys, so each part of the shared memory is filled again; nothing but the contexts is a number.
+/// Chunks of several sequences, with tails, in one launch; and the same through the kernel for single tokens. Contexts
+/// of several tiles of keys, so each part of the shared memory is filled again; nothing but the contexts is a number.
 pub(crate) fn prefill_attention(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     let context_max = 2 * scale.context_max;

@@ -1,7 +1,7 @@
 //! The sweep of the fused decode step: random models, rows, contexts, grids and depths of prefetch.
 //!
-//! Tolerance: that of one kernel for each of the products and norms that a value passes through, up to 8 in f32 and 6 in
-//! the shorter types, whose roundings the twin makes at the same places.
+//! Tolerance: that of one kernel for each of the products and norms that a value passes through, up to 8 in f32 and 6
+//! in the shorter types, whose roundings the twin makes at the same places.
 
 use super::{Bench, DTYPES, Random, Scale, check_near, tolerance};
 use pinion_ops::cuda::{
@@ -116,7 +116,7 @@ impl Case {
         Case { shape, model, layers, tables, caches, spans, blocks }
     }
 
-    /// The twin's logits of each row; zeros of padding, whose logits nobody reads.
+    /// The twin's logits of each row; zeros for padding, whose logits are not read.
     fn expected(&mut self, tokens: &[u32], lanes: &[u32], positions: &[u32]) -> Vec<Vec<f32>> {
         let (dtype, vocab) = (self.shape.dtype, self.shape.vocab as usize);
         let how = (self.shape.activation, self.shape.epsilon);

@@ -1,8 +1,8 @@
 //! Sweeps of random shapes for each kernel on any device. Each case prints its seed when it fails.
 //!
-//! Tolerances: the twins sum in f64. f32 results may differ by 2e-5 of the largest magnitude, bf16 by 2^-7, f16 by 2^-9:
-//! two roundings of the result. Prefill attention also rounds its softmax weights to the dtype. Appends and copies are
-//! bit for bit.
+//! Tolerances: the twins sum in f64. f32 results may differ by 2e-5 of the largest magnitude, bf16 by 2^-7, f16 by
+//! 2^-9: two roundings of the result. Prefill attention also rounds its softmax weights to the dtype. Appends and
+//! copies are bit for bit.
 
 use half::{bf16, f16};
 use pinion_ops::cuda::{
