@@ -300,7 +300,7 @@ fn a_frontend_that_stops_reading_loses_its_requests_and_no_others() {
 /// The first text leaves at once, then every eighth token, then the tail; what is too much for one delta leaves
 /// earlier.
 #[test]
-fn row_12_stream_interval_sends_the_first_text_at_once_and_the_tail_with_the_end() {
+fn stream_interval_sends_the_first_text_at_once_and_the_tail_with_the_end() {
     let tables = vec![SlotTable::create(1, 1, SLOTS).unwrap()];
     let mut bench = Bench::with_interval(tables, RECORD_BYTES_MAX, 8);
     let id = bench.open(0, 0, &[], &[]);

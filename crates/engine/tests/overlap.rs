@@ -72,7 +72,7 @@ fn answers(seed: u64, penalties: u32, overlap: bool) -> (Answers, u32) {
 }
 
 #[test]
-fn row_17_overlap_tokens_are_the_same_with_and_without() {
+fn overlap_tokens_are_the_same_with_and_without() {
     for seed in 0..8 {
         for penalties in [0, 7, 1] {
             let (with, _) = answers(seed, penalties, true);
@@ -111,7 +111,7 @@ impl Model for Counting {
 
 /// One request that ends by a stop id costs one row more with overlap; one that ends by its length costs none.
 #[test]
-fn row_17_overlap_a_late_stop_costs_one_row_and_no_token() {
+fn overlap_a_late_stop_costs_one_row_and_no_token() {
     let sizes = small();
     let prompt = [3, 1, 4];
     let draws =
@@ -165,7 +165,7 @@ impl Model for Fateful {
 }
 
 #[test]
-fn row_17_overlap_a_model_that_dies_or_hangs_ends_the_engine() {
+fn overlap_a_model_that_dies_or_hangs_ends_the_engine() {
     let fates: [(fn(), u64, &str); 2] = [
         (|| panic!("struck by lightning"), 60, "struck by lightning"),
         (|| std::thread::sleep(Duration::from_secs(3600)), 2, "has not answered"),

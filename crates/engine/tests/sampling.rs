@@ -74,7 +74,7 @@ fn check_logprobs(story: &Story, sampling: &Sampling) {
 }
 
 #[test]
-fn row_23_a_request_gets_the_same_tokens_alone_and_among_others() {
+fn a_request_gets_the_same_tokens_alone_and_among_others() {
     let mut preemptions = 0;
     for (seed, overlap) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
         let mut random = Random(seed);

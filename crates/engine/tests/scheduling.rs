@@ -61,7 +61,7 @@ fn the_prefix_cache_saves_work_and_changes_nothing() {
 }
 
 #[test]
-fn row_16_every_policy_gives_the_same_tokens() {
+fn every_policy_gives_the_same_tokens() {
     let target_ns = 50_000;
     for admission in [Admission::Pack, Admission::Shortest, Admission::Deadline { target_ns }] {
         run(Policy {
@@ -95,7 +95,7 @@ fn an_engine_with_room_takes_in_more_than_its_budget() {
 
 /// Without a budget everything that is there is taken in at once, whatever a step takes.
 #[test]
-fn row_06_without_a_command_budget_all_that_is_there_is_taken_in() {
+fn without_a_command_budget_all_that_is_there_is_taken_in() {
     for (command_budget, fill_to_target, expected) in [(0, false, 32), (0, true, 32), (5, false, 5)] {
         let limits = Limits { block_count: 1000, ..small().limits };
         let mut engine = rig::engine(Sizes { limits, command_budget, fill_to_target, ..small() }, false);

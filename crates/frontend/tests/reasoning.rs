@@ -134,7 +134,7 @@ fn fields(reasoning: &str, content: &str, reasoning_tokens: u64, ending: &str) -
 }
 
 #[test]
-fn row_26_reasoning_has_a_member_of_its_own_and_is_counted() {
+fn reasoning_has_a_member_of_its_own_and_is_counted() {
     run(options(), |h| async move {
         use FinishReason::{Length, Stop};
         use Reasoning::{Begun, None, Possible};
@@ -170,7 +170,7 @@ fn row_26_reasoning_has_a_member_of_its_own_and_is_counted() {
 
 /// Each cut of the text gives what the whole gives, with and without marks that are tokens.
 #[test]
-fn row_26_a_stream_cut_anywhere_has_the_fields_of_the_whole() {
+fn a_stream_cut_anywhere_has_the_fields_of_the_whole() {
     const THOUGHT: &str = "\nWas ist é?\n<tool";
     const ANSWER: &str =
         "\n\nSo: \n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"é\"}}\n</tool_call>\n";
@@ -204,7 +204,7 @@ fn row_26_a_stream_cut_anywhere_has_the_fields_of_the_whole() {
 }
 
 #[test]
-fn row_26_a_tool_call_ends_the_reasoning() {
+fn a_tool_call_ends_the_reasoning() {
     run(options(), |h| async move {
         let pieces = ["I will call", "\n<tool_call>{\"name\": \"f\", ", "\"arguments\": {}}</tool_call>"];
         let begins = (Reasoning::Begun, true);
@@ -224,7 +224,7 @@ fn row_26_a_tool_call_ends_the_reasoning() {
 }
 
 #[test]
-fn row_26_what_asks_for_reasoning_and_what_does_not() {
+fn what_asks_for_reasoning_and_what_does_not() {
     run(options(), |h| async move {
         let asked = |extra: Value| {
             let h = &h;
@@ -277,7 +277,7 @@ fn row_26_what_asks_for_reasoning_and_what_does_not() {
 }
 
 #[test]
-fn row_26_defaults_of_the_model_hold_where_a_request_says_nothing() {
+fn defaults_of_the_model_hold_where_a_request_says_nothing() {
     let defaults = SamplingDefaults {
         temperature: Some(0.5),
         top_p: Some(0.25),

@@ -35,7 +35,7 @@ proptest! {
     }
 
     #[test]
-    fn row_13_every_chunk_kind_equals_serde_json(
+    fn every_chunk_kind_equals_serde_json(
         text in any_text(), model in any_text(), id in "[a-z0-9-]{1,20}", include_usage in any::<bool>(),
         counts in any::<[u32; 3]>(),
     ) {

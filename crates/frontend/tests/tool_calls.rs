@@ -54,7 +54,7 @@ const PIECES: [&str; 9] = [
 ];
 
 #[test]
-fn row_26_a_whole_answer_has_its_calls_and_the_text_around_them() {
+fn a_whole_answer_has_its_calls_and_the_text_around_them() {
     run(Options::default(), |h| async move {
         let reply = answered(&h, json!({"tools": [tool("f")]}), &PIECES, FinishReason::Stop).await;
         let choice = reply.json()["choices"][0].clone();
@@ -82,7 +82,7 @@ fn row_26_a_whole_answer_has_its_calls_and_the_text_around_them() {
 }
 
 #[test]
-fn row_26_a_stream_has_text_then_calls_in_pieces_and_never_a_mark() {
+fn a_stream_has_text_then_calls_in_pieces_and_never_a_mark() {
     for fast in [true, false] {
         let mut options = Options::default();
         options.settings.fast_sse = fast;
@@ -159,7 +159,7 @@ fn what_is_no_call_is_text_and_so_is_every_call_without_tools() {
 }
 
 #[test]
-fn row_26_a_forced_call_is_what_the_grammar_lets_through() {
+fn a_forced_call_is_what_the_grammar_lets_through() {
     run(Options::default(), |h| async move {
         let tools = json!([tool("f"), tool("g")]);
         let list = [

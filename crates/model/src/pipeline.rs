@@ -386,7 +386,7 @@ mod tests {
 
     /// The loop of the model's thread, here on the test's own, where allocations are counted.
     #[test]
-    fn row_17_overlap_the_models_thread_allocates_nothing() {
+    fn overlap_the_models_thread_allocates_nothing() {
         let (jobs, jobs_in) = sync_channel(THREADED_DEPTH);
         let (done_out, done) = sync_channel(THREADED_DEPTH);
         let feeder = std::thread::spawn(move || {
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn row_17_overlap_future_tokens_are_resolved() {
+    fn overlap_future_tokens_are_resolved() {
         let mut pipeline = Threaded::start(|| Ok(fake()), STEP_DEADLINE).expect("a fake model");
         let (blocks, mut out, mut drawn) = (Vec::from_iter(0..128), StepOutput::default(), Vec::new());
         let mut batch = OwnedBatch::default();

@@ -146,7 +146,7 @@ fn run(model: &mut CudaGpt2, seed: u64, is_ahead: bool) -> Vec<StepOutput> {
 }
 
 #[test]
-fn row_17_overlap_rows_with_logprobs_are_scored_on_the_device() {
+fn overlap_rows_with_logprobs_are_scored_on_the_device() {
     let _alone = emulated::alone();
     let _alone = ALONE.lock();
     let mut device = ready("tiny-a", &options());

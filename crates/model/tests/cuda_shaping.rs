@@ -199,7 +199,7 @@ fn ahead(model: &mut CudaGpt2, seed: u64) -> Wishes {
 
 /// The token that the step in flight draws counts for the penalties of the next, wherever the row is sampled.
 #[test]
-fn row_17_overlap_penalised_rows_are_launched_ahead() {
+fn overlap_penalised_rows_are_launched_ahead() {
     let _alone = emulated::alone();
     let mut device = ready("tiny-a", &options());
     let mut host = ready("tiny-a", &CudaOptions { shaped_on_device: false, ..options() });

@@ -157,7 +157,7 @@ fn programmed_times_are_kept() {
 
 /// The block in which a prompt parts from another one is copied up to there, and the tokens are those of the prompt.
 #[test]
-fn row_18_a_copied_beginning_of_a_block_is_as_good_as_a_computed_one() {
+fn a_copied_beginning_of_a_block_is_as_good_as_a_computed_one() {
     let shape = FakeShape { block_count: 4, ..SHAPE };
     let size = shape.block_size as usize;
     let first: Vec<u32> = (1..=2 * size as u32).collect();

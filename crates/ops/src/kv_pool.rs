@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn row_18_the_beginning_of_a_block_is_copied_in_every_layer_and_nothing_else_changes() {
+    fn the_beginning_of_a_block_is_copied_in_every_layer_and_nothing_else_changes() {
         check::<f32>();
         check::<bf16>();
     }

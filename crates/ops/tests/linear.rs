@@ -29,7 +29,7 @@ fn packs(kind: Kind) -> bool {
 }
 
 #[test]
-fn row_22_packed_equals_plain() {
+fn packed_equals_plain() {
     set_threads(1);
     tch::manual_seed(11);
     let kinds = [(Kind::Float, 1e-5), (Kind::BFloat16, 1.0 / 64.0)];

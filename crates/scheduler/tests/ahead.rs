@@ -50,7 +50,7 @@ fn reasons(scheduler: &mut Scheduler) -> Vec<(u16, FinishReason, u32)> {
 }
 
 #[test]
-fn row_17_overlap_a_row_stands_on_a_token_that_is_not_drawn_yet() {
+fn overlap_a_row_stands_on_a_token_that_is_not_drawn_yet() {
     let mut scheduler = with(&[(3, asks(9)), (20, asks(9))], LIMITS);
     scheduler.plan(0);
     assert_eq!(rows(&scheduler), [(0, 0, 3, Some(0), 3), (1, 0, 13, None, 13)]);
@@ -68,7 +68,7 @@ fn row_17_overlap_a_row_stands_on_a_token_that_is_not_drawn_yet() {
 }
 
 #[test]
-fn row_17_overlap_lengths_are_known_ahead_and_never_overshot() {
+fn overlap_lengths_are_known_ahead_and_never_overshot() {
     let mut scheduler = with(&[(3, asks(2)), (3, asks(1))], LIMITS);
     scheduler.plan(0);
     assert!(scheduler.plan_ahead(0).is_some());
@@ -83,7 +83,7 @@ fn row_17_overlap_lengths_are_known_ahead_and_never_overshot() {
 
 /// Every way in which a request can end while its next row is in flight.
 #[test]
-fn row_17_overlap_a_late_stop_discards_the_extra_token_and_its_kv() {
+fn overlap_a_late_stop_discards_the_extra_token_and_its_kv() {
     type End = fn(&mut Scheduler) -> RowResult;
     let ends: [(End, Option<FinishReason>, u32); 5] = [
         (|_| RowResult::Token(EOS), Some(FinishReason::Stop), 1),
@@ -137,7 +137,7 @@ fn row_17_overlap_a_late_stop_discards_the_extra_token_and_its_kv() {
 
 /// A sequence with a row in flight is never preempted: the step in flight comes first.
 #[test]
-fn row_17_overlap_short_of_blocks_the_step_in_flight_is_committed_first() {
+fn overlap_short_of_blocks_the_step_in_flight_is_committed_first() {
     let mut scheduler = with(&[(7, asks(9)), (7, asks(9))], Limits { block_count: 4, ..LIMITS });
     scheduler.plan(0);
     scheduler.commit(&[RowResult::Token(1), RowResult::Token(1)]);
@@ -154,7 +154,7 @@ fn row_17_overlap_short_of_blocks_the_step_in_flight_is_committed_first() {
 
 /// (what a request asks for, whether its next row needs the token in flight)
 #[test]
-fn row_17_overlap_what_needs_the_last_token_waits_for_it() {
+fn overlap_what_needs_the_last_token_waits_for_it() {
     let plain = asks(9);
     let grammar = Grammar { kind: GrammarKind::Regex, field: GrammarField::GuidedRegex, text: "a*".into() };
     let table = [

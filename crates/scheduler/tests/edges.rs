@@ -150,7 +150,7 @@ fn a_newcomer_leaves_room_for_its_own_next_token() {
 }
 
 #[test]
-fn row_10_discard_is_idempotent_in_every_state() {
+fn discard_is_idempotent_in_every_state() {
     let mut scheduler = Scheduler::new(Limits { max_num_seqs: 1, ..LIMITS });
     scheduler.discard(id(9));
     scheduler.admit(request(0, 3, Some(1)), 0).unwrap();

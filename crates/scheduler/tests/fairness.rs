@@ -66,7 +66,7 @@ fn order(scheduler: &mut Scheduler) -> Vec<u16> {
 }
 
 #[test]
-fn row_16_a_lower_priority_value_goes_first_and_the_policy_orders_its_equals() {
+fn a_lower_priority_value_goes_first_and_the_policy_orders_its_equals() {
     // (length, priority) in order of arrival.
     let arrivals = [(9, 0), (2, 5), (5, -1), (8, -1), (2, 0), (2, -1)];
     for (admission, expected) in [
@@ -84,7 +84,7 @@ fn row_16_a_lower_priority_value_goes_first_and_the_policy_orders_its_equals() {
 }
 
 #[test]
-fn row_16_the_least_important_gives_its_blocks_and_of_equals_the_last() {
+fn the_least_important_gives_its_blocks_and_of_equals_the_last() {
     let limits = Limits { max_num_seqs: 3, block_count: 6, ..LIMITS };
     for (priorities, victim) in
         [([0, 0, 0], 2), ([5, 0, 0], 0), ([0, 5, 0], 1), ([-1, 3, 3], 2), ([1, 0, -9], 0)]
@@ -105,7 +105,7 @@ fn row_16_the_least_important_gives_its_blocks_and_of_equals_the_last() {
 
 /// A request of low importance against important ones that never stop coming.
 #[test]
-fn row_16_no_priority_starves_another() {
+fn no_priority_starves_another() {
     for admission in ADMISSIONS {
         let policy = Policy { overtaken_max: 10, ..plain(admission) };
         let mut scheduler = Scheduler::with_policy(LIMITS, policy);
@@ -139,7 +139,7 @@ fn row_16_no_priority_starves_another() {
 /// Two tenants, one with ten times the requests of the other: while both have requests waiting, what they are served
 /// differs by no more than they can start at once.
 #[test]
-fn row_16_two_tenants_are_served_alike_however_many_requests_one_sends() {
+fn two_tenants_are_served_alike_however_many_requests_one_sends() {
     const PROMPT: usize = 12;
     const TOKENS: u32 = 8;
     for (admission, seqs, weight) in ADMISSIONS.into_iter().flat_map(|a| [(a, 1, 1), (a, 4, 1), (a, 4, 3)]) {
@@ -176,7 +176,7 @@ fn row_16_two_tenants_are_served_alike_however_many_requests_one_sends() {
 }
 
 #[test]
-fn row_16_one_tenant_is_served_in_the_same_order_as_nobody_in_particular() {
+fn one_tenant_is_served_in_the_same_order_as_nobody_in_particular() {
     for admission in ADMISSIONS {
         let orders: Vec<Vec<u16>> = [of_tenant(0, 1), of_tenant(77, 1), of_tenant(77, 9)]
             .into_iter()
@@ -202,7 +202,7 @@ fn row_16_one_tenant_is_served_in_the_same_order_as_nobody_in_particular() {
 
 /// Within a tenant its own priorities hold; they are nothing to the others.
 #[test]
-fn row_16_a_tenant_gains_nothing_by_calling_its_requests_important() {
+fn a_tenant_gains_nothing_by_calling_its_requests_important() {
     let mut scheduler = Scheduler::with_policy(LIMITS, plain(Admission::Fifo));
     for slot in 0..40u16 {
         let (tenant, priority) = if slot < 20 { (1, -100 - i32::from(slot)) } else { (2, 0) };
@@ -303,7 +303,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn row_16_a_tenant_s_next_request_sees_a_bounded_number_of_starts_of_others(
+    fn a_tenant_s_next_request_sees_a_bounded_number_of_starts_of_others(
         (styles, seqs, seed) in (proptest::collection::vec(style(), 2..5), 1..5u32, any::<u64>())
     ) {
         check_starts(&styles, seqs, seed);
@@ -312,7 +312,7 @@ proptest! {
 
 /// A tenant has one long text written while another is served much, and then sends many small requests.
 #[test]
-fn row_16_who_has_little_under_way_saves_up_no_claim() {
+fn who_has_little_under_way_saves_up_no_claim() {
     let long = Style { weight: 1, prompt: 1..2, output: 1..2, burst: 40, every: 1 };
     let busy = Style { weight: 1, prompt: 12..13, output: 1..2, burst: 5, every: 1 };
     let limits = Limits { max_num_seqs: 4, max_requests: 1024, ..LIMITS };

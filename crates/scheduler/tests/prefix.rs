@@ -176,7 +176,7 @@ fn a_cleared_cache_finds_nothing_and_disturbs_nobody() {
 }
 
 #[test]
-fn row_19_where_requests_part_within_a_block_the_later_one_copies_its_beginning() {
+fn where_requests_part_within_a_block_the_later_one_copies_its_beginning() {
     // (length of the second prompt, how much of it is the first one, tokens that are covered)
     for (len, common, covered) in [
         (1000, 1000, 999), // all but the one that is computed for its logits
@@ -208,7 +208,7 @@ fn row_19_where_requests_part_within_a_block_the_later_one_copies_its_beginning(
 
 /// What `n` choices of one prompt compute, one after the other and all at once.
 #[test]
-fn row_18_choices_of_a_short_prompt_compute_it_once_if_it_is_there() {
+fn choices_of_a_short_prompt_compute_it_once_if_it_is_there() {
     for (policy, in_turn) in [(Policy::default(), 30 + 3), (whole_blocks(), 30 + 3 * 14)] {
         let mut scheduler = Scheduler::with_policy(LIMITS, policy);
         let mut computed = 0;
@@ -233,7 +233,7 @@ fn row_18_choices_of_a_short_prompt_compute_it_once_if_it_is_there() {
 /// Choices of a long prompt that are here at once, planned ahead or not: it is computed once, in as few steps as one of
 /// them takes, and then all draw together.
 #[test]
-fn row_18_choices_that_come_together_wait_for_the_first_and_compute_the_prompt_once() {
+fn choices_that_come_together_wait_for_the_first_and_compute_the_prompt_once() {
     for (policy, computed) in [(Policy::default(), 1000 + 3), (whole_blocks(), 1000 + 3 * 8)] {
         for ahead in [false, true] {
             let mut scheduler = Scheduler::with_policy(LIMITS, policy);
@@ -269,7 +269,7 @@ fn row_18_choices_that_come_together_wait_for_the_first_and_compute_the_prompt_o
 
 /// (second prompt's length, how much of it is the first's; whether it waits)
 #[test]
-fn row_18_only_who_saves_half_of_what_he_lacks_and_a_block_waits() {
+fn only_who_saves_half_of_what_he_lacks_and_a_block_waits() {
     for (len, common, policy, waits) in [
         (40, 40, Policy::default(), true),
         (40, 20, Policy::default(), true),
@@ -294,7 +294,7 @@ fn row_18_only_who_saves_half_of_what_he_lacks_and_a_block_waits() {
 
 /// A request that others wait for may leave, fail or find no token yet: then none waits for it.
 #[test]
-fn row_18_nobody_waits_for_who_is_gone_or_stuck() {
+fn nobody_waits_for_who_is_gone_or_stuck() {
     for (name, rows_after) in [("gone", 1), ("failed", 1), ("stuck", 2)] {
         let mut scheduler = Scheduler::new(LIMITS);
         (0..2).for_each(|slot| admit(&mut scheduler, slot, prompt(40), 9));
@@ -317,7 +317,7 @@ fn row_18_nobody_waits_for_who_is_gone_or_stuck() {
 }
 
 #[test]
-fn row_19_what_was_copied_from_is_forgotten_with_the_request_that_failed() {
+fn what_was_copied_from_is_forgotten_with_the_request_that_failed() {
     let mut scheduler = Scheduler::new(LIMITS);
     admit(&mut scheduler, 0, prompt(30), 1);
     assert_eq!(run(&mut scheduler), 30);

@@ -110,7 +110,7 @@ proptest! {
     #![proptest_config(cases(10_000))]
 
     #[test]
-    fn row_09_every_request_ends_once_with_what_it_gets_alone(schedule in schedule()) {
+    fn every_request_ends_once_with_what_it_gets_alone(schedule in schedule()) {
         simulate(schedule);
     }
 }
@@ -119,7 +119,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn row_19_with_and_without_the_prefix_cache_the_same_tokens_come_out(schedule in schedule()) {
+    fn with_and_without_the_prefix_cache_the_same_tokens_come_out(schedule in schedule()) {
         let with = |prefix_cache| {
             let policy = Policy { prefix_cache, ..schedule.policy };
             simulate(Schedule { policy, ..schedule.clone() })
@@ -137,7 +137,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn row_17_overlap_random_schedules_give_the_same_tokens_planned_ahead_or_not(schedule in schedule()) {
+    fn overlap_random_schedules_give_the_same_tokens_planned_ahead_or_not(schedule in schedule()) {
         let run = |ahead| simulate(Schedule { ahead, ..schedule.clone() });
         let (on, off) = (run(true), run(false));
         for (id, tokens) in &on.tokens {
@@ -151,7 +151,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn row_18_with_and_without_copies_of_block_beginnings_the_same_tokens_come_out(schedule in schedule()) {
+    fn with_and_without_copies_of_block_beginnings_the_same_tokens_come_out(schedule in schedule()) {
         let with = |prefix_partial| {
             let policy = Policy { prefix_cache: true, prefix_partial, ..schedule.policy };
             simulate(Schedule { policy, ..schedule.clone() })
@@ -167,7 +167,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn row_18_with_and_without_waiting_for_twins_the_same_tokens_come_out(schedule in schedule()) {
+    fn with_and_without_waiting_for_twins_the_same_tokens_come_out(schedule in schedule()) {
         let with = |prefix_wait| {
             let policy = Policy { prefix_cache: true, prefix_wait, ..schedule.policy };
             simulate(Schedule { policy, ..schedule.clone() })
@@ -181,7 +181,7 @@ proptest! {
 
 /// The random schedules would prove little if none of them ever ran out of blocks or found a prefix.
 #[test]
-fn row_18_a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
+fn a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
     let limits = Limits {
         max_num_seqs: 4,
         max_num_batched_tokens: 16,

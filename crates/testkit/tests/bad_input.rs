@@ -190,7 +190,8 @@ fn an_unknown_model_is_said_before_anything_else() {
 fn unknown_paths_and_wrong_methods_are_said() {
     let table = [
         ("GET", "/v1/nothing", 404),
-        ("POST", "/", 404),
+        ("POST", "/", 405),
+        ("POST", "/nothing", 404),
         ("GET", "/v1/models/other", 404),
         ("GET", "//health", 404),
         ("GET", COMPLETIONS, 405),

@@ -30,7 +30,7 @@ fn reset(server: &Server, fields: &[(&str, &str)]) -> u16 {
 }
 
 #[test]
-fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
+fn clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
     let server =
         Server::fake_with(&["--block-size", "16", "--fake-step-us", "10000"], &[("PINION_API_KEY", KEY)]);
     let oracle = server.oracle();
@@ -79,7 +79,7 @@ fn row_19_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
 
 /// The choices of one request, and the best of more: its prompt is computed once.
 #[test]
-fn row_18_choices_of_one_request_compute_their_prompt_once() {
+fn choices_of_one_request_compute_their_prompt_once() {
     let folder = fake_model(2048);
     for (flag, computed) in [(None, 1000.0 + 3.0), (Some("--no-prefix-cache"), 4000.0)] {
         let flags: Vec<&str> = ["--backend", "fake", "--block-size", "16"].into_iter().chain(flag).collect();
@@ -107,7 +107,7 @@ fn row_18_choices_of_one_request_compute_their_prompt_once() {
 
 /// Prompts of 1000 tokens: what is computed is what the cache does not cover, and the answers are those without it.
 #[test]
-fn row_19_a_prompt_that_is_known_costs_only_what_is_new() {
+fn a_prompt_that_is_known_costs_only_what_is_new() {
     let long = |own: usize| format!("{}{}", "x".repeat(1000 - own), "y".repeat(own));
     // The prompt's own last tokens, and what is computed: with copies, with whole blocks of 16 only, without the cache.
     let turns = [(0, [1000, 1000, 1000]), (0, [1, 8, 1000]), (200, [200, 200, 1000]), (5, [5, 8, 1000])];

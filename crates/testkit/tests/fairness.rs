@@ -58,7 +58,7 @@ fn order(server: &Server, first_key: &str, clients: &[Client]) -> Vec<usize> {
 }
 
 #[test]
-fn row_16_a_late_important_request_is_served_before_those_that_wait() {
+fn a_late_important_request_is_served_before_those_that_wait() {
     let server = Server::fake(&["--max-num-seqs", "1", "--fake-step-us", "25000"]);
     let priorities = [0, 0, 0, 3, 0, -5];
     let clients: Vec<Client> = priorities
@@ -70,7 +70,7 @@ fn row_16_a_late_important_request_is_served_before_those_that_wait() {
 }
 
 #[test]
-fn row_16_a_key_that_sends_little_does_not_wait_for_one_that_sends_much() {
+fn a_key_that_sends_little_does_not_wait_for_one_that_sends_much() {
     let flags = ["--max-num-seqs", "1", "--fake-step-us", "25000", "--fair-share", "key"];
     let server = Server::fake_with(&flags, &[("PINION_API_KEY", "sk-much,sk-little")]);
     let much = || Client { key: "sk-much", fields: json!({}) };

@@ -8,7 +8,7 @@ use serde_json::json;
 const BAD_MODEL: i32 = 3;
 
 #[test]
-fn row_01_one_process_gives_the_same_text_and_leaves_when_told() {
+fn one_process_gives_the_same_text_and_leaves_when_told() {
     let mut server = Server::fake(&["--in-process", "--fake-step-us", "200"]);
     assert_eq!(server.processes().len(), 1, "{:?}", server.processes());
     let oracle = server.oracle();

@@ -15,7 +15,7 @@ fn status_kib(pid: u32, name: &str) -> u64 {
 }
 
 #[test]
-fn row_14_jitter_control_brings_memory_in_and_says_what_it_may_lock() {
+fn jitter_control_brings_memory_in_and_says_what_it_may_lock() {
     let mut shared_kib = Vec::new();
     for on in [true, false] {
         let server = Server::fake(&[if on { "--jitter-control" } else { "--no-jitter-control" }]);
@@ -37,7 +37,7 @@ fn row_14_jitter_control_brings_memory_in_and_says_what_it_may_lock() {
 
 /// A role that stands still in the middle of its work has paused; one that sleeps has not.
 #[test]
-fn row_14_pauses_are_counted_and_told_of_and_sleep_is_none() {
+fn pauses_are_counted_and_told_of_and_sleep_is_none() {
     const PAUSES: &str = "pinion_role_pauses_total";
     let server = Server::fake(&["--pause-warn-ms", "60", "--max-num-seqs", "16"]);
     let engine = server.role("engine-0").expect("it runs").pid;

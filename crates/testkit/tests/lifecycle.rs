@@ -74,7 +74,7 @@ fn cores() -> Vec<String> {
 }
 
 #[test]
-fn row_15_every_role_runs_where_the_plan_says() {
+fn every_role_runs_where_the_plan_says() {
     check_affinity(&["--pin"], &[]);
     check_affinity(&["--no-pin"], &[]);
     let cores = cores();

@@ -36,7 +36,7 @@ fn answers(server: &Server) -> Vec<Answer> {
 }
 
 #[test]
-fn row_17_overlap_gives_the_texts_that_come_without_it() {
+fn overlap_gives_the_texts_that_come_without_it() {
     let folder = fixture_model();
     let texts = [["--overlap", "overlap on"], ["--no-overlap", "overlap off"]].map(|[flag, ready]| {
         let server =

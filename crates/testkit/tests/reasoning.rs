@@ -94,7 +94,7 @@ fn streamed(answer: &str) -> Said {
 
 /// The model writes one byte a token, so a stream is cut at every byte, and in every way with `--stream-interval`.
 #[test]
-fn row_26_marks_in_the_text_of_a_model_without_tokens_for_them() {
+fn marks_in_the_text_of_a_model_without_tokens_for_them() {
     let folder = fake_model(4096);
     folder.write("chat_template.jinja", LEAVES);
     let written = "<think>\nWas ist é?\n</think>\n\nSo: \n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"é\"}}\n\
@@ -149,7 +149,7 @@ fn question(oracle: &Oracle, from: usize) -> (Value, Vec<u32>) {
 
 /// The grammar holds for the answer and not for the reasoning, which the model ends by a token of its own.
 #[test]
-fn row_26_marks_that_are_tokens_and_a_grammar_behind_them() {
+fn marks_that_are_tokens_and_a_grammar_behind_them() {
     let folder = marked_model(OPENS);
     let server = Server::start(folder.path(), &["--backend", "fake"]);
     let oracle = server.oracle();
@@ -198,7 +198,7 @@ fn row_26_marks_that_are_tokens_and_a_grammar_behind_them() {
 
 /// Roles die while the model reasons and while it answers: the stream goes on, and its members are the same.
 #[test]
-fn row_26_reasoning_goes_on_after_the_death_of_a_role() {
+fn reasoning_goes_on_after_the_death_of_a_role() {
     let folder = marked_model(OPENS);
     let flags = ["--backend", "fake", "--fake-step-us", "8000", "--restart-backoff", "20ms"];
     let server = Server::start(folder.path(), &flags);
@@ -235,7 +235,7 @@ fn row_26_reasoning_goes_on_after_the_death_of_a_role() {
 
 /// A text ends at any of the model's ends, whichever file names it.
 #[test]
-fn row_26_every_end_that_a_file_names_ends_a_text() {
+fn every_end_that_a_file_names_ends_a_text() {
     let folder = fake_model(512);
     let oracle = Oracle::of(folder.path());
     let ids = oracle.ids(&oracle.encode("to its end"), 60);

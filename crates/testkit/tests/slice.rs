@@ -136,7 +136,7 @@ fn check_usage(name: &str, case: &Case, stopped: bool, answer: &Answer) {
 }
 
 #[test]
-fn row_26_every_route_gives_the_oracle_s_text() {
+fn every_route_gives_the_oracle_s_text() {
     let server = Server::fake(&["--fake-step-us", "100"]);
     let oracle = server.oracle();
     for case in cases(&oracle) {
@@ -199,7 +199,7 @@ fn joined(events: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn row_13_the_plain_writer_gives_the_same_bytes() {
+fn the_plain_writer_gives_the_same_bytes() {
     let (fast, plain) = (Server::fake(&["--served-model-name", "the \"model\""]), {
         Server::fake(&["--served-model-name", "the \"model\"", "--no-fast-sse"])
     });
@@ -215,7 +215,7 @@ fn row_13_the_plain_writer_gives_the_same_bytes() {
 }
 
 #[test]
-fn row_26_the_small_routes_answer() {
+fn the_small_routes_answer() {
     let server = Server::fake(&["--served-model-name", "tiny"]);
     let oracle = server.oracle();
     for path in ["/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/metrics"] {

@@ -54,7 +54,7 @@ fn check(server: &Server, seed: u64) {
 }
 
 #[test]
-fn row_11_sixty_four_streams_get_exactly_their_own_text() {
+fn sixty_four_streams_get_exactly_their_own_text() {
     let server = Server::fake(&["--fake-step-us", "1000"]);
     check(&server, SEED);
     server.stop();
@@ -75,7 +75,7 @@ fn with_fewer_places_than_streams_and_little_kv() {
 }
 
 #[test]
-fn row_07_with_two_processes_of_every_kind_that_can_have_two() {
+fn with_two_processes_of_every_kind_that_can_have_two() {
     let flags = ["--frontends", "2", "--tokenizers", "2", "--detokenizers", "2", "--fake-step-us", "200"];
     let server = Server::fake(&flags);
     let names: Vec<String> = server.roles().into_iter().map(|role| role.name).collect();
@@ -96,7 +96,7 @@ fn tokens_arrive_while_the_answer_is_being_made() {
 }
 
 #[test]
-fn row_08_past_the_limit_requests_are_told_to_come_back() {
+fn past_the_limit_requests_are_told_to_come_back() {
     let server = Server::fake(&["--max-inflight", "4", "--fake-step-us", "50000"]);
     let body = json!({"prompt": "busy", "max_tokens": 500, "stream": true}).to_string();
     let mut open = Vec::new();
@@ -123,7 +123,7 @@ fn row_08_past_the_limit_requests_are_told_to_come_back() {
 }
 
 #[test]
-fn row_12_stream_interval_changes_the_chunks_and_not_the_text() {
+fn stream_interval_changes_the_chunks_and_not_the_text() {
     let mut chunks = Vec::new();
     for interval in ["1", "16"] {
         let server = Server::fake(&["--stream-interval", interval, "--fake-step-us", "2000"]);

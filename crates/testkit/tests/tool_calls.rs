@@ -104,7 +104,7 @@ fn streamed(server: &Server, body: &Value) -> Said {
 }
 
 #[test]
-fn row_26_calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
+fn calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
     let folder = fake_model(4096);
     for (format, written, content, calls) in CASES {
         let server = Server::start(folder.path(), &["--backend", "fake", "--tool-call-parser", format]);

@@ -4,7 +4,7 @@ use pinion_testkit::{Api, PATIENCE, Server, Signal, kill, wait_until};
 use serde_json::json;
 
 #[test]
-fn row_05_the_slow_transport_gives_the_same_text_and_survives_deaths() {
+fn the_slow_transport_gives_the_same_text_and_survives_deaths() {
     let server = Server::fake(&["--ipc", "channel", "--fake-step-us", "200"]);
     let oracle = server.oracle();
     let check = |prompt: &str, tokens| {

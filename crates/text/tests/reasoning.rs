@@ -62,7 +62,7 @@ fn check(parser: impl Fn() -> ReasoningParser, came: &[Came], thoughts: &str, an
 }
 
 #[test]
-fn row_26_marks_in_the_text() {
+fn marks_in_the_text() {
     for (begun, written, thoughts, answer) in [
         (false, "<think>\na\n\nb\n</think>\n\nc\nd\n", "a\n\nb", "c\nd\n"),
         (false, "\n <think>a</think>b", "a", "b"),
@@ -89,7 +89,7 @@ fn row_26_marks_in_the_text() {
 }
 
 #[test]
-fn row_26_marks_that_are_tokens() {
+fn marks_that_are_tokens() {
     use Came::Mark;
     let cases: [(bool, &[Came], &str, &str); 9] = [
         (
@@ -119,7 +119,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     /// However a text is cut, the same comes out, and no letter is lost.
     #[test]
-    fn row_26_any_text_in_any_cut(
+    fn any_text_in_any_cut(
         pieces in prop::collection::vec("(<think>|</think>|<tool_call>|<|/|think|>|a|é|\n| ){0,4}", 0..12),
         begun in any::<bool>(),
     ) {

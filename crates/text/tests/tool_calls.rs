@@ -236,7 +236,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn row_26_every_format_is_read_whole_and_in_every_two_pieces_and_letter_by_letter() {
+fn every_format_is_read_whole_and_in_every_two_pieces_and_letter_by_letter() {
     for (shape, text, expected, calls) in CASES {
         let shape = shape();
         let calls =
@@ -404,7 +404,7 @@ proptest! {
     /// However the text is cut, the same comes out; text without a call comes out as it is, but for the beginning of
     /// one in a forced list; and nothing is made up.
     #[test]
-    fn row_26_any_cut_of_any_text_gives_the_same_and_loses_nothing(
+    fn any_cut_of_any_text_gives_the_same_and_loses_nothing(
         shape in shapes(), text in jumble(), sizes in prop::collection::vec(0usize..9, 0..60),
     ) {
         let found = whole(&shape, &text);

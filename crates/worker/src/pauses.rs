@@ -178,7 +178,7 @@ mod tests {
 
     /// (what happens, at which ms; how many pauses of how many ms in all)
     #[test]
-    fn row_14_only_a_turn_that_works_long_is_a_pause() {
+    fn only_a_turn_that_works_long_is_a_pause() {
         let cases: [(&[Step], u64, u64); 7] = [
             (&[Turn(500)], 0, 0),
             (&[Turn(1), Turn(20), Turn(39)], 0, 0),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn row_14_the_kernels_counts_are_read_once_a_second() {
+    fn the_kernels_counts_are_read_once_a_second() {
         let page = Page::create(1, 1, GAUGE_COUNT).expect("memory for a page");
         let mut observer = Pauses::new(Peer::new(Role::Engine, 0), 1_000_000, true);
         observer.turn(1, &page, &Recorder::default());

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_24_auto_takes_tensor_cores_where_type_and_head_size_allow() {
+    fn auto_takes_tensor_cores_where_type_and_head_size_allow() {
         for dtype in [CudaDtype::F32, CudaDtype::Bf16, CudaDtype::F16] {
             for head_dim in HEAD_DIMS {
                 let allowed = dtype.size() == 2 && head_dim >= 64;
