@@ -1,9 +1,9 @@
 //! APIs that are translations of a chat: a body becomes the body of `/v1/chat/completions`, and what the model says
 //! becomes the events or the answer that clients of that API expect.
 //!
-//! Pure: no socket, no clock, no shared memory. [`messages`] is Anthropic's API. A request's side is one function from
-//! body to chat; the answer's side is a [`Teller`], which takes what the model says piece by piece and writes the same
-//! answer whether it leaves as a stream or whole. Start there.
+//! Pure: no socket, no clock, no shared memory. [`messages`] is Anthropic's API, [`responses`] OpenAI's later one. A
+//! request's side turns a body into a chat; the answer's side is a [`Teller`], which takes what the model says piece by
+//! piece and writes the same answer whether it leaves as a stream or whole. Start there.
 
 pub mod answer;
 pub mod escape;
@@ -11,16 +11,29 @@ pub mod json;
 pub mod limits;
 pub mod messages;
 mod object;
+pub mod responses;
 
 pub use answer::{Ending, Failure, Said, Usage};
 
 use bytes::BytesMut;
+use serde_json::{Map, Value};
+
+/// A body that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translated {
+    /// The body of the chat that it asks for.
+    pub chat: Map<String, Value>,
+    /// The members that nothing knows.
+    pub rest: Map<String, Value>,
+}
 
 /// Words one answer as clients of its API expect it.
 #[derive(Debug)]
 pub enum Teller {
     /// `/v1/messages`.
     Messages(messages::Teller),
+    /// `/v1/responses`.
+    Responses(responses::Teller),
 }
 
 impl Teller {
@@ -28,6 +41,7 @@ impl Teller {
     pub fn streams(&self) -> bool {
         match self {
             Teller::Messages(teller) => teller.streams(),
+            Teller::Responses(teller) => teller.streams(),
         }
     }
 
@@ -35,6 +49,8 @@ impl Teller {
     pub fn count_prompt(&mut self, prompt_tokens: u32, cached_tokens: u32) {
         match self {
             Teller::Messages(teller) => teller.count_prompt(prompt_tokens, cached_tokens),
+            // It tells all counts at its end.
+            Teller::Responses(_) => {}
         }
     }
 
@@ -42,6 +58,7 @@ impl Teller {
     pub fn say(&mut self, said: Said<'_>, out: &mut BytesMut) {
         match self {
             Teller::Messages(teller) => teller.say(said, out),
+            Teller::Responses(teller) => teller.say(said, out),
         }
     }
 
@@ -49,6 +66,8 @@ impl Teller {
     pub fn finish(&mut self, ending: Ending, stop: Option<usize>, out: &mut BytesMut) {
         match self {
             Teller::Messages(teller) => teller.finish(ending, stop, out),
+            // It has no stop strings.
+            Teller::Responses(teller) => teller.finish(ending, out),
         }
     }
 
@@ -56,6 +75,7 @@ impl Teller {
     pub fn end(&mut self, usage: Usage, out: &mut BytesMut) {
         match self {
             Teller::Messages(teller) => teller.end(usage, out),
+            Teller::Responses(teller) => teller.end(usage, out),
         }
     }
 
@@ -63,6 +83,7 @@ impl Teller {
     pub fn fail(&mut self, failure: &Failure<'_>, out: &mut BytesMut) {
         match self {
             Teller::Messages(teller) => teller.fail(failure, out),
+            Teller::Responses(teller) => teller.fail(failure, out),
         }
     }
 }

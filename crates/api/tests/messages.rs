@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 const HELLO: &str = "hello";
 
 fn translated(extra: Value) -> Result<Value, Fault> {
-    chat(body(extra)).map(Value::Object)
+    chat(body(extra)).map(|translated| Value::Object(translated.chat))
 }
 
 fn body(extra: Value) -> Map<String, Value> {

@@ -214,6 +214,15 @@ impl SamplingDefaults {
     };
 }
 
+/// Answers that clients read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponseStore {
+    /// Their bytes, at most.
+    pub bytes_max: usize,
+    /// How long one is kept, in seconds.
+    pub ttl_s: u64,
+}
+
 /// Everything an operator decided, or left to us and we decided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
@@ -302,6 +311,8 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// A silent stream gets a comment after this time, in ms; 0 is never.
     pub keep_alive_ms: u64,
+    /// What each frontend keeps of the answers of `/v1/responses`.
+    pub responses: ResponseStore,
     /// Show the `vllm:*` families on `/metrics`.
     pub vllm_metrics: bool,
     /// Serve the pages for people.

@@ -37,7 +37,7 @@ mod value;
 
 pub use config::{
     AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,
-    SamplingDefaults, ToolCallParser,
+    ResponseStore, SamplingDefaults, ToolCallParser,
 };
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::CudaConfig;

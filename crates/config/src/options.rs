@@ -128,6 +128,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "keep-alive", group: Http, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("15s"),
         help: "A stream of events that was silent for so long gets a comment line, so that nothing on the way takes \
                it for dead; 0s sends none." },
+    Opt { name: "responses-store-bytes", group: Http, kind: Bytes { min: 0, max: 4 * GIB }, preset: Is("64MiB"),
+        help: "Memory of each frontend for answers of /v1/responses, which clients read again and go on from \
+               (previous_response_id); the oldest give way. 0 keeps none." },
+    Opt { name: "responses-ttl", group: Http, kind: Duration { min_ms: SECOND, max_ms: 24 * HOUR }, preset: Is("1h"),
+        help: "An answer of /v1/responses is kept for so long at most." },
     Opt { name: "metrics-compat", group: Http, preset: Is("vllm"),
         kind: Choice { accepted: &[choice("vllm", &[]), choice("none", &[])], refused: &[] },
         help: "Names on /metrics besides `pinion_*`: `vllm` adds the `vllm:*` families that dashboards, autoscalers \

@@ -3,7 +3,7 @@
 
 use crate::config::{
     AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,
-    SamplingDefaults, ToolCallParser,
+    ResponseStore, SamplingDefaults, ToolCallParser,
 };
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::cuda::{CudaConfig, FP16_REASON};
@@ -84,6 +84,7 @@ struct Computing {
     cuda: Option<CudaConfig>,
     dtype: Dtype,
     quantization: Quantization,
+    on_cpu: bool,
 }
 
 fn computing(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Computing {
@@ -93,7 +94,8 @@ fn computing(settings: &Settings, machine: &Machine, faults: &mut Collector) -> 
     let cuda = CudaConfig::resolve(settings, machine, backend, faults);
     let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
     let quantization = quantization(settings, backend, cuda.is_some(), faults);
-    Computing { backend, plan, cuda, dtype, quantization }
+    let on_cpu = backend == Backend::Torch && cuda.is_none();
+    Computing { backend, plan, cuda, dtype, quantization, on_cpu }
 }
 
 /// The part after the folder was read. Without facts only what does not need them is checked.
@@ -104,9 +106,8 @@ pub(crate) fn from_facts(
     facts: Option<ModelFacts>,
     faults: &mut Collector,
 ) -> Option<Config> {
-    let Computing { backend, plan, cuda, dtype, quantization } = computing(settings, machine, faults);
+    let Computing { backend, plan, cuda, dtype, quantization, on_cpu } = computing(settings, machine, faults);
     let (name, model) = (model_name(settings, dir, faults), facts?);
-    let on_cpu = backend == Backend::Torch && cuda.is_none();
     let max_model_len = max_model_len(settings, &model, on_cpu.then_some(machine), dtype, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
     let (take, (cpu_plan, pin)) = (Take(settings), plan?);
@@ -153,6 +154,7 @@ pub(crate) fn from_facts(
         cors_origins: settings.names("cors-origin"),
         allowed_hosts: settings.names("allowed-hosts"),
         keep_alive_ms: take.number("keep-alive"),
+        responses: response_store(&take),
         vllm_metrics: take.is("metrics-compat", "vllm"),
         ui: settings.switch("ui").unwrap_or(true),
         seed: take.number("seed"),
@@ -166,6 +168,11 @@ pub(crate) fn from_facts(
         observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
+}
+
+fn response_store(take: &Take<'_>) -> ResponseStore {
+    let bytes_max = take.number("responses-store-bytes") as usize;
+    ResponseStore { bytes_max, ttl_s: take.number("responses-ttl") / 1000 }
 }
 
 /// Threads cannot give up what the process keeps, and a profiler's library works within the roles.

@@ -13,6 +13,8 @@ use crate::sampling::{logprobs, sampling};
 use crate::thoughts::ReasoningPlan;
 use crate::tools::{CallPlan, CallReading, Tools, forced, tools};
 use crate::unknown::{in_its_words, leftovers, synonyms};
+use pinion_api::Translated;
+use pinion_api::responses::Asked;
 use pinion_config::SamplingDefaults;
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
@@ -152,10 +154,34 @@ pub fn admit(api: Api, body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<
     admit_fields(api, fields, limits, fresh_seed).map_err(|fault| in_its_words(fault, &used))
 }
 
+/// Reads a body of `/v1/responses`.
+pub fn ask_response(body: &[u8]) -> Result<Asked, Fault> {
+    Asked::parse(Fields::parse(body)?.into_members())
+}
+
+/// Admits what was read of it, behind the conversation of an earlier response. Gives the items of the whole
+/// conversation as a JSON array, too.
+pub fn admit_response(
+    asked: Asked,
+    earlier: Option<&str>,
+    limits: &Limits,
+    fresh_seed: u64,
+) -> Result<(Admitted, String), Fault> {
+    let (translated, items) = asked.chat(earlier)?;
+    let admitted = admit_translated(translated, limits, fresh_seed)?;
+    Ok((admitted, Value::Array(items).to_string()))
+}
+
 /// Admits a body of `/v1/messages`: the chat that it asks for.
 pub fn admit_message(body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
-    let chat = pinion_api::messages::chat(Fields::parse(body)?.into_members())?;
-    admit_fields(Api::Chat, Fields::of(chat), limits, fresh_seed)
+    let translated = pinion_api::messages::chat(Fields::parse(body)?.into_members())?;
+    admit_translated(translated, limits, fresh_seed)
+}
+
+fn admit_translated(body: Translated, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
+    let admitted = admit_fields(Api::Chat, Fields::of(body.chat), limits, fresh_seed)?;
+    let ignored = leftovers(None, &Fields::of(body.rest), limits.strict_fields)?;
+    Ok(Admitted { ignored, ..admitted })
 }
 
 fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
@@ -191,7 +217,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
     }
     let (priority, user) = (priority(&mut fields)?, user(&mut fields)?);
     let Delivery { stream, include_usage, usage_in_chunks, timings } = delivery(api, &mut fields, &shown)?;
-    let ignored = leftovers(api, &fields, limits.strict_fields)?;
+    let ignored = leftovers(Some(api), &fields, limits.strict_fields)?;
     let admitted = Admitted {
         priority,
         user,

@@ -8,6 +8,7 @@ use crate::load::Load;
 use crate::metrics::Metrics;
 use crate::orders::Orders;
 use bytes::Bytes;
+use pinion_api::responses::Store;
 use pinion_config::{ApiKeys, Config, Fairness, Topology};
 use pinion_protocol::Peer;
 use pinion_shm::region::Region;
@@ -107,6 +108,8 @@ pub struct App {
     pub leaving: Cell<bool>,
     /// Rates of the last seconds.
     pub load: RefCell<Load>,
+    /// Responses that are kept for those who come back to them.
+    pub responses: Rc<RefCell<Store>>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
     /// `/docs`, once it was asked for.

@@ -43,7 +43,7 @@ pub(crate) fn preflight(
     let wanted = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).filter(|fields| are_names(fields.as_bytes()));
     let fields = wanted.cloned().unwrap_or(HeaderValue::from_static(USUAL_FIELDS));
     let answer = response.headers_mut();
-    answer.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(route.method_name()));
+    answer.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(route.page_methods()));
     answer.insert(ACCESS_CONTROL_ALLOW_HEADERS, fields);
     answer.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from(PREFLIGHT_MAX_AGE_S));
     Some(response)

@@ -2,8 +2,14 @@
 //!
 //! Start at [`HttpError::from`]. Nothing else in this crate chooses a status for an error.
 
+use crate::body::AnswerBody;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX, QUOTED_BYTES_MAX, RETRY_AFTER_S};
-use pinion_api::{Failure, messages};
+use crate::routes::json;
+use hyper::header::{
+    ACCEPT_ENCODING, ALLOW, CONNECTION, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
+use hyper::{Response, StatusCode};
+use pinion_api::{Failure, messages, responses};
 use pinion_protocol::{Blame, Fault, FaultCode};
 use serde::Serialize;
 
@@ -24,6 +30,8 @@ pub enum Refusal {
         /// Whether one was shown.
         shown: bool,
     },
+    /// No such response is kept.
+    NoResponse(String),
     /// The served model has no embeddings.
     NoEmbeddings,
     /// The service has no such name.
@@ -90,6 +98,8 @@ pub struct HttpError {
 pub enum Dialect {
     /// `{"error": {...}}`.
     OpenAi,
+    /// The same, for bodies that were translated.
+    Responses,
     /// `{"type": "error", "error": {...}}`.
     Anthropic,
 }
@@ -97,9 +107,12 @@ pub enum Dialect {
 impl Dialect {
     /// The dialect of a path, whether it exists or not.
     pub fn of(path: &str) -> Dialect {
-        match path.strip_prefix("/v1/messages") {
-            Some(rest) if rest.is_empty() || rest.starts_with('/') => Dialect::Anthropic,
-            Some(_) | None => Dialect::OpenAi,
+        let is_below =
+            |root| path.strip_prefix(root).is_some_and(|rest: &str| rest.is_empty() || rest.starts_with('/'));
+        match path {
+            _ if is_below("/v1/messages") => Dialect::Anthropic,
+            _ if is_below("/v1/responses") => Dialect::Responses,
+            _ => Dialect::OpenAi,
         }
     }
 
@@ -107,6 +120,10 @@ impl Dialect {
     pub fn body(self, error: &HttpError, label: &str) -> Vec<u8> {
         match self {
             Dialect::OpenAi => error.body(),
+            Dialect::Responses => {
+                let (param, message) = responses::renamed(error.param.as_deref(), &error.message);
+                error.body_with(param.as_deref(), &message)
+            }
             Dialect::Anthropic => messages::error_body(&error.failure(), Some(label)),
         }
     }
@@ -137,6 +154,11 @@ impl From<Refusal> for HttpError {
                 };
                 HttpError::of_client(401, Some("invalid_api_key"), message.into())
             }
+            Refusal::NoResponse(id) => HttpError::of_client(
+                404,
+                Some("response_not_found"),
+                format!("there is no response \"{id}\" here, or it is kept no longer"),
+            ),
             Refusal::NoEmbeddings => no_embeddings(),
             Refusal::Host(name) => HttpError::of_client(403, Some("host_not_allowed"), host_message(&name)),
             Refusal::Origin { admin } => foreign_page(admin),
@@ -298,6 +320,32 @@ impl HttpError {
         HttpError { close: true, ..HttpError::of_client(status, Some(code), message) }
     }
 
+    /// The whole response.
+    pub(crate) fn response(&self, dialect: Dialect, label: &str) -> Response<AnswerBody> {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = json(status, dialect.body(self, label));
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if let Some(codings) = self.accept_encoding {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(codings));
+        }
+        if self.status == StatusCode::UNAUTHORIZED.as_u16() {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.is_final {
+            headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
+        }
+        if self.close {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
     /// What an API words by itself.
     pub fn failure(&self) -> Failure<'_> {
         let (param, code) = (self.param.as_deref(), self.code);
@@ -306,12 +354,11 @@ impl HttpError {
 
     /// `{"error": {...}}`.
     pub fn body(&self) -> Vec<u8> {
-        let error = ErrorBody {
-            message: &self.message,
-            r#type: self.kind,
-            param: self.param.as_deref(),
-            code: self.code,
-        };
+        self.body_with(self.param.as_deref(), &self.message)
+    }
+
+    fn body_with(&self, param: Option<&str>, message: &str) -> Vec<u8> {
+        let error = ErrorBody { message, r#type: self.kind, param, code: self.code };
         serde_json::to_vec(&Envelope { error }).expect("four strings always serialise")
     }
 }

@@ -67,8 +67,7 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Res
     let admitted = read(&app, body, move |body, limits| admit(api, body, limits, seed)).await;
     let admitted = admitted.inspect_err(|_| admission.record(&app, None))?;
     let shown = admitted.shown;
-    let ignored = unknown::header(&admitted.ignored);
-    app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
+    let ignored = ignored(&app, &admitted);
     let echoes = if shown.echo { echoes(&app, &arrival, &admitted.prompts).await? } else { Vec::new() };
     let prompt_ids = if shown.token_ids { Some(prompt_ids(&app, &arrival, &admitted).await?) } else { None };
     let begun = begin_all(&app, &arrival, api, admitted, &echoes, prompt_ids);
@@ -84,10 +83,16 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Res
     } else {
         whole_answer(tickets, head, choices_per_prompt, shown).await?
     };
-    if let Some(value) = HeaderValue::try_from(ignored).ok().filter(|value| !value.is_empty()) {
-        response.headers_mut().insert(HeaderName::from_static("x-pinion-ignored-fields"), value);
-    }
+    response.headers_mut().extend(ignored);
     Ok(response)
+}
+
+/// Counts the fields that nothing knows. Gives the header field that names them, if there are any.
+pub(crate) fn ignored(app: &App, admitted: &Admitted) -> Option<(HeaderName, HeaderValue)> {
+    app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
+    let names = HeaderValue::try_from(unknown::header(&admitted.ignored)).ok();
+    let names = names.filter(|names| !names.is_empty())?;
+    Some((HeaderName::from_static("x-pinion-ignored-fields"), names))
 }
 
 /// When a body began to be read as a request, for the timeline.

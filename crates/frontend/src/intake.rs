@@ -57,11 +57,20 @@ pub(crate) async fn read<T: Send + 'static>(
     body: Vec<u8>,
     admit: impl FnOnce(&[u8], &Limits) -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
-    if body.len() <= INLINE_BODY_BYTES_MAX {
-        return admit(&body, &app.limits);
+    weighed(app, body.len(), move |limits| admit(&body, limits)).await
+}
+
+/// The same for what is no body any more; `bytes` says how much work it is.
+pub(crate) async fn weighed<T: Send + 'static>(
+    app: &App,
+    bytes: usize,
+    admit: impl FnOnce(&Limits) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    if bytes <= INLINE_BODY_BYTES_MAX {
+        return admit(&app.limits);
     }
     let limits = app.limits.clone();
-    match tokio::task::spawn_blocking(move || admit(&body, &limits)).await {
+    match tokio::task::spawn_blocking(move || admit(&limits)).await {
         Ok(admitted) => admitted,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),

@@ -28,6 +28,7 @@ pub mod incidents;
 mod info;
 mod intake;
 pub mod json;
+mod kept;
 pub mod ledger;
 pub mod limits;
 mod live;
@@ -67,6 +68,7 @@ use health::Health;
 use ledger::{Ledger, Patience, Setup};
 use metrics::Metrics;
 use orders::Orders;
+use pinion_api::responses::Store;
 use pinion_config::{Config, Exit, ReasoningParser, ToolCallParser};
 use pinion_protocol::{Peer, Role};
 use pinion_text::chat::call_format;
@@ -149,6 +151,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         spans: session.links.spans.clone(),
         leaving: Cell::new(false),
         load: RefCell::default(),
+        responses: Rc::new(RefCell::new(Store::new(config.responses.bytes_max, config.responses.ttl_s))),
         started_unix_s: app::unix_s(),
         docs: OnceCell::new(),
     }))

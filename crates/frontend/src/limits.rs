@@ -45,6 +45,10 @@ pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 pub const IGNORED_NAME_BYTES_MAX: usize = 64;
 /// Bytes of all of them together, about.
 pub const IGNORED_NAMES_BYTES_MAX: usize = 1024;
+/// Items of a kept response's input that are shown at a time, where a client does not say it.
+pub const INPUT_ITEMS_DEFAULT: usize = 20;
+/// The most that it can ask for, as OpenAI has it.
+pub const INPUT_ITEMS_MAX: usize = 100;
 /// Pause of the accept loop when the system is out of descriptors.
 pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// Time between two warnings about a failing accept.

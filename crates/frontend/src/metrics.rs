@@ -302,7 +302,7 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Metrics {
-            responses: Default::default(),
+            responses: std::array::from_fn(|_| Default::default()),
             ends: Default::default(),
             generation_ends: Default::default(),
             prompt_tokens: Counter::default(),

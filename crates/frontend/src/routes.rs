@@ -6,13 +6,12 @@ use crate::app::{App, unix_s};
 use crate::body::AnswerBody;
 use crate::errors::{Dialect, HttpError, Refusal};
 use crate::exposition::Extent;
+use crate::kept;
 use crate::limits::REQUEST_ID_BYTES_MAX;
 use crate::{auth, cors, framing, generate, info, intake, load, orca, orders, pages, tokens, told};
 use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::{
-    ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
-};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use pinion_os::clock;
@@ -85,8 +84,16 @@ pub enum Route {
     PageFile = 28,
     /// `/stats`.
     Stats = 29,
+    /// `/v1/responses`.
+    Responses = 30,
+    /// `/v1/responses/{id}`.
+    Kept = 31,
+    /// `/v1/responses/{id}/input_items`.
+    InputItems = 32,
+    /// `/v1/responses/{id}/cancel`.
+    CancelResponse = 33,
     /// Everything else.
-    Unknown = 30,
+    Unknown = 34,
 }
 
 /// Makes Envoy send requests to other hosts until its next health check passes.
@@ -95,7 +102,7 @@ const MODEL_PREFIX: &str = "/v1/models/";
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 31] = [
+    pub const ALL: [Route; 35] = [
         Route::Completions,
         Route::Chat,
         Route::Generate,
@@ -126,6 +133,10 @@ impl Route {
         Route::Page,
         Route::PageFile,
         Route::Stats,
+        Route::Responses,
+        Route::Kept,
+        Route::InputItems,
+        Route::CancelResponse,
         Route::Unknown,
     ];
 
@@ -136,6 +147,7 @@ impl Route {
             "/v1/chat/completions" => Route::Chat,
             "/v1/messages" => Route::Messages,
             "/v1/messages/count_tokens" => Route::CountTokens,
+            "/v1/responses" => Route::Responses,
             "/generate" => Route::Generate,
             "/tokenize" => Route::Tokenize,
             "/detokenize" => Route::Detokenize,
@@ -162,7 +174,12 @@ impl Route {
             "/stats" => Route::Stats,
             _ if pages::at(path).is_some() => Route::PageFile,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
-            _ => Route::Unknown,
+            _ => match kept::named(path) {
+                Some((_, "")) => Route::Kept,
+                Some((_, "/input_items")) => Route::InputItems,
+                Some((_, "/cancel")) => Route::CancelResponse,
+                Some(_) | None => Route::Unknown,
+            },
         }
     }
 
@@ -173,6 +190,10 @@ impl Route {
             Route::Chat => "/v1/chat/completions",
             Route::Messages => "/v1/messages",
             Route::CountTokens => "/v1/messages/count_tokens",
+            Route::Responses => "/v1/responses",
+            Route::Kept => "/v1/responses/{id}",
+            Route::InputItems => "/v1/responses/{id}/input_items",
+            Route::CancelResponse => "/v1/responses/{id}/cancel",
             Route::Generate => "/generate",
             Route::Tokenize => "/tokenize",
             Route::Detokenize => "/detokenize",
@@ -205,7 +226,10 @@ impl Route {
 
     /// Whether it asks for generated text.
     pub fn generates(self) -> bool {
-        matches!(self, Route::Completions | Route::Chat | Route::Generate | Route::Messages)
+        matches!(
+            self,
+            Route::Completions | Route::Chat | Route::Generate | Route::Messages | Route::Responses
+        )
     }
 
     /// Whether it answers without a key. Whatever is not listed as public needs one.
@@ -233,12 +257,16 @@ impl Route {
 
     /// The methods that the route takes, for `Allow`.
     fn allowed(self) -> &'static str {
+        if self == Route::Kept {
+            return "GET, HEAD, DELETE";
+        }
         if self.method() == Method::POST { "POST" } else { "GET, HEAD" }
     }
 
     /// Whether the route takes this method. HEAD is GET up to the head: hyper leaves the body out.
-    fn takes(self, method: &Method) -> bool {
-        self.method() == *method || (self.method() == Method::GET && *method == Method::HEAD)
+    pub fn takes(self, method: &Method) -> bool {
+        let deletes = self == Route::Kept && *method == Method::DELETE;
+        deletes || self.method() == *method || (self.method() == Method::GET && *method == Method::HEAD)
     }
 
     /// The name of [`Route::method`].
@@ -246,7 +274,12 @@ impl Route {
         if self.method() == Method::POST { "POST" } else { "GET" }
     }
 
-    /// The one method that the route has, beside HEAD.
+    /// The methods that a page may be told of.
+    pub(crate) fn page_methods(self) -> &'static str {
+        if self == Route::Kept { "GET, DELETE" } else { self.method_name() }
+    }
+
+    /// The first method that the route has; the others are HEAD, and DELETE of a response.
     pub fn method(self) -> Method {
         match self {
             Route::Completions
@@ -254,6 +287,8 @@ impl Route {
             | Route::Generate
             | Route::Messages
             | Route::CountTokens
+            | Route::Responses
+            | Route::CancelResponse
             | Route::Tokenize
             | Route::Detokenize
             | Route::Embeddings
@@ -263,6 +298,8 @@ impl Route {
             | Route::StopProfile => Method::POST,
             Route::Models
             | Route::Model
+            | Route::Kept
+            | Route::InputItems
             | Route::Health
             | Route::Ready
             | Route::Live
@@ -317,7 +354,7 @@ pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response
         }
     };
     let mut response =
-        answer.unwrap_or_else(|refusal| refuse(&HttpError::from(refusal), dialect, &label_text));
+        answer.unwrap_or_else(|refusal| HttpError::from(refusal).response(dialect, &label_text));
     cors::mark(origins, origin, response.headers_mut());
     if let Ok(value) = label_value {
         if dialect == Dialect::Anthropic {
@@ -379,6 +416,8 @@ async fn dispatch(
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
         Route::Messages => told::messages(app, arrival, request).await,
         Route::CountTokens => tokens::count(app, arrival, request).await,
+        Route::Responses => told::responses(app, arrival, request).await,
+        Route::Kept | Route::InputItems | Route::CancelResponse => kept::serve(app, &arrival, &request),
         Route::Tokenize => tokens::tokenize(app, arrival, request).await,
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),
@@ -427,29 +466,4 @@ pub fn whole(status: StatusCode, content_type: &'static str, body: AnswerBody) -
 /// A JSON response.
 pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<AnswerBody> {
     whole(status, "application/json", AnswerBody::Whole(body.into(), Vec::new()))
-}
-
-fn refuse(error: &HttpError, dialect: Dialect, label: &str) -> Response<AnswerBody> {
-    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(status, dialect.body(error, label));
-    let headers = response.headers_mut();
-    if let Some(seconds) = error.retry_after_s {
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    if let Some(allow) = error.allow {
-        headers.insert(ALLOW, HeaderValue::from_static(allow));
-    }
-    if let Some(codings) = error.accept_encoding {
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(codings));
-    }
-    if error.status == StatusCode::UNAUTHORIZED.as_u16() {
-        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    if error.is_final {
-        headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
-    }
-    if error.close {
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-    response
 }

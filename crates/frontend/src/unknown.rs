@@ -161,8 +161,8 @@ pub(crate) fn in_its_words(fault: Fault, used: &[&'static Synonym]) -> Fault {
 }
 
 /// What is left when everything has been read: refuses what would change the answer, and with `strict` what nothing
-/// knows; gives the names of the rest.
-pub(crate) fn leftovers(api: Api, fields: &Fields, strict: bool) -> Result<Vec<String>, Fault> {
+/// knows; gives the names of the rest. Without an API no field is suggested.
+pub(crate) fn leftovers(api: Option<Api>, fields: &Fields, strict: bool) -> Result<Vec<String>, Fault> {
     let mut ignored = Vec::new();
     for (name, value) in fields.rest() {
         if let Some(known) = REFUSED.iter().find(|refused| refused.name == name) {
@@ -178,7 +178,10 @@ pub(crate) fn leftovers(api: Api, fields: &Fields, strict: bool) -> Result<Vec<S
     match ignored.first().filter(|_| strict) {
         None => Ok(ignored),
         Some(name) => {
-            let meant = meant(api, name).map(|known| format!("; did you mean {known}?")).unwrap_or_default();
+            let meant = api
+                .and_then(|api| meant(api, name))
+                .map(|known| format!("; did you mean {known}?"))
+                .unwrap_or_default();
             Err(Fault::field(name, format!("there is no field {name}{meant}")))
         }
     }
@@ -239,7 +242,7 @@ mod tests {
     use super::*;
 
     fn left(body: &str, strict: bool) -> Result<Vec<String>, Fault> {
-        leftovers(Api::Completions, &Fields::parse(body.as_bytes())?, strict)
+        leftovers(Some(Api::Completions), &Fields::parse(body.as_bytes())?, strict)
     }
 
     #[test]

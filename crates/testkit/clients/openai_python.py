@@ -1,4 +1,4 @@
-"""The official Python client, unchanged, against BASE_URL: completions and chat, whole and streamed.
+"""The official Python client, unchanged, against BASE_URL: completions, chat and responses, whole and streamed.
 
 Prints one line, or raises. Works with any model: greedy answers are compared with themselves."""
 
@@ -143,6 +143,83 @@ def check_extensions(model: str) -> None:
     assert all(chunk.usage for chunk in chunks) and chunks[-1].usage.completion_tokens > 0, chunks
 
 
+def check_types(answer) -> None:
+    """Holds an answer against the client's own types, which it does not check by itself."""
+    type(answer).model_validate(answer.to_dict())
+
+
+def check_responses(model: str):
+    asked = dict(model=model, instructions="You are a poet.", input="Speak of the sea.", temperature=0)
+    asked |= dict(max_output_tokens=TOKENS, metadata={"a": "b"})
+    whole = client.responses.create(**asked)
+    check_types(whole)
+    assert whole.id.startswith("resp_") and whole.model == model and whole.metadata == {"a": "b"}, whole
+    assert whole.status in ("completed", "incomplete") and whole.output_text, whole
+    assert 0 < whole.usage.output_tokens <= TOKENS, whole
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens, whole
+    events = list(client.responses.create(**asked, stream=True))
+    for number, event in enumerate(events):
+        assert event.sequence_number == number, event
+        check_types(event)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"], kinds
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", whole.status], kinds
+    assert kinds.count("output_text.delta") > 1, kinds
+    with client.responses.stream(**asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text, (text, whole.output_text)
+    return whole
+
+
+def check_conversation(model: str) -> None:
+    """An answer that is kept, gone on from, read and deleted."""
+    first = check_responses(model)
+    assert client.responses.retrieve(first.id) == first
+    asked = dict(model=model, previous_response_id=first.id, input="Once more.", max_output_tokens=4, temperature=0)
+    second = client.responses.create(**asked)
+    items = [dict(role="user", content="Speak of the sea."), *(item.to_dict() for item in first.output)]
+    items.append(dict(role="user", content="Once more."))
+    spelled = client.responses.create(**asked | dict(previous_response_id=None, input=items, store=False))
+    assert spelled.output_text == second.output_text, (spelled, second)
+    assert spelled.usage.input_tokens == second.usage.input_tokens, (spelled, second)
+    listed = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    assert [item.role for item in listed] == ["user", "assistant", "user"], listed
+    client.responses.delete(first.id)
+    for lost in (first.id, spelled.id):
+        try:
+            client.responses.retrieve(lost)
+        except openai.NotFoundError:
+            continue
+        raise AssertionError("a response is kept that should not be")
+    refused(openai.BadRequestError, lambda: client.responses.create(**asked), "previous_response_id")
+    background = lambda: client.responses.create(model=model, input="x", background=True)
+    refused(openai.BadRequestError, background, "background")
+    searching = lambda: client.responses.create(model=model, input="x", tools=[{"type": "web_search"}])
+    refused(openai.BadRequestError, searching, "tools[0].type")
+
+
+def check_response_calls(model: str) -> None:
+    tool = {"type": "function", **TOOL_OF_WORDS["function"], "strict": True}
+    asked = dict(model=model, input="Weather in Ulm?", tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    asked |= dict(max_output_tokens=200, temperature=0)
+    whole = client.responses.create(**asked)
+    check_types(whole)
+    [call] = whole.output
+    assert call.type == "function_call" and json.loads(call.arguments)["sky"] in ("blue", "grey"), whole
+    for event in client.responses.create(**asked, stream=True):
+        check_types(event)
+    with client.responses.stream(**asked) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        [streamed] = stream.get_final_response().output
+    assert streamed.name == "get_weather" and "".join(pieces) == streamed.arguments == call.arguments, streamed
+    output = [{"type": "function_call_output", "call_id": call.call_id, "output": "blue"}]
+    asked |= dict(previous_response_id=whole.id, input=output, tool_choice="none", max_output_tokens=4)
+    assert client.responses.create(**asked).output[0].type == "message"
+    schema = {"type": "json_schema", "name": "sky", "schema": tool["parameters"]}
+    written = client.responses.create(model=model, input="x", text={"format": schema}, max_output_tokens=200)
+    assert json.loads(written.output_text)["sky"] in ("blue", "grey"), written
+
+
 def leave_early(model: str) -> None:
     """What a client does that has read enough."""
     with client.completions.create(model=model, prompt="The sea", max_tokens=200, stream=True) as stream:
@@ -157,6 +234,8 @@ check_tool_messages(MODEL)
 check_forced_calls(MODEL)
 check_errors(MODEL)
 check_extensions(MODEL)
+check_conversation(MODEL)
+check_response_calls(MODEL)
 leave_early(MODEL)
 check_completions(MODEL)
 print(f"openai-python {openai.__version__}: ok")

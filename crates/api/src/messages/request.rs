@@ -4,6 +4,7 @@
 //! `temperature`, go on as they are and are checked there.
 
 use super::content;
+use crate::Translated;
 use crate::json::{function_name, wrong_type};
 use crate::limits::TOOLS_MAX;
 use crate::object::{Object, at};
@@ -41,8 +42,11 @@ const REFUSED: [(&str, &str); 2] = [
     ("mcp_servers", "the service calls no tools itself; send them as custom tools"),
 ];
 
+/// Fields that cannot change the answer.
+const HARMLESS: [&str; 3] = ["cache_control", "inference_geo", "service_tier"];
+
 /// The chat that a body of `/v1/messages` asks for.
-pub fn chat(body: Map<String, Value>) -> Result<Map<String, Value>, Fault> {
+pub fn chat(body: Map<String, Value>) -> Result<Translated, Fault> {
     let mut body = Object::root(body);
     let mut chat = prompt(&mut body)?;
     match body.take("max_tokens") {
@@ -62,7 +66,10 @@ pub fn chat(body: Map<String, Value>) -> Result<Map<String, Value>, Fault> {
             chat.insert(name.to_owned(), value);
         }
     }
-    Ok(chat)
+    for name in HARMLESS {
+        body.take(name);
+    }
+    Ok(Translated { chat, rest: body.rest() })
 }
 
 /// The chat whose prompt a body of `/v1/messages/count_tokens` wants counted.

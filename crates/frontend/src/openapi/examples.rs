@@ -73,6 +73,16 @@ const MESSAGES: &[Example] = &[example(
 const COUNT: &[Example] =
     &[example("Count the tokens of a chat", r#"{"messages": [{"role": "user", "content": "hi"}]}"#)];
 
+const RESPONSES: &[Example] = &[
+    example("Stream an answer", r#"{"input": "Who are you?", "max_output_tokens": 64, "stream": true}"#),
+    example(
+        "Have a function called",
+        r#"{"input": "What is the weather in Oslo?", "max_output_tokens": 64, "tools": [{"type": "function",
+ "name": "get_weather", "parameters": {"type": "object", "properties": {"town": {"type": "string", "maxLength": 20}},
+ "required": ["town"], "additionalProperties": false}}], "tool_choice": "required"}"#,
+    ),
+];
+
 /// Those of a route; none where it takes no body.
 pub(super) fn of(route: Route) -> &'static [Example] {
     match route {
@@ -80,6 +90,7 @@ pub(super) fn of(route: Route) -> &'static [Example] {
         Route::Chat => CHAT,
         Route::Messages => MESSAGES,
         Route::CountTokens => COUNT,
+        Route::Responses => RESPONSES,
         Route::Generate => GENERATE,
         Route::Tokenize => TOKENIZE,
         Route::Detokenize => DETOKENIZE,
@@ -91,7 +102,7 @@ pub(super) fn of(route: Route) -> &'static [Example] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::{Api, Limits, admit};
+    use crate::admission::{Api, Limits, admit, admit_message, admit_response, ask_response};
     use crate::tools::CallReading;
     use serde_json::Value;
 
@@ -110,14 +121,19 @@ mod tests {
             for Example { title, body } in of(route) {
                 assert!(serde_json::from_str::<Value>(body).is_ok_and(|body| body.is_object()), "{title}");
                 assert!(!body.contains('\''), "{title}: a shell quotes it");
-                let api = match route {
-                    Route::Completions => Api::Completions,
-                    Route::Chat => Api::Chat,
-                    Route::Generate => Api::Generate,
+                let body = body.as_bytes();
+                let admit = |api| admit(api, body, &limits, 1);
+                let admitted = match route {
+                    Route::Completions => admit(Api::Completions),
+                    Route::Chat => admit(Api::Chat),
+                    Route::Generate => admit(Api::Generate),
+                    Route::Messages => admit_message(body, &limits, 1),
+                    Route::Responses => ask_response(body)
+                        .and_then(|asked| admit_response(asked, None, &limits, 1))
+                        .map(|(admitted, _)| admitted),
                     _ => continue,
                 };
-                let refused = admit(api, body.as_bytes(), &limits, 1).err();
-                assert_eq!(refused.map(|fault| fault.message), None, "{title}");
+                assert_eq!(admitted.err().map(|fault| fault.message), None, "{title}");
             }
         }
     }

@@ -10,13 +10,14 @@ mod words;
 
 use crate::admission::{Api, Limits};
 use crate::errors::Dialect;
+use crate::limits::INPUT_ITEMS_MAX;
 use crate::pages;
 use crate::routes::Route;
 use serde_json::{Map, Value, json};
 
 const BASE: &str = include_str!("base.json");
 /// Schemas of the APIs that are translations of a chat.
-const TRANSLATED: [&str; 1] = [include_str!("messages.json")];
+const TRANSLATED: [&str; 2] = [include_str!("messages.json"), include_str!("responses.json")];
 
 /// What a route takes and gives, for the document.
 struct Operation {
@@ -34,17 +35,22 @@ struct Operation {
 const GENERATION_ERRORS: &[u16] = &[400, 401, 404, 405, 408, 413, 429, 500, 503];
 const LOOK_ERRORS: &[u16] = &[401, 405];
 
+fn looks(summary: &'static str, gives: Option<&'static str>) -> Operation {
+    Operation { summary, takes: None, gives, also: &[], errors: LOOK_ERRORS }
+}
+
+fn works(
+    summary: &'static str,
+    takes: &'static str,
+    gives: &'static str,
+    also: &'static [&'static str],
+) -> Operation {
+    Operation { summary, takes: Some(takes), gives: Some(gives), also, errors: GENERATION_ERRORS }
+}
+
 fn operation(route: Route) -> Operation {
-    let looks = |summary, gives| Operation { summary, takes: None, gives, also: &[], errors: LOOK_ERRORS };
-    let works = |summary, takes, gives, also| Operation {
-        summary,
-        takes: Some(takes),
-        gives: Some(gives),
-        also,
-        errors: GENERATION_ERRORS,
-    };
     let page = |summary, also| Operation { also, errors: &[404, 405], ..looks(summary, None) };
-    let events: &[&str] = &["text/event-stream"];
+    let events: &'static [&'static str] = &["text/event-stream"];
     match route {
         Route::Completions => works("Continue a prompt.", "CompletionRequest", "CompletionAnswer", events),
         Route::Chat => works("Answer messages.", "ChatRequest", "ChatAnswer", events),
@@ -73,6 +79,20 @@ fn operation(route: Route) -> Operation {
         Route::CountTokens => {
             works("Count the tokens of messages.", "MessageCountRequest", "MessageCountAnswer", &[])
         }
+        Route::Responses => {
+            works("Answer items, as OpenAI's later API has it.", "ResponseRequest", "ResponseAnswer", events)
+        }
+        Route::Kept => Operation {
+            errors: &[400, 401, 404, 405],
+            ..looks("A response that is kept.", Some("ResponseAnswer"))
+        },
+        Route::InputItems => {
+            Operation { errors: &[400, 401, 404, 405], ..looks("What led to it.", Some("ResponseItemList")) }
+        }
+        Route::CancelResponse => Operation {
+            errors: &[400, 401, 404, 405],
+            ..looks("Refused: a response under way is cancelled by closing its connection.", None)
+        },
         Route::Embeddings => Operation { errors: &[400, 401, 405], ..looks("Not served.", None) },
         Route::OpenApi => looks("This document.", Some("Document")),
         Route::Docs => page("This document for people.", &["text/html"]),
@@ -124,7 +144,7 @@ fn path_item(route: Route) -> Value {
         content.insert((*kind).to_owned(), json!({"schema": schema}));
     }
     let mut responses = Map::new();
-    if route != Route::Embeddings {
+    if !matches!(route, Route::Embeddings | Route::CancelResponse) {
         responses.insert("200".to_owned(), json!({"description": "The answer.", "content": content}));
     }
     for status in errors {
@@ -134,7 +154,7 @@ fn path_item(route: Route) -> Value {
             json!({"description": "Not now.", "content": {"application/json": {"schema": reference("State")}}})
         } else {
             let shape = match Dialect::of(route.name()) {
-                Dialect::OpenAi => "Error",
+                Dialect::OpenAi | Dialect::Responses => "Error",
                 Dialect::Anthropic => "MessageError",
             };
             json!({"$ref": format!("#/components/responses/{shape}")})
@@ -155,19 +175,45 @@ fn path_item(route: Route) -> Value {
         let content = json!({"schema": reference(schema), "examples": examples});
         operation["requestBody"] = json!({"required": required, "content": {"application/json": content}});
     }
-    if route == Route::Model {
-        operation["parameters"] =
-            json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}]);
-    }
-    if route == Route::PageFile {
-        let names: Vec<&str> =
-            pages::FILES.iter().filter_map(|file| file.path.strip_prefix("/ui/")).collect();
-        operation["parameters"] =
-            json!([{"name": "file", "in": "path", "required": true, "schema": {"enum": names}}]);
+    let parameters = parameters(route);
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
     }
     let mut item = Map::new();
+    if route == Route::Kept {
+        let mut delete = operation.clone();
+        delete["summary"] = "Forget it.".into();
+        let deleted = json!({"schema": reference("ResponseDeleted")});
+        delete["responses"]["200"]["content"] = json!({"application/json": deleted});
+        item.insert("delete".to_owned(), delete);
+    }
     item.insert(route.method_name().to_lowercase(), operation);
     Value::Object(item)
+}
+
+/// What the path and the query of a route have.
+fn parameters(route: Route) -> Vec<Value> {
+    let id = || json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
+    let query = |name: &str, schema: Value| json!({"name": name, "in": "query", "schema": schema});
+    match route {
+        Route::Model | Route::Kept | Route::CancelResponse => vec![id()],
+        Route::InputItems => {
+            let limit = json!({"type": "integer", "minimum": 1, "maximum": INPUT_ITEMS_MAX});
+            let order = json!({"enum": ["asc", "desc"]});
+            vec![
+                id(),
+                query("limit", limit),
+                query("order", order),
+                query("after", json!({"type": "string"})),
+            ]
+        }
+        Route::PageFile => {
+            let names: Vec<&str> =
+                pages::FILES.iter().filter_map(|file| file.path.strip_prefix("/ui/")).collect();
+            vec![json!({"name": "file", "in": "path", "required": true, "schema": {"enum": names}})]
+        }
+        _ => Vec::new(),
+    }
 }
 
 fn request_schema(api: Api) -> Value {

@@ -5,6 +5,7 @@
 
 pub(crate) mod deaths;
 
+use pinion_api::responses::Store;
 use pinion_config::{ApiKeys, Edge, Fairness, SamplingDefaults, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::app::{App, Numbers, Settings};
@@ -100,7 +101,9 @@ pub(crate) struct Options {
     pub(crate) settings: Settings,
     pub(crate) buffer_bytes_max: usize,
     pub(crate) resume: bool,
+    pub(crate) responses_store_bytes: usize,
     pub(crate) reasons: bool,
+    pub(crate) strict_fields: bool,
     pub(crate) defaults: SamplingDefaults,
 }
 
@@ -127,7 +130,17 @@ impl Default for Options {
             running_max: 8,
         };
         let (reasons, defaults) = (false, SamplingDefaults::NONE);
-        Options { slots: 8, settings, buffer_bytes_max: 1 << 20, resume: true, reasons, defaults }
+        let (buffer_bytes_max, responses_store_bytes) = (1 << 20, 1 << 20);
+        Options {
+            slots: 8,
+            settings,
+            buffer_bytes_max,
+            resume: true,
+            responses_store_bytes,
+            reasons,
+            strict_fields: false,
+            defaults,
+        }
     }
 }
 
@@ -202,7 +215,7 @@ impl Harness {
                 calls: CallReading::Format(CallFormat::Hermes),
                 reasons: options.reasons,
                 defaults: options.defaults,
-                strict_fields: false,
+                strict_fields: options.strict_fields,
             },
             settings: options.settings,
             health: Health { pages },
@@ -213,6 +226,7 @@ impl Harness {
             spans: vec![(Peer::new(Role::Frontend, 0), 0, ring)],
             leaving: Cell::new(false),
             load: RefCell::default(),
+            responses: Rc::new(RefCell::new(Store::new(options.responses_store_bytes, 60))),
             started_unix_s: 1_790_000_000,
             docs: OnceCell::new(),
         });

@@ -1,0 +1,15 @@
+//! OpenAI's Responses API as a translation of a chat.
+//!
+//! [`Asked::parse`] reads a body and [`Asked::chat`] makes a chat of it, behind the conversation of an earlier response
+//! if it names one; [`renamed`] gives what admission finds wrong there the names of this API. [`Teller`] words the
+//! answer, and a [`Store`] keeps answers for those who come back to them.
+
+mod events;
+mod input;
+mod request;
+mod store;
+mod teller;
+
+pub use request::{Asked, renamed};
+pub use store::{Kept, Store};
+pub use teller::{Head, Teller};
