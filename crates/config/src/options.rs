@@ -132,7 +132,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Memory of each frontend for answers of /v1/responses, which clients read again and go on from \
                (previous_response_id); the oldest give way. 0 keeps none." },
     Opt { name: "responses-ttl", group: Http, kind: Duration { min_ms: SECOND, max_ms: 24 * HOUR }, preset: Is("1h"),
-        help: "An answer of /v1/responses is kept for so long at most." },
+        help: "An answer of /v1/responses is kept for at most this time." },
     Opt { name: "metrics-compat", group: Http, preset: Is("vllm"),
         kind: Choice { accepted: &[choice("vllm", &[]), choice("none", &[])], refused: &[] },
         help: "Names on /metrics besides `pinion_*`: `vllm` adds the `vllm:*` families that dashboards, autoscalers \

@@ -108,7 +108,7 @@ pub struct App {
     pub leaving: Cell<bool>,
     /// Rates of the last seconds.
     pub load: RefCell<Load>,
-    /// Responses that are kept for those who come back to them.
+    /// Responses that later requests may name.
     pub responses: Rc<RefCell<Store>>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,

@@ -2,7 +2,7 @@
 //!
 //! [`Asked::parse`] reads a body and [`Asked::chat`] makes a chat of it, behind the conversation of an earlier response
 //! if it names one; [`renamed`] gives what admission finds wrong there the names of this API. [`Teller`] words the
-//! answer, and a [`Store`] keeps answers for those who come back to them.
+//! answer, and a [`Store`] keeps answers that later requests name.
 
 mod events;
 mod input;

@@ -147,7 +147,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("include_stop_str_in_output", ALL, Shape::Boolean, "Send what ended the text."),
     field("allowed_token_ids", ALL, Shape::Schema(ALLOWED_IDS), "The only token ids that may be drawn; not with a form of the text."),
     field("bad_words", ALL, Shape::Schema(BAD_WORDS), "Words that are not written; not with a form of the text."),
-    field("truncate_prompt_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647, "not": {"const": 0}}"#), "Only so many of the prompt's last tokens are used; with -1 as many as fit."),
+    field("truncate_prompt_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647, "not": {"const": 0}}"#), "Only this number of the prompt's last tokens is used; with -1 as many as fit."),
     field("skip_special_tokens", ALL, Shape::Boolean, "Off, special tokens show their names."),
     field("spaces_between_special_tokens", ALL, Shape::Boolean, "Without effect: texts of a tokenizer.json are the same either way."),
     field("seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same seed draws the same, whatever is served beside it."),
