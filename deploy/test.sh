@@ -4,7 +4,8 @@
 # two cores, most of it builds.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt clippy tidy loom unit processes clients checks no_torch cuda gpu_dry_run
+#   deploy/test.sh STEP ...   only these: fmt tidy loom clippy tests clients checks no_torch cuda gpu_dry_run
+#   deploy/test.sh unit       the part of `tests` that starts no processes; deploy/test.sh processes, the rest of it
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
 #   deploy/test.sh packages   image, Debian package, wheel, chart, dashboard and proxies, which are not part of everything either
@@ -45,10 +46,17 @@ loom_run() { # loom_run RUSTFLAGS
     CARGO_PROFILE_RELEASE_LTO=off RUSTFLAGS=$1 cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
 }
 
-# Unit, property and parity tests of every crate but the one that starts processes.
+# All tests of the workspace in one build: Cargo chooses other features of the dependencies for a part of it, and builds
+# most of them a second time.
+step_tests() {
+    cargo build --locked --workspace --bins
+    cargo test --locked --workspace
+}
+
+# Unit, property and parity tests of every crate but those that start processes.
 step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude pinion-bench; }
 
-# The fake backend must build and pass with no libtorch at all. The tests on the emulated device do not run again: `unit` ran
+# The fake backend must build and pass with no libtorch at all. The tests on the emulated device do not run again: `tests` ran
 # them, and `gpu_dry_run` has an engine without libtorch there.
 step_no_torch() {
     local tests=() file
@@ -211,16 +219,16 @@ step_packages() {
     say "left out: ${left_out[*]:-nothing}"
 }
 
-STEPS=(fmt tidy loom clippy unit processes clients checks no_torch cuda gpu_dry_run)
+STEPS=(fmt tidy loom clippy tests clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
 # Steps that run only when they are named.
-OPTIONAL=(nemesis browser packages simulation)
+OPTIONAL=(unit processes nemesis browser packages simulation)
 for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done
