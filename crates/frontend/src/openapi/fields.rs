@@ -59,7 +59,10 @@ const PROMPTS: &str = r##"{"anyOf": [{"type": "string", "minLength": 1},
     {"type": "array", "minItems": 1, "maxItems": 128,
      "items": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}}]}"##;
 const ONE_PROMPT: &str = r##"{"anyOf": [{"type": "string", "minLength": 1},
-    {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
+    {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}},
+    {"type": "array", "minItems": 1, "maxItems": 1, "items": {"type": "string", "minLength": 1}},
+    {"type": "array", "minItems": 1, "maxItems": 1,
+     "items": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}}]}"##;
 const STOP: &str = r#"{"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256},
     {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 256}},
     {"type": "null"}]}"#;
