@@ -14,8 +14,6 @@ const SEED: u64 = 70_121;
 const CORRUPT: &str = "pinion_corrupt_edges_total";
 /// Sleeping roles look at their rings so often.
 const LOOK: Duration = Duration::from_millis(250);
-/// A record may be taken in the moment in which it is damaged.
-const TRIES_MAX: usize = 20;
 
 /// Writer, reader, and a word of each record that names the request or says how much follows.
 const EDGES: [(&str, &str, u64); 7] = [
@@ -66,19 +64,24 @@ impl Load<'_> {
         });
     }
 
-    /// Damages a word of a ring while its reader stands still, until that was found. What it leads to is not waited
+    /// Damages a word of a ring while its reader is stopped, until that was found: the reader may take the record at
+    /// the moment in which it is damaged, or there may be none. What it leads to is not waited
     /// for: the next word may hit the same requests.
     fn damage(&self, from: &str, to: &str, word: RingWord) {
         println!("{from} -> {to}: {word:?}");
         let before = self.server.metric(CORRUPT);
-        let found = (0..TRIES_MAX).any(|_| {
-            damage_unread(self.server, from, to, word)
+        wait_until("a damaged word is found", PATIENCE, || {
+            let found = damage_unread(self.server, from, to, word)
                 && (0..40).any(|_| {
                     std::thread::sleep(Duration::from_millis(50));
                     corrupt_edges(self.server).is_some_and(|now| now > before)
-                })
+                });
+            if !found {
+                // The clients go on, so that there are records for the next try.
+                std::thread::sleep(LOOK);
+            }
+            found.then_some(())
         });
-        assert!(found, "{from} -> {to}, {word:?}: nothing was found");
     }
 
     /// All roles serve, and every client got an answer.
