@@ -50,7 +50,7 @@ loom_run() { # loom_run RUSTFLAGS
 # most of them a second time.
 step_tests() {
     cargo build --locked --workspace --bins
-    cargo test --locked --workspace
+    cargo test --locked --workspace --no-fail-fast
 }
 
 # Unit, property and parity tests of every crate but those that start processes.
