@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts libtorch in place: a cache folder outside the repository and the link .libtorch inside it.
-# Idempotent; says what it found. Sourced by launch.sh and test.sh, or run by itself.
+# Idempotent; says what it found. Sourced by the scripts of this folder, or run by itself.
 #
 #   PINION_CACHE   where downloads are kept   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON  the Python whose pip is used (default: python3)
@@ -23,6 +23,10 @@ die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
 
 need() { # need COMMAND WHAT-FOR
     command -v "$1" >/dev/null 2>&1 || die "$1 is missing: it is needed for $2"
+}
+
+version() {
+    sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml"
 }
 
 make_cache() {

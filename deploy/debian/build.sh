@@ -6,9 +6,9 @@
 # The programs and libtorch are in /usr/lib/pinion, the options in /etc/pinion/pinion.toml, the unit is pinion.service. The
 # service is neither enabled nor started by the installation: the options come first.
 set -euo pipefail
-ROOT=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
 stage=${1:?the staged folder} out=${2:?the folder for the package}
-version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml")
+version=$(version)
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT

@@ -14,22 +14,19 @@ import json
 import pathlib
 import re
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from checks import free_port
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODEL = HERE.parent / "demo-model"
 CLIENTS = 6
 TOKENS = 40
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Replica:
@@ -150,7 +147,7 @@ class Proxy:
 
 
 def roll(name, pinion, command, config, delay, streams):
-    """Restarts both replicas, again and again, until so many streams were whole."""
+    """Restarts both replicas, again and again, until `streams` streams were whole."""
     replicas = [Replica(pinion, "--fake-step-us", "2000", "--drain-delay", delay) for _ in range(2)]
     proxy = Proxy(command, config, replicas)
     load, rounds = Load(proxy.port, CLIENTS, TOKENS), 0

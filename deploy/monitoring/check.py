@@ -11,8 +11,8 @@ import json
 import pathlib
 import re
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,17 +20,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from checks import free_port
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def fail(what):
     raise SystemExit(f"monitoring: {what}")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def complete(url, body):

@@ -14,7 +14,7 @@ set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
 
 dist=${CARGO_TARGET_DIR:-$ROOT/target}/dist
-version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml")
+version=$(version)
 name=pinion-$version-linux-x86_64
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

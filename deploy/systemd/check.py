@@ -3,36 +3,23 @@
 
     DOCKER="docker -H unix:///..." deploy/systemd/check.py IMAGE PACKAGE
 
-IMAGE is Debian with systemd (debootstrap --include=systemd,systemd-sysv,dbus). It looks at: verify without a word, the start that is
+IMAGE is Debian with systemd (debootstrap --include=systemd,systemd-sysv,dbus). It looks at: verify without a warning, the start that is
 notified, a watchdog that is fed and one that strikes, `systemctl stop` and a package's upgrade under load without a token lost, a kill
 of the main process, and a purge that leaves nothing.
 """
 import os
+import pathlib
 import shlex
 import subprocess
 import sys
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from checks import CLIENT, STREAMS, TOKENS
+
 DOCKER = shlex.split(os.environ.get("DOCKER", "docker"))
 SYSTEMD = ["--cap-add", "SYS_ADMIN", "--security-opt", "seccomp=unconfined", "--tmpfs", "/run", "--tmpfs", "/run/lock", "--tmpfs", "/tmp",
            "--volume", "/sys/fs/cgroup:/sys/fs/cgroup:ro"]
-STREAMS = 8
-TOKENS = 480
-# Needs bash alone. For each of its streams it says `whole`, or `cut` with what came last.
-CLIENT = r'''
-one() {
-    body='{"prompt":"ROMEO:","max_tokens":TOKENS,"min_tokens":TOKENS,"temperature":0.7,"seed":'$1',"stream":true,"stream_options":{"include_usage":true}}'
-    exec 3<>/dev/tcp/127.0.0.1/8000 || { echo "cut: no connection"; return; }
-    printf 'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s' ${#body} "$body" >&3
-    text=$(cat <&3)
-    case $text in
-    *'"completion_tokens":TOKENS'*'data: [DONE]'*) echo whole ;;
-    *) echo "cut: ${text: -300}" ;;
-    esac
-}
-for seed in $(seq STREAMS); do one "$seed" & done
-wait
-'''.replace("TOKENS", str(TOKENS)).replace("STREAMS", str(STREAMS))
 METRICS = "exec 3<>/dev/tcp/127.0.0.1/8000; printf 'GET /metrics/load HTTP/1.0\\r\\nhost: localhost\\r\\n\\r\\n' >&3; cat <&3"
 
 
