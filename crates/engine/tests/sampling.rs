@@ -183,7 +183,7 @@ fn every_end_of_the_model_ends_and_waits() {
 }
 
 #[test]
-fn ids_outside_the_vocabulary_are_refused_by_name_and_harm_nobody() {
+fn ids_outside_the_vocabulary_are_refused_by_name_and_harm_no_other_request() {
     let (mut engine, mut rig) = (Hashed::engine(false), Rig::new());
     let fine = rig.open(0, 0);
     rig.admit(fine, &[1, 2], 2, Sampling::default());

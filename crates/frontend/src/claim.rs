@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_is_nobody_a_key_or_a_user_of_a_key() {
+    fn a_tenant_is_none_a_key_or_a_user_of_a_key() {
         let tenant = |by, key, user| claim(&Fairness { by, key_weights: vec![3, 5] }, key, user, 0).tenant;
         for by in [FairShare::Off, FairShare::Key] {
             assert_eq!(tenant(by, None, Some("a")), 0, "{by:?}");

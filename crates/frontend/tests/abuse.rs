@@ -76,7 +76,7 @@ fn a_thousand_disconnects_at_any_phase_give_every_slot_back() {
 }
 
 #[test]
-fn records_of_an_older_generation_reach_nobody() {
+fn records_of_an_older_generation_are_dropped() {
     run(Options { slots: 1, ..Options::default() }, |h| async move {
         let client = h.post_raw("/v1/completions", WHOLE).await;
         let old = h.submit().await.id;
@@ -116,7 +116,7 @@ fn when_all_slots_are_taken_the_next_gets_429_and_later_ones_are_served() {
 }
 
 #[test]
-fn a_stream_that_nobody_reads_is_cancelled_and_its_connection_dropped() {
+fn an_unread_stream_is_cancelled_and_its_connection_dropped() {
     let mut options = Options { buffer_bytes_max: 64 << 10, ..Options::default() };
     options.settings.write_timeout = Duration::from_millis(200);
     run(options, |h| async move {
@@ -286,7 +286,7 @@ fn a_drain_lets_streams_end_and_refuses_new_ones_then_cuts_what_is_left() {
 }
 
 #[test]
-fn an_encode_that_nobody_waits_for_gives_its_slot_back() {
+fn an_abandoned_encode_gives_its_slot_back() {
     run(Options { slots: 1, ..Options::default() }, |h| async move {
         let client = h.post_raw("/tokenize", r#"{"prompt":"hi"}"#).await;
         let TokenizerRecord::Encode(job) = h.job().await else { panic!("not an encode") };

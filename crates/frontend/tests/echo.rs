@@ -97,7 +97,7 @@ fn nothing_but_the_prompt_ends_by_length() {
 }
 
 #[test]
-fn an_echo_of_ids_is_decoded_first_and_without_logprobs_nobody_scores() {
+fn an_echo_of_ids_is_decoded_first_and_not_scored_without_logprobs() {
     run(Options::default(), |h| async move {
         let body = json!({"prompt": [[5, 6], "b"], "echo": true, "max_tokens": 1}).to_string();
         let roles = async {

@@ -36,7 +36,7 @@ fn the_launcher_s_word_is_the_answer_and_silence_is_a_503() {
             } else {
                 assert_eq!(reply.body, "");
             }
-            h.app.orders.done(number, Ok(())); // too late, or twice: nobody waits
+            h.app.orders.done(number, Ok(())); // too late, or twice: no route waits
         }
     });
 }

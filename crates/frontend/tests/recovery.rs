@@ -165,7 +165,7 @@ fn who_comes_while_a_role_is_down_waits() {
 }
 
 #[test]
-fn whoever_leaves_meanwhile_is_forgotten() {
+fn a_client_that_leaves_meanwhile_is_forgotten() {
     run(Options::default(), |h| async move {
         let (stream, first) = begin(&h, STREAM).await;
         h.delta(first.id, 0, &[1], "a", 0);

@@ -327,7 +327,7 @@ fn errors_name_the_fields_of_this_api_before_and_within_a_stream() {
 }
 
 #[test]
-fn fields_that_nothing_knows_are_named_here_too() {
+fn unknown_fields_are_named_here_too() {
     run(Options::default(), |h| async move {
         let messages =
             json!({"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "metadata": {}})

@@ -44,7 +44,7 @@ fn a_drain_serves_who_waits_and_can_be_served() {
 
 /// It dies before it is ready, again and again, and too slowly for the launcher to give up.
 #[test]
-fn nobody_waits_for_ever_for_a_role_that_does_not_come_back() {
+fn no_request_waits_for_ever_for_a_role_that_does_not_come_back() {
     run(Options::default(), |h| async move {
         let (held, first) = begin(&h, STREAM).await;
         h.delta(first.id, 0, &[1], "a", 0);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_bound_and_somebody_must_be_able_to_do_it() {
+    fn commands_have_a_bound_and_need_a_role_that_carries_them_out() {
         let mut orders = Orders::default();
         assert!(orders.take(FRONTEND, 1, 0, Vec::new()).is_err());
         for number in 0..ORDERS_MAX as u64 {

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 #[test]
-fn nobody_has_to_read_to_the_end() {
+fn a_reader_may_close_before_the_end() {
     for arguments in [&["--help=all"][..], &["version"], &["config", "show"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

@@ -20,7 +20,7 @@ fn id(slot: u16) -> RequestId {
 }
 
 fn request(slot: u16, prompt_tokens: u32, sampling: Sampling) -> Request {
-    let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // nobody begins like another
+    let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // no two begin alike
     Request { id: id(slot), claim: Claim::default(), sampling, ids, prompt_tokens }
 }
 

@@ -21,7 +21,7 @@ fn id(slot: u16) -> RequestId {
 
 fn request(slot: u16, prompt_tokens: u32, max_tokens: Option<u32>) -> Request {
     let sampling = Sampling { max_tokens, ..Sampling::default() };
-    let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // nobody begins like another
+    let ids = vec![7 + u32::from(slot); prompt_tokens as usize]; // no two begin alike
     Request { id: id(slot), claim: Claim::default(), sampling, ids, prompt_tokens }
 }
 
@@ -121,7 +121,7 @@ fn decodes_and_chunks_of_several_prompts_share_a_step() {
 }
 
 #[test]
-fn nobody_overtakes_and_nobody_runs_without_a_row() {
+fn no_request_overtakes_and_none_runs_without_a_row() {
     let mut scheduler = Scheduler::new(Limits { max_num_batched_tokens: 3, ..LIMITS });
     for slot in 0..5 {
         scheduler.admit(request(slot, 2, Some(8)), 0).unwrap();

@@ -176,7 +176,7 @@ fn two_tenants_are_served_alike_however_many_requests_one_sends() {
 }
 
 #[test]
-fn one_tenant_is_served_in_the_same_order_as_nobody_in_particular() {
+fn one_tenant_is_served_in_the_same_order_as_none() {
     for admission in ADMISSIONS {
         let orders: Vec<Vec<u16>> = [of_tenant(0, 1), of_tenant(77, 1), of_tenant(77, 9)]
             .into_iter()

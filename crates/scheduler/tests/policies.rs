@@ -142,7 +142,7 @@ fn prompts_come_before_decodes_from_the_threshold_on_but_not_for_ever() {
 }
 
 #[test]
-fn nobody_overtakes_a_preempted_request() {
+fn no_request_overtakes_a_preempted_one() {
     let policy = Policy { admission: Admission::Shortest, ..PLAIN };
     let limits = Limits { block_count: 6, max_num_seqs: 3, ..LIMITS };
     let mut scheduler = Scheduler::with_policy(limits, policy);

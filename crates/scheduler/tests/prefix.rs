@@ -159,7 +159,7 @@ fn a_request_that_failed_leaves_nothing_to_be_found() {
 }
 
 #[test]
-fn a_cleared_cache_finds_nothing_and_disturbs_nobody() {
+fn a_cleared_cache_finds_nothing_and_disturbs_no_request() {
     let mut scheduler = Scheduler::with_policy(LIMITS, whole_blocks());
     admit(&mut scheduler, 0, prompt(64), 1);
     run(&mut scheduler);
@@ -294,7 +294,7 @@ fn only_who_saves_half_of_what_he_lacks_and_a_block_waits() {
 
 /// A request that others wait for may leave, fail or find no token yet: then none waits for it.
 #[test]
-fn nobody_waits_for_who_is_gone_or_stuck() {
+fn no_request_waits_for_one_that_is_gone_or_stuck() {
     for (name, rows_after) in [("gone", 1), ("failed", 1), ("stuck", 2)] {
         let mut scheduler = Scheduler::new(LIMITS);
         (0..2).for_each(|slot| admit(&mut scheduler, slot, prompt(40), 9));

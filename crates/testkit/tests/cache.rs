@@ -30,7 +30,7 @@ fn reset(server: &Server, fields: &[(&str, &str)]) -> u16 {
 }
 
 #[test]
-fn clearing_the_cache_forgets_prefixes_and_disturbs_nobody() {
+fn clearing_the_cache_forgets_prefixes_and_disturbs_no_stream() {
     let server =
         Server::fake_with(&["--block-size", "16", "--fake-step-us", "10000"], &[("PINION_API_KEY", KEY)]);
     let oracle = server.oracle();

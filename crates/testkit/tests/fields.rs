@@ -1,5 +1,5 @@
 //! Fields of requests that other servers have, through the real processes: ids and counts in answers, truncated
-//! prompts, tokens that may be drawn, special tokens, compact JSON, and fields that nothing knows.
+//! prompts, tokens that may be drawn, special tokens, compact JSON, and unknown fields.
 
 use pinion_testkit::{Api, Response, Server};
 use serde_json::{Value, json};
@@ -168,7 +168,7 @@ fn json_is_compact_unless_white_space_is_asked_for() {
 }
 
 #[test]
-fn fields_that_nothing_knows_are_named_or_refused() {
+fn unknown_fields_are_named_or_refused() {
     const NAME: &str = "x-pinion-ignored-fields";
     let body = json!({"prompt": "x", "max_tokens": 2, "temprature": 0, "frob\r\nnicate": 1, "metadata": {}, "nothing": null});
     let server = Server::fake(&[]);

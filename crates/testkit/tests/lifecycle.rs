@@ -87,7 +87,7 @@ fn every_role_runs_where_the_plan_says() {
 }
 
 #[test]
-fn nobody_is_let_in_before_the_service_can_answer() {
+fn no_connection_is_taken_before_the_service_can_answer() {
     // The test may get its turn so late that all is over.
     let early = (0..STARTS).any(|_| a_start_is_watched());
     assert!(early, "{STARTS} first attempts were made after the service had started");
@@ -237,7 +237,7 @@ fn a_supervisor_hears_of_the_start_the_life_and_the_end() {
 
 /// As systemd does it: the signal goes to every process of the service.
 #[test]
-fn a_signal_to_everybody_is_for_the_launcher() {
+fn a_signal_to_all_processes_is_for_the_launcher() {
     let mut server = Server::fake(&["--fake-step-us", "5000"]);
     let stream = begin(&server, "drain", 100);
     server.roles().iter().for_each(|role| kill(role.pid, Signal::SIGTERM));
@@ -250,7 +250,7 @@ fn a_signal_to_everybody_is_for_the_launcher() {
 }
 
 #[test]
-fn a_killed_launcher_leaves_nobody() {
+fn a_killed_launcher_leaves_no_process() {
     // A step takes so long that the stream cannot be complete.
     let mut server = Server::fake(&["--fake-step-us", "250000"]);
     let roles = server.roles();

@@ -110,7 +110,7 @@ fn read_on(mut reader: PipeReader) -> std::thread::JoinHandle<String> {
 }
 
 #[test]
-fn a_log_that_is_not_read_blocks_nobody_and_tells_what_is_missing() {
+fn a_log_that_is_not_read_blocks_no_process_and_tells_what_is_missing() {
     let (reader, writer) = std::io::pipe().expect("a pipe can be made");
     let server = Server::fake_by_shell(r#"exec "$0" "$@""#, Stdio::from(writer), &FLAGS);
     check_under_load(&server, REQUESTS_MANY);

@@ -198,7 +198,7 @@ fn a_role_that_dies_under_its_wrapper_comes_back_under_another() {
 }
 
 #[test]
-fn nobody_outlives_a_launcher_that_is_killed() {
+fn no_process_outlives_a_killed_launcher() {
     for tool in [&NSYS, &PERF] {
         let rig = Rig::new(tool);
         let mut server = rig.start();

@@ -70,7 +70,7 @@ fn echo_and_prompt_logprobs_are_the_model_s_opinion_of_every_token() {
 }
 
 #[test]
-fn floods_of_prompt_scores_reach_everybody_and_disturb_no_stream() {
+fn floods_of_prompt_scores_reach_every_client_and_disturb_no_stream() {
     let server = Server::fake(&["--max-num-seqs", "16"]);
     let oracle = server.oracle();
     let ids = prompt(500);

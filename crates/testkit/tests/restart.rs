@@ -192,7 +192,7 @@ fn without_resuming_a_death_ends_the_streams() {
 }
 
 #[test]
-fn a_restarting_frontend_refuses_nobody() {
+fn a_restarting_frontend_refuses_no_connection() {
     let server = Server::fake(&["--restart-backoff", "20ms"]);
     for _ in 0..3 {
         let old = server.role("frontend-0").expect("a frontend runs").pid;

@@ -101,7 +101,7 @@ fn a_spare_holds_nothing_before_it_has_work() {
 
 /// Whatever becomes of spares, the service does not give up: it may not lose a role even once.
 #[test]
-fn a_spare_that_dies_is_replaced_and_nobody_notices() {
+fn a_spare_that_dies_is_replaced_and_no_request_notices() {
     let server = Server::fake(&["--fake-step-us", "3000", "--restart-limit", "0"]);
     let serving = engine(&server);
     let mut waiting = spare(&server);

@@ -168,7 +168,7 @@ fn every_choice_follows_the_grammar_and_logprobs_and_stop_strings_go_with_it() {
 }
 
 #[test]
-fn what_is_no_grammar_or_a_bomb_is_refused_and_whoever_streams_notices_nothing() {
+fn what_is_no_grammar_or_a_bomb_is_refused_and_open_streams_notice_nothing() {
     beside_a_stream(|server, still_answers| {
         let chain = |n: usize| (0..n).map(|i| format!("r{i}: r{}\n", i + 1)).collect::<String>();
         let many: serde_json::Map<String, Value> = (0..2000).map(|i| (format!("p{i}"), json!({}))).collect();

@@ -84,7 +84,7 @@ fn a_key_is_never_shown() {
 }
 
 #[test]
-fn fair_shares_are_by_nobody_key_or_user_and_weights_are_one_for_each_key() {
+fn fair_shares_are_off_by_key_or_by_user_and_each_key_has_one_weight() {
     let (machine, model) = (Machine::uniform(4, 1), Tree::gpt2());
     let keys = "--api-key=sk-a,sk-b";
     for (args, by, weights) in [

@@ -69,7 +69,7 @@ fn lines_come_out_in_order_and_whole() {
 /// The writer hangs in a full pipe: threads that log continue, lines without room are counted, and the reader learns
 /// how many are missing and where.
 #[test]
-fn an_unread_pipe_blocks_nobody_and_what_is_missing_is_told() {
+fn an_unread_pipe_blocks_no_writer_and_what_is_missing_is_told() {
     for (format, level) in [(Format::Text, " WARN "), (Format::Json, "\"level\":\"WARN\"")] {
         let (mut reader, output) = pipe();
         let (queue, page) = start(output);
@@ -126,7 +126,7 @@ fn a_line_that_never_fits_is_dropped_alone() {
 }
 
 #[test]
-fn a_flush_of_a_log_that_nobody_reads_ends() {
+fn a_flush_of_an_unread_log_ends() {
     let (_reader, output) = std::io::pipe().unwrap();
     let (queue, _) = start(output);
     (0..LOG_BUFFER_BYTES / LINE_BYTES).for_each(|number| queue.push(line(number).as_bytes()));
