@@ -11,7 +11,7 @@ Each round begins after a pause of this number of seconds, in which a spare engi
 within a second and a half after the one before, or after the start, finds none. It starts this number of streams, kills a role with
 SIGKILL when all of them run, and reads them to their ends. A stream's interruption is the longest time between two of its
 chunks from the death on, or from a chunk soon after it. A text is whole if it is the one that the same request gave before
-anybody died. Printed, for each role: the median, the 99th percentile and the longest interruption in ms over all rounds, the
+a role died. Printed, for each role: the median, the 99th percentile and the longest interruption in ms over all rounds, the
 ordinary gap between two chunks, and how many texts were not whole (exit code 1).
 """
 

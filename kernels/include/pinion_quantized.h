@@ -1,7 +1,7 @@
 // Contract of Pinion's CPU products with quantised weights. Plain C: raw pointers, no torch, no allocation, no threads of its
 // own but for the *_parallel entries (kernels/cpu/parallel.cpp). docs/design/0012-quantised-products.md.
 //
-//   pinion_pack_weights    rows of a checkpoint's tensor to integers, in the layout below
+//   pinion_pack_runs       rows of a checkpoint's tensor to integers, in the layout below
 //   pinion_quantize_rows   activations to 8-bit integers with one scale a row
 //   pinion_quantized       out = x . weights^T (+ bias) (+ residual)
 //

@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 pub struct Translated {
     /// The body of the chat that it asks for.
     pub chat: Map<String, Value>,
-    /// The members that nothing knows.
+    /// The unknown members.
     pub rest: Map<String, Value>,
 }
 

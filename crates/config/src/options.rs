@@ -98,7 +98,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                folder has it (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens); `none`, as the API \
                has it. The tokens that end a text are taken from that file either way." },
     Opt { name: "strict-fields", group: Http, kind: Switch, preset: Is("false"),
-        help: "Refuse generation requests with a field that nothing knows; off, the answer names it in \
+        help: "Refuse generation requests with an unknown field; off, the answer names it in \
                X-Pinion-Ignored-Fields and /metrics counts it." },
     Opt { name: "fast-sse", group: Http, kind: Switch, preset: Is("true"),
         help: "Write stream chunks from a prefix prepared once per request; off, every chunk goes through the JSON \

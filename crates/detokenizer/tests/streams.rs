@@ -125,6 +125,21 @@ fn what_ended_the_text_is_sent_if_asked_for() {
     }
 }
 
+#[test]
+fn special_tokens_show_their_names_where_a_client_wants_them() {
+    let mut bench = Bench::new(1, RECORD_BYTES_MAX);
+    let hidden = bench.open(0, 0, &[], &[]);
+    bench.special = true;
+    let shown = bench.open(0, 1, &[], &[]);
+    for (sequence, (token, flags)) in
+        [(97, 0), (EOS, 0), (98, 0), (EOS, EVENT_EOS | EVENT_LAST)].into_iter().enumerate()
+    {
+        bench.step(&[hidden, shown].map(|id| event(id, token, sequence as u32, flags)));
+    }
+    assert_eq!(bench.received[&hidden].text, "ab");
+    assert_eq!(bench.received[&shown].text, "a<|endoftext|>b", "but for the one that ends the text");
+}
+
 /// Each token's scores go with its delta, with the tokens' bytes; other requests of the step have none.
 #[test]
 fn scores_go_with_their_token() {

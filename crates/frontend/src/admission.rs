@@ -1,6 +1,6 @@
 //! The one gate: a body becomes an [`Admitted`] request here or a fault that names the field.
 //!
-//! Every generation route calls [`admit`]; no route checks a parameter by itself, so a limit cannot be missing
+//! Every generation route passes `admit_fields`; no route checks a parameter by itself, so a limit cannot be missing
 //! from one of them. What needs the tokenizer (does the prompt fit the context?) is the tokenizer's to check.
 //! The shapes of prompts and stop strings are in [`crate::prompts`], those of chats in [`crate::chat`], the sampling
 //! parameters in [`crate::sampling`], grammars in [`crate::grammar`].
@@ -48,7 +48,7 @@ pub struct Limits {
     pub reasons: bool,
     /// How tokens are drawn where a request does not say it.
     pub defaults: SamplingDefaults,
-    /// A field that nothing knows is refused.
+    /// An unknown field is refused.
     pub strict_fields: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct Admitted {
     pub timings: bool,
     /// What the answer shows besides the text.
     pub shown: Shown,
-    /// Names of fields that nothing knows.
+    /// Names of unknown fields.
     pub ignored: Vec<String>,
 }
 

@@ -136,7 +136,7 @@ impl From<Refusal> for HttpError {
             Refusal::NoRoute(path) => HttpError::of_client(
                 404,
                 Some("unknown_url"),
-                format!("unknown request URL: {path}; GET /docs lists what there is"),
+                format!("unknown request URL: {path}; GET /openapi.json lists what there is"),
             ),
             Refusal::Method { allow } => HttpError {
                 allow: Some(allow),
@@ -165,7 +165,7 @@ impl From<Refusal> for HttpError {
             Refusal::Framing(rule) => HttpError::of_head(400, "malformed_head", rule.into()),
             Refusal::Head { status } => HttpError::of_head(status, "malformed_head", head_message(status)),
             Refusal::Connect => HttpError {
-                allow: Some("GET, HEAD, POST"),
+                allow: Some("GET, HEAD, POST, DELETE"),
                 ..HttpError::of_head(
                     405,
                     "method_not_allowed",
@@ -364,8 +364,41 @@ impl HttpError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// The refusal that stands behind this one in a list of all.
+    fn next(refusal: &Refusal) -> Option<Refusal> {
+        Some(match refusal {
+            Refusal::Fault(_) => Refusal::NoRoute(String::new()),
+            Refusal::NoRoute(_) => Refusal::Method { allow: "" },
+            Refusal::Method { .. } => Refusal::Unauthorized { shown: false },
+            Refusal::Unauthorized { .. } => Refusal::NoResponse(String::new()),
+            Refusal::NoResponse(_) => Refusal::NoEmbeddings,
+            Refusal::NoEmbeddings => Refusal::Host(String::new()),
+            Refusal::Host(_) => Refusal::Origin { admin: false },
+            Refusal::Origin { .. } => Refusal::Framing(""),
+            Refusal::Framing(_) => Refusal::Head { status: 400 },
+            Refusal::Head { .. } => Refusal::Connect,
+            Refusal::Connect => Refusal::Expectation,
+            Refusal::Expectation => Refusal::Encoding,
+            Refusal::Encoding => Refusal::NoRoom,
+            Refusal::NoRoom => Refusal::BodyTimeout,
+            Refusal::BodyTimeout => Refusal::BodyBroken,
+            Refusal::BodyBroken => return None,
+        })
+    }
+
+    /// The statuses of all errors.
+    pub(crate) fn statuses() -> BTreeSet<u16> {
+        let codes = (0..=u32::from(u8::MAX)).filter_map(FaultCode::from_word);
+        let faults = codes.map(|code| Refusal::Fault(Fault::new(code, "why")));
+        let heads = [408, 414, 431].map(|status| Refusal::Head { status });
+        let others = std::iter::successors(Some(Refusal::NoRoute(String::new())), next);
+        let all = faults.chain(heads).chain(others);
+        all.map(|refusal| HttpError::from(refusal).status).collect()
+    }
 
     #[test]
     fn every_fault_code_has_its_status_and_only_passing_troubles_ask_to_retry() {

@@ -20,8 +20,8 @@ pub(crate) fn check(head: &Parts) -> Result<(), Refusal> {
         _ => return Err(Refusal::Framing("the only Transfer-Encoding is `chunked`, once")),
     }
     check_host(head)?;
-    let expects = |expected: &[u8]| !expected.eq_ignore_ascii_case(b"100-continue");
-    if head.headers.get_all(EXPECT).iter().any(|expected| expects(expected.as_bytes())) {
+    let is_other = |expected: &[u8]| !expected.eq_ignore_ascii_case(b"100-continue");
+    if head.headers.get_all(EXPECT).iter().any(|expected| is_other(expected.as_bytes())) {
         return Err(Refusal::Expectation);
     }
     Ok(())

@@ -37,8 +37,7 @@ const STRUCTURED_REFUSED: [&str; 1] = ["structural_tag"];
 /// models take all of it.
 const ANY_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,21}";
 
-/// The one grammar of a request, if it has one. `/generate` has none: its fields stay in the body, where unknown ones
-/// are refused.
+/// The one grammar of a request, if it has one. `/generate` has none: `check_unsupported` refuses its fields.
 pub(crate) fn grammar(api: Api, fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
     if api == Api::Generate {
         return Ok(None);

@@ -29,7 +29,7 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 pub const PREFLIGHT_FIELDS_BYTES_MAX: usize = 1024;
 /// Seconds for which a browser may remember the answer to a preflight.
 pub const PREFLIGHT_MAX_AGE_S: u32 = 600;
-/// Bytes of those, as JSON.
+/// Bytes of a request's tools, as JSON.
 pub const TOOLS_BYTES_MAX: usize = 256 << 10;
 /// Calls of an answer that is forced to have some: a model that adds calls without end would fill its context.
 pub const FORCED_CALLS_MAX: usize = 16;

@@ -1,6 +1,6 @@
 //! `GET /stats`: what the page's live tab shows, as one small JSON object: the roles and their phases, load, KV blocks,
 //! token counters, the histogram of gaps between tokens, and the last deaths. Counters and buckets only grow; a reader
-//! takes differences. Everything here is on `/metrics` too, but for the incidents.
+//! takes differences. Its counters, gauges and histograms are on `/metrics` too.
 
 use crate::app::App;
 use crate::health::Health;

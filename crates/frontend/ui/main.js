@@ -23,7 +23,7 @@ const host = {
     at("send").hidden = on;
     at("stop").hidden = !on;
     document.body.classList.toggle("streaming", on);
-    // Whoever has gone to another control stays there.
+    // A person who has gone to another control stays there.
     const free = document.activeElement === document.body;
     if (!on && free && conversation.kind === "chat" && !at("chat").hidden) at("prompt").focus({ preventScroll: true });
   },

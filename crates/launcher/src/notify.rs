@@ -27,7 +27,7 @@ impl Notifier {
     pub(crate) fn of_process() -> Notifier {
         let Some(supervisor) = Supervisor::of_process() else { return Notifier::default() };
         Notifier::new(&supervisor).unwrap_or_else(|error| {
-            tracing::warn!(%error, socket = ?supervisor.socket, "cannot tell the supervisor anything (NOTIFY_SOCKET)");
+            tracing::warn!(%error, socket = ?supervisor.socket, "cannot open NOTIFY_SOCKET; systemd will not hear that the service is ready");
             Notifier::default()
         })
     }
@@ -69,7 +69,7 @@ impl Notifier {
             Ok(_) => self.has_warned = false,
             Err(error) if !self.has_warned => {
                 self.has_warned = true;
-                tracing::warn!(%error, state, "the supervisor does not take what it is told (NOTIFY_SOCKET)");
+                tracing::warn!(%error, state, "a message to NOTIFY_SOCKET was not taken; the supervisor may end the service");
             }
             Err(_) => {}
         }

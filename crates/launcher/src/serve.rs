@@ -344,7 +344,7 @@ impl Service {
         };
         match taken {
             Ok(number) => {
-                tracing::info!(%asker, number, ?admin, "order");
+                tracing::info!(%asker, number, ?admin, "operator's command passed on");
                 for member in self.members.iter_mut().filter(|member| doers.contains(&member.peer)) {
                     member.tell(&self.wiring, &ToRole::Admin { number, admin });
                 }

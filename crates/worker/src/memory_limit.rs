@@ -18,7 +18,7 @@ pub(crate) fn enter(me: Peer, config: &Config, status: &Page) {
     }
     PAGE.get_or_init(|| status.clone());
     if let Err(error) = heap::limit(config.text_memory_bytes_max, exhausted) {
-        tracing::warn!(%me, %error, "its memory is not limited");
+        tracing::warn!(%me, %error, "cannot limit this role's memory: a chat template or normalizer may take all of the machine's");
     }
 }
 

@@ -249,7 +249,7 @@ fn output_config(body: &mut Object, chat: &mut Map<String, Value>) -> Result<(),
     Ok(())
 }
 
-/// A chat's names for what has another name here, longest first.
+/// A chat's names for what has another name here. A name that contains another stands before it.
 const NAMES: [(&str, &str); 8] = [
     ("response_format.json_schema.schema", "output_config.format.schema"),
     ("response_format", "output_config.format"),

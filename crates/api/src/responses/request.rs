@@ -58,7 +58,7 @@ const METADATA_VALUE_CHARS_MAX: usize = 512;
 /// A body that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
-    /// The chat without its messages, and the members that nothing knows.
+    /// The chat without its messages, and the unknown members.
     body: Translated,
     /// The message ahead of the conversation.
     instructions: Option<String>,
@@ -350,7 +350,7 @@ fn bracketed(fault: Fault) -> Fault {
     Fault { param: Some(out), message, ..fault }
 }
 
-/// A chat's names for what has another name here, longest first.
+/// A chat's names for what has another name here. A name that contains another stands before it.
 const NAMES: [(&str, &str); 6] = [
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),

@@ -128,7 +128,7 @@ pub(super) const FAMILIES: &[Family] = &[
         "Engines whose recording (--record) has ended because its file could not be written.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::RecordingEnded))),
     plain("pinion_corrupt_edges_total", Counter,
-        "Rings between two roles that held what no honest peer writes; one end of each was restarted.",
+        "Rings between two roles that were corrupt; one end of each was restarted.",
         |view, series| {
             let corrupt = |page| Health::word(page, LauncherGauge::CorruptEdges as usize);
             series.put(&[], view.launcher_page().map_or(0, corrupt));
@@ -144,7 +144,7 @@ pub(super) const FAMILIES: &[Family] = &[
             let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);
             series.put(&[], view.launcher_page().map_or(0, spares));
         }),
-    plain("pinion_ignored_fields_total", Counter, "Fields of generation requests that nothing knew.",
+    plain("pinion_ignored_fields_total", Counter, "Unknown fields of generation requests.",
         |view, series| series.put(&[], view.app.metrics.ignored_fields.get())),
     plain("pinion_resumed_requests_total", Counter, "Times that a request went on after a role had died.",
         |view, series| series.put(&[], view.app.metrics.resumptions.get())),

@@ -139,7 +139,13 @@ impl Ledger {
         }
         let change = Change::Lost { held: held.len(), waiting: parked };
         self.metrics.incidents.note((self.setup.clock)(), peer, change);
-        tracing::warn!(%peer, ?cause, held = held.len(), parked, "a role died; what waits for its successor goes on");
+        tracing::warn!(
+            %peer,
+            ?cause,
+            held = held.len(),
+            waiting = parked,
+            "role died; the waiting requests resume when its successor serves, the others end"
+        );
     }
 
     /// A tokenizer has reached its memory limit: what it was at work on would do the same to its successor.

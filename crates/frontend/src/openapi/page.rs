@@ -15,6 +15,27 @@ const ORIGIN: &str = "http://127.0.0.1:8000";
 
 const HEAD: &str = include_str!("../../ui/docs_head.html");
 
+/// What each status of an error means.
+const ERRORS: [(&str, &str); 13] = [
+    (
+        "400",
+        "A field has the wrong type, is out of range or not supported, prompt and answer do not fit, or the head is \
+         malformed.",
+    ),
+    ("401", "No key or another one, where the service asks for one."),
+    ("403", "The request names another host, or a web page of another origin sends it."),
+    ("404", "Another model, another path, or a response that is not kept."),
+    ("405", "Another method; Allow says which."),
+    ("408", "The request came too slowly."),
+    ("413", "The body is too large."),
+    ("414, 431", "The target or the head is too long."),
+    ("415", "The body is compressed."),
+    ("417", "An Expect other than 100-continue."),
+    ("429", "All request slots are taken; Retry-After says when to come back."),
+    ("500", "The model gave a number that is not finite, or a defect of ours."),
+    ("503", "The service drains, or a role that the request needs does not come back."),
+];
+
 /// Renders the page. `keyed`: the service asks for a key.
 pub(super) fn render(document: &Value, keyed: bool) -> String {
     let mut out = String::with_capacity(96 << 10);
@@ -182,22 +203,7 @@ fn errors(out: &mut String) {
          {\"message\": \"temperature must be a number from 0 to 100, got -1\",\n           \"type\": \
          \"invalid_request_error\", \"param\": \"temperature\", \"code\": null}}</code></pre></div><dl class=\"fields\">",
     );
-    for (status, meaning) in [
-        (
-            "400",
-            "A field has the wrong type, is out of range or not supported, or prompt and answer do not fit.",
-        ),
-        ("401", "No key or another one, where the service asks for one."),
-        ("403", "The request names another host, or a web page of another origin sends it."),
-        ("404", "Another model, or another path."),
-        ("405", "Another method; Allow says which."),
-        ("408", "The request came too slowly."),
-        ("413", "The body is too large."),
-        ("429", "All request slots are taken; Retry-After says when to come back."),
-        ("500", "The model gave a number that is not finite, or a defect of ours."),
-        ("501", "Not served by this version."),
-        ("503", "The service drains, or a role that the request needs does not come back."),
-    ] {
+    for (status, meaning) in ERRORS {
         let _ = write!(out, "<div><dt><code>{status}</code></dt><dd>{meaning}</dd></div>");
     }
     out.push_str("</dl>");
@@ -241,6 +247,13 @@ mod tests {
                 "{id}"
             );
         }
+    }
+
+    #[test]
+    fn the_page_has_a_row_for_each_status_of_an_error_and_no_other() {
+        let rows = ERRORS.iter().flat_map(|(statuses, _)| statuses.split(", "));
+        let rows: BTreeSet<u16> = rows.map(|status| status.parse().unwrap()).collect();
+        assert_eq!(rows, crate::errors::tests::statuses());
     }
 
     /// The policy of the page forbids them, and a browser would leave them out without a word.

@@ -55,7 +55,7 @@ pub(super) struct PythonScan {
     /// Arguments of this call.
     arguments: usize,
     /// Nothing of this call has been told: it may be none.
-    is_open: bool,
+    is_untold: bool,
     /// Calls that have been told.
     told: usize,
 }
@@ -71,7 +71,7 @@ impl PythonScan {
             comma: false,
             is_key: false,
             arguments: 0,
-            is_open: true,
+            is_untold: true,
             told: 0,
         }
     }
@@ -136,7 +136,7 @@ impl PythonScan {
                 Said::Hold
             }
             (At::Name, '(') => {
-                (self.at, self.arguments, self.is_open) = (At::Argument, 0, true);
+                (self.at, self.arguments, self.is_untold) = (At::Argument, 0, true);
                 Said::Hold
             }
             (At::Name, _) if is_name(c) && self.name.len() < NAME_BYTES_MAX => {
@@ -149,7 +149,7 @@ impl PythonScan {
 
     /// What a character of a call is that fits.
     fn flow(&self) -> Said {
-        if self.is_open { Said::Hold } else { Said::Flow }
+        if self.is_untold { Said::Hold } else { Said::Flow }
     }
 
     /// What one is that does not.
@@ -159,7 +159,7 @@ impl PythonScan {
 
     /// The call is one.
     fn begin(&mut self, out: &mut String) -> Said {
-        if !std::mem::replace(&mut self.is_open, false) {
+        if !std::mem::replace(&mut self.is_untold, false) {
             return Said::Flow;
         }
         self.told += 1;
