@@ -1,73 +1,25 @@
 //! The frontend role: HTTP in, text out.
 //!
 //! One thread, no locks: connections and the [`reactor`] are tasks of one tokio runtime. A body passes
-//! [`admission`] (the only gate), takes a slot in the [`ledger`], and goes to a tokenizer as a record; deltas
-//! come back from a detokenizer and end up in the [`request`]'s buffer, which the response [`body`] hands to
-//! hyper. The frontend owns the truth of each request, the ids received so far included; it never tokenizes
-//! and never blocks. Start reading at [`routes`], then [`ledger`] and [`request`].
+//! [`admission`] (the only gate), takes a slot in the [`ledger`](requests::ledger), and goes to a tokenizer as a
+//! record; deltas come back from a detokenizer and end up in the buffer of a [`request`](requests::request), which the
+//! response's [`body`](http::body) hands to hyper. The frontend owns the truth of each request, the ids received so far
+//! included; it never tokenizes and never blocks. Start reading at [`http::routes`], then [`requests::ledger`].
 
 pub mod admission;
-pub mod app;
-mod auth;
-mod best_of;
-pub mod body;
-pub mod calls;
-mod chat;
-mod claim;
-mod connections;
-mod cors;
-pub mod errors;
-mod exposition;
-pub mod extras;
-mod framing;
-pub mod generate;
-mod grammar;
-pub mod guard;
-pub mod health;
-pub mod incidents;
-mod info;
-mod intake;
-pub mod json;
-mod kept;
-pub mod ledger;
+pub mod answers;
+pub mod http;
 pub mod limits;
-mod live;
-pub mod load;
-mod messages;
-pub mod metrics;
-pub mod openai;
+pub mod observe;
 mod openapi;
-mod orca;
-pub mod orders;
-pub mod outgoing;
-pub mod pages;
-pub mod prompt_part;
-mod prompts;
 pub mod reactor;
-pub mod request;
-pub mod routes;
-mod sampling;
-mod schemas;
-pub mod server;
-mod slow;
-pub mod sse;
-pub mod stats;
-pub mod thoughts;
-pub mod ticket;
-mod timed_stream;
-pub mod timeline;
-mod tokens;
-mod told;
-pub mod tools;
-mod trace;
-mod unknown;
+pub mod requests;
 
 use admission::Limits;
-use app::{App, Numbers, Settings};
-use health::Health;
-use ledger::{Ledger, Patience, Setup};
-use metrics::Metrics;
-use orders::Orders;
+use admission::tools::CallReading;
+use http::app::{self, App, Numbers, Settings};
+use observe::health::Health;
+use observe::metrics::Metrics;
 use pinion_api::responses::Store;
 use pinion_config::{Config, Exit, ReasoningParser, ToolCallParser};
 use pinion_protocol::{Peer, Role};
@@ -76,10 +28,11 @@ use pinion_text::codec::LoadError;
 use pinion_text::tools::CallFormat;
 use pinion_worker::Session;
 use reactor::{Reactor, SessionOutlet};
+use requests::ledger::{Ledger, Patience, Setup};
+use requests::orders::Orders;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::process::ExitCode;
 use std::rc::Rc;
-use tools::CallReading;
 
 /// The role's life: builds what connections share, then serves.
 pub fn live(session: Session) -> ExitCode {

@@ -3,14 +3,14 @@
 //! It owns the session's reading side; connections run as other tasks of the same thread. Records are handed
 //! to the [`Ledger`], which wakes the connection they belong to.
 
-use crate::app::App;
-use crate::health::Health;
-use crate::ledger::Ledger;
+use crate::http::app::App;
+use crate::http::server;
 use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
-use crate::load;
-use crate::outgoing::Outlet;
-use crate::server;
-use crate::stats::{Sample, Stats};
+use crate::observe::health::Health;
+use crate::observe::load;
+use crate::observe::stats::{Sample, Stats};
+use crate::requests::ledger::Ledger;
+use crate::requests::outgoing::Outlet;
 use pinion_config::Exit;
 use pinion_protocol::control::Admin;
 use pinion_protocol::spans::SpanName;

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
 use pinion_config::SamplingDefaults;
+use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
-use pinion_frontend::tools::CallReading;
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
 use pinion_protocol::{Claim, FaultCode, Reasoning, RequestId, Sampling};
 use pinion_text::tools::CallFormat;

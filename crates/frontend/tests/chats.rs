@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
 use pinion_config::SamplingDefaults;
+use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::admission::{Api, Limits, admit, admit_tokenize};
 use pinion_frontend::limits::{
     CONTENT_PARTS_MAX, DOCUMENTS_MAX, TEMPLATE_KWARGS_BYTES_MAX, TEMPLATE_KWARGS_MAX, TOOL_CALLS_MAX,
 };
-use pinion_frontend::tools::CallReading;
 use pinion_protocol::limits::{JSON_DEPTH_MAX, MESSAGES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_text::tools::CallFormat;

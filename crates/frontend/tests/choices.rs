@@ -5,7 +5,7 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run, wait_for};
-use pinion_frontend::metrics::EndReason;
+use pinion_frontend::observe::metrics::EndReason;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, FinishReason, kind, put_scored_delta};
 use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit};

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
 use pinion_config::SamplingDefaults;
+use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::admission::{Admitted, Api, Limits, admit};
-use pinion_frontend::tools::CallReading;
 use pinion_protocol::{Fault, FaultCode, Grammar, GrammarField, GrammarKind};
 use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};

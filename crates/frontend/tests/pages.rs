@@ -6,8 +6,8 @@ mod harness;
 
 use harness::{Options, Reply, run};
 use pinion_config::ApiKeys;
-use pinion_frontend::guard::Guard;
-use pinion_frontend::pages::{FILES, POLICY};
+use pinion_frontend::http::guard::Guard;
+use pinion_frontend::http::pages::{FILES, POLICY};
 use pinion_protocol::control::DeathCause;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::{Peer, Role};

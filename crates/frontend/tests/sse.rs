@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
 use bytes::BytesMut;
-use pinion_frontend::openai::{Ending, Event, Head, Shape, Usage};
-use pinion_frontend::sse::{Writer, escape};
+use pinion_frontend::answers::openai::{Ending, Event, Head, Shape, Usage};
+use pinion_frontend::answers::sse::{Writer, escape};
 use proptest::prelude::*;
 
 fn head(shape: Shape, id: &str, model: &str, include_usage: bool) -> Head {

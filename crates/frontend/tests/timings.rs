@@ -6,7 +6,7 @@ mod harness;
 
 use harness::{Harness, Options, run};
 use pinion_config::ApiKeys;
-use pinion_frontend::app::Settings;
+use pinion_frontend::http::app::Settings;
 use pinion_os::clock;
 use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};

@@ -6,9 +6,9 @@ mod harness;
 
 use harness::{Harness, Options, Reply, run};
 use pinion_config::SamplingDefaults;
+use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::admission::{Api, Limits, admit};
 use pinion_frontend::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
-use pinion_frontend::tools::CallReading;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
 use pinion_protocol::tokenizer_inbox::Prompt;

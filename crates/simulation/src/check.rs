@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::role::Life;
 use crate::world::{World, stage_name};
-use pinion_frontend::health::Health;
+use pinion_frontend::observe::health::Health;
 use pinion_protocol::status::{EDGE_WORDS, Gauge};
 use pinion_protocol::{Peer, Role};
 

@@ -3,11 +3,11 @@
 use crate::request::Asked;
 use hyper::Response;
 use hyper::body::Body;
-use pinion_frontend::app::App;
-use pinion_frontend::body::AnswerBody;
-use pinion_frontend::errors::{HttpError, Refusal};
-use pinion_frontend::generate;
-use pinion_frontend::routes::{Arrival, Route};
+use pinion_frontend::answers::errors::{HttpError, Refusal};
+use pinion_frontend::http::app::App;
+use pinion_frontend::http::body::AnswerBody;
+use pinion_frontend::http::generate;
+use pinion_frontend::http::routes::{Arrival, Route};
 use serde_json::Value;
 use std::future::Future;
 use std::pin::Pin;

@@ -2,7 +2,7 @@
 
 use crate::coverage::Coverage;
 use crate::role::{Life, Loop, Stage};
-use pinion_frontend::ledger::EntryState;
+use pinion_frontend::requests::ledger::EntryState;
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, RequestId, Role};
 use pinion_scheduler::SequenceState;

@@ -1,6 +1,6 @@
 //! Bodies to copy, for `/openapi.json` and `/docs`. Tests send each of them through admission.
 
-use crate::routes::Route;
+use crate::http::routes::Route;
 
 /// A request body and what it shows.
 pub(super) struct Example {
@@ -102,8 +102,8 @@ pub(super) fn of(route: Route) -> &'static [Example] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::tools::CallReading;
     use crate::admission::{Api, Limits, admit, admit_message, admit_response, ask_response};
-    use crate::tools::CallReading;
     use serde_json::Value;
 
     #[test]

@@ -3,7 +3,7 @@
 //! knows fails them, and so does a limit that differs.
 
 use crate::admission::Api;
-use crate::unknown::{REFUSED, Refused};
+use crate::admission::unknown::{REFUSED, Refused};
 use pinion_protocol::limits::CHOICES_MAX;
 use serde_json::{Value, json};
 
@@ -257,9 +257,9 @@ pub(super) fn of(api: Api) -> impl Iterator<Item = Field> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::json::taken_names;
+    use crate::admission::tools::CallReading;
     use crate::admission::{Limits, admit};
-    use crate::json::taken_names;
-    use crate::tools::CallReading;
     use pinion_config::SamplingDefaults;
     use std::collections::BTreeSet;
 

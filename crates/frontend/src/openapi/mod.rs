@@ -9,10 +9,10 @@ mod page;
 mod words;
 
 use crate::admission::{Api, Limits};
-use crate::errors::Dialect;
+use crate::answers::errors::Dialect;
+use crate::http::pages;
+use crate::http::routes::Route;
 use crate::limits::INPUT_ITEMS_MAX;
-use crate::pages;
-use crate::routes::Route;
 use serde_json::{Map, Value, json};
 
 const BASE: &str = include_str!("base.json");
@@ -273,7 +273,7 @@ pub(crate) fn html(limits: &Limits, keyed: bool) -> String {
 pub(super) mod tests {
     use super::*;
 
-    const CALLS: crate::tools::CallReading = crate::tools::CallReading::AsText;
+    const CALLS: crate::admission::tools::CallReading = crate::admission::tools::CallReading::AsText;
 
     pub(super) fn limits() -> Limits {
         Limits {

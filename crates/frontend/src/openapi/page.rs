@@ -3,7 +3,7 @@
 
 use super::words::{members, resolved, words};
 use super::{examples, named_routes, tag};
-use crate::routes::Route;
+use crate::http::routes::Route;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -253,7 +253,7 @@ mod tests {
     fn the_page_has_a_row_for_each_status_of_an_error_and_no_other() {
         let rows = ERRORS.iter().flat_map(|(statuses, _)| statuses.split(", "));
         let rows: BTreeSet<u16> = rows.map(|status| status.parse().unwrap()).collect();
-        assert_eq!(rows, crate::errors::tests::statuses());
+        assert_eq!(rows, crate::answers::errors::tests::statuses());
     }
 
     /// The policy of the page forbids them, and a browser would leave them out without a word.

@@ -1,0 +1,472 @@
+//! Generation, the routes that need every other role; and the trace of all of them.
+//!
+//! A streaming answer begins when its first bytes are there, so that whatever fails before them still gets its
+//! own status, and the head leaves together with the first chunk.
+
+use crate::admission::json::Fields;
+use crate::admission::unknown;
+use crate::admission::{Admitted, Api, Shown, admit};
+use crate::answers::best_of;
+use crate::answers::calls::{Call, Calls};
+use crate::answers::errors::Refusal;
+use crate::answers::extras::Extras;
+use crate::answers::openai::{
+    Answer, Ending, Head, Shape, Usage, answer_json, echoed, logprobs, prompt_logprobs,
+};
+use crate::answers::prompt_part::PromptPart;
+use crate::answers::sse;
+use crate::answers::thoughts::Thoughts;
+use crate::http::app::{self, App, unix_s};
+use crate::http::body::{AnswerBody, End, Stream};
+use crate::http::intake::{read, read_body};
+use crate::http::routes::{Arrival, Route, whole};
+use crate::observe::timeline::{Timeline, Timings};
+use crate::observe::trace::{TRACE_SECONDS_MAX, Trace};
+use crate::requests::claim::claim;
+use crate::requests::ledger::Origin;
+use crate::requests::outgoing::Job;
+use crate::requests::request::{Form, Outcome};
+use crate::requests::ticket::Ticket;
+use hyper::body::Incoming;
+use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use pinion_os::clock;
+use pinion_protocol::prompt_scores::PromptScore;
+use pinion_protocol::scores::TokenScore;
+use pinion_protocol::spans::{SpanName, request_word};
+use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::{Fault, FaultCode, Sampling};
+use serde_json::json as value;
+use std::future::poll_fn;
+use std::iter::repeat_n;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// `POST /v1/completions`, `/v1/chat/completions` and `/generate`.
+pub(crate) async fn serve(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    answer(app.clone(), arrival, body).await
+}
+
+/// Answers a body that has arrived whole.
+///
+/// # Errors
+/// What the client is told instead.
+pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Response<AnswerBody>, Refusal> {
+    let api = match arrival.route {
+        Route::Completions => Api::Completions,
+        Route::Chat => Api::Chat,
+        _ => Api::Generate,
+    };
+    let admission = Admission::new(&body);
+    let seed = app.numbers.fresh_seed();
+    let admitted = read(&app, body, move |body, limits| admit(api, body, limits, seed)).await;
+    let admitted = admitted.inspect_err(|_| admission.record(&app, None))?;
+    let shown = admitted.shown;
+    let ignored = ignored(&app, &admitted);
+    let echoes = if shown.echo { echoes(&app, &arrival, &admitted.prompts).await? } else { Vec::new() };
+    let prompt_ids = if shown.token_ids { Some(prompt_ids(&app, &arrival, &admitted).await?) } else { None };
+    let begun = begin_all(&app, &arrival, api, admitted, &echoes, prompt_ids);
+    admission.record(&app, begun.as_ref().ok().and_then(|begun| begun.tickets.first()));
+    let Begun { tickets, head, stream, choices_per_prompt } = begun?;
+    let mut response = if stream {
+        let silence = head.is_some().then_some(sse::KEEP_ALIVE);
+        let end = head.filter(|_| tickets.len() > 1).map(|head| {
+            let writer = sse::Writer::new(head, app.settings.fast_sse);
+            End { writer, choices_per_prompt }
+        });
+        stream_answer(&app, tickets, silence, end).await?
+    } else {
+        whole_answer(tickets, head, choices_per_prompt, shown).await?
+    };
+    response.headers_mut().extend(ignored);
+    Ok(response)
+}
+
+/// Counts the fields that nothing knows. Gives the header field that names them, if there are any.
+pub(crate) fn ignored(app: &App, admitted: &Admitted) -> Option<(HeaderName, HeaderValue)> {
+    app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
+    let names = HeaderValue::try_from(unknown::header(&admitted.ignored)).ok();
+    let names = names.filter(|names| !names.is_empty())?;
+    Some((HeaderName::from_static("x-pinion-ignored-fields"), names))
+}
+
+/// When a body began to be read as a request, for the timeline.
+pub(crate) struct Admission {
+    begin_ns: u64,
+    body_bytes: u64,
+}
+
+impl Admission {
+    pub(crate) fn new(body: &[u8]) -> Admission {
+        Admission { begin_ns: clock::now_ns(), body_bytes: body.len() as u64 }
+    }
+
+    /// It is a request now, or was refused.
+    pub(crate) fn record(&self, app: &App, ticket: Option<&Ticket>) {
+        let request = ticket.map_or(0, |ticket| request_word(ticket.request.borrow().facts.id));
+        let (name, end_ns) = (SpanName::FrontendAdmit, clock::now_ns());
+        app.recorder.record(name, self.begin_ns, end_ns, [request, self.body_bytes]);
+    }
+}
+
+/// Requests that are on their way, and how their answer leaves.
+struct Begun {
+    tickets: Vec<Ticket>,
+    head: Option<Head>,
+    stream: bool,
+    choices_per_prompt: usize,
+}
+
+fn begin_all(
+    app: &App,
+    arrival: &Arrival,
+    api: Api,
+    admitted: Admitted,
+    echoes: &[String],
+    prompt_ids: Option<Vec<Vec<u32>>>,
+) -> Result<Begun, Fault> {
+    let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
+    let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
+    let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
+    let fast = app.settings.fast_sse;
+    let tickets = begin(app, arrival, admitted, |index, count| match head.as_ref().filter(|_| stream) {
+        Some(head) if count > 1 => Form::Events(sse::Writer::part(head.clone(), fast, index)),
+        Some(head) => Form::Events(sse::Writer::new(head.clone(), fast)),
+        None if stream => Form::PlainStream,
+        None => Form::Whole,
+    })?;
+    if asked || shown.echo {
+        let alternatives = shown.logprobs.unwrap_or(0) as usize;
+        for (index, ticket) in tickets.iter().enumerate() {
+            let text = echoes.get(index / choices_per_prompt).cloned().unwrap_or_default();
+            ticket.request.borrow_mut().show_prompt(PromptPart::new(text, asked, alternatives));
+        }
+    }
+    if prompt_ids.is_some() || has_counts {
+        for (index, ticket) in tickets.iter().enumerate() {
+            let ids = prompt_ids.as_ref().and_then(|ids| ids.get(index / choices_per_prompt)).cloned();
+            ticket.request.borrow_mut().show(Extras::new(ids, has_counts));
+        }
+    }
+    Ok(Begun { tickets, head, stream, choices_per_prompt })
+}
+
+/// The ids of prompts: texts and chats are encoded once more for it.
+async fn prompt_ids(app: &App, arrival: &Arrival, of: &Admitted) -> Result<Vec<Vec<u32>>, Refusal> {
+    let kept = of.truncation.kept(app.limits.max_model_len, of.sampling.max_tokens);
+    let mut all = Vec::with_capacity(of.prompts.len());
+    for prompt in &of.prompts {
+        let mut ids = match prompt {
+            Prompt::Ids(ids) => ids.clone(),
+            Prompt::Text(_) | Prompt::Bare(_) | Prompt::Chat(_) => {
+                let origin = Origin { route: Route::Tokenize, ..origin(arrival) };
+                let ticket = Ticket::begin(&app.ledger, origin, Job::Encode(prompt.clone()), Form::Whole)?;
+                let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+                ids
+            }
+        };
+        ids.drain(..ids.len().saturating_sub(kept));
+        all.push(ids);
+    }
+    Ok(all)
+}
+
+/// The texts of prompts. Those of token ids are decoded first: then nothing of the answer waits for them.
+async fn echoes(app: &App, arrival: &Arrival, prompts: &[Prompt]) -> Result<Vec<String>, Refusal> {
+    let mut texts = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        texts.push(match prompt {
+            Prompt::Text(text) | Prompt::Bare(text) => text.clone(),
+            Prompt::Chat(_) => String::new(),
+            Prompt::Ids(ids) => {
+                let origin = Origin { route: Route::Detokenize, ..origin(arrival) };
+                let ticket = Ticket::begin(&app.ledger, origin, Job::Decode(ids.clone()), Form::Whole)?;
+                let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
+                text
+            }
+        });
+    }
+    Ok(texts)
+}
+
+/// Takes a slot for each choice, in the order of their numbers: the first prompt's, then the second's. Either all
+/// begin or none; tickets that are dropped here cancel their requests. `form` gets a choice's number and their count.
+pub(crate) fn begin(
+    app: &App,
+    arrival: &Arrival,
+    admitted: Admitted,
+    form: impl Fn(u32, usize) -> Form,
+) -> Result<Vec<Ticket>, Fault> {
+    let Admitted {
+        priority,
+        user,
+        sampling,
+        prompts,
+        truncation,
+        choices_per_prompt,
+        stop,
+        include_stop,
+        special,
+        timings,
+        calls,
+        reasoning,
+        ..
+    } = admitted;
+    let claim = claim(&app.settings.fairness, arrival.key, user.as_deref(), priority);
+    let count = prompts.len() * choices_per_prompt as usize;
+    if count > 1 {
+        app.ledger.borrow().check_room(count)?;
+    }
+    let mut tickets = Vec::with_capacity(count);
+    app.metrics.choices_asked.observe_many(f64::from(choices_per_prompt), prompts.len() as u64);
+    if let Some(max_tokens) = sampling.max_tokens {
+        app.metrics.tokens_asked.observe_many(f64::from(max_tokens), count as u64);
+    }
+    for prompt in prompts {
+        for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
+            let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
+            let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
+            let stop = stop.clone();
+            let job =
+                Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
+            let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
+            let origin = Origin { timings, ..origin(arrival) };
+            let begun = Ticket::begin(&app.ledger, origin, job, form(index, count));
+            let ticket = begun.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
+            if let Some(plan) = &calls {
+                ticket.request.borrow_mut().find_calls(Calls::new(plan, &app.numbers.id()));
+            }
+            if let Some(plan) = &reasoning {
+                ticket.request.borrow_mut().find_reasoning(Thoughts::new(plan.clone()));
+            }
+            tickets.push(ticket);
+        }
+    }
+    Ok(tickets)
+}
+
+/// The first choice of a prompt is what `n = 1` gives; the others' seeds follow from the same seed.
+fn choice_seed(seed: u64, place: u32) -> u64 {
+    if place == 0 { seed } else { app::mixed(seed, u64::from(place)) }
+}
+
+fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
+    let (shape, prefix) = match api {
+        Api::Completions => (Shape::Completions, "cmpl-"),
+        Api::Chat => (Shape::Chat, "chatcmpl-"),
+        Api::Generate => return None,
+    };
+    let id = format!("{prefix}{}", app.numbers.id());
+    Some(Head { shape, id, created: unix_s(), model: app.limits.model.clone(), include_usage })
+}
+
+pub(crate) fn origin(arrival: &Arrival) -> Origin {
+    let Arrival { route, received_ns, .. } = *arrival;
+    Origin { route, label: arrival.label.clone(), received_ns, timings: false }
+}
+
+/// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
+/// of events says `silence` when it has nothing to say for the keep-alive time, also at its beginning; bare text has
+/// none.
+pub(crate) async fn stream_answer(
+    app: &App,
+    tickets: Vec<Ticket>,
+    silence: Option<&'static [u8]>,
+    end: Option<End>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let begins = poll_fn(|context| {
+        let mut begun = false;
+        for ticket in &tickets {
+            let mut request = ticket.request.borrow_mut();
+            begun |= request.has_output() || request.outcome().is_some();
+            request.wake_later(context);
+        }
+        if begun { Poll::Ready(()) } else { Poll::Pending }
+    });
+    let keep_alive = app.settings.keep_alive.zip(silence);
+    let silence_ends = Instant::now() + keep_alive.map_or(Duration::ZERO, |(period, _)| period);
+    match keep_alive {
+        // Past it the answer begins with what is said in silence; see the body.
+        Some(_) => drop(tokio::time::timeout_at(silence_ends, begins).await),
+        None => begins.await,
+    }
+    if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
+        tickets.iter().for_each(Ticket::withdraw);
+        return Err(fault.into());
+    }
+    let content_type =
+        if silence.is_some() { "text/event-stream; charset=utf-8" } else { "text/plain; charset=utf-8" };
+    let mut stream = match end {
+        Some(end) => Stream::of_choices(tickets, end),
+        None => Stream::new(tickets),
+    };
+    if let Some((period, said)) = keep_alive {
+        stream = stream.keep_alive(period, silence_ends, said);
+    }
+    let mut response = whole(StatusCode::OK, content_type, AnswerBody::Stream(stream));
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// Waits for the outcome.
+pub(crate) async fn outcome(ticket: &Ticket) -> Result<Outcome, Fault> {
+    poll_fn(|context| {
+        let mut request = ticket.request.borrow_mut();
+        match request.outcome() {
+            Some(Outcome::Failed(fault)) => Poll::Ready(Err(fault.clone())),
+            Some(outcome) => Poll::Ready(Ok(outcome.clone())),
+            None => {
+                request.wake_later(context);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+async fn whole_answer(
+    tickets: Vec<Ticket>,
+    head: Option<Head>,
+    choices_per_prompt: usize,
+    shown: Shown,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let ends = outcomes(&tickets).await.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
+    let parts: Vec<Part> = tickets.iter().map(Part::of).collect::<Result<_, _>>()?;
+    let shown_parts = match shown.best {
+        Some(kept) => {
+            let scores: Vec<&[TokenScore]> = parts.iter().map(|part| part.scores.as_slice()).collect();
+            best_of::best(&scores, choices_per_prompt, kept as usize)
+        }
+        None => (0..parts.len()).collect(),
+    };
+    let (mut endings, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
+    for end in &ends {
+        let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
+        endings.push(ending);
+        usages.push(usage);
+    }
+    let answer = |index: usize| parts[index].answer(endings[index], head.as_ref(), shown);
+    let answers: Vec<Answer<'_>> = shown_parts.into_iter().map(answer).collect();
+    let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
+    let timeline = tickets.iter().filter_map(Ticket::timeline).max_by_key(Timeline::decode_ends_ns);
+    let body = match (&head, answers.first()) {
+        (Some(head), _) => answer_json(head, &answers, usage, timeline.as_ref()),
+        (None, Some(answer)) => generate_json(answer.text, answer.ending, usage, timeline.as_ref()),
+        (None, None) => return Err(unexpected()),
+    };
+    let server_timing = timeline.and_then(|timeline| HeaderValue::try_from(timeline.server_timing()).ok());
+    let mut response = whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), tickets));
+    if let Some(value) = server_timing {
+        response.headers_mut().insert(HeaderName::from_static("server-timing"), value);
+    }
+    Ok(response)
+}
+
+/// What came of one choice of a whole answer.
+struct Part {
+    text: String,
+    /// If it is looked for and shown.
+    reasoning: String,
+    scores: Vec<TokenScore>,
+    prompt: Vec<PromptScore>,
+    calls: Vec<Call>,
+    /// Those of the prompt and of the answer, if they are shown.
+    ids: Option<(Vec<u32>, Vec<u32>)>,
+    /// Knows what calls make of the ending.
+    finder: Option<Box<Calls>>,
+}
+
+impl Part {
+    fn of(ticket: &Ticket) -> Result<Part, Refusal> {
+        let mut request = ticket.request.borrow_mut();
+        let (mut text, prompt) = request.take_prompt()?;
+        text.push_str(std::str::from_utf8(&request.take_output()).map_err(|_| unexpected())?);
+        let mut finder = request.take_calls();
+        let mut calls = Vec::new();
+        if let Some(finder) = &mut finder {
+            (text, calls) = finder.read(&text);
+        }
+        let reasoning = request.take_reasoning();
+        let (scores, ids) = (request.take_scores(), request.shown_ids());
+        Ok(Part { text, reasoning, scores, prompt, calls, ids, finder })
+    }
+
+    fn answer(&self, ending: Ending, head: Option<&Head>, shown: Shown) -> Answer<'_> {
+        let scored = shown.logprobs.zip(head);
+        let logprobs = scored.map(|(alternatives, head)| match head.shape {
+            Shape::Completions if shown.echo => {
+                echoed(&self.prompt, alternatives as usize, &self.scores, &mut 0)
+            }
+            shape => logprobs(shape, &self.scores, &mut 0),
+        });
+        let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
+        let ending = self.finder.as_ref().map_or(ending, |finder| finder.ending(ending));
+        Answer {
+            text: &self.text,
+            reasoning: Some(self.reasoning.as_str()).filter(|reasoning| !reasoning.is_empty()),
+            calls: &self.calls,
+            logprobs,
+            prompt_logprobs: prompt,
+            token_ids: self.ids.as_ref().map(|(_, ids)| ids.as_slice()),
+            prompt_token_ids: self.ids.as_ref().map(|(ids, _)| ids.as_slice()),
+            ending,
+        }
+    }
+}
+
+/// Waits until every request has its outcome, or one has failed.
+async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
+    poll_fn(|context| {
+        if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
+            return Poll::Ready(Err(fault));
+        }
+        let ends: Option<Vec<Outcome>> =
+            tickets.iter().map(|ticket| ticket.request.borrow().outcome().cloned()).collect();
+        match ends {
+            Some(ends) => Poll::Ready(Ok(ends)),
+            None => {
+                tickets.iter().for_each(|ticket| ticket.request.borrow_mut().wake_later(context));
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+fn generate_json(text: &str, ending: Ending, usage: Usage, timeline: Option<&Timeline>) -> Vec<u8> {
+    let usage = crate::answers::openai::UsageBody::from(usage);
+    let mut answer = value!({"text": text, "finish_reason": ending.name(), "usage": usage});
+    if let Some(timeline) = timeline {
+        answer["timings"] = value!(Timings::from(timeline));
+    }
+    answer.to_string().into_bytes()
+}
+
+pub(crate) fn unexpected() -> Refusal {
+    Fault::new(FaultCode::Internal, "a role answered with something else than was asked for").into()
+}
+
+/// `POST /debug/trace`: `seconds`, from 0, which is what is still known, to [`TRACE_SECONDS_MAX`].
+pub(crate) async fn trace(
+    app: &Rc<App>,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let mut fields = Fields::parse(if body.is_empty() { b"{}" } else { &body })?;
+    let seconds = fields.integer("seconds", 0..=i128::from(TRACE_SECONDS_MAX))?.unwrap_or(0);
+    if app.spans.is_empty() {
+        let message = "the service records nothing: it was started with --no-timeline";
+        return Err(Fault::new(FaultCode::Unavailable, message).into());
+    }
+    let trace = Trace::new(app, u64::try_from(seconds).unwrap_or(0));
+    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Trace(Box::new(trace))))
+}

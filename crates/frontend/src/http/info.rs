@@ -1,0 +1,134 @@
+//! Routes that say something about the service: models, health, metrics, version.
+
+use crate::admission::check_model_name;
+use crate::answers::errors::Refusal;
+use crate::http::app::App;
+use crate::http::body::AnswerBody;
+use crate::http::pages;
+use crate::http::routes::{json, whole};
+use crate::limits::RETRY_AFTER_S;
+use crate::observe::exposition;
+use crate::observe::exposition::Extent;
+use crate::openapi;
+use hyper::header::{HeaderValue, RETRY_AFTER};
+use hyper::{HeaderMap, Response, StatusCode};
+use pinion_config::SamplingDefaults;
+use pinion_os::clock;
+use serde_json::{Value, json as value};
+
+fn model_card(app: &App) -> Value {
+    value!({
+        "id": app.limits.model,
+        "object": "model",
+        "created": app.started_unix_s,
+        "owned_by": "pinion",
+        "max_model_len": app.limits.max_model_len,
+        "default_sampling_params": defaults(&app.limits.defaults),
+    })
+}
+
+/// What holds where a request does not say it, by the names that requests use; empty if only the API's defaults do.
+fn defaults(defaults: &SamplingDefaults) -> Value {
+    let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens } = defaults;
+    let mut named = value!({
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "max_tokens": max_new_tokens,
+    });
+    named.as_object_mut().into_iter().for_each(|named| named.retain(|_, value| !value.is_null()));
+    named
+}
+
+/// `GET /v1/models`.
+pub(crate) fn models(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, value!({"object": "list", "data": [model_card(app)]}).to_string())
+}
+
+/// `GET /v1/models/{id}`. Slashes in a name may come plain or as `%2F`.
+pub(crate) fn model(app: &App, name: &str) -> Result<Response<AnswerBody>, Refusal> {
+    let name = name.replace("%2F", "/").replace("%2f", "/");
+    check_model_name(&name, &app.limits)?;
+    Ok(json(StatusCode::OK, model_card(app).to_string()))
+}
+
+fn state(ok: bool, body: &Value) -> Response<AnswerBody> {
+    if ok {
+        return json(StatusCode::OK, body.to_string());
+    }
+    let mut response = json(StatusCode::SERVICE_UNAVAILABLE, body.to_string());
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+    response
+}
+
+/// `GET /health`: do all roles live and move? A log that loses lines is told and is no reason for 503: requests are
+/// served.
+pub(crate) fn health(app: &App) -> Response<AnswerBody> {
+    let problems = app.health.problems(&app.ledger.borrow().down(), clock::now_ns());
+    let status = if problems.is_empty() { "ok" } else { "unhealthy" };
+    let dropped: u64 = app.health.logs().map(|(_, dropped, _)| dropped).sum();
+    let losing = app.health.logs().filter(|(.., losing)| *losing).map(|(peer, ..)| peer.to_string());
+    let losing: Vec<String> = losing.collect();
+    let log = value!({"status": if losing.is_empty() { "ok" } else { "losing" }, "losing": losing, "lines_dropped": dropped});
+    state(problems.is_empty(), &value!({"status": status, "problems": problems, "log": log}))
+}
+
+/// `GET /ready`: does the service take new requests?
+pub(crate) fn ready(app: &App) -> Response<AnswerBody> {
+    let ledger = app.ledger.borrow();
+    let leaves = app.leaves();
+    let ready = !leaves && ledger.down().is_empty() && app.health.all_ready();
+    let status = match (ready, leaves) {
+        (true, _) => "ready",
+        (false, true) => "draining",
+        (false, false) => "not ready",
+    };
+    state(ready, &value!({"status": status}))
+}
+
+/// `GET /live`: this process answers.
+pub(crate) fn live() -> Response<AnswerBody> {
+    json(StatusCode::OK, r#"{"status":"live"}"#)
+}
+
+/// `GET /metrics` and `/metrics/load`.
+pub(crate) fn metrics(app: &App, extent: Extent) -> Response<AnswerBody> {
+    let page = exposition::render(app, extent, clock::now_ns());
+    whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), Vec::new()))
+}
+
+/// `GET /openapi.json`.
+pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, openapi::document(&app.limits).to_string())
+}
+
+/// `GET /docs`. The page is made once: it needs no key.
+pub(crate) fn docs(app: &App, asked: &HeaderMap) -> Response<AnswerBody> {
+    let keyed = !app.settings.api_keys.is_empty();
+    let page = app.docs.get_or_init(|| openapi::html(&app.limits, keyed).into());
+    pages::answer(pages::HTML, page.clone(), asked)
+}
+
+/// `GET /` and `GET /ui/{file}`.
+pub(crate) fn page_file(path: &str, asked: &HeaderMap) -> Result<Response<AnswerBody>, Refusal> {
+    let file = pages::at(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+    Ok(pages::serve(file, asked))
+}
+
+/// `GET /stats`.
+pub(crate) fn stats(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, crate::observe::live::page(app, clock::now_ns()).to_string())
+}
+
+/// `GET /debug/slow`: the slowest requests of the last hour that this frontend served.
+pub(crate) fn debug_slow(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, app.ledger.borrow_mut().slow_json().to_string())
+}
+
+/// `GET /version`.
+pub(crate) fn version(app: &App) -> Response<AnswerBody> {
+    let body = value!({"name": "pinion", "version": env!("CARGO_PKG_VERSION"), "model": app.limits.model});
+    json(StatusCode::OK, body.to_string())
+}

@@ -1,0 +1,155 @@
+//! Responses that are kept: `GET` and `DELETE /v1/responses/{id}`, their input items, and cancelling. Start at
+//! [`serve`].
+
+use crate::answers::errors::Refusal;
+use crate::http::app::{App, unix_s};
+use crate::http::body::AnswerBody;
+use crate::http::routes::{Arrival, Route, json};
+use crate::limits::{INPUT_ITEMS_DEFAULT, INPUT_ITEMS_MAX, REQUEST_ID_BYTES_MAX};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response, StatusCode};
+use pinion_protocol::{Fault, FaultCode};
+use serde_json::{Value, json as value};
+
+const PREFIX: &str = "/v1/responses/";
+
+/// The response that is asked for, and with which of the service's keys.
+struct Named<'a> {
+    id: &'a str,
+    key: Option<usize>,
+}
+
+/// The id in a path below `/v1/responses/`, and what follows it.
+pub(crate) fn named(path: &str) -> Option<(&str, &str)> {
+    let path = path.strip_prefix(PREFIX).filter(|rest| !rest.is_empty() && !rest.starts_with('/'))?;
+    Some(path.split_at(path.find('/').unwrap_or(path.len())))
+}
+
+/// Answers what is asked of a response that is kept.
+pub(crate) fn serve(
+    app: &App,
+    arrival: &Arrival,
+    request: &Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let (id, _) = named(request.uri().path()).unwrap_or_default();
+    let (named, query) = (Named { id, key: arrival.key }, request.uri().query().unwrap_or_default());
+    match arrival.route {
+        Route::InputItems => items(app, &named, query),
+        Route::CancelResponse => cancel(app, &named),
+        _ if *request.method() == Method::DELETE => delete(app, &named),
+        _ => get(app, &named, query),
+    }
+}
+
+impl Named<'_> {
+    fn unknown(&self) -> Refusal {
+        Refusal::NoResponse(self.id.chars().take(REQUEST_ID_BYTES_MAX).collect())
+    }
+}
+
+/// The conversation that a response ended, for one that goes on from it with `more` bytes. Together they are at most
+/// what a body may have: rings are made for prompts of that size.
+pub(crate) fn conversation(app: &App, id: &str, key: Option<usize>, more: usize) -> Result<String, Fault> {
+    const NAME: &str = "previous_response_id";
+    let mut store = app.responses.borrow_mut();
+    let kept = store.get(id, key, unix_s()).map(|kept| kept.conversation());
+    let kept = kept.ok_or_else(|| {
+        let id: String = id.chars().take(REQUEST_ID_BYTES_MAX).collect();
+        let reason = "is not kept here, or is kept no longer; send the items themselves";
+        Fault::field(NAME, format!("{NAME}: the response \"{id}\" {reason}"))
+    })?;
+    let (bytes, most) = (kept.len() + more, app.settings.body_bytes_max);
+    if bytes > most {
+        let message = format!("the conversation has {bytes} bytes and may have {most}; send fewer items");
+        let fault = Fault::new(FaultCode::ContextLengthExceeded, message);
+        return Err(Fault { param: Some(NAME.to_owned()), ..fault });
+    }
+    Ok(kept)
+}
+
+/// `GET /v1/responses/{id}`.
+fn get(app: &App, named: &Named<'_>, query: &str) -> Result<Response<AnswerBody>, Refusal> {
+    if query.split('&').any(|pair| pair == "stream=true") {
+        return Err(
+            Fault::field("stream", "a response that is kept is not streamed again; read it whole").into()
+        );
+    }
+    let mut store = app.responses.borrow_mut();
+    let kept = store.get(named.id, named.key, unix_s()).ok_or_else(|| named.unknown())?;
+    Ok(json(StatusCode::OK, kept.response.clone()))
+}
+
+/// `DELETE /v1/responses/{id}`.
+fn delete(app: &App, named: &Named<'_>) -> Result<Response<AnswerBody>, Refusal> {
+    if !app.responses.borrow_mut().delete(named.id, named.key, unix_s()) {
+        return Err(named.unknown());
+    }
+    let body = value!({"id": named.id, "object": "response", "deleted": true});
+    Ok(json(StatusCode::OK, body.to_string()))
+}
+
+/// `POST /v1/responses/{id}/cancel`. A kept response is complete; one under way ends with its connection.
+fn cancel(app: &App, named: &Named<'_>) -> Result<Response<AnswerBody>, Refusal> {
+    get(app, named, "")?;
+    let message = "only responses that are made in the background can be cancelled, and there are none here: \
+                   a response under way is cancelled by closing its connection";
+    Err(Fault::field("id", message).into())
+}
+
+/// `GET /v1/responses/{id}/input_items`, with `limit`, `order` and `after` in the query.
+fn items(app: &App, named: &Named<'_>, query: &str) -> Result<Response<AnswerBody>, Refusal> {
+    let page = Page::parse(query)?;
+    let mut store = app.responses.borrow_mut();
+    let kept = store.get(named.id, named.key, unix_s()).ok_or_else(|| named.unknown())?;
+    let mut items = kept.input_items();
+    if page.is_descending {
+        items.reverse();
+    }
+    let id = |item: &Value| item["id"].as_str().unwrap_or_default().to_owned();
+    let begin = match &page.after {
+        None => 0,
+        Some(after) => {
+            let at = items.iter().position(|item| id(item) == *after);
+            at.ok_or_else(|| Fault::field("after", "after must be the id of one of the items"))? + 1
+        }
+    };
+    let left = items.len() - begin;
+    let data: Vec<Value> = items.drain(begin..begin + left.min(page.limit)).collect();
+    let body = value!({
+        "object": "list",
+        "first_id": data.first().map(id),
+        "last_id": data.last().map(id),
+        "has_more": left > page.limit,
+        "data": data,
+    });
+    Ok(json(StatusCode::OK, body.to_string()))
+}
+
+/// Which items are shown.
+struct Page {
+    limit: usize,
+    is_descending: bool,
+    after: Option<String>,
+}
+
+impl Page {
+    fn parse(query: &str) -> Result<Page, Fault> {
+        let mut page = Page { limit: INPUT_ITEMS_DEFAULT, is_descending: true, after: None };
+        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            match (name, value) {
+                ("limit", value) => {
+                    let limit = value.parse().ok().filter(|limit| (1..=INPUT_ITEMS_MAX).contains(limit));
+                    page.limit = limit.ok_or_else(|| {
+                        Fault::field("limit", format!("limit must be an integer from 1 to {INPUT_ITEMS_MAX}"))
+                    })?;
+                }
+                ("order", "asc") => page.is_descending = false,
+                ("order", "desc") => page.is_descending = true,
+                ("order", _) => return Err(Fault::field("order", "order must be asc or desc")),
+                ("after", value) => page.after = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+}

@@ -1,0 +1,19 @@
+//! HTTP: connections, heads and bodies, access rules, one handler for each route. Start at [`routes`].
+
+pub mod app;
+mod auth;
+pub mod body;
+mod connections;
+mod cors;
+mod framing;
+pub mod generate;
+pub mod guard;
+mod info;
+mod intake;
+mod kept;
+pub mod pages;
+pub mod routes;
+pub mod server;
+mod timed_stream;
+mod tokens;
+mod told;

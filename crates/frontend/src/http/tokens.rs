@@ -1,0 +1,60 @@
+//! `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: what a tokenizer answers by itself.
+
+use crate::admission::{admit_count, admit_detokenize, admit_tokenize};
+use crate::answers::errors::Refusal;
+use crate::http::app::App;
+use crate::http::body::AnswerBody;
+use crate::http::generate::{origin, outcome, unexpected};
+use crate::http::intake::{read, read_body};
+use crate::http::routes::{Arrival, whole};
+use crate::requests::outgoing::Job;
+use crate::requests::request::{Form, Outcome};
+use crate::requests::ticket::Ticket;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use serde_json::json as value;
+use std::rc::Rc;
+
+/// `POST /tokenize`.
+pub(crate) async fn tokenize(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let prompt = read(app, body, admit_tokenize).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
+    let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+    let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
+    Ok(answered(ticket, answer.to_string()))
+}
+
+/// `POST /detokenize`.
+pub(crate) async fn detokenize(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let ids = read(app, body, admit_detokenize).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
+    let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
+    Ok(answered(ticket, value!({"prompt": text}).to_string()))
+}
+
+/// `POST /v1/messages/count_tokens`.
+pub(crate) async fn count(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let prompt = read(app, body, admit_count).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
+    let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
+    Ok(answered(ticket, value!({"input_tokens": ids.len()}).to_string()))
+}
+
+fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
+    whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), vec![ticket]))
+}

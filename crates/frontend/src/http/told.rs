@@ -1,0 +1,102 @@
+//! Generation for the APIs that are translations of a chat: `/v1/messages` and `/v1/responses`.
+//!
+//! The body becomes a chat that passes the same admission, and one request answers it. What the request says goes
+//! through a [`Teller`] as it comes, whether the answer leaves as a stream or whole.
+
+use crate::admission::{Limits, admit_message, admit_response, ask_response};
+use crate::answers::errors::Refusal;
+use crate::answers::sse;
+use crate::http::app::{App, unix_s};
+use crate::http::body::AnswerBody;
+use crate::http::generate::{Admission, begin, ignored, outcome, stream_answer, unexpected};
+use crate::http::intake::{read, read_body, weighed};
+use crate::http::kept;
+use crate::http::routes::{Arrival, whole};
+use crate::requests::request::{Form, Outcome};
+use crate::requests::ticket::Ticket;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use pinion_api::{Teller, messages, responses};
+use std::rc::Rc;
+
+/// `POST /v1/messages`.
+pub(crate) async fn messages(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let admission = Admission::new(&body);
+    let seed = app.numbers.fresh_seed();
+    let admitted = read(app, body, move |body, limits| admit_message(body, limits, seed)).await;
+    let admitted = admitted.inspect_err(|_| admission.record(app, None))?;
+    let ignored = ignored(app, &admitted);
+    let head = messages::Head {
+        id: format!("msg_{}", app.numbers.id()),
+        model: app.limits.model.clone(),
+        stop_sequences: admitted.stop.clone(),
+        streams: admitted.stream,
+    };
+    let streams = head.streams;
+    let teller = || Teller::Messages(messages::Teller::new(head.clone()));
+    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())));
+    admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
+    let mut response = if streams {
+        stream_answer(app, tickets?, Some(messages::PING), None).await?
+    } else {
+        whole_answer(tickets?).await?
+    };
+    response.headers_mut().extend(ignored);
+    Ok(response)
+}
+
+/// `POST /v1/responses`.
+pub(crate) async fn responses(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let (admission, bytes, seed) = (Admission::new(&body), body.len(), app.numbers.fresh_seed());
+    let asked = read(app, body, |body, _| ask_response(body)).await;
+    let asked = asked.inspect_err(|_| admission.record(app, None))?;
+    let earlier = match asked.previous.as_deref() {
+        None => Ok(None),
+        Some(id) => kept::conversation(app, id, arrival.key, bytes).map(Some),
+    };
+    let earlier = earlier.inspect_err(|_| admission.record(app, None))?;
+    let (store, echo) = (asked.store, asked.echo.clone());
+    let bytes = bytes + earlier.as_ref().map_or(0, String::len);
+    let admit = move |limits: &Limits| admit_response(asked, earlier.as_deref(), limits, seed);
+    let admitted = weighed(app, bytes, admit).await;
+    let (admitted, input) = admitted.inspect_err(|_| admission.record(app, None))?;
+    let ignored = ignored(app, &admitted);
+    let head = responses::Head {
+        letters: app.numbers.id(),
+        created_s: unix_s(),
+        model: app.limits.model.clone(),
+        key: arrival.key,
+        echo,
+        streams: admitted.stream,
+        keep: store.then(|| (app.responses.clone(), input)),
+    };
+    let streams = head.streams;
+    let teller = || Teller::Responses(responses::Teller::new(head.clone()));
+    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())));
+    admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
+    let mut response = if streams {
+        stream_answer(app, tickets?, Some(sse::KEEP_ALIVE), None).await?
+    } else {
+        whole_answer(tickets?).await?
+    };
+    response.headers_mut().extend(ignored);
+    Ok(response)
+}
+
+/// Waits for the one request of an answer, which has worded it by then.
+async fn whole_answer(tickets: Vec<Ticket>) -> Result<Response<AnswerBody>, Refusal> {
+    let [ticket] = tickets.as_slice() else { return Err(unexpected()) };
+    let Outcome::Text(..) = outcome(ticket).await? else { return Err(unexpected()) };
+    let body = ticket.request.borrow_mut().take_output();
+    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Whole(body, tickets)))
+}

@@ -1,0 +1,247 @@
+//! The `pinion_*` families.
+
+use super::Kind::{Counter, Gauge, Histogram};
+use super::{Family, Series, View};
+use crate::observe::health::Health;
+use pinion_protocol::Role;
+use pinion_protocol::names::Part;
+use pinion_protocol::status::{EDGE_WORDS, Gauge as Word, LauncherGauge, Phase};
+
+const PHASES: [Phase; 5] =
+    [Phase::Starting, Phase::Ready, Phase::Draining, Phase::Stopped, Phase::Restarting];
+
+const fn plain(
+    name: &'static str,
+    kind: super::Kind,
+    help: &'static str,
+    write: fn(&View<'_>, &mut Series<'_>),
+) -> Family {
+    Family { name, kind, help, labels: &[], write }
+}
+
+/// The table, in the order of the page.
+#[rustfmt::skip]
+pub(super) const FAMILIES: &[Family] = &[
+    plain("pinion_request_slots_used", Gauge, "Request slots of this frontend in use.",
+        |view, series| series.put(&[], view.app.ledger.borrow().slots_used())),
+    plain("pinion_request_slots_limit", Gauge, "Request slots of this frontend.",
+        |view, series| series.put(&[], view.app.ledger.borrow().slots_total())),
+    Family { name: "pinion_http_responses_total", kind: Counter, help: "HTTP responses by route and status class.",
+        labels: &["route", "class"],
+        write: |view, series| for (route, class, count) in view.app.metrics.responses() {
+            series.put(&[&route.name(), &format_args!("{class}xx")], count);
+        } },
+    Family { name: "pinion_http_errors_total", kind: Counter, help: "HTTP responses that were errors, by blame.",
+        labels: &["blame"], write: errors_by_blame },
+    Family { name: "pinion_requests_finished_total", kind: Counter, help: "Accepted requests by how they ended.",
+        labels: &["reason"],
+        write: |view, series| for (reason, count) in view.app.metrics.ends() {
+            series.put(&[&reason.name()], count);
+        } },
+    plain("pinion_prompt_tokens_total", Counter, "Prompt tokens of ended requests.",
+        |view, series| series.put(&[], view.app.metrics.prompt_tokens.get())),
+    plain("pinion_generation_tokens_total", Counter, "Generated tokens of ended requests.",
+        |view, series| series.put(&[], view.app.metrics.generated_tokens.get())),
+    plain("pinion_time_to_first_token_seconds", Histogram, "From the parsed head to the first token at the frontend.",
+        |view, series| series.histogram(&[], &view.app.metrics.first_token)),
+    plain("pinion_inter_token_latency_seconds", Histogram, "Between two tokens of a request, at the frontend.",
+        |view, series| series.histogram(&[], &view.app.metrics.token_gap)),
+    plain("pinion_e2e_request_latency_seconds", Histogram, "From the parsed head to the last bytes of the answer.",
+        |view, series| series.histogram(&[], &view.app.metrics.end_to_end)),
+    Family { name: "pinion_stage_seconds", kind: Histogram,
+        help: "Where the time of completed generations went; the stages of a request add up to its latency.",
+        labels: &["stage"],
+        write: |view, series| for (part, histogram) in Part::ALL.iter().zip(&view.app.metrics.parts) {
+            series.histogram(&[&part.name()], histogram);
+        } },
+    plain("pinion_connections_open", Gauge, "Open client connections.",
+        |view, series| {
+            let metrics = &view.app.metrics;
+            series.put(&[], metrics.connections.get().saturating_sub(metrics.connections_closed.get()));
+        }),
+    plain("pinion_connections_total", Counter, "Client connections accepted.",
+        |view, series| series.put(&[], view.app.metrics.connections.get())),
+    plain("pinion_connections_displaced_total", Counter, "Idle client connections closed to make room for new ones.",
+        |view, series| series.put(&[], view.app.metrics.connections_displaced.get())),
+    plain("pinion_connections_refused_total", Counter, "New client connections answered 503 because there was no room.",
+        |view, series| series.put(&[], view.app.metrics.connections_refused.get())),
+    plain("pinion_accept_errors_total", Counter, "Failures of accept.",
+        |view, series| series.put(&[], view.app.metrics.accept_errors.get())),
+    plain("pinion_connection_timeouts_total", Counter, "Connections dropped because reading or writing took too long.",
+        |view, series| series.put(&[], view.app.metrics.timeouts.get())),
+
+    plain("pinion_kv_blocks_used", Gauge, "KV blocks held by requests.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksUsed))),
+    plain("pinion_kv_blocks_total", Gauge, "KV blocks in the pool.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal))),
+    plain("pinion_kv_blocks_cached", Gauge, "KV blocks kept for requests that begin alike.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksCached))),
+    plain("pinion_kv_blocks_free", Gauge, "KV blocks that hold nothing; with the used and the cached ones all there are.",
+        |view, series| {
+            let taken = view.sum(Role::Engine, Word::KvBlocksUsed) + view.sum(Role::Engine, Word::KvBlocksCached);
+            series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal).saturating_sub(taken));
+        }),
+    plain("pinion_prefix_cache_queries_total", Counter, "Tokens looked for in the prefix cache.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PrefixQueryTokens))),
+    plain("pinion_prefix_cache_hits_total", Counter, "Tokens found in the prefix cache.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PrefixHitTokens))),
+    plain("pinion_requests_running", Gauge, "Requests in the running set.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RequestsRunning))),
+    plain("pinion_requests_waiting", Gauge, "Requests admitted and not yet running.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RequestsWaiting))),
+    plain("pinion_engine_steps_total", Counter, "Engine steps.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::Steps))),
+    plain("pinion_engine_prompt_tokens_total", Counter, "Prompt tokens computed.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PromptTokens))),
+    plain("pinion_engine_generated_tokens_total", Counter, "Tokens sampled.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::GeneratedTokens))),
+    plain("pinion_engine_requests_finished_total", Counter, "Requests that left the engine.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RequestsFinished))),
+    plain("pinion_preemptions_total", Counter, "Requests preempted for memory.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::Preemptions))),
+    plain("pinion_oldest_waiting_seconds", Gauge, "Age of the oldest waiting request.",
+        |view, series| longest(view, series, Word::OldestWaitingNs)),
+    plain("pinion_last_step_seconds", Gauge, "Time of the last engine step.",
+        |view, series| longest(view, series, Word::LastStepNs)),
+    plain("pinion_tokenizer_requests_total", Counter, "Requests encoded.",
+        |view, series| series.put(&[], view.sum(Role::Tokenizer, Word::Encoded))),
+    plain("pinion_decode_states", Gauge, "Decode states held by detokenizers.",
+        |view, series| series.put(&[], view.sum(Role::Detokenizer, Word::DecodeStates))),
+    plain("pinion_text_deltas_total", Counter, "Text deltas sent by detokenizers.",
+        |view, series| series.put(&[], view.sum(Role::Detokenizer, Word::Deltas))),
+
+    Family { name: "pinion_ring_used_bytes", kind: Gauge, help: "Bytes waiting in a ring.", labels: &["edge"],
+        write: |view, series| rings(view, series, 0) },
+    Family { name: "pinion_ring_capacity_bytes", kind: Gauge, help: "Capacity of a ring.", labels: &["edge"],
+        write: |view, series| rings(view, series, 1) },
+    plain("pinion_restarts_total", Counter, "Role processes restarted.",
+        |view, series| {
+            let restarts = |page| Health::word(page, LauncherGauge::Restarts as usize);
+            series.put(&[], view.launcher_page().map_or(0, restarts));
+        }),
+    Family { name: "pinion_log_lines_dropped_total", kind: Counter,
+        help: "Log lines dropped because standard error was not read in time or could not be written.", labels: &["process"],
+        write: |view, series| for (peer, dropped, _) in view.app.health.logs() {
+            series.put(&[&peer], dropped);
+        } },
+    plain("pinion_recordings_ended", Gauge,
+        "Engines whose recording (--record) has ended because its file could not be written.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::RecordingEnded))),
+    plain("pinion_corrupt_edges_total", Counter,
+        "Rings between two roles that were corrupt; one end of each was restarted.",
+        |view, series| {
+            let corrupt = |page| Health::word(page, LauncherGauge::CorruptEdges as usize);
+            series.put(&[], view.launcher_page().map_or(0, corrupt));
+        }),
+    plain("pinion_mended_headers_total", Counter,
+        "Headers of shared regions that were overwritten and that the launcher wrote again.",
+        |view, series| {
+            let mended = |page| Health::word(page, LauncherGauge::MendedHeaders as usize);
+            series.put(&[], view.launcher_page().map_or(0, mended));
+        }),
+    plain("pinion_spare_engines", Gauge, "Engine processes that wait to take the place of one that dies.",
+        |view, series| {
+            let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);
+            series.put(&[], view.launcher_page().map_or(0, spares));
+        }),
+    plain("pinion_ignored_fields_total", Counter, "Unknown fields of generation requests.",
+        |view, series| series.put(&[], view.app.metrics.ignored_fields.get())),
+    plain("pinion_resumed_requests_total", Counter, "Times that a request went on after a role had died.",
+        |view, series| series.put(&[], view.app.metrics.resumptions.get())),
+    plain("pinion_quarantined_requests_total", Counter,
+        "Requests that were given up because role after role died while working on them.",
+        |view, series| series.put(&[], view.app.metrics.quarantined.get())),
+    plain("pinion_interruption_seconds", Histogram, "From the death of a role to the next token of a request that it held.",
+        |view, series| series.histogram(&[], &view.app.metrics.interruption)),
+    Family { name: "pinion_role_phase", kind: Gauge, help: "1 for the phase that a role is in.",
+        labels: &["role", "phase"], write: phases },
+    Family { name: "pinion_device_memory_bytes", kind: Gauge,
+        help: "Memory of an engine on a GPU: the device's, but for staging, which is the host's.", labels: &["role", "kind"],
+        write: device_memory },
+    Family { name: "pinion_role_heartbeat_age_seconds", kind: Gauge, help: "Time since a role's last turn of its loop.",
+        labels: &["role"],
+        write: |view, series| for (peer, page) in view.role_pages() {
+            series.put(&[&peer], Health::heartbeat_age_ns(page, view.now_ns) as f64 / 1e9);
+        } },
+    Family { name: "pinion_stale_records_total", kind: Counter, help: "Records dropped because they were late.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::StaleRecords) },
+    Family { name: "pinion_malformed_records_total", kind: Counter, help: "Records that failed their check.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::MalformedRecords) },
+    Family { name: "pinion_role_sleeps_total", kind: Counter, help: "Times a role slept on its doorbell.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::Sleeps) },
+    Family { name: "pinion_role_pauses_total", kind: Counter, help: "Turns of a role's loop over --pause-warn-ms.",
+        labels: &["role"], write: |view, series| by_role(view, series, Word::Pauses) },
+    Family { name: "pinion_role_pause_seconds_total", kind: Counter, help: "Time of those turns.",
+        labels: &["role"],
+        write: |view, series| for (peer, page) in view.role_pages() {
+            series.put(&[&peer], Health::word(page, Word::PauseNs as usize) as f64 / 1e9);
+        } },
+    Family { name: "pinion_role_page_faults_total", kind: Counter,
+        help: "Page faults of a role; the major ones waited for a disk.", labels: &["role", "kind"],
+        write: |view, series| two_kinds(view, series, [("minor", Word::MinorFaults), ("major", Word::MajorFaults)]) },
+    Family { name: "pinion_role_context_switches_total", kind: Counter,
+        help: "Context switches of a role; at the involuntary ones the kernel took its CPU.", labels: &["role", "kind"],
+        write: |view, series| two_kinds(view, series,
+            [("voluntary", Word::VoluntarySwitches), ("involuntary", Word::InvoluntarySwitches)]) },
+];
+
+fn errors_by_blame(view: &View<'_>, series: &mut Series<'_>) {
+    for (blame, class) in [("client", 4), ("server", 5)] {
+        let of_class = view.app.metrics.responses().filter(|(_, c, _)| *c == class);
+        series.put(&[&blame], of_class.map(|(_, _, count)| count).sum::<u64>());
+    }
+}
+
+fn longest(view: &View<'_>, series: &mut Series<'_>, word: Word) {
+    let ns = view.pages(Role::Engine).map(|(_, page)| Health::word(page, word as usize)).max().unwrap_or(0);
+    series.put(&[], ns as f64 / 1e9);
+}
+
+fn rings(view: &View<'_>, series: &mut Series<'_>, offset: usize) {
+    let Some(page) = view.launcher_page() else { return };
+    for (index, edge) in view.app.topology.edges.iter().enumerate() {
+        let value = Health::word(page, EDGE_WORDS + 2 * index + offset);
+        series.put(&[&format_args!("{}->{}", edge.from, edge.to)], value);
+    }
+}
+
+fn phases(view: &View<'_>, series: &mut Series<'_>) {
+    for (peer, page) in view.role_pages() {
+        for phase in PHASES {
+            let label = format!("{phase:?}").to_lowercase();
+            series.put(&[&peer, &label], u8::from(Health::phase(page) == Some(phase)));
+        }
+    }
+}
+
+fn device_memory(view: &View<'_>, series: &mut Series<'_>) {
+    let kinds = [
+        ("weights", Word::DeviceWeightBytes),
+        ("cache", Word::DeviceCacheBytes),
+        ("activations", Word::DeviceActivationBytes),
+        ("staging", Word::DeviceStagingBytes),
+        ("free", Word::DeviceFreeBytes),
+    ];
+    for (peer, page) in view.role_pages() {
+        // Weights take something wherever there is a device.
+        if Health::word(page, Word::DeviceWeightBytes as usize) > 0 {
+            for (kind, word) in kinds {
+                series.put(&[&peer, &kind], Health::word(page, word as usize));
+            }
+        }
+    }
+}
+
+fn two_kinds(view: &View<'_>, series: &mut Series<'_>, kinds: [(&str, Word); 2]) {
+    for (peer, page) in view.role_pages() {
+        for (kind, word) in kinds {
+            series.put(&[&peer, &kind], Health::word(page, word as usize));
+        }
+    }
+}
+
+fn by_role(view: &View<'_>, series: &mut Series<'_>, word: Word) {
+    for (peer, page) in view.role_pages() {
+        series.put(&[&peer], Health::word(page, word as usize));
+    }
+}

@@ -1,0 +1,32 @@
+//! How an answer leaves.
+
+use crate::answers::sse;
+use pinion_api::Teller;
+
+/// How the answer leaves.
+pub enum Form {
+    /// Server-sent events.
+    Events(sse::Writer),
+    /// The bare text as it comes.
+    PlainStream,
+    /// All at once when it is complete.
+    Whole,
+    /// As another API than OpenAI's completions and chats words it, as a stream or whole.
+    Told(Box<Teller>),
+}
+
+impl Form {
+    /// Whether the text is taken apart as it comes, and not once it is complete.
+    pub(super) fn takes_events(&self) -> bool {
+        matches!(self, Form::Events(_) | Form::Told(_))
+    }
+
+    /// Whether the client gets bytes before the text is complete.
+    pub(super) fn streams(&self) -> bool {
+        match self {
+            Form::Events(_) | Form::PlainStream => true,
+            Form::Told(teller) => teller.streams(),
+            Form::Whole => false,
+        }
+    }
+}

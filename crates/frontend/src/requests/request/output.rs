@@ -1,0 +1,235 @@
+//! What waits for the client: text, scores and calls on their way into the bytes of the answer.
+
+use super::{Form, Request};
+use crate::answers::openai::{Additions, Ending, Event, Shape, echoed, logprobs};
+use crate::answers::prompt_part::PromptPart;
+use crate::limits::SCORES_BYTES_MAX;
+use bytes::{Bytes, BytesMut};
+use pinion_api::{Said, Teller};
+use pinion_protocol::frontend_inbox::Delta;
+use pinion_protocol::prompt_scores::PromptScore;
+use pinion_protocol::scores::TokenScore;
+use pinion_protocol::{Fault, FaultCode};
+use pinion_text::reasoning::Piece;
+use std::task::Context;
+
+impl Request {
+    pub(super) fn check_unread(&self) -> Result<(), Fault> {
+        if self.form.streams() && self.out.len() > self.facts.buffer_bytes_max {
+            return Err(Fault::new(
+                FaultCode::SlowReader,
+                format!("the client left more than {} bytes unread", self.facts.buffer_bytes_max),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Streams what there is of the prompt: all of it if the `last` piece is due. A whole answer has it in the end.
+    pub(super) fn say_prompt(&mut self, last: bool) -> Result<(), Fault> {
+        let Some(prompt) = self.prompt.as_mut().filter(|prompt| !prompt.is_said()) else { return Ok(()) };
+        check_score_bytes(self.score_bytes + prompt.bytes())?;
+        let Form::Events(writer) = &self.form else { return Ok(()) };
+        if let Some(piece) = prompt.next_piece(last)? {
+            let event = Event::Text(&piece.text);
+            if piece.scores.is_empty() {
+                writer.write(&event, &mut self.out);
+            } else {
+                let mut offset = piece.offset;
+                let logprobs = echoed(&piece.scores, prompt.alternatives(), &[], &mut offset);
+                let with = Additions { logprobs: Some(&logprobs), ..Additions::default() };
+                writer.write_with(&event, &with, &mut self.out);
+            }
+        }
+        if last {
+            self.scored_chars = prompt.close();
+        }
+        self.check_unread()
+    }
+
+    /// The text and the scores of the prompt, for a whole answer.
+    pub fn take_prompt(&mut self) -> Result<(String, Vec<PromptScore>), Fault> {
+        self.prompt.as_mut().map_or_else(|| Ok(Default::default()), PromptPart::rest)
+    }
+
+    /// Says a piece of text, or what is certain of it where it is taken apart.
+    pub(super) fn say_text(&mut self, text: &str, is_mark: bool) {
+        let Some(mut thoughts) = self.thoughts.take() else { return self.say_answer(text) };
+        thoughts.push(text, is_mark, &mut |piece| self.say_piece(piece));
+        self.thoughts = Some(thoughts);
+    }
+
+    /// Says what is left of the text where reasoning is looked for.
+    pub(super) fn end_reasoning(&mut self) {
+        let Some(mut thoughts) = self.thoughts.take() else { return };
+        thoughts.finish(&mut |piece| self.say_piece(piece));
+        self.thoughts = Some(thoughts);
+    }
+
+    /// Tokens of the reasoning, if it is looked for.
+    pub(super) fn reasoning_tokens(&self) -> Option<u32> {
+        self.thoughts.as_ref().map(|thoughts| thoughts.tokens())
+    }
+
+    /// The reasoning of a whole answer.
+    pub fn take_reasoning(&mut self) -> String {
+        std::mem::take(&mut self.reasoning)
+    }
+
+    fn say_piece(&mut self, piece: Piece<'_>) {
+        match (piece, &self.form) {
+            (Piece::Text(text), _) => self.say_answer(text),
+            (Piece::Thought(text), Form::Events(_) | Form::Told(_)) => self.say(&Event::Reasoning(text)),
+            (Piece::Thought(text), Form::PlainStream | Form::Whole) => self.reasoning.push_str(text),
+        }
+    }
+
+    /// Says a piece of the answer, or in a stream with tools what is certain of it.
+    fn say_answer(&mut self, text: &str) {
+        match self.calls.take_if(|_| self.form.takes_events()) {
+            None => self.say(&Event::Text(text)),
+            Some(mut calls) => {
+                calls.push(text, &mut |event| self.say(event));
+                self.calls = Some(calls);
+            }
+        }
+    }
+
+    /// Ends the search for calls; says what is left of the text, and gives the ending as the client sees it.
+    pub(super) fn end_calls(&mut self, ending: Ending) -> Ending {
+        let Some(mut calls) = self.calls.take_if(|_| self.form.takes_events()) else {
+            return ending;
+        };
+        calls.finish(&mut |event| self.say(event));
+        calls.ending(ending)
+    }
+
+    pub(super) fn take_scores_of(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        let scores =
+            delta.scores().map_err(|malformed| Fault::new(FaultCode::Internal, malformed.to_string()))?;
+        self.scores.extend(scores);
+        self.score_bytes += delta.score_bytes.len();
+        check_score_bytes(self.score_bytes)
+    }
+
+    /// The scores of all tokens of a whole answer.
+    pub fn take_scores(&mut self) -> Vec<TokenScore> {
+        std::mem::take(&mut self.scores)
+    }
+
+    /// A completion's finish chunk carries the last text; a chat's carries none.
+    pub(super) fn holds_last_text(&self) -> bool {
+        matches!(&self.form, Form::Events(writer) if writer.head().shape == Shape::Completions)
+    }
+
+    pub(super) fn say(&mut self, event: &Event<'_>) {
+        match (&mut self.form, event) {
+            (Form::Events(writer), _) => {
+                if writer.head().shape == Shape::Chat && !self.role_said {
+                    self.role_said = true;
+                    self.write(&Event::Role);
+                }
+                self.write(event);
+            }
+            (Form::Told(teller), event) => tell(teller, event, self.stopped_by, &mut self.out),
+            (Form::PlainStream | Form::Whole, Event::Text(text)) => {
+                self.out.extend_from_slice(text.as_bytes())
+            }
+            (
+                Form::PlainStream | Form::Whole,
+                Event::Role
+                | Event::Reasoning(_)
+                | Event::Call { .. }
+                | Event::Arguments { .. }
+                | Event::Finish { .. }
+                | Event::Usage(_)
+                | Event::Timings(_),
+            ) => {}
+        }
+    }
+
+    /// Writes one event of a stream, and what is shown beside it.
+    fn write(&mut self, event: &Event<'_>) {
+        let is_role = matches!(event, Event::Role);
+        let usage = self.extras.as_ref().and_then(|extras| extras.counts()).map(|counts| {
+            let (prompt_tokens, cached_tokens) = counts;
+            self.usage(prompt_tokens, cached_tokens)
+        });
+        let Form::Events(writer) = &self.form else { return };
+        let has_scores = !is_role && !self.scores.is_empty();
+        if !has_scores && self.extras.is_none() {
+            return writer.write(event, &mut self.out);
+        }
+        let shape = writer.head().shape;
+        let logprobs = has_scores.then(|| logprobs(shape, &self.scores, &mut self.scored_chars));
+        let (prompt_token_ids, token_ids) = match &mut self.extras {
+            // The role is no token.
+            Some(extras) if is_role => (extras.take_prompt_ids(), extras.next_ids(&[])),
+            Some(extras) => (extras.take_prompt_ids(), extras.next_ids(&self.ids)),
+            None => (None, None),
+        };
+        let with = Additions {
+            logprobs: logprobs.as_ref(),
+            token_ids,
+            prompt_token_ids: prompt_token_ids.as_deref(),
+            usage,
+        };
+        writer.write_with(event, &with, &mut self.out);
+        if has_scores {
+            self.scores.clear();
+            self.score_bytes = 0;
+        }
+    }
+
+    /// The ids of a whole answer's prompt and of the answer, if they were asked for.
+    pub fn shown_ids(&self) -> Option<(Vec<u32>, Vec<u32>)> {
+        let prompt_ids = self.extras.as_ref()?.prompt_ids()?;
+        Some((prompt_ids.to_vec(), self.ids.clone()))
+    }
+
+    pub(super) fn wake(&mut self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Wakes the task of `context` at the next change. Allocates nothing if it is the same task as before.
+    pub fn wake_later(&mut self, context: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => self.waker = Some(context.waker().clone()),
+        }
+    }
+
+    /// Whether bytes wait for the client.
+    pub fn has_output(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Everything that waits for the client, as one piece.
+    pub fn take_output(&mut self) -> Bytes {
+        self.out.split().freeze()
+    }
+}
+
+/// Hands one event on to a teller.
+fn tell(teller: &mut Teller, event: &Event<'_>, stopped_by: Option<usize>, out: &mut BytesMut) {
+    match *event {
+        Event::Reasoning(text) => teller.say(Said::Reasoning(text), out),
+        Event::Text(text) => teller.say(Said::Text(text), out),
+        Event::Call { id, name, .. } => teller.say(Said::Call { id, name }, out),
+        Event::Arguments { text, .. } => teller.say(Said::Arguments(text), out),
+        Event::Finish { ending, .. } => teller.finish(ending, stopped_by, out),
+        // It has them from elsewhere.
+        Event::Role | Event::Usage(_) | Event::Timings(_) => {}
+    }
+}
+
+fn check_score_bytes(bytes: usize) -> Result<(), Fault> {
+    if bytes <= SCORES_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "the answer's logprobs have more than {SCORES_BYTES_MAX} bytes in one piece; ask for a stream"
+    );
+    Err(Fault::field("logprobs", message))
+}
