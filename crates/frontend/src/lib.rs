@@ -14,14 +14,17 @@ pub mod observe;
 mod openapi;
 pub mod reactor;
 pub mod requests;
+pub mod route;
+pub mod ui;
 
 use admission::Limits;
 use admission::tools::CallReading;
-use http::app::{self, App, Numbers, Settings};
+use http::app::{App, Numbers, Settings};
 use observe::health::Health;
 use observe::metrics::Metrics;
 use pinion_api::responses::Store;
 use pinion_config::{Config, Exit, ReasoningParser, ToolCallParser};
+use pinion_os::clock;
 use pinion_protocol::{Peer, Role};
 use pinion_text::chat::call_format;
 use pinion_text::codec::LoadError;
@@ -105,7 +108,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         leaving: Cell::new(false),
         load: RefCell::default(),
         responses: Rc::new(RefCell::new(Store::new(config.responses.bytes_max, config.responses.ttl_s))),
-        started_unix_s: app::unix_s(),
+        started_unix_s: clock::unix_s(),
         docs: OnceCell::new(),
     }))
 }

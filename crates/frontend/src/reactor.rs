@@ -256,7 +256,7 @@ impl Reactor {
         }
         self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
         self.app.ledger.borrow_mut().tick(now_ns);
-        self.app.load.borrow_mut().look(load::Sample::of(&self.app, now_ns));
+        self.app.load.borrow_mut().look(load::Sample::of(&self.app.metrics, &self.app.health, now_ns));
         if let Some(stats) = self.stats.as_mut().filter(|stats| stats.due(now_ns))
             && let Some(line) = stats.line(Sample::of(&self.app.health, now_ns))
         {

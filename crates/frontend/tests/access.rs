@@ -7,7 +7,7 @@ mod harness;
 use harness::{Harness, Options, Reply, run};
 use pinion_config::ApiKeys;
 use pinion_frontend::answers::errors::Dialect;
-use pinion_frontend::http::routes::Route;
+use pinion_frontend::route::Route;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::Value;

@@ -5,7 +5,7 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run};
-use pinion_frontend::http::routes::Route;
+use pinion_frontend::route::Route;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

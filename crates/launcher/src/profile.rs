@@ -12,6 +12,7 @@
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use pinion_config::{Backend, Config, Observe, Profiler};
+use pinion_os::clock;
 use pinion_protocol::{Peer, Role};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -21,7 +22,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Samples a second of `perf record`: no multiple of what a timer would do.
 const PERF_HZ: &str = "499";
@@ -56,10 +56,6 @@ impl std::fmt::Debug for Profile {
     }
 }
 
-fn unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
 impl Profile {
     /// What the config asks for, if it does.
     pub fn of(config: &Config) -> Option<Profile> {
@@ -68,7 +64,7 @@ impl Profile {
             profiler,
             backend: config.backend,
             observe: config.observe.clone(),
-            began_unix_s: unix_s(),
+            began_unix_s: clock::unix_s(),
             runs: RefCell::new(Vec::new()),
         })
     }
@@ -178,7 +174,7 @@ impl Profile {
                 "version": env!("CARGO_PKG_VERSION"),
                 "launcher_pid": std::process::id(),
                 "began_unix_s": self.began_unix_s,
-                "ended_unix_s": unix_s(),
+                "ended_unix_s": clock::unix_s(),
             },
             "runs": runs.iter().map(|run| run.to_json(root)).collect::<Vec<Value>>(),
         });

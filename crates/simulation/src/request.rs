@@ -2,7 +2,7 @@
 
 use crate::oracle::{Expected, Oracle, Stops};
 use crate::random::Random;
-use pinion_frontend::http::routes::Route;
+use pinion_frontend::route::Route;
 use serde_json::{Value, json};
 
 /// Beginnings that prompts share, for the prefix cache.

@@ -2,6 +2,7 @@
 
 use crate::answer::{Answer, Limits, Tokenizer, cancelled, request_id};
 use pinion_config::Exit;
+use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{self, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::spans::{SpanName, request_word};
@@ -11,7 +12,7 @@ use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
 use pinion_text::{ChatRenderer, TextCodec};
 use pinion_worker::{ControlEvent, Overflow, Pace, Session};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Bytes that may wait outside the ring to one reader before no more records are taken that it would get something for:
 /// all if it is the engine, its own if it is a frontend. The frontends' rings fill instead, and admission sees it.
@@ -168,7 +169,7 @@ fn take_record(session: &mut Session, tokenizer: &Tokenizer, record: TokenizerRe
     // Cancellation is looked at before the work, and again before the engine hears of the request.
     let mut answer = Answer::Reject(cancelled(id));
     if !is_cancelled(session, id) {
-        answer = tokenizer.answer(record, unix_seconds());
+        answer = tokenizer.answer(record, clock::unix_s() as i64);
     }
     if matches!(answer, Answer::Admit(_)) && is_cancelled(session, id) {
         answer = Answer::Reject(cancelled(id));
@@ -221,11 +222,6 @@ fn send(session: &mut Session, id: RequestId, answer: &Answer, payload: &mut Vec
 
 fn push(session: &mut Session, to: Peer, kind: u16, payload: &[u8]) -> Result<(), Overflow> {
     session.links.outbox(to).ok_or(Overflow)?.send(kind, payload)
-}
-
-/// Seconds since 1970; a clock before that counts as 0.
-fn unix_seconds() -> i64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs() as i64)
 }
 
 fn is_cancelled(session: &Session, id: RequestId) -> bool {

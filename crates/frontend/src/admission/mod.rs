@@ -6,10 +6,12 @@
 //! [`mod@sampling`], grammars in [`mod@grammar`].
 
 mod chat;
+pub(crate) mod fields;
 mod grammar;
 pub mod json;
 mod messages;
 mod prompts;
+pub mod reasoning;
 mod sampling;
 mod schemas;
 pub mod tools;
@@ -17,10 +19,10 @@ pub(crate) mod unknown;
 
 use crate::admission::grammar::{grammar, limited};
 use crate::admission::json::{Fields, as_integer};
+use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling};
 use crate::admission::tools::{CallPlan, CallReading, Tools, forced, tools};
 use crate::admission::unknown::{in_its_words, leftovers, synonyms};
-use crate::answers::thoughts::ReasoningPlan;
 use pinion_api::Translated;
 use pinion_api::responses::Asked;
 use pinion_config::SamplingDefaults;

@@ -5,9 +5,9 @@
 //! What is left cannot be told from a typing error, so the answer names it, or it is refused too (`--strict-fields`).
 
 use crate::admission::Api;
+use crate::admission::fields::names_on;
 use crate::admission::json::Fields;
 use crate::limits::{IGNORED_NAME_BYTES_MAX, IGNORED_NAMES_BYTES_MAX};
-use crate::openapi::field_names;
 use pinion_protocol::Fault;
 use serde_json::Value;
 
@@ -219,7 +219,7 @@ pub(crate) fn header(names: &[String]) -> String {
 /// The field that a name with a typing error stands for.
 fn meant(api: Api, name: &str) -> Option<&'static str> {
     const MISTAKES_MAX: usize = 2;
-    let near = field_names(api).map(|known| (mistakes(name, known), known));
+    let near = names_on(api).map(|known| (mistakes(name, known), known));
     near.min().filter(|(mistakes, _)| *mistakes <= MISTAKES_MAX).map(|(_, known)| known)
 }
 

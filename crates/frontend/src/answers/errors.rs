@@ -2,13 +2,7 @@
 //!
 //! Start at [`HttpError::from`]. Nothing else in this crate chooses a status for an error.
 
-use crate::http::body::AnswerBody;
-use crate::http::routes::json;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX, QUOTED_BYTES_MAX, RETRY_AFTER_S};
-use hyper::header::{
-    ACCEPT_ENCODING, ALLOW, CONNECTION, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
-};
-use hyper::{Response, StatusCode};
 use pinion_api::{Failure, messages, responses};
 use pinion_protocol::{Blame, Fault, FaultCode};
 use serde::Serialize;
@@ -318,32 +312,6 @@ impl HttpError {
     /// A refusal after which the connection cannot be used.
     fn of_head(status: u16, code: &'static str, message: String) -> HttpError {
         HttpError { close: true, ..HttpError::of_client(status, Some(code), message) }
-    }
-
-    /// The whole response.
-    pub(crate) fn response(&self, dialect: Dialect, label: &str) -> Response<AnswerBody> {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json(status, dialect.body(self, label));
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after_s {
-            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if let Some(allow) = self.allow {
-            headers.insert(ALLOW, HeaderValue::from_static(allow));
-        }
-        if let Some(codings) = self.accept_encoding {
-            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(codings));
-        }
-        if self.status == StatusCode::UNAUTHORIZED.as_u16() {
-            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        if self.is_final {
-            headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
-        }
-        if self.close {
-            headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
     }
 
     /// What an API words by itself.

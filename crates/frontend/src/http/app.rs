@@ -3,20 +3,22 @@
 use crate::admission::Limits;
 use crate::http::guard::Guard;
 use crate::observe::health::Health;
-use crate::observe::load::Load;
+use crate::observe::load::{Load, Rates, Sample};
 use crate::observe::metrics::Metrics;
+use crate::observe::view::{Constants, Slots, View};
 use crate::requests::ledger::Ledger;
 use crate::requests::orders::Orders;
 use bytes::Bytes;
 use pinion_api::responses::Store;
 use pinion_config::{ApiKeys, Config, Fairness, Topology};
+use pinion_os::clock;
 use pinion_protocol::Peer;
 use pinion_shm::region::Region;
 use pinion_worker::Recorder;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// The parts of the config that handlers and connections need.
 #[derive(Clone, Debug)]
@@ -121,6 +123,39 @@ impl App {
     pub fn leaves(&self) -> bool {
         self.leaving.get() || self.ledger.borrow().draining()
     }
+
+    /// Rates of the last seconds, up to now.
+    pub(crate) fn rates(&self) -> Rates {
+        let now = Sample::of(&self.metrics, &self.health, clock::now_ns());
+        self.load.borrow().rates(&now)
+    }
+
+    /// What pages about the service are made from.
+    pub(crate) fn view(&self) -> View<'_> {
+        let (ledger, limits, settings) = (self.ledger.borrow(), &self.limits, &self.settings);
+        View {
+            health: &self.health,
+            metrics: &self.metrics,
+            topology: &self.topology,
+            constants: Constants {
+                frontend: ledger.frontend(),
+                model: &limits.model,
+                max_model_len: limits.max_model_len,
+                block_size: settings.block_size,
+                kv_blocks: settings.kv_blocks,
+                running_max: settings.running_max,
+                vllm_metrics: settings.vllm_metrics,
+                started_unix_s: self.started_unix_s,
+            },
+            slots: Slots {
+                used: ledger.slots_used(),
+                total: ledger.slots_total(),
+                draining: ledger.draining(),
+                down: ledger.down(),
+            },
+            now_ns: clock::now_ns(),
+        }
+    }
 }
 
 /// Source of ids that cannot be guessed, and of seeds that follow from the configured one.
@@ -165,9 +200,4 @@ pub(crate) fn mixed(seed: u64, place: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
-}
-
-/// Unix seconds, for `created`.
-pub fn unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

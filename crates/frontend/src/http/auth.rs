@@ -5,7 +5,7 @@
 //! of them is right.
 
 use crate::answers::errors::Refusal;
-use crate::http::routes::Route;
+use crate::route::Route;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName};
 use pinion_config::ApiKeys;

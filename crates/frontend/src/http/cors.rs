@@ -4,8 +4,8 @@
 //! but which methods and header fields a page of an allowed origin may use.
 
 use crate::http::body::AnswerBody;
-use crate::http::routes::Route;
 use crate::limits::{PREFLIGHT_FIELDS_BYTES_MAX, PREFLIGHT_MAX_AGE_S};
+use crate::route::Route;
 use bytes::Bytes;
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,

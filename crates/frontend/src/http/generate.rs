@@ -1,9 +1,8 @@
-//! Generation, the routes that need every other role; and the trace of all of them.
+//! Generation, the routes that need every other role.
 //!
 //! A streaming answer begins when its first bytes are there, so that whatever fails before them still gets its
 //! own status, and the head leaves together with the first chunk.
 
-use crate::admission::json::Fields;
 use crate::admission::unknown;
 use crate::admission::{Admitted, Api, Shown, admit};
 use crate::answers::best_of;
@@ -16,17 +15,17 @@ use crate::answers::openai::{
 use crate::answers::prompt_part::PromptPart;
 use crate::answers::sse;
 use crate::answers::thoughts::Thoughts;
-use crate::http::app::{self, App, unix_s};
+use crate::http::app::{self, App};
 use crate::http::body::{AnswerBody, End, Stream};
 use crate::http::intake::{read, read_body};
-use crate::http::routes::{Arrival, Route, whole};
+use crate::http::routes::{Arrival, whole};
 use crate::observe::timeline::{Timeline, Timings};
-use crate::observe::trace::{TRACE_SECONDS_MAX, Trace};
 use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
 use crate::requests::outgoing::Job;
 use crate::requests::request::{Form, Outcome};
 use crate::requests::ticket::Ticket;
+use crate::route::Route;
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
@@ -264,7 +263,7 @@ fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
         Api::Generate => return None,
     };
     let id = format!("{prefix}{}", app.numbers.id());
-    Some(Head { shape, id, created: unix_s(), model: app.limits.model.clone(), include_usage })
+    Some(Head { shape, id, created: clock::unix_s(), model: app.limits.model.clone(), include_usage })
 }
 
 pub(crate) fn origin(arrival: &Arrival) -> Origin {
@@ -453,20 +452,4 @@ fn generate_json(text: &str, ending: Ending, usage: Usage, timeline: Option<&Tim
 
 pub(crate) fn unexpected() -> Refusal {
     Fault::new(FaultCode::Internal, "a role answered with something else than was asked for").into()
-}
-
-/// `POST /debug/trace`: `seconds`, from 0, which is what is still known, to [`TRACE_SECONDS_MAX`].
-pub(crate) async fn trace(
-    app: &Rc<App>,
-    request: Request<Incoming>,
-) -> Result<Response<AnswerBody>, Refusal> {
-    let body = read_body(app, request.into_body()).await?;
-    let mut fields = Fields::parse(if body.is_empty() { b"{}" } else { &body })?;
-    let seconds = fields.integer("seconds", 0..=i128::from(TRACE_SECONDS_MAX))?.unwrap_or(0);
-    if app.spans.is_empty() {
-        let message = "the service records nothing: it was started with --no-timeline";
-        return Err(Fault::new(FaultCode::Unavailable, message).into());
-    }
-    let trace = Trace::new(app, u64::try_from(seconds).unwrap_or(0));
-    Ok(whole(StatusCode::OK, "application/json", AnswerBody::Trace(Box::new(trace))))
 }

@@ -6,7 +6,7 @@
 //! browser names the page's origin. Clients that are no browsers send neither and notice nothing.
 
 use crate::answers::errors::Refusal;
-use crate::http::routes::Route;
+use crate::route::Route;
 use hyper::header::{HOST, HeaderName, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method};

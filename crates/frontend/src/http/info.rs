@@ -7,9 +7,9 @@ use crate::http::body::AnswerBody;
 use crate::http::pages;
 use crate::http::routes::{json, whole};
 use crate::limits::RETRY_AFTER_S;
-use crate::observe::exposition;
 use crate::observe::exposition::Extent;
-use crate::openapi;
+use crate::observe::{exposition, live};
+use crate::{openapi, ui};
 use hyper::header::{HeaderValue, RETRY_AFTER};
 use hyper::{HeaderMap, Response, StatusCode};
 use pinion_config::SamplingDefaults;
@@ -89,13 +89,13 @@ pub(crate) fn ready(app: &App) -> Response<AnswerBody> {
 }
 
 /// `GET /live`: this process answers.
-pub(crate) fn live() -> Response<AnswerBody> {
+pub(crate) fn alive() -> Response<AnswerBody> {
     json(StatusCode::OK, r#"{"status":"live"}"#)
 }
 
 /// `GET /metrics` and `/metrics/load`.
 pub(crate) fn metrics(app: &App, extent: Extent) -> Response<AnswerBody> {
-    let page = exposition::render(app, extent, clock::now_ns());
+    let page = exposition::render(&app.view(), extent);
     whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), Vec::new()))
 }
 
@@ -108,18 +108,18 @@ pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
 pub(crate) fn docs(app: &App, asked: &HeaderMap) -> Response<AnswerBody> {
     let keyed = !app.settings.api_keys.is_empty();
     let page = app.docs.get_or_init(|| openapi::html(&app.limits, keyed).into());
-    pages::answer(pages::HTML, page.clone(), asked)
+    pages::answer(ui::HTML, page.clone(), asked)
 }
 
 /// `GET /` and `GET /ui/{file}`.
 pub(crate) fn page_file(path: &str, asked: &HeaderMap) -> Result<Response<AnswerBody>, Refusal> {
-    let file = pages::at(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+    let file = ui::at(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
     Ok(pages::serve(file, asked))
 }
 
 /// `GET /stats`.
 pub(crate) fn stats(app: &App) -> Response<AnswerBody> {
-    json(StatusCode::OK, crate::observe::live::page(app, clock::now_ns()).to_string())
+    json(StatusCode::OK, live::page(&app.view()).to_string())
 }
 
 /// `GET /debug/slow`: the slowest requests of the last hour that this frontend served.

@@ -2,27 +2,21 @@
 //! [`serve`].
 
 use crate::answers::errors::Refusal;
-use crate::http::app::{App, unix_s};
+use crate::http::app::App;
 use crate::http::body::AnswerBody;
-use crate::http::routes::{Arrival, Route, json};
+use crate::http::routes::{Arrival, json};
 use crate::limits::{INPUT_ITEMS_DEFAULT, INPUT_ITEMS_MAX, REQUEST_ID_BYTES_MAX};
+use crate::route::{Route, kept_response};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
+use pinion_os::clock;
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::{Value, json as value};
-
-const PREFIX: &str = "/v1/responses/";
 
 /// The response that is asked for, and with which of the service's keys.
 struct Named<'a> {
     id: &'a str,
     key: Option<usize>,
-}
-
-/// The id in a path below `/v1/responses/`, and what follows it.
-pub(crate) fn named(path: &str) -> Option<(&str, &str)> {
-    let path = path.strip_prefix(PREFIX).filter(|rest| !rest.is_empty() && !rest.starts_with('/'))?;
-    Some(path.split_at(path.find('/').unwrap_or(path.len())))
 }
 
 /// Answers what is asked of a response that is kept.
@@ -31,7 +25,7 @@ pub(crate) fn serve(
     arrival: &Arrival,
     request: &Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
-    let (id, _) = named(request.uri().path()).unwrap_or_default();
+    let (id, _) = kept_response(request.uri().path()).unwrap_or_default();
     let (named, query) = (Named { id, key: arrival.key }, request.uri().query().unwrap_or_default());
     match arrival.route {
         Route::InputItems => items(app, &named, query),
@@ -52,7 +46,7 @@ impl Named<'_> {
 pub(crate) fn conversation(app: &App, id: &str, key: Option<usize>, more: usize) -> Result<String, Fault> {
     const NAME: &str = "previous_response_id";
     let mut store = app.responses.borrow_mut();
-    let kept = store.get(id, key, unix_s()).map(|kept| kept.conversation());
+    let kept = store.get(id, key, clock::unix_s()).map(|kept| kept.conversation());
     let kept = kept.ok_or_else(|| {
         let id: String = id.chars().take(REQUEST_ID_BYTES_MAX).collect();
         let reason = "is not kept here, or is kept no longer; send the items themselves";
@@ -75,13 +69,13 @@ fn get(app: &App, named: &Named<'_>, query: &str) -> Result<Response<AnswerBody>
         );
     }
     let mut store = app.responses.borrow_mut();
-    let kept = store.get(named.id, named.key, unix_s()).ok_or_else(|| named.unknown())?;
+    let kept = store.get(named.id, named.key, clock::unix_s()).ok_or_else(|| named.unknown())?;
     Ok(json(StatusCode::OK, kept.response.clone()))
 }
 
 /// `DELETE /v1/responses/{id}`.
 fn delete(app: &App, named: &Named<'_>) -> Result<Response<AnswerBody>, Refusal> {
-    if !app.responses.borrow_mut().delete(named.id, named.key, unix_s()) {
+    if !app.responses.borrow_mut().delete(named.id, named.key, clock::unix_s()) {
         return Err(named.unknown());
     }
     let body = value!({"id": named.id, "object": "response", "deleted": true});
@@ -100,7 +94,7 @@ fn cancel(app: &App, named: &Named<'_>) -> Result<Response<AnswerBody>, Refusal>
 fn items(app: &App, named: &Named<'_>, query: &str) -> Result<Response<AnswerBody>, Refusal> {
     let page = Page::parse(query)?;
     let mut store = app.responses.borrow_mut();
-    let kept = store.get(named.id, named.key, unix_s()).ok_or_else(|| named.unknown())?;
+    let kept = store.get(named.id, named.key, clock::unix_s()).ok_or_else(|| named.unknown())?;
     let mut items = kept.input_items();
     if page.is_descending {
         items.reverse();

@@ -1,10 +1,11 @@
 //! The pages for people: the chat at `/`, the API at `/docs`, and the files that they load.
 //!
-//! All of them are in the program; nothing is read from a disk and no other host is asked. They hold nothing of the
+//! All of them are in the program ([`crate::ui`]), and no other host is asked. They hold nothing of the
 //! service's but the model's name, so they need no key: the scripts ask for it and send it with what they call.
 
 use crate::http::body::AnswerBody;
 use crate::http::routes::whole;
+use crate::ui::File;
 use bytes::Bytes;
 use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH, REFERRER_POLICY,
@@ -18,51 +19,6 @@ use std::hash::{DefaultHasher, Hasher};
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     require-trusted-types-for 'script'; trusted-types 'none'";
-
-/// Content type of pages.
-pub(crate) const HTML: &str = "text/html; charset=utf-8";
-const STYLE: &str = "text/css; charset=utf-8";
-const SCRIPT: &str = "text/javascript; charset=utf-8";
-
-/// A file in the program.
-#[derive(Clone, Copy)]
-pub struct File {
-    /// Its path at the service.
-    pub path: &'static str,
-    content_type: &'static str,
-    /// What is in it.
-    pub bytes: &'static [u8],
-}
-
-const fn file(path: &'static str, content_type: &'static str, bytes: &'static [u8]) -> File {
-    File { path, content_type, bytes }
-}
-
-/// All of them; the page itself is the first.
-pub const FILES: &[File] = &[
-    file("/", HTML, include_bytes!("../../ui/index.html")),
-    file("/ui/style.css", STYLE, include_bytes!("../../ui/style.css")),
-    file("/ui/docs.css", STYLE, include_bytes!("../../ui/docs.css")),
-    file("/ui/icon.svg", "image/svg+xml", include_bytes!("../../ui/icon.svg")),
-    file("/ui/theme.js", SCRIPT, include_bytes!("../../ui/theme.js")),
-    file("/ui/main.js", SCRIPT, include_bytes!("../../ui/main.js")),
-    file("/ui/api.js", SCRIPT, include_bytes!("../../ui/api.js")),
-    file("/ui/answer.js", SCRIPT, include_bytes!("../../ui/answer.js")),
-    file("/ui/chat.js", SCRIPT, include_bytes!("../../ui/chat.js")),
-    file("/ui/completion.js", SCRIPT, include_bytes!("../../ui/completion.js")),
-    file("/ui/conversations.js", SCRIPT, include_bytes!("../../ui/conversations.js")),
-    file("/ui/docs.js", SCRIPT, include_bytes!("../../ui/docs.js")),
-    file("/ui/dom.js", SCRIPT, include_bytes!("../../ui/dom.js")),
-    file("/ui/highlight.js", SCRIPT, include_bytes!("../../ui/highlight.js")),
-    file("/ui/live.js", SCRIPT, include_bytes!("../../ui/live.js")),
-    file("/ui/markdown.js", SCRIPT, include_bytes!("../../ui/markdown.js")),
-    file("/ui/settings.js", SCRIPT, include_bytes!("../../ui/settings.js")),
-];
-
-/// The file at a path.
-pub fn at(path: &str) -> Option<&'static File> {
-    FILES.iter().find(|file| file.path == path)
-}
 
 /// The answer with a file.
 pub(crate) fn serve(file: &File, asked: &HeaderMap) -> Response<AnswerBody> {

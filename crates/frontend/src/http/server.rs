@@ -8,12 +8,13 @@ use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::connections::{Activity, Bounds, Connections, Doing, Room};
 use crate::http::framing;
-use crate::http::routes::{self, Route};
+use crate::http::routes;
 use crate::http::timed_stream::TimedStream;
 use crate::limits::{
     ACCEPT_BACKOFF, ACCEPT_WARNING_PERIOD, HEADER_BYTES_MAX, HEADERS_MAX, LAST_ANSWER_TIME_MAX,
     LAST_ANSWERS_MAX, TCP_USER_TIMEOUT, TRIM_DELAY,
 };
+use crate::route::Route;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::server::conn::http1;

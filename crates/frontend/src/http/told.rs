@@ -6,7 +6,7 @@
 use crate::admission::{Limits, admit_message, admit_response, ask_response};
 use crate::answers::errors::Refusal;
 use crate::answers::sse;
-use crate::http::app::{App, unix_s};
+use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::generate::{Admission, begin, ignored, outcome, stream_answer, unexpected};
 use crate::http::intake::{read, read_body, weighed};
@@ -17,6 +17,7 @@ use crate::requests::ticket::Ticket;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use pinion_api::{Teller, messages, responses};
+use pinion_os::clock;
 use std::rc::Rc;
 
 /// `POST /v1/messages`.
@@ -73,7 +74,7 @@ pub(crate) async fn responses(
     let ignored = ignored(app, &admitted);
     let head = responses::Head {
         letters: app.numbers.id(),
-        created_s: unix_s(),
+        created_s: clock::unix_s(),
         model: app.limits.model.clone(),
         key: arrival.key,
         echo,

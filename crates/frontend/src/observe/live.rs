@@ -2,43 +2,33 @@
 //! token counters, the histogram of gaps between tokens, and the last deaths. Counters and buckets only grow; a reader
 //! takes differences. Its counters, gauges and histograms are on `/metrics` too.
 
-use crate::http::app::App;
 use crate::observe::health::Health;
 use crate::observe::metrics::Histogram;
 use crate::observe::stats::Sample;
+use crate::observe::view::View;
 use pinion_protocol::status::{Gauge, LauncherGauge};
 use pinion_protocol::{Peer, Role};
 use pinion_shm::page::Page;
 use serde_json::{Value, json};
 
 /// The object.
-pub(crate) fn page(app: &App, now_ns: u64) -> Value {
-    let (ledger, metrics) = (app.ledger.borrow(), &app.metrics);
-    let down = ledger.down();
-    let problems = app.health.problems(&down, now_ns);
-    let of_role = |role| app.health.pages.iter().filter(move |(peer, _)| peer.role == role);
-    let sum = |gauge: Gauge| -> u64 {
-        of_role(Role::Engine).map(|(_, page)| Health::word(page, gauge as usize)).sum()
-    };
-    let longest_ms = |gauge: Gauge| {
-        let longest = of_role(Role::Engine).map(|(_, page)| Health::word(page, gauge as usize)).max();
-        longest.unwrap_or(0) as f64 / 1e6
-    };
-    let launcher = |gauge: LauncherGauge| {
-        of_role(Role::Launcher).next().map_or(0, |(_, page)| Health::word(page, gauge as usize))
-    };
-    let load = Sample::of(&app.health, now_ns);
+pub(crate) fn page(view: &View<'_>) -> Value {
+    let View { health, metrics, constants, slots, now_ns, .. } = view;
+    let problems = health.problems(&slots.down, *now_ns);
+    let sum = |gauge| view.sum(Role::Engine, gauge);
+    let longest_ms = |gauge| view.longest_ns(gauge) as f64 / 1e6;
+    let load = Sample::of(health, *now_ns);
     let roles: Vec<Value> =
-        app.health.pages.iter().map(|(peer, page)| role(*peer, page, &down, now_ns)).collect();
+        health.pages.iter().map(|(peer, page)| role(*peer, page, &slots.down, *now_ns)).collect();
     json!({
-        "frontend": ledger.frontend(),
-        "model": app.limits.model,
+        "frontend": constants.frontend,
+        "model": constants.model,
         "version": env!("CARGO_PKG_VERSION"),
-        "max_model_len": app.limits.max_model_len,
-        "monotonic_s": now_ns as f64 / 1e9,
-        "started_unix_s": app.started_unix_s,
+        "max_model_len": constants.max_model_len,
+        "monotonic_s": *now_ns as f64 / 1e9,
+        "started_unix_s": constants.started_unix_s,
         "status": if problems.is_empty() { "ok" } else { "unhealthy" },
-        "draining": ledger.draining(),
+        "draining": slots.draining,
         "problems": problems,
         "roles": roles,
         "requests": {
@@ -50,9 +40,9 @@ pub(crate) fn page(app: &App, now_ns: u64) -> Value {
             "resumed": metrics.resumptions.get(),
             "quarantined": metrics.quarantined.get(),
         },
-        "slots": {"used": ledger.slots_used(), "total": ledger.slots_total()},
+        "slots": {"used": slots.used, "total": slots.total},
         "kv_blocks": {"used": load.kv_blocks_used, "cached": sum(Gauge::KvBlocksCached), "total": load.kv_blocks,
-                      "tokens_each": app.settings.block_size},
+                      "tokens_each": constants.block_size},
         "tokens": {"prompt": load.prompt_tokens, "generated": load.generated_tokens},
         "prefix_cache": {"queried": sum(Gauge::PrefixQueryTokens), "found": sum(Gauge::PrefixHitTokens)},
         "steps": {"count": sum(Gauge::Steps), "last_ms": longest_ms(Gauge::LastStepNs)},
@@ -60,9 +50,9 @@ pub(crate) fn page(app: &App, now_ns: u64) -> Value {
         "first_tokens": buckets(&metrics.first_token),
         "interruptions": buckets(&metrics.interruption),
         "connections": metrics.connections.get().saturating_sub(metrics.connections_closed.get()),
-        "restarts": launcher(LauncherGauge::Restarts),
-        "spare_engines": launcher(LauncherGauge::SpareEngines),
-        "incidents": metrics.incidents.shown(now_ns),
+        "restarts": view.launcher(LauncherGauge::Restarts),
+        "spare_engines": view.launcher(LauncherGauge::SpareEngines),
+        "incidents": metrics.incidents.shown(*now_ns),
     })
 }
 

@@ -2,10 +2,10 @@
 //!
 //! [`Load`] is pure: samples go in, rates come out. The reactor puts them in; [`super::orca`] and [`loads`] read.
 
-use crate::http::app::App;
 use crate::limits::{LOAD_SAMPLE_PERIOD, LOAD_WINDOW};
 use crate::observe::health::Health;
-use pinion_os::clock;
+use crate::observe::metrics::Metrics;
+use crate::observe::view::View;
 use pinion_protocol::Role;
 use pinion_protocol::status::Gauge;
 use pinion_shm::page::Page;
@@ -27,9 +27,9 @@ pub struct Sample {
 
 impl Sample {
     /// The counts now.
-    pub fn of(app: &App, at_ns: u64) -> Sample {
-        let (answered, failed) = app.metrics.answered_and_failed();
-        let generated = engines(&app.health).map(|(_, page)| word(page, Gauge::GeneratedTokens)).collect();
+    pub fn of(metrics: &Metrics, health: &Health, at_ns: u64) -> Sample {
+        let (answered, failed) = metrics.answered_and_failed();
+        let generated = engines(health).map(|(_, page)| word(page, Gauge::GeneratedTokens)).collect();
         Sample { at_ns, answered, failed, generated }
     }
 }
@@ -141,11 +141,11 @@ pub(crate) fn rounded(value: f64) -> f64 {
 }
 
 /// `GET /v1/loads`: SGLang's form. `num_waiting_uncached_tokens` is not known here and is left out.
-pub(crate) fn loads(app: &App, unix_s: u64) -> Value {
-    let rates = app.load.borrow().rates(&Sample::of(app, clock::now_ns()));
-    let (block_size, places) = (u64::from(app.settings.block_size), u64::from(app.settings.running_max));
-    let loads: Vec<Value> = engines(&app.health)
-        .zip(rates.generated)
+pub(crate) fn loads(view: &View<'_>, rates: &Rates, unix_s: u64) -> Value {
+    let constants = &view.constants;
+    let (block_size, places) = (u64::from(constants.block_size), u64::from(constants.running_max));
+    let loads: Vec<Value> = engines(view.health)
+        .zip(&rates.generated)
         .map(|((index, page), generated)| {
             let engine = Engine::of(page);
             let queried = word(page, Gauge::PrefixQueryTokens).max(1) as f64;
@@ -157,7 +157,7 @@ pub(crate) fn loads(app: &App, unix_s: u64) -> Value {
                 "num_used_tokens": engine.blocks_used * block_size,
                 "max_total_num_tokens": engine.blocks_total * block_size,
                 "token_usage": rounded(engine.kv_share()),
-                "gen_throughput": rounded(generated),
+                "gen_throughput": rounded(*generated),
                 "cache_hit_rate": rounded(word(page, Gauge::PrefixHitTokens) as f64 / queried),
                 "utilization": rounded(engine.utilization(places)),
                 "max_running_requests": places,

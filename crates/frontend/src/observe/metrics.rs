@@ -3,8 +3,8 @@
 //! The text page of `/metrics`, with what the other processes' status pages say, is made in
 //! [`crate::observe::exposition`]. Labels are closed enums, so no client can make a new series.
 
-use crate::http::routes::Route;
 use crate::observe::incidents::Incidents;
+use crate::route::Route;
 use pinion_protocol::FaultCode;
 use pinion_protocol::names::Part;
 use std::cell::Cell;

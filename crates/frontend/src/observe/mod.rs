@@ -11,3 +11,4 @@ pub(crate) mod slow;
 pub mod stats;
 pub mod timeline;
 pub(crate) mod trace;
+pub(crate) mod view;

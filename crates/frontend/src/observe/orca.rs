@@ -2,12 +2,11 @@
 //! other balancers that weigh replicas by it. A request asks for it with `endpoint-load-metrics-format: TEXT` or
 //! `JSON`.
 
-use crate::http::app::App;
-use crate::http::routes::Route;
-use crate::observe::load::{Engine, Rates, Sample, rounded};
+use crate::observe::health::Health;
+use crate::observe::load::{Engine, Rates, rounded};
+use crate::route::Route;
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
-use pinion_os::clock;
 
 const QUESTION: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 /// The field that carries the report.
@@ -30,11 +29,9 @@ pub(crate) fn asked(route: Route, headers: &HeaderMap) -> Option<Form> {
     }
 }
 
-/// The report of this moment.
-pub(crate) fn report(app: &App, form: Form) -> Option<HeaderValue> {
-    let rates = app.load.borrow().rates(&Sample::of(app, clock::now_ns()));
-    let places = u64::from(app.settings.running_max);
-    HeaderValue::try_from(written(form, Engine::all(&app.health), places, &rates)).ok()
+/// The report of this moment. `places` is the number of requests that the engines run at a time.
+pub(crate) fn report(health: &Health, rates: &Rates, places: u64, form: Form) -> Option<HeaderValue> {
+    HeaderValue::try_from(written(form, Engine::all(health), places, rates)).ok()
 }
 
 /// Envoy ignores a report without `TEXT` or `JSON` in front, and one whose utilization or rate is 0. The answer itself

@@ -5,7 +5,7 @@
 //! that the parts always add up to the whole. Shown as `timings` ([`Timings`]), as a `Server-Timing` field, in the
 //! histograms of `/metrics` and on `/debug/slow` ([`crate::observe::slow`]).
 
-use crate::requests::request::Facts;
+use pinion_protocol::RequestId;
 use pinion_protocol::names::{Counter, Part, Stage};
 use pinion_protocol::spans::{SpanName, request_word};
 use pinion_shm::slots::Slot;
@@ -105,9 +105,9 @@ impl Timeline {
         self.counters[counter as usize]
     }
 
-    /// Keeps the parts as spans. The detail says which process had the request, so that a trace can join its parts to
-    /// what those did.
-    pub(crate) fn record(&self, recorder: &Recorder, facts: &Facts, detokenizers: u16) {
+    /// Keeps the parts as spans. The detail says which `tokenizer` and `detokenizer` had the request, so that a trace
+    /// can join its parts to what those did.
+    pub(crate) fn record(&self, recorder: &Recorder, id: RequestId, tokenizer: u16, detokenizer: u16) {
         if !recorder.records() {
             return;
         }
@@ -115,8 +115,8 @@ impl Timeline {
         for part in Part::ALL {
             let end_ns = begin_ns + self.part_ns(part);
             let detail = match part {
-                Part::Tokenize => u64::from(facts.tokenizer),
-                Part::Detokenize => u64::from(facts.id.detokenizer(detokenizers)),
+                Part::Tokenize => u64::from(tokenizer),
+                Part::Detokenize => u64::from(detokenizer),
                 Part::Write => self.total_ns,
                 Part::Admission
                 | Part::TokenizerQueue
@@ -125,7 +125,7 @@ impl Timeline {
                 | Part::Prefill
                 | Part::Decode => 0,
             };
-            let arguments = [request_word(facts.id), detail];
+            let arguments = [request_word(id), detail];
             recorder.record(SpanName::Request(part), begin_ns, end_ns, arguments);
             begin_ns = end_ns;
         }

@@ -7,10 +7,9 @@
 
 mod events;
 
-use crate::http::app::App;
 use bytes::Bytes;
 use events::Events;
-use pinion_protocol::Fault;
+use pinion_protocol::{Fault, Peer};
 use pinion_shm::region::Region;
 use pinion_shm::spans::SpanReader;
 use std::future::Future;
@@ -50,14 +49,14 @@ enum Stage {
 
 impl Trace {
     /// The next `seconds`; without any, what the rings still hold.
-    pub(crate) fn new(app: &App, seconds: u64) -> Trace {
+    pub(crate) fn new(spans: &[(Peer, u16, Region)], seconds: u64) -> Trace {
         let open = if seconds == 0 { SpanReader::from_oldest } else { SpanReader::from_now };
         let source = |(peer, track, ring): &(_, u16, Region)| {
             let reader = open(ring.clone())?;
             Some(Source { reader, place: events::Place::new(*peer, *track) })
         };
         Trace {
-            sources: app.spans.iter().filter_map(source).collect(),
+            sources: spans.iter().filter_map(source).collect(),
             events: Events::default(),
             until: Instant::now() + Duration::from_secs(seconds),
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),

@@ -1,6 +1,6 @@
 //! Bodies to copy, for `/openapi.json` and `/docs`. Tests send each of them through admission.
 
-use crate::http::routes::Route;
+use crate::route::Route;
 
 /// A request body and what it shows.
 pub(super) struct Example {

@@ -4,15 +4,14 @@
 //! `base.json`. Nothing here decides what passes: that is [`crate::admission`], against which the table is tested.
 
 mod examples;
-mod fields;
 mod page;
 mod words;
 
-use crate::admission::{Api, Limits};
+use crate::admission::{Api, Limits, fields};
 use crate::answers::errors::Dialect;
-use crate::http::pages;
-use crate::http::routes::Route;
 use crate::limits::INPUT_ITEMS_MAX;
+use crate::route::Route;
+use crate::ui;
 use serde_json::{Map, Value, json};
 
 const BASE: &str = include_str!("base.json");
@@ -209,7 +208,7 @@ fn parameters(route: Route) -> Vec<Value> {
         }
         Route::PageFile => {
             let names: Vec<&str> =
-                pages::FILES.iter().filter_map(|file| file.path.strip_prefix("/ui/")).collect();
+                ui::FILES.iter().filter_map(|file| file.path.strip_prefix("/ui/")).collect();
             vec![json!({"name": "file", "in": "path", "required": true, "schema": {"enum": names}})]
         }
         _ => Vec::new(),
@@ -231,11 +230,6 @@ fn request_schema(api: Api) -> Value {
 
 fn named_routes() -> impl Iterator<Item = Route> {
     Route::ALL.into_iter().filter(|route| *route != Route::Unknown)
-}
-
-/// Names of the fields that are read on one API.
-pub(crate) fn field_names(api: Api) -> impl Iterator<Item = &'static str> {
-    fields::read_on(api).map(|field| field.name)
 }
 
 /// The document.

@@ -3,7 +3,7 @@
 
 use super::words::{members, resolved, words};
 use super::{examples, named_routes, tag};
-use crate::http::routes::Route;
+use crate::route::Route;
 use serde_json::Value;
 use std::fmt::Write;
 

@@ -11,13 +11,13 @@ mod losses;
 mod recovery;
 mod report;
 
-use crate::http::routes::Route;
 use crate::limits::{LAST_TEXT_GRACE, RESTART_PAUSE_MAX};
 use crate::observe::metrics::Metrics;
 use crate::observe::slow::SlowLog;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::outgoing::{Job, Outgoing, Outlet};
 use crate::requests::request::{Beginning, Facts, Form, Next, Outcome, Request};
+use crate::route::Route;
 use pinion_config::Lifecycle;
 use pinion_os::clock::Clock;
 use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Reject, deltas, kind};

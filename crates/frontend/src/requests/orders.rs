@@ -3,13 +3,8 @@
 //! The launcher has them carried out by the roles that they concern; [`pinion_protocol::control::Admin`] lists them.
 //! A client waits for one at most [`crate::limits::ORDER_TIMEOUT`], and at most [`ORDERS_MAX`] wait at a time.
 
-use crate::answers::errors::Refusal;
-use crate::http::app::App;
-use crate::http::body::AnswerBody;
-use crate::http::routes::whole;
 use crate::limits::ORDERS_MAX;
 use crate::requests::outgoing::Outlet;
-use hyper::{Response, StatusCode};
 use pinion_os::clock;
 use pinion_protocol::control::{Admin, AdminOutcome};
 use pinion_protocol::{Fault, FaultCode};
@@ -42,7 +37,7 @@ impl Orders {
     }
 
     /// Has one carried out.
-    async fn give(&self, admin: Admin) -> Result<(), Fault> {
+    pub(crate) async fn give(&self, admin: Admin) -> Result<(), Fault> {
         if self.waiting.borrow().len() >= ORDERS_MAX {
             let message = format!("{ORDERS_MAX} administrative requests are under way");
             return Err(Fault::new(FaultCode::TooManyRequests, message));
@@ -75,10 +70,4 @@ impl Drop for Entry<'_> {
     fn drop(&mut self) {
         self.orders.waiting.borrow_mut().remove(&self.number);
     }
-}
-
-/// An admin route. The request's body, if it has one, says nothing that we need.
-pub(crate) async fn serve(app: &App, admin: Admin) -> Result<Response<AnswerBody>, Refusal> {
-    app.orders.give(admin).await?;
-    Ok(whole(StatusCode::OK, "text/plain; charset=utf-8", AnswerBody::Whole(Vec::new().into(), Vec::new())))
 }

@@ -4,6 +4,7 @@
 
 mod exceptions;
 mod fences;
+mod folders;
 mod generated;
 mod links;
 mod manifests;
@@ -131,6 +132,7 @@ const RULES: &[Rule] = &[
     fences::environment,
     manifests::torch,
     manifests::direction,
+    folders::direction,
     paths::machine_paths,
     reach::dead_files,
     generated::configuration,

@@ -112,7 +112,7 @@ fn children(file: &File, owns_folder: bool) -> Vec<Reached> {
 }
 
 /// Names and bodies of `mod name { ... }`, outer ones first.
-fn inline_modules(code: &str) -> Vec<(&str, Range<usize>)> {
+pub(super) fn inline_modules(code: &str) -> Vec<(&str, Range<usize>)> {
     let marks = word_offsets(code, "mod").map(|at| (leading_word(&code[at + 3..]), at));
     marks.filter_map(|(name, at)| Some((name, body_of(code, at)?))).collect()
 }

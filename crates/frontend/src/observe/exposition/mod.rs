@@ -9,12 +9,8 @@
 mod own;
 mod vllm;
 
-use crate::http::app::App;
-use crate::observe::health::Health;
 use crate::observe::metrics::Histogram;
-use pinion_protocol::status::Gauge;
-use pinion_protocol::{Peer, Role};
-use pinion_shm::page::Page;
+use crate::observe::view::View;
 use std::fmt::{Display, Write};
 
 /// Content type of the page.
@@ -45,35 +41,6 @@ struct Family {
     help: &'static str,
     labels: &'static [&'static str],
     write: fn(&View<'_>, &mut Series<'_>),
-}
-
-/// What the page is made from.
-struct View<'a> {
-    app: &'a App,
-    now_ns: u64,
-}
-
-impl<'a> View<'a> {
-    /// The status pages of one role's processes.
-    fn pages(&self, role: Role) -> impl Iterator<Item = (Peer, &'a Page)> + 'a {
-        let of_role = self.app.health.pages.iter().filter(move |(peer, _)| peer.role == role);
-        of_role.map(|(peer, page)| (*peer, page))
-    }
-
-    /// The pages of all roles but the launcher.
-    fn role_pages(&self) -> impl Iterator<Item = (Peer, &'a Page)> + 'a {
-        let spawned = self.app.health.pages.iter().filter(|(peer, _)| peer.role != Role::Launcher);
-        spawned.map(|(peer, page)| (*peer, page))
-    }
-
-    /// A gauge summed over a role's processes.
-    fn sum(&self, role: Role, gauge: Gauge) -> u64 {
-        self.pages(role).map(|(_, page)| Health::word(page, gauge as usize)).sum()
-    }
-
-    fn launcher_page(&self) -> Option<&'a Page> {
-        self.pages(Role::Launcher).next().map(|(_, page)| page)
-    }
 }
 
 /// Writes the series of one family.
@@ -157,14 +124,13 @@ const LOAD: &[&str] = &[
 ];
 
 /// Renders the page.
-pub(crate) fn render(app: &App, extent: Extent, now_ns: u64) -> String {
-    let view = View { app, now_ns };
+pub(crate) fn render(view: &View<'_>, extent: Extent) -> String {
     let mut out = String::with_capacity(if extent == Extent::Whole { 32 << 10 } else { 2 << 10 });
-    let compatible: &[Family] = if app.settings.vllm_metrics { vllm::FAMILIES } else { &[] };
+    let compatible: &[Family] = if view.constants.vllm_metrics { vllm::FAMILIES } else { &[] };
     for family in own::FAMILIES.iter().chain(compatible).filter(|family| extent.has(family.name)) {
         let Family { name, kind, help, .. } = family;
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
-        (family.write)(&view, &mut Series { out: &mut out, family });
+        (family.write)(view, &mut Series { out: &mut out, family });
     }
     out
 }

@@ -23,52 +23,52 @@ const fn plain(
 #[rustfmt::skip]
 pub(super) const FAMILIES: &[Family] = &[
     plain("pinion_request_slots_used", Gauge, "Request slots of this frontend in use.",
-        |view, series| series.put(&[], view.app.ledger.borrow().slots_used())),
+        |view, series| series.put(&[], view.slots.used)),
     plain("pinion_request_slots_limit", Gauge, "Request slots of this frontend.",
-        |view, series| series.put(&[], view.app.ledger.borrow().slots_total())),
+        |view, series| series.put(&[], view.slots.total)),
     Family { name: "pinion_http_responses_total", kind: Counter, help: "HTTP responses by route and status class.",
         labels: &["route", "class"],
-        write: |view, series| for (route, class, count) in view.app.metrics.responses() {
+        write: |view, series| for (route, class, count) in view.metrics.responses() {
             series.put(&[&route.name(), &format_args!("{class}xx")], count);
         } },
     Family { name: "pinion_http_errors_total", kind: Counter, help: "HTTP responses that were errors, by blame.",
         labels: &["blame"], write: errors_by_blame },
     Family { name: "pinion_requests_finished_total", kind: Counter, help: "Accepted requests by how they ended.",
         labels: &["reason"],
-        write: |view, series| for (reason, count) in view.app.metrics.ends() {
+        write: |view, series| for (reason, count) in view.metrics.ends() {
             series.put(&[&reason.name()], count);
         } },
     plain("pinion_prompt_tokens_total", Counter, "Prompt tokens of ended requests.",
-        |view, series| series.put(&[], view.app.metrics.prompt_tokens.get())),
+        |view, series| series.put(&[], view.metrics.prompt_tokens.get())),
     plain("pinion_generation_tokens_total", Counter, "Generated tokens of ended requests.",
-        |view, series| series.put(&[], view.app.metrics.generated_tokens.get())),
+        |view, series| series.put(&[], view.metrics.generated_tokens.get())),
     plain("pinion_time_to_first_token_seconds", Histogram, "From the parsed head to the first token at the frontend.",
-        |view, series| series.histogram(&[], &view.app.metrics.first_token)),
+        |view, series| series.histogram(&[], &view.metrics.first_token)),
     plain("pinion_inter_token_latency_seconds", Histogram, "Between two tokens of a request, at the frontend.",
-        |view, series| series.histogram(&[], &view.app.metrics.token_gap)),
+        |view, series| series.histogram(&[], &view.metrics.token_gap)),
     plain("pinion_e2e_request_latency_seconds", Histogram, "From the parsed head to the last bytes of the answer.",
-        |view, series| series.histogram(&[], &view.app.metrics.end_to_end)),
+        |view, series| series.histogram(&[], &view.metrics.end_to_end)),
     Family { name: "pinion_stage_seconds", kind: Histogram,
         help: "Where the time of completed generations went; the stages of a request add up to its latency.",
         labels: &["stage"],
-        write: |view, series| for (part, histogram) in Part::ALL.iter().zip(&view.app.metrics.parts) {
+        write: |view, series| for (part, histogram) in Part::ALL.iter().zip(&view.metrics.parts) {
             series.histogram(&[&part.name()], histogram);
         } },
     plain("pinion_connections_open", Gauge, "Open client connections.",
         |view, series| {
-            let metrics = &view.app.metrics;
+            let metrics = &view.metrics;
             series.put(&[], metrics.connections.get().saturating_sub(metrics.connections_closed.get()));
         }),
     plain("pinion_connections_total", Counter, "Client connections accepted.",
-        |view, series| series.put(&[], view.app.metrics.connections.get())),
+        |view, series| series.put(&[], view.metrics.connections.get())),
     plain("pinion_connections_displaced_total", Counter, "Idle client connections closed to make room for new ones.",
-        |view, series| series.put(&[], view.app.metrics.connections_displaced.get())),
+        |view, series| series.put(&[], view.metrics.connections_displaced.get())),
     plain("pinion_connections_refused_total", Counter, "New client connections answered 503 because there was no room.",
-        |view, series| series.put(&[], view.app.metrics.connections_refused.get())),
+        |view, series| series.put(&[], view.metrics.connections_refused.get())),
     plain("pinion_accept_errors_total", Counter, "Failures of accept.",
-        |view, series| series.put(&[], view.app.metrics.accept_errors.get())),
+        |view, series| series.put(&[], view.metrics.accept_errors.get())),
     plain("pinion_connection_timeouts_total", Counter, "Connections dropped because reading or writing took too long.",
-        |view, series| series.put(&[], view.app.metrics.timeouts.get())),
+        |view, series| series.put(&[], view.metrics.timeouts.get())),
 
     plain("pinion_kv_blocks_used", Gauge, "KV blocks held by requests.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::KvBlocksUsed))),
@@ -115,13 +115,10 @@ pub(super) const FAMILIES: &[Family] = &[
     Family { name: "pinion_ring_capacity_bytes", kind: Gauge, help: "Capacity of a ring.", labels: &["edge"],
         write: |view, series| rings(view, series, 1) },
     plain("pinion_restarts_total", Counter, "Role processes restarted.",
-        |view, series| {
-            let restarts = |page| Health::word(page, LauncherGauge::Restarts as usize);
-            series.put(&[], view.launcher_page().map_or(0, restarts));
-        }),
+        |view, series| series.put(&[], view.launcher(LauncherGauge::Restarts))),
     Family { name: "pinion_log_lines_dropped_total", kind: Counter,
         help: "Log lines dropped because standard error was not read in time or could not be written.", labels: &["process"],
-        write: |view, series| for (peer, dropped, _) in view.app.health.logs() {
+        write: |view, series| for (peer, dropped, _) in view.health.logs() {
             series.put(&[&peer], dropped);
         } },
     plain("pinion_recordings_ended", Gauge,
@@ -129,30 +126,21 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| series.put(&[], view.sum(Role::Engine, Word::RecordingEnded))),
     plain("pinion_corrupt_edges_total", Counter,
         "Rings between two roles that were corrupt; one end of each was restarted.",
-        |view, series| {
-            let corrupt = |page| Health::word(page, LauncherGauge::CorruptEdges as usize);
-            series.put(&[], view.launcher_page().map_or(0, corrupt));
-        }),
+        |view, series| series.put(&[], view.launcher(LauncherGauge::CorruptEdges))),
     plain("pinion_mended_headers_total", Counter,
         "Headers of shared regions that were overwritten and that the launcher wrote again.",
-        |view, series| {
-            let mended = |page| Health::word(page, LauncherGauge::MendedHeaders as usize);
-            series.put(&[], view.launcher_page().map_or(0, mended));
-        }),
+        |view, series| series.put(&[], view.launcher(LauncherGauge::MendedHeaders))),
     plain("pinion_spare_engines", Gauge, "Engine processes that wait to take the place of one that dies.",
-        |view, series| {
-            let spares = |page| Health::word(page, LauncherGauge::SpareEngines as usize);
-            series.put(&[], view.launcher_page().map_or(0, spares));
-        }),
+        |view, series| series.put(&[], view.launcher(LauncherGauge::SpareEngines))),
     plain("pinion_ignored_fields_total", Counter, "Unknown fields of generation requests.",
-        |view, series| series.put(&[], view.app.metrics.ignored_fields.get())),
+        |view, series| series.put(&[], view.metrics.ignored_fields.get())),
     plain("pinion_resumed_requests_total", Counter, "Times that a request went on after a role had died.",
-        |view, series| series.put(&[], view.app.metrics.resumptions.get())),
+        |view, series| series.put(&[], view.metrics.resumptions.get())),
     plain("pinion_quarantined_requests_total", Counter,
         "Requests that were given up because role after role died while working on them.",
-        |view, series| series.put(&[], view.app.metrics.quarantined.get())),
+        |view, series| series.put(&[], view.metrics.quarantined.get())),
     plain("pinion_interruption_seconds", Histogram, "From the death of a role to the next token of a request that it held.",
-        |view, series| series.histogram(&[], &view.app.metrics.interruption)),
+        |view, series| series.histogram(&[], &view.metrics.interruption)),
     Family { name: "pinion_role_phase", kind: Gauge, help: "1 for the phase that a role is in.",
         labels: &["role", "phase"], write: phases },
     Family { name: "pinion_device_memory_bytes", kind: Gauge,
@@ -187,19 +175,18 @@ pub(super) const FAMILIES: &[Family] = &[
 
 fn errors_by_blame(view: &View<'_>, series: &mut Series<'_>) {
     for (blame, class) in [("client", 4), ("server", 5)] {
-        let of_class = view.app.metrics.responses().filter(|(_, c, _)| *c == class);
+        let of_class = view.metrics.responses().filter(|(_, c, _)| *c == class);
         series.put(&[&blame], of_class.map(|(_, _, count)| count).sum::<u64>());
     }
 }
 
 fn longest(view: &View<'_>, series: &mut Series<'_>, word: Word) {
-    let ns = view.pages(Role::Engine).map(|(_, page)| Health::word(page, word as usize)).max().unwrap_or(0);
-    series.put(&[], ns as f64 / 1e9);
+    series.put(&[], view.longest_ns(word) as f64 / 1e9);
 }
 
 fn rings(view: &View<'_>, series: &mut Series<'_>, offset: usize) {
     let Some(page) = view.launcher_page() else { return };
-    for (index, edge) in view.app.topology.edges.iter().enumerate() {
+    for (index, edge) in view.topology.edges.iter().enumerate() {
         let value = Health::word(page, EDGE_WORDS + 2 * index + offset);
         series.put(&[&format_args!("{}->{}", edge.from, edge.to)], value);
     }

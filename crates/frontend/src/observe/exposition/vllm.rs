@@ -34,9 +34,9 @@ pub(super) const FAMILIES: &[Family] = &[
     Family { name: "vllm:cache_config_info", kind: Gauge, help: "Information of the KV cache's configuration.",
         labels: &["block_size", "num_gpu_blocks", "engine"],
         write: |view, series| {
-            let settings = &view.app.settings;
+            let constants = &view.constants;
             for (peer, _) in view.pages(Role::Engine) {
-                series.put(&[&settings.block_size, &settings.kv_blocks, &peer.index], 1);
+                series.put(&[&constants.block_size, &constants.kv_blocks, &peer.index], 1);
             }
         } },
     family("vllm:prefix_cache_queries_total", Counter, "Prefix cache queries, in terms of number of queried tokens.",
@@ -54,14 +54,14 @@ pub(super) const FAMILIES: &[Family] = &[
         labels: &["model_name", "engine", "reason"],
         write: |view, series| for (peer, page) in view.pages(Role::Engine) {
             for (reason, word) in [("capacity", Word::RequestsWaiting), ("deferred", Word::RequestsDeferred)] {
-                series.put(&[&view.app.limits.model, &peer.index, &reason], Health::word(page, word as usize));
+                series.put(&[&view.constants.model, &peer.index, &reason], Health::word(page, word as usize));
             }
         } },
     Family { name: "vllm:engine_sleep_state", kind: Gauge, help: "1 for the state that the engine is in; it never sleeps.",
         labels: &["model_name", "engine", "sleep_state"],
         write: |view, series| for (peer, _) in view.pages(Role::Engine) {
             for state in ["awake", "weights_offloaded", "discard_all"] {
-                series.put(&[&view.app.limits.model, &peer.index, &state], u8::from(state == "awake"));
+                series.put(&[&view.constants.model, &peer.index, &state], u8::from(state == "awake"));
             }
         } },
     family("vllm:num_preemptions_total", Counter, "Cumulative number of preemptions from the engine.",
@@ -104,7 +104,7 @@ pub(super) const FAMILIES: &[Family] = &[
 /// One series per engine, from its status page.
 fn engines(view: &View<'_>, series: &mut Series<'_>, value: fn(&pinion_shm::page::Page) -> f64) {
     for (peer, page) in view.pages(Role::Engine) {
-        series.put(&[&view.app.limits.model, &peer.index], value(page));
+        series.put(&[&view.constants.model, &peer.index], value(page));
     }
 }
 
@@ -116,7 +116,7 @@ fn kv_share(page: &pinion_shm::page::Page) -> f64 {
 
 /// What this process counted; there is one engine.
 fn number(view: &View<'_>, series: &mut Series<'_>, value: fn(&Metrics) -> u64) {
-    series.put(&[&view.app.limits.model, &0], value(&view.app.metrics));
+    series.put(&[&view.constants.model, &0], value(view.metrics));
 }
 
 fn histogram(
@@ -124,7 +124,7 @@ fn histogram(
     series: &mut Series<'_>,
     of: fn(&Metrics) -> &crate::observe::metrics::Histogram,
 ) {
-    series.histogram(&[&view.app.limits.model, &0], of(&view.app.metrics));
+    series.histogram(&[&view.constants.model, &0], of(view.metrics));
 }
 
 /// vLLM's reasons; what ended before it began (refused, overload) is not a finished request there.
@@ -135,6 +135,6 @@ fn finished(view: &View<'_>, series: &mut Series<'_>) {
         ("abort", &[EndReason::Disconnected, EndReason::SlowReader, EndReason::Withdrawn]),
         ("error", &[EndReason::Engine, EndReason::Internal]),
     ] {
-        series.put(&[&view.app.limits.model, &0, &name], view.app.metrics.generations(reasons));
+        series.put(&[&view.constants.model, &0, &name], view.metrics.generations(reasons));
     }
 }

@@ -2,11 +2,11 @@
 
 use super::{Entry, Ledger};
 use crate::answers::openai::Ending;
-use crate::http::app::unix_s;
 use crate::observe::metrics::{EndReason, Life};
 use crate::observe::slow::Slow;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::request::Outcome;
+use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
 
 impl Ledger {
@@ -68,13 +68,15 @@ impl Ledger {
             "request"
         );
         if request.facts.route.generates() {
-            timeline.record(&self.setup.recorder, &request.facts, self.setup.detokenizers);
+            let facts = &request.facts;
+            let detokenizer = facts.id.detokenizer(self.setup.detokenizers);
+            timeline.record(&self.setup.recorder, facts.id, facts.tokenizer, detokenizer);
             self.slow.look(&timeline, now_ns, || Slow {
                 label: request.facts.label.clone(),
                 id: entry.id,
                 route: request.facts.route.name(),
                 reason: reason.name(),
-                ended_unix_s: unix_s(),
+                ended_unix_s: clock::unix_s(),
                 timeline,
             });
         }

@@ -17,7 +17,7 @@ const GENERATE: &[Api] = &[Api::Generate];
 
 /// The values that pass, besides null.
 #[derive(Clone, Copy)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     Boolean,
     Integer {
         min: i128,
@@ -40,12 +40,12 @@ pub(super) enum Shape {
 
 /// One field.
 #[derive(Clone, Copy)]
-pub(super) struct Field {
-    pub(super) name: &'static str,
-    pub(super) apis: &'static [Api],
-    pub(super) required: bool,
-    pub(super) shape: Shape,
-    pub(super) meaning: &'static str,
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) apis: &'static [Api],
+    pub(crate) required: bool,
+    pub(crate) shape: Shape,
+    pub(crate) meaning: &'static str,
 }
 
 const fn field(name: &'static str, apis: &'static [Api], shape: Shape, meaning: &'static str) -> Field {
@@ -110,7 +110,7 @@ const EFFORT: &str = r#"{"enum": ["none", "minimal", "low", "medium", "high", "x
 
 /// The table, in the order of the documentation.
 #[rustfmt::skip]
-pub(super) const FIELDS: &[Field] = &[
+pub(crate) const FIELDS: &[Field] = &[
     field("model", ALL, Shape::Schema(r##"{"$ref": "#/components/schemas/ModelName"}"##), "The served name; may be left out."),
     Field { required: true, ..field("prompt", COMPLETIONS, Shape::Schema(PROMPTS), "What to continue: text or token ids, or a list of them.") },
     Field { required: true, ..field("prompt", GENERATE, Shape::Schema(ONE_PROMPT), "What to continue: text or token ids.") },
@@ -210,7 +210,7 @@ pub(super) const FIELDS: &[Field] = &[
 
 impl Shape {
     /// The JSON schema, null included.
-    pub(super) fn schema(&self) -> Value {
+    pub(crate) fn schema(&self) -> Value {
         match *self {
             Shape::Boolean => json!({"type": ["boolean", "null"]}),
             Shape::Integer { min, max } => {
@@ -243,12 +243,17 @@ fn parsed(text: &str) -> Value {
 }
 
 /// The fields that are read on one API.
-pub(super) fn read_on(api: Api) -> impl Iterator<Item = &'static Field> {
+pub(crate) fn read_on(api: Api) -> impl Iterator<Item = &'static Field> {
     FIELDS.iter().filter(move |field| field.apis.contains(&api))
 }
 
+/// Their names.
+pub(crate) fn names_on(api: Api) -> impl Iterator<Item = &'static str> {
+    read_on(api).map(|field| field.name)
+}
+
 /// All fields of one API, with those of other servers that are refused.
-pub(super) fn of(api: Api) -> impl Iterator<Item = Field> {
+pub(crate) fn of(api: Api) -> impl Iterator<Item = Field> {
     let refused =
         |refused: &Refused| field(refused.name, ALL, Shape::Neutral(refused.neutral), refused.instead);
     read_on(api).copied().chain(REFUSED.iter().map(refused))
