@@ -1,27 +1,23 @@
-//! Repeatable random numbers: SplitMix64, and the distributions that arrivals need. The same seed gives the same
-//! workload on every machine and in every version of this tool, so no library's stream may stand behind it.
+//! The distributions that arrivals need. The same seed gives the same workload on every machine and in every version of
+//! this tool.
 
 /// A seeded source.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(pinion_random::Random);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Random {
-        Random(seed)
+        Random(pinion_random::Random::new(seed))
     }
 
     /// A source of its own for one (seed, stream) pair.
     pub(crate) fn stream(seed: u64, stream: u64) -> Random {
-        let mut outer = Random(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
+        let mut outer = Random::new(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
         Random::new(outer.bits() ^ stream)
     }
 
     pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        self.0.bits()
     }
 
     /// Below `bound`, which is above 0.

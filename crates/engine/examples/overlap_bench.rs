@@ -85,7 +85,7 @@ fn decoding(device: &Device, rows: u16, overlap: bool) -> (Engine, Rig, u32) {
 }
 
 fn ask(rig: &mut Rig, id: RequestId, max_tokens: u32) {
-    let prompt = Random(u64::from(id.slot) << 32 | u64::from(id.generation)).prompt(24);
+    let prompt = Random::new(u64::from(id.slot) << 32 | u64::from(id.generation)).prompt(24);
     let prompt: Vec<u32> = prompt.iter().map(|token| token % 200).collect();
     let sampling = Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
     rig.admit(id, &prompt, prompt.len(), sampling);
@@ -144,7 +144,7 @@ fn main() {
         folder => vec![Device::Torch { folder: folder.into(), threads }],
     };
     println!("{rows} rows; medians of {ROUNDS} rounds, in µs (spread of the rounds' step times in brackets)");
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for device in devices {
         let label = match &device {
             Device::Fake { step_us } => format!("fake, {step_us} µs"),

@@ -29,7 +29,7 @@ fn engine_limits() -> Limits {
 fn decoding(overlap: bool, penalties: bool) -> (Engine, Rig) {
     let sizes = Sizes { limits: engine_limits(), ..rig::small() };
     assert!(sizes.policy.prefix_cache);
-    let (mut engine, mut rig, mut random) = (rig::engine(sizes, overlap), Rig::new(), Random(1));
+    let (mut engine, mut rig, mut random) = (rig::engine(sizes, overlap), Rig::new(), Random::new(1));
     for n in 0..SEQUENCES {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
         // Every fourth prompt is the same, so that blocks are shared and found to be the same while they grow.

@@ -69,7 +69,7 @@ fn mixed(overlap: bool) {
     // A pool so small that requests are preempted all the time.
     let limits = Limits { block_count: 20, ..small().limits };
     let (mut engine, mut rig, mut random) =
-        (engine(Sizes { limits, ..small() }, overlap), Rig::new(), Random(3));
+        (engine(Sizes { limits, ..small() }, overlap), Rig::new(), Random::new(3));
     let mut requests = Vec::new();
     for n in 0..40u16 {
         let id = rig.open(n % 2, n / 2);
@@ -108,7 +108,7 @@ fn mixed(overlap: bool) {
 #[test]
 fn the_fake_takes_the_first_allowed_token_from_its_own_on() {
     for seed in 0..20 {
-        let prompt = Random(seed).prompt(4);
+        let prompt = Random::new(seed).prompt(4);
         let (tokens, _) = alone(&prompt, &constrained("[a-z]{3}"));
         for (index, token) in tokens.iter().enumerate() {
             let wanted = fake_token(&prompt, index as u64, VOCABULARY, Some(EOS));
@@ -129,7 +129,7 @@ fn the_fake_takes_the_first_allowed_token_from_its_own_on() {
 #[test]
 fn a_resumed_text_goes_on_as_it_would_have() {
     for (seed, expression) in EXPRESSIONS.iter().enumerate() {
-        let prompt = Random(seed as u64).prompt(5);
+        let prompt = Random::new(seed as u64).prompt(5);
         let sampling = constrained(expression);
         let (whole, reason) = alone(&prompt, &sampling);
         for cut in 0..=whole.len() {
@@ -149,7 +149,7 @@ fn a_resumed_text_goes_on_as_it_would_have() {
 
 #[test]
 fn a_grammar_decides_the_end() {
-    let prompt = Random(1).prompt(5);
+    let prompt = Random::new(1).prompt(5);
     let base = || constrained("(ab){3}");
     let cases = [
         ("complete", base(), FinishReason::Stop, 6),
@@ -185,7 +185,7 @@ fn a_grammar_decides_the_end() {
     }
     // Where the text may end, the end of sequence is a token like others: some seed draws it.
     let eos = (0..50).any(|seed| {
-        let (tokens, reason) = alone(&Random(seed).prompt(3), &constrained("a*"));
+        let (tokens, reason) = alone(&Random::new(seed).prompt(3), &constrained("a*"));
         reason == FinishReason::Stop && tokens.last() == Some(&EOS)
     });
     assert!(eos, "the end was never drawn");

@@ -31,7 +31,7 @@ fn settle(engine: &mut Engine, rig: &mut Rig) -> u32 {
 /// Greedy and seeded requests that end by length, by the end-of-sequence token and by stop ids; every `penalties`-th
 /// looks at its own output.
 fn workload(seed: u64, penalties: u32) -> Vec<(Vec<u32>, Sampling)> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     (0..40)
         .map(|n| {
             let prompt = (0..1 + random.below(40)).map(|_| random.below(HASHED_VOCABULARY)).collect();

@@ -48,7 +48,7 @@ fn scores_come_once_in_order_and_before_the_tokens() {
 
 fn check_order(overlap: bool) {
     let (mut engine, mut rig) = (engine(small(), overlap), Rig::new());
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     // Longer than a record holds, than a step, and as short as can be.
     for (slot, (len, alternatives, max_tokens)) in
         [(100, 20, 5), (33, 0, 0), (1, 3, 0), (1, 3, 2), (32, 1, 1), (128, 2, 0)].into_iter().enumerate()
@@ -72,7 +72,7 @@ fn company_preemption_and_a_lagging_detokenizer_change_nothing() {
     let mut preemptions = 0;
     for (seed, overlap) in (1..6).flat_map(|seed| [(seed, false), (seed, true)]) {
         let (mut engine, mut rig) = (engine(small(), overlap), Rig::new());
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let common = random.prompt(16);
         let mut all = Vec::new();
         for slot in 0..24u16 {
@@ -118,7 +118,7 @@ fn company_preemption_and_a_lagging_detokenizer_change_nothing() {
 #[test]
 fn a_detokenizer_that_lags_gets_one_score_for_each_row_and_step() {
     let (mut engine, mut rig) = (engine(small(), false), Rig::new());
-    let prompt = Random(3).prompt(40);
+    let prompt = Random::new(3).prompt(40);
     let mut turns = Vec::new();
     for (slot, lag_bytes) in [(0, 0), (1, 128 << 10)] {
         rig.lag_bytes = lag_bytes;

@@ -37,7 +37,7 @@ fn turn(engine: &mut Engine, rig: &mut Rig, tape: &mut Tape) -> Turn {
 
 /// Requests that come little by little, greedy and seeded, some of which are cancelled or stopped at any moment.
 fn record(file: &Path, seed: u64, overlap: bool) {
-    let (mut engine, mut rig, mut random) = (Hashed::engine(overlap), Rig::new(), Random(seed));
+    let (mut engine, mut rig, mut random) = (Hashed::engine(overlap), Rig::new(), Random::new(seed));
     let mut tape = Tape::create(file, &config(), 2).expect("a file of our own");
     let mut ids: Vec<RequestId> = Vec::new();
     for n in 0..40_u32 {

@@ -77,7 +77,7 @@ fn check_logprobs(story: &Story, sampling: &Sampling) {
 fn a_request_gets_the_same_tokens_alone_and_among_others() {
     let mut preemptions = 0;
     for (seed, overlap) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let prompts: Vec<Vec<u32>> = (0..every_kind().len())
             .map(|_| (0..1 + random.below(40)).map(|_| random.below(HASHED_VOCABULARY)).collect())
             .collect();

@@ -14,7 +14,7 @@ use rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 /// took.
 fn run(policy: Policy) -> (Rig, u32) {
     let (mut engine, mut rig, mut random) =
-        (rig::engine(Sizes { policy, ..small() }, false), Rig::new(), Random(3));
+        (rig::engine(Sizes { policy, ..small() }, false), Rig::new(), Random::new(3));
     let common = random.prompt(40);
     let mut expected = Vec::new();
     for n in 0..FRONTENDS * SLOTS {

@@ -48,7 +48,7 @@ fn sixty_four_requests_get_the_oracles_tokens() {
 }
 
 fn check_oracle(overlap: bool) {
-    let (mut engine, mut rig, mut random) = (rig::engine(small(), overlap), Rig::new(), Random(11));
+    let (mut engine, mut rig, mut random) = (rig::engine(small(), overlap), Rig::new(), Random::new(11));
     let mut expected = HashMap::new();
     for n in 0..FRONTENDS * SLOTS {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
@@ -86,7 +86,8 @@ fn leaving_at_any_moment_leaves_nothing_behind() {
 
 fn check_leaving(overlap: bool) {
     for seed in 0..40 {
-        let (mut engine, mut rig, mut random) = (rig::engine(small(), overlap), Rig::new(), Random(seed));
+        let (mut engine, mut rig, mut random) =
+            (rig::engine(small(), overlap), Rig::new(), Random::new(seed));
         let mut open: Vec<(RequestId, Vec<u32>, u32)> = Vec::new();
         let mut closed = Vec::new();
         let mut asked: Vec<(RequestId, FinishReason)> = Vec::new();

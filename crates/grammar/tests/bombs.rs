@@ -10,7 +10,8 @@ mod words;
 use list::bombs;
 use pinion_grammar::{Checker, Next};
 use pinion_protocol::{FaultCode, GrammarKind};
-use words::{Random, draw, grammar, vocabulary, words};
+use pinion_random::Random;
+use words::{draw, grammar, vocabulary, words};
 
 #[test]
 fn a_bomb_is_refused_by_name_or_followed_at_no_great_cost() {
@@ -79,7 +80,7 @@ fn follow_all() {
             continue;
         }
         let Ok(mut matcher) = vocabulary.compile(&grammar) else { panic!("{} passed before", bomb.name) };
-        let (mut bits, mut random) = (Vec::new(), Random(1));
+        let (mut bits, mut random) = (Vec::new(), Random::new(1));
         for _ in 0..60 {
             match matcher.next(&mut bits) {
                 Ok(Next::Tokens) => {}
@@ -93,7 +94,7 @@ fn follow_all() {
         }
     }
     let mut bystander = vocabulary.compile(&grammar(GrammarKind::Regex, "[ab]{3}")).unwrap();
-    let (text, over) = draw(&mut bystander, &words, &mut Random(2), 9, |_, _| {});
+    let (text, over) = draw(&mut bystander, &words, &mut Random::new(2), 9, |_, _| {});
     assert!(over && text.len() == 3);
 }
 

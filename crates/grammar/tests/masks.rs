@@ -7,9 +7,10 @@ mod words;
 
 use pinion_grammar::{MarkIds, Next, Vocabulary, Words};
 use pinion_protocol::{GrammarKind, Reasoning, StopIds};
+use pinion_random::Random;
 use regex::Regex;
 use serde_json::{Value, json};
-use words::{EOS, Random, allowed, draw, grammar, vocabulary, words};
+use words::{EOS, allowed, draw, grammar, vocabulary, words};
 
 const SEEDS: u64 = 12;
 
@@ -145,7 +146,7 @@ fn the_mask_is_what_the_matcher_takes_token_by_token() {
     for (kind, text) in grammars() {
         for seed in 0..SEEDS {
             let mut matcher = compiled(&vocabulary, kind, &text);
-            draw(&mut matcher, &words, &mut Random(seed), 25, |matcher, bits| {
+            draw(&mut matcher, &words, &mut Random::new(seed), 25, |matcher, bits| {
                 for token in 0..words.bytes.len() as u32 {
                     let alone = matcher.allows(token);
                     assert_eq!(allowed(bits, token), alone, "{text}, seed {seed}: token {token}");
@@ -163,7 +164,7 @@ fn what_is_drawn_is_what_the_grammar_describes() {
     let mut ended = 0;
     let mut text_of = |kind, text: &str, seed| {
         let mut matcher = compiled(&vocabulary, kind, text);
-        let (bytes, over) = draw(&mut matcher, &words, &mut Random(seed), 400, |_, _| {});
+        let (bytes, over) = draw(&mut matcher, &words, &mut Random::new(seed), 400, |_, _| {});
         ended += usize::from(over);
         over.then(|| String::from_utf8(bytes).unwrap())
     };

@@ -13,6 +13,7 @@
 use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
 use crate::shaping::Shaping;
 use crate::{Model, ModelInfo, SampleParams, Sampler, WarmUp};
+use pinion_random::mix;
 use std::time::{Duration, Instant};
 
 /// The last stretch of a programmed step time is spun, because a sleep overshoots.
@@ -42,14 +43,6 @@ pub struct FakeShape {
     pub block_size: u32,
     /// KV blocks in the pool.
     pub block_count: u32,
-}
-
-/// SplitMix64's finaliser: a good 64-bit mix.
-fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// Hash of the empty sequence.

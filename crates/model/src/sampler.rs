@@ -7,6 +7,7 @@
 use crate::batch::{RowOutcome, StepOutput};
 use crate::logprobs::Scorer;
 use crate::shaping::{MaskState, Shaper, Shaping, apply_mask};
+use pinion_random::mix;
 
 /// How to sample one token. Mirrors the order of Hugging Face's `LogitsProcessorList` in `generation/utils.py`:
 /// temperature, then top-k, then top-p over what top-k left, then min-p over what top-p left. Penalties and biases come
@@ -324,12 +325,6 @@ pub(crate) fn exp_nonpositive(x: f32) -> f32 {
 
 /// The draw of a token: uniform in \[0, 1), a hash of (seed, position) and nothing else.
 pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
-    let mix = |mut x: u64| {
-        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    };
     let bits = mix(mix(seed) ^ position.wrapping_mul(0xd6e8_feb8_6659_fd93));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }

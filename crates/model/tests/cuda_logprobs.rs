@@ -8,7 +8,7 @@ mod emulated;
 #[path = "cuda_sweeps/logprobs.rs"]
 mod logprobs;
 #[path = "cuda_sweeps/sampling.rs"]
-#[allow(dead_code, reason = "its random numbers are what is used here")]
+#[allow(dead_code, reason = "its logits and parameters are what is used here")]
 mod sampling;
 
 use emulated::{emulated, options, ready};
@@ -18,10 +18,10 @@ use pinion_model::{
     FUTURE_TOKEN, MaskState, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch,
     StepOutput, TokenMask,
 };
-use sampling::Random;
+use pinion_random::Random;
 use std::sync::{Arc, Mutex};
 
-const VOCAB: u64 = 257;
+const VOCAB: usize = 257;
 const ROWS: usize = 5;
 const STEPS: usize = 4;
 /// Held by each test: the device's counts are the process's.
@@ -60,19 +60,17 @@ struct Wishes(Vec<Wish>);
 
 impl Wishes {
     fn random(seed: u64) -> Wishes {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut wish = |_| Wish {
             prompt: (0..4).map(|_| random.below(VOCAB) as u32).collect(),
             output: Vec::new(),
-            penalty: (random.below(2) == 0).then_some([0.6, 1.4][random.below(2) as usize]),
-            bias: (0..random.below(3))
-                .map(|n| (n as u32 * 9, [f32::MIN, 4.0][random.below(2) as usize]))
-                .collect(),
+            penalty: (random.below(2) == 0).then_some([0.6, 1.4][random.below(2)]),
+            bias: (0..random.below(3)).map(|n| (n as u32 * 9, [f32::MIN, 4.0][random.below(2)])).collect(),
             mask: None,
             sample: SampleParams {
-                temperature: [0.0, 0.9, 1.5][random.below(3) as usize],
+                temperature: [0.0, 0.9, 1.5][random.below(3)],
                 logprobs: random.below(22).checked_sub(1).map(|n| n as u32),
-                seed: random.below(1000),
+                seed: random.between(0, 999),
                 ..SampleParams::GREEDY
             },
         };
@@ -186,7 +184,7 @@ fn masks_on_the_device_allow_what_they_allow_on_the_host() {
     let mut host = ready("tiny-a", &CudaOptions { masked_on_device: false, ..options() });
     let (mut masked, mut ended, mut to_host) = (0, 0, [0, 0]);
     for seed in 0..12 {
-        let mut random = Random(1000 + seed);
+        let mut random = Random::new(1000 + seed);
         let mut wishes = Wishes::random(seed);
         for index in 0..STEPS {
             for wish in &mut wishes.0 {
@@ -194,7 +192,7 @@ fn masks_on_the_device_allow_what_they_allow_on_the_host() {
                     0 | 1 => None,
                     2 => {
                         let states = [MaskState::Complete, MaskState::Late, MaskState::Failed];
-                        Some(Arc::new(Without(states[random.below(3) as usize])))
+                        Some(Arc::new(Without(states[random.below(3)])))
                     }
                     _ => Some(Arc::new(logprobs::mask(&mut random, VOCAB))),
                 };

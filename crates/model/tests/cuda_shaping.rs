@@ -11,32 +11,16 @@ use pinion_model::cuda::{CudaGpt2, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput,
 };
+use pinion_random::Random;
 
-const VOCAB: u64 = 257;
+const VOCAB: usize = 257;
 const ROWS: usize = 4;
 const PROMPT: usize = 6;
 const STEPS: usize = 5;
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % bound
-    }
-
-    fn pick<T: Copy>(&mut self, options: &[T]) -> T {
-        options[self.below(options.len() as u64) as usize]
-    }
-
-    /// Up to `most` ids, a few of them outside the vocabulary.
-    fn ids(&mut self, most: u64) -> Vec<u32> {
-        (0..self.below(most + 1)).map(|_| self.below(VOCAB + 3) as u32).collect()
-    }
+/// Up to `most` ids, a few of them outside the vocabulary.
+fn ids(random: &mut Random, most: usize) -> Vec<u32> {
+    (0..random.below(most + 1)).map(|_| random.below(VOCAB + 3) as u32).collect()
 }
 
 /// What one request of the test does.
@@ -54,8 +38,7 @@ struct Wish {
 
 impl Wish {
     fn random(random: &mut Random) -> Wish {
-        let mut bias: Vec<(u32, f32)> = random
-            .ids(30)
+        let mut bias: Vec<(u32, f32)> = ids(random, 30)
             .into_iter()
             .map(|id| (id, random.pick(&[-100.0, -1.5, 0.25, 3.0, f32::MAX])))
             .collect();
@@ -73,14 +56,14 @@ impl Wish {
                 random.pick(&[0.0, 0.4, 2.0]),
             ],
             bias,
-            banned_ids: random.ids(200),
-            banned_ends: random.ids(4),
+            banned_ids: ids(random, 200),
+            banned_ends: ids(random, 4),
             is_off: random.below(4) == 0,
             sample: SampleParams {
                 temperature,
                 top_k: random.pick(&[0, 5, 40]),
                 top_p: random.pick(&[1.0, 0.9]),
-                seed: random.below(1000),
+                seed: random.between(0, 999),
                 ..SampleParams::GREEDY
             },
         }
@@ -166,7 +149,7 @@ fn step(model: &mut CudaGpt2, wishes: &Wishes, index: usize) -> Vec<RowOutcome> 
 
 impl Wishes {
     fn random(seed: u64) -> Wishes {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         Wishes((0..ROWS).map(|_| Wish::random(&mut random)).collect())
     }
 

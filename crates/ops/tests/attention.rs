@@ -8,28 +8,7 @@
 use half::bf16;
 use pinion_ops::attention::{self, Attend, Batch, Launch, Rows};
 use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
-
-/// SplitMix64: the seed of each case is printed when it fails.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    /// In [-1, 1).
-    fn value(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-}
+use pinion_random::Random;
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
@@ -99,7 +78,7 @@ fn fill<T: Element>(random: &mut Random, len: usize) -> Vec<T> {
 
 /// Runs one case at every level and compares with the twin.
 fn check<T: Element>(case: Case) {
-    let mut random = Random(case.seed);
+    let mut random = Random::new(case.seed);
     let arrays = arrays(&case, &mut random);
     let (heads, dim) = (case.heads, case.head_dim);
     let shape =
@@ -264,7 +243,7 @@ fn decode_batches_on_threads() {
 
 #[test]
 fn random_shapes() {
-    let mut random = Random(0x5eed);
+    let mut random = Random::new(0x5eed);
     for seed in 3000..3060 {
         let case = Case {
             seed,
@@ -305,7 +284,7 @@ fn groups_windows_and_caps() {
 #[test]
 fn batch_mates_and_threads_do_not_change_a_bit() {
     let shape = KvShape { layers: 1, blocks: 64, heads: 4, block_size: 16, head_dim: 64 };
-    let mut random = Random(77);
+    let mut random = Random::new(77);
     let mut pool = KvPool::new(shape, Dtype::F32).unwrap();
     let past: Vec<f32> = fill(&mut random, shape.layer_elements().unwrap());
     pool.layer_mut::<f32>(0).copy_from_slice(&past);
@@ -348,7 +327,7 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
 fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize, attend: Attend) {
     const TOKENS: usize = 150;
     let shape = KvShape { layers: 1, blocks: 10, heads: 3, block_size: 16, head_dim };
-    let mut random = Random(head_dim as u64);
+    let mut random = Random::new(head_dim as u64);
     let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
     let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
     pool.layer_mut::<T>(0).copy_from_slice(&past);

@@ -5,18 +5,13 @@
 use half::{bf16, f16};
 use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source, SourceType, WeightForm, twin};
 use pinion_ops::{Element, IntegerLevel};
+use pinion_random::Random;
 use proptest::prelude::*;
 
-/// Numbers from -1 to 1 that depend on the seed and nothing else (SplitMix64).
+/// Numbers from -1 to 1 that depend on the seed and nothing else.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let number = |step: u64| {
-        let mut x =
-            seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (1..=count as u64).map(number).collect()
+    let mut random = Random::new(seed.wrapping_mul(0x5851_f42d_4c95_7f2d));
+    (0..count).map(|_| random.value()).collect()
 }
 
 fn bytes_of(weights: &[f32]) -> Vec<u8> {

@@ -8,17 +8,12 @@ use half::bf16;
 use pinion_ops::attention::Launch;
 use pinion_ops::rows::{GateActivation, Place, RmsNorm, RmsOrder, Rotation, gate, rms_norm, rotate, twin};
 use pinion_ops::{Dtype, Element, KernelLevel};
+use pinion_random::Random;
 
 /// Values in [-2, 2) that differ from place to place.
 fn values<T: Element>(count: usize, seed: u64) -> Vec<T> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        T::from_f32((state >> 40) as f32 / (1u64 << 22) as f32 - 2.0)
-    };
-    (0..count).map(|_| next()).collect()
+    let mut random = Random::new(seed);
+    (0..count).map(|_| T::from_f32(2.0 * random.value())).collect()
 }
 
 fn assert_near<T: Element>(have: &[T], want: &[T], what: &str) {

@@ -244,11 +244,8 @@ fn style() -> impl Strategy<Value = Style> {
 fn check_starts(styles: &[Style], seqs: u32, seed: u64) {
     let limits = Limits { max_num_seqs: seqs, max_requests: 1024, ..LIMITS };
     let mut scheduler = Scheduler::with_policy(limits, plain(Admission::Fifo));
-    let mut state = seed | 1;
-    let mut below = move |n: u32| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u32 % n
-    };
+    let mut random = pinion_random::Random::new(seed);
+    let mut below = move |n: u32| random.below(n as usize) as u32;
     let most = |style: &Style, prompt: u32| {
         f64::from(prompt + seqs * (style.output.end - 1)) / f64::from(style.weight)
     };

@@ -10,6 +10,7 @@
 mod seeded;
 
 use pinion_os::{fdpass, pidfd};
+use pinion_random::Random;
 use pinion_shm::doorbell::{Doorbell, wait};
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::ring::{Reader, Record, Writer, region_words};
@@ -28,13 +29,10 @@ const ROUND_MAX: Duration = Duration::from_secs(60);
 
 /// Kind and payload of record `sequence`, so that the reader can check every bit.
 fn expected(sequence: u64, payload: &mut Vec<u8>) -> u16 {
-    let mut state = sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let len = (state >> 33) as usize % 700;
+    let mut random = Random::new(sequence);
+    let len = random.below(700);
     payload.clear();
-    payload.extend((0..len).map(|_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    }));
+    payload.extend((0..len).map(|_| random.bits() as u8));
     (sequence % 1000) as u16 + 1
 }
 

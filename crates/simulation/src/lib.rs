@@ -18,12 +18,10 @@ mod host;
 mod observer;
 mod oracle;
 mod plan;
-mod random;
 mod request;
 mod role;
 mod world;
 
 pub use coverage::Coverage;
 pub use plan::Plan;
-pub use random::Random;
 pub use world::{Failure, Report, run};

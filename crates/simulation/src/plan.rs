@@ -1,11 +1,11 @@
 //! What one run looks like: sizes of the service, and how much goes wrong. All of it follows from the seed.
 
-use crate::random::Random;
 use pinion_config::{
     AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser,
     ToolCallParser, Topology,
 };
 use pinion_protocol::StopIds;
+use pinion_random::Random;
 use std::path::Path;
 
 /// Ids of the byte tokenizer: one for each byte, and the end of text.

@@ -1,8 +1,8 @@
 //! Requests that clients make up, with the answers that they must get.
 
 use crate::oracle::{Expected, Oracle, Stops};
-use crate::random::Random;
 use pinion_frontend::route::Route;
+use pinion_random::Random;
 use serde_json::{Value, json};
 
 /// Beginnings that prompts share, for the prefix cache.

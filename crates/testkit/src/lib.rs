@@ -19,7 +19,6 @@ mod memory;
 mod metrics;
 mod oracle;
 mod process;
-mod random;
 mod server;
 mod wait;
 
@@ -32,8 +31,8 @@ pub use hub::{COMMIT, Hub, Seen, Trouble};
 pub use memory::{RegionKind, RingWord, SharedRegion};
 pub use metrics::Metrics;
 pub use oracle::Oracle;
+pub use pinion_random::Random;
 pub use process::{Process, cpus_allowed, descriptor_count, is_alive, kill};
-pub use random::Random;
 pub use server::{Ended, Server, launcher_binary, run_binary_to_end, run_to_end, run_under_to_end};
 pub use wait::{PATIENCE, wait_until};
 

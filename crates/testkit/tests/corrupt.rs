@@ -144,7 +144,7 @@ fn ask_fake(server: &Server, random: &mut Random) {
         assert_eq!((reply.status(), &ids["tokens"]), (200, &json!(oracle.encode(&prompt))), "{prompt}");
         return;
     }
-    let (tokens, streamed) = (random.between(1, 60), random.below(2) == 0);
+    let (tokens, streamed) = (1 + random.below(60), random.below(2) == 0);
     let body = json!({"prompt": prompt, "max_tokens": tokens, "stream": streamed,
         "stream_options": if streamed { json!({"include_usage": true}) } else { Value::Null }});
     let answer = server.ask(Api::Completions, &body);

@@ -32,7 +32,7 @@ enum Leave {
 }
 
 fn request(random: &mut Random, index: usize) -> (Api, bool, Vec<u8>) {
-    let api = *random.pick(&[Api::Completions, Api::Chat, Api::Generate]);
+    let api = random.pick(&[Api::Completions, Api::Chat, Api::Generate]);
     let stream = random.below(3) > 0;
     let tokens = random.between(100, 400);
     let prompt = format!("client {index} {}", "x".repeat(random.below(80)));
@@ -62,17 +62,17 @@ fn visit(server: &Server, random: &mut Random, index: usize) {
         2 => Until::PartOfTheBody,
         3 => Until::WholeRequest,
         4 if stream => Until::HeadOfTheAnswer,
-        _ if stream => Until::Events(random.between(1, 40)),
+        _ if stream => Until::Events(1 + random.below(40)),
         _ => Until::WholeRequest,
     };
-    let leave = *random.pick(&[Leave::Reset, Leave::Reset, Leave::Close, Leave::HalfClose]);
+    let leave = random.pick(&[Leave::Reset, Leave::Reset, Leave::Close, Leave::HalfClose]);
     let Ok(mut connection) = Connection::open(server.address()) else {
         panic!("client {index} cannot connect")
     };
     let sent = match until {
         Until::Connected => 0,
-        Until::PartOfTheHead => random.between(1, head_length - 1),
-        Until::PartOfTheBody => random.between(head_length, bytes.len() - 1),
+        Until::PartOfTheHead => 1 + random.below(head_length - 1),
+        Until::PartOfTheBody => head_length + random.below(bytes.len() - head_length),
         Until::WholeRequest | Until::HeadOfTheAnswer | Until::Events(_) => bytes.len(),
     };
     connection.write(&bytes[..sent]).expect("the service reads requests");

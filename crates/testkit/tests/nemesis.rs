@@ -30,7 +30,7 @@ fn client(server: &Server, index: usize, end: Instant) -> (usize, usize) {
     let (mut complete, mut broken) = (0, 0);
     while Instant::now() < end || complete == 0 && Instant::now() < end + PATIENCE {
         let prompt = format!("client {index} asks {} {}", complete + broken, "?".repeat(random.below(50)));
-        let (tokens, streamed) = (random.between(1, 300), random.below(3) > 0);
+        let (tokens, streamed) = (1 + random.below(300), random.below(3) > 0);
         let body = json!({"prompt": prompt, "max_tokens": tokens, "stream": streamed});
         let answer = server.ask(Api::Completions, &body);
         check_answer(&prompt, &oracle.text(&oracle.encode(&prompt), tokens), &answer, streamed);
@@ -49,8 +49,8 @@ fn nemesis(server: &Server, roles: &[&str], end: Instant) -> usize {
     let mut random = Random::new(SEED);
     let mut kills = 0;
     while Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(random.between(1, 700) as u64));
-        let name = *random.pick(roles);
+        std::thread::sleep(Duration::from_millis(random.between(1, 700)));
+        let name = random.pick(roles);
         if let Some(role) = server.role(name) {
             kill(role.pid, Signal::SIGKILL);
             kills += 1;

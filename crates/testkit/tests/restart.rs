@@ -51,7 +51,7 @@ fn check(role: &str, rounds: u64, flags: &[&str]) {
                 stream_runs(&server);
             } else {
                 // Anywhere from the middle of admission to the middle of the streams.
-                std::thread::sleep(std::time::Duration::from_millis(random.between(5, 600) as u64));
+                std::thread::sleep(std::time::Duration::from_millis(random.between(5, 600)));
             }
             kill(victim.pid, Signal::SIGKILL);
         });

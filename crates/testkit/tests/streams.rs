@@ -10,7 +10,7 @@ const SEED: u64 = 20_261_120;
 fn prompt(random: &mut Random, index: usize) -> String {
     let words = ["thou", "art", "más", "lovely", "世界", "temperate", "👩‍👩‍👧", "rough", "\n", "winds"];
     let count = random.between(1, 20);
-    let text: Vec<&str> = (0..count).map(|_| *random.pick(&words)).collect();
+    let text: Vec<&str> = (0..count).map(|_| random.pick(&words)).collect();
     format!("{index} {}", text.join(" "))
 }
 
@@ -21,8 +21,8 @@ fn check(server: &Server, seed: u64) {
     let mut random = Random::new(seed);
     let jobs: Vec<(String, usize, Api)> = (0..STREAMS)
         .map(|index| {
-            let api = *random.pick(&[Api::Completions, Api::Completions, Api::Chat, Api::Generate]);
-            (prompt(&mut random, index), random.between(20, 200), api)
+            let api = random.pick(&[Api::Completions, Api::Completions, Api::Chat, Api::Generate]);
+            (prompt(&mut random, index), 20 + random.below(181), api)
         })
         .collect();
     let answers: Vec<Answer> = std::thread::scope(|scope| {

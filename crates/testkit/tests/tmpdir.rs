@@ -8,7 +8,7 @@ const SEED: u64 = 7_102;
 /// Starts that are killed.
 const KILLED_STARTS: usize = 12;
 /// The longest that a start is let alone.
-const START_MS_MAX: usize = 300;
+const START_MS_MAX: u64 = 300;
 
 fn replace(server: &Server, role: &str) {
     let old = server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;
@@ -83,7 +83,7 @@ fn a_launcher_that_is_killed_while_it_starts_leaves_nothing() {
     println!("seed {SEED}");
     for _ in 0..KILLED_STARTS {
         let mut server = Server::launch(model.path(), &["--backend", "fake"]);
-        std::thread::sleep(Duration::from_millis(random.between(1, START_MS_MAX) as u64));
+        std::thread::sleep(Duration::from_millis(random.between(1, START_MS_MAX)));
         server.signal(Signal::SIGKILL);
         server.wait_exit(PATIENCE);
         wait_until("its processes are gone", PATIENCE, || server.processes().is_empty().then_some(()));

@@ -102,8 +102,8 @@ fn a_stop_counts_the_same_when_roles_die_around_it() {
                 let server = &server;
                 scope.spawn(move || case.check(server, index % 2 == 0));
             }
-            let role = *random.pick(&["engine-0", "detokenizer-0", "tokenizer-0"]);
-            std::thread::sleep(Duration::from_millis(random.between(1, 400) as u64));
+            let role = random.pick(&["engine-0", "detokenizer-0", "tokenizer-0"]);
+            std::thread::sleep(Duration::from_millis(random.between(1, 400)));
             let victim = wait_until("the role runs", PATIENCE, || server.role(role));
             kill(victim.pid, Signal::SIGKILL);
         });
@@ -187,8 +187,8 @@ fn choices_chats_and_tools_count_the_same_when_roles_die_around_them() {
                     }
                 });
             }
-            std::thread::sleep(Duration::from_millis(random.between(1, 300) as u64));
-            let role = *random.pick(&["engine-0", "detokenizer-0", "tokenizer-0"]);
+            std::thread::sleep(Duration::from_millis(random.between(1, 300)));
+            let role = random.pick(&["engine-0", "detokenizer-0", "tokenizer-0"]);
             let victim = wait_until("the role runs", PATIENCE, || server.role(role));
             kill(victim.pid, Signal::SIGKILL);
         });

@@ -176,11 +176,8 @@ fn other_decoders_equal_the_library() {
         json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true}),
         json!({"type": "Fuse"}),
     ];
-    let mut state = 7_u64;
-    let mut next = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
+    let mut random = pinion_random::Random::new(7);
+    let mut next = |below: usize| random.below(below);
     for decoder in &decoders {
         let pair = with_decoder(&words, decoder);
         for _ in 0..200 {

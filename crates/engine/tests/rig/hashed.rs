@@ -56,7 +56,8 @@ impl Model for Hashed {
                 continue;
             };
             let last = row.query_range().end - 1;
-            let mut random = Random(u64::from(batch.tokens[last]) << 32 | u64::from(batch.positions[last]));
+            let mut random =
+                Random::new(u64::from(batch.tokens[last]) << 32 | u64::from(batch.positions[last]));
             self.logits.clear();
             self.logits.extend((0..HASHED_VOCABULARY).map(|_| random.below(4000) as f32 / 1000.0));
             self.sampler.draw_row(&mut self.logits, params, batch.shaping.shaping(index), out);

@@ -360,16 +360,17 @@ pub fn engine(sizes: Sizes, overlap: bool) -> Engine {
     Engine::new(pipeline, sizes)
 }
 
-/// SplitMix64, so that a seed printed by a failing test replays it.
-pub struct Random(pub u64);
+/// Draws what a test asks for.
+pub struct Random(pinion_random::Random);
 
 impl Random {
+    /// A failing test prints the seed.
+    pub fn new(seed: u64) -> Random {
+        Random(pinion_random::Random::new(seed))
+    }
+
     pub fn below(&mut self, bound: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % u64::from(bound)) as u32
+        self.0.below(bound as usize) as u32
     }
 
     pub fn prompt(&mut self, len: u32) -> Vec<u32> {

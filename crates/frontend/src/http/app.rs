@@ -13,6 +13,7 @@ use pinion_api::responses::Store;
 use pinion_config::{ApiKeys, Config, Fairness, Topology};
 use pinion_os::clock;
 use pinion_protocol::Peer;
+use pinion_random::nth;
 use pinion_shm::region::Region;
 use pinion_worker::Recorder;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -190,14 +191,6 @@ impl Numbers {
 
     /// The seed of a request that names none.
     pub fn fresh_seed(&self) -> u64 {
-        mixed(self.seed, self.next())
+        nth(self.seed, self.next())
     }
-}
-
-/// A seed that follows from another one and a place: splitmix64.
-pub(crate) fn mixed(seed: u64, place: u64) -> u64 {
-    let mut z = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -15,7 +15,7 @@ use crate::answers::openai::{
 use crate::answers::prompt_part::PromptPart;
 use crate::answers::sse;
 use crate::answers::thoughts::Thoughts;
-use crate::http::app::{self, App};
+use crate::http::app::App;
 use crate::http::body::{AnswerBody, End, Stream};
 use crate::http::intake::{read, read_body};
 use crate::http::routes::{Arrival, whole};
@@ -35,6 +35,7 @@ use pinion_protocol::scores::TokenScore;
 use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
+use pinion_random::nth;
 use serde_json::json as value;
 use std::future::poll_fn;
 use std::iter::repeat_n;
@@ -253,7 +254,7 @@ pub(crate) fn begin(
 
 /// The first choice of a prompt is what `n = 1` gives; the others' seeds follow from the same seed.
 fn choice_seed(seed: u64, place: u32) -> u64 {
-    if place == 0 { seed } else { app::mixed(seed, u64::from(place)) }
+    if place == 0 { seed } else { nth(seed, u64::from(place)) }
 }
 
 fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {

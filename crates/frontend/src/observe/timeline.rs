@@ -239,7 +239,7 @@ impl From<&Timeline> for Timings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::app::mixed;
+    use pinion_random::nth;
 
     /// Whatever the stamps say, late, early or not at all, the parts add up to the whole.
     #[test]
@@ -247,7 +247,7 @@ mod tests {
         let seed = 20_261_120;
         println!("seed {seed}");
         for round in 0..2000 {
-            let random = |place: u64, below: u64| mixed(seed + round, place) % below;
+            let random = |place: u64, below: u64| nth(seed + round, place) % below;
             let (received_ns, until_ns) = (1_000_000, 1_000_000 + random(0, 5_000));
             let stamps: Vec<u64> = (1..=12_u64)
                 .map(|place| match random(place, 4) {

@@ -2,6 +2,7 @@
 
 use pinion_grammar::{Checker, Next, Vocabulary, Words};
 use pinion_protocol::{Grammar, GrammarField, StopIds};
+use pinion_random::Random;
 use std::time::{Duration, Instant};
 
 mod list;
@@ -51,7 +52,7 @@ fn run() {
 
 /// The slowest mask of a text of up to 200 tokens, and how many there were.
 fn follow(mut matcher: pinion_grammar::Matcher) -> (Duration, usize) {
-    let (mut bits, mut slowest, mut state) = (Vec::new(), Duration::ZERO, 1_u64);
+    let (mut bits, mut slowest, mut random) = (Vec::new(), Duration::ZERO, Random::new(1));
     for count in 0..200 {
         let began = Instant::now();
         let next = matcher.next(&mut bits);
@@ -61,8 +62,7 @@ fn follow(mut matcher: pinion_grammar::Matcher) -> (Duration, usize) {
         }
         let set: Vec<u32> =
             (0..bits.len() as u32 * 32).filter(|t| bits[(t / 32) as usize] >> (t % 32) & 1 == 1).collect();
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if matcher.advance(set[(state >> 33) as usize % set.len()]).is_err() {
+        if matcher.advance(random.pick(&set)).is_err() {
             return (slowest, count);
         }
     }

@@ -4,6 +4,7 @@
 
 use pinion_grammar::{Matcher, Next, Vocabulary, Words};
 use pinion_protocol::{Grammar, GrammarField, GrammarKind, StopIds};
+use pinion_random::Random;
 use std::sync::Arc;
 
 pub const EOS: u32 = 256;
@@ -32,19 +33,6 @@ pub fn grammar(kind: GrammarKind, text: &str) -> Grammar {
 
 pub fn allowed(bits: &[u32], token: u32) -> bool {
     bits[(token / 32) as usize] >> (token % 32) & 1 == 1
-}
-
-/// SplitMix64, so that a seed printed by a failing test replays it.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % bound as u64) as usize
-    }
 }
 
 /// A text drawn token by token from what the matcher allows, ending where it is complete, where the end is drawn, or

@@ -67,6 +67,6 @@ fn sampler(device: &Device, scale: sweeps::Scale) {
     sampling::odd_logits(device);
 }
 
-fn vocab_max(scale: sweeps::Scale) -> u64 {
+fn vocab_max(scale: sweeps::Scale) -> usize {
     if scale.context_max < 1000 { 700 } else { 50_257 }
 }

@@ -140,6 +140,7 @@ fn put<T: Copy, const N: usize>(values: &[T], out: &mut [u8], write: impl Fn(T) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinion_random::Random;
 
     /// An element of what is stored.
     fn stored(data: &[u8], dtype: StoredDtype, index: usize) -> f32 {
@@ -161,13 +162,9 @@ mod tests {
 
     /// Finite values of every size that the type has, subnormal ones too.
     fn data(dtype: StoredDtype, count: usize) -> Vec<u8> {
-        let mut state = 7u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 32) as u32
-        };
+        let mut random = Random::new(7);
         let mut finite = || loop {
-            let value = f32::from_bits(next());
+            let value = f32::from_bits(random.bits() as u32);
             if value.is_finite() {
                 return value;
             }

@@ -1,11 +1,12 @@
 //! Random logits and requests through the kernels that score and sample, and through the host's sampler.
 
-use super::sampling::{Random, draw_of, logits, params};
+use super::sampling::{draw_of, logits, params};
 use pinion_model::{Logprob, MaskState, RowOutcome, SampleParams, Sampler, Shaping, StepOutput, TokenMask};
 use pinion_ops::cuda::{
     CHANGE_BYTES, DRAW_BYTES, Device, Draw, LogitChange, RowChanges, SAMPLED_BYTES, SCORED_BYTES,
     SCORES_BYTES, Sample, Sampled, SampledState, Score, Scored, Scores,
 };
+use pinion_random::Random;
 use std::sync::Arc;
 
 /// One row of a case.
@@ -35,12 +36,12 @@ impl TokenMask for Bits {
 }
 
 /// A few ids or nearly all; one at least.
-pub(crate) fn mask(random: &mut Random, vocab: u64) -> Bits {
-    let (one, few) = (random.below(vocab) as usize, random.below(2) == 0);
+pub(crate) fn mask(random: &mut Random, vocab: usize) -> Bits {
+    let (one, few) = (random.below(vocab), random.below(2) == 0);
     let mut bits: Vec<u32> = (0..vocab.div_ceil(32))
         .map(|_| {
-            let word = random.below(1 << 32) as u32;
-            if few { word & random.below(1 << 32) as u32 & random.below(1 << 32) as u32 } else { word }
+            let word = random.bits() as u32;
+            if few { word & random.bits() as u32 & random.bits() as u32 } else { word }
         })
         .collect();
     bits[one / 32] |= 1 << (one % 32);
@@ -48,8 +49,8 @@ pub(crate) fn mask(random: &mut Random, vocab: u64) -> Bits {
 }
 
 impl Case {
-    fn random(random: &mut Random, vocab: u64) -> Case {
-        let mut ids = |most: u64| -> Vec<u32> {
+    fn random(random: &mut Random, vocab: usize) -> Case {
+        let mut ids = |most: usize| -> Vec<u32> {
             let mut ids: Vec<u32> = (0..random.below(most + 1)).map(|_| random.below(vocab) as u32).collect();
             ids.sort_unstable();
             ids.dedup();
@@ -62,20 +63,17 @@ impl Case {
         };
         let mut row = logits(random, vocab);
         if random.below(12) == 0 {
-            let at = random.below(vocab) as usize;
-            row[at] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random.below(3) as usize];
+            let at = random.below(vocab);
+            row[at] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random.below(3)];
         }
         let mut case = Case {
             logits: row,
             // A bias that excludes a token, one that makes it certain, small ones.
-            bias: biased
-                .iter()
-                .map(|&id| (id, [f32::MIN, f32::MAX, -1.0, 0.5][random.below(4) as usize]))
-                .collect(),
+            bias: biased.iter().map(|&id| (id, [f32::MIN, f32::MAX, -1.0, 0.5][random.below(4)])).collect(),
             banned,
             output,
             last,
-            penalty: [1.0, 1.0, 0.5, 1.7][random.below(4) as usize],
+            penalty: [1.0, 1.0, 0.5, 1.7][random.below(4)],
             mask: None,
             params: SampleParams { logprobs: Some(random.below(21) as u32), ..params(random, vocab) },
         };
@@ -220,10 +218,10 @@ pub(crate) fn assert_same(have: &[Logprob], want: &[Logprob], what: &str) {
 }
 
 /// `cases` launches of a few rows each.
-pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: u64) {
+pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: usize) {
     let (mut changed, mut broken) = (0, 0);
     for seed in 0..cases {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let vocab = 1 + random.below(vocab_max);
         let rows: Vec<Case> = (0..1 + random.below(4)).map(|_| Case::random(&mut random, vocab)).collect();
         for (index, (case, (state, have))) in rows.iter().zip(on_device(device, &rows)).enumerate() {

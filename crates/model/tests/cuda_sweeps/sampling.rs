@@ -4,36 +4,15 @@ use pinion_model::{RowOutcome, SampleParams, Sampler};
 use pinion_ops::cuda::{
     DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, RowChanges, SAMPLED_BYTES, Sample, Sampled, SampledState,
 };
+use pinion_random::{Random, mix};
 
-/// SplitMix64.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 24) as f32
-    }
+/// In [0, 1).
+fn unit(random: &mut Random) -> f32 {
+    (random.bits() >> 40) as f32 / (1u64 << 24) as f32
 }
 
 /// `uniform` of the host's sampler, which the host also makes the device's draws with.
 fn uniform(seed: u64, position: u64) -> f64 {
-    let mix = |mut x: u64| {
-        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    };
     let bits = mix(mix(seed) ^ position.wrapping_mul(0xd6e8_feb8_6659_fd93));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -79,8 +58,8 @@ fn on_device(
     (bytes.chunks_exact(SAMPLED_BYTES).map(Sampled::read).collect(), words)
 }
 
-pub(crate) fn logits(random: &mut Random, vocab: u64) -> Vec<f32> {
-    let (shape, spread) = (random.below(5), 1.0 + 20.0 * random.unit());
+pub(crate) fn logits(random: &mut Random, vocab: usize) -> Vec<f32> {
+    let (shape, spread) = (random.below(5), 1.0 + 20.0 * unit(random));
     (0..vocab)
         .map(|id| match shape {
             // Ties, all equal, a few peaks, a smooth slope, a spread.
@@ -89,20 +68,19 @@ pub(crate) fn logits(random: &mut Random, vocab: u64) -> Vec<f32> {
             2 if random.below(20) == 0 => spread,
             2 => -spread,
             3 => -(id as f32) * spread / vocab as f32,
-            _ => spread * (random.unit() + random.unit() - 1.0),
+            _ => spread * (unit(random) + unit(random) - 1.0),
         })
         .collect()
 }
 
-pub(crate) fn params(random: &mut Random, vocab: u64) -> SampleParams {
-    let pick = |random: &mut Random, options: &[f32]| options[random.below(options.len() as u64) as usize];
+pub(crate) fn params(random: &mut Random, vocab: usize) -> SampleParams {
     SampleParams {
-        temperature: pick(random, &[0.0, 0.3, 0.7, 1.0, 1.0, 2.5]),
+        temperature: random.pick(&[0.0, 0.3, 0.7, 1.0, 1.0, 2.5]),
         top_k: if random.below(2) == 0 { 0 } else { 1 + random.below(vocab + 2) as u32 },
-        top_p: pick(random, &[1.0, 1.0, 0.95, 0.5, 0.1, 0.0]),
-        min_p: pick(random, &[0.0, 0.0, 0.05, 0.5, 1.0]),
-        seed: random.next(),
-        position: random.below(1000),
+        top_p: random.pick(&[1.0, 1.0, 0.95, 0.5, 0.1, 0.0]),
+        min_p: random.pick(&[0.0, 0.0, 0.05, 0.5, 1.0]),
+        seed: random.bits(),
+        position: random.between(0, 999),
         ..SampleParams::GREEDY
     }
 }
@@ -125,19 +103,19 @@ pub(crate) fn draw_of(params: &SampleParams, lane: u32) -> Draw {
 }
 
 /// `cases` launches of a few rows with mixed parameters.
-pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: u64) {
+pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: usize) {
     let mut different = 0u32;
     for seed in 0..cases {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let vocab = 1 + random.below(vocab_max);
-        let row_count = 1 + random.below(4) as usize;
+        let row_count = 1 + random.below(4);
         let rows: Vec<Vec<f32>> = (0..row_count).map(|_| logits(&mut random, vocab)).collect();
         let all: Vec<SampleParams> = (0..row_count).map(|_| params(&mut random, vocab)).collect();
         let draws: Vec<Draw> =
             all.iter().enumerate().map(|(lane, params)| draw_of(params, lane as u32)).collect();
         let (states, lanes) = on_device(device, &rows, &draws, row_count as u32);
         for index in 0..row_count {
-            let want = Sampler::new(vocab as usize).sample(&rows[index], &all[index]);
+            let want = Sampler::new(vocab).sample(&rows[index], &all[index]);
             let RowOutcome::Token(want) = want else { panic!("seed {seed}: finite logits") };
             assert_eq!(
                 states[index],

@@ -9,6 +9,7 @@ pub(crate) use object::{alone, emulated, object};
 
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{KvSize, Pipeline, WarmUp};
+use pinion_random::Random;
 use std::path::PathBuf;
 
 /// The largest shapes that tests send.
@@ -58,13 +59,9 @@ pub(crate) fn model_of_64(name: &str) -> PathBuf {
     let config =
         r#"{"model_type":"gpt2","n_embd":128,"n_head":2,"n_layer":2,"n_positions":256,"vocab_size":61}"#;
     std::fs::write(folder.join("config.json"), config).unwrap();
-    let mut state = 1u64;
+    let mut source = Random::new(1);
     let mut random = |count: usize, around: f32| -> Vec<u8> {
-        let mut value = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            around + ((state >> 40) as f32 / (1u64 << 24) as f32 - 0.5) * 0.3
-        };
-        (0..count).flat_map(|_| value().to_le_bytes()).collect()
+        (0..count).flat_map(|_| (around + source.value() * 0.15).to_le_bytes()).collect()
     };
     let mut names: Vec<(String, Vec<usize>)> =
         vec![("wte.weight".into(), vec![61, 128]), ("wpe.weight".into(), vec![256, 128])];

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test includes it and uses its part")]
 
+use pinion_random::Random;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -66,14 +67,9 @@ impl Rule {
     pub(crate) fn values(&self, name: &str) -> Vec<f32> {
         let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
-        let number = |step: u64| {
-            let mut x = seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            x ^= x >> 31;
-            self.base + self.spread * ((x >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-        };
-        (1..=self.shape.iter().product::<usize>() as u64).map(number).collect()
+        let mut random = Random::new(seed);
+        let count = self.shape.iter().product::<usize>();
+        (0..count).map(|_| self.base + self.spread * random.value()).collect()
     }
 }
 

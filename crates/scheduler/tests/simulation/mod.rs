@@ -24,9 +24,7 @@ const OUTRANKED_MAX: u32 = 4;
 const AGED_STARTS_EVERY: u64 = 4;
 
 pub fn mix(state: u64, value: u64) -> u64 {
-    let mut x = (state ^ value.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x ^ (x >> 27)
+    pinion_random::mix(state ^ value.wrapping_mul(0xd6e8_feb8_6659_fd93))
 }
 
 fn draw(state: u64) -> u32 {

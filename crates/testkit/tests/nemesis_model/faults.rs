@@ -65,9 +65,9 @@ pub(crate) const FAULT_KINDS: usize = DEADLY.len() + 7;
 const SPARE: usize = FAULT_KINDS - 1;
 
 fn draw(random: &mut Random, kind: usize, roles: &[String]) -> Fault {
-    let role = random.pick(roles).clone();
-    let ms = random.between(50, 2000) as u64;
-    let signal = *random.pick(&DEADLY);
+    let role = roles[random.below(roles.len())].clone();
+    let ms = random.between(50, 2000);
+    let signal = random.pick(&DEADLY);
     let light = || roles.iter().filter(|name| !name.starts_with("engine")).cloned().collect();
     if let Some(&signal) = DEADLY.get(kind) {
         return Fault::Kill { role, signal };
@@ -77,12 +77,12 @@ fn draw(random: &mut Random, kind: usize, roles: &[String]) -> Fault {
         1 => Fault::PauseThenKill { role, ms },
         2 => {
             let others: Vec<&String> = roles.iter().filter(|name| **name != role).collect();
-            let other = (*random.pick(&others)).clone();
+            let other = random.pick(&others).clone();
             Fault::KillSeveral { roles: vec![role, other], signal }
         }
         3 => Fault::KillSeveral { roles: light(), signal },
         4 => Fault::KillSeveral { roles: roles.to_vec(), signal },
-        5 => Fault::KillSuccessors { role, successors: random.between(1, 3) },
+        5 => Fault::KillSuccessors { role, successors: 1 + random.below(3) },
         _ => Fault::KillSpare,
     }
 }

@@ -129,8 +129,8 @@ pub(crate) fn deaths_in_a_start(model: &Path, reference: &Reference, seed: u64, 
     let (mut served, mut ended) = (0, 0);
     for number in 0..count {
         let moment = Duration::from_millis(random.below(START_MS_MAX) as u64);
-        let role = *random.pick(&["engine-0", "tokenizer-0", "detokenizer-0", "frontend-0"]);
-        let signal = *random.pick(&[Signal::SIGKILL, Signal::SIGABRT, Signal::SIGSEGV]);
+        let role = random.pick(&["engine-0", "tokenizer-0", "detokenizer-0", "frontend-0"]);
+        let signal = random.pick(&[Signal::SIGKILL, Signal::SIGABRT, Signal::SIGSEGV]);
         println!("start {number}: {signal} to {role} after {moment:?}");
         let mut server = Server::launch(model, &FLAGS);
         std::thread::sleep(moment);

@@ -1,14 +1,13 @@
-//! A small seeded generator: SplitMix64 and the Box-Muller transform. No dependency, the same on every machine
-//! up to the last bit of `ln`, `sin` and `cos`.
+//! Normal numbers by the Box-Muller transform: the same on every machine up to the last bit of `ln`, `sin` and `cos`.
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub(crate) struct Rng {
-    state: u64,
-}
+use pinion_random::{Random, mix};
+
+/// A seeded source.
+pub(crate) struct Rng(Random);
 
 impl Rng {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { state: seed }
+        Self(Random::new(seed))
     }
 
     /// A generator of its own for each name, so that no tensor depends on the order of writing.
@@ -17,16 +16,11 @@ impl Rng {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let mixed_seed = Self::new(seed).next_u64();
-        Self::new(hash ^ mixed_seed)
+        Self::new(hash ^ mix(seed))
     }
 
     pub(crate) fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.bits()
     }
 
     /// Two independent standard normal numbers.

@@ -11,10 +11,11 @@ const TORCH_PACKAGES: &[&str] = &["tch", "torch-sys"];
 
 /// What the role processes and the launcher may know; none of them knows another.
 const ROLE_KNOWS: &[&str] =
-    &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model", "api"];
+    &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model", "api", "random"];
 
 /// A crate and the siblings that it may name in `[dependencies]` and `[build-dependencies]`.
 const DIRECTION: &[(&str, Siblings)] = &[
+    ("random", Siblings::Only(&[])),
     ("protocol", Siblings::Only(&[])),
     ("os", Siblings::Only(&[])),
     ("shm", Siblings::Only(&["os"])),
@@ -25,7 +26,7 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("grammar", Siblings::Only(&["protocol", "text"])),
     ("scheduler", Siblings::Only(&["protocol"])),
     ("worker", Siblings::Only(&["config", "protocol", "os", "shm"])),
-    ("model", Siblings::Only(&["architecture", "ops"])),
+    ("model", Siblings::Only(&["architecture", "ops", "random"])),
     ("api", Siblings::Only(&["protocol"])),
     ("frontend", Siblings::Only(ROLE_KNOWS)),
     ("tokenizer", Siblings::Only(ROLE_KNOWS)),

@@ -1,10 +1,11 @@
 //! The sweeps of the attention kernels.
 
-use super::{Bench, DTYPES, Random, Scale, check_near, tolerance};
+use super::{Bench, DTYPES, Scale, check_near, tolerance};
 use pinion_ops::cuda::{
     Append, Attention, CudaDtype, DecodeSplit, Device, NO_LANE, NO_QUERY, PREFILL_TILE, Prefill, Span,
     TokenBatch, twin,
 };
+use pinion_random::Random;
 
 /// A paged cache with scattered tables, on the device and in the twin.
 struct Paged {
@@ -112,7 +113,7 @@ impl Paged {
 pub(crate) fn decode_attention(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     for seed in 0..3 * scale.cases {
-        let mut random = Random(4000 + seed);
+        let mut random = Random::new(4000 + seed);
         let dtype = random.pick(&DTYPES);
         let (kv_heads, group, dim) =
             (1 + random.below(3), random.pick(&[1usize, 2, 3, 4, 8]), random.pick(&[16usize, 32, 64, 128]));
@@ -215,7 +216,7 @@ pub(crate) fn prefill_attention(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     let context_max = 2 * scale.context_max;
     for seed in 0..scale.cases {
-        let mut random = Random(5000 + seed);
+        let mut random = Random::new(5000 + seed);
         let dtype = random.pick(&[CudaDtype::Bf16, CudaDtype::F16]);
         let (kv_heads, group, dim) = (1 + random.below(2), 1 + random.below(2), random.pick(&[64usize, 128]));
         let (heads, lanes, block_size) =

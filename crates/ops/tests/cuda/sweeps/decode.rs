@@ -3,12 +3,13 @@
 //! Tolerance: that of one kernel for each of the products and norms that a value passes through, up to 8 in f32 and 6
 //! in the shorter types, whose roundings the twin makes at the same places.
 
-use super::{Bench, DTYPES, Random, Scale, check_near, tolerance};
+use super::{Bench, DTYPES, Scale, check_near, tolerance};
 use pinion_ops::cuda::{
     BiasedWeight, CudaActivation, CudaDtype, DECODE_PHASES, DecodeBuffers, DecodeLayer, DecodeModel,
     DecodePlan, DecodeShape, DecodeSplit, DecodeStep, DecodeTables, Device, FUTURE_TOKEN, NO_LANE, Span,
     Stamp, twin,
 };
+use pinion_random::Random;
 
 /// A random GPT-2 with a paged cache, on the device and in the twin.
 struct Case {
@@ -198,7 +199,7 @@ impl Launch {
 pub(crate) fn fused_decode(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     for seed in 0..scale.cases {
-        let mut random = Random(6000 + seed);
+        let mut random = Random::new(6000 + seed);
         let real = 1 + random.below(6);
         let mut case = Case::new(&bench, seed, &mut random, real, scale.context_max);
         let mut lanes: Vec<u32> = (0..real as u32).collect();

@@ -9,6 +9,7 @@ use pinion_ops::cuda::{
     BiasActivation, CopyBlocks, CudaActivation, CudaDtype, Device, Embed, FUTURE_TOKEN, Gate, Gather,
     NO_LANE, Norm, NormKind, Product, ProductMethod, Rope, Span, Stream, UpdateTables, twin,
 };
+use pinion_random::Random;
 
 mod attention;
 mod decode;
@@ -28,32 +29,6 @@ pub(crate) struct Scale {
 }
 
 const DTYPES: [CudaDtype; 3] = [CudaDtype::F32, CudaDtype::Bf16, CudaDtype::F16];
-
-/// SplitMix64.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-
-    /// In [-1, 1).
-    pub(crate) fn value(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-}
 
 fn round(dtype: CudaDtype, value: f32) -> f32 {
     match dtype {
@@ -139,7 +114,7 @@ fn check_near(what: &str, seed: u64, have: &[f32], want: &[f32], tolerance: f32)
 pub(crate) fn norms(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     for seed in 0..2 * scale.cases {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let dtype = random.pick(&DTYPES);
         // Longer rows than registers hold, in every dtype.
         let longest = random.pick(&[300, 600]);
@@ -185,7 +160,7 @@ pub(crate) fn norms(device: &Device, scale: Scale) {
 pub(crate) fn activations(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     for seed in 0..scale.cases {
-        let mut random = Random(1000 + seed);
+        let mut random = Random::new(1000 + seed);
         let dtype = random.pick(&DTYPES);
         let (rows, width) = (1 + random.below(4), 8 * (1 + random.below(200)));
         let kinds = [CudaActivation::None, CudaActivation::GeluTanh, CudaActivation::GeluErf];
@@ -264,7 +239,7 @@ pub(crate) fn products(device: &Device, scale: Scale) {
     cases.extend([(1, 16_384 + 3), (2, 16_384 + 1), (5, 16_384 + 2), (8, 16_390)]);
     cases.extend([(9, 1025), (10, 1030), (12, 1200), (13, 1026), (14, 1100), (16, 1027)]);
     for (seed, outputs) in cases {
-        let mut random = Random(2000 + seed);
+        let mut random = Random::new(2000 + seed);
         let dtype = random.pick(&DTYPES);
         let is_own = seed % 4 != 3;
         let m = if is_own { 1 + random.below(8) } else { 1 + random.below(20) };
@@ -331,7 +306,7 @@ pub(crate) fn products(device: &Device, scale: Scale) {
 pub(crate) fn gathers(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     for seed in 0..scale.cases {
-        let mut random = Random(3000 + seed);
+        let mut random = Random::new(3000 + seed);
         let dtype = random.pick(&DTYPES);
         let (vocab, positions_max, lanes, count) =
             (1 + random.below(40), 1 + random.below(40), 1 + random.below(6), 1 + random.below(9));
@@ -423,7 +398,7 @@ fn tables_and_blocks(bench: &Bench, seed: u64, random: &mut Random) {
 
     let (layers, blocks, block_bytes) =
         (1 + random.below(3), 4 + random.below(6), 16 * (1 + random.below(300)));
-    let mut cache: Vec<u8> = (0..layers * blocks * block_bytes).map(|_| random.next() as u8).collect();
+    let mut cache: Vec<u8> = (0..layers * blocks * block_bytes).map(|_| random.bits() as u8).collect();
     let span = bench.raw(&cache);
     let pairs = [0u32, 1, 2, 3];
     let args = CopyBlocks {
