@@ -12,6 +12,7 @@ pub mod limits;
 pub mod messages;
 mod object;
 pub mod responses;
+mod shared;
 
 pub use answer::{Ending, Failure, Said, Usage};
 

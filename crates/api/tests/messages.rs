@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod pieces;
+
 use bytes::BytesMut;
+use pieces::{Piece, pieces, say};
 use pinion_api::messages::{Head, chat, count, error_body, renamed};
 use pinion_api::{Ending, Failure, Said, Teller, Usage, messages};
 use pinion_protocol::Fault;
@@ -234,15 +237,6 @@ fn what_the_chat_finds_wrong_has_the_names_of_this_api() {
     );
 }
 
-/// What a model says, cut into pieces.
-#[derive(Clone, Debug)]
-enum Piece {
-    Reasoning(String),
-    Text(String),
-    Call(String),
-    Arguments(String),
-}
-
 fn head(streams: bool) -> Head {
     let stop_sequences = vec!["END".to_owned(), "\n".to_owned()];
     Head { id: "msg_1".to_owned(), model: "tiny".to_owned(), stop_sequences, streams }
@@ -255,18 +249,7 @@ fn usage(counted: bool) -> Usage {
 fn told(pieces: &[Piece], ending: Ending, stop: Option<usize>, streams: bool) -> BytesMut {
     let (mut teller, mut out) = (Teller::Messages(messages::Teller::new(head(streams))), BytesMut::new());
     teller.count_prompt(7, 3);
-    for (index, piece) in pieces.iter().enumerate() {
-        let id = format!("call_{index}");
-        teller.say(
-            match piece {
-                Piece::Reasoning(text) => Said::Reasoning(text),
-                Piece::Text(text) => Said::Text(text),
-                Piece::Call(name) => Said::Call { id: &id, name },
-                Piece::Arguments(text) => Said::Arguments(text),
-            },
-            &mut out,
-        );
-    }
+    say(pieces, &mut teller, &mut out);
     teller.finish(ending, stop, &mut out);
     teller.end(usage(true), &mut out);
     out
@@ -334,9 +317,8 @@ fn assembled(stream: &[u8]) -> Value {
     message
 }
 
-fn pieces() -> impl Strategy<Value = Vec<Piece>> {
-    let text = "[a\"\\\\é\n\u{1}]{0,3}";
-    let call = ("[a-z]{1,4}", prop::collection::vec("[0-9]{1,3}", 0..3)).prop_map(|(name, parts)| {
+fn calls() -> impl Strategy<Value = Vec<Piece>> {
+    ("[a-z]{1,4}", prop::collection::vec("[0-9]{1,3}", 0..3)).prop_map(|(name, parts)| {
         let mut said = vec![Piece::Call(name)];
         let digits = parts.concat();
         let number = if digits.is_empty() { "0" } else { digits.trim_start_matches('0') };
@@ -344,18 +326,12 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
         let (first, second) = arguments.split_at(arguments.len() / 2);
         said.extend([Piece::Arguments(first.to_owned()), Piece::Arguments(second.to_owned())]);
         said
-    });
-    let part = prop_oneof![
-        prop::collection::vec(text.prop_map(Piece::Reasoning), 0..3),
-        prop::collection::vec(text.prop_map(Piece::Text), 0..3),
-        call,
-    ];
-    prop::collection::vec(part, 0..5).prop_map(|parts| parts.concat())
+    })
 }
 
 proptest! {
     #[test]
-    fn a_stream_put_together_is_the_whole_answer(pieces in pieces(), stop in prop::option::of(0_usize..2), long in any::<bool>()) {
+    fn a_stream_put_together_is_the_whole_answer(pieces in pieces(calls()), stop in prop::option::of(0_usize..2), long in any::<bool>()) {
         let ending = if long { Ending::Length } else { Ending::Stop };
         let whole: Value = serde_json::from_slice(&told(&pieces, ending, stop, false)).unwrap();
         prop_assert_eq!(assembled(&told(&pieces, ending, stop, true)), whole.clone());

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod pieces;
+
 use bytes::BytesMut;
+use pieces::{Piece, TEXT, pieces, say};
 use pinion_api::responses::{self, Asked, Head, Store, renamed};
 use pinion_api::{Ending, Failure, Said, Teller, Translated, Usage};
 use pinion_protocol::{Fault, FaultCode};
@@ -198,15 +201,6 @@ fn what_the_chat_finds_wrong_has_the_names_of_this_api() {
     }
 }
 
-/// What a model says, cut into pieces.
-#[derive(Clone, Debug)]
-enum Piece {
-    Reasoning(String),
-    Text(String),
-    Call(String),
-    Arguments(String),
-}
-
 fn head(streams: bool, store: &Rc<RefCell<Store>>) -> Head {
     let echo = json!({"tools": [], "metadata": {"a": "b"}}).as_object().unwrap().clone();
     let keep = Some((store.clone(), "[{\"role\":\"user\",\"content\":\"hello\"}]".to_owned()));
@@ -219,16 +213,7 @@ const USAGE: Usage =
 fn told(pieces: &[Piece], ending: Ending, streams: bool, store: &Rc<RefCell<Store>>) -> BytesMut {
     let mut teller = Teller::Responses(responses::Teller::new(head(streams, store)));
     let mut out = BytesMut::new();
-    for (index, piece) in pieces.iter().enumerate() {
-        let id = format!("call_{index}");
-        let said = match piece {
-            Piece::Reasoning(text) => Said::Reasoning(text),
-            Piece::Text(text) => Said::Text(text),
-            Piece::Call(name) => Said::Call { id: &id, name },
-            Piece::Arguments(text) => Said::Arguments(text),
-        };
-        teller.say(said, &mut out);
-    }
+    say(pieces, &mut teller, &mut out);
     teller.finish(ending, None, &mut out);
     teller.end(USAGE, &mut out);
     out
@@ -296,24 +281,17 @@ fn assembled(stream: &[u8]) -> Value {
     response
 }
 
-fn pieces() -> impl Strategy<Value = Vec<Piece>> {
-    let text = "[a\"\\\\é\n\u{1}]{0,3}";
-    let call = ("[a-z]{1,4}", prop::collection::vec(text, 0..3)).prop_map(|(name, parts)| {
+fn calls() -> impl Strategy<Value = Vec<Piece>> {
+    ("[a-z]{1,4}", prop::collection::vec(TEXT, 0..3)).prop_map(|(name, parts)| {
         let mut said = vec![Piece::Call(name)];
         said.extend(parts.into_iter().map(Piece::Arguments));
         said
-    });
-    let part = prop_oneof![
-        prop::collection::vec(text.prop_map(Piece::Reasoning), 0..3),
-        prop::collection::vec(text.prop_map(Piece::Text), 0..3),
-        call,
-    ];
-    prop::collection::vec(part, 0..5).prop_map(|parts| parts.concat())
+    })
 }
 
 proptest! {
     #[test]
-    fn a_stream_put_together_is_the_whole_answer(pieces in pieces(), long in any::<bool>()) {
+    fn a_stream_put_together_is_the_whole_answer(pieces in pieces(calls()), long in any::<bool>()) {
         let ending = if long { Ending::Length } else { Ending::Stop };
         let store = Rc::new(RefCell::new(Store::new(1 << 20, 60)));
         let whole: Value = serde_json::from_slice(&told(&pieces, ending, false, &store)).unwrap();

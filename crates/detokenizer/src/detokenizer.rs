@@ -5,7 +5,7 @@
 //! allocation: streams are looked up by slot, and text and records go through buffers that keep their size.
 
 use crate::outgoing::{Outgoing, Piece};
-use crate::stream::{Progress, Stream};
+use crate::stream::{MarkIds, Progress, Stream, mark_ids};
 use crate::waiting::Waiting;
 use pinion_protocol::detokenizer_inbox::{
     EVENT_LAST, EVENT_TOKEN, Open, StepLogprobs, TokenEvent, decode_step, kind,
@@ -33,6 +33,8 @@ pub struct Counts {
 /// The role without its links.
 pub struct Detokenizer {
     codec: TextCodec,
+    /// The codec's marks of reasoning.
+    marks: Option<MarkIds>,
     record_bytes_max: usize,
     /// Tokens of a stream that leave together.
     interval: u32,
@@ -58,6 +60,7 @@ impl Detokenizer {
     /// bytes unless a single delta is larger.
     pub fn new(codec: TextCodec, tables: Vec<SlotTable>, record_bytes_max: usize) -> Detokenizer {
         Detokenizer {
+            marks: mark_ids(&codec),
             codec,
             record_bytes_max,
             interval: 1,
@@ -100,7 +103,8 @@ impl Detokenizer {
             self.counts.stale += 1;
             return Ok(());
         }
-        let stream = Stream::new(open, &self.codec, self.interval, &mut self.piece, &mut self.text);
+        let stream =
+            Stream::new(open, (&self.codec, self.marks), self.interval, &mut self.piece, &mut self.text);
         let streams = &mut self.streams[usize::from(from)];
         let slot = usize::from(id.slot);
         if streams.len() <= slot {

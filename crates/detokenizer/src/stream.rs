@@ -35,7 +35,7 @@ pub(crate) struct Stream {
     /// Special tokens show their names.
     shows_special: bool,
     /// Tokens that are sent by themselves, with what they show.
-    marks: Vec<(u32, &'static str)>,
+    marks: Option<MarkIds>,
     text: TextStream,
     stop: StopMatcher,
 }
@@ -45,7 +45,7 @@ impl Stream {
     /// the restart, except what was held back then and is held back again now. `piece` and `text` are overwritten.
     pub(crate) fn new(
         open: Open,
-        codec: &TextCodec,
+        (codec, marks): (&TextCodec, Option<MarkIds>),
         interval: u32,
         piece: &mut String,
         text: &mut String,
@@ -59,7 +59,7 @@ impl Stream {
             waiting: Waiting::new(interval),
             include_stop: open.include_stop,
             shows_special: open.special,
-            marks: if open.marks { marks(codec) } else { Vec::new() },
+            marks: marks.filter(|_| open.marks),
             text: TextStream::new(codec),
             stop: StopMatcher::new(open.stop).including(open.include_stop),
         };
@@ -119,7 +119,7 @@ impl Stream {
 
     /// What a token shows that is to be sent by itself.
     fn mark_of(&self, token: u32) -> Option<&'static str> {
-        self.marks.iter().find(|(id, _)| *id == token).map(|(_, mark)| *mark)
+        self.marks.iter().flatten().find(|(id, _)| *id == token).map(|(_, mark)| *mark)
     }
 
     /// The mark that an event brings, if it is to be sent by itself.
@@ -196,8 +196,10 @@ impl Stream {
     }
 }
 
-/// The marks of reasoning, if the vocabulary has both.
-fn marks(codec: &TextCodec) -> Vec<(u32, &'static str)> {
-    let found = [OPEN, CLOSE].map(|mark| Some((codec.mark_id(mark)?, mark)));
-    found.into_iter().collect::<Option<_>>().unwrap_or_default()
+/// The marks of reasoning, each with its token and what it shows.
+pub(crate) type MarkIds = [(u32, &'static str); 2];
+
+/// Those of a vocabulary, if it has both.
+pub(crate) fn mark_ids(codec: &TextCodec) -> Option<MarkIds> {
+    Some([(codec.mark_id(OPEN)?, OPEN), (codec.mark_id(CLOSE)?, CLOSE)])
 }

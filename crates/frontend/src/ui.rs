@@ -22,7 +22,7 @@ const fn file(path: &'static str, content_type: &'static str, bytes: &'static [u
 
 /// All of them; the page itself is the first.
 pub const FILES: &[File] = &[
-    file("/", HTML, include_bytes!("../ui/index.html")),
+    file("/", HTML, concat!(include_str!("../ui/head.html"), include_str!("../ui/index.html")).as_bytes()),
     file("/ui/style.css", STYLE, include_bytes!("../ui/style.css")),
     file("/ui/docs.css", STYLE, include_bytes!("../ui/docs.css")),
     file("/ui/icon.svg", "image/svg+xml", include_bytes!("../ui/icon.svg")),

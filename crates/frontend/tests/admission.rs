@@ -1,38 +1,16 @@
 //! Admission by tables: what passes, with which values, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-use pinion_config::SamplingDefaults;
-use pinion_frontend::admission::tools::CallReading;
-use pinion_frontend::admission::{Admitted, Api, Limits, admit, admit_detokenize, admit_tokenize};
+mod asked;
+
+use asked::{body, limits};
+use pinion_frontend::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
 use pinion_protocol::{Claim, FaultCode, Reasoning, RequestId, Sampling};
-use pinion_text::tools::CallFormat;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 const FRESH_SEED: u64 = 77;
-
-fn limits() -> Limits {
-    Limits {
-        model: "tiny".to_owned(),
-        vocab_size: 100,
-        max_model_len: 64,
-        calls: CallReading::Format(CallFormat::Hermes),
-        reasons: false,
-        defaults: SamplingDefaults::NONE,
-        strict_fields: false,
-    }
-}
-
-fn body(api: Api, extra: Value) -> Value {
-    let mut base = match api {
-        Api::Completions | Api::Generate => json!({"prompt": "hi"}),
-        Api::Chat => json!({"messages": [{"role": "user", "content": "hi"}]}),
-    };
-    let Value::Object(extra) = extra else { panic!("extra must be an object") };
-    base.as_object_mut().unwrap().extend(extra);
-    base
-}
 
 fn passes(api: Api, extra: Value) -> Admitted {
     let body = body(api, extra);

@@ -1,28 +1,16 @@
 //! Chats by tables: what crosses to the tokenizer, and what is refused, naming which member.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-use pinion_config::SamplingDefaults;
-use pinion_frontend::admission::tools::CallReading;
-use pinion_frontend::admission::{Api, Limits, admit, admit_tokenize};
+mod asked;
+
+use asked::limits;
+use pinion_frontend::admission::{Api, admit, admit_tokenize};
 use pinion_frontend::limits::{
     CONTENT_PARTS_MAX, DOCUMENTS_MAX, TEMPLATE_KWARGS_BYTES_MAX, TEMPLATE_KWARGS_MAX, TOOL_CALLS_MAX,
 };
 use pinion_protocol::limits::{JSON_DEPTH_MAX, MESSAGES_MAX};
 use pinion_protocol::tokenizer_inbox::Prompt;
-use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
-
-fn limits() -> Limits {
-    Limits {
-        model: "tiny".to_owned(),
-        vocab_size: 100,
-        max_model_len: 64,
-        calls: CallReading::Format(CallFormat::Hermes),
-        reasons: false,
-        defaults: SamplingDefaults::NONE,
-        strict_fields: false,
-    }
-}
 
 /// The chat that crosses to the tokenizer; both routes that take one agree on it.
 fn crosses(body: &Value) -> Result<String, String> {

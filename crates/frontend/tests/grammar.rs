@@ -1,35 +1,15 @@
 //! The fields that ask for a form of the text: which grammar each becomes, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-use pinion_config::SamplingDefaults;
-use pinion_frontend::admission::tools::CallReading;
-use pinion_frontend::admission::{Admitted, Api, Limits, admit};
+mod asked;
+
+use asked::{body, limits};
+use pinion_frontend::admission::{Admitted, Api, admit};
 use pinion_protocol::{Fault, FaultCode, Grammar, GrammarField, GrammarKind};
-use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
 
-fn body(api: Api, extra: Value) -> Value {
-    let mut base = match api {
-        Api::Completions | Api::Generate => json!({"prompt": "hi"}),
-        Api::Chat => json!({"messages": [{"role": "user", "content": "hi"}]}),
-    };
-    let Value::Object(extra) = extra else { panic!("extra must be an object") };
-    base.as_object_mut().unwrap().extend(extra);
-    base
-}
-
 fn admitted(api: Api, body: &str) -> Result<Admitted, Fault> {
-    let calls = CallReading::Format(CallFormat::Hermes);
-    let limits = Limits {
-        model: "tiny".to_owned(),
-        vocab_size: 100,
-        max_model_len: 64,
-        calls,
-        reasons: false,
-        defaults: SamplingDefaults::NONE,
-        strict_fields: false,
-    };
-    admit(api, body.as_bytes(), &limits, 77)
+    admit(api, body.as_bytes(), &limits(), 77)
 }
 
 fn passes(api: Api, extra: Value) -> Admitted {

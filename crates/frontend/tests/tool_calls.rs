@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+mod asked;
 mod harness;
 
+use asked::limits_of;
 use harness::{Harness, Options, Reply, run};
-use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::tools::CallReading;
-use pinion_frontend::admission::{Api, Limits, admit};
+use pinion_frontend::admission::{Api, admit};
 use pinion_frontend::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
@@ -210,7 +211,7 @@ fn a_forced_call_is_what_the_grammar_lets_through() {
 fn a_forced_call_brings_its_grammar_and_suffers_no_other() {
     let extra = json!({"tools": [tool("f")], "tool_choice": "required"});
     let admitted =
-        admit(Api::Chat, body(extra.clone()).to_string().as_bytes(), &limits(CallReading::Unknown), 1)
+        admit(Api::Chat, body(extra.clone()).to_string().as_bytes(), &limits_of(CallReading::Unknown), 1)
             .unwrap();
     let grammar = admitted.sampling.grammar.unwrap();
     assert_eq!((grammar.kind, grammar.field), (GrammarKind::JsonSchema, GrammarField::Tools));
@@ -218,31 +219,19 @@ fn a_forced_call_brings_its_grammar_and_suffers_no_other() {
     let mut both = extra;
     both["response_format"] = json!({"type": "json_object"});
     let fault =
-        admit(Api::Chat, body(both).to_string().as_bytes(), &limits(CallReading::AsText), 1).unwrap_err();
+        admit(Api::Chat, body(both).to_string().as_bytes(), &limits_of(CallReading::AsText), 1).unwrap_err();
     assert_eq!(fault.param.as_deref(), Some("tool_choice"));
     let large = json!({"type": "function", "function": {"name": "f",
         "parameters": {"type": "object", "description": "x".repeat(GRAMMAR_BYTES_MAX)}}});
     let large = json!({"tools": [large], "tool_choice": "required"});
     let fault =
-        admit(Api::Chat, body(large).to_string().as_bytes(), &limits(CallReading::AsText), 1).unwrap_err();
+        admit(Api::Chat, body(large).to_string().as_bytes(), &limits_of(CallReading::AsText), 1).unwrap_err();
     assert_eq!(fault.param.as_deref(), Some("tools"));
-}
-
-fn limits(calls: CallReading) -> Limits {
-    Limits {
-        model: "tiny".to_owned(),
-        vocab_size: 100,
-        max_model_len: 64,
-        calls,
-        reasons: false,
-        defaults: SamplingDefaults::NONE,
-        strict_fields: false,
-    }
 }
 
 #[test]
 fn tools_reach_the_template_unless_none_is_wanted() {
-    let hermes = limits(CallReading::Format(CallFormat::Hermes));
+    let hermes = limits_of(CallReading::Format(CallFormat::Hermes));
     let tools = json!([tool("f"), {"type": "function", "function": {"strict": false, "name": "g"}}]);
     let table = [
         (json!({"tools": tools}), true, true),
@@ -262,7 +251,7 @@ fn tools_reach_the_template_unless_none_is_wanted() {
     let as_text = admit(
         Api::Chat,
         body(json!({"tools": tools})).to_string().as_bytes(),
-        &limits(CallReading::AsText),
+        &limits_of(CallReading::AsText),
         1,
     );
     assert_eq!(as_text.unwrap().calls, None);
@@ -304,10 +293,10 @@ fn a_fault_of_a_tool_is_named() {
     ];
     for (extra, param) in table {
         let text = body(extra).to_string();
-        let fault = admit(Api::Chat, text.as_bytes(), &limits(CallReading::AsText), 1).unwrap_err();
+        let fault = admit(Api::Chat, text.as_bytes(), &limits_of(CallReading::AsText), 1).unwrap_err();
         assert_eq!(fault.param.as_deref(), Some(param), "{text}: {fault}");
     }
-    let unknown = limits(CallReading::Unknown);
+    let unknown = limits_of(CallReading::Unknown);
     let text = body(json!({"tools": [tool("f")]})).to_string();
     let fault = admit(Api::Chat, text.as_bytes(), &unknown, 1).unwrap_err();
     assert_eq!(fault.param.as_deref(), Some("tool_choice"));

@@ -1,7 +1,9 @@
 //! `/v1/messages` through the real processes: the fake model writes what the only choice of a grammar leaves it, and
 //! the answer is the same whole, streamed, and with roles that die under it.
 
-use pinion_testkit::{Folder, PATIENCE, Server, Signal, fake_model, kill, wait_until};
+mod deaths;
+
+use pinion_testkit::{Folder, Server, fake_model};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/messages";
@@ -129,36 +131,13 @@ fn a_stop_sequence_is_named_and_the_counts_are_those_of_the_prompt() {
 #[test]
 fn a_stream_goes_on_when_a_role_dies_under_it() {
     let folder = model();
-    let flags = [
-        "--backend",
-        "fake",
-        "--tool-call-parser",
-        "hermes",
-        "--fake-step-us",
-        "5000",
-        "--restart-backoff",
-        "20ms",
-    ];
-    let server = Server::start(folder.path(), &flags);
+    let server = Server::start(folder.path(), &deaths::FLAGS);
     let body = body(WRITTEN, json!({}));
     let whole = plain(server.post(PATH, &body).json());
-    for role in ["engine-0", "detokenizer-0"] {
-        let victim = server.role(role).unwrap_or_else(|| panic!("{role} runs"));
-        let before = server.metric("pinion_resumed_requests_total");
-        let answer = std::thread::scope(|scope| {
-            let answer = scope.spawn(|| streamed(&server, &body));
-            wait_until("tokens flow", PATIENCE, || {
-                (server.metric("pinion_requests_running") > 0.0).then_some(())
-            });
-            std::thread::sleep(std::time::Duration::from_millis(150));
-            kill(victim.pid, Signal::SIGKILL);
-            answer.join().expect("the client's thread")
-        });
-        assert_eq!(plain(assembled(&answer)), whole, "{role}: {answer}");
-        assert!(server.metric("pinion_resumed_requests_total") > before, "{role} died unnoticed");
-        wait_until("it has a successor", PATIENCE, || {
-            server.role(role).filter(|found| found.pid != victim.pid)
-        });
-    }
+    deaths::under_streams(
+        &server,
+        || streamed(&server, &body),
+        |answer| assert_eq!(plain(assembled(answer)), whole, "{answer}"),
+    );
     server.stop();
 }

@@ -1,7 +1,9 @@
 //! `/v1/responses` through the real processes: the fake model writes what the only choice of a grammar leaves it, and
 //! the answer is the same whole, streamed, kept, and with roles that die under it.
 
-use pinion_testkit::{Folder, PATIENCE, Response, Server, Signal, fake_model, kill, wait_until};
+mod deaths;
+
+use pinion_testkit::{Folder, PATIENCE, Response, Server, fake_model, wait_until};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/responses";
@@ -149,38 +151,17 @@ fn a_conversation_goes_on_as_if_its_items_were_sent_again() {
 #[test]
 fn a_stream_goes_on_when_a_role_dies_under_it() {
     let folder = model();
-    let flags = [
-        "--backend",
-        "fake",
-        "--tool-call-parser",
-        "hermes",
-        "--fake-step-us",
-        "5000",
-        "--restart-backoff",
-        "20ms",
-    ];
-    let server = Server::start(folder.path(), &flags);
+    let server = Server::start(folder.path(), &deaths::FLAGS);
     let body = body(WRITTEN, json!({}));
     let whole = plain(server.post(PATH, &body).json());
-    for role in ["engine-0", "detokenizer-0"] {
-        let victim = server.role(role).unwrap_or_else(|| panic!("{role} runs"));
-        let before = server.metric("pinion_resumed_requests_total");
-        let answer = std::thread::scope(|scope| {
-            let answer = scope.spawn(|| streamed(&server, &body));
-            wait_until("tokens flow", PATIENCE, || {
-                (server.metric("pinion_requests_running") > 0.0).then_some(())
-            });
-            std::thread::sleep(std::time::Duration::from_millis(150));
-            kill(victim.pid, Signal::SIGKILL);
-            answer.join().expect("the client's thread")
-        });
-        let response = assembled(&answer);
-        assert_eq!(kept(&server, "GET", &response["id"]).json(), response);
-        assert_eq!(plain(response), whole, "{role}: {answer}");
-        assert!(server.metric("pinion_resumed_requests_total") > before, "{role} died unnoticed");
-        wait_until("it has a successor", PATIENCE, || {
-            server.role(role).filter(|found| found.pid != victim.pid)
-        });
-    }
+    deaths::under_streams(
+        &server,
+        || streamed(&server, &body),
+        |answer| {
+            let response = assembled(answer);
+            assert_eq!(kept(&server, "GET", &response["id"]).json(), response);
+            assert_eq!(plain(response), whole, "{answer}");
+        },
+    );
     server.stop();
 }

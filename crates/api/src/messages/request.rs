@@ -8,34 +8,11 @@ use crate::Translated;
 use crate::json::{function_name, wrong_type};
 use crate::limits::TOOLS_MAX;
 use crate::object::{Object, at};
+use crate::shared::move_shared;
 use pinion_protocol::Fault;
 use pinion_protocol::limits::{MESSAGES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::{Map, Value, json};
 
-/// Fields that mean the same in a chat. Beyond Anthropic's there are those by which this service's chats are tuned.
-pub(super) const SHARED: [&str; 21] = [
-    "model",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "priority",
-    "chat_template_kwargs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-];
 /// Fields that would change the answer and are not served.
 const REFUSED: [(&str, &str); 2] = [
     ("container", "there are no containers here"),
@@ -61,11 +38,7 @@ pub fn chat(body: Map<String, Value>) -> Result<Translated, Fault> {
     if body.take("metadata").is_some_and(|metadata| !metadata.is_object()) {
         return Err(Fault::field("metadata", "metadata must be an object"));
     }
-    for name in SHARED {
-        if let Some(value) = body.take(name) {
-            chat.insert(name.to_owned(), value);
-        }
-    }
+    move_shared(&mut body, &["temperature", "top_p", "frequency_penalty", "presence_penalty"], &mut chat);
     for name in HARMLESS {
         body.take(name);
     }

@@ -5,31 +5,11 @@ use crate::Translated;
 use crate::json::{function_name, wrong_type};
 use crate::limits::TOOLS_MAX;
 use crate::object::{Object, at};
+use crate::shared::move_shared;
 use pinion_protocol::Fault;
 use pinion_protocol::limits::MESSAGES_MAX;
 use serde_json::{Map, Value, json};
 
-/// Fields that mean the same in a chat, beyond those that the answer repeats.
-const SHARED: [&str; 18] = [
-    "model",
-    "stream",
-    "top_k",
-    "min_p",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "repetition_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "priority",
-    "user",
-    "chat_template_kwargs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-];
 /// Fields that would change the answer and are not served.
 const REFUSED: [(&str, &str); 5] = [
     ("conversation", "conversations are not kept here; send previous_response_id, or the items themselves"),
@@ -129,11 +109,7 @@ fn parse(body: &mut Object) -> Result<Asked, Fault> {
     text(body, chat, echo)?;
     reasoning(body, chat, echo)?;
     limits(body, chat, echo)?;
-    for name in SHARED {
-        if let Some(value) = body.take(name) {
-            chat.insert(name.to_owned(), value);
-        }
-    }
+    move_shared(body, &["user"], chat);
     for name in HARMLESS {
         body.take(name);
     }

@@ -13,7 +13,7 @@ const TAGS: [&str; 5] = ["Generate text", "Models and tokens", "Watch", "Operate
 /// Begins every address in a command; the script writes the page's own in its place.
 const ORIGIN: &str = "http://127.0.0.1:8000";
 
-const HEAD: &str = include_str!("../../ui/docs_head.html");
+const HEAD: &str = concat!(include_str!("../../ui/head.html"), include_str!("../../ui/docs_head.html"));
 
 /// What each status of an error means.
 const ERRORS: [(&str, &str); 13] = [
