@@ -1,10 +1,9 @@
 //! The CUDA engine's part of the configuration: whether it is asked for, and where its object is.
 
-use crate::config::{Backend, Dtype};
+use crate::choices::{Backend, Dtype};
 use crate::fault::Collector;
 use crate::machine::Machine;
-use crate::resolve::Take;
-use crate::sources::Settings;
+use crate::sources::{Settings, Take};
 use crate::value::Value;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! The fake backend's options.
 
-use crate::resolve::Take;
-use crate::sources::Settings;
+use crate::sources::{Settings, Take};
 use serde::{Deserialize, Serialize};
 
 /// What the fake backend does beside giving tokens.

@@ -1,17 +1,47 @@
 //! generation_config.json: how the model's makers want its tokens drawn, and which tokens end a text.
 
-use crate::config::SamplingDefaults;
 use crate::fault::{Collector, Origin};
-use crate::model_folder::optional_object;
+use crate::json_file::optional_object;
 use pinion_protocol::StopIds;
 use pinion_protocol::limits::{
     MODEL_STOP_IDS_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, TEMPERATURE_MAX,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Largest id or count that a file may hold.
 const NUMBER_MAX: i64 = i32::MAX as i64;
+
+/// How tokens are drawn for requests that do not say so themselves: generation_config.json of the model folder, unless
+/// the operator wants none of it. Each value is in the range that requests have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SamplingDefaults {
+    /// 0 is greedy.
+    pub temperature: Option<f64>,
+    /// Smallest probability mass kept.
+    pub top_p: Option<f64>,
+    /// Most likely tokens kept; 0 keeps everything.
+    pub top_k: Option<u32>,
+    /// Least share of the likeliest token's probability.
+    pub min_p: Option<f64>,
+    /// Of tokens in the prompt or the output.
+    pub repetition_penalty: Option<f64>,
+    /// Tokens of an answer for which neither the request nor its route names a number.
+    pub max_new_tokens: Option<u32>,
+}
+
+impl SamplingDefaults {
+    /// The API's own hold.
+    pub const NONE: SamplingDefaults = SamplingDefaults {
+        temperature: None,
+        top_p: None,
+        top_k: None,
+        min_p: None,
+        repetition_penalty: None,
+        max_new_tokens: None,
+    };
+}
 
 /// What the file says; nothing where there is none.
 #[derive(Debug, Default)]

@@ -3,6 +3,7 @@
 //! The variables are those of `huggingface_hub`, so that Pinion, vLLM and transformers share one cache and one token.
 
 use crate::fault::{Collector, Origin};
+use crate::secret::TOKEN_VARIABLES;
 use crate::sources::{Environment, Settings};
 use std::path::{Path, PathBuf};
 
@@ -14,9 +15,6 @@ const MAIN: &str = "main";
 const PART_BYTES_MAX: usize = 96;
 /// Longest token in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
-
-/// Variables with a secret of the hub in them.
-pub(crate) const TOKEN_VARIABLES: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 
 /// A model of the hub: `ORG/NAME[@REV]`.
 #[derive(Clone, Debug, PartialEq, Eq)]

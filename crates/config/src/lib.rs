@@ -5,6 +5,7 @@
 //! `resolve` → [`Config`], and from there [`Topology::new`]. What comes out has no "auto" left inside: the roles
 //! receive it as it is.
 
+mod choices;
 mod command_line;
 mod config;
 mod cpu_plan;
@@ -18,8 +19,10 @@ mod fault;
 mod generation;
 mod help;
 mod hub;
+mod json_file;
 mod lifecycle;
 mod machine;
+mod model_facts;
 mod model_folder;
 mod observe;
 mod options;
@@ -35,19 +38,21 @@ mod topology;
 mod trace_command;
 mod value;
 
-pub use config::{
-    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,
-    ResponseStore, SamplingDefaults, ToolCallParser,
+pub use choices::{
+    AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
 };
+pub use config::{Config, ResponseStore};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::CudaConfig;
 pub use exit::Exit;
 pub use fairness::{FairShare, Fairness};
 pub use fake::Fake;
 pub use fault::{ConfigFault, Faults, Origin};
+pub use generation::SamplingDefaults;
 pub use hub::{HubModel, HubToken, PullCommand};
 pub use lifecycle::Lifecycle;
 pub use machine::{Cpu, Machine};
+pub use model_facts::ModelFacts;
 pub use observe::{Observe, Profiler, nvtx_injection};
 pub use replay_command::{ReplayCommand, replay_command};
 pub use scheduling::{AdmissionKind, Scheduling};

@@ -1,7 +1,6 @@
 //! Start, stop, restarts and logs.
 
-use crate::resolve::Take;
-use crate::sources::Settings;
+use crate::sources::{Settings, Take};
 use serde::{Deserialize, Serialize};
 
 /// How the service starts, ends, and brings roles back; and what it logs.

@@ -1,9 +1,11 @@
 //! Reads what the configuration needs from a Hugging Face folder, and says what is wrong with the folder
 //! before any process starts. Weights are not opened here; that is the engine's.
 
-use crate::config::{Backend, ModelFacts};
-use crate::fault::{Collector, Origin};
+use crate::choices::Backend;
+use crate::fault::Collector;
 use crate::generation::{Generation, all_stop_ids};
+use crate::json_file::{io_reason, load, object, optional_object, origin};
+use crate::model_facts::ModelFacts;
 use pinion_protocol::StopIds;
 use pinion_protocol::limits::{CONTEXT_MAX, VOCAB_MAX};
 use serde_json::{Map, Value};
@@ -15,8 +17,6 @@ const _: () =
 
 /// Largest tokenizer.json, in bytes.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
-/// Largest JSON file of which a tree is made, in bytes: a tree takes many times as much.
-const JSON_BYTES_MAX: u64 = 16 << 20;
 /// Memory of a tokenizer or a detokenizer beside what grows with its files, in bytes: prompts, templates, grammars.
 const TEXT_MEMORY_BYTES: u64 = 512 << 20;
 /// What a byte of its files may take in memory.
@@ -73,44 +73,6 @@ pub(crate) fn read(
     let of_files = [of_config.as_slice(), generation.stop_ids.as_slice()];
     facts.stop_ids = all_stop_ids(of_files, of_tokenizer, facts.vocab_size, &path, faults);
     (faults.0.len() == before).then_some(facts)
-}
-
-fn origin(path: &Path) -> Origin {
-    Origin::Model(path.display().to_string())
-}
-
-/// The whole text, with the reason in words if there is none.
-fn load(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
-    let length = std::fs::metadata(path).map_err(io_reason)?.len();
-    match length {
-        0 => Err("is empty".to_owned()),
-        n if n > bytes_max => Err(format!("is larger than {bytes_max} bytes")),
-        _ => std::fs::read(path).map_err(io_reason),
-    }
-}
-
-fn io_reason(error: std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => "is missing".to_owned(),
-        _ => format!("cannot be read: {error}"),
-    }
-}
-
-fn object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, Value>> {
-    let path = dir.join(name);
-    let parsed = load(&path, JSON_BYTES_MAX).and_then(|bytes| {
-        serde_json::from_slice::<Value>(&bytes).map_err(|e| format!("is not valid JSON: {e}")).and_then(
-            |value| match value {
-                Value::Object(map) => Ok(map),
-                _ => Err("is not a JSON object".to_owned()),
-            },
-        )
-    });
-    parsed.map_err(|reason| faults.add(&origin(&path), reason)).ok()
-}
-
-pub(crate) fn optional_object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, Value>> {
-    dir.join(name).exists().then(|| object(dir, name, faults)).flatten()
 }
 
 /// The tokens that tokenizer.json adds to its vocabulary. Of the rest only the syntax is checked, without building the

@@ -1,6 +1,6 @@
 //! What a service records about itself.
 
-use crate::config::Backend;
+use crate::choices::Backend;
 use crate::fault::Collector;
 use crate::sources::Settings;
 use pinion_protocol::Peer;

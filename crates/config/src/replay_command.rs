@@ -1,6 +1,7 @@
 //! The words after `pinion-engine replay`: a recording, and the switches that shall be other than they were recorded.
 
-use crate::config::{AttentionKind, Config, LinearKind, Quantization};
+use crate::choices::{AttentionKind, LinearKind, Quantization};
+use crate::config::Config;
 use crate::scheduling::AdmissionKind;
 use std::path::PathBuf;
 

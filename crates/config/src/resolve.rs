@@ -1,22 +1,23 @@
 //! From settled values to a [`Config`]: derives the values that were not given and checks what must hold between
 //! options.
 
-use crate::config::{
-    AttentionKind, Backend, Config, Dtype, Ipc, LinearKind, ModelFacts, Quantization, ReasoningParser,
-    ResponseStore, SamplingDefaults, ToolCallParser,
+use crate::choices::{
+    AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
 };
+use crate::config::{Config, ResponseStore};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
 use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fairness::Fairness;
 use crate::fake::Fake;
 use crate::fault::{Collector, Faults, Origin};
-use crate::generation::Generation;
+use crate::generation::{Generation, SamplingDefaults};
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
+use crate::model_facts::ModelFacts;
 use crate::model_folder;
 use crate::observe::Observe;
 use crate::scheduling::Scheduling;
-use crate::sources::Settings;
+use crate::sources::{Settings, Take};
 use crate::topology::Topology;
 use crate::value::{Value, human_bytes};
 use pinion_protocol::Role;
@@ -217,28 +218,6 @@ impl Config {
         let config = from_facts(&settings, machine, dir, Some(model), &mut faults);
         faults.into_result()?;
         Ok(config.expect("a config without a fault is complete"))
-    }
-}
-
-/// Reads options that always have a value: their default is a text in the table, and their range there fits
-/// the type.
-pub(crate) struct Take<'a>(pub(crate) &'a Settings);
-
-impl Take<'_> {
-    pub(crate) fn number(&self, name: &str) -> u64 {
-        self.0.number(name).expect("an option with a fixed default has a value")
-    }
-
-    pub(crate) fn word(&self, name: &str) -> u32 {
-        u32::try_from(self.number(name)).expect("the option's range fits 32 bits")
-    }
-
-    fn narrow(&self, name: &str) -> u16 {
-        u16::try_from(self.number(name)).expect("the option's range fits 16 bits")
-    }
-
-    pub(crate) fn is(&self, name: &str, word: &str) -> bool {
-        self.0.text(name) == Some(word)
     }
 }
 

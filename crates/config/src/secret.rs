@@ -14,9 +14,10 @@ const ORIGIN_BYTES_MAX: usize = 256;
 /// As in DNS.
 const HOST_BYTES_MAX: usize = 253;
 
+/// Variables with a secret of the hub in them.
+pub(crate) const TOKEN_VARIABLES: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 /// Environment variables that no role process may inherit.
-pub const SECRET_VARIABLES: [&str; 3] =
-    ["PINION_API_KEY", crate::hub::TOKEN_VARIABLES[0], crate::hub::TOKEN_VARIABLES[1]];
+pub const SECRET_VARIABLES: [&str; 3] = ["PINION_API_KEY", TOKEN_VARIABLES[0], TOKEN_VARIABLES[1]];
 
 /// The keys of which a client must have one, as digests: no process keeps a key, so that none can give it away. Neither
 /// `Debug` nor `config show` shows them.

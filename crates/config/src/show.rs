@@ -1,6 +1,7 @@
 //! `pinion config show`: every value and where it comes from.
 
-use crate::config::{Backend, Config, Dtype};
+use crate::choices::{Backend, Dtype};
+use crate::config::Config;
 use crate::cpu_set::show_cpu_set;
 use crate::fault::Origin;
 use crate::options::OPTIONS;

@@ -292,3 +292,25 @@ pub(crate) fn hint(unknown: &str, spell: impl Fn(&Opt) -> String) -> String {
     let best = near.or_else(part);
     best.map_or(String::new(), |option| format!("; did you mean {}?", spell(option)))
 }
+
+/// Reads options that always have a value: their default is a text in the table, and their range there fits
+/// the type.
+pub(crate) struct Take<'a>(pub(crate) &'a Settings);
+
+impl Take<'_> {
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        self.0.number(name).expect("an option with a fixed default has a value")
+    }
+
+    pub(crate) fn word(&self, name: &str) -> u32 {
+        u32::try_from(self.number(name)).expect("the option's range fits 32 bits")
+    }
+
+    pub(crate) fn narrow(&self, name: &str) -> u16 {
+        u16::try_from(self.number(name)).expect("the option's range fits 16 bits")
+    }
+
+    pub(crate) fn is(&self, name: &str, word: &str) -> bool {
+        self.0.text(name) == Some(word)
+    }
+}

@@ -1,0 +1,146 @@
+//! What an operator chooses among: one enum for each.
+
+use serde::{Deserialize, Serialize};
+
+/// The backend that computes the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backend {
+    /// A real model on libtorch.
+    Torch,
+    /// Deterministic tokens from a hash, with a programmable step time and no libtorch.
+    Fake,
+}
+
+impl Backend {
+    /// Its name on the command line and in paths.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Torch => "torch",
+            Backend::Fake => "fake",
+        }
+    }
+}
+
+/// Type of weights, activations and KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dtype {
+    /// 32-bit floating point.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision, on GPUs.
+    Fp16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Dtype::Fp32 => 4,
+            Dtype::Bf16 | Dtype::Fp16 => 2,
+        }
+    }
+}
+
+/// What the data edges between the roles are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ipc {
+    /// Rings in shared memory.
+    Ring,
+    /// `ipc-channel`, as control of the ablation.
+    Channel,
+}
+
+/// How the model's linear layers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinearKind {
+    /// Weights reordered for the CPU's matrix units once at load.
+    Packed,
+    /// Weights as they stand in the file.
+    Plain,
+}
+
+/// Whether the model's weights become integers while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Quantization {
+    /// They stay in the compute dtype.
+    None,
+    /// 8 bits, a scale for each output.
+    Int8,
+    /// 4 bits in groups, the head in 8 bits.
+    Int4,
+}
+
+impl Quantization {
+    /// As the option spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantization::None => "none",
+            Quantization::Int8 => "int8",
+            Quantization::Int4 => "int4",
+        }
+    }
+}
+
+/// Which attention kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttentionKind {
+    /// The vectorised one.
+    Vector,
+    /// Its plain twin, for comparison.
+    Twin,
+}
+
+/// How tool calls are found in what the model writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToolCallParser {
+    /// As the chat template shows, which frontends read.
+    Auto,
+    /// `<tool_call>{..}</tool_call>`.
+    Hermes,
+    /// A bare JSON object.
+    Llama3Json,
+    /// `[TOOL_CALLS]..`.
+    Mistral,
+    /// `<tool_call><function=..>`.
+    Qwen3Coder,
+    /// `[f(a=1)]`.
+    Pythonic,
+    /// They stay in the text.
+    None,
+}
+
+impl ToolCallParser {
+    pub(crate) fn of(name: Option<&str>) -> ToolCallParser {
+        match name {
+            Some("hermes") => ToolCallParser::Hermes,
+            Some("llama3_json") => ToolCallParser::Llama3Json,
+            Some("mistral") => ToolCallParser::Mistral,
+            Some("qwen3_coder") => ToolCallParser::Qwen3Coder,
+            Some("pythonic") => ToolCallParser::Pythonic,
+            Some("none") => ToolCallParser::None,
+            _ => ToolCallParser::Auto,
+        }
+    }
+}
+
+/// How a model's reasoning is told from its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReasoningParser {
+    /// As the chat template shows, which frontends read.
+    Auto,
+    /// It stands between `<think>` and `</think>`.
+    Think,
+    /// It stays in the text.
+    None,
+}
+
+impl ReasoningParser {
+    pub(crate) fn of(name: Option<&str>) -> ReasoningParser {
+        match name {
+            Some("think") => ReasoningParser::Think,
+            Some("none") => ReasoningParser::None,
+            _ => ReasoningParser::Auto,
+        }
+    }
+}
