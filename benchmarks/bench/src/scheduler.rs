@@ -115,7 +115,7 @@ impl Load {
     /// Costs of plan and commit in ns, rows and tokens of one step; ended requests are replaced after it.
     fn step(&mut self, results: &mut Vec<RowResult>) -> Result<(u64, u64, usize, u32), String> {
         let now = now_ns();
-        let plan = self.scheduler.plan(now);
+        let plan = self.scheduler.plan(now).ok_or("the scheduler planned nothing while requests wait")?;
         let plan_ns = now_ns() - now;
         let (rows, tokens) = (plan.rows.len(), plan.token_count);
         results.clear();

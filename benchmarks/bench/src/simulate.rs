@@ -282,9 +282,7 @@ impl<'a> Service<'a> {
 
     fn step(&mut self, results: &mut Vec<RowResult>) -> Result<(), String> {
         let plan = self.scheduler.plan(self.now_ns);
-        if plan.rows.is_empty() {
-            return Err("the scheduler planned nothing while requests wait".to_owned());
-        }
+        let plan = plan.ok_or("the scheduler planned nothing while requests wait")?;
         let load = plan.load();
         results.clear();
         results.extend(plan.rows.iter().map(|row| match row.draw {

@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(row.sample, draw(2));
 
         // Before that step's token is known: the next row stands on it.
-        assert!(scheduler.plan_ahead(0).is_some());
+        assert!(scheduler.plan(0).is_some());
         batch.fill(&scheduler);
         assert_eq!((&batch.tokens[..], &batch.positions[..]), (&[FUTURE_TOKEN][..], &[4][..]));
         let row = batch.rows[0];

@@ -20,7 +20,7 @@ use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler, SequenceStat
 use pinion_worker::Recorder;
 
 /// After this number of failed steps in a row the model is broken and the process must be replaced.
-const FAILED_STEPS_MAX: u32 = 8;
+const FAILED_STEPS_MAX: usize = 8;
 /// Waiting requests whose slots are looked at in one turn; running ones are looked at in every turn.
 const WAITING_WATCHED_MAX: usize = 64;
 /// Prompt tokens whose logprobs one step reports, but for one of each row: each meets the head and takes up to a
@@ -103,7 +103,8 @@ pub struct Engine {
     running_since_ns: u64,
     /// Number of the last retired step.
     pub(crate) step: u64,
-    failed_steps: u32,
+    /// Why the latest steps failed, without one between them that did not.
+    failures: Vec<String>,
 }
 
 impl Engine {
@@ -128,7 +129,7 @@ impl Engine {
             in_flight: 0,
             running_since_ns: 0,
             step: 0,
-            failed_steps: 0,
+            failures: Vec::new(),
             pipeline,
             sizes,
         }
@@ -170,9 +171,8 @@ impl Engine {
         // As many steps as may be are in flight, or no other can be before the oldest is committed.
         let full = self.in_flight == self.pipeline.depth();
         let retires = self.in_flight > 0 && (full || !launched);
-        let mut failure = Ok(());
         if retires {
-            failure = self.retire(ports)?;
+            self.retire(ports)?;
         }
 
         let commit_ns = ports.recorder().begin(SpanName::EngineCommit);
@@ -180,7 +180,7 @@ impl Engine {
             self.commit(ports);
         }
         let ended_count = self.publish(ports);
-        failure?;
+        self.check_failures()?;
         let worked = received > 0 || launched || retires || ended_count > 0;
         let rows = if retires { self.results.len() as u64 } else { 0 };
         let spans = [
@@ -216,11 +216,7 @@ impl Engine {
     fn plan(&mut self, ports: &impl Ports) -> bool {
         let now_ns = ports.now_ns();
         ports.recorder().push(SpanName::EnginePlan);
-        let planned = match self.in_flight {
-            0 => Some(self.scheduler.plan(now_ns)),
-            _ => self.scheduler.plan_ahead(now_ns),
-        };
-        let launches = planned.is_some_and(|plan| !plan.rows.is_empty());
+        let launches = self.scheduler.plan(now_ns).is_some();
         let rows = if launches { &self.scheduler.current_plan().rows[..] } else { &[] };
         for row in rows.iter().filter(|row| row.first) {
             ports.stamp(row.id, Stage::FirstScheduled, now_ns);
@@ -259,9 +255,9 @@ impl Engine {
     }
 
     /// Waits for the oldest step in flight and fills `results`, one per row. A failed step fails its rows and no other
-    /// request; the inner result says whether it was one too many. The outer one says that the model is gone: then
-    /// nothing is known about the rows, and this process's successor resumes them.
-    fn retire(&mut self, ports: &mut impl Ports) -> Result<Result<(), Broken>, Broken> {
+    /// request. The error says that the model is gone: then nothing is known about the rows, and this process's
+    /// successor resumes them.
+    fn retire(&mut self, ports: &mut impl Ports) -> Result<(), Broken> {
         self.in_flight -= 1;
         self.results.clear();
         let row_count = self.scheduler.oldest_plan().rows.len();
@@ -272,18 +268,29 @@ impl Engine {
             Ok(()) if self.output.rows.len() == row_count => {
                 let vocab_size = self.pipeline.info().vocab_size;
                 self.results.extend(self.output.rows.iter().map(|row| result(*row, vocab_size)));
-                self.failed_steps = 0;
-                return Ok(Ok(()));
+                self.failures.clear();
+                return Ok(());
             }
             Ok(()) => format!("{} outcomes for {row_count} rows", self.output.rows.len()),
             Err(StepError::Gone { reason }) => return Err(Broken { reason }),
             Err(error) => error.to_string(),
         };
         self.results.resize(row_count, RowResult::Failed(FaultCode::Internal));
-        self.failed_steps += 1;
-        tracing::error!(%failure, rows = row_count, in_a_row = self.failed_steps, "a step failed; so do its requests");
-        let reason = format!("{FAILED_STEPS_MAX} steps failed in a row, the last one with: {failure}");
-        Ok(if self.failed_steps < FAILED_STEPS_MAX { Ok(()) } else { Err(Broken { reason }) })
+        let in_a_row = self.failures.len() + 1;
+        tracing::error!(%failure, rows = row_count, in_a_row, "a step failed; so do its requests");
+        self.failures.push(failure);
+        Ok(())
+    }
+
+    /// Whether too many steps failed in a row.
+    fn check_failures(&self) -> Result<(), Broken> {
+        match self.failures.get(FAILED_STEPS_MAX - 1) {
+            Some(last) => {
+                let reason = format!("{FAILED_STEPS_MAX} steps failed in a row, the last one with: {last}");
+                Err(Broken { reason })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Commits the results of the step that was retired and stages its tokens.

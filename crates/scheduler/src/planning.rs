@@ -10,29 +10,38 @@ use crate::sequence::{Sequence, State};
 const ADMISSION_RESERVE_DIVISOR: u32 = 100;
 
 impl Scheduler {
-    /// Plans the next step. An empty plan means that nothing can run; it needs no commit.
+    /// Plans the next step: behind the outstanding one if there is one, before that one's tokens are known. `None` if
+    /// there is nothing to launch now: nothing can run, or the outstanding step must be committed first because there
+    /// are too few blocks (a sequence with an outstanding row is not preempted) or sampling needs a token in flight.
     ///
     /// # Panics
-    /// If a plan is outstanding.
-    pub fn plan(&mut self, now_ns: u64) -> &StepPlan {
-        assert_eq!(self.outstanding, 0, "each plan is committed before the next; see plan_ahead");
+    /// If two plans are outstanding.
+    pub fn plan(&mut self, now_ns: u64) -> Option<&StepPlan> {
+        assert!(self.outstanding <= 1, "at most one plan is outstanding when the next is made");
+        let behind = self.outstanding == 1;
+        let grown = if behind { self.grow_behind()? } else { self.grow_all() };
+        self.fill(grown, now_ns);
+        if self.plan.rows.is_empty() {
+            if behind {
+                std::mem::swap(&mut self.plan, &mut self.earlier);
+            }
+            return None;
+        }
+        Some(&self.plan)
+    }
+
+    /// Gives every running sequence blocks for all its tokens; preempts as needed. Returns how many still run.
+    fn grow_all(&mut self) -> usize {
         self.plan.preempted_count = 0;
         let mut grown = 0;
         while grown < self.running.len() {
             grown = self.grow(grown);
         }
-        self.fill(grown, now_ns);
-        &self.plan
+        grown
     }
 
-    /// Plans the step after the outstanding one, before that one's tokens are known: a row may depend on a token in
-    /// flight. `None` if the outstanding step must be committed first: nothing else can run, there are too few blocks
-    /// (a sequence with an outstanding row is not preempted), or sampling needs a token that is not known yet.
-    ///
-    /// # Panics
-    /// If not exactly one plan is outstanding.
-    pub fn plan_ahead(&mut self, now_ns: u64) -> Option<&StepPlan> {
-        assert_eq!(self.outstanding, 1, "one plan is outstanding");
+    /// The same behind an outstanding plan, which becomes the earlier one. `None` if that must be committed first.
+    fn grow_behind(&mut self) -> Option<usize> {
         let mut running = self.running.iter().map(|&key| self.sequence(key));
         if running.any(|sequence| !sequence.completes() && sequence.waits_for_token()) {
             return None;
@@ -44,12 +53,7 @@ impl Scheduler {
         }
         std::mem::swap(&mut self.plan, &mut self.earlier);
         (self.plan.step, self.plan.preempted_count) = (self.earlier.step, 0);
-        self.fill(grown, now_ns);
-        if self.plan.rows.is_empty() {
-            std::mem::swap(&mut self.plan, &mut self.earlier);
-            return None;
-        }
-        Some(&self.plan)
+        Some(grown)
     }
 
     /// Fills the plan's rows. The first `grown` running sequences have blocks for all their tokens.

@@ -29,8 +29,8 @@ pub struct Totals {
     pub prefix_hit_tokens: u64,
 }
 
-/// See the crate's documentation. `plan` and `commit` alternate, or, with one step in flight, `plan_ahead` and
-/// `commit`. Everything else may be called at any time.
+/// See the crate's documentation. Each plan is committed, in order; at most one other may be made before that.
+/// Everything else may be called at any time.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) limits: Limits,

@@ -27,7 +27,7 @@ fn request(slot: u16, prompt_tokens: u32, max_tokens: Option<u32>) -> Request {
 
 /// Plans and commits one step in which every sampling row draws `token`. Gives (slot, len, draws) of each row.
 fn step(scheduler: &mut Scheduler, token: u32) -> Vec<(u16, u32, bool)> {
-    let rows = scheduler.plan(0).rows.clone();
+    let rows = scheduler.plan(0).map_or(Vec::new(), |plan| plan.rows.clone());
     let result = |draws| if draws { RowResult::Token(token) } else { RowResult::Computed };
     let results: Vec<RowResult> = rows.iter().map(|row| result(row.draw.is_some())).collect();
     scheduler.commit(&results);
@@ -161,7 +161,7 @@ fn discard_is_idempotent_in_every_state() {
     assert_eq!(reasons(&mut scheduler), []);
 
     scheduler.admit(request(2, 3, Some(4)), 0).unwrap();
-    let rows = scheduler.plan(0).rows.len();
+    let rows = scheduler.plan(0).map_or(0, |plan| plan.rows.len());
     scheduler.discard(id(2)); // planned
     scheduler.discard(id(2));
     scheduler.admit(request(2, 3, Some(4)), 0).unwrap(); // the same id, the same key, not the planned one

@@ -42,7 +42,7 @@ fn of_tenant(tenant: u64, weight: u32) -> Claim {
 
 /// One step. Gives the slots of its rows, and how many tokens each was served.
 fn step(scheduler: &mut Scheduler) -> Vec<(u16, u32)> {
-    let rows = scheduler.plan(0).rows.clone();
+    let rows = scheduler.plan(0).map_or(Vec::new(), |plan| plan.rows.clone());
     let result = |draws| if draws { RowResult::Token(1) } else { RowResult::Computed };
     let results: Vec<RowResult> = rows.iter().map(|row| result(row.draw.is_some())).collect();
     scheduler.commit(&results);
@@ -277,7 +277,7 @@ fn check_starts(styles: &[Style], seqs: u32, seed: u64) {
                 admit(&mut scheduler, slot, claim, prompt as usize, output);
             }
         }
-        let rows = scheduler.plan(0).rows.clone();
+        let rows = scheduler.plan(0).map_or(Vec::new(), |plan| plan.rows.clone());
         for row in rows.iter().filter(|row| row.first) {
             let starts = of_slot[usize::from(row.id.slot)];
             for (tenant, seen) in seen.iter_mut().enumerate() {

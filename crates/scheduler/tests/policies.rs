@@ -35,7 +35,7 @@ fn admit(scheduler: &mut Scheduler, slot: u16, len: usize, max_tokens: u32, now_
 
 /// One step. Gives (slot, len) of each row.
 fn step(scheduler: &mut Scheduler) -> Vec<(u16, u32)> {
-    let rows = scheduler.plan(0).rows.clone();
+    let rows = scheduler.plan(0).map_or(Vec::new(), |plan| plan.rows.clone());
     let result = |draws| if draws { RowResult::Token(1) } else { RowResult::Computed };
     let results: Vec<RowResult> = rows.iter().map(|row| result(row.draw.is_some())).collect();
     scheduler.commit(&results);

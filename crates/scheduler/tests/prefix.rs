@@ -24,7 +24,7 @@ fn admit(scheduler: &mut Scheduler, slot: u16, ids: Vec<u32>, max_tokens: u32) {
 
 /// One step in which every row that draws gets `result`. Gives (slot, start, len) of each row.
 fn step(scheduler: &mut Scheduler, result: RowResult) -> Vec<(u16, u32, u32)> {
-    let plan = scheduler.plan(0);
+    let Some(plan) = scheduler.plan(0) else { return Vec::new() };
     assert!(plan.step < 10_000, "it does not come to an end");
     let rows = plan.rows.clone();
     let result = |draws| if draws { result } else { RowResult::Computed };
@@ -114,7 +114,7 @@ fn blocks_of_the_same_contents_become_one() {
     let mut scheduler = Scheduler::with_policy(LIMITS, policy);
     admit(&mut scheduler, 0, prompt(64), 2);
     admit(&mut scheduler, 1, prompt(64), 2);
-    let rows = scheduler.plan(0).rows.len();
+    let rows = scheduler.plan(0).expect("a plan").rows.len();
     assert_eq!(scheduler.pool().held(), 8);
     scheduler.commit(&vec![RowResult::Token(1); rows]);
     assert_eq!(scheduler.pool().held(), 4);
@@ -193,7 +193,7 @@ fn where_requests_part_within_a_block_the_later_one_copies_its_beginning() {
         assert_eq!(run(&mut scheduler), 1000);
         let second = (0..len).map(|n| if n < common { n } else { 5000 + n }).collect();
         admit(&mut scheduler, 1, second, 1);
-        let plan = scheduler.plan(0);
+        let plan = scheduler.plan(0).expect("a plan");
         let (copies, row) = (plan.copies.clone(), plan.rows[0]);
         assert_eq!(row.start, covered, "{len} tokens, {common} in common");
         assert_eq!(copies.iter().map(|copy| copy.tokens).sum::<u32>(), covered % 16);
@@ -241,11 +241,7 @@ fn choices_that_come_together_wait_for_the_first_and_compute_the_prompt_once() {
             let mut steps: Vec<Vec<u16>> = Vec::new();
             let mut in_flight: Vec<Vec<RowResult>> = Vec::new();
             while !scheduler.is_empty() || !in_flight.is_empty() {
-                let plan = match in_flight.len() {
-                    0 => Some(scheduler.plan(0)),
-                    _ => scheduler.plan_ahead(0),
-                };
-                let launched = plan.filter(|plan| !plan.rows.is_empty()).map(|plan| plan.rows.clone());
+                let launched = scheduler.plan(0).map(|plan| plan.rows.clone());
                 if let Some(rows) = &launched {
                     steps.push(rows.iter().map(|row| row.id.slot).collect());
                     let result = |draws| if draws { RowResult::Token(1) } else { RowResult::Computed };
@@ -303,7 +299,7 @@ fn no_request_waits_for_one_that_is_gone_or_stuck() {
             "stuck" => RowResult::Again,
             _ => RowResult::Token(1),
         };
-        let plan = scheduler.plan(0);
+        let plan = scheduler.plan(0).expect("a plan");
         let first = plan.rows[0].id;
         assert_eq!(plan.rows.len(), 1, "{name}");
         if name == "gone" {

@@ -47,7 +47,7 @@ fn run(scheduler: &mut Scheduler) -> Told {
         if scheduler.is_empty() {
             break;
         }
-        let plan = scheduler.plan(step);
+        let plan = scheduler.plan(step).expect("requests are here, so a step is planned");
         let scored: u32 = plan.rows.iter().map(|row| row.report_len).sum();
         assert_eq!(plan.score_count, scored);
         told.scores_in_a_step = told.scores_in_a_step.max(scored);

@@ -346,11 +346,8 @@ impl Simulation {
             watched.started = true;
             results.push((row.id, result));
         }
-        let launched = !results.is_empty();
-        if launched {
-            self.in_flight.push_back(results);
-        }
-        launched
+        self.in_flight.push_back(results);
+        true
     }
 
     fn commit(&mut self) {
@@ -376,7 +373,12 @@ impl Simulation {
         let ahead = !self.in_flight.is_empty();
         let preemptions = self.scheduler.totals().preemptions;
         let now_ns = u64::from(self.step);
-        let plan = if ahead { self.scheduler.plan_ahead(now_ns)? } else { self.scheduler.plan(now_ns) };
+        if self.scheduler.plan(now_ns).is_none() {
+            assert!(ahead || self.scheduler.is_empty(), "requests are here and nothing is planned");
+            return None;
+        }
+        let plan = self.scheduler.current_plan();
+        assert!(!plan.rows.is_empty(), "an empty plan is none");
         assert!(plan.token_count <= limits.max_num_batched_tokens, "over the token budget");
         assert!(plan.rows.len() <= limits.max_num_seqs as usize, "over the sequence limit");
         assert!(plan.rows.iter().all(|row| row.len > 0), "a row without a token");
@@ -391,7 +393,6 @@ impl Simulation {
             "preempted with a row in flight"
         );
         self.scheduler.check();
-        assert!(self.scheduler.is_empty() || !rows.is_empty(), "requests are here and nothing is planned");
         for (index, row) in rows.iter().enumerate() {
             assert!(rows[..index].iter().all(|other| other.lane != row.lane && other.id != row.id));
         }
