@@ -71,18 +71,18 @@ build_release() {
     cp "$target/cuda/libpinion_cuda.so" "$folder/"
 }
 
-# With the very commands of deploy/test.sh's steps unit, processes and no_torch, so that after them nothing is built.
+# With the packages and features of deploy/test.sh's steps no_torch and tests, so that after them next to nothing is built.
+# Both leave their programs in the same place: the second brings back those with libtorch.
 build_dev() {
-    local torchless=$target/no-torch
+    cargo build --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench \
+        --bin pinion-engine --example cuda_check || return 1
+    link_to "$target/debug/pinion-engine" "$folder/pinion-engine" || return 1
+    link_to "$target/debug/examples/cuda_check" "$folder/cuda_check" || return 1
     cargo build --locked --workspace --bins || return 1
-    cargo test --locked --no-run --quiet --workspace --exclude pinion-testkit --exclude pinion-bench || return 1
-    cargo test --locked --no-run --quiet --no-default-features --package pinion-ops --package pinion-model --package pinion-engine \
-        --target-dir "$torchless" || return 1
+    cargo test --locked --no-run --quiet --workspace || return 1
     for program in "${PROGRAMS[@]}"; do
         link_to "$target/debug/$program" "$folder/$program" || return 1
     done
-    link_to "$torchless/debug/pinion-engine" "$folder/pinion-engine" || return 1
-    link_to "$torchless/debug/examples/cuda_check" "$folder/cuda_check" || return 1
     link_to "$target/debug/examples/cuda_check" "$folder/cuda_check_torch"
 }
 

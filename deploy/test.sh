@@ -20,7 +20,11 @@ step_fmt() { cargo fmt --all --check; }
 
 step_clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings; }
 
-step_tidy() { cargo run --quiet --locked --package xtask -- tidy; }
+# Built with the whole workspace, which the tests need too: alone it would have dependencies with other features.
+step_tidy() {
+    cargo build --quiet --locked --workspace --bins
+    "$TARGET/debug/xtask" tidy
+}
 
 # The ring and its wake-up under every interleaving; then the same without each fence, which must fail.
 step_loom() {
@@ -56,15 +60,15 @@ step_tests() {
 # Unit, property and parity tests of every crate but those that start processes.
 step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude pinion-bench; }
 
-# The fake backend must build and pass with no libtorch at all. The tests on the emulated device do not run again: `tests` ran
-# them, and `gpu_dry_run` has an engine without libtorch there.
+# The fake backend must build and pass with no libtorch at all. Nearly the whole workspace is named so that Cargo chooses the
+# features of `tests` for the dependencies, which are not built again. The tests on the emulated device do not run again:
+# `tests` ran them, and `gpu_dry_run` has an engine without libtorch there.
 step_no_torch() {
     local tests=() file
     for file in "$ROOT"/crates/{ops,model,engine}/tests/*.rs; do
         case $file in */cuda*) ;; *) tests+=(--test "$(basename "$file" .rs)") ;; esac
     done
-    cargo test --locked --no-default-features --package pinion-ops --package pinion-model --package pinion-engine \
-        --target-dir "$TARGET/no-torch" --lib "${tests[@]}"
+    cargo test --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench --lib "${tests[@]}"
 }
 
 # The real processes, from outside.
@@ -167,9 +171,25 @@ step_gpu_dry_run() {
     ! grep ' skipped ' "$bundle/out/table.txt" | grep -v -e '^greedy_reference ' -e '^baseline '
 }
 
-# Many seeds of the whole service in one thread; PINION_SIM_RUNS says how many.
+# Many seeds of the whole service, optimised and with debug assertions, as one process for each CPU: a run has one thread.
+# PINION_SIM_RUNS says how many.
 step_simulation() {
-    PINION_SIM_RUNS=${PINION_SIM_RUNS:-100000} cargo test --locked --package pinion-simulation --test seeds -- --nocapture
+    local runs=${PINION_SIM_RUNS:-100000} shards each shard status=0 pids=()
+    shards=$(nproc)
+    each=$(((runs + shards - 1) / shards))
+    local seeds=(cargo test --locked --package pinion-simulation --test seeds --target-dir "$TARGET/simulation")
+    export CARGO_PROFILE_DEV_OPT_LEVEL=2
+    "${seeds[@]}" --no-run || return 1
+    for shard in $(seq 0 $((shards - 1))); do
+        PINION_SIM_FIRST=$((shard * each)) PINION_SIM_RUNS=$each \
+            "${seeds[@]}" -- --nocapture >"$LOGS/simulation-$shard.log" 2>&1 &
+        pids+=($!)
+    done
+    for shard in "${!pids[@]}"; do
+        wait "${pids[$shard]}" || status=1
+        grep -v -e '^warning' -e Compiling "$LOGS/simulation-$shard.log"
+    done
+    return "$status"
 }
 
 # Three hundred rounds of deaths over the demo model, with every kind of request. By name only: a quarter of an hour.

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Runs of an ordinary test.
-const RUNS: u64 = 500;
+const RUNS: u64 = 1000;
 /// Failures after which no more are looked for.
 const FAILURES_MAX: usize = 5;
 
