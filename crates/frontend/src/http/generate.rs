@@ -23,7 +23,7 @@ use crate::observe::timeline::{Timeline, Timings};
 use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
 use crate::requests::outgoing::Job;
-use crate::requests::request::{Form, Outcome};
+use crate::requests::request::{AnswerPlan, Form, Outcome};
 use crate::requests::ticket::Ticket;
 use crate::route::Route;
 use hyper::body::Incoming;
@@ -136,25 +136,24 @@ fn begin_all(
     let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
     let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
     let fast = app.settings.fast_sse;
-    let tickets = begin(app, arrival, admitted, |index, count| match head.as_ref().filter(|_| stream) {
-        Some(head) if count > 1 => Form::Events(sse::Writer::part(head.clone(), fast, index)),
-        Some(head) => Form::Events(sse::Writer::new(head.clone(), fast)),
-        None if stream => Form::PlainStream,
-        None => Form::Whole,
+    let tickets = begin(app, arrival, admitted, |index, count| {
+        let form = match head.as_ref().filter(|_| stream) {
+            Some(head) if count > 1 => Form::Events(sse::Writer::part(head.clone(), fast, index)),
+            Some(head) => Form::Events(sse::Writer::new(head.clone(), fast)),
+            None if stream => Form::PlainStream,
+            None => Form::Whole,
+        };
+        let prompt = index as usize / choices_per_prompt;
+        let prompt_part = (asked || shown.echo).then(|| {
+            let text = echoes.get(prompt).cloned().unwrap_or_default();
+            PromptPart::new(text, asked, shown.logprobs.unwrap_or(0) as usize)
+        });
+        let extras = (prompt_ids.is_some() || has_counts).then(|| {
+            let ids = prompt_ids.as_ref().and_then(|ids| ids.get(prompt)).cloned();
+            Extras::new(ids, has_counts)
+        });
+        AnswerPlan { prompt: prompt_part, extras, ..form.into() }
     })?;
-    if asked || shown.echo {
-        let alternatives = shown.logprobs.unwrap_or(0) as usize;
-        for (index, ticket) in tickets.iter().enumerate() {
-            let text = echoes.get(index / choices_per_prompt).cloned().unwrap_or_default();
-            ticket.request.borrow_mut().show_prompt(PromptPart::new(text, asked, alternatives));
-        }
-    }
-    if prompt_ids.is_some() || has_counts {
-        for (index, ticket) in tickets.iter().enumerate() {
-            let ids = prompt_ids.as_ref().and_then(|ids| ids.get(index / choices_per_prompt)).cloned();
-            ticket.request.borrow_mut().show(Extras::new(ids, has_counts));
-        }
-    }
     Ok(Begun { tickets, head, stream, choices_per_prompt })
 }
 
@@ -197,12 +196,13 @@ async fn echoes(app: &App, arrival: &Arrival, prompts: &[Prompt]) -> Result<Vec<
 }
 
 /// Takes a slot for each choice, in the order of their numbers: the first prompt's, then the second's. Either all
-/// begin or none; tickets that are dropped here cancel their requests. `form` gets a choice's number and their count.
+/// begin or none; tickets that are dropped here cancel their requests. `plan` gets a choice's number and their count;
+/// tool calls and reasoning are added here.
 pub(crate) fn begin(
     app: &App,
     arrival: &Arrival,
     admitted: Admitted,
-    form: impl Fn(u32, usize) -> Form,
+    plan: impl Fn(u32, usize) -> AnswerPlan,
 ) -> Result<Vec<Ticket>, Fault> {
     let Admitted {
         priority,
@@ -238,14 +238,13 @@ pub(crate) fn begin(
                 Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
             let origin = Origin { timings, ..origin(arrival) };
-            let begun = Ticket::begin(&app.ledger, origin, job, form(index, count));
+            let plan = AnswerPlan {
+                calls: calls.as_ref().map(|plan| Calls::new(plan, &app.numbers.id())),
+                thoughts: reasoning.clone().map(Thoughts::new),
+                ..plan(index, count)
+            };
+            let begun = Ticket::begin(&app.ledger, origin, job, plan);
             let ticket = begun.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
-            if let Some(plan) = &calls {
-                ticket.request.borrow_mut().find_calls(Calls::new(plan, &app.numbers.id()));
-            }
-            if let Some(plan) = &reasoning {
-                ticket.request.borrow_mut().find_reasoning(Thoughts::new(plan.clone()));
-            }
             tickets.push(ticket);
         }
     }

@@ -40,7 +40,7 @@ pub(crate) async fn messages(
     };
     let streams = head.streams;
     let teller = || Teller::Messages(messages::Teller::new(head.clone()));
-    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())));
+    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())).into());
     admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
     let mut response = if streams {
         stream_answer(app, tickets?, Some(messages::PING), None).await?
@@ -83,7 +83,7 @@ pub(crate) async fn responses(
     };
     let streams = head.streams;
     let teller = || Teller::Responses(responses::Teller::new(head.clone()));
-    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())));
+    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())).into());
     admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
     let mut response = if streams {
         stream_answer(app, tickets?, Some(sse::KEEP_ALIVE), None).await?

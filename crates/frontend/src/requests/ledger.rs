@@ -7,17 +7,23 @@
 //! When a role dies, its requests keep their slots under a new generation and go on from their last token (`recovery`).
 //! Single-threaded; it knows no socket, and rings only through [`super::outgoing`].
 
+mod entries;
+mod entry;
 mod losses;
 mod recovery;
 mod report;
+mod submit;
 
 use crate::limits::{LAST_TEXT_GRACE, RESTART_PAUSE_MAX};
 use crate::observe::metrics::Metrics;
 use crate::observe::slow::SlowLog;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::outgoing::{Job, Outgoing, Outlet};
-use crate::requests::request::{Beginning, Facts, Form, Next, Outcome, Request};
+use crate::requests::request::{AnswerPlan, Beginning, Facts, Next, Outcome, Request};
 use crate::route::Route;
+use entries::Entries;
+pub use entry::EntryState;
+use entry::{Entry, Place};
 use pinion_config::Lifecycle;
 use pinion_os::clock::Clock;
 use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Reject, deltas, kind};
@@ -27,9 +33,7 @@ use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
 use pinion_worker::Recorder;
-use recovery::Life;
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -92,60 +96,14 @@ pub struct Origin {
     pub timings: bool,
 }
 
-struct Entry {
-    request: Rc<RefCell<Request>>,
-    id: RequestId,
-    received_ns: u64,
-    /// The ticket is gone.
-    client_done: bool,
-    /// The slot was closed ahead of its release, because a role died.
-    closed: bool,
-    /// When the engine's account came; 0 before.
-    finished_ns: u64,
-    /// When the latest token came; 0 before the first.
-    token_ns: u64,
-    life: Life,
-}
-
-/// How far a request is; docs/ARCHITECTURE.md has the diagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryState {
-    /// It waits for a role and is with none.
-    Parked,
-    /// It is with its roles.
-    Submitted,
-    /// Only the engine's account is missing.
-    TextComplete,
-    /// Only the end of the text is missing.
-    EngineDone,
-    /// Its client was told the outcome, or is gone.
-    Ended,
-}
-
-impl Entry {
-    fn state(&self) -> EntryState {
-        let request = self.request.borrow();
-        match (self.life.parked, request.has_last_text(), request.finished().is_some()) {
-            _ if request.outcome().is_some() => EntryState::Ended,
-            (true, _, _) => EntryState::Parked,
-            (false, true, _) => EntryState::TextComplete,
-            (false, false, true) => EntryState::EngineDone,
-            (false, false, false) => EntryState::Submitted,
-        }
-    }
-}
-
 /// All accepted requests.
 pub struct Ledger {
     setup: Setup,
-    entries: Vec<Option<Entry>>,
-    free: VecDeque<u16>,
+    entries: Entries,
     outgoing: Outgoing,
     draining: bool,
     /// The drain ended some with an error because a role is gone.
     cut: bool,
-    /// Requests that wait for the successor of a role.
-    parked: usize,
     metrics: Rc<Metrics>,
     slow: SlowLog,
 }
@@ -155,13 +113,11 @@ impl Ledger {
     pub fn new(setup: Setup, outlet: Rc<RefCell<dyn Outlet>>, metrics: Rc<Metrics>) -> Ledger {
         let count = setup.table.len().min(usize::from(u16::MAX) + 1);
         Ledger {
-            entries: (0..count).map(|_| None).collect(),
-            free: (0..count).filter_map(|slot| u16::try_from(slot).ok()).collect(),
+            entries: Entries::new(count),
             outgoing: Outgoing::new(outlet, setup.tokenizers, setup.detokenizers),
             setup,
             draining: false,
             cut: false,
-            parked: 0,
             metrics,
             slow: SlowLog::default(),
         }
@@ -174,12 +130,12 @@ impl Ledger {
 
     /// Every request that has a slot, with how far it is.
     pub fn states(&self) -> impl Iterator<Item = (RequestId, EntryState)> + '_ {
-        self.entries.iter().flatten().map(|entry| (entry.id, entry.state()))
+        self.entries.iter().map(|entry| (entry.id, entry.state()))
     }
 
     /// Slots in use.
     pub fn slots_used(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.entries.len() - self.entries.free()
     }
 
     /// Slots in all.
@@ -204,7 +160,7 @@ impl Ledger {
 
     /// Whether one HTTP request can have `count` slots now. Errors: never, or not now.
     pub fn check_room(&self, count: usize) -> Result<(), Fault> {
-        let (total, free) = (self.entries.len(), self.free.len());
+        let (total, free) = (self.entries.len(), self.entries.free());
         if count > total {
             let message =
                 format!("{count} choices at once are more than this service's {total} request slots");
@@ -220,12 +176,17 @@ impl Ledger {
 
     /// Takes a slot and sends the job on; where a role that it needs is down, it waits for the successor. Errors: all
     /// slots taken, a role down and `--no-resume`, draining, a reader stuck.
-    pub fn begin(&mut self, origin: Origin, job: Job, form: Form) -> Result<Rc<RefCell<Request>>, Fault> {
+    pub fn begin(
+        &mut self,
+        origin: Origin,
+        job: Job,
+        plan: AnswerPlan,
+    ) -> Result<Rc<RefCell<Request>>, Fault> {
         if self.draining {
             return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
         }
         let generates = matches!(job, Job::Generate { .. });
-        let Some(slot_index) = self.free.front().copied() else {
+        let Some(slot_index) = self.entries.next_free() else {
             let message = format!("all {} request slots are taken; try again later", self.entries.len());
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         };
@@ -241,7 +202,6 @@ impl Ledger {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
             Job::Encode(_) | Job::Decode(_) => 0,
         };
-        let received_ns = origin.received_ns;
         let facts = Facts {
             id,
             route: origin.route,
@@ -251,26 +211,12 @@ impl Ledger {
             ids_max: self.setup.max_model_len as usize,
             buffer_bytes_max: self.setup.buffer_bytes_max,
         };
-        let request = Rc::new(RefCell::new(Request::new(facts, form, tokens_hint)));
-        let mut entry = Entry {
-            request: request.clone(),
-            id,
-            received_ns,
-            client_done: false,
-            closed: false,
-            finished_ns: 0,
-            token_ns: 0,
-            life: Life::new(job),
-        };
-        match entry.send_on(&mut self.outgoing, &self.setup) {
-            Ok(sent) => self.parked += usize::from(!sent),
-            Err(fault) => {
-                self.close(id);
-                return Err(fault);
-            }
+        let request = Rc::new(RefCell::new(Request::new(facts, plan, tokens_hint)));
+        let entry = Entry::new(request.clone(), origin.received_ns, job);
+        if let Err(fault) = self.submit_new(entry) {
+            self.close(id);
+            return Err(fault);
         }
-        self.free.pop_front();
-        self.entries[usize::from(slot_index)] = Some(entry);
         Ok(request)
     }
 
@@ -298,8 +244,8 @@ impl Ledger {
             }
             kind::FINISHED => {
                 let finished = Finished::decode(payload)?;
-                if let Some(entry) = self.entry(finished.id) {
-                    entry.finished_ns = now_ns;
+                if let Some(submission) = self.entries.submission_mut(finished.id) {
+                    submission.finished_ns = Some(now_ns);
                 }
                 self.with(finished.id, |request| request.finish(&finished))
             }
@@ -331,19 +277,18 @@ impl Ledger {
             let request = entry.request.borrow();
             count > 0 && !request.has_last_text() && request.follows(delta)
         };
-        let Some(entry) = self.entry(id).filter(is_new) else { return };
-        let (received_ns, before_ns) = (entry.received_ns, entry.token_ns);
-        entry.token_ns = now_ns;
-        if let Some(lost_ns) = entry.life.lost_ns.take() {
+        let Some(entry) = self.entries.open(id).filter(is_new) else { return };
+        let (received_ns, before_ns) = (entry.received_ns, entry.token_ns.replace(now_ns));
+        if let Some(lost_ns) = entry.recovery.lost_ns.take() {
             metrics.interruption.observe_ns(now_ns.saturating_sub(lost_ns));
         }
         metrics.live_generated_tokens.add(count);
-        if before_ns == 0 {
-            metrics.first_token.observe_ns(now_ns.saturating_sub(received_ns));
-            metrics.live_prompt_tokens.add(u64::from(self.counted(id, Counter::PromptTokens)));
-        } else {
+        if let Some(before_ns) = before_ns {
             let gap_s = now_ns.saturating_sub(before_ns) as f64 / 1e9;
             metrics.token_gap.observe_many(gap_s / count as f64, count);
+        } else {
+            metrics.first_token.observe_ns(now_ns.saturating_sub(received_ns));
+            metrics.live_prompt_tokens.add(u64::from(self.counted(id, Counter::PromptTokens)));
         }
     }
 
@@ -354,14 +299,10 @@ impl Ledger {
         })
     }
 
-    fn entry(&mut self, id: RequestId) -> Option<&mut Entry> {
-        self.entries.get_mut(usize::from(id.slot))?.as_mut().filter(|entry| entry.id == id && !entry.closed)
-    }
-
     /// Applies a record to its request, then settles what that leads to. Errors: there never was such a request, or the
     /// record does not follow the one before.
     fn with(&mut self, id: RequestId, apply: impl FnOnce(&mut Request) -> Next) -> Result<(), Malformed> {
-        let Some(entry) = self.entry(id) else {
+        let Some(entry) = self.entries.open(id) else {
             let slot = self.slot(id).filter(|_| id.frontend == self.setup.frontend);
             if !slot.is_some_and(|slot| slot.state().has_reached(id.generation)) {
                 return Err(Malformed("request of a record"));
@@ -405,7 +346,7 @@ impl Ledger {
 
     /// Stamps a stage of a request whose slot is still its own.
     pub fn stamp(&mut self, id: RequestId, stage: Stage) {
-        if self.entry(id).is_some()
+        if self.entries.open(id).is_some()
             && let Some(slot) = self.slot(id)
         {
             slot.stamp(id.generation, stage as usize, (self.setup.clock)());
@@ -414,8 +355,7 @@ impl Ledger {
 
     /// The client has everything, or is gone. In the latter case the request is cancelled everywhere.
     pub(crate) fn client_done(&mut self, id: RequestId) {
-        let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
-        let Some(entry) = place.filter(|entry| entry.id == id) else { return };
+        let Some(entry) = self.entries.get_mut(id) else { return };
         entry.client_done = true;
         if entry.request.borrow_mut().abandon() {
             self.cancel(id);
@@ -424,24 +364,17 @@ impl Ledger {
     }
 
     fn release_if_done(&mut self, id: RequestId) {
-        let Some(place) = self.entries.get_mut(usize::from(id.slot)) else { return };
-        // No other process holds a parked request.
-        let settled = |entry: &Entry| entry.life.parked || entry.request.borrow().settled();
-        let done = |entry: &mut Entry| entry.id == id && entry.client_done && settled(entry);
-        let Some(entry) = place.take_if(done) else { return };
-        self.parked -= usize::from(entry.life.parked);
-        if !entry.closed {
+        // The slot is free before anything is said of the request, so that nothing that happens there can keep it.
+        let Some(entry) = self.entries.take_done(id) else { return };
+        if entry.place != Place::Closed {
             self.close(id);
         }
-        // Before anything is said of it, so that nothing that happens there can keep the slot.
-        self.free.push_back(id.slot);
         self.report(&entry);
     }
 
     /// Where the time of a request went up to now.
     pub(crate) fn timeline(&self, id: RequestId, received_ns: u64) -> Timeline {
-        let place = self.entries.get(usize::from(id.slot)).and_then(Option::as_ref);
-        let earlier = place.filter(|entry| entry.id == id).and_then(|entry| entry.life.earlier.as_deref());
+        let earlier = self.entries.get(id).and_then(|entry| entry.recovery.earlier.as_deref());
         let stamps = Stamps::of_slot(self.slot(id), id.generation, earlier);
         Timeline::of_slot(self.slot(id), id.generation, &stamps, received_ns, (self.setup.clock)())
     }
@@ -457,12 +390,12 @@ impl Ledger {
     }
 
     fn ids(&self, wanted: impl Fn(&Entry, &Request) -> bool) -> Vec<RequestId> {
-        let entries = self.entries.iter().flatten();
+        let entries = self.entries.iter();
         entries.filter(|entry| wanted(entry, &entry.request.borrow())).map(|entry| entry.id).collect()
     }
 
     /// Whether any request still waits for its outcome or its client.
     pub fn any_open(&self) -> bool {
-        self.entries.iter().flatten().any(|entry| !entry.client_done)
+        self.entries.iter().any(|entry| !entry.client_done)
     }
 }

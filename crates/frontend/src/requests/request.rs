@@ -7,6 +7,7 @@
 
 mod form;
 mod output;
+mod plan;
 
 use crate::answers::calls::Calls;
 use crate::answers::errors::HttpError;
@@ -23,6 +24,7 @@ pub use form::Form;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, DELTA_PROMPT, Delta, FinishReason, Finished};
 use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode, RequestId};
+pub use plan::AnswerPlan;
 use std::task::Waker;
 
 /// What the client is told in the end.
@@ -125,15 +127,16 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request that was just submitted. `tokens_hint` sizes the list of ids.
-    pub fn new(facts: Facts, form: Form, tokens_hint: usize) -> Request {
+    /// A request that is about to be submitted. `tokens_hint` sizes the list of ids.
+    pub fn new(facts: Facts, plan: AnswerPlan, tokens_hint: usize) -> Request {
+        let AnswerPlan { form, prompt, extras, calls, thoughts } = plan;
         Request {
             ids: Vec::with_capacity(tokens_hint.min(IDS_CAPACITY_MAX).min(facts.ids_max)),
             facts,
             timeline: Timeline::default(),
             form,
             out: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
-            prompt: None,
+            prompt,
             held: String::new(),
             scores: Vec::new(),
             score_bytes: 0,
@@ -148,21 +151,11 @@ impl Request {
             withdrawn: false,
             role_said: false,
             finish_said: false,
-            calls: None,
-            thoughts: None,
+            calls: calls.map(Box::new),
+            thoughts: thoughts.map(Box::new),
             reasoning: String::new(),
-            extras: None,
+            extras: extras.map(Box::new),
         }
-    }
-
-    /// The answer shows its prompt. To be said before any record is taken.
-    pub fn show_prompt(&mut self, prompt: PromptPart) {
-        self.prompt = Some(prompt);
-    }
-
-    /// The answer shows token ids or counts. To be said before any record is taken.
-    pub fn show(&mut self, extras: Extras) {
-        self.extras = Some(Box::new(extras));
     }
 
     /// Whether each chunk has the counts so far.
@@ -177,11 +170,6 @@ impl Request {
         }
     }
 
-    /// Looks for reasoning ahead of the answer.
-    pub fn find_reasoning(&mut self, thoughts: Thoughts) {
-        self.thoughts = Some(Box::new(thoughts));
-    }
-
     /// Says what the request's slot says of how the answer begins. Only the first time counts.
     pub fn begin_text(&mut self, beginning: Beginning) {
         if let Some(thoughts) = &mut self.thoughts {
@@ -190,11 +178,6 @@ impl Request {
         if let Form::Told(teller) = &mut self.form {
             teller.count_prompt(beginning.prompt_tokens, beginning.cached_tokens);
         }
-    }
-
-    /// Looks for tool calls in the text.
-    pub fn find_calls(&mut self, calls: Calls) {
-        self.calls = Some(Box::new(calls));
     }
 
     /// What finds the calls of a whole answer in its text.

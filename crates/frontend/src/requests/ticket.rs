@@ -4,7 +4,7 @@ use crate::answers::openai::Usage;
 use crate::observe::timeline::Timeline;
 use crate::requests::ledger::{Ledger, Origin};
 use crate::requests::outgoing::Job;
-use crate::requests::request::{Form, Outcome, Request};
+use crate::requests::request::{AnswerPlan, Form, Outcome, Request};
 use pinion_protocol::names::Stage;
 use pinion_protocol::{Fault, RequestId};
 use std::cell::RefCell;
@@ -19,15 +19,15 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Begins a request in `ledger`.
+    /// Begins a request in `ledger`, whose answer is made as `plan` says.
     pub fn begin(
         ledger: &Rc<RefCell<Ledger>>,
         origin: Origin,
         job: Job,
-        form: Form,
+        plan: impl Into<AnswerPlan>,
     ) -> Result<Ticket, Fault> {
         let received_ns = origin.received_ns;
-        let request = ledger.borrow_mut().begin(origin, job, form)?;
+        let request = ledger.borrow_mut().begin(origin, job, plan.into())?;
         Ok(Ticket { ledger: ledger.clone(), request, received_ns })
     }
 

@@ -2,10 +2,10 @@
 //! drain is over.
 
 use super::Ledger;
+use super::entry::over;
 use crate::limits::LAST_TEXT_GRACE;
 use pinion_protocol::names::Counter;
 use pinion_protocol::{Fault, FaultCode, RequestId};
-use std::time::Duration;
 
 impl Ledger {
     /// Ends requests for which no role can say anything more.
@@ -13,11 +13,9 @@ impl Ledger {
         for id in lost {
             let prompt_tokens = self.counted(*id, Counter::PromptTokens);
             let cached_tokens = self.counted(*id, Counter::CachedTokens);
-            let Some(entry) = self.entry(*id) else { continue };
-            entry.closed = true;
-            let parked = std::mem::take(&mut entry.life.parked);
+            let Some(entry) = self.entries.open(*id) else { continue };
             entry.request.borrow_mut().lose(fault.clone(), prompt_tokens, cached_tokens);
-            self.parked -= usize::from(parked);
+            self.entries.close(*id);
             self.cancel(*id);
             self.close(*id);
             self.release_if_done(*id);
@@ -27,7 +25,7 @@ impl Ledger {
     /// Looks at what only time can tell: a text that does not come, a role that does not come back.
     pub fn tick(&mut self, now_ns: u64) {
         self.give_up_text(now_ns);
-        if self.parked > 0 {
+        if self.entries.parked() > 0 {
             let waited = |since_ns: u64| over(since_ns, self.setup.patience.role, now_ns);
             let fault =
                 Fault::new(FaultCode::RoleRestarted, "a role that this request needs does not come back");
@@ -40,7 +38,7 @@ impl Ledger {
     pub(super) fn unserved(&self, since: impl Fn(u64) -> bool) -> Vec<RequestId> {
         self.ids(|entry, request| {
             let generates = request.facts.route.generates();
-            entry.life.parked && self.outgoing.unserved_since(entry.id.slot, generates).is_some_and(&since)
+            entry.is_parked() && self.outgoing.unserved_since(entry.id.slot, generates).is_some_and(&since)
         })
     }
 
@@ -50,10 +48,12 @@ impl Ledger {
         let patience = self.setup.patience.text;
         let (orphans, late): (Vec<_>, Vec<_>) = self
             .ids(|entry, request| {
+                let Some(submission) = entry.submission() else { return false };
                 // Requests that have their outcome wait for no text.
-                let soon = entry.life.engine_died || request.outcome().is_some();
+                let soon = submission.engine_died || request.outcome().is_some();
                 let patience = if soon { LAST_TEXT_GRACE } else { patience };
-                request.lacks_only_text() && over(entry.finished_ns, patience, now_ns)
+                let late = |finished_ns| over(finished_ns, patience, now_ns);
+                request.lacks_only_text() && submission.finished_ns.is_some_and(late)
             })
             .into_iter()
             .partition(|id| self.goes_on_without_text(*id));
@@ -68,16 +68,10 @@ impl Ledger {
     /// Ends everything that is still open, with an error: the drain deadline has come.
     pub fn fail_all(&mut self, fault: &Fault) {
         for id in self.ids(|_, request| request.outcome().is_none()) {
-            if let Some(entry) = self.entry(id) {
+            if let Some(entry) = self.entries.open(id) {
                 entry.request.borrow_mut().fail(fault.clone());
                 self.cancel(id);
             }
         }
     }
-}
-
-/// Whether more than `patience` has passed since `since_ns`.
-pub(super) fn over(since_ns: u64, patience: Duration, now_ns: u64) -> bool {
-    let patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-    since_ns.saturating_add(patience_ns) < now_ns
 }

@@ -8,12 +8,9 @@
 //! kills a role each time comes to be alone with it, and is given up ([`QUARANTINE`]) without taking others along:
 //! docs/design/0009-recovery.md.
 
-use super::losses::over;
-use super::{Entry, Ledger, Setup};
-use crate::limits::PROBATION_MAX;
+use super::Ledger;
 use crate::observe::incidents::Change;
 use crate::observe::timeline::Stamps;
-use crate::requests::outgoing::{Job, Outgoing};
 use pinion_protocol::control::DeathCause;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
@@ -27,99 +24,13 @@ const ALONE: u32 = 2;
 /// With so much it is given up: two deaths at work on it, or four that had it.
 const QUARANTINE: u32 = 4;
 
-/// What an entry needs to go on after a death.
-pub(super) struct Life {
-    /// What was asked; none once it was sent if requests do not go on here.
-    job: Option<Job>,
-    suspicion: u32,
-    /// Tokens that came before it was last submitted.
-    tokens_before: usize,
-    /// Times that it went on.
-    pub(super) resumptions: u32,
-    /// It waits for its roles and is with none of them.
-    pub(super) parked: bool,
-    /// Its stream was opened while it waits.
-    opened: bool,
-    /// CLOCK_MONOTONIC ns of the death, until the next token comes.
-    pub(super) lost_ns: Option<u64>,
-    /// Its stages before the last death.
-    pub(super) earlier: Option<Box<Stamps>>,
-    /// The engine that finished it has died: what its detokenizer had not got of it is lost.
-    pub(super) engine_died: bool,
-    /// CLOCK_MONOTONIC ns at which it was last submitted.
-    submitted_ns: u64,
-}
-
-impl Life {
-    /// Of a request that was not sent on yet.
-    pub(super) fn new(job: Job) -> Life {
-        Life {
-            job: Some(job),
-            suspicion: 0,
-            tokens_before: 0,
-            resumptions: 0,
-            parked: true,
-            opened: false,
-            lost_ns: None,
-            earlier: None,
-            engine_died: false,
-            submitted_ns: 0,
-        }
-    }
-}
-
-impl Entry {
-    /// Whether it went on after a death and has not moved since; one that got nothing for that long may be in a queue,
-    /// or wait for those that it delays.
-    fn is_on_probation(&self, now_ns: u64) -> bool {
-        let request = self.request.borrow();
-        self.life.resumptions > 0
-            && !self.life.parked
-            && !over(self.life.submitted_ns, PROBATION_MAX, now_ns)
-            && request.outcome().is_none()
-            && request.ids().len() == self.life.tokens_before
-    }
-
-    /// Sends the request on if its roles serve. False if it has to wait; the error says that a reader is stuck.
-    pub(super) fn send_on(&mut self, outgoing: &mut Outgoing, setup: &Setup) -> Result<bool, Fault> {
-        let (id, life) = (self.id, &mut self.life);
-        let Some(job) = &life.job else { return Ok(false) };
-        let generates = matches!(job, Job::Generate { .. });
-        let Ok(way) = outgoing.choose(id.slot, generates) else { return Ok(false) };
-        let mut request = self.request.borrow_mut();
-        if !life.opened {
-            outgoing.open(id, job, request.resume_ids(), way)?;
-            life.opened = true;
-        }
-        if generates && !outgoing.shows_openings(way) {
-            return Ok(false);
-        }
-        let resumptions = life.resumptions + u32::from(life.earlier.is_some());
-        let now_ns = (setup.clock)();
-        if let Some(slot) = setup.table.slot(usize::from(id.slot)) {
-            slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(resumptions));
-            slot.stamp(id.generation, Stage::Submitted as usize, now_ns);
-        }
-        outgoing.submit(id, job, request.resume_ids(), way)?;
-        life.resumptions = resumptions;
-        life.submitted_ns = now_ns;
-        request.facts.tokenizer = way.tokenizer;
-        life.tokens_before = request.ids().len();
-        life.parked = false;
-        if !setup.resume {
-            life.job = None;
-        }
-        Ok(true)
-    }
-}
-
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
     pub fn peer_lost(&mut self, peer: Peer, cause: DeathCause) {
         self.outgoing.lost(peer, (self.setup.clock)());
         if peer.role == Role::Detokenizer {
-            let theirs = |entry: &&mut Entry| entry.id.detokenizer(self.setup.detokenizers) == peer.index;
-            self.entries.iter_mut().flatten().filter(theirs).for_each(|entry| entry.life.opened = false);
+            let theirs = self.ids(|entry, _| entry.id.detokenizer(self.setup.detokenizers) == peer.index);
+            theirs.into_iter().for_each(|id| self.entries.set_opened(id, false));
         }
         let held = self.held_by(peer);
         let mut parked = 0_usize;
@@ -127,12 +38,12 @@ impl Ledger {
             parked += usize::from(self.interrupt(*id, peer, cause));
         }
         if peer.role == Role::Engine {
-            let finished = |entry: &&mut Entry| entry.request.borrow().lacks_only_text();
-            self.entries
-                .iter_mut()
-                .flatten()
-                .filter(finished)
-                .for_each(|entry| entry.life.engine_died = true);
+            for id in self.ids(|_, request| request.lacks_only_text()) {
+                self.entries
+                    .submission_mut(id)
+                    .into_iter()
+                    .for_each(|submission| submission.engine_died = true);
+            }
         }
         if self.draining {
             self.give_up_unserved();
@@ -161,9 +72,9 @@ impl Ledger {
     /// The successor of a dead role serves.
     pub fn peer_ready(&mut self, peer: Peer) {
         self.outgoing.back(peer);
-        let (now_ns, waiting) = ((self.setup.clock)(), self.parked);
+        let (now_ns, waiting) = ((self.setup.clock)(), self.entries.parked());
         self.resume_parked(now_ns);
-        let resumed = waiting.saturating_sub(self.parked);
+        let resumed = waiting.saturating_sub(self.entries.parked());
         self.metrics.incidents.note(now_ns, peer, Change::Back { resumed });
     }
 
@@ -183,10 +94,10 @@ impl Ledger {
 
     /// Whether a request that the engine has finished can get the text that is missing once more.
     pub(super) fn goes_on_without_text(&self, id: RequestId) -> bool {
-        let entry = self.entries.get(usize::from(id.slot)).and_then(Option::as_ref);
-        entry.is_some_and(|entry| {
+        self.entries.get(id).is_some_and(|entry| {
+            let engine_died = entry.submission().is_some_and(|submission| submission.engine_died);
             let open = entry.request.borrow().outcome().is_none();
-            entry.life.engine_died && entry.life.job.is_some() && open && !self.draining
+            engine_died && entry.recovery.job.is_some() && open && !self.draining
         })
     }
 
@@ -204,7 +115,7 @@ impl Ledger {
                 }
                 Role::Launcher | Role::Frontend => false,
             };
-            held && !entry.life.parked && !entry.closed
+            held && entry.submission().is_some()
         })
     }
 
@@ -236,21 +147,22 @@ impl Ledger {
             DeathCause::CorruptEdge => 0,
         };
         let draining = self.draining;
-        let Some(entry) = self.entry(id) else { return false };
+        let Some(entry) = self.entries.open(id) else { return false };
         let request = entry.request.borrow();
         let over = request.outcome().is_some() || request.lacks_only_counts();
-        let moved = request.ids().len() > entry.life.tokens_before;
+        let moved =
+            entry.submission().is_some_and(|submission| request.ids().len() > submission.tokens_before);
         drop(request);
         let role = peer.role.name();
-        if over || draining || entry.life.job.is_none() {
+        if over || draining || entry.recovery.job.is_none() {
             self.cut |= draining && !over;
             let message = format!("the {role} restarted while it held this request; send it again");
             self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
             return false;
         }
-        let life = &mut entry.life;
-        life.suspicion = if moved { 0 } else { life.suspicion + weight };
-        if life.suspicion >= QUARANTINE {
+        let recovery = &mut entry.recovery;
+        recovery.suspicion = if moved { 0 } else { recovery.suspicion + weight };
+        if recovery.suspicion >= QUARANTINE {
             self.metrics.quarantined.add(1);
             let message = format!("the {role} died again and again while it worked on this request");
             self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
@@ -263,51 +175,36 @@ impl Ledger {
     /// Gives a request a new generation in its slot, and lets it wait.
     pub(super) fn park(&mut self, id: RequestId) {
         let Some(slot) = self.setup.table.slot(usize::from(id.slot)) else { return };
-        let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
-        let Some(entry) = place.filter(|entry| entry.id == id) else { return };
-        let life = &mut entry.life;
-        let stamps = Stamps::of_slot(Some(slot), id.generation, life.earlier.as_deref());
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        let recovery = &mut entry.recovery;
+        let stamps = Stamps::of_slot(Some(slot), id.generation, recovery.earlier.as_deref());
         let [prompt_tokens, cached_tokens] = [Counter::PromptTokens, Counter::CachedTokens]
             .map(|counter| slot.counter(id.generation, counter as usize));
-        life.earlier = Some(Box::new(stamps));
-        life.lost_ns = life.lost_ns.or(Some((self.setup.clock)()));
-        (life.parked, life.opened, life.engine_died) = (true, false, false);
+        recovery.earlier = Some(Box::new(stamps));
+        recovery.lost_ns = recovery.lost_ns.or(Some((self.setup.clock)()));
         slot.close(id.generation);
-        entry.id.generation = slot.open();
-        slot.set_counter(entry.id.generation, Counter::PromptTokens as usize, prompt_tokens);
-        entry.finished_ns = 0;
+        let renewed = RequestId { generation: slot.open(), ..id };
+        slot.set_counter(renewed.generation, Counter::PromptTokens as usize, prompt_tokens);
         let cached_tokens = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
-        entry.request.borrow_mut().interrupt(entry.id, cached_tokens);
-        self.parked += 1;
+        entry.request.borrow_mut().interrupt(renewed, cached_tokens);
+        self.entries.park(id, renewed);
     }
 
     /// Sends on what waits for roles that serve again: see the module's head. Called whenever something may have
     /// changed; costs nothing while nothing waits.
     pub fn resume_parked(&mut self, now_ns: u64) {
-        if self.parked == 0 {
+        if self.entries.parked() == 0 {
             return;
         }
-        for id in self.ids(|entry, _| entry.life.parked && entry.life.suspicion < ALONE) {
+        for id in self.ids(|entry, _| entry.is_parked() && entry.recovery.suspicion < ALONE) {
             self.resume(id);
         }
-        let crowded = self.entries.iter().flatten().any(|entry| entry.is_on_probation(now_ns));
-        if crowded || !self.ids(|entry, _| entry.life.parked && entry.life.suspicion < ALONE).is_empty() {
+        let crowded = self.entries.iter().any(|entry| entry.is_on_probation(now_ns));
+        if crowded || !self.ids(|entry, _| entry.is_parked() && entry.recovery.suspicion < ALONE).is_empty() {
             return;
         }
         // Those that a role that is still down keeps do not hold up the others.
-        let suspects = self.ids(|entry, _| entry.life.parked);
+        let suspects = self.ids(|entry, _| entry.is_parked());
         let _ = suspects.into_iter().find(|id| self.resume(*id));
-    }
-
-    /// Sends on what waits. False if it has to wait on.
-    fn resume(&mut self, id: RequestId) -> bool {
-        let place = self.entries.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
-        let Some(entry) = place.filter(|entry| entry.id == id) else { return false };
-        let sent = entry.send_on(&mut self.outgoing, &self.setup) == Ok(true);
-        if sent {
-            self.parked -= 1;
-            self.metrics.resumptions.add(u64::from(entry.life.earlier.is_some()));
-        }
-        sent
     }
 }

@@ -1,0 +1,84 @@
+//! How a request is sent to its roles: a new one, and one that goes on after a death.
+
+use super::entry::{Entry, Place, Submission};
+use super::{Ledger, Setup};
+use crate::requests::outgoing::{Job, Outgoing};
+use pinion_protocol::names::{Counter, Stage};
+use pinion_protocol::{Fault, RequestId};
+
+/// What came of sending a parked request on. `opened`: its detokenizer was told of it.
+#[derive(Debug)]
+pub(super) enum Sent {
+    /// Its roles have it.
+    Submitted(Submission),
+    /// A role that it needs is down, or its detokenizer cannot see yet that it was told of it.
+    Waits { opened: bool },
+    /// The reader of a ring is stuck.
+    Stuck { opened: bool, fault: Fault },
+}
+
+impl Entry {
+    /// Sends a parked request on if its roles serve.
+    pub(super) fn send_on(&mut self, outgoing: &mut Outgoing, setup: &Setup) -> Sent {
+        let (id, recovery) = (self.id, &mut self.recovery);
+        let mut opened = self.place == Place::Parked { opened: true };
+        let Some(job) = &recovery.job else { return Sent::Waits { opened } };
+        let generates = matches!(job, Job::Generate { .. });
+        let Ok(way) = outgoing.choose(id.slot, generates) else { return Sent::Waits { opened } };
+        let mut request = self.request.borrow_mut();
+        if !opened {
+            if let Err(fault) = outgoing.open(id, job, request.resume_ids(), way) {
+                return Sent::Stuck { opened, fault };
+            }
+            opened = true;
+        }
+        if generates && !outgoing.shows_openings(way) {
+            return Sent::Waits { opened };
+        }
+        let resumptions = recovery.resumptions + u32::from(recovery.earlier.is_some());
+        let at_ns = (setup.clock)();
+        if let Some(slot) = setup.table.slot(usize::from(id.slot)) {
+            slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(resumptions));
+            slot.stamp(id.generation, Stage::Submitted as usize, at_ns);
+        }
+        if let Err(fault) = outgoing.submit(id, job, request.resume_ids(), way) {
+            return Sent::Stuck { opened, fault };
+        }
+        recovery.resumptions = resumptions;
+        request.facts.tokenizer = way.tokenizer;
+        if !setup.resume {
+            recovery.job = None;
+        }
+        let tokens_before = request.ids().len();
+        Sent::Submitted(Submission { at_ns, tokens_before, finished_ns: None, engine_died: false })
+    }
+}
+
+impl Ledger {
+    /// Sends a new request on and gives it its slot, also if it has to wait. Errors: a reader is stuck.
+    pub(super) fn submit_new(&mut self, mut entry: Entry) -> Result<(), Fault> {
+        entry.place = match entry.send_on(&mut self.outgoing, &self.setup) {
+            Sent::Submitted(submission) => Place::Submitted(submission),
+            Sent::Waits { opened } => Place::Parked { opened },
+            Sent::Stuck { fault, .. } => return Err(fault),
+        };
+        self.entries.insert(entry);
+        Ok(())
+    }
+
+    /// Sends a parked request on. Whether its roles have it now.
+    pub(super) fn resume(&mut self, id: RequestId) -> bool {
+        let Some(entry) = self.entries.get_mut(id) else { return false };
+        match entry.send_on(&mut self.outgoing, &self.setup) {
+            Sent::Submitted(submission) => {
+                self.metrics.resumptions.add(u64::from(entry.recovery.earlier.is_some()));
+                self.entries.submit(id, submission);
+                true
+            }
+            Sent::Waits { opened } | Sent::Stuck { opened, .. } => {
+                self.entries.set_opened(id, opened);
+                false
+            }
+        }
+    }
+}
