@@ -6,6 +6,7 @@
 //! library.
 
 mod families;
+mod ignored;
 mod names;
 mod reader;
 mod rope;
@@ -14,7 +15,7 @@ mod shard;
 
 pub use families::FAMILIES;
 pub use names::{Layout, Names, Source};
-pub use reader::{CONTEXT_MAX, Facts, VOCAB_MAX, facts, ids, parse, read};
+pub use reader::{CONTEXT_MAX, Facts, VOCAB_MAX, facts, ids, ignored, parse, read};
 pub use rope::{Frequencies, Rotary, Scaling};
 pub use shard::{Shard, ShardError};
 

@@ -4,6 +4,8 @@
 use crate::families::{self, FAMILIES};
 use crate::{Activation, Architecture, Layer, Mlp};
 use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// Longest context that is served, in tokens.
 pub const CONTEXT_MAX: u32 = 1 << 20;
@@ -55,7 +57,7 @@ pub fn parse(text: &[u8]) -> Result<Map<String, Value>, String> {
 /// # Errors
 /// Every fault, in words that follow the file's name.
 pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
-    let mut reader = Reader { map: config, faults: Vec::new() };
+    let mut reader = Reader::new(config);
     let Some((family, wrapped)) = family_of(config) else {
         return Err(vec![unknown_type(config)]);
     };
@@ -81,7 +83,7 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
 /// As [`read`].
 pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
     let inner = config.get("text_config").and_then(Value::as_object);
-    let mut reader = Reader { map: inner.unwrap_or(config), faults: Vec::new() };
+    let mut reader = Reader::new(inner.unwrap_or(config));
     let context = reader.context_of(&["n_positions", "n_ctx", "max_position_embeddings"]);
     let vocab = reader.vocab();
     let list = |key: &str| config.get(key).map(|value| ids(value, vocab)).unwrap_or_default();
@@ -91,6 +93,16 @@ pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
     } else {
         Err(reader.faults)
     }
+}
+
+/// What of the keys of a config.json may change the model and is ignored, in words that follow the file's name. Nothing
+/// of a file that [`read`] refuses.
+pub fn ignored(config: &Map<String, Value>) -> Vec<String> {
+    let Some((family, wrapped)) = family_of(config) else { return Vec::new() };
+    let mut reader = Reader::new(wrapped.unwrap_or(config));
+    reader.refuse_unsupported();
+    (family.read)(&mut reader);
+    if reader.faults.is_empty() { crate::ignored::of(config, &reader) } else { Vec::new() }
 }
 
 /// One id or a list of them, without those outside the vocabulary and without repetitions.
@@ -137,12 +149,26 @@ fn unknown_type(config: &Map<String, Value>) -> String {
 pub(crate) struct Reader<'a> {
     pub(crate) map: &'a Map<String, Value>,
     pub(crate) faults: Vec<String>,
+    /// Names of keys that were asked for.
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(map: &'a Map<String, Value>) -> Reader<'a> {
+        Reader { map, faults: Vec::new(), asked: RefCell::default() }
+    }
 }
 
 impl Reader<'_> {
     /// The value, unless it is absent or null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        self.asked.borrow_mut().insert(key.to_owned());
         self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the family has asked for the key.
+    pub(crate) fn has_read(&self, key: &str) -> bool {
+        self.asked.borrow().contains(key)
     }
 
     /// Whether the key stands there with the value null.

@@ -71,7 +71,7 @@ impl Reader<'_> {
         positions: u32,
     ) -> Rotary {
         let top = self.map;
-        let mut inner = Reader { map: keys, faults: Vec::new() };
+        let mut inner = Reader::new(keys);
         let theta = inner.positive("rope_theta").or(top_theta).unwrap_or(rule.theta) as f32;
         let part = |reader: &mut Reader<'_>| reader.positive("partial_rotary_factor");
         let factor = part(&mut inner).or_else(|| part(self)).unwrap_or(1.0);

@@ -3,7 +3,7 @@
 
 use pinion_architecture::{
     Activation, Architecture, Context, Layout, NormKind, NormPlaces, Position, QkNorm, Rotary, Scaling,
-    facts, ids, parse, read,
+    facts, ids, ignored, parse, read,
 };
 use serde_json::{Value, json};
 
@@ -274,4 +274,52 @@ fn shards_cover_the_whole_and_replicate_few_kv_heads() {
         let error = model.shard(rank, of).expect_err(part).to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+#[test]
+fn what_a_family_does_not_have_is_told() {
+    for (model_type, keys, expected) in [
+        ("llama", json!({"attention_bias": true, "mlp_bias": true, "qk_norm": null}), vec![]),
+        (
+            "llama",
+            json!({"final_logit_softcapping": 30.0, "embedding_multiplier": 1.0}),
+            vec!["final_logit_softcapping is 30.0;"],
+        ),
+        (
+            "llama",
+            json!({"embedding_multiplier": 12, "qk_norm": true}),
+            vec!["embedding_multiplier is 12;", "qk_norm is true;"],
+        ),
+        (
+            "granite",
+            json!({"embedding_multiplier": 12.0, "logits_scaling": 8.0, "attention_multiplier": 0.1}),
+            vec![],
+        ),
+        (
+            "qwen2",
+            json!({"sliding_window": 4096, "use_sliding_window": false, "max_window_layers": 2}),
+            vec![],
+        ),
+        ("qwen2", json!({"mlp_bias": true}), vec!["mlp_bias is true;"]),
+        (
+            "qwen3",
+            json!({"layer_types": ["full_attention", "full_attention", "full_attention", "full_attention"]}),
+            vec![],
+        ),
+        ("llama", json!({"architectures": ["LlamaForCausalLM"]}), vec![]),
+        (
+            "llama",
+            json!({"architectures": ["LlamaForSequenceClassification"]}),
+            vec!["architectures names LlamaForSequenceClassification;"],
+        ),
+    ] {
+        let config = config(model_type, keys);
+        let told = ignored(config.as_object().expect("an object"));
+        assert_eq!(told.len(), expected.len(), "{config}: {told:?}");
+        for (told, expected) in told.iter().zip(expected) {
+            assert!(told.starts_with(expected), "{told}");
+        }
+    }
+    let refused = config("llama", json!({"num_experts": 4, "qk_norm": true}));
+    assert_eq!(ignored(refused.as_object().expect("an object")), [""; 0]);
 }

@@ -8,6 +8,7 @@
 mod choices;
 mod command_line;
 mod config;
+mod conversion;
 mod cpu_plan;
 mod cpu_set;
 mod cuda;

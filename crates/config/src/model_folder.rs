@@ -2,6 +2,7 @@
 //! before any process starts. Weights are not opened here; that is the engine's.
 
 use crate::choices::Backend;
+use crate::conversion;
 use crate::fault::Collector;
 use crate::generation::{Generation, all_stop_ids};
 use crate::json_file::{io_reason, load, object, optional_object, origin};
@@ -93,7 +94,8 @@ fn added_tokens(dir: &Path, faults: &mut Collector) -> Vec<Value> {
             Err(error) => Err(format!("is not valid JSON: {error}")),
         });
     read.unwrap_or_else(|reason| {
-        faults.add(&origin(&path), reason);
+        let hint = conversion::of_tokenizer(dir).filter(|_| !path.exists());
+        faults.add(&origin(&path), hint.unwrap_or(reason));
         Vec::new()
     })
 }
@@ -114,10 +116,7 @@ fn check_weights(dir: &Path, faults: &mut Collector) {
         Ok(_) => "is not a file".to_owned(),
         // Which files it names, and what is in them, the engine checks.
         Err(_) if dir.join("model.safetensors.index.json").is_file() => return,
-        Err(_) if dir.join("pytorch_model.bin").exists() => {
-            "is missing; pytorch_model.bin is not read, convert it to safetensors".to_owned()
-        }
-        Err(error) => io_reason(error),
+        Err(error) => conversion::of_weights(dir).unwrap_or_else(|| io_reason(error)),
     };
     faults.add(&origin(&path), reason);
 }

@@ -34,6 +34,10 @@ impl LoadProgress {
                 let shown = names[..names.len().min(UNUSED_SHOWN)].join(", ");
                 tracing::warn!(count = names.len(), "tensors of the checkpoint are not used: {shown}");
             }
+            LoadEvent::Ignored(reasons) => {
+                self.finish();
+                reasons.iter().for_each(|reason| tracing::warn!("config.json: {reason}"));
+            }
             LoadEvent::Bytes { done, total } => {
                 let pause = if self.is_terminal { REDRAW } else { LOG };
                 if self.told.elapsed() < pause {

@@ -94,6 +94,8 @@ pub enum LoadEvent<'a> {
     },
     /// Tensors of the files that the model does not use.
     Unused(&'a [String]),
+    /// What config.json says and the model does not have, each in words that follow the file's name.
+    Ignored(&'a [String]),
 }
 
 /// Why a model could not be loaded. Each names the file at fault.
@@ -208,7 +210,13 @@ pub fn load_watched(
             };
             Ok(Box::new(FakeModel::new(shape, options.fake)))
         }
-        Backend::Torch => load_torch(folder, options, watch),
+        Backend::Torch => {
+            let ignored = pinion_architecture::ignored(&config_json::keys(folder)?);
+            if !ignored.is_empty() {
+                watch(LoadEvent::Ignored(&ignored));
+            }
+            load_torch(folder, options, watch)
+        }
     }
 }
 

@@ -58,19 +58,23 @@ fn a_load_tells_how_far_it_is_and_what_is_not_used() {
     for name in ["model.stray.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"] {
         golden.tensors.insert(name.to_owned(), extra.clone());
     }
+    golden.config.insert("final_logit_softcapping".to_owned(), 30.into());
     let folder = folder("watched", &golden);
-    let (mut last, mut unused) = ((0, 0), Vec::new());
+    let (mut last, mut unused, mut ignored) = ((0, 0), Vec::new(), Vec::new());
     let mut watch = |event: LoadEvent<'_>| match event {
         LoadEvent::Bytes { done, total } => {
             assert!(done > last.0 && done <= total, "{done} after {last:?}");
             last = (done, total);
         }
         LoadEvent::Unused(names) => unused.extend_from_slice(names),
+        LoadEvent::Ignored(reasons) => ignored.extend_from_slice(reasons),
     };
     load_watched(&folder.0, &options(), &mut watch).unwrap();
     // All but the three extra vectors of 48 numbers.
     assert_eq!(last.1 - last.0, 3 * 48 * 4);
     assert_eq!(unused, ["model.stray.weight"]);
+    let reason = "final_logit_softcapping is 30; no model of the model_type llama has it, and it is ignored";
+    assert_eq!(ignored, [reason]);
 }
 
 fn fault(folder: &Folder) -> String {

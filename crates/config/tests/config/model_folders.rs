@@ -203,14 +203,36 @@ fn missing_files() {
             }),
             vec!["config.json: is missing", "tokenizer.json: is missing", "model.safetensors: is missing"],
         ),
-        (
-            Box::new(|t| {
-                t.remove("model.safetensors");
-                t.file("pytorch_model.bin", "x");
-            }),
-            vec!["model.safetensors: is missing; pytorch_model.bin is not read, convert it to safetensors"],
-        ),
     ]);
+}
+
+#[test]
+fn what_has_to_be_converted_comes_with_the_command() {
+    for (missing, there, hint) in [
+        (
+            "model.safetensors",
+            "pytorch_model.bin",
+            "python3 -c 'import sys; from transformers import AutoModelForCausalLM",
+        ),
+        ("model.safetensors", "pytorch_model.bin.index.json", "python3 -c '"),
+        ("model.safetensors", "tf_model.h5", "from_tf=True"),
+        (
+            "tokenizer.json",
+            "tokenizer.model",
+            "python3 -c 'import sys; from transformers import AutoTokenizer",
+        ),
+        ("tokenizer.json", "vocab.json", "python3 -c '"),
+    ] {
+        let model = Tree::gpt2();
+        model.remove(missing);
+        model.file(there, "x");
+        let dir = model.text();
+        let faults = run_on(&machine(), &["serve", &dir], &[]).expect_err("a bad folder");
+        let text = faults.to_string();
+        assert!(text.starts_with(&format!("{dir}/{missing}: is missing; {there} is not read; ")), "{text}");
+        assert!(text.contains(hint), "{text}");
+        assert!(!hint.starts_with("python3") || text.ends_with(&format!(" '{dir}'")), "{text}");
+    }
 }
 
 #[test]
