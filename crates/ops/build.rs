@@ -13,14 +13,20 @@ fn main() {
     let cpu = kernels.join("cpu");
     let mut objects = kernel_objects(&cpu, &["paged_attention.cpp", "kv_append.cpp", "rows.cpp"], &[]);
     // Products round each operation by itself on every level, so that their bits are the same.
-    let integer = ["-ffp-contract=off"];
-    objects.extend(kernel_objects(&cpu, &["quantized.cpp", "quantized_pack.cpp"], &integer));
+    let apart = ["-ffp-contract=off"];
+    objects.extend(kernel_objects(
+        &cpu,
+        &["quantized.cpp", "quantized_pack.cpp", "packed.cpp", "packed_pack.cpp"],
+        &apart,
+    ));
     // Without libtorch there is no OpenMP runtime to share, and the kernels run on the calling thread.
     let openmp: &[&str] = if libtorch.is_some() { &["-fopenmp"] } else { &["-Wno-unknown-pragmas"] };
     objects.extend(kernel_objects(&cpu, &["parallel.cpp"], openmp));
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         objects.extend(kernel_objects(&cpu, &["attention_avx2.cpp", "rows_avx2.cpp"], &["-mavx2", "-mfma"]));
-        objects.extend(kernel_objects(&cpu, &["quantized_avx2.cpp"], &[&integer[..], &["-mavx2"]].concat()));
+        objects.extend(kernel_objects(&cpu, &["quantized_avx2.cpp"], &[&apart[..], &["-mavx2"]].concat()));
+        let packed = [&apart[..], &["-mavx2", "-mfma", "-mf16c"]].concat();
+        objects.extend(kernel_objects(&cpu, &["packed_avx2.cpp"], &packed));
         // GCC 12's own intrinsics headers trip its uninitialized warnings.
         let quiet = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"];
         let avx512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl"];
@@ -29,9 +35,9 @@ fn main() {
             &["attention_avx512.cpp", "rows_avx512.cpp"],
             &[&avx512[..], &quiet].concat(),
         ));
-        let integer = [&avx512[..], &quiet, &integer].concat();
-        objects.extend(kernel_objects(&cpu, &["quantized_avx512.cpp"], &integer));
-        let vnni = [&integer[..], &["-mavx512vnni"]].concat();
+        let products = [&avx512[..], &quiet, &apart].concat();
+        objects.extend(kernel_objects(&cpu, &["quantized_avx512.cpp", "packed_avx512.cpp"], &products));
+        let vnni = [&products[..], &["-mavx512vnni"]].concat();
         objects.extend(kernel_objects(&cpu, &["quantized_vnni.cpp"], &vnni));
         let bf16 = [&avx512[..], &quiet, &["-mavx512bf16"]].concat();
         objects.extend(kernel_objects(&cpu, &["attention_avx512_bf16.cpp"], &bf16));

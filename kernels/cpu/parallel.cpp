@@ -1,6 +1,7 @@
 // Splits the kernels' work items over OpenMP threads. With libtorch this links to the libgomp that libtorch loads, so both
 // use one pool; compiled without OpenMP the pragmas vanish and the calling thread does all of it.
 #include "../include/pinion_attention.h"
+#include "../include/pinion_packed.h"
 #include "../include/pinion_quantized.h"
 #include "../include/pinion_rows.h"
 
@@ -29,6 +30,21 @@ void over_rows(uint64_t rows, uint64_t row_elements, int32_t threads, Body body)
     for (int64_t run = 0; run < runs; ++run) {
         body(rows * static_cast<uint64_t>(run) / static_cast<uint64_t>(runs),
              rows * static_cast<uint64_t>(run + 1) / static_cast<uint64_t>(runs));
+    }
+}
+
+// Does the tiles [0, tiles) in one run for each thread, if `bytes` of weights times rows are enough to do.
+template <class Body>
+void over_tiles(uint64_t tiles, uint64_t bytes, int32_t threads, Body body) {
+    if (threads <= 1 || tiles < 2 || bytes < kSerialProduct) {
+        body(0, tiles);
+        return;
+    }
+    const uint64_t runs = tiles < static_cast<uint64_t>(threads) ? tiles : static_cast<uint64_t>(threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t run = 0; run < static_cast<int64_t>(runs); ++run) {
+        const uint64_t at = static_cast<uint64_t>(run);
+        body(tiles * at / runs, tiles * (at + 1) / runs);
     }
 }
 
@@ -101,15 +117,20 @@ extern "C" void pinion_quantize_rows_parallel(const PinionQuantizeRows* args, in
 
 extern "C" void pinion_quantized_parallel(const PinionQuantized* args, int32_t level, int32_t threads) {
     const uint64_t tiles = (args->n + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
-    const uint64_t work = tiles * PINION_TILE_OUTPUTS * args->k_padded * args->rows;
-    if (threads <= 1 || tiles < 2 || work < kSerialProduct) {
-        pinion_quantized(args, level, 0, tiles);
-        return;
-    }
-    const uint64_t runs = tiles < static_cast<uint64_t>(threads) ? tiles : static_cast<uint64_t>(threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t run = 0; run < static_cast<int64_t>(runs); ++run) {
-        const uint64_t at = static_cast<uint64_t>(run);
-        pinion_quantized(args, level, tiles * at / runs, tiles * (at + 1) / runs);
-    }
+    over_tiles(tiles, tiles * PINION_TILE_OUTPUTS * args->k_padded * args->rows, threads,
+               [=](uint64_t begin, uint64_t end) { pinion_quantized(args, level, begin, end); });
+}
+
+extern "C" void pinion_pack_floats_parallel(const PinionPackFloats* args, int32_t threads) {
+    const uint64_t runs = (args->rows + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
+    const uint64_t tile_bytes = pinion_packed_tile_bytes(args->k, args->weight_type);
+    // A run that does not begin with a tile shares that tile with the run before: the elements differ.
+    over_tiles(runs, runs * tile_bytes, threads,
+               [=](uint64_t begin, uint64_t end) { pinion_pack_floats(args, begin, end); });
+}
+
+extern "C" void pinion_packed_parallel(const PinionPacked* args, int32_t level, int32_t threads) {
+    const uint64_t tiles = (args->n + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
+    over_tiles(tiles, tiles * pinion_packed_tile_bytes(args->k, args->weight_type) * args->rows, threads,
+               [=](uint64_t begin, uint64_t end) { pinion_packed(args, level, begin, end); });
 }

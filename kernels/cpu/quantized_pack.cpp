@@ -1,18 +1,8 @@
 // Weights of a checkpoint to the packed integers of kernels/include/pinion_quantized.h. Done once, at load.
+#include "half.h"
 #include "quantized_tile.h"
 
 namespace {
-
-inline float half_to_float(uint16_t half) {
-    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-    const uint32_t exponent = half >> 10 & 31, mantissa = half & 0x3ff;
-    if (exponent == 0) {
-        const float value = static_cast<float>(mantissa) * (1.0f / 16777216);  // 2^-24
-        return sign != 0 ? -value : value;
-    }
-    const uint32_t raised = exponent == 31 ? 255 : exponent + 112;
-    return from_bits(sign | raised << 23 | mantissa << 13);
-}
 
 inline float element(const PinionPack& a, uint64_t at) {
     const uint8_t* bytes = static_cast<const uint8_t*>(a.source);

@@ -3,6 +3,7 @@
 #pragma once
 #include "../include/pinion_quantized.h"
 #include "attention_internal.h"
+#include "product_finish.h"
 
 namespace {
 
@@ -82,36 +83,6 @@ void quantize_rows(const PinionQuantizeRows& a, uint64_t begin, uint64_t end) {
             sums[group] = sum;
         }
     }
-}
-
-// Adds bias and residual to the 16 products of one row and stores those that exist.
-template <class T>
-inline void finish(const PinionQuantized& a, uint64_t tile, uint64_t row, const float* products) {
-    const uint32_t first = static_cast<uint32_t>(tile) * kTile;
-    T* out = static_cast<T*>(a.out) + row * a.n + first;
-    const T* residual = a.residual == nullptr ? nullptr : static_cast<const T*>(a.residual) + row * a.n + first;
-    float values[kTile];
-    memcpy(values, products, sizeof(values));
-    const uint32_t count = smaller(kTile, a.n - first);
-    if (count == kTile) {
-        if (a.bias != nullptr) {
-            for (uint32_t j = 0; j < kTile; ++j) values[j] += a.bias[first + j];
-        }
-        if (residual != nullptr) {
-            for (uint32_t j = 0; j < kTile; ++j) values[j] += to_float(residual[j]);
-        }
-        for (uint32_t j = 0; j < kTile; ++j) from_float(values[j], &out[j]);
-        return;
-    }
-    for (uint32_t j = 0; j < count; ++j) {
-        if (a.bias != nullptr) values[j] += a.bias[first + j];
-        if (residual != nullptr) values[j] += to_float(residual[j]);
-        from_float(values[j], &out[j]);
-    }
-}
-
-inline void finish(const PinionQuantized& a, uint64_t tile, uint64_t row, const float* products) {
-    a.dtype == PINION_BF16 ? finish<Bf16>(a, tile, row, products) : finish<float>(a, tile, row, products);
 }
 
 // R rows of one tile of 8-bit weights.

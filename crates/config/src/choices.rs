@@ -54,10 +54,27 @@ pub enum Ipc {
 /// How the model's linear layers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinearKind {
-    /// Weights reordered for the CPU's matrix units once at load.
+    /// `Packed` where that reads fewer bytes than `OneDnn`, which only the engine can tell: it reads the weights.
+    Auto,
+    /// Our own products, weights packed at load in the file's type.
     Packed,
-    /// Weights as they stand in the file.
+    /// libtorch's, weights reordered for the CPU's matrix units once at load.
+    OneDnn,
+    /// libtorch's, weights as they stand in the file.
     Plain,
+}
+
+impl LinearKind {
+    /// The kind of this spelling.
+    pub fn of(text: &str) -> Option<LinearKind> {
+        Some(match text {
+            "auto" => LinearKind::Auto,
+            "packed" => LinearKind::Packed,
+            "onednn" => LinearKind::OneDnn,
+            "plain" => LinearKind::Plain,
+            _ => return None,
+        })
+    }
 }
 
 /// Whether the model's weights become integers while they are loaded.

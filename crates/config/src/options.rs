@@ -41,7 +41,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
             accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"]),
                         choice("fp16", &["float16", "half"])],
             refused: &[] },
-        help: "Type of weights, activations and KV. `auto` is bf16 where the CPU multiplies it faster than fp32 \
+        help: "Type of activations and KV, and of weights but for --linear packed. `auto` is bf16 where the CPU multiplies it faster than fp32 \
                (amx_bf16, or AMD with avx512_bf16), else fp32; fp16 on a GPU, and only there. The fake backend takes no notice." },
     Opt { name: "device", group: Model, preset: Is("cpu"),
         kind: Choice { accepted: &[choice("cpu", &[]), choice("cuda", &["gpu"]), choice("auto", &[])], refused: &[] },
@@ -203,9 +203,13 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels; on a GPU, of the conversion of its weights at start." },
-    Opt { name: "linear", group: Engine, preset: Is("packed"),
-        kind: Choice { accepted: &[choice("packed", &[]), choice("plain", &[])], refused: &[] },
-        help: "Linear layers: `packed` reorders the weights once at load, `plain` uses them as they stand in the file." },
+    Opt { name: "linear", group: Engine, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("packed", &[]), choice("onednn", &[]), choice("plain", &[])],
+                       refused: &[] },
+        help: "CPU: products of weights that are not quantised. `packed` is Pinion's own: weights stay in the type that they \
+               have in the file (with --dtype bf16 in bf16), and a row's result does not depend on the rows beside it. \
+               `onednn` converts them to --dtype and reorders them once at load, `plain` only converts them. `auto` is \
+               `packed` for weights of 16 bits computed in fp32, which halves the bytes that a step reads, else `onednn`." },
     Opt { name: "quantization", group: Engine, preset: Is("none"),
         kind: Choice { accepted: &[choice("none", &[]), choice("int8", &[]), choice("int4", &[])],
                        refused: &[(&["awq", "gptq", "fp8", "gguf", "bitsandbytes", "compressed-tensors"],

@@ -17,7 +17,7 @@ pub struct ReplayCommand {
 /// How it is called.
 const USAGE: &str = "pinion-engine replay FILE [--[no-]overlap] [--[no-]prefix-cache] [--[no-]fill-to-target] \
     [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
-    [--prefill-chunk-size N] [--linear packed|plain] [--quantization none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
+    [--prefill-chunk-size N] [--linear auto|packed|onednn|plain] [--quantization none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
 
 /// The replay that this process was started for, if it was. Errors: one line for the operator.
 pub fn replay_command() -> Option<Result<ReplayCommand, String>> {
@@ -89,11 +89,7 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
         "command-budget" => config.command_budget = number()?,
         "prefill-chunk-size" => config.scheduling.prefill_chunk_size = Some(number()?),
         "linear" => {
-            config.linear = match value {
-                "packed" => LinearKind::Packed,
-                "plain" => LinearKind::Plain,
-                _ => return None,
-            }
+            config.linear = LinearKind::of(value)?;
         }
         "quantization" => {
             config.quantization = match value {

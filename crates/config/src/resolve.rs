@@ -129,7 +129,7 @@ pub(crate) fn from_facts(
         kv_blocks,
         command_budget: take.word("command-budget"),
         engine_threads: engine_threads(&cpu_plan),
-        linear: if take.is("linear", "plain") { LinearKind::Plain } else { LinearKind::Packed },
+        linear: settings.text("linear").and_then(LinearKind::of).unwrap_or(LinearKind::Auto),
         quantization,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
         fake: Fake::new(settings),
@@ -256,7 +256,8 @@ fn dtype(
         }
         Some("bf16") => {
             if !machine.has_bf16 && backend == Backend::Torch {
-                let reason = "this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto";
+                let reason = "this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto, \
+                              which keep the weights of a bf16 checkpoint in bf16";
                 faults.add(&settings.origin("dtype"), reason);
             }
             Dtype::Bf16

@@ -33,7 +33,9 @@ pub fn model_options(config: &Config) -> ModelOptions {
         max_model_len: Some(config.max_model_len),
         prefault: config.jitter_control,
         linear: match config.linear {
+            LinearKind::Auto => pinion_model::LinearKind::Auto,
             LinearKind::Packed => pinion_model::LinearKind::Packed,
+            LinearKind::OneDnn => pinion_model::LinearKind::OneDnn,
             LinearKind::Plain => pinion_model::LinearKind::Plain,
         },
         quantization: match config.quantization {
@@ -140,9 +142,12 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         "{} {}{}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
         info.family,
         info.dtype,
-        match config.quantization {
-            Quantization::None => String::new(),
-            form => format!(" with {} weights ({} MiB)", form.name(), info.weight_bytes >> 20),
+        match (config.quantization, info.packed) {
+            (Quantization::None, None) => String::new(),
+            (Quantization::None, Some(form)) => {
+                format!(" with packed {form} weights ({} MiB)", info.weight_bytes >> 20)
+            }
+            (form, _) => format!(" with {} weights ({} MiB)", form.name(), info.weight_bytes >> 20),
         },
         info.block_count,
         info.block_size,

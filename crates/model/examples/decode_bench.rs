@@ -1,5 +1,5 @@
 //! Times decode steps by batch size and one prefill: `decode_bench FOLDER [auto|f32|bf16] [THREADS]
-//! [packed|plain|int8|int4]`.
+//! [auto|packed|onednn|plain|int8|int4]`.
 //!
 //! Beside the wall time stands the calling thread's own CPU time, which says more on a busy machine (with one thread).
 //! Decode rows have a context of 320 tokens in blocks of their own; the prefill is 256 tokens. Prints medians and
@@ -57,7 +57,9 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |index: usize| arguments.get(index).map(String::as_str);
     let Some(folder) = argument(0) else {
-        eprintln!("usage: decode_bench FOLDER [auto|f32|bf16] [THREADS] [packed|plain|int8|int4]");
+        eprintln!(
+            "usage: decode_bench FOLDER [auto|f32|bf16] [THREADS] [auto|packed|onednn|plain|int8|int4]"
+        );
         std::process::exit(2);
     };
     let dtype = match argument(1) {
@@ -66,7 +68,12 @@ fn main() {
         _ => DtypeChoice::Auto,
     };
     let threads = argument(2).and_then(|threads| threads.parse().ok()).unwrap_or(1);
-    let linear = if argument(3) == Some("plain") { LinearKind::Plain } else { LinearKind::Packed };
+    let linear = match argument(3) {
+        Some("packed") => LinearKind::Packed,
+        Some("onednn") => LinearKind::OneDnn,
+        Some("plain") => LinearKind::Plain,
+        _ => LinearKind::Auto,
+    };
     let quantization = match argument(3) {
         Some("int8") => Quantization::Int8,
         Some("int4") => Quantization::Int4,

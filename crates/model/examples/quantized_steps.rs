@@ -1,10 +1,12 @@
 //! Decode steps with and without quantised weights, in turns: `quantized_steps FOLDER [THREADS] [ROUNDS] [ROWS]`.
 //!
-//! Loads the folder three times (`none`, `int8`, `int4`) in the CPU's own dtype. A round times one step of each, in an
-//! order that turns; the ratios are of the steps of one round, so that what disturbs the machine disturbs both. With
-//! one thread the time is the thread's own CPU time where the system tells it.
+//! Loads the folder three times (`none` on oneDNN, `int8`, `int4`) in the CPU's own dtype. A round times one step of
+//! each, in an order that turns; the ratios are of the steps of one round, so that what disturbs the machine disturbs
+//! both. With one thread the time is the thread's own CPU time where the system tells it.
 
-use pinion_model::{KvSize, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, WarmUp, load};
+use pinion_model::{
+    KvSize, LinearKind, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, WarmUp, load,
+};
 use std::path::Path;
 use std::time::Instant;
 
@@ -50,7 +52,8 @@ fn main() {
     let mut models: Vec<Box<dyn Model>> = Vec::new();
     for (name, quantization) in FORMS {
         let kv = KvSize::Blocks(rows * CONTEXT.div_ceil(16));
-        let options = ModelOptions { threads, kv, quantization, ..ModelOptions::default() };
+        let linear = LinearKind::OneDnn;
+        let options = ModelOptions { threads, kv, linear, quantization, ..ModelOptions::default() };
         let start = Instant::now();
         let mut model = match load(Path::new(folder), &options) {
             Ok(model) => model,

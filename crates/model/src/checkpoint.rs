@@ -134,6 +134,17 @@ impl Checkpoint {
         Ok(Stored { dtype, data: &self.files[file].map.bytes()[range] })
     }
 
+    /// Type of the numbers of a tensor, if there is one of this full name.
+    pub(crate) fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.tensors.get(name).map(|entry| entry.dtype)
+    }
+
+    /// Whether every weight of a product has 16 bits: tensors of two axes are those, embeddings and little else.
+    pub(crate) fn is_of_16_bits(&self) -> bool {
+        let mut matrices = self.tensors.values().filter(|entry| entry.shape.len() == 2);
+        matrices.all(|entry| matches!(entry.dtype, Dtype::F16 | Dtype::BF16))
+    }
+
     /// Gives back the memory of a tensor that was copied, so that no more of the files than one tensor is in memory.
     pub(crate) fn release(&self, name: &str) {
         if let Some(entry) = self.tensors.get(name) {

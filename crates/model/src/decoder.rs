@@ -81,7 +81,7 @@ fn resolve_dtype(choice: DtypeChoice) -> Result<Dtype, LoadError> {
         DtypeChoice::Bf16 if supports_bf16() => Ok(Dtype::Bf16),
         DtypeChoice::Bf16 => {
             let reason =
-                "this CPU has no bf16 instructions (avx512_bf16 or amx_bf16); use f32 or auto".into();
+                "this CPU has no bf16 instructions (avx512_bf16 or amx_bf16); use f32 or auto, which keep the weights of a bf16 checkpoint in bf16".into();
             Err(LoadError::Options { reason })
         }
     }
@@ -120,6 +120,7 @@ impl Decoder {
             block_count: kv_shape.blocks as u32,
             kv_block_bytes,
             weight_bytes: weights.bytes,
+            packed: weights.packed_type(),
         };
         let launch = Launch { level: KernelLevel::best(), threads: options.threads };
         let rotations = Rotations::new(&model, max_context);
@@ -212,7 +213,7 @@ fn run(
 ) -> Result<Tensor, TensorError> {
     let tokens = Tensor::f_from_slice(&arrays.tokens)?;
     // [tokens, hidden]
-    let mut hidden = weights.token_embedding.f_index_select(0, &tokens)?;
+    let mut hidden = weights.embed(&tokens)?;
     if let Some(positions) = &weights.position_embedding {
         let rows = Tensor::f_from_slice(&arrays.positions)?;
         let _ = hidden.f_add_(&positions.f_index_select(0, &rows)?)?;

@@ -114,6 +114,7 @@ impl FakeModel {
                 block_count: shape.block_count,
                 kv_block_bytes: u64::from(shape.block_size) * 8,
                 weight_bytes: 0,
+                packed: None,
             },
             options,
             cache: vec![0; tokens],

@@ -45,7 +45,7 @@ pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
 pub struct ModelInfo {
     /// A `model_type` of config.json, or `"fake"`.
     pub family: &'static str,
-    /// Activation, weight and KV dtype: `"f32"`, `"bf16"`, or `"none"` for the fake.
+    /// Activation and KV dtype, and that of weights but for `packed`: `"f32"`, `"bf16"`, or `"none"` for the fake.
     pub dtype: &'static str,
     /// Longest sequence in tokens, prompt and output together.
     pub max_context: u32,
@@ -61,6 +61,8 @@ pub struct ModelInfo {
     pub kv_block_bytes: u64,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
+    /// Type of the products' weights where they are packed by us: `"f32"`, `"bf16"` or `"f16"`.
+    pub packed: Option<&'static str>,
 }
 
 /// Memory of the device that a model runs on, in bytes.

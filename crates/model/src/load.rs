@@ -54,7 +54,7 @@ pub struct ModelOptions {
     pub max_model_len: Option<u32>,
     /// Bring the KV pool into memory at load, not when its blocks are first used.
     pub prefault: bool,
-    /// Plain or oneDNN-prepacked linears.
+    /// How the products hold their weights.
     pub linear: LinearKind,
     /// Weights of products as integers, the head's too; `linear` is for those that are not.
     pub quantization: Quantization,
@@ -74,7 +74,7 @@ impl Default for ModelOptions {
             kv: KvSize::Blocks(1024),
             max_model_len: None,
             prefault: true,
-            linear: LinearKind::Packed,
+            linear: LinearKind::Auto,
             quantization: Quantization::None,
             attention: AttentionKernel::Vector,
             fake: FakeOptions::default(),

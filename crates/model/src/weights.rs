@@ -1,13 +1,15 @@
 //! A decoder's weights on libtorch, from a Hugging Face folder: fused, converted and packed once, tensor by tensor.
 
+mod packed;
+
 use crate::checkpoint::Checkpoint;
 use crate::load::{LoadError, LoadEvent, ModelOptions};
 use pinion_architecture::{Activation, Architecture, Layout, NormKind, QkNorm, Source};
-use pinion_ops::linear::Linear;
+use pinion_ops::linear::{Layout as Dense, Linear};
 use pinion_ops::product::{Product, QuantizedLinear};
 use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source as Stored, SourceType, WeightForm};
 use pinion_ops::tensor::{TensorError, copy_to_f32, kind_of, tensor_from_bytes};
-use pinion_ops::{Activation as Fused, Dtype, IntegerLevel, Quantization};
+use pinion_ops::{Activation as Fused, Dtype, IntegerLevel, LinearKind, Quantization};
 use safetensors::Dtype as StoredDtype;
 use std::path::Path;
 use tch::{Kind, Tensor};
@@ -63,11 +65,11 @@ fn settle_rows(layers: &mut [Layer], head: &mut Product) -> Result<(), TensorErr
     Ok(())
 }
 
-/// All weights, in the compute dtype.
+/// All weights; what is no product is in the compute dtype.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// \[vocab, hidden\].
-    pub(crate) token_embedding: Tensor,
+    /// \[vocab, hidden\], in the file's type where that holds the compute dtype's values in fewer bytes.
+    token_embedding: Tensor,
     /// \[positions, hidden\], where positions are learned.
     pub(crate) position_embedding: Option<Tensor>,
     pub(crate) layers: Vec<Layer>,
@@ -76,6 +78,7 @@ pub(crate) struct Weights {
     pub(crate) head: Product,
     /// Bytes held, the head counted on its own even when tied: it is packed apart from the embedding.
     pub(crate) bytes: u64,
+    kind: Kind,
 }
 
 struct Reader<'a> {
@@ -83,8 +86,18 @@ struct Reader<'a> {
     model: &'a Architecture,
     kind: Kind,
     options: &'a ModelOptions,
+    /// Products are packed by us.
+    packs: bool,
     watch: &'a mut dyn FnMut(LoadEvent<'_>),
     bytes: u64,
+}
+
+fn source_type(dtype: StoredDtype) -> SourceType {
+    match dtype {
+        StoredDtype::F16 => SourceType::F16,
+        StoredDtype::BF16 => SourceType::Bf16,
+        _ => SourceType::F32,
+    }
 }
 
 fn backend(error: TensorError) -> LoadError {
@@ -103,17 +116,28 @@ impl Reader<'_> {
     }
 
     fn whole(&mut self, full: &str, shape: &[u32]) -> Result<Tensor, LoadError> {
+        let kind = self.kind;
+        self.whole_as(full, shape, |_| kind)
+    }
+
+    /// As [`Reader::whole`], in the kind that `choose` makes of the file's.
+    fn whole_as(
+        &mut self,
+        full: &str,
+        shape: &[u32],
+        choose: impl FnOnce(Kind) -> Kind,
+    ) -> Result<Tensor, LoadError> {
         let stored = self.checkpoint.tensor(full, shape)?;
-        let kind = match stored.dtype {
-            StoredDtype::F16 => Kind::Half,
-            StoredDtype::BF16 => Kind::BFloat16,
-            _ => Kind::Float,
+        let kind = match source_type(stored.dtype) {
+            SourceType::F16 => Kind::Half,
+            SourceType::Bf16 => Kind::BFloat16,
+            SourceType::F32 => Kind::Float,
         };
         let axes: Vec<i64> = shape.iter().map(|&axis| i64::from(axis)).collect();
         let tensor = tensor_from_bytes(stored.data, &axes, kind).map_err(backend)?;
-        let tensor = tensor.f_to_kind(self.kind).map_err(tensor_error)?;
+        let tensor = tensor.f_to_kind(choose(kind)).map_err(tensor_error)?;
         self.checkpoint.release(full);
-        self.bytes += (tensor.numel() * self.kind.elt_size_in_bytes()) as u64;
+        self.bytes += (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
         self.tell();
         Ok(tensor)
     }
@@ -125,7 +149,12 @@ impl Reader<'_> {
 
     /// A vector in fp32, rounded to the compute dtype as its tensor would be.
     fn vector(&mut self, name: &str, width: u32) -> Result<Vec<f32>, LoadError> {
-        let tensor = self.tensor(&format!("{name}.weight"), &[width])?;
+        self.values(&format!("{name}.weight"), width)
+    }
+
+    /// The same of a tensor by its whole name behind a prefix.
+    fn values(&mut self, name: &str, width: u32) -> Result<Vec<f32>, LoadError> {
+        let tensor = self.tensor(name, &[width])?;
         let mut values = Vec::new();
         copy_to_f32(&tensor, &mut values).map_err(backend)?;
         Ok(values)
@@ -158,6 +187,9 @@ impl Reader<'_> {
         let whole = [parts.iter().sum()];
         let parts = if source.names.len() == 1 { &whole[..] } else { parts };
         let form = match self.options.quantization {
+            Quantization::None if self.packs => {
+                return self.packed_linear(&source, parts, inputs, has_bias, activation);
+            }
             Quantization::None => return self.dense(source, parts, inputs, has_bias, activation),
             Quantization::Int8 => WeightForm::Int8,
             Quantization::Int4 => WeightForm::int4(inputs as usize),
@@ -169,10 +201,7 @@ impl Reader<'_> {
             self.pack(&full, &mut weights, first, rows, source.layout)?;
             first += rows;
             if has_bias {
-                let bias = self.tensor(&format!("{name}.bias"), &[rows])?;
-                let mut values = Vec::new();
-                copy_to_f32(&bias, &mut values).map_err(backend)?;
-                biases.extend(values);
+                biases.extend(self.values(&format!("{name}.bias"), rows)?);
             }
         }
         self.quantized(weights, has_bias.then_some(biases), activation)
@@ -191,11 +220,7 @@ impl Reader<'_> {
         let is_transposed = layout == Layout::InOut;
         let stored =
             self.checkpoint.tensor(full, &if is_transposed { [inputs, rows] } else { [rows, inputs] })?;
-        let source_type = match stored.dtype {
-            StoredDtype::F16 => SourceType::F16,
-            StoredDtype::BF16 => SourceType::Bf16,
-            _ => SourceType::F32,
-        };
+        let source_type = source_type(stored.dtype);
         let source = Stored { bytes: stored.data, source_type, rows: rows as usize, is_transposed };
         weights.pack(first as usize, source, self.options.threads).map_err(|error| LoadError::Backend {
             operation: "quantising weights",
@@ -245,9 +270,17 @@ impl Reader<'_> {
         // [out of all parts, in]
         let weight = joined(weights)?;
         let bias = if has_bias { Some(joined(biases)?) } else { None };
-        Linear::new(&weight, bias.as_ref(), activation, self.options.linear)
-            .map(Product::Dense)
-            .map_err(backend)
+        self.on_libtorch(&weight, bias.as_ref(), activation)
+    }
+
+    fn on_libtorch(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        activation: Fused,
+    ) -> Result<Product, LoadError> {
+        let layout = if self.options.linear == LinearKind::Plain { Dense::Plain } else { Dense::OneDnn };
+        Linear::new(weight, bias, activation, layout).map(Product::Dense).map_err(backend)
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
@@ -290,10 +323,7 @@ impl Reader<'_> {
     }
 
     fn head(&mut self, token_embedding: &Tensor) -> Result<Product, LoadError> {
-        let (model, linear) = (self.model, self.options.linear);
-        let dense = |weight: &Tensor| {
-            Linear::new(weight, None, Fused::None, linear).map(Product::Dense).map_err(backend)
-        };
+        let model = self.model;
         let (prefixes, name) = match model.head.tied {
             true => (model.names.prefixes, model.names.token_embedding),
             false => (model.names.head_prefixes, model.names.head),
@@ -306,11 +336,16 @@ impl Reader<'_> {
             self.pack(&full, &mut weights, 0, model.vocab, Layout::OutIn)?;
             return self.quantized(weights, None, Fused::None);
         }
+        if self.packs {
+            return self.packed_head(&full);
+        }
         if model.head.tied {
             self.bytes += (token_embedding.numel() * self.kind.elt_size_in_bytes()) as u64;
-            return dense(token_embedding);
+            let weight = token_embedding.f_to_kind(self.kind).map_err(tensor_error)?;
+            return self.on_libtorch(&weight, None, Fused::None);
         }
-        dense(&self.whole(&full, &[model.vocab, model.hidden])?)
+        let weight = self.whole(&full, &[model.vocab, model.hidden])?;
+        self.on_libtorch(&weight, None, Fused::None)
     }
 }
 
@@ -340,10 +375,13 @@ impl Weights {
         watch: &mut dyn FnMut(LoadEvent<'_>),
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(folder)?;
-        let mut reader = Reader { checkpoint, model, kind: kind_of(dtype), options, watch, bytes: 0 };
+        let (kind, packs) = (kind_of(dtype), packed::packs(options, dtype, &checkpoint));
+        let mut reader = Reader { checkpoint, model, kind, options, packs, watch, bytes: 0 };
         let name = |part: &str| format!("{part}.weight");
-        let token_embedding =
-            reader.tensor(&name(model.names.token_embedding), &[model.vocab, model.hidden])?;
+        let embedding =
+            reader.checkpoint.full_name(model.names.prefixes, &name(model.names.token_embedding))?;
+        let narrow = |stored: Kind| if kind == Kind::Float { stored } else { kind };
+        let token_embedding = reader.whole_as(&embedding, &[model.vocab, model.hidden], narrow)?;
         let position_embedding = match model.position {
             pinion_architecture::Position::Rotary(_) => None,
             pinion_architecture::Position::Learned { count } => {
@@ -363,6 +401,19 @@ impl Weights {
         }
         settle_rows(&mut layers, &mut head).map_err(backend)?;
         let bytes = reader.bytes;
-        Ok(Self { token_embedding, position_embedding, layers, final_norm, head, bytes })
+        Ok(Self { token_embedding, position_embedding, layers, final_norm, head, bytes, kind })
+    }
+
+    /// \[tokens\] to \[tokens, hidden\].
+    pub(crate) fn embed(&self, tokens: &Tensor) -> Result<Tensor, TensorError> {
+        Ok(self.token_embedding.f_index_select(0, tokens)?.f_to_kind(self.kind)?)
+    }
+
+    /// Type of the products' weights where they are packed by us.
+    pub(crate) fn packed_type(&self) -> Option<&'static str> {
+        match &self.head {
+            Product::Packed(linear) => Some(linear.weight_type().name()),
+            Product::Dense(_) | Product::Quantized(_) => None,
+        }
     }
 }

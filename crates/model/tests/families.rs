@@ -17,6 +17,9 @@ use tiny::{Case, Golden, folder, golden, names};
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;
 
+/// Whose greedy ids are compared; all other tests run on what `auto` chooses.
+const LINEARS: [LinearKind; 2] = [LinearKind::OneDnn, LinearKind::Packed];
+
 fn options(golden: &Golden) -> ModelOptions {
     ModelOptions {
         dtype: DtypeChoice::F32,
@@ -65,8 +68,11 @@ fn logits_of_every_family_equal_the_goldens() {
     assert!(names().len() >= 20);
     for name in names() {
         let golden = golden(&name);
-        let every =
-            [(LinearKind::Packed, AttentionKernel::Vector), (LinearKind::Plain, AttentionKernel::Twin)];
+        let every = [
+            (LinearKind::OneDnn, AttentionKernel::Vector),
+            (LinearKind::Plain, AttentionKernel::Twin),
+            (LinearKind::Packed, AttentionKernel::Vector),
+        ];
         for (linear, attention) in every {
             let mut model = model(&name, &golden, &ModelOptions { linear, attention, ..options(&golden) });
             for (index, case) in golden.cases.iter().enumerate() {
@@ -85,13 +91,13 @@ fn logits_of_every_family_equal_the_goldens() {
 
 #[test]
 fn greedy_ids_of_every_family_equal_the_goldens() {
-    for name in names() {
+    for (name, linear) in names().into_iter().flat_map(|name| LINEARS.map(|linear| (name.clone(), linear))) {
         let golden = golden(&name);
-        let mut model = model(&name, &golden, &options(&golden));
+        let mut model = model(&name, &golden, &ModelOptions { linear, ..options(&golden) });
         for (index, request) in requests(&golden.cases, |_| 0).into_iter().enumerate() {
             let policy = Policy { chunk: usize::MAX, preempt_at: &[] };
             let ids = run(&mut *model, &[request], policy);
-            assert_eq!(ids[0], golden.cases[index].greedy, "{name} case {index}");
+            assert_eq!(ids[0], golden.cases[index].greedy, "{name} case {index} with {linear:?}");
         }
         // A chunk of 24 splits the longer prompts, so that prefill chunks meet decode rows in one step.
         for policy in [
@@ -101,7 +107,7 @@ fn greedy_ids_of_every_family_equal_the_goldens() {
         ] {
             let ids = run(&mut *model, &requests(&golden.cases, |index| index * 3 % 17), policy);
             for (index, case) in golden.cases.iter().enumerate() {
-                assert_eq!(ids[index], case.greedy, "{name} case {index} with {policy:?}");
+                assert_eq!(ids[index], case.greedy, "{name} case {index} with {policy:?} and {linear:?}");
             }
         }
     }

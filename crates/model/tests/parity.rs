@@ -57,7 +57,7 @@ fn options(linear: LinearKind, attention: AttentionKernel, block_size: u32) -> M
 /// Every switch that may not change a result.
 fn every_option() -> Vec<ModelOptions> {
     let mut all = Vec::new();
-    for linear in [LinearKind::Packed, LinearKind::Plain] {
+    for linear in [LinearKind::OneDnn, LinearKind::Plain, LinearKind::Packed] {
         for attention in [AttentionKernel::Vector, AttentionKernel::Twin] {
             for block_size in [16, 4] {
                 all.push(options(linear, attention, block_size));
@@ -157,12 +157,14 @@ fn greedy_ids_of_a_staggered_batch_equal_the_goldens() {
 #[test]
 fn two_threads_give_the_goldens_too() {
     let cases = golden(NAMES[1]);
-    let options = ModelOptions { threads: 2, ..options(LinearKind::Packed, AttentionKernel::Vector, 16) };
-    let mut model = load(&folder(NAMES[1]), &options).unwrap();
-    let policy = Policy { chunk: usize::MAX, preempt_at: &[] };
-    let ids = run(&mut *model, &requests(&cases, |index| index), policy);
-    for (index, case) in cases.iter().enumerate() {
-        assert_eq!(ids[index], case.greedy, "case {index}");
+    for linear in [LinearKind::OneDnn, LinearKind::Packed] {
+        let options = ModelOptions { threads: 2, ..options(linear, AttentionKernel::Vector, 16) };
+        let mut model = load(&folder(NAMES[1]), &options).unwrap();
+        let policy = Policy { chunk: usize::MAX, preempt_at: &[] };
+        let ids = run(&mut *model, &requests(&cases, |index| index), policy);
+        for (index, case) in cases.iter().enumerate() {
+            assert_eq!(ids[index], case.greedy, "case {index} with {linear:?}");
+        }
     }
 }
 
@@ -171,7 +173,7 @@ fn two_threads_give_the_goldens_too() {
 fn bf16_logits_are_near_the_goldens() {
     let bf16 = ModelOptions { dtype: DtypeChoice::Bf16, ..ModelOptions::default() };
     for name in NAMES {
-        for linear in [LinearKind::Packed, LinearKind::Plain] {
+        for linear in [LinearKind::OneDnn, LinearKind::Plain, LinearKind::Packed] {
             let mut model = match load(&folder(name), &ModelOptions { linear, ..bf16.clone() }) {
                 Ok(model) => model,
                 Err(error) => {

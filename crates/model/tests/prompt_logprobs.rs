@@ -145,7 +145,7 @@ mod torch {
     #[test]
     fn prompt_scores_equal_the_goldens_whole_in_chunks_and_beside_others() {
         for name in ["tiny-a", "tiny-b", "tiny-c"] {
-            for linear in [LinearKind::Packed, LinearKind::Plain] {
+            for linear in [LinearKind::OneDnn, LinearKind::Plain, LinearKind::Packed] {
                 let (mut model, cases) = model(name, linear, DtypeChoice::F32).unwrap();
                 let mate: Vec<u32> = (0..40).map(|at| at * 7 % 100).collect();
                 for case in &cases {
@@ -164,7 +164,7 @@ mod torch {
     #[test]
     fn the_cuda_engine_s_scores_equal_the_goldens() {
         let mut device = super::emulated::ready("tiny-b", &super::emulated::options());
-        let (_, cases) = model("tiny-b", LinearKind::Packed, DtypeChoice::F32).unwrap();
+        let (_, cases) = model("tiny-b", LinearKind::OneDnn, DtypeChoice::F32).unwrap();
         let mate: Vec<u32> = (0..40).map(|at| at * 7 % 100).collect();
         for case in &cases[..4] {
             for (chunk, mate) in [(usize::MAX, &[][..]), (24, &[]), (5, &mate), (64, &mate[..1])] {
@@ -178,7 +178,7 @@ mod torch {
 
     #[test]
     fn bf16_scores_are_near_the_goldens() {
-        let Some((mut model, cases)) = model("tiny-b", LinearKind::Packed, DtypeChoice::Bf16) else { return };
+        let Some((mut model, cases)) = model("tiny-b", LinearKind::OneDnn, DtypeChoice::Bf16) else { return };
         for case in &cases {
             let got = scores(&mut *model, &case.prompt, case.prompt.len(), 3, &[]);
             let error = difference(&got, case, false);

@@ -124,6 +124,33 @@ pub(crate) struct PinionQuantized {
     pub(crate) dtype: i32,
 }
 
+#[repr(C)]
+pub(crate) struct PinionPackFloats {
+    pub(crate) source: *const c_void,
+    pub(crate) row_stride: u64,
+    pub(crate) k_stride: u64,
+    pub(crate) rows: u32,
+    pub(crate) k: u32,
+    pub(crate) first_output: u32,
+    pub(crate) source_type: i32,
+    pub(crate) weight_type: i32,
+    pub(crate) packed: *mut u8,
+}
+
+#[repr(C)]
+pub(crate) struct PinionPacked {
+    pub(crate) weights: *const u8,
+    pub(crate) x: *const f32,
+    pub(crate) bias: *const f32,
+    pub(crate) residual: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) rows: u64,
+    pub(crate) n: u32,
+    pub(crate) k: u32,
+    pub(crate) weight_type: i32,
+    pub(crate) dtype: i32,
+}
+
 #[cfg(feature = "torch")]
 #[repr(C)]
 pub(crate) struct PinionLinear {
@@ -146,6 +173,9 @@ unsafe extern "C" {
     pub(crate) fn pinion_pack_parallel(args: *const PinionPack, threads: i32);
     pub(crate) fn pinion_quantize_rows_parallel(args: *const PinionQuantizeRows, level: i32, threads: i32);
     pub(crate) fn pinion_quantized_parallel(args: *const PinionQuantized, level: i32, threads: i32);
+    pub(crate) fn pinion_packed_tile_bytes(k: u32, weight_type: i32) -> u64;
+    pub(crate) fn pinion_pack_floats_parallel(args: *const PinionPackFloats, threads: i32);
+    pub(crate) fn pinion_packed_parallel(args: *const PinionPacked, level: i32, threads: i32);
 }
 
 #[cfg(all(feature = "torch", target_os = "linux", target_env = "gnu"))]

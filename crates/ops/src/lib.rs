@@ -1,8 +1,8 @@
 //! Our CPU kernels, their plain Rust twins, the libtorch shim, and the safe wrappers over them.
 //!
 //! Start at [`attention`] (paged attention and KV append over a [`KvPool`]); [`twin`] says the same in plain Rust. With
-//! feature `torch` (the default), `tensor` runs the kernels on tch tensors and `linear` holds prepacked weights. This
-//! crate knows tensors and pointers, not models.
+//! feature `torch` (the default), `tensor` runs the kernels on tch tensors and `product` multiplies them by weights.
+//! This crate knows tensors and pointers, not models.
 
 // This crate is one of the two that may hold unsafe code: it calls the C++ kernels and maps files.
 #![allow(unsafe_code)]
@@ -17,6 +17,7 @@ pub mod linear;
 mod mapped_file;
 #[cfg(feature = "torch")]
 pub mod op_trace;
+pub mod packed;
 #[cfg(feature = "torch")]
 pub mod product;
 pub mod quantized;
@@ -39,13 +40,18 @@ pub enum AttentionKernel {
     Twin,
 }
 
-/// How linears hold their weights.
+/// How the products of a model hold their weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LinearKind {
-    /// Reordered once at load into oneDNN's blocked layout.
+    /// `Packed` where that reads fewer bytes: weights of 16 bits in the file, activations in fp32, at least AVX2. Else
+    /// `OneDnn`.
     #[default]
+    Auto,
+    /// In our own layout, for our own kernels: in the file's type under fp32 activations, else in bf16.
     Packed,
-    /// Row-major \[out, in\], as `torch.nn.functional.linear` takes it.
+    /// In the activations' type, reordered once at load into oneDNN's blocked layout.
+    OneDnn,
+    /// In the activations' type, row-major \[out, in\], as `torch.nn.functional.linear` takes it.
     Plain,
 }
 

@@ -1,7 +1,7 @@
-//! Linear layers with oneDNN-prepacked or plain weights.
+//! Linear layers on libtorch, with oneDNN-prepacked or plain weights.
 
 use crate::ffi;
-use crate::{Activation, LinearKind, tensor::TensorError};
+use crate::{Activation, tensor::TensorError};
 use std::ffi::{CStr, c_char, c_void};
 use tch::{Kind, Tensor};
 
@@ -31,13 +31,22 @@ const FEWEST_ROWS: [i64; 5] = [1, 2, 4, 8, 16];
 /// to read the weights.
 const PADDED_PRODUCT_MAX: i64 = 8 << 20;
 
+/// How libtorch holds a linear's weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Reordered once into oneDNN's blocked layout.
+    OneDnn,
+    /// Row-major \[out, in\].
+    Plain,
+}
+
 /// y = act(x . weight^T + bias).
 #[derive(Debug)]
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
     activation: Activation,
-    kind: LinearKind,
+    layout: Layout,
     dtype: Kind,
     in_features: i64,
     out_features: i64,
@@ -77,7 +86,7 @@ impl Linear {
         weight: &Tensor,
         bias: Option<&Tensor>,
         activation: Activation,
-        kind: LinearKind,
+        layout: Layout,
     ) -> Result<Self, TensorError> {
         let [out_features, in_features] = weight.size()[..] else {
             let message = format!("expected a weight of 2 axes, got {:?}", weight.size());
@@ -85,15 +94,15 @@ impl Linear {
         };
         let weight = weight.detach().contiguous();
         let dtype = weight.kind();
-        let held = match kind {
-            LinearKind::Plain => weight,
-            LinearKind::Packed => shim_call("pack linear weight", |result, error, error_len| {
+        let held = match layout {
+            Layout::Plain => weight,
+            Layout::OneDnn => shim_call("pack linear weight", |result, error, error_len| {
                 // SAFETY: a live tensor, and a buffer of the length given.
                 unsafe { ffi::pinion_linear_pack(pointer(&weight), result, error, error_len) }
             })?,
         };
         let bias = bias.map(|bias| bias.detach().contiguous());
-        Ok(Self { weight: held, bias, activation, kind, dtype, in_features, out_features, fewest_rows: 1 })
+        Ok(Self { weight: held, bias, activation, layout, dtype, in_features, out_features, fewest_rows: 1 })
     }
 
     /// oneDNN sums in another order where there are few rows, so that a row's last bits depend on how many others there
@@ -103,7 +112,7 @@ impl Linear {
     /// # Errors
     /// The tensor library's message.
     pub fn find_fewest_rows(&self) -> Result<Option<i64>, TensorError> {
-        if self.kind == LinearKind::Plain {
+        if self.layout == Layout::Plain {
             return Ok(None);
         }
         let values = |width: i64| {
@@ -141,9 +150,9 @@ impl Linear {
     /// # Errors
     /// The tensor library's message.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, TensorError> {
-        match self.kind {
-            LinearKind::Packed => self.run_padded(x, None),
-            LinearKind::Plain => {
+        match self.layout {
+            Layout::OneDnn => self.run_padded(x, None),
+            Layout::Plain => {
                 let y = x.f_linear(&self.weight, self.bias.as_ref())?;
                 Ok(match self.activation {
                     Activation::None => y,
@@ -163,9 +172,9 @@ impl Linear {
             let message = "a residual cannot follow an activation".into();
             return Err(TensorError { operation: "linear", message });
         }
-        match self.kind {
-            LinearKind::Packed => self.run_padded(x, Some(residual)),
-            LinearKind::Plain => Ok(x.f_linear(&self.weight, self.bias.as_ref())?.f_add_(residual)?),
+        match self.layout {
+            Layout::OneDnn => self.run_padded(x, Some(residual)),
+            Layout::Plain => Ok(x.f_linear(&self.weight, self.bias.as_ref())?.f_add_(residual)?),
         }
     }
 

@@ -1,9 +1,10 @@
-//! The products of a model: dense weights on libtorch, or quantised ones on our kernels.
+//! The products of a model: dense weights on libtorch, or packed and quantised ones on our kernels.
 
 use crate::Activation;
-use crate::attention::OperandError;
+use crate::attention::{Launch, OperandError};
 use crate::linear::Linear;
-use crate::quantized::{IntegerLaunch, QuantizedWeights, RawOperands};
+use crate::packed::PackedWeights;
+use crate::quantized::{IntegerLaunch, QuantizedWeights, RawOperands, SourceType};
 use crate::tensor::{TensorError, matrix};
 use tch::{Device, Tensor};
 
@@ -14,6 +15,8 @@ pub enum Product {
     Dense(Linear),
     /// Weights as integers.
     Quantized(QuantizedLinear),
+    /// Weights of 32 or 16 bits, packed by us.
+    Packed(PackedLinear),
 }
 
 /// A product with quantised weights.
@@ -25,8 +28,90 @@ pub struct QuantizedLinear {
     launch: IntegerLaunch,
 }
 
+/// A product with packed weights.
+#[derive(Debug)]
+pub struct PackedLinear {
+    weights: PackedWeights,
+    bias: Option<Vec<f32>>,
+    activation: Activation,
+    launch: Launch,
+}
+
 fn error(fault: OperandError) -> TensorError {
-    TensorError { operation: "quantised product", message: fault.to_string() }
+    TensorError { operation: "product", message: fault.to_string() }
+}
+
+fn check_bias(bias: Option<&Vec<f32>>, outputs: usize) -> Result<(), TensorError> {
+    match bias {
+        Some(bias) if bias.len() != outputs => {
+            Err(error(OperandError("a bias has not one value for each output")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A product of `[outputs, inputs]` weights through `multiply`, which gets operands of the sizes that [`RawOperands`]
+/// says: live tensors, and a new one for the result.
+fn run(
+    [outputs, inputs]: [usize; 2],
+    x: &Tensor,
+    residual: Option<&Tensor>,
+    multiply: impl FnOnce(&RawOperands) -> Result<(), OperandError>,
+) -> Result<Tensor, TensorError> {
+    let (from, [rows, width], dtype) = matrix(x)?;
+    if width != inputs {
+        return Err(error(OperandError("the operand has another width than the weights")));
+    }
+    let out = Tensor::f_empty([rows as i64, outputs as i64], (x.kind(), Device::Cpu))?;
+    let residual = match residual {
+        None => std::ptr::null(),
+        Some(residual) => match matrix(residual)? {
+            (data, size, other) if size == [rows, outputs] && other == dtype => data.cast_const(),
+            _ => {
+                return Err(error(OperandError("the residual has another shape or type than the product")));
+            }
+        },
+    };
+    let (to, _, _) = matrix(&out)?;
+    multiply(&RawOperands { x: from.cast_const(), residual, out: to, rows, dtype }).map_err(error)?;
+    Ok(out)
+}
+
+fn activated(out: Tensor, activation: Activation) -> Result<Tensor, TensorError> {
+    Ok(match activation {
+        Activation::None => out,
+        Activation::GeluTanh => out.f_gelu("tanh")?,
+        Activation::GeluErf => out.f_gelu("none")?,
+    })
+}
+
+impl PackedLinear {
+    /// A product of packed weights, and of a bias for each output if there is one.
+    ///
+    /// # Errors
+    /// When the bias has another size.
+    pub fn new(
+        weights: PackedWeights,
+        bias: Option<Vec<f32>>,
+        activation: Activation,
+        launch: Launch,
+    ) -> Result<Self, TensorError> {
+        check_bias(bias.as_ref(), weights.outputs())?;
+        Ok(Self { weights, bias, activation, launch })
+    }
+
+    /// Type of the weights in memory.
+    pub fn weight_type(&self) -> SourceType {
+        self.weights.weight_type()
+    }
+
+    fn run(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
+        let out = run([self.weights.outputs(), self.weights.inputs()], x, residual, |operands| {
+            // SAFETY: live CPU tensors whose sizes and dtype were checked; the result is new.
+            unsafe { self.weights.multiply_raw(operands, self.bias.as_deref(), self.launch) }
+        })?;
+        activated(out, self.activation)
+    }
 }
 
 impl QuantizedLinear {
@@ -40,40 +125,16 @@ impl QuantizedLinear {
         activation: Activation,
         launch: IntegerLaunch,
     ) -> Result<Self, TensorError> {
-        if bias.as_ref().is_some_and(|bias| bias.len() != weights.outputs()) {
-            return Err(error(OperandError("a bias has not one value for each output")));
-        }
+        check_bias(bias.as_ref(), weights.outputs())?;
         Ok(Self { weights, bias, activation, launch })
     }
 
     fn run(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
-        let (from, [rows, inputs], dtype) = matrix(x)?;
-        if inputs != self.weights.inputs() {
-            return Err(error(OperandError("the operand has another width than the weights")));
-        }
-        let out = Tensor::f_empty([rows as i64, self.weights.outputs() as i64], (x.kind(), Device::Cpu))?;
-        let residual = match residual {
-            None => std::ptr::null(),
-            Some(residual) => match matrix(residual)? {
-                (data, size, other) if size == [rows, self.weights.outputs()] && other == dtype => {
-                    data.cast_const()
-                }
-                _ => {
-                    return Err(error(OperandError(
-                        "the residual has another shape or type than the product",
-                    )));
-                }
-            },
-        };
-        let (to, _, _) = matrix(&out)?;
-        let operands = RawOperands { x: from.cast_const(), residual, out: to, rows, dtype };
-        // SAFETY: live CPU tensors whose sizes and dtype were checked; the result is new.
-        unsafe { self.weights.multiply_raw(&operands, self.bias.as_deref(), self.launch) }.map_err(error)?;
-        Ok(match self.activation {
-            Activation::None => out,
-            Activation::GeluTanh => out.f_gelu("tanh")?,
-            Activation::GeluErf => out.f_gelu("none")?,
-        })
+        let out = run([self.weights.outputs(), self.weights.inputs()], x, residual, |operands| {
+            // SAFETY: live CPU tensors whose sizes and dtype were checked; the result is new.
+            unsafe { self.weights.multiply_raw(operands, self.bias.as_deref(), self.launch) }
+        })?;
+        activated(out, self.activation)
     }
 }
 
@@ -86,6 +147,7 @@ impl Product {
         match self {
             Self::Dense(linear) => linear.forward(x),
             Self::Quantized(linear) => linear.run(x, None),
+            Self::Packed(linear) => linear.run(x, None),
         }
     }
 
@@ -96,21 +158,25 @@ impl Product {
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor, TensorError> {
         match self {
             Self::Dense(linear) => linear.forward_add(x, residual),
-            Self::Quantized(linear) if linear.activation != Activation::None => {
+            Self::Quantized(QuantizedLinear { activation, .. })
+            | Self::Packed(PackedLinear { activation, .. })
+                if *activation != Activation::None =>
+            {
                 Err(error(OperandError("a residual cannot follow an activation")))
             }
             Self::Quantized(linear) => linear.run(x, Some(residual)),
+            Self::Packed(linear) => linear.run(x, Some(residual)),
         }
     }
 
-    /// See [`Linear::find_fewest_rows`]; the bits of quantised products depend on no other row.
+    /// See [`Linear::find_fewest_rows`]; the bits of our own products depend on no other row.
     ///
     /// # Errors
     /// The tensor library's message.
     pub fn find_fewest_rows(&self) -> Result<Option<i64>, TensorError> {
         match self {
             Self::Dense(linear) => linear.find_fewest_rows(),
-            Self::Quantized(_) => Ok(None),
+            Self::Quantized(_) | Self::Packed(_) => Ok(None),
         }
     }
 

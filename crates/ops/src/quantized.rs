@@ -5,6 +5,7 @@ pub mod twin;
 
 use crate::attention::OperandError;
 use crate::kv_pool::Element;
+use crate::packed::weight_memory;
 use crate::{IntegerLevel, ffi};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -60,8 +61,26 @@ pub enum SourceType {
 }
 
 impl SourceType {
-    fn size(self) -> usize {
+    pub(crate) fn size(self) -> usize {
         if self == Self::F32 { 4 } else { 2 }
+    }
+
+    /// `"f32"`, `"bf16"` or `"f16"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
+    /// As the kernels take it.
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+            Self::F16 => 2,
+        }
     }
 }
 
@@ -152,10 +171,7 @@ impl QuantizedWeights {
         let bytes = usize::try_from(tile_bytes).ok().and_then(|bytes| bytes.checked_mul(tiles));
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| invalid("a product's weights are too large"))?;
-        let packed = memmap2::MmapOptions::new().len(bytes).map_anon()?;
-        #[cfg(target_os = "linux")]
-        // Huge pages spare TLB misses; a system without them just says no.
-        let _ = packed.advise(memmap2::Advice::HugePage);
+        let packed = weight_memory(bytes)?;
         let padded = if form == WeightForm::Int8 { tiles * TILE_OUTPUTS } else { 0 };
         let (scales, sums) = (vec![0.0; padded], vec![0; padded]);
         Ok(Self { form, inputs, outputs, inputs_padded, packed, scales, sums })
@@ -191,11 +207,7 @@ impl QuantizedWeights {
             k_padded: self.inputs_padded as u32,
             first_output: first_output as u32,
             group: self.form.group(),
-            source_type: match source.source_type {
-                SourceType::F32 => 0,
-                SourceType::Bf16 => 1,
-                SourceType::F16 => 2,
-            },
+            source_type: source.source_type.code(),
             packed: self.packed.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),

@@ -4,9 +4,9 @@
 #![cfg(feature = "torch")]
 
 use pinion_ops::attention::{Attend, Batch, Launch};
-use pinion_ops::linear::Linear;
+use pinion_ops::linear::{Layout, Linear};
 use pinion_ops::tensor::{AttentionPlan, attend_qkv, copy_to_f32, kind_of, set_threads, tensor_from_bytes};
-use pinion_ops::{Activation, AttentionKernel, Dtype, KernelLevel, KvPool, KvShape, LinearKind};
+use pinion_ops::{Activation, AttentionKernel, Dtype, KernelLevel, KvPool, KvShape};
 use tch::{Device, Kind, Tensor};
 
 /// Largest difference relative to the largest value.
@@ -42,8 +42,8 @@ fn packed_equals_plain() {
                     let make = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu));
                     let (x, weight, bias) = (make(&[rows, inner]), make(&[outer, inner]), make(&[outer]));
                     let bias = with_bias.then_some(&bias);
-                    let packed = Linear::new(&weight, bias, activation, LinearKind::Packed).unwrap();
-                    let plain = Linear::new(&weight, bias, activation, LinearKind::Plain).unwrap();
+                    let packed = Linear::new(&weight, bias, activation, Layout::OneDnn).unwrap();
+                    let plain = Linear::new(&weight, bias, activation, Layout::Plain).unwrap();
                     let case = format!("{kind:?} {rows}x{inner}x{outer} {activation:?} bias {with_bias}");
                     let (have, want) = (packed.forward(&x).unwrap(), plain.forward(&x).unwrap());
                     assert_eq!(have.size(), [rows, outer], "{case}");
@@ -74,8 +74,7 @@ fn the_number_of_rows_does_not_change_a_bit() {
             let make = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu));
             let bias = make(&[outer]);
             let mut linear =
-                Linear::new(&make(&[outer, inner]), Some(&bias), Activation::None, LinearKind::Packed)
-                    .unwrap();
+                Linear::new(&make(&[outer, inner]), Some(&bias), Activation::None, Layout::OneDnn).unwrap();
             let Some(fewest) = linear.find_fewest_rows().unwrap() else {
                 println!("{kind:?} {inner}x{outer}: this CPU's products depend on their rows");
                 continue;
@@ -102,7 +101,7 @@ fn the_number_of_rows_does_not_change_a_bit() {
 fn faults_come_back_as_messages() {
     let float = (Kind::Float, Device::Cpu);
     let weight = Tensor::zeros([4, 8], float);
-    let packed = Linear::new(&weight, None, Activation::None, LinearKind::Packed).unwrap();
+    let packed = Linear::new(&weight, None, Activation::None, Layout::OneDnn).unwrap();
     for x in [
         Tensor::zeros([2, 7], float),
         Tensor::zeros([8], float),
@@ -113,7 +112,7 @@ fn faults_come_back_as_messages() {
     // Reaches the C++ side: an f32 weight does not take bf16 activations.
     let mixed = packed.forward(&Tensor::zeros([2, 8], (Kind::BFloat16, Device::Cpu))).unwrap_err();
     assert!(!mixed.message.is_empty(), "{mixed}");
-    assert!(Linear::new(&Tensor::zeros([4], float), None, Activation::None, LinearKind::Packed).is_err());
+    assert!(Linear::new(&Tensor::zeros([4], float), None, Activation::None, Layout::OneDnn).is_err());
 }
 
 #[test]

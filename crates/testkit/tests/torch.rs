@@ -77,30 +77,31 @@ fn a_seed_repeats_and_another_one_does_not() {
 #[test]
 fn every_kernel_choice_gives_the_same_greedy_text() {
     let folder = fixture_model();
-    let texts: Vec<String> = [["packed", "vector"], ["plain", "vector"], ["packed", "twin"]]
-        .iter()
-        .map(|[linear, attention]| {
-            let flags = ["--dtype", "fp32", "--linear", linear, "--attention", attention];
-            let server = Server::start(folder.path(), &flags);
-            let body = json!({"prompt": "same", "max_tokens": 32, "temperature": 0, "ignore_eos": true});
-            let text = ask(&server, &body).text;
-            server.stop();
-            text
-        })
-        .collect();
+    let texts: Vec<String> =
+        [["onednn", "vector"], ["plain", "vector"], ["packed", "vector"], ["auto", "twin"]]
+            .iter()
+            .map(|[linear, attention]| {
+                let flags = ["--dtype", "fp32", "--linear", linear, "--attention", attention];
+                let server = Server::start(folder.path(), &flags);
+                let body = json!({"prompt": "same", "max_tokens": 32, "temperature": 0, "ignore_eos": true});
+                let text = ask(&server, &body).text;
+                server.stop();
+                text
+            })
+            .collect();
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
 }
 
-/// Integers for weights change nothing about batches, and nothing about streams that outlive their engine.
+/// Our own products change nothing about batches, and nothing about streams that outlive their engine.
 #[test]
-fn quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_death() {
+fn packed_and_quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_death() {
     let Some(folder) = demo_model() else {
         println!("skipped: deploy/demo-model has no weights");
         return;
     };
     let prompts = ["ROMEO:\n", "JULIET:\nO ", "First Citizen:\nWe", "What", "The lord of"];
-    for form in ["int8", "int4"] {
-        let flags = ["--dtype", "fp32", "--quantization", form, "--restart-backoff", "20ms"];
+    for [switch, form] in [["--quantization", "int8"], ["--quantization", "int4"], ["--linear", "packed"]] {
+        let flags = ["--dtype", "fp32", switch, form, "--restart-backoff", "20ms"];
         let server = Server::start(&folder, &flags);
         check_greedy(&server, &prompts, 24);
         let body = |prompt: &str, stream: bool| json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": stream});

@@ -119,7 +119,7 @@ fn one_fault_each() {
         (vec!["other-folder"], format!("--model: two models: `other-folder` and `{}`", model.text())),
         (
             vec!["--dtype", "bf16"],
-            "--dtype: this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto".into(),
+            "--dtype: this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto, which keep the weights of a bf16 checkpoint in bf16".into(),
         ),
         (
             vec!["--config", "/no/such/file.toml"],

@@ -139,10 +139,9 @@ impl CudaGpt2 {
         shape: Gpt2Shape,
         options: &CudaOptions,
     ) -> Result<CudaGpt2, LoadError> {
-        let facts = device.facts().clone();
         let stream = device.stream_with(options.dependent_launch).map_err(backend)?;
         let weights = Weights::read(folder, &shape, &stream, options.dtype, options.load_threads as usize)?;
-        let sizes = Sizes::of(&shape, options, facts.multiprocessors.max(1));
+        let sizes = Sizes::of(&shape, options, device.facts().multiprocessors.max(1));
         let (weight_bytes, positions, vocab) = (weights.bytes, shape.positions, shape.vocab);
         let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
@@ -168,6 +167,7 @@ impl CudaGpt2 {
             block_count,
             kv_block_bytes,
             weight_bytes,
+            packed: None,
         };
         Ok(CudaGpt2 {
             tables: Tables::new(options.max_rows, sizes.table_stride as usize),

@@ -75,11 +75,22 @@ impl Rule {
 
 /// The bytes of a safetensors file with these tensors in fp32.
 pub(crate) fn safetensors<'a>(tensors: impl Iterator<Item = (&'a String, &'a Rule)>) -> Vec<u8> {
+    safetensors_as(tensors, |_| ("F32", |value| value.to_le_bytes().to_vec()))
+}
+
+/// A type of the file and the bytes of a number in it.
+pub(crate) type StoredAs = (&'static str, fn(f32) -> Vec<u8>);
+
+/// The same, each tensor in the type that `stored` gives for its name.
+pub(crate) fn safetensors_as<'a>(
+    tensors: impl Iterator<Item = (&'a String, &'a Rule)>,
+    stored: impl Fn(&str) -> StoredAs,
+) -> Vec<u8> {
     let (mut header, mut data) = (Map::new(), Vec::new());
     for (name, rule) in tensors {
-        let start = data.len();
-        data.extend(rule.values(name).iter().flat_map(|value| value.to_le_bytes()));
-        let entry = json!({"dtype": "F32", "shape": rule.shape, "data_offsets": [start, data.len()]});
+        let (start, (dtype, bytes_of)) = (data.len(), stored(name));
+        data.extend(rule.values(name).into_iter().flat_map(bytes_of));
+        let entry = json!({"dtype": dtype, "shape": rule.shape, "data_offsets": [start, data.len()]});
         header.insert(name.clone(), entry);
     }
     let mut text = Value::Object(header).to_string().into_bytes();

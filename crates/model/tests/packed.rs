@@ -1,0 +1,231 @@
+//! Weights of 16 bits that stay in their type (`LinearKind::Packed`), in whole models of every family: near what oneDNN
+//! computes from the same file in fp32, and one request has the same bits alone, in a batch, in chunks, after a
+//! preemption and over a cached prefix. What checkpoints in fp32 give stands in parity.rs and families.rs.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+#![cfg(feature = "torch")]
+
+mod driver;
+mod tiny;
+
+use driver::{Policy, Request, run};
+use half::{bf16, f16};
+use pinion_model::{
+    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, RowOutcome, SampleParams, StepOutput,
+    load,
+};
+use pinion_ops::KernelLevel;
+use pinion_ops::attention::Launch;
+use pinion_ops::packed::PackedWeights;
+use pinion_ops::quantized::{Source, SourceType};
+use tiny::{Folder, Golden, StoredAs, folder, golden, names, safetensors_as};
+
+/// Prompts of each golden that are run; all of them take minutes.
+const CASES: usize = 4;
+/// Tokens of each answer.
+const OUTPUT: usize = 24;
+/// Relative to the largest logit: sums in another order.
+const LOGIT_TOLERANCE: f32 = 1e-4;
+
+/// The type of a tensor by its name.
+type TypeOf<'a> = &'a dyn Fn(&str) -> &'static str;
+
+fn stored(dtype: &str) -> StoredAs {
+    match dtype {
+        "BF16" => ("BF16", |value| bf16::from_f32(value).to_le_bytes().to_vec()),
+        "F16" => ("F16", |value| f16::from_f32(value).to_le_bytes().to_vec()),
+        _ => ("F32", |value| value.to_le_bytes().to_vec()),
+    }
+}
+
+/// The model's folder, with its tensors in the types that `dtype` says.
+fn narrow(name: &str, golden: &Golden, dtype: impl Fn(&str) -> &'static str) -> Folder {
+    let folder = folder(name, golden);
+    folder.write("model.safetensors", &safetensors_as(golden.tensors.iter(), |name| stored(dtype(name))));
+    folder
+}
+
+fn options(golden: &Golden, linear: LinearKind, threads: u32) -> ModelOptions {
+    ModelOptions {
+        dtype: DtypeChoice::F32,
+        threads,
+        kv: KvSize::Blocks(256),
+        max_model_len: Some(golden.served),
+        linear,
+        ..ModelOptions::default()
+    }
+}
+
+fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
+    let request = |index: usize| Request {
+        prompt: golden.cases[index].prompt.clone(),
+        output_len: OUTPUT,
+        arrival: arrival(index),
+        params: SampleParams::GREEDY,
+    };
+    (0..golden.cases.len().min(CASES)).map(request).collect()
+}
+
+/// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own, beside `mates` other rows.
+fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32) -> Vec<f32> {
+    let blocks: Vec<u32> = (0..8).rev().map(|block| block * 3 + 1).collect();
+    let mut logits = Vec::new();
+    for (start, end) in [(0, cached), (cached, prompt.len())] {
+        let mut batch = OwnedBatch::default();
+        if start < end {
+            batch.push(0, start as u32, &prompt[start..end], &blocks);
+            for mate in 1..=mates {
+                batch.push(mate, 0, &prompt[..1], &[100 + mate]).sample = None;
+            }
+            model.logits(&batch.as_step(), &mut logits).unwrap();
+        }
+    }
+    logits
+}
+
+fn relative_error(have: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(have.len(), want.len());
+    let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
+    have.iter().zip(want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest
+}
+
+#[test]
+fn logits_are_those_of_the_same_weights_widened_to_fp32() {
+    for (at, name) in names().iter().enumerate() {
+        let golden = golden(name);
+        let form = ["BF16", "F16"][at % 2];
+        let folder = narrow(name, &golden, |_| form);
+        let mut on_onednn = load(&folder.0, &options(&golden, LinearKind::OneDnn, 1)).unwrap();
+        let mut packed = load(&folder.0, &options(&golden, LinearKind::Packed, 1)).unwrap();
+        assert_eq!(on_onednn.info().packed, None, "{name}");
+        assert_eq!(packed.info().packed, Some(if form == "BF16" { "bf16" } else { "f16" }), "{name}");
+        let (wide, half) = (on_onednn.info().weight_bytes, packed.info().weight_bytes);
+        assert!(half < wide, "{name}: {half} bytes instead of {wide}");
+        for case in golden.cases.iter().take(CASES) {
+            let want = last_logits(&mut *on_onednn, &case.prompt, 0, 0);
+            let error = relative_error(&last_logits(&mut *packed, &case.prompt, 0, 0), &want);
+            assert!(error <= LOGIT_TOLERANCE, "{name} in {form}: relative error {error:e}");
+        }
+    }
+}
+
+#[test]
+fn auto_packs_weights_of_16_bits_and_no_others() {
+    let name = &names()[0];
+    let golden = golden(name);
+    let quick = KernelLevel::best() >= KernelLevel::Avx2;
+    let (wide, _) = golden.tensors.iter().find(|(_, rule)| rule.shape.len() == 2).unwrap();
+    let cases: [(TypeOf<'_>, Option<&str>); 5] = [
+        (&|_| "BF16", quick.then_some("bf16")),
+        (&|_| "F16", quick.then_some("f16")),
+        (&|_| "F32", None),
+        // Norms in fp32 are usual and are no weights of products.
+        (
+            &|name| if name.contains("norm") || name.contains("ln_") { "F32" } else { "BF16" },
+            quick.then_some("bf16"),
+        ),
+        (&|name| if name == wide { "F32" } else { "BF16" }, None),
+    ];
+    for (dtype, expected) in cases {
+        let folder = narrow(name, &golden, dtype);
+        let model = load(&folder.0, &options(&golden, LinearKind::Auto, 1)).unwrap();
+        assert_eq!(model.info().packed, expected, "{name}");
+    }
+}
+
+/// Q in one type and K in another are packed as one product, in fp32.
+#[test]
+fn parts_of_two_types_become_one_product() {
+    let name = names().into_iter().find(|name| name.starts_with("llama")).unwrap();
+    let golden = golden(&name);
+    let folder = narrow(&name, &golden, |name| if name.contains("k_proj") { "F16" } else { "BF16" });
+    let mut on_onednn = load(&folder.0, &options(&golden, LinearKind::OneDnn, 1)).unwrap();
+    let mut packed = load(&folder.0, &options(&golden, LinearKind::Packed, 1)).unwrap();
+    for case in golden.cases.iter().take(CASES) {
+        let want = last_logits(&mut *on_onednn, &case.prompt, 0, 0);
+        let error = relative_error(&last_logits(&mut *packed, &case.prompt, 0, 0), &want);
+        assert!(error <= LOGIT_TOLERANCE, "{name}: relative error {error:e}");
+    }
+}
+
+#[test]
+fn greedy_ids_do_not_depend_on_the_batch() {
+    for name in names() {
+        let golden = golden(&name);
+        let folder = narrow(&name, &golden, |_| "BF16");
+        let mut model = load(&folder.0, &options(&golden, LinearKind::Packed, 2)).unwrap();
+        let whole = Policy { chunk: usize::MAX, preempt_at: &[] };
+        let alone: Vec<Vec<u32>> = requests(&golden, |_| 0)
+            .into_iter()
+            .map(|request| run(&mut *model, &[request], whole).remove(0))
+            .collect();
+        for policy in
+            [whole, Policy { chunk: 24, preempt_at: &[3, 9, 15] }, Policy { chunk: 1, preempt_at: &[] }]
+        {
+            let ids = run(&mut *model, &requests(&golden, |index| index * 3 % 7), policy);
+            assert_eq!(ids, alone, "{name} with {policy:?}");
+        }
+    }
+}
+
+/// Attention sums a prefix from the cache as it sums a whole prompt, and products know no other row.
+#[test]
+fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
+    for name in names() {
+        let golden = golden(&name);
+        let folder = narrow(&name, &golden, |_| "BF16");
+        let mut model = load(&folder.0, &options(&golden, LinearKind::Packed, 1)).unwrap();
+        let prompt = &golden.cases.iter().map(|case| &case.prompt).max_by_key(|prompt| prompt.len()).unwrap();
+        let whole = last_logits(&mut *model, prompt, 0, 0);
+        assert_eq!(last_logits(&mut *model, prompt, 0, 5), whole, "{name} beside others");
+        for cached in [16, 48, 80] {
+            assert_eq!(
+                last_logits(&mut *model, prompt, cached, 0),
+                whole,
+                "{name} after {cached} cached tokens"
+            );
+        }
+    }
+}
+
+/// A product takes no memory but its result, which the caller has.
+#[test]
+fn products_allocate_nothing() {
+    let (inputs, outputs, rows) = (96, 40, 5);
+    let mut weights = PackedWeights::new(SourceType::Bf16, outputs, inputs).unwrap();
+    let bytes = vec![1; outputs * inputs * 2];
+    let source = Source { bytes: &bytes, source_type: SourceType::Bf16, rows: outputs, is_transposed: false };
+    weights.pack(0, source, 1).unwrap();
+    let launch = Launch { level: KernelLevel::best(), threads: 1 };
+    let (x, mut out) = (vec![1f32; rows * inputs], vec![0f32; rows * outputs]);
+    let (narrow_x, mut narrow) = (vec![bf16::ONE; rows * inputs], vec![bf16::ZERO; rows * outputs]);
+    // The first one makes room for activations widened to fp32.
+    weights.multiply(&narrow_x, None, None, &mut narrow, launch).unwrap();
+    let counted = allocation_counter::measure(|| {
+        weights.multiply(&x, None, None, &mut out, launch).unwrap();
+        weights.multiply(&narrow_x, None, None, &mut narrow, launch).unwrap();
+    });
+    assert_eq!(counted.count_total, 0);
+}
+
+/// A weight that is no number ends the row and nothing else.
+#[test]
+fn a_weight_that_is_not_a_number_ends_the_row() {
+    let name = &names()[0];
+    let golden = golden(name);
+    let folder = folder(name, &golden);
+    let mut bytes = safetensors_as(golden.tensors.iter(), |_| stored("BF16"));
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
+    let entries: serde_json::Value = serde_json::from_slice(bytes[8..header].trim_ascii_end()).unwrap();
+    let is_down = |name: &str| name.contains("down_proj.weight") || name.contains("mlp.c_proj.weight");
+    let (_, down) = entries.as_object().unwrap().iter().find(|(name, _)| is_down(name)).unwrap();
+    let start = down["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[header + start..][..2].copy_from_slice(&bf16::NAN.to_le_bytes());
+    folder.write("model.safetensors", &bytes);
+    let mut model = load(&folder.0, &options(&golden, LinearKind::Packed, 1)).unwrap();
+    let mut batch = OwnedBatch::default();
+    batch.push(0, 0, &golden.cases[0].prompt, &[0, 1, 2, 3, 4, 5, 6, 7]).sample = Some(SampleParams::GREEDY);
+    let mut out = StepOutput::default();
+    model.step(&batch.as_step(), &mut out).unwrap();
+    assert_eq!(out.rows, [RowOutcome::NonFinite], "{name}");
+}

@@ -1,0 +1,70 @@
+// Contract of Pinion's CPU products with packed floating-point weights. Plain C: raw pointers, no torch, no allocation, no threads
+// of its own but for the *_parallel entries (kernels/cpu/parallel.cpp). docs/design/0013-packed-products.md.
+//
+//   pinion_pack_floats   rows of a checkpoint's tensor, in the layout below
+//   pinion_packed        out = x . weights^T (+ bias) (+ residual)
+//
+// Layout. 16 outputs are a tile; tiles follow one another. A tile is a run of pairs of K. bf16: pair[output][k % 2], 64 bytes, so
+// that 16 pairs are what an AMX tile or 16 vdpbf16ps take. fp16 and fp32: pair[k % 2][output], 64 and 128 bytes. Outputs are padded
+// to 16 and K to 32 with zeros, which no product reads.
+//
+// Sums. An output is e + o: e adds the products of the even K, o those of the odd K, each in rising order of K from zero in fp32,
+// each addition fused with its product. Then + bias, then + residual, then rounded to dtype. Weights are widened to fp32, which
+// is exact. So a row's bits depend on the row and the weights alone, not on level, threads or the rows beside it.
+// Bytes moved: the packed weights once for up to 48 rows, and once more for each further 48.
+#pragma once
+#include <stdint.h>
+
+#include "pinion_quantized.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PINION_PACKED_K = 32, PINION_PACKED_ROWS = 48 };
+
+// `rows` outputs of a tensor in a file become outputs first_output.. of `packed`. Element (row, k) is at
+// row * row_stride + k * k_stride of source, which need not be aligned. Types are PINION_SOURCE_*; weight_type is source_type, or
+// PINION_SOURCE_F32, or PINION_SOURCE_BF16, to which values are rounded (nearest, ties to even).
+typedef struct PinionPackFloats {
+    const void* source;
+    uint64_t row_stride;
+    uint64_t k_stride;
+    uint32_t rows;
+    uint32_t k;
+    uint32_t first_output;
+    int32_t source_type;
+    int32_t weight_type;
+    uint8_t* packed;
+} PinionPackFloats;
+
+// x [rows, k] in fp32; out and residual [rows, n] of dtype (PINION_F32 or PINION_BF16); all contiguous. bias [n]. bias and
+// residual may be null; residual may be out.
+typedef struct PinionPacked {
+    const uint8_t* weights;  // packed, 64-byte aligned
+    const float* x;
+    const float* bias;
+    const void* residual;
+    void* out;
+    uint64_t rows;
+    uint32_t n;
+    uint32_t k;
+    int32_t weight_type;
+    int32_t dtype;
+} PinionPacked;
+
+// Bytes of one packed tile.
+uint64_t pinion_packed_tile_bytes(uint32_t k, int32_t weight_type);
+
+// Runs of up to 16 rows, the first at row begin * 16.
+void pinion_pack_floats(const PinionPackFloats* args, uint64_t begin, uint64_t end);
+// Tiles [begin, end), all rows. Levels are PINION_LEVEL_* (pinion_attention.h).
+void pinion_packed(const PinionPacked* args, int32_t level, uint64_t begin, uint64_t end);
+
+// The same over everything, on `threads` threads.
+void pinion_pack_floats_parallel(const PinionPackFloats* args, int32_t threads);
+void pinion_packed_parallel(const PinionPacked* args, int32_t level, int32_t threads);
+
+#ifdef __cplusplus
+}
+#endif
