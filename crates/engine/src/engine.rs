@@ -154,7 +154,7 @@ impl Engine {
     /// One turn of the loop.
     ///
     /// # Errors
-    /// [`Broken`]: the model failed [`FAILED_STEPS_MAX`] times in a row, and the requests of those steps have their
+    /// [`Broken`]: the model failed `FAILED_STEPS_MAX` times in a row, and the requests of those steps have their
     /// ends; or it is gone.
     pub fn turn(&mut self, ports: &mut impl Ports) -> Result<Turn, Broken> {
         let begin_ns = ports.recorder().begin(SpanName::EngineStep);

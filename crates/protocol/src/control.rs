@@ -25,23 +25,23 @@ pub enum Attach {
         /// ... unless it was started by a profiler, which is its parent then.
         wrapped: bool,
     },
-    /// The role's own doorbell; [eventfd].
+    /// The role's own doorbell; an eventfd.
     Doorbell,
     /// The status page of `of`: writable for the role itself, and for frontends every other page to read;
-    /// [memfd].
+    /// a memfd.
     Status {
         /// Whose page.
         of: Peer,
     },
     /// The ring of spans of one track of `of`: for the role itself to write, for frontends all of them to read;
-    /// [memfd].
+    /// a memfd.
     Spans {
         /// Whose.
         of: Peer,
         /// Which of its threads.
         track: u16,
     },
-    /// The slot table of a frontend; [memfd].
+    /// The slot table of a frontend; a memfd.
     Slots {
         /// Index of the frontend.
         frontend: u16,

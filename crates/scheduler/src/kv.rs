@@ -3,7 +3,7 @@
 //! A block is an index; its memory belongs to the model. A sequence's table holds one reference to each of its blocks.
 //! A block is *held* by at least one sequence, or *cached* (no holder, but registered in the prefix cache), or *free*;
 //! held + cached + free = total. [`BlockPool::take`] takes free blocks first and then evicts cached ones, the least
-//! recently used first, so the cache never takes room from a running request. [`crate::prefix`] is the tree behind it.
+//! recently used first, so the cache never takes room from a running request. `prefix` is the tree behind it.
 
 use crate::prefix::{PrefixTree, ROOT};
 

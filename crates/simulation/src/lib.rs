@@ -4,7 +4,7 @@
 //! that the launcher gives it, and from then on chooses by the seed which loop turns next: the launcher's, a role's, or
 //! a client's. The loops, rings, slots, control messages and the launcher's part in a death are those of the product;
 //! only sleeping, sockets of clients and the model are left out. The model is the fake one, so what each client must
-//! get is known ([`oracle`]). Between two turns the seed may end a role, stop it for a while, or have a client stop
+//! get is known (`oracle`). Between two turns the seed may end a role, stop it for a while, or have a client stop
 //! reading or leave. A run whose clients all have their ends is checked for what must be left: no slot, no KV block, no
 //! record.
 //!

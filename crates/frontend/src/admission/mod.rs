@@ -2,8 +2,8 @@
 //!
 //! Every generation route passes `admit_fields`; no route checks a parameter by itself, so a limit cannot be missing
 //! from one of them. What needs the tokenizer (does the prompt fit the context?) is the tokenizer's to check.
-//! The shapes of prompts and stop strings are in [`prompts`], those of chats in [`chat`], the sampling parameters in
-//! [`mod@sampling`], grammars in [`mod@grammar`].
+//! The shapes of prompts and stop strings are in `prompts`, those of chats in `chat`, the sampling parameters in
+//! `sampling`, grammars in `grammar`.
 
 mod chat;
 pub(crate) mod fields;

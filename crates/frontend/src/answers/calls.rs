@@ -36,7 +36,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// `letters` are at least [`ID_LETTERS`] that no other answer has.
+    /// `letters` are at least `ID_LETTERS` that no other answer has.
     pub fn new(plan: &CallPlan, letters: &str) -> Calls {
         let prefix = match plan.shape {
             Shape::Free(CallFormat::Mistral) => {

@@ -1,7 +1,7 @@
 //! The rim: the accept loop, one task per connection, and the timers that protect both.
 //!
 //! A panic in a connection's task ends that connection alone (tokio catches it). Every wait here has a limit:
-//! head, body, idle time and write progress; see [`crate::http::timed_stream`] and [`crate::limits`].
+//! head, body, idle time and write progress; see `timed_stream` and [`crate::limits`].
 
 use crate::answers::errors::{HttpError, Refusal};
 use crate::http::app::App;

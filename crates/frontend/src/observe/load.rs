@@ -1,6 +1,6 @@
 //! How busy this replica is, for what chooses among replicas: rates of the last seconds, and `GET /v1/loads`.
 //!
-//! [`Load`] is pure: samples go in, rates come out. The reactor puts them in; [`super::orca`] and [`loads`] read.
+//! [`Load`] is pure: samples go in, rates come out. The reactor puts them in; `orca` and `loads` read.
 
 use crate::limits::{LOAD_SAMPLE_PERIOD, LOAD_WINDOW};
 use crate::observe::health::Health;

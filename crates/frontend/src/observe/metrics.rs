@@ -1,7 +1,7 @@
 //! What this frontend counts by itself: requests, outcomes, tokens, latencies. Plain cells, one thread.
 //!
 //! The text page of `/metrics`, with what the other processes' status pages say, is made in
-//! [`crate::observe::exposition`]. Labels are closed enums, so no client can make a new series.
+//! `exposition`. Labels are closed enums, so no client can make a new series.
 
 use crate::observe::incidents::Incidents;
 use crate::route::Route;

@@ -1,9 +1,9 @@
 //! One request's timeline, read out of its slot: where its time went, and what shared its steps.
 //!
-//! Pure but for [`Timeline::of_slot`] and [`Stamps::of_slot`]. The parts of [`Part`] follow one another without a gap:
+//! Pure but for `Timeline::of_slot` and `Stamps::of_slot`. The parts of [`Part`] follow one another without a gap:
 //! a boundary that is missing or lies before the one before it gives its part no time, and none lies past the end, so
 //! that the parts always add up to the whole. Shown as `timings` ([`Timings`]), as a `Server-Timing` field, in the
-//! histograms of `/metrics` and on `/debug/slow` ([`crate::observe::slow`]).
+//! histograms of `/metrics` and on `/debug/slow` (`slow`).
 
 use pinion_protocol::RequestId;
 use pinion_protocol::names::{Counter, Part, Stage};

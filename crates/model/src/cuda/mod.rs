@@ -50,7 +50,7 @@ pub enum CudaKv {
     FreeShare(f32),
 }
 
-/// Which kernel does the attention of prompt chunks. [`PrefillAttention::on_tensor_cores`] is the rule.
+/// Which kernel does the attention of prompt chunks. `PrefillAttention::on_tensor_cores` is the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PrefillAttention {
     /// Tensor cores where dtype and head size allow, else the plain one.

@@ -4,7 +4,7 @@
 //! calls come out. What could still become a call is held back, so that no part of a mark is ever shown; what turns out
 //! to be none is text after all, so that nothing is lost. A call's arguments leave as they come: as the model's
 //! own characters where they are JSON, spelled as JSON where they are not. It knows nothing of JSON schemas, ids of
-//! calls or the API. Start at [`parser`]; [`scan`], [`xml`] and [`pythonic`] read one call or list.
+//! calls or the API. Start at `parser`; `scan`, `xml` and `pythonic` read one call or list.
 
 mod format;
 mod parser;

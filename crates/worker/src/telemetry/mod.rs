@@ -1,7 +1,7 @@
 //! Logs: one subscriber per process, to standard error, a line per event. Nothing logs per token.
 //!
-//! No thread that logs can block, fail or panic by it: lines go into a bounded [`queue`], and one thread of the process
-//! writes them ([`writer`]). What finds no room or cannot be written is dropped and counted, and the next line that is
+//! No thread that logs can block, fail or panic by it: lines go into a bounded `queue`, and one thread of the process
+//! writes them (`writer`). What finds no room or cannot be written is dropped and counted, and the next line that is
 //! written tells of it. Whatever else a process says on standard error ([`say`]) takes the same way.
 
 mod notice;
