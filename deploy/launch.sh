@@ -19,8 +19,8 @@ esac
 setup
 cd "$ROOT"
 say "building the release binaries (the first build takes several minutes)"
-roles=(launcher hub frontend tokenizer engine detokenizer)
-cargo build --release --locked "${roles[@]/#/--package=pinion-}"
+programs=(launcher hub frontend tokenizer engine detokenizer doctor)
+cargo build --release --locked "${programs[@]/#/--package=pinion-}"
 
 if [ "${1:-}" = --setup-only ]; then
     say "set up; serve with: deploy/launch.sh"

@@ -4,6 +4,7 @@ use crate::fault::{Collector, Origin};
 use crate::options::find;
 use crate::sources::{Typed, hint};
 use crate::table::Kind;
+use crate::{commands, completions, man};
 use std::ffi::OsString;
 
 /// What is asked for, before any value is read.
@@ -12,6 +13,11 @@ pub(crate) enum Request {
     Serve,
     ShowConfig,
     Pull,
+    Doctor {
+        json: bool,
+    },
+    /// Its words are read by the process that does it.
+    Terminal,
     /// The words that follow.
     Trace(Vec<String>),
     Version,
@@ -19,11 +25,11 @@ pub(crate) enum Request {
     Bench(Vec<String>),
     /// The topic, if one was named.
     Help(Option<String>),
+    /// The text that was asked for.
+    Print(String),
     /// No command that there is: what else is wrong depends on the one that was meant.
     Unknown,
 }
-
-const COMMANDS: &str = "serve, pull, config show, trace, bench, help, version";
 
 /// Reads the arguments. Help and version win over everything else, faults included.
 pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Collector) -> (Request, Typed) {
@@ -49,13 +55,30 @@ pub(crate) fn split(args: impl IntoIterator<Item = OsString>, faults: &mut Colle
             }
             (Request::ShowConfig, words.get(2..).unwrap_or(&[]))
         }
+        Some("doctor") => {
+            let count = words.len();
+            words.retain(|word| word != "--json");
+            (Request::Doctor { json: words.len() < count }, &words[1..])
+        }
+        Some("chat" | "top") => return (Request::Terminal, Vec::new()),
+        Some("man") if words.len() == 1 => return (Request::Print(man::page()), Vec::new()),
+        Some("completions") => {
+            if let [_, shell] = words.as_slice()
+                && let Some(text) = completions::script(shell)
+            {
+                return (Request::Print(text), Vec::new());
+            }
+            let shells = completions::SHELLS.join(", ");
+            faults.add(&line, format!("`completions` is followed by one of {shells}"));
+            (Request::Unknown, &[][..])
+        }
         Some("trace") => return (Request::Trace(words.split_off(1)), Vec::new()),
         Some(flag) if flag.starts_with('-') => {
-            faults.add(&line, format!("a command comes first: {COMMANDS}"));
+            faults.add(&line, format!("a command comes first: {}", commands::names()));
             (Request::Serve, &words[..])
         }
         Some(other) => {
-            faults.add(&line, format!("`{other}` is no command; there are {COMMANDS}"));
+            faults.add(&line, format!("`{other}` is no command; there are {}", commands::names()));
             (Request::Unknown, &[][..])
         }
         None => (Request::Help(None), &words[..]),
@@ -72,8 +95,9 @@ fn asks_for_text(words: &[String]) -> Option<Request> {
         Some("version") => return Some(Request::Version),
         _ => {}
     }
+    let own = words.first().filter(|word| commands::help_of(word).is_some());
     words.iter().take_while(|word| *word != "--").find_map(|word| match word.as_str() {
-        "-h" | "--help" => Some(Request::Help(None)),
+        "-h" | "--help" => Some(Request::Help(own.cloned())),
         "-V" | "--version" => Some(Request::Version),
         other => other.strip_prefix("--help=").map(|topic| Request::Help(Some(topic.to_owned()))),
     })

@@ -95,7 +95,7 @@ impl CudaConfig {
 
 /// Beside the program, or where `deploy/cuda.sh` puts it beside `target/<profile>`. The first place is named if it is
 /// in neither.
-fn default_object() -> PathBuf {
+pub(crate) fn default_object() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let folder = program.parent().unwrap_or(Path::new("/"));
     let places = [folder.join(OBJECT), folder.join("../cuda").join(OBJECT)];

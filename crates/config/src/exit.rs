@@ -6,7 +6,8 @@
 pub enum Exit {
     /// Served and stopped cleanly, or printed what was asked for.
     Ok = 0,
-    /// The operating system refused something that a working machine grants (memory, descriptors, processes).
+    /// The operating system refused something that a working machine grants (memory, descriptors, processes); or a
+    /// check of `pinion doctor` failed.
     System = 1,
     /// The command line, the environment or the config file is wrong; every fault is on stderr.
     Usage = 2,
@@ -47,7 +48,9 @@ impl Exit {
     pub fn meaning(self) -> &'static str {
         match self {
             Exit::Ok => "Served and stopped cleanly, or printed what was asked for.",
-            Exit::System => "The operating system refused memory, a descriptor or a process.",
+            Exit::System => {
+                "The operating system refused memory, a descriptor or a process; a check of `pinion doctor` failed."
+            }
             Exit::Usage => {
                 "The command line, the environment or the config file is wrong; every fault is on stderr."
             }

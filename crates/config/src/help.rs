@@ -1,5 +1,6 @@
 //! `--help` in its forms: short, a group, one flag, all, or a search.
 
+use crate::commands;
 use crate::exit::Exit;
 use crate::options::OPTIONS;
 use crate::sources::hint;
@@ -23,8 +24,8 @@ pub(crate) fn text(topic: Option<&str>) -> String {
     let Some(topic) = topic.map(|t| t.trim_start_matches("--").to_lowercase().replace('_', "-")) else {
         return short();
     };
-    if topic == "trace" {
-        return crate::trace_command::HELP.to_owned();
+    if let Some(help) = commands::help_of(&topic) {
+        return help.to_owned();
     }
     if topic == "all" {
         return Group::ALL.iter().map(|&g| group(g)).collect::<Vec<_>>().join("\n") + "\n" + &exits();
@@ -55,13 +56,10 @@ fn short() -> String {
     }
     format!(
         "Serve a large language model from separate, pinned processes.\n\n\
-         Usage:\n  pinion serve DIR [flags]      DIR, or ORG/NAME[@REV] of the hub\n  \
-         pinion pull ORG/NAME[@REV]    download a model; prints its folder\n  pinion config show [flags]    every value and where it comes from\n  \
-         pinion bench ...              measure a server (docs/BENCHMARKING.md)\n  \
-         pinion trace                  what a running service does, for Perfetto; see pinion help trace\n  \
-         pinion version\n\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
+         Usage:\n{}\nFlags needed first:\n{}\nMore:\n{groups}  --help=FLAG         one flag, or a word to \
          search for\n  --help=all          everything\n\n\
          {}",
+        commands::usage(),
         lines(needed),
         wrapped(SOURCES, 0)
     )

@@ -99,11 +99,7 @@ pub(crate) fn pull(
     faults: &mut Collector,
 ) -> PullCommand {
     let variable = |name: &str| environment.text(name).map(str::to_owned);
-    let home = variable("HF_HOME").or_else(|| variable("XDG_CACHE_HOME").map(|dir| dir + "/huggingface"));
-    let home = home.or_else(|| variable("HOME").map(|dir| dir + "/.cache/huggingface")).map(PathBuf::from);
-    let cache = settings.text("hub-cache").map(str::to_owned);
-    let cache = cache.or_else(|| variable("HF_HUB_CACHE")).map(PathBuf::from);
-    let cache = cache.or_else(|| home.as_ref().map(|home| home.join("hub"))).unwrap_or_else(|| {
+    let cache = cache(settings, environment).unwrap_or_else(|| {
         faults.add(&Origin::Flag("--hub-cache".into()), "is needed where neither HF_HOME nor HOME is set");
         PathBuf::new()
     });
@@ -111,11 +107,25 @@ pub(crate) fn pull(
     let offline = settings.switch("hub-offline").or_else(|| variable("HF_HUB_OFFLINE").map(is_true));
     PullCommand {
         model,
-        cache: std::path::absolute(&cache).unwrap_or(cache),
+        cache,
         endpoint: endpoint(settings, environment, faults),
         offline: offline.unwrap_or(false),
-        token: token(home.as_deref(), environment, faults),
+        token: token(home(environment).as_deref(), environment, faults),
     }
+}
+
+/// The folder of huggingface_hub.
+fn home(environment: &Environment) -> Option<PathBuf> {
+    let variable = |name: &str| environment.text(name).map(str::to_owned);
+    let home = variable("HF_HOME").or_else(|| variable("XDG_CACHE_HOME").map(|dir| dir + "/huggingface"));
+    home.or_else(|| variable("HOME").map(|dir| dir + "/.cache/huggingface")).map(PathBuf::from)
+}
+
+/// Where models of the hub are kept; `None` if nothing says it.
+pub(crate) fn cache(settings: &Settings, environment: &Environment) -> Option<PathBuf> {
+    let told = settings.text("hub-cache").or_else(|| environment.text("HF_HUB_CACHE")).map(PathBuf::from);
+    let cache = told.or_else(|| home(environment).map(|home| home.join("hub")))?;
+    Some(std::path::absolute(&cache).unwrap_or(cache))
 }
 
 fn endpoint(settings: &Settings, environment: &Environment, faults: &mut Collector) -> String {

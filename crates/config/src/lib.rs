@@ -7,12 +7,15 @@
 
 mod choices;
 mod command_line;
+mod commands;
+mod completions;
 mod config;
 mod conversion;
 mod cpu_plan;
 mod cpu_set;
 mod cuda;
 pub mod docs;
+mod doctor_command;
 mod exit;
 mod fairness;
 mod fake;
@@ -23,10 +26,12 @@ mod hub;
 mod json_file;
 mod lifecycle;
 mod machine;
+mod man;
 mod model_facts;
 mod model_folder;
 mod observe;
 mod options;
+mod probe_command;
 mod replay_command;
 mod resolve;
 mod scheduling;
@@ -35,6 +40,7 @@ mod show;
 mod sources;
 mod supervisor;
 mod table;
+mod terminal_command;
 mod topology;
 mod trace_command;
 mod value;
@@ -45,6 +51,7 @@ pub use choices::{
 pub use config::{Config, ResponseStore};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::CudaConfig;
+pub use doctor_command::{DeviceChoice, DoctorCommand, NamedModel, doctor_command};
 pub use exit::Exit;
 pub use fairness::{FairShare, Fairness};
 pub use fake::Fake;
@@ -52,15 +59,20 @@ pub use fault::{ConfigFault, Faults, Origin};
 pub use generation::SamplingDefaults;
 pub use hub::{HubModel, HubToken, PullCommand};
 pub use lifecycle::Lifecycle;
-pub use machine::{Cpu, Machine};
+pub use machine::{Cpu, Machine, Memory};
 pub use model_facts::ModelFacts;
 pub use observe::{Observe, Profiler, nvtx_injection};
+pub use probe_command::{ProbeCommand, probe_command};
 pub use replay_command::{ReplayCommand, replay_command};
 pub use scheduling::{AdmissionKind, Scheduling};
 pub use secret::{ApiKeys, SECRET_VARIABLES};
 pub use supervisor::{SUPERVISOR_VARIABLES, Supervisor};
+pub use terminal_command::{
+    ChatCommand, ChatTarget, ServerUrl, TerminalCommand, TopCommand, terminal_command,
+};
 pub use topology::{Edge, Process, Topology};
 pub use trace_command::TraceCommand;
+pub use value::human_bytes;
 
 use command_line::Request;
 use sources::{Environment, Settings};
@@ -78,11 +90,15 @@ pub enum Command {
     PullFirst(PullCommand),
     /// `pinion trace`.
     Trace(TraceCommand),
+    /// `pinion doctor`: [`doctor_command`] reads the same words in the process that does it.
+    Doctor,
+    /// `pinion chat` and `pinion top`: [`terminal_command`] reads the same words in the process that does it.
+    Terminal,
     /// `pinion --version`: the caller prints its version.
     Version,
     /// `pinion bench`: the arguments of the benchmark tool, which stands beside the launcher.
     Bench(Vec<String>),
-    /// `pinion --help`: the text to print.
+    /// `pinion --help`, `pinion completions` and `pinion man`: the text to print.
     Help(String),
     /// `pinion config show`: every value with its origin, to print.
     ShowConfig(String),
@@ -116,6 +132,8 @@ pub fn parse_pulled(
     match request {
         Request::Version => return Ok(Command::Version),
         Request::Bench(arguments) => return Ok(Command::Bench(arguments)),
+        Request::Doctor { .. } => return Ok(Command::Doctor),
+        Request::Terminal => return Ok(Command::Terminal),
         Request::Trace(words) => {
             let key = environment.text("PINION_API_KEY").map(str::to_owned);
             let command = trace_command::read(&words, key, &mut faults);
@@ -123,6 +141,7 @@ pub fn parse_pulled(
             return Ok(Command::Trace(command));
         }
         Request::Help(topic) => return Ok(Command::Help(help::text(topic.as_deref()))),
+        Request::Print(text) => return Ok(Command::Help(text)),
         Request::Unknown => return Err(Faults(faults.0)),
         Request::Serve | Request::ShowConfig | Request::Pull => {}
     }

@@ -61,9 +61,8 @@ impl Machine {
             ids.insert(0);
         }
         let cpus = ids.into_iter().map(|id| read_cpu(&system, id, &nodes)).collect();
-        let limit = read_number(&root.join("sys/fs/cgroup/memory.max"))
-            .or_else(|| read_number(&root.join("sys/fs/cgroup/memory/memory.limit_in_bytes")));
-        let memory_bytes = [memory_total(root), limit].into_iter().flatten().min();
+        let memory = Memory::from_sysfs(root);
+        let memory_bytes = [memory.total_bytes, memory.limit_bytes].into_iter().flatten().min();
         let info = read_text(&root.join("proc/cpuinfo")).unwrap_or_default();
         let flag = |name| cpuinfo(&info, "flags").split_whitespace().any(|flag| flag == name);
         let amd = cpuinfo(&info, "vendor_id") == "AuthenticAMD";
@@ -89,6 +88,30 @@ impl Machine {
             has_bf16: false,
             has_nvidia_driver: false,
             prefers_bf16: false,
+        }
+    }
+}
+
+/// Memory of the computer, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// The machine's.
+    pub total_bytes: Option<u64>,
+    /// What could be taken now without swapping.
+    pub available_bytes: Option<u64>,
+    /// The cgroup's limit, of version 2 or 1.
+    pub limit_bytes: Option<u64>,
+}
+
+impl Memory {
+    /// Reads the tree under `root`, which holds `sys` and `proc`.
+    pub fn from_sysfs(root: &Path) -> Memory {
+        let limit = read_number(&root.join("sys/fs/cgroup/memory.max"))
+            .or_else(|| read_number(&root.join("sys/fs/cgroup/memory/memory.limit_in_bytes")));
+        Memory {
+            total_bytes: meminfo(root, "MemTotal:"),
+            available_bytes: meminfo(root, "MemAvailable:"),
+            limit_bytes: limit,
         }
     }
 }
@@ -129,9 +152,9 @@ fn read_nodes(dir: &Path) -> Vec<(usize, BTreeSet<usize>)> {
     nodes
 }
 
-fn memory_total(root: &Path) -> Option<u64> {
+fn meminfo(root: &Path, name: &str) -> Option<u64> {
     let text = read_text(&root.join("proc/meminfo"))?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 

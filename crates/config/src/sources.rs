@@ -23,7 +23,7 @@ pub(crate) struct Setting {
 }
 
 /// All settled values by option name. An option without a fixed default is absent unless it was given.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Settings(BTreeMap<&'static str, Setting>);
 
 impl Settings {

@@ -212,7 +212,7 @@ fn show_bytes(bytes: &u64) -> String {
 }
 
 /// `5.8 GiB`, for reading only.
-pub(crate) fn human_bytes(bytes: u64) -> String {
+pub fn human_bytes(bytes: u64) -> String {
     let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let unit = units.iter().find(|(_, factor)| bytes >= *factor);
     unit.map_or_else(

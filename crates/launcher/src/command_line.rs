@@ -19,6 +19,10 @@ use std::rc::Rc;
 const IN_PROCESS_BINARY: &str = "pinion-in-process";
 /// Of the benchmark tool; it stands there, too, where it was built.
 const BENCH_BINARY: &str = "pinion-bench";
+/// Of the client in a terminal.
+const TERMINAL_BINARY: &str = "pinion-terminal";
+/// Of the program that checks the machine.
+const DOCTOR_BINARY: &str = "pinion-doctor";
 
 /// Parses once, then runs the command. `threads` are the roles that are linked into this binary, if they are.
 pub fn run(threads: Option<RoleMain>) -> ExitCode {
@@ -54,6 +58,8 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
         Command::Pull(_) | Command::PullFirst(_) => {
             return become_program(pull::BINARY, "pinion-hub", &arguments);
         }
+        Command::Doctor => return become_program(DOCTOR_BINARY, DOCTOR_BINARY, &arguments),
+        Command::Terminal => return become_program(TERMINAL_BINARY, TERMINAL_BINARY, &arguments),
         Command::Trace(command) => return crate::trace::run(&command).into(),
         Command::Serve(config) => return run_service(*config, threads),
     }

@@ -2,6 +2,7 @@
 //! No file is trusted: each fault names the file, the tensor and the reason.
 
 use crate::load::LoadError;
+use crate::weigh::StoredWeights;
 use pinion_ops::MappedFile;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -156,6 +157,17 @@ impl Checkpoint {
     pub(crate) fn progress(&self) -> (u64, u64) {
         let total = self.tensors.values().map(|entry| entry.range.len() as u64).sum();
         (self.bytes_taken, total)
+    }
+
+    /// What the files hold, by their headers.
+    pub(crate) fn stored(&self) -> StoredWeights {
+        let numbers = |entry: &Entry| entry.shape.iter().map(|&axis| axis as u64).product::<u64>();
+        StoredWeights {
+            files: self.files.len(),
+            tensors: self.tensors.len(),
+            numbers: self.tensors.values().map(numbers).sum(),
+            bytes: self.progress().1,
+        }
     }
 
     /// Names of tensors that were never taken and that are not known to be superfluous, in order.

@@ -26,6 +26,8 @@ mod shaping;
 #[cfg(feature = "torch")]
 mod warm_up;
 #[cfg(feature = "torch")]
+mod weigh;
+#[cfg(feature = "torch")]
 mod weights;
 
 pub use batch::{
@@ -39,6 +41,8 @@ pub use pinion_ops::{AttentionKernel, LinearKind, Quantization};
 pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Task, Threaded};
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
+#[cfg(feature = "torch")]
+pub use weigh::{StoredWeights, weigh};
 
 /// What the engine needs to know about a loaded model.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,6 +8,7 @@ mod model_folders;
 mod plans;
 mod rings;
 mod scheduling;
+mod shells;
 mod sources;
 mod tree;
 mod values;

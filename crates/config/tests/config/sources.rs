@@ -175,11 +175,11 @@ fn commands() {
     for (args, reason) in [
         (
             vec!["server", "--prt", "1"],
-            "command line: `server` is no command; there are serve, pull, config show, trace, bench, help, version",
+            "command line: `server` is no command; there are serve, pull, config show, chat, top, doctor, trace, bench, completions, man, help, version",
         ),
         (
             vec!["--model", &dir],
-            "command line: a command comes first: serve, pull, config show, trace, bench, help, version",
+            "command line: a command comes first: serve, pull, config show, chat, top, doctor, trace, bench, completions, man, help, version",
         ),
         (vec!["config", "--model", &dir], "command line: `config` is followed by `show`"),
     ] {

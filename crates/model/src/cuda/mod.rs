@@ -17,6 +17,7 @@ mod late;
 mod memory;
 mod mixed_graphs;
 mod prepare;
+mod probe;
 mod sampling;
 mod weights;
 
@@ -24,6 +25,7 @@ pub use engine::CudaGpt2;
 pub use fused_decode::fused_splits;
 pub use memory::splits;
 pub use pinion_ops::cuda::CudaDtype;
+pub use probe::{CudaProbe, probe};
 
 use self::gpt2_shape::Gpt2Shape;
 use crate::config_json;

@@ -8,6 +8,7 @@
 mod decode;
 mod device;
 mod draw;
+mod driver;
 mod kernels;
 mod launch;
 mod memory;
@@ -23,6 +24,7 @@ pub use draw::{
     BEST_MAX, CHANGE_BYTES, DRAW_BYTES, Draw, DrawMode, LogitChange, RowChanges, SAMPLED_BYTES, SCORED_BYTES,
     SCORES_BYTES, Sampled, SampledState, Scored, Scores, mask_bytes,
 };
+pub use driver::{DriverDevice, DriverFacts, driver};
 pub use kernels::{
     Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gate,
     Gather, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Rope, Sample, Score, TokenBatch,

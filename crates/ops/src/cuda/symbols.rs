@@ -103,7 +103,7 @@ symbols! {
 }
 
 /// The last message of the dynamic loader.
-fn loader_message() -> String {
+pub(super) fn loader_message() -> String {
     // SAFETY: dlerror gives null or a string that is good until the next call on this thread.
     let message = unsafe { libc::dlerror() };
     if message.is_null() {

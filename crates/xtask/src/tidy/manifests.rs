@@ -35,6 +35,9 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("launcher", Siblings::Only(ROLE_KNOWS)),
     // TLS and outbound connections: nothing depends on it.
     ("hub", Siblings::Only(&["config"])),
+    // Short-lived programs of the command line: what they check or ask is another process.
+    ("doctor", Siblings::Only(&["config", "os"])),
+    ("terminal", Siblings::Only(&["config", "os"])),
     // The roles as threads of one process: the only crate that knows several of them.
     ("in-process", Siblings::Any),
     // Tools stand outside: they may look at anything, and nothing of the server may depend on them.

@@ -1,0 +1,217 @@
+//! The NVIDIA driver, our CUDA object, the device and cuBLASLt. What is missing is a failure with `--device cuda`, else a
+//! note: the CPU serves without any of it.
+
+use crate::check::{Check, Status};
+use crate::engine::Probe;
+use crate::fatbin::{self, Target};
+use crate::tree;
+use pinion_config::{DeviceChoice, DoctorCommand, human_bytes};
+use serde_json::Value;
+use std::path::Path;
+
+/// The CUDA that the object's runtime is of, as drivers number it, and the first driver for that.
+const CUDA_VERSION: u64 = 13_000;
+const DRIVER: &str = "580";
+
+/// All that was found of a GPU; one line where none was looked for.
+pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe) -> Vec<Check> {
+    let module = module_version(&tree::text(root, "proc/driver/nvidia/version"));
+    let Some(answer) = &probe.cuda else {
+        return vec![Check::ok("cuda.driver", "no NVIDIA driver here; the CPU needs none")];
+    };
+    let missing = match command.device {
+        DeviceChoice::Cuda => Status::Failure,
+        DeviceChoice::Cpu | DeviceChoice::Auto => Status::Note,
+    };
+    let answer = match answer {
+        Ok(answer) => &answer["cuda"],
+        Err(reason) => {
+            let remedy = "Look at dmesg and nvidia-smi: the driver or the object does not answer.";
+            return vec![Check::with(
+                "cuda.driver",
+                missing,
+                format!("the probe of the GPU fails: {reason}"),
+                remedy,
+            )];
+        }
+    };
+    let targets = std::fs::read(&command.cuda_object).map(|bytes| fatbin::targets(&bytes));
+    vec![
+        driver(&answer["driver"], module.as_deref(), missing),
+        object(&command.cuda_object, targets.as_deref().ok(), &answer["device"], missing),
+        device(&answer["device"], &answer["driver"], targets.as_deref().unwrap_or(&[]), missing),
+        products(&answer["products"], missing),
+    ]
+}
+
+/// `580.95.05` of the line that the kernel module has in /proc.
+fn module_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn driver(found: &Value, module: Option<&str>, missing: Status) -> Check {
+    let id = "cuda.driver";
+    let module = module.map_or(String::new(), |version| format!(" {version}"));
+    if let Some(reason) = found["error"].as_str() {
+        let remedy = format!(
+            "Install NVIDIA driver {DRIVER} or newer; in a container start it with the NVIDIA runtime (docker --gpus all)."
+        );
+        return Check::with(
+            id,
+            missing,
+            format!("the NVIDIA driver{module} cannot be used: {reason}"),
+            &remedy,
+        );
+    }
+    let (version, count) =
+        (found["cuda_version"].as_u64().unwrap_or(0), found["devices"].as_array().map_or(0, Vec::len));
+    let said = format!(
+        "NVIDIA driver{module} for CUDA {}.{}; devices: {count}",
+        version / 1000,
+        version % 1000 / 10
+    );
+    if version < CUDA_VERSION {
+        return Check::with(
+            id,
+            missing,
+            said,
+            &format!("Update the driver to {DRIVER} or newer: the object needs CUDA 13."),
+        );
+    }
+    if count == 0 {
+        return Check::with(
+            id,
+            missing,
+            said,
+            "Give this machine or container a GPU (CUDA_VISIBLE_DEVICES, docker --gpus).",
+        );
+    }
+    Check::ok(id, said)
+}
+
+fn object(path: &Path, targets: Option<&[Target]>, device: &Value, missing: Status) -> Check {
+    let id = "cuda.object";
+    let Some(targets) = targets else {
+        let remedy = "Build it with deploy/cuda.sh, or name it with --cuda-object.";
+        return Check::with(id, missing, format!("there is no {}", path.display()), remedy);
+    };
+    // What the device refuses is said below; what the loader refuses names the file.
+    let refused = device["error"].as_str().filter(|reason| reason.starts_with(&*path.to_string_lossy()));
+    if let Some(reason) = refused {
+        let remedy =
+            "Build it again with deploy/cuda.sh of this version, or name another with --cuda-object.";
+        return Check::with(id, missing, reason, remedy);
+    }
+    let shown: Vec<String> = targets.iter().map(Target::to_string).collect();
+    let code = if shown.is_empty() { "no device code".to_owned() } else { shown.join(", ") };
+    Check::ok(id, format!("{} has {code}", path.display()))
+}
+
+fn device(found: &Value, driver: &Value, targets: &[Target], missing: Status) -> Check {
+    let id = "cuda.device";
+    if let Some(reason) = found["error"].as_str() {
+        let remedy =
+            "Mend the lines above first; then ask nvidia-smi whether the device is free and healthy.";
+        return Check::with(id, missing, format!("no device was opened: {reason}"), remedy);
+    }
+    let capability = found["capability"].as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
+    let bytes = |key: &str| human_bytes(found[key].as_u64().unwrap_or(0));
+    let mut said = format!(
+        "{}, compute capability {}.{}, {} with {} free",
+        found["name"].as_str().unwrap_or("a device"),
+        capability / 10,
+        capability % 10,
+        bytes("memory_bytes"),
+        bytes("free_bytes"),
+    );
+    if found["emulated"] == true {
+        return Check::with(id, Status::Note, said + ": emulated by this process", "For tests only.");
+    }
+    let others = driver["devices"].as_array().map_or(0, |devices| devices.len().saturating_sub(1));
+    if others > 0 {
+        said += &format!("; {others} more are not used");
+    }
+    if targets.iter().any(|target| target.runs_on(capability)) {
+        return Check::ok(id, said);
+    }
+    let remedy =
+        "Use a GPU of compute capability 8.0 or newer, or add its target to CUDA_TARGETS in deploy/cuda.sh.";
+    Check::with(id, missing, said + ": the object has no code for it", remedy)
+}
+
+fn products(found: &Value, missing: Status) -> Check {
+    let id = "cuda.cublaslt";
+    match (found.is_null(), found["error"].as_str()) {
+        (true, _) => Check::note(id, "not looked for without a device", "Mend the lines above first."),
+        (false, None) => Check::ok(id, "found, and it opens"),
+        (false, Some(reason)) => Check::with(
+            id,
+            missing,
+            format!("libcublasLt.so.13 does not open: {reason}"),
+            "Install it (pip install nvidia-cublas, or the CUDA toolkit) and name its folder in LD_LIBRARY_PATH.",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const TEXT: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\nGCC version: 13";
+
+    #[test]
+    fn drivers_that_are_absent_old_or_without_a_device_are_told_apart() {
+        assert_eq!(module_version(TEXT).as_deref(), Some("580.95.05"));
+        assert_eq!(module_version(""), None);
+        for (found, status, says, remedy) in [
+            (
+                json!({"error": "libcuda.so.1: cannot open"}),
+                Status::Failure,
+                "cannot be used: libcuda.so.1",
+                "Install",
+            ),
+            (json!({"cuda_version": 12080, "devices": [1]}), Status::Failure, "CUDA 12.8", "Update"),
+            (json!({"cuda_version": 13000, "devices": []}), Status::Failure, "devices: 0", "--gpus"),
+            (
+                json!({"cuda_version": 13010, "devices": [1]}),
+                Status::Ok,
+                "driver 580.95.05 for CUDA 13.1",
+                "",
+            ),
+        ] {
+            let check = driver(&found, Some("580.95.05"), Status::Failure);
+            assert_eq!(check.status, status, "{check:?}");
+            assert!(check.found.contains(says) && check.remedy.unwrap_or_default().contains(remedy));
+        }
+    }
+
+    #[test]
+    fn an_object_that_is_absent_wrong_or_for_other_devices_is_named() {
+        let path = Path::new("/o/libpinion_cuda.so");
+        let sm = |number| Target { number, is_ptx: false };
+        assert!(object(path, None, &json!({}), Status::Note).remedy.unwrap().contains("deploy/cuda.sh"));
+        let wrong =
+            json!({"error": "/o/libpinion_cuda.so cannot be used: it has interface 5, this program needs 6"});
+        assert_eq!(object(path, Some(&[sm(80)]), &wrong, Status::Failure).status, Status::Failure);
+        let refused = json!({"error": "device 0: no CUDA-capable device is detected"});
+        let fine = object(path, Some(&[sm(80), sm(89)]), &refused, Status::Failure);
+        assert_eq!(fine, Check::ok("cuda.object", "/o/libpinion_cuda.so has sm_80, sm_89"));
+
+        let card =
+            json!({"name": "T", "capability": 75, "memory_bytes": 16_u64 << 30, "free_bytes": 15_u64 << 30});
+        let check = device(&card, &json!({"devices": [1, 2]}), &[sm(80)], Status::Failure);
+        assert!(
+            check.status == Status::Failure
+                && check.found.contains("7.5, 16.0 GiB with 15.0 GiB free; 1 more")
+        );
+        assert_eq!(device(&card, &json!({}), &[sm(75)], Status::Failure).status, Status::Ok);
+        assert_eq!(device(&refused, &json!({}), &[], Status::Note).status, Status::Note);
+        let check = products(&json!({"error": "no"}), Status::Failure);
+        assert!(check.status == Status::Failure && check.remedy.unwrap().contains("nvidia-cublas"));
+        assert_eq!(products(&json!({}), Status::Failure).status, Status::Ok);
+    }
+}

@@ -1,0 +1,92 @@
+//! `pinion-engine probe`: what only the engine can tell, in a process of its own, for `pinion doctor`: that libtorch is
+//! found, what a model's folder holds, what the CUDA object finds. Prints one JSON object.
+
+use pinion_config::{Exit, ProbeCommand};
+use pinion_model::cuda::CudaProbe;
+use pinion_text::TextCodec;
+use pinion_worker::telemetry;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Looks and prints. That it starts at all shows that its libraries are there.
+pub fn probe(command: Result<ProbeCommand, String>) -> ExitCode {
+    let command = match command {
+        Ok(command) => command,
+        Err(usage) => {
+            telemetry::say(&format!("pinion-engine: error: {usage}"));
+            telemetry::flush();
+            return Exit::Usage.into();
+        }
+    };
+    let found = json!({
+        "torch": cfg!(feature = "torch"),
+        "libtorch": mapped("libtorch_cpu.so"),
+        "weights": command.model.as_deref().map(weights),
+        "tokenizer": command.model.as_deref().map(tokenizer),
+        "cuda": command.cuda_object.as_deref().map(|object| cuda(&pinion_model::cuda::probe(object))),
+    });
+    match writeln!(std::io::stdout(), "{found}") {
+        Ok(()) => Exit::Ok.into(),
+        Err(_) => Exit::System.into(),
+    }
+}
+
+/// The file of this name that this process has mapped.
+fn mapped(name: &str) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| line[at..].to_owned()));
+    paths.into_iter().find(|path| path.ends_with(name))
+}
+
+/// The headers of all weight files, as a start reads them.
+#[cfg(feature = "torch")]
+fn weights(folder: &Path) -> Value {
+    match pinion_model::weigh(folder) {
+        Ok(weights) => {
+            json!({"files": weights.files, "tensors": weights.tensors, "numbers": weights.numbers, "bytes": weights.bytes})
+        }
+        Err(error) => json!({"error": error.to_string()}),
+    }
+}
+
+#[cfg(not(feature = "torch"))]
+fn weights(_: &Path) -> Value {
+    Value::Null
+}
+
+fn tokenizer(folder: &Path) -> Value {
+    match TextCodec::load(folder) {
+        Ok(codec) => json!({"tokens": codec.vocab_size()}),
+        Err(error) => json!({"error": error.to_string()}),
+    }
+}
+
+fn cuda(probe: &CudaProbe) -> Value {
+    let device = |name: &str, capability: u32, memory_bytes: u64| json!({"name": name, "capability": capability, "memory_bytes": memory_bytes});
+    json!({
+        "driver": match &probe.driver {
+            Ok(driver) => json!({
+                "cuda_version": driver.cuda_version,
+                "devices": driver.devices.iter()
+                    .map(|found| device(&found.name, found.capability, found.memory_bytes)).collect::<Vec<_>>(),
+            }),
+            Err(reason) => json!({"error": reason}),
+        },
+        "device": match &probe.device {
+            Ok(facts) => {
+                let mut value = device(&facts.name, facts.capability, facts.memory_bytes);
+                value["free_bytes"] = facts.free_bytes.into();
+                value["emulated"] = facts.emulated.into();
+                value
+            }
+            Err(reason) => json!({"error": reason}),
+        },
+        "products": match &probe.products {
+            None => Value::Null,
+            Some(Ok(())) => json!({}),
+            Some(Err(reason)) => json!({"error": reason}),
+        },
+    })
+}
