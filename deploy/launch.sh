@@ -19,7 +19,7 @@ esac
 setup
 cd "$ROOT"
 say "building the release binaries (the first build takes several minutes)"
-programs=(launcher hub frontend tokenizer engine detokenizer doctor)
+programs=(launcher hub frontend tokenizer engine detokenizer doctor terminal)
 cargo build --release --locked "${programs[@]/#/--package=pinion-}"
 
 if [ "${1:-}" = --setup-only ]; then

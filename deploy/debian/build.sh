@@ -20,6 +20,12 @@ rm "$tree/usr/lib/pinion/libtorch/LICENSE"
 find "$tree/usr/lib/pinion/libtorch" -type f -exec chmod 644 {} +
 ln -s ../lib/pinion/bin/pinion "$tree/usr/bin/pinion"
 cp -r "$stage/demo-model" "$tree/usr/share/pinion/"
+# From the same tables as the help.
+install -d "$tree"/usr/share/{bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d,man/man1}
+"$stage/bin/pinion" completions bash >"$tree/usr/share/bash-completion/completions/pinion"
+"$stage/bin/pinion" completions zsh >"$tree/usr/share/zsh/vendor-completions/_pinion"
+"$stage/bin/pinion" completions fish >"$tree/usr/share/fish/vendor_completions.d/pinion.fish"
+"$stage/bin/pinion" man | gzip -9n >"$tree/usr/share/man/man1/pinion.1.gz"
 install -m 644 "$stage/sbom.cdx.json" "$tree/usr/share/doc/pinion/"
 install -m 644 "$ROOT/deploy/systemd/pinion.service" "$tree/usr/lib/systemd/system/"
 install -m 644 "$ROOT/deploy/systemd/pinion.toml" "$tree/etc/pinion/"
