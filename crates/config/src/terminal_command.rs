@@ -135,7 +135,8 @@ pub enum TerminalCommand {
     Top(TopCommand),
 }
 
-/// What this process, started with the words of `pinion chat` or `pinion top`, is to do. Errors: all words that mean nothing.
+/// What this process, started with the words of `pinion chat` or `pinion top`, is to do. Errors: all words that mean
+/// nothing.
 pub fn terminal_command() -> Result<TerminalCommand, Faults> {
     let words =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>();

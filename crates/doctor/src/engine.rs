@@ -1,5 +1,5 @@
-//! What only `pinion-engine` can tell, from `pinion-engine probe`: whether its libraries are found, and what it finds with
-//! them. It runs in processes of its own, so that a library that crashes ends none but them.
+//! What only `pinion-engine` can tell, from `pinion-engine probe`: whether its libraries are found, and what it finds
+//! with them. It runs in processes of its own, so that a library that crashes ends none but them.
 
 use crate::check::Check;
 use crate::model::Resolved;

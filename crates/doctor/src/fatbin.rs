@@ -1,5 +1,5 @@
-//! Which GPUs a CUDA object has code for, from the fat binaries in it. Nothing is loaded. The layout is not published by
-//! NVIDIA; it is the one that nvcc has written since CUDA 4: a header, then parts, each with the target's number.
+//! Which GPUs a CUDA object has code for, from the fat binaries in it. Nothing is loaded. The layout is not published
+//! by NVIDIA; it was read off an object of nvcc 13: a header, then parts, each with the target's number.
 
 /// First word of a fat binary.
 const MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();

@@ -1,5 +1,5 @@
-//! The NVIDIA driver, our CUDA object, the device and cuBLASLt. What is missing is a failure with `--device cuda`, else a
-//! note: the CPU serves without any of it.
+//! The NVIDIA driver, our CUDA object, the device and cuBLASLt. What is missing is a failure with `--device cuda`, else
+//! a note: the CPU serves without any of it.
 
 use crate::check::{Check, Status};
 use crate::engine::Probe;

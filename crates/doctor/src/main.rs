@@ -1,10 +1,11 @@
-//! `pinion-doctor`: whether this machine can serve, and how well, one line for each check, with the remedy under what is
-//! not well.
+//! `pinion-doctor`: whether this machine can serve, and how well, one line for each check, with the remedy under what
+//! is not well.
 //!
-//! A short-lived process that `pinion` becomes. What a check is: [`check`]. Each other module looks at one subject; those
-//! that read files take the root of the tree as an argument, so that tests make worlds up. The configuration and the
-//! model's config.json are judged by `pinion_config`, weights, tokenizer, libtorch and GPU by `pinion-engine probe`: this
-//! program parses none of them itself. The sandbox comes last: it is entered for real, and there is no way back.
+//! A short-lived process that `pinion` becomes. What a check is: [`check`]. Each other module looks at one subject;
+//! those that read files take the root of the tree as an argument, so that tests make worlds up. The configuration and
+//! the model's config.json are judged by `pinion_config`, weights, tokenizer, libtorch and GPU by `pinion-engine
+//! probe`: this program parses none of them itself. The sandbox comes last: it is entered for real, and there is no way
+//! back.
 
 mod check;
 mod cpu;

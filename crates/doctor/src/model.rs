@@ -187,8 +187,8 @@ fn contents(config: &Config, found: &serde_json::Value) -> Vec<Check> {
     checks
 }
 
-/// Bytes of weights of `numbers` numbers in memory, about: embeddings stay as they are, the rest becomes integers with a
-/// scale for each few of them.
+/// Bytes of weights of `numbers` numbers in memory, about: embeddings stay as they are, the rest becomes integers with
+/// a scale for each few of them.
 fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64) -> u64 {
     let whole = config.dtype.bytes();
     let embeddings = (u64::from(config.model.vocab_size) * u64::from(config.model.hidden)).min(numbers);

@@ -1,4 +1,5 @@
-//! One answer, from the request to its last token: a thread reads the stream, this one shows it, and an interrupt cuts it.
+//! One answer, from the request to its last token: a thread reads the stream, this one shows it, and an interrupt cuts
+//! it.
 
 use crate::http::{self, Request};
 use crate::interrupt::Interrupts;

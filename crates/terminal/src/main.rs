@@ -1,8 +1,7 @@
 //! `pinion-terminal`: `pinion chat` and `pinion top`, clients in a terminal.
 //!
-//! `pinion` becomes this program. It knows HTTP and a terminal, and nothing of how a service works inside: what it talks
-//! to may as well be another server with OpenAI's API. It speaks no TLS. Start at [`chat::run`] or
-//! [`top::run`].
+//! `pinion` becomes this program. It knows HTTP and a terminal, and nothing of how a service works inside: what it
+//! talks to may as well be another server with OpenAI's API. It speaks no TLS. Start at [`chat::run`] or [`top::run`].
 
 mod answer;
 mod chat;

@@ -206,14 +206,14 @@ impl Terminal {
             let mut bytes = [0; 4096];
             // The terminal fails to be read when its last user is gone.
             while let Ok(count @ 1..) = reader.read(&mut bytes) {
-                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+                shown.lock().expect("no holder panics").push_str(&String::from_utf8_lossy(&bytes[..count]));
             }
         });
         Terminal { child, keys, screen }
     }
 
     fn text(&self) -> String {
-        self.screen.lock().unwrap().clone()
+        self.screen.lock().expect("no holder panics").clone()
     }
 
     fn press(&mut self, keys: &str) {

@@ -197,8 +197,8 @@ fn stub_driver(folder: &Folder) -> String {
         int cuDeviceGetAttribute(int* value, int attribute, int device) { return 1; }
     "#;
     let place = folder.path().join("driver");
-    std::fs::create_dir(&place).unwrap();
-    std::fs::write(place.join("stub.c"), source).unwrap();
+    std::fs::create_dir(&place).expect("a folder can be made");
+    std::fs::write(place.join("stub.c"), source).expect("a file can be written");
     let output = place.join("libcuda.so.1");
     let made = Command::new("gcc")
         .arg("-shared")
@@ -208,5 +208,5 @@ fn stub_driver(folder: &Folder) -> String {
         .arg(place.join("stub.c"))
         .status();
     assert!(made.expect("there is gcc").success());
-    place.to_str().unwrap().to_owned()
+    place.to_str().expect("temporary folders have UTF-8 names").to_owned()
 }

@@ -3,7 +3,6 @@
 
 use super::symbols::loader_message;
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr::null_mut;
 
 /// The driver's library; the version in its name has never changed.
 const LIBRARY: &CStr = c"libcuda.so.1";
@@ -124,7 +123,7 @@ impl Driver {
 unsafe fn find<F>(library: *mut c_void, name: &CStr) -> Result<F, String> {
     // SAFETY: a valid handle and a NUL-terminated name.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if found == null_mut() {
+    if found.is_null() {
         return Err(format!("{} has no {}", LIBRARY.to_string_lossy(), name.to_string_lossy()));
     }
     // SAFETY: the caller gives the right type.
