@@ -23,10 +23,10 @@ use http::app::{App, Numbers, Settings};
 use observe::health::Health;
 use observe::metrics::Metrics;
 use pinion_api::responses::Store;
-use pinion_config::{Config, Exit, ReasoningParser, ToolCallParser};
+use pinion_config::{Exit, ReasoningParser, ToolCallParser};
 use pinion_os::clock;
 use pinion_protocol::{Peer, Role};
-use pinion_text::chat::call_format;
+use pinion_text::chat::{Traits, traits};
 use pinion_text::codec::LoadError;
 use pinion_text::tools::CallFormat;
 use pinion_worker::Session;
@@ -84,8 +84,12 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
     let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
     let unusable = |error: LoadError| (error.to_string(), Exit::Model);
-    let calls = call_reading(config).map_err(unusable)?;
-    let reasons = reasons(config).map_err(unusable)?;
+    let shown = match (config.tool_call_parser, config.reasoning_parser) {
+        (ToolCallParser::Auto, _) | (_, ReasoningParser::Auto) => {
+            traits(&config.model_dir).map_err(unusable)?
+        }
+        _ => Traits::default(),
+    };
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,
@@ -93,8 +97,8 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
             model: config.served_model_name.clone(),
             vocab_size: config.model.vocab_size,
             max_model_len: config.max_model_len,
-            calls,
-            reasons,
+            calls: call_reading(config.tool_call_parser, &shown),
+            reasons: reasons(config.reasoning_parser, &shown),
             defaults: config.sampling_defaults.clone(),
             strict_fields: config.strict_fields,
         },
@@ -115,26 +119,24 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
 
 /// How tool calls are read: as the operator says, else as the chat template shows. The template is read here and not
 /// where the config is resolved, because that crate knows nothing of templates.
-fn call_reading(config: &Config) -> Result<CallReading, LoadError> {
-    Ok(match config.tool_call_parser {
-        ToolCallParser::Auto => {
-            call_format(&config.model_dir)?.map_or(CallReading::Unknown, CallReading::Format)
-        }
+fn call_reading(parser: ToolCallParser, shown: &Traits) -> CallReading {
+    match parser {
+        ToolCallParser::Auto => shown.call_format.map_or(CallReading::Unknown, CallReading::Format),
         ToolCallParser::Hermes => CallReading::Format(CallFormat::Hermes),
         ToolCallParser::Llama3Json => CallReading::Format(CallFormat::Llama3Json),
         ToolCallParser::Mistral => CallReading::Format(CallFormat::Mistral),
         ToolCallParser::Qwen3Coder => CallReading::Format(CallFormat::Qwen3Coder),
         ToolCallParser::Pythonic => CallReading::Format(CallFormat::Pythonic),
         ToolCallParser::None => CallReading::AsText,
-    })
+    }
 }
 
 /// Whether reasoning is told from answers: as the operator says, else as the chat template shows.
-fn reasons(config: &Config) -> Result<bool, LoadError> {
-    match config.reasoning_parser {
-        ReasoningParser::Auto => pinion_text::chat::reasons(&config.model_dir),
-        ReasoningParser::Think => Ok(true),
-        ReasoningParser::None => Ok(false),
+fn reasons(parser: ReasoningParser, shown: &Traits) -> bool {
+    match parser {
+        ReasoningParser::Auto => shown.reasons,
+        ReasoningParser::Think => true,
+        ReasoningParser::None => false,
     }
 }
 

@@ -162,7 +162,6 @@ impl Reactor {
                     // What it said before it died still counts.
                     let now_ns = self.session.borrow().now_ns();
                     while self.take_records(now_ns) > 0 {}
-                    tracing::warn!(%peer, "peer lost");
                     if self.reached_memory_limit(peer) {
                         self.app.ledger.borrow_mut().memory_ran_out(peer);
                     }
@@ -256,7 +255,10 @@ impl Reactor {
         }
         self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
         self.app.ledger.borrow_mut().tick(now_ns);
-        self.app.load.borrow_mut().look(load::Sample::of(&self.app.metrics, &self.app.health, now_ns));
+        if self.app.load.borrow().due(now_ns) {
+            let sample = load::Sample::of(&self.app.metrics, &self.app.health, now_ns);
+            self.app.load.borrow_mut().look(sample);
+        }
         if let Some(stats) = self.stats.as_mut().filter(|stats| stats.due(now_ns))
             && let Some(line) = stats.line(Sample::of(&self.app.health, now_ns))
         {

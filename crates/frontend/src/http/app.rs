@@ -2,13 +2,13 @@
 
 use crate::admission::Limits;
 use crate::http::guard::Guard;
+use crate::http::pages::Documents;
 use crate::observe::health::Health;
 use crate::observe::load::{Load, Rates, Sample};
 use crate::observe::metrics::Metrics;
 use crate::observe::view::{Constants, Slots, View};
 use crate::requests::ledger::Ledger;
 use crate::requests::orders::Orders;
-use bytes::Bytes;
 use pinion_api::responses::Store;
 use pinion_config::{ApiKeys, Config, Fairness, Topology};
 use pinion_os::clock;
@@ -115,8 +115,8 @@ pub struct App {
     pub responses: Rc<RefCell<Store>>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
-    /// `/docs`, once it was asked for.
-    pub docs: OnceCell<Bytes>,
+    /// `/openapi.json` and `/docs`, once one of them was asked for.
+    pub docs: OnceCell<Documents>,
 }
 
 impl App {

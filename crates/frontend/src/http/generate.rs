@@ -89,7 +89,7 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Res
     Ok(response)
 }
 
-/// Counts the fields that nothing knows. Gives the header field that names them, if there are any.
+/// Counts the unknown fields. Gives the header field that names them, if there are any.
 pub(crate) fn ignored(app: &App, admitted: &Admitted) -> Option<(HeaderName, HeaderValue)> {
     app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
     let names = HeaderValue::try_from(unknown::header(&admitted.ignored)).ok();
@@ -202,7 +202,7 @@ pub(crate) fn begin(
     app: &App,
     arrival: &Arrival,
     admitted: Admitted,
-    plan: impl Fn(u32, usize) -> AnswerPlan,
+    mut plan: impl FnMut(u32, usize) -> AnswerPlan,
 ) -> Result<Vec<Ticket>, Fault> {
     let Admitted {
         priority,

@@ -4,12 +4,11 @@ use crate::admission::check_model_name;
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
-use crate::http::pages;
+use crate::http::pages::{self, Documents};
 use crate::http::routes::{json, whole};
 use crate::limits::RETRY_AFTER_S;
 use crate::observe::exposition::Extent;
 use crate::observe::{exposition, live};
-use crate::{openapi, ui};
 use hyper::header::{HeaderValue, RETRY_AFTER};
 use hyper::{HeaderMap, Response, StatusCode};
 use pinion_config::SamplingDefaults;
@@ -99,22 +98,25 @@ pub(crate) fn metrics(app: &App, extent: Extent) -> Response<AnswerBody> {
     whole(StatusCode::OK, exposition::CONTENT_TYPE, AnswerBody::Whole(page.into(), Vec::new()))
 }
 
-/// `GET /openapi.json`.
-pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
-    json(StatusCode::OK, openapi::document(&app.limits).to_string())
+/// Both are made once: they depend on the configuration only.
+fn documents(app: &App) -> &Documents {
+    app.docs.get_or_init(|| Documents::new(&app.limits, !app.settings.api_keys.is_empty()))
 }
 
-/// `GET /docs`. The page is made once: it needs no key.
+/// `GET /openapi.json`.
+pub(crate) fn openapi(app: &App) -> Response<AnswerBody> {
+    json(StatusCode::OK, documents(app).json.clone())
+}
+
+/// `GET /docs`.
 pub(crate) fn docs(app: &App, asked: &HeaderMap) -> Response<AnswerBody> {
-    let keyed = !app.settings.api_keys.is_empty();
-    let page = app.docs.get_or_init(|| openapi::html(&app.limits, keyed).into());
-    pages::answer(ui::HTML, page.clone(), asked)
+    pages::answer(&documents(app).page, asked)
 }
 
 /// `GET /` and `GET /ui/{file}`.
 pub(crate) fn page_file(path: &str, asked: &HeaderMap) -> Result<Response<AnswerBody>, Refusal> {
-    let file = ui::at(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
-    Ok(pages::serve(file, asked))
+    let content = pages::content(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+    Ok(pages::answer(content, asked))
 }
 
 /// `GET /stats`.

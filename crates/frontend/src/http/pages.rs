@@ -3,9 +3,11 @@
 //! All of them are in the program ([`crate::ui`]), and no other host is asked. They hold nothing of the
 //! service's but the model's name, so they need no key: the scripts ask for it and send it with what they call.
 
+use crate::admission::Limits;
 use crate::http::body::AnswerBody;
 use crate::http::routes::whole;
-use crate::ui::File;
+use crate::openapi;
+use crate::ui::{self, FILES, File};
 use bytes::Bytes;
 use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH, REFERRER_POLICY,
@@ -13,6 +15,7 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Response, StatusCode};
 use std::hash::{DefaultHasher, Hasher};
+use std::sync::LazyLock;
 
 /// Scripts, styles and requests of this origin only; no inline script or style, no frame, and no way from a string to
 /// markup (Trusted Types).
@@ -20,18 +23,53 @@ pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self
     img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// The answer with a file.
-pub(crate) fn serve(file: &File, asked: &HeaderMap) -> Response<AnswerBody> {
-    answer(file.content_type, Bytes::from_static(file.bytes), asked)
+/// A page or one of its files as it is sent.
+pub(crate) struct Content {
+    content_type: &'static str,
+    bytes: Bytes,
+    tag: String,
+}
+
+impl Content {
+    fn new(content_type: &'static str, bytes: Bytes) -> Content {
+        let tag = tag(&bytes);
+        Content { content_type, bytes, tag }
+    }
+}
+
+/// The API's document for machines and for people, as they are sent.
+pub struct Documents {
+    /// `/openapi.json`.
+    pub(crate) json: Bytes,
+    /// `/docs`.
+    pub(crate) page: Content,
+}
+
+impl Documents {
+    /// `keyed`: the service asks for a key.
+    pub(crate) fn new(limits: &Limits, keyed: bool) -> Documents {
+        let document = openapi::document(limits);
+        let page = openapi::html(&document, keyed);
+        Documents { json: document.to_string().into(), page: Content::new(ui::HTML, page.into()) }
+    }
+}
+
+/// The content of the file at a path.
+pub(crate) fn content(path: &str) -> Option<&'static Content> {
+    static CONTENTS: LazyLock<Vec<Content>> = LazyLock::new(|| {
+        let file = |file: &File| Content::new(file.content_type, Bytes::from_static(file.bytes));
+        FILES.iter().map(file).collect()
+    });
+    CONTENTS.get(FILES.iter().position(|file| file.path == path)?)
 }
 
 /// The answer with a page or one of its files, or 304 if the browser has it. A browser asks each time: the files belong
 /// to one build, and all of them change with it.
-pub(crate) fn answer(content_type: &'static str, bytes: Bytes, asked: &HeaderMap) -> Response<AnswerBody> {
-    let tag = tag(&bytes);
-    let known = asked.get_all(IF_NONE_MATCH).iter().any(|field| names(field, &tag));
+pub(crate) fn answer(content: &Content, asked: &HeaderMap) -> Response<AnswerBody> {
+    let Content { content_type, bytes, tag } = content;
+    let known = asked.get_all(IF_NONE_MATCH).iter().any(|field| names(field, tag));
     let (status, bytes) =
-        if known { (StatusCode::NOT_MODIFIED, Bytes::new()) } else { (StatusCode::OK, bytes) };
+        if known { (StatusCode::NOT_MODIFIED, Bytes::new()) } else { (StatusCode::OK, bytes.clone()) };
     let mut response = whole(status, content_type, AnswerBody::Whole(bytes, Vec::new()));
     let fields = response.headers_mut();
     for (name, value) in [
@@ -44,7 +82,7 @@ pub(crate) fn answer(content_type: &'static str, bytes: Bytes, asked: &HeaderMap
     ] {
         fields.insert(name, HeaderValue::from_static(value));
     }
-    if let Ok(tag) = HeaderValue::from_str(&tag) {
+    if let Ok(tag) = HeaderValue::from_str(tag) {
         fields.insert(ETAG, tag);
     }
     response

@@ -12,7 +12,7 @@ use crate::http::generate::{Admission, begin, ignored, outcome, stream_answer, u
 use crate::http::intake::{read, read_body, weighed};
 use crate::http::kept;
 use crate::http::routes::{Arrival, whole};
-use crate::requests::request::{Form, Outcome};
+use crate::requests::request::{AnswerPlan, Form, Outcome};
 use crate::requests::ticket::Ticket;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
@@ -39,8 +39,7 @@ pub(crate) async fn messages(
         streams: admitted.stream,
     };
     let streams = head.streams;
-    let teller = || Teller::Messages(messages::Teller::new(head.clone()));
-    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())).into());
+    let tickets = begin(app, &arrival, admitted, told(Teller::Messages(messages::Teller::new(head))));
     admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
     let mut response = if streams {
         stream_answer(app, tickets?, Some(messages::PING), None).await?
@@ -60,13 +59,13 @@ pub(crate) async fn responses(
     let body = read_body(app, request.into_body()).await?;
     let (admission, bytes, seed) = (Admission::new(&body), body.len(), app.numbers.fresh_seed());
     let asked = read(app, body, |body, _| ask_response(body)).await;
-    let asked = asked.inspect_err(|_| admission.record(app, None))?;
+    let mut asked = asked.inspect_err(|_| admission.record(app, None))?;
     let earlier = match asked.previous.as_deref() {
         None => Ok(None),
         Some(id) => kept::conversation(app, id, arrival.key, bytes).map(Some),
     };
     let earlier = earlier.inspect_err(|_| admission.record(app, None))?;
-    let (store, echo) = (asked.store, asked.echo.clone());
+    let (store, echo) = (asked.store, std::mem::take(&mut asked.echo));
     let bytes = bytes + earlier.as_ref().map_or(0, String::len);
     let admit = move |limits: &Limits| admit_response(asked, earlier.as_deref(), limits, seed);
     let admitted = weighed(app, bytes, admit).await;
@@ -82,8 +81,7 @@ pub(crate) async fn responses(
         keep: store.then(|| (app.responses.clone(), input)),
     };
     let streams = head.streams;
-    let teller = || Teller::Responses(responses::Teller::new(head.clone()));
-    let tickets = begin(app, &arrival, admitted, |_, _| Form::Told(Box::new(teller())).into());
+    let tickets = begin(app, &arrival, admitted, told(Teller::Responses(responses::Teller::new(head))));
     admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
     let mut response = if streams {
         stream_answer(app, tickets?, Some(sse::KEEP_ALIVE), None).await?
@@ -92,6 +90,12 @@ pub(crate) async fn responses(
     };
     response.headers_mut().extend(ignored);
     Ok(response)
+}
+
+/// The form of the one request of an answer: these APIs have one prompt and one choice.
+fn told(teller: Teller) -> impl FnMut(u32, usize) -> AnswerPlan {
+    let mut teller = Some(Box::new(teller));
+    move |_, _| Form::Told(teller.take().expect("neither API passes `n` on")).into()
 }
 
 /// Waits for the one request of an answer, which has worded it by then.

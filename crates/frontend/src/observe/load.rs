@@ -52,12 +52,15 @@ pub struct Load {
 }
 
 impl Load {
-    /// Keeps the sample if the last one is old enough, and forgets those that are too old.
+    /// Whether the last sample is old enough for the next one.
+    pub fn due(&self, now_ns: u64) -> bool {
+        let age_ns = |sample: &Sample| u128::from(now_ns.saturating_sub(sample.at_ns));
+        self.samples.back().is_none_or(|last| age_ns(last) >= LOAD_SAMPLE_PERIOD.as_nanos())
+    }
+
+    /// Keeps a sample that is due, and forgets those that are too old.
     pub fn look(&mut self, now: Sample) {
         let age_ns = |sample: &Sample| u128::from(now.at_ns.saturating_sub(sample.at_ns));
-        if self.samples.back().is_some_and(|last| age_ns(last) < LOAD_SAMPLE_PERIOD.as_nanos()) {
-            return;
-        }
         while self.samples.front().is_some_and(|first| age_ns(first) > LOAD_WINDOW.as_nanos()) {
             self.samples.pop_front();
         }
@@ -201,7 +204,9 @@ mod tests {
         let at_once = load.rates(&sample(100, 3, 0));
         assert_eq!(at_once.answered, 3.0, "no sample yet: as if within a second");
         for second in 0..30 {
+            assert!(load.due((100 + second) * SECOND), "a second has passed");
             load.look(sample(100 + second, 2 * second, 10 * second));
+            assert!(!load.due((101 + second) * SECOND - 1));
         }
         assert!(load.samples.len() <= 12, "{}", load.samples.len());
         let rates = load.rates(&sample(129, 58, 290));

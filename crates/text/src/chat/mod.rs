@@ -154,16 +154,20 @@ fn answer_begins(text: &str, continued: Option<&str>) -> Reasoning {
     }
 }
 
-/// Whether the model of a folder reasons before it answers, as far as its chat template shows it.
-pub fn reasons(folder: &Path) -> Result<bool, LoadError> {
-    let (sources, _) = source::find(folder)?;
-    Ok(sources.is_some_and(|sources| sources.all().any(|text| text.contains(OPEN) || text.contains(CLOSE))))
+/// What the chat templates of a folder show of its model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// It reasons before it answers.
+    pub reasons: bool,
+    /// How it writes tool calls, if that is a known format.
+    pub call_format: Option<CallFormat>,
 }
 
-/// How the model of a folder writes tool calls, as far as its chat template shows it.
-pub fn call_format(folder: &Path) -> Result<Option<CallFormat>, LoadError> {
-    let (sources, _) = source::find(folder)?;
-    Ok(sources.and_then(|sources| CallFormat::of_template(sources.with_tools())))
+/// Reads the templates of a folder without compiling them.
+pub fn traits(folder: &Path) -> Result<Traits, LoadError> {
+    let (Some(sources), _) = source::find(folder)? else { return Ok(Traits::default()) };
+    let reasons = sources.all().any(|text| text.contains(OPEN) || text.contains(CLOSE));
+    Ok(Traits { reasons, call_format: CallFormat::of_template(sources.with_tools()) })
 }
 
 /// The text up to the end of the last message's content, found as transformers finds it: the last place where the
