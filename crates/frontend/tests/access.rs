@@ -124,7 +124,7 @@ fn paths_that_look_like_a_public_route_are_not_one() {
 }
 
 #[test]
-fn without_keys_nobody_needs_one_and_embeddings_are_refused_clearly() {
+fn without_keys_none_is_needed_and_embeddings_are_refused_clearly() {
     run(Options::default(), |h| async move {
         assert_eq!(ask(&h, "GET", "/v1/models", "").await.status, 200);
         assert_eq!(ask(&h, "GET", "/v1/models", "authorization: Bearer any\r\n").await.status, 200);
@@ -181,6 +181,29 @@ fn no_page_may_use_the_service_unless_its_origin_is_allowed() {
         let hostile = PREFLIGHT.replace("x-stainless-os", "x\"y");
         let reply = ask(&h, "OPTIONS", "/generate", &hostile).await;
         assert!(reply.head.contains("access-control-allow-headers: authorization, content-type"));
+    });
+}
+
+/// Every field of ours that an answer may have.
+#[test]
+fn a_page_of_an_allowed_origin_may_read_the_fields_of_an_answer() {
+    let mut options = Options::default();
+    options.settings.cors_origins = vec!["https://a.example".into()];
+    run(options, |h| async move {
+        let reply = ask(&h, "GET", "/v1/models", "origin: https://a.example\r\n").await;
+        let list = reply.head.lines().find_map(|line| line.strip_prefix("access-control-expose-headers: "));
+        let mut names: Vec<&str> = list.unwrap().split(", ").collect();
+        names.sort_unstable();
+        let expected = [
+            "endpoint-load-metrics",
+            "request-id",
+            "retry-after",
+            "server-timing",
+            "x-pinion-ignored-fields",
+            "x-request-id",
+            "x-should-retry",
+        ];
+        assert_eq!(names, expected);
     });
 }
 

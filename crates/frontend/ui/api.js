@@ -114,7 +114,7 @@ export class Watch {
     const timer = this.#timer;
     const stats = await json("/stats", { quiet: true }).catch(() => null);
     if (timer !== this.#timer) return;
-    const down = stats?.roles.find((role) => role.phase !== "ready");
+    const down = stats?.roles.find((role) => !["ready", "draining"].includes(role.phase));
     const reason = down
       ? `${down.role} is being replaced. The answer goes on when its successor serves.`
       : stats?.requests.waiting > 0 ? `${stats.requests.waiting} requests wait for the engine.` : null;

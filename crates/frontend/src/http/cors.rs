@@ -17,6 +17,10 @@ use hyper::{HeaderMap, Method, Response, StatusCode};
 /// What a page may send when its browser does not say what it wants to.
 const USUAL_FIELDS: &str = "authorization, content-type, x-api-key, x-request-id";
 
+/// What a page may read of an answer's head, besides what browsers show every page.
+const EXPOSED_FIELDS: &str = "x-request-id, request-id, retry-after, x-should-retry, x-pinion-ignored-fields, \
+    server-timing, endpoint-load-metrics";
+
 /// The value for `Access-Control-Allow-Origin`, if the request comes from a page that is allowed.
 pub(crate) fn allowed(origins: &[String], headers: &HeaderMap) -> Option<HeaderValue> {
     let origin = headers.get(ORIGIN)?;
@@ -63,6 +67,6 @@ pub(crate) fn mark(origins: &[String], origin: Option<HeaderValue>, headers: &mu
     headers.insert(VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED_FIELDS));
     }
 }
