@@ -215,9 +215,4 @@ impl Architecture {
     pub fn kv_width(&self) -> u32 {
         self.attention.kv_heads * self.attention.head_dim
     }
-
-    /// Numbers that the KV cache holds for one token over all layers.
-    pub fn kv_numbers_per_token(&self) -> u64 {
-        2 * self.layers.len() as u64 * u64::from(self.kv_width())
-    }
 }

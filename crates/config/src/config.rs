@@ -71,7 +71,7 @@ pub struct Config {
     pub reasoning_parser: ReasoningParser,
     /// How tokens are drawn where a request does not say it.
     pub sampling_defaults: SamplingDefaults,
-    /// Requests with a field that nothing knows are refused. Older recordings do not say it.
+    /// Requests with an unknown field are refused. Older recordings do not say it.
     #[serde(default)]
     pub strict_fields: bool,
     /// How attention runs.

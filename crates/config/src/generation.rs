@@ -15,7 +15,7 @@ const NUMBER_MAX: i64 = i32::MAX as i64;
 
 /// How tokens are drawn for requests that do not say so themselves: generation_config.json of the model folder, unless
 /// the operator wants none of it. Each value is in the range that requests have.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingDefaults {
     /// 0 is greedy.
     pub temperature: Option<f64>,
@@ -44,7 +44,7 @@ impl SamplingDefaults {
 }
 
 /// What the file says; nothing where there is none.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) defaults: SamplingDefaults,
     /// In the file's order; some may lie outside the vocabulary.
@@ -55,7 +55,9 @@ impl Generation {
     /// Reads the file of the folder `dir`, and notes every fault with its key.
     pub(crate) fn read(dir: &Path, faults: &mut Collector) -> Generation {
         const NAME: &str = "generation_config.json";
-        let Some(file) = optional_object(dir, NAME, faults) else { return Generation::default() };
+        let Some(file) = optional_object(dir, NAME, faults) else {
+            return Generation { defaults: SamplingDefaults::NONE, stop_ids: Vec::new() };
+        };
         let origin = Origin::Model(dir.join(NAME).display().to_string());
         let stop_ids = end_ids(&file, &origin, faults);
         let mut keys = Keys { file: &file, origin, faults };

@@ -144,7 +144,7 @@ pub(crate) fn from_facts(
         header_timeout_ms: take.number("header-timeout"),
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
-        sampling_defaults: SamplingDefaults::default(),
+        sampling_defaults: SamplingDefaults::NONE,
         strict_fields: settings.switch("strict-fields").unwrap_or(false),
         reasoning_parser: ReasoningParser::of(settings.text("reasoning-parser")),
         tool_call_parser: ToolCallParser::of(settings.text("tool-call-parser")),

@@ -310,11 +310,10 @@ impl QuantizedWeights {
     /// At most [`ROWS_PER_PASS`] rows, whose memory the caller vouches for.
     fn pass(&self, operands: &RawOperands, bias: *const f32, scratch: &mut Scratch, launch: IntegerLaunch) {
         let rows = operands.rows;
-        let room = |len: usize, wanted: usize| if len < wanted { wanted } else { len };
-        scratch.x.resize(room(scratch.x.len(), rows * self.inputs_padded), 0);
-        scratch.scales.resize(room(scratch.scales.len(), rows), 0.0);
+        scratch.x.resize(scratch.x.len().max(rows * self.inputs_padded), 0);
+        scratch.scales.resize(scratch.scales.len().max(rows), 0.0);
         let groups = if self.form == WeightForm::Int8 { 0 } else { self.inputs_padded / GROUP_MIN };
-        scratch.sums.resize(room(scratch.sums.len(), rows * groups), 0);
+        scratch.sums.resize(scratch.sums.len().max(rows * groups), 0);
         let quantize = ffi::PinionQuantizeRows {
             x: operands.x,
             q: scratch.x.as_mut_ptr(),

@@ -83,16 +83,6 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// Whether descriptor `i` can be read.
-    pub fn is_readable(self, i: usize) -> bool {
-        i < WAIT_FDS_MAX && self.readable & (1 << i) != 0
-    }
-
-    /// Whether descriptor `i` has lost its other end.
-    pub fn is_hung_up(self, i: usize) -> bool {
-        i < WAIT_FDS_MAX && self.hung_up & (1 << i) != 0
-    }
-
     /// Whether the time passed without any event.
     pub fn timed_out(self) -> bool {
         self.readable | self.hung_up == 0

@@ -44,7 +44,7 @@ fn flooding_child() {
     let epoch = epoch.parse().unwrap();
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).unwrap();
     let stdin = std::io::stdin();
-    assert!(wait(&[stdin.as_fd()], ROUND_MAX).unwrap().is_readable(0), "no descriptors came");
+    assert!(wait(&[stdin.as_fd()], ROUND_MAX).unwrap().readable == 1, "no descriptors came");
     let mut fds = fdpass::recv(stdin.as_fd()).unwrap().unwrap().fds;
     let bell = Doorbell::from_fd(fds.pop().unwrap());
     let region = Region::attach(fds.pop().unwrap(), RegionKind::Ring, HASH, Some(epoch)).unwrap();
@@ -123,7 +123,7 @@ fn round(epoch: u32, after: Duration, early: bool, payload: &mut Vec<u8>) -> u64
         let ready = wait(&[bell.fd(), death.as_fd()], timeout).unwrap();
         bell.drain();
         reader.disarm();
-        if ready.is_readable(1) {
+        if ready.readable & 0b10 != 0 {
             break;
         }
     }

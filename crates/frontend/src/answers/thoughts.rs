@@ -52,12 +52,7 @@ impl Thoughts {
 
     /// More text, or a mark that was a token; `say` gets what is certain and to be shown.
     pub fn push(&mut self, text: &str, is_mark: bool, say: &mut dyn FnMut(Piece<'_>)) {
-        let is_shown = self.plan.is_shown;
-        let mut say = |piece: Piece<'_>| {
-            if is_shown || matches!(piece, Piece::Text(_)) {
-                say(piece);
-            }
-        };
+        let mut say = shown(self.plan.is_shown, say);
         match &mut self.parser {
             None => say(Piece::Text(text)),
             Some(parser) if is_mark => parser.push_mark(text, &mut say),
@@ -67,14 +62,18 @@ impl Thoughts {
 
     /// The text is complete.
     pub fn finish(&mut self, say: &mut dyn FnMut(Piece<'_>)) {
-        let is_shown = self.plan.is_shown;
-        let mut say = |piece: Piece<'_>| {
-            if is_shown || matches!(piece, Piece::Text(_)) {
-                say(piece);
-            }
-        };
+        let mut say = shown(self.plan.is_shown, say);
         if let Some(parser) = &mut self.parser {
             parser.finish(&mut say);
+        }
+    }
+}
+
+/// `say` for what is to be shown.
+fn shown<'a>(is_shown: bool, say: &'a mut dyn FnMut(Piece<'_>)) -> impl FnMut(Piece<'_>) + 'a {
+    move |piece| {
+        if is_shown || matches!(piece, Piece::Text(_)) {
+            say(piece);
         }
     }
 }

@@ -22,10 +22,10 @@ pub(crate) enum Form {
 /// What a request for generated text asks for.
 pub(crate) fn asked(route: Route, headers: &HeaderMap) -> Option<Form> {
     let wanted = headers.get(QUESTION).filter(|_| route.generates())?.to_str().ok()?.trim();
-    match () {
-        () if wanted.eq_ignore_ascii_case("text") => Some(Form::Text),
-        () if wanted.eq_ignore_ascii_case("json") => Some(Form::Json),
-        () => None,
+    match wanted.to_ascii_lowercase().as_str() {
+        "text" => Some(Form::Text),
+        "json" => Some(Form::Json),
+        _ => None,
     }
 }
 
