@@ -10,7 +10,7 @@ use harness::deaths::{
 };
 use harness::{Options, Reply, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
-use pinion_protocol::names::Stage;
+use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::json;
@@ -41,6 +41,26 @@ fn a_stream_goes_on_from_its_last_token() {
             assert_eq!(h.slots_used(), 0);
         });
     }
+}
+
+/// The answer counts what the first engine found; the second one finds less, or more.
+#[test]
+fn metrics_and_answer_count_the_same_cached_tokens_after_a_death() {
+    run(Options::default(), |h| async move {
+        let (stream, first) = begin(&h, r#"{"prompt":"hi","max_tokens":2}"#).await;
+        let slot = h.table.slot(usize::from(first.id.slot)).unwrap();
+        slot.set_counter(first.id.generation, Counter::CachedTokens as usize, 2);
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        return_to_life(&h, ENGINE);
+        let (_, second) = resumed(&h).await;
+        h.delta(second.id, 1, &[2], "b", DELTA_LAST);
+        h.finish(second.id, FinishReason::Length, 2);
+        let reply = Reply::read(stream).await.json();
+        let counted = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        let count = || Some(h.app.metrics.cached_tokens.get()).filter(|count| *count > 0);
+        assert_eq!((counted, wait_for("the account of the request", count).await), (Some(2), 2));
+    });
 }
 
 #[test]

@@ -200,6 +200,12 @@ impl Request {
         self.finished.as_ref()
     }
 
+    /// Prompt tokens from the prefix cache, as the answer counts them: those of the first engine that drew a token.
+    pub fn cached_tokens(&self) -> u32 {
+        let of_last = || self.finished.map_or(0, |finished| finished.cached_tokens);
+        self.cached_tokens.unwrap_or_else(of_last)
+    }
+
     /// How the answer leaves.
     pub fn form(&self) -> &Form {
         &self.form

@@ -36,12 +36,11 @@ impl Ledger {
         };
         self.metrics.end(request.facts.route, reason);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
-        let cached_tokens = request.finished().map_or(0, |finished| finished.cached_tokens);
-        self.metrics.cached_tokens.add(u64::from(cached_tokens));
+        self.metrics.cached_tokens.add(u64::from(request.cached_tokens()));
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
         if matches!(reason, EndReason::Stop | EndReason::Length) {
-            end.inspect(|ns| self.metrics.end_to_end.observe_ns(*ns));
-            if end.is_some() {
+            if let Some(ns) = end {
+                self.metrics.end_to_end.observe_ns(ns);
                 let parts = self.metrics.parts.iter().zip(timeline.parts_ns);
                 parts.for_each(|(histogram, ns)| histogram.observe_ns(ns));
             }
