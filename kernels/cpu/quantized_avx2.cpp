@@ -5,8 +5,8 @@
 
 namespace {
 
-// vpmaddubsw adds two products into 16 bits. Both factors are within 127 (the weights by their magnitude, the activations with
-// the weights' signs), so that no sum passes 2 * 127 * 127 = 32258, and nothing saturates.
+// vpmaddubsw adds two products into 16 bits. The factors are within 128 and 127 (the weights by their magnitude, the
+// activations with the weights' signs), so that no sum passes 2 * 128 * 127 = 32512, and nothing saturates.
 struct Avx2 {
     using V = __m256i;
     struct Weights {

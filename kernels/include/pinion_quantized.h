@@ -8,7 +8,8 @@
 // Integers are symmetric. A row x of activations becomes q = round(x * (127 / max|x|)), ties to even, with the scale max|x| / 127;
 // a row whose max is under 2^-118 becomes zeros; a row with a NaN or an infinity has a NaN for its scale, so that its
 // products are NaN. An output of 8-bit weights is made by the same rule. A group of 4-bit weights has the scale m / -8, where
-// m is its first value of largest magnitude, and holds round(w * (-8 / m)) clamped to -8 ..= 7.
+// m is its first value of largest magnitude, and holds round(w * (-8 / m)) clamped to -8 ..= 7. Weights that were integers
+// in the checkpoint keep theirs: pinion_quantized also takes -128 (crates/ops/src/quantized/integers.rs).
 //
 // Layout. 16 outputs are a tile; tiles follow one another. A tile is a run of blocks of 64 K. 8 bits: block[k / 4][output][k % 4],
 // 1024 bytes: a row of it is one AVX-512 register, the block one AMX tile. 4 bits: byte [p][output][j] of 512 holds element

@@ -8,6 +8,7 @@
 mod families;
 mod ignored;
 mod names;
+mod packing;
 mod reader;
 mod rope;
 mod rope_keys;
@@ -15,6 +16,7 @@ mod shard;
 
 pub use families::FAMILIES;
 pub use names::{Layout, Names, Source};
+pub use packing::{Packed, Packing};
 pub use reader::{CONTEXT_MAX, Facts, VOCAB_MAX, facts, ids, ignored, parse, read};
 pub use rope::{Frequencies, Rotary, Scaling};
 pub use shard::{Shard, ShardError};
@@ -56,6 +58,8 @@ pub struct Architecture {
     pub begin_id: Option<u32>,
     /// Names of the tensors in a checkpoint.
     pub names: Names,
+    /// How a checkpoint that is quantised already holds the weights of its products.
+    pub packed: Option<Packed>,
 }
 
 /// How long sequences may be, in tokens, prompt and output together.

@@ -2,7 +2,8 @@
 //! of rotary embeddings are in `rope_keys`. Faults are collected; a stand-in lets the reading go on.
 
 use crate::families::{self, FAMILIES};
-use crate::{Activation, Architecture, Layer, Mlp};
+use crate::packing::{self, Packed};
+use crate::{Activation, Architecture, Layer, Layout, Mlp};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,8 +17,7 @@ const WIDTH_MAX: u32 = 1 << 20;
 const HEAD_DIM_MAX: u32 = 512;
 
 /// Keys that say that the weights are not what a dense decoder of floating-point numbers has.
-const UNSUPPORTED: [&str; 8] = [
-    "quantization_config",
+const UNSUPPORTED: [&str; 7] = [
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
@@ -66,6 +66,7 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
     }
     reader.refuse_unsupported();
     let mut found = (family.read)(&mut reader);
+    found.packed = reader.packed(config, found.names.layout);
     let keys_of_text = [Some(config), wrapped];
     let id = |key: &str| keys_of_text.iter().flatten().find_map(|map| map.get(key).filter(|v| !v.is_null()));
     found.stop_ids = id("eos_token_id").map(|value| ids(value, found.vocab)).unwrap_or_default();
@@ -272,6 +273,22 @@ impl Reader<'_> {
         if self.map.get(key).is_some_and(|value| !is_off(value)) {
             self.fault(format!("has {key}, which is not supported for this model_type"));
         }
+    }
+
+    /// How packed weights stand in the files; of a multimodal model, either object may say it. The second key is that
+    /// of older compressed-tensors.
+    fn packed(&mut self, whole: &Map<String, Value>, layout: Layout) -> Option<Packed> {
+        let is_there =
+            |value: &&Value| !value.is_null() && value.as_object().is_none_or(|map| !map.is_empty());
+        let keys = ["quantization_config", "compression_config"];
+        let found = keys
+            .into_iter()
+            .find_map(|key| [whole, self.map].into_iter().find_map(|map| map.get(key)).filter(is_there))?;
+        if layout == Layout::InOut {
+            self.fault("has quantization_config, which is not supported for this model_type".into());
+            return None;
+        }
+        packing::read(found).map_err(|faults| self.faults.extend(faults)).ok()
     }
 
     fn refuse_unsupported(&mut self) {

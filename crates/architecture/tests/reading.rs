@@ -171,7 +171,6 @@ fn what_is_not_supported_is_refused_by_its_key() {
     for (model_type, keys, part) in [
         ("llama", json!({"num_experts": 8}), "num_experts"),
         ("llama", json!({"num_local_experts": 8}), "num_local_experts"),
-        ("llama", json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config"),
         ("gemma3_text", json!({"use_bidirectional_attention": true}), "use_bidirectional_attention"),
         ("llama", json!({"rope_scaling": {"rope_type": "mrope", "factor": 2}}), "rope_type \"mrope\""),
         ("llama", json!({"rope_scaling": {"rope_type": "linear"}}), "has no factor"),

@@ -77,15 +77,17 @@ impl LinearKind {
     }
 }
 
-/// Whether the model's weights become integers while they are loaded.
+/// Whether the model's weights are integers in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quantization {
-    /// They stay in the compute dtype.
+    /// None are.
     None,
     /// 8 bits, a scale for each output.
     Int8,
     /// 4 bits in groups, the head in 8 bits.
     Int4,
+    /// Those of a quantised checkpoint, where a form of ours holds them exactly.
+    Checkpoint,
 }
 
 impl Quantization {
@@ -95,6 +97,7 @@ impl Quantization {
             Quantization::None => "none",
             Quantization::Int8 => "int8",
             Quantization::Int4 => "int4",
+            Quantization::Checkpoint => "checkpoint",
         }
     }
 }

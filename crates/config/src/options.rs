@@ -210,14 +210,17 @@ pub(crate) const OPTIONS: &[Opt] = &[
                have in the file (with --dtype bf16 in bf16), and a row's result does not depend on the rows beside it. \
                `onednn` converts them to --dtype and reorders them once at load, `plain` only converts them. `auto` is \
                `packed` for weights of 16 bits computed in fp32, which halves the bytes that a step reads, else `onednn`." },
-    Opt { name: "quantization", group: Engine, preset: Is("none"),
-        kind: Choice { accepted: &[choice("none", &[]), choice("int8", &[]), choice("int4", &[])],
-                       refused: &[(&["awq", "gptq", "fp8", "gguf", "bitsandbytes", "compressed-tensors"],
-                                   "quantised checkpoints are not read; int8 and int4 quantise an unquantised one while \
-                                    it is loaded")] },
-        help: "CPU: weights become integers while they are loaded, from a checkpoint in fp32, fp16 or bf16: `int8` with a \
-               scale for each output, `int4` in groups of 128 (64 or 32 where the width is not divisible) with the head \
-               in 8 bits. Activations are quantised to 8 bits for each token. docs/MODELS.md has the loss of each." },
+    Opt { name: "quantization", group: Engine, preset: Is("checkpoint"),
+        kind: Choice { accepted: &[choice("checkpoint", &["auto"]), choice("none", &[]), choice("int8", &[]),
+                                   choice("int4", &[])],
+                       refused: &[(&["awq", "gptq", "fp8", "compressed-tensors"],
+                                   "a checkpoint says itself how it is quantised; leave the option out"),
+                                  (&["bitsandbytes"], "checkpoints of bitsandbytes are not read")] },
+        help: "CPU: which weights are integers in memory. `checkpoint`: those that a quantised checkpoint has in a form \
+               that the products take without loss; all others are floating point, as with `none`. `int8` and `int4`: \
+               all, quantised while they are loaded, from a quantised checkpoint too: `int8` with a scale for each \
+               output, `int4` in groups of 128 (64 or 32 where the width is not divisible) with the head in 8 bits. \
+               Beside integers activations are quantised to 8 bits for each token. docs/MODELS.md has the loss of each." },
     Opt { name: "attention", group: Engine, preset: Is("vector"),
         kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },

@@ -17,7 +17,7 @@ pub struct ReplayCommand {
 /// How it is called.
 const USAGE: &str = "pinion-engine replay FILE [--[no-]overlap] [--[no-]prefix-cache] [--[no-]fill-to-target] \
     [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
-    [--prefill-chunk-size N] [--linear auto|packed|onednn|plain] [--quantization none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
+    [--prefill-chunk-size N] [--linear auto|packed|onednn|plain] [--quantization checkpoint|none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
 
 /// The replay that this process was started for, if it was. Errors: one line for the operator.
 pub fn replay_command() -> Option<Result<ReplayCommand, String>> {
@@ -93,6 +93,7 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
         }
         "quantization" => {
             config.quantization = match value {
+                "checkpoint" => Quantization::Checkpoint,
                 "none" => Quantization::None,
                 "int8" => Quantization::Int8,
                 "int4" => Quantization::Int4,

@@ -271,7 +271,8 @@ fn quantization(settings: &Settings, backend: Backend, on_gpu: bool, faults: &mu
     let quantization = match settings.text("quantization") {
         Some("int8") => Quantization::Int8,
         Some("int4") => Quantization::Int4,
-        _ => return Quantization::None,
+        Some("none") => return Quantization::None,
+        _ => return Quantization::Checkpoint,
     };
     let mut refuse = |reason: &str| faults.add(&settings.origin("quantization"), reason);
     if on_gpu {

@@ -193,8 +193,9 @@ fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64) -> u64 {
     let whole = config.dtype.bytes();
     let embeddings = (u64::from(config.model.vocab_size) * u64::from(config.model.hidden)).min(numbers);
     match config.quantization {
-        // Weights of 16 bits may stay as they are where the activations are wider.
-        Quantization::None => (numbers * whole).min(stored_bytes),
+        // Weights of 16 bits may stay as they are where the activations are wider. Those of a quantised checkpoint that
+        // have to be unpacked take more than this.
+        Quantization::None | Quantization::Checkpoint => (numbers * whole).min(stored_bytes),
         Quantization::Int8 => embeddings * whole + (numbers - embeddings) * 9 / 8,
         Quantization::Int4 => embeddings * whole + (numbers - embeddings) * 5 / 8,
     }

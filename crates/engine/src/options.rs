@@ -39,6 +39,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
             LinearKind::Plain => pinion_model::LinearKind::Plain,
         },
         quantization: match config.quantization {
+            Quantization::Checkpoint => pinion_model::Quantization::Checkpoint,
             Quantization::None => pinion_model::Quantization::None,
             Quantization::Int8 => pinion_model::Quantization::Int8,
             Quantization::Int4 => pinion_model::Quantization::Int4,
@@ -143,8 +144,8 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         info.family,
         info.dtype,
         match (config.quantization, info.packed) {
-            (Quantization::None, None) => String::new(),
-            (Quantization::None, Some(form)) => {
+            (Quantization::Checkpoint | Quantization::None, None) => String::new(),
+            (Quantization::Checkpoint | Quantization::None, Some(form)) => {
                 format!(" with packed {form} weights ({} MiB)", info.weight_bytes >> 20)
             }
             (form, _) => format!(" with {} weights ({} MiB)", form.name(), info.weight_bytes >> 20),

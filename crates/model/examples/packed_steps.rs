@@ -78,8 +78,8 @@ fn form(name: &'static str, folder: &Path, threads: u32, count: &Parameters) -> 
         // A scale of fp32 for each group of 128.
         (Quantization::Int4, _) => (0.53, 1.0),
         (Quantization::Int8, _) => (1.0, 1.0),
-        (Quantization::None, Some("bf16" | "f16")) => (2.0, 2.0),
-        (Quantization::None, _) => (4.0, 4.0),
+        (Quantization::None | Quantization::Checkpoint, Some("bf16" | "f16")) => (2.0, 2.0),
+        (Quantization::None | Quantization::Checkpoint, _) => (4.0, 4.0),
     };
     println!("{name}: loaded in {loaded:.2?}, {} MiB of weights", model.info().weight_bytes >> 20);
     let (bytes_of_layers, bytes_of_head) = (count.layers * each, count.head * each_of_head);

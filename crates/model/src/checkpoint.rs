@@ -2,10 +2,14 @@
 //! No file is trusted: each fault names the file, the tensor and the reason.
 
 use crate::load::LoadError;
+use crate::prequantized::{self, Affine, PARTS, Parts, Raw, Weight};
 use crate::weigh::StoredWeights;
+use pinion_architecture::Packed;
 use pinion_ops::MappedFile;
+use pinion_ops::quantized::WeightForm;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,6 +27,9 @@ const IGNORED_ENDS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.ma
 const IGNORED_BEGINNINGS: [&str; 4] =
     ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
 
+/// Ends of names of tensors of a quantised checkpoint that say how activations and the KV cache could be rounded.
+const IGNORED_ENDS_OF_PACKED: [&str; 3] = [".k_scale", ".v_scale", ".q_scale"];
+
 /// The tensors of a folder, mapped.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
@@ -31,6 +38,9 @@ pub(crate) struct Checkpoint {
     files: Vec<File>,
     tensors: HashMap<String, Entry>,
     bytes_taken: u64,
+    packed: Option<Packed>,
+    /// That unpack weights.
+    threads: u32,
 }
 
 #[derive(Debug)]
@@ -48,18 +58,35 @@ struct Entry {
     is_used: bool,
 }
 
-/// One tensor as it stands in its file.
+/// One tensor: as it stands in its file, or unpacked.
 #[derive(Debug)]
 pub(crate) struct Stored<'a> {
     pub(crate) dtype: Dtype,
-    pub(crate) data: &'a [u8],
+    pub(crate) data: Cow<'a, [u8]>,
+}
+
+/// The tensors of one product of a checkpoint.
+struct Product<'a, 'n> {
+    checkpoint: &'a Checkpoint,
+    /// With the dot at its end.
+    name: &'n str,
+}
+
+impl<'a> Parts<'a> for Product<'a, '_> {
+    fn part(&self, name: &str) -> Option<Raw<'a>> {
+        let entry = self.checkpoint.tensors.get(&format!("{}{name}", self.name))?;
+        let data = &self.checkpoint.files[entry.file].map.bytes()[entry.range.clone()];
+        Some(Raw { dtype: entry.dtype, shape: &entry.shape, data })
+    }
 }
 
 impl Checkpoint {
-    pub(crate) fn open(folder: &Path) -> Result<Self, LoadError> {
+    /// The tensors of a folder; `packed` says how those of a quantised checkpoint stand in it.
+    pub(crate) fn open(folder: &Path, packed: Option<Packed>, threads: u32) -> Result<Self, LoadError> {
         let path = folder.join(WEIGHT_FILE);
         let index = folder.join(INDEX_FILE);
-        let mut found = Self { path, files: Vec::new(), tensors: HashMap::new(), bytes_taken: 0 };
+        let (files, tensors) = (Vec::new(), HashMap::new());
+        let mut found = Self { path, files, tensors, bytes_taken: 0, packed, threads };
         if found.path.exists() || !index.exists() {
             let path = found.path.clone();
             found.add(path, None)?;
@@ -109,14 +136,22 @@ impl Checkpoint {
     /// The first of the prefixes with which there is a tensor of this name.
     pub(crate) fn full_name(&self, prefixes: &[&str], name: &str) -> Result<String, LoadError> {
         let mut names = prefixes.iter().map(|prefix| format!("{prefix}{name}"));
-        match names.find(|full| self.tensors.contains_key(full)) {
+        match names.find(|full| self.tensors.contains_key(full) || self.product(full).is_some()) {
             Some(full) => Ok(full),
             None => Err(self.fault(name, "missing".into())),
         }
     }
 
-    /// The tensor of this full name, checked to have this shape and a floating-point dtype.
+    /// The tensor of this full name, checked to have this shape and a floating-point dtype. One that is packed is
+    /// unpacked.
     pub(crate) fn tensor(&mut self, name: &str, shape: &[u32]) -> Result<Stored<'_>, LoadError> {
+        if let &[outputs, inputs] = shape
+            && let Some(weight) = self.packed_weight(name, outputs, inputs)?
+        {
+            let data = Cow::Owned(weight.unpacked(self.threads));
+            self.take_parts(name);
+            return Ok(Stored { dtype: Dtype::F32, data });
+        }
         let Some(entry) = self.tensors.get(name) else {
             return Err(self.fault(name, "missing".into()));
         };
@@ -127,12 +162,74 @@ impl Checkpoint {
             return Err(self.fault(name, format!("has dtype {:?}, expected F32, F16 or BF16", entry.dtype)));
         }
         let (file, dtype, range) = (entry.file, entry.dtype, entry.range.clone());
-        let entry = self.tensors.get_mut(name).expect("it was found above");
+        self.take(name);
+        Ok(Stored { dtype, data: Cow::Borrowed(&self.files[file].map.bytes()[range]) })
+    }
+
+    /// Notes that a tensor is used.
+    fn take(&mut self, name: &str) {
         // A tied head takes the embeddings again.
-        if !std::mem::replace(&mut entry.is_used, true) {
-            self.bytes_taken += range.len() as u64;
+        if let Some(entry) = self.tensors.get_mut(name)
+            && !std::mem::replace(&mut entry.is_used, true)
+        {
+            self.bytes_taken += entry.range.len() as u64;
         }
-        Ok(Stored { dtype, data: &self.files[file].map.bytes()[range] })
+    }
+
+    /// The product of a packed weight of this name.
+    fn product<'a, 'n>(&'a self, weight: &'n str) -> Option<(Packed, Product<'a, 'n>)> {
+        let packed = self.packed?;
+        let name = weight.strip_suffix("weight").filter(|name| name.ends_with('.'))?;
+        let product = Product { checkpoint: self, name };
+        prequantized::is_packed(packed.packing, &product).then_some((packed, product))
+    }
+
+    /// The packed weight of this name, if it is one.
+    fn packed_weight(&self, name: &str, outputs: u32, inputs: u32) -> Result<Option<Weight<'_>>, LoadError> {
+        let Some(packed) = self.packed else { return Ok(None) };
+        let Some(base) = name.strip_suffix("weight") else { return Ok(None) };
+        let parts = |part: &str| Product { checkpoint: self, name: base }.part(part);
+        if self.product(name).is_none() {
+            return Ok(None);
+        }
+        let weight = prequantized::find(&packed, &parts, outputs as usize, inputs as usize);
+        weight.map(Some).map_err(|fault| self.fault(&format!("{base}{}", fault.part), fault.reason))
+    }
+
+    /// The form of our products that holds the numbers of this weight exactly, if it is packed and there is one.
+    pub(crate) fn exact_form(
+        &self,
+        name: &str,
+        outputs: u32,
+        inputs: u32,
+    ) -> Result<Option<WeightForm>, LoadError> {
+        Ok(match self.packed_weight(name, outputs, inputs)? {
+            Some(Weight::Affine(weight)) => Affine::exact_form(&weight),
+            Some(Weight::Float8(_)) | None => None,
+        })
+    }
+
+    /// The integers and scales of a weight whose form was found by [`Checkpoint::exact_form`], for that or for smaller
+    /// groups.
+    pub(crate) fn integers(
+        &mut self,
+        name: &str,
+        outputs: u32,
+        inputs: u32,
+        form: WeightForm,
+    ) -> Result<(Vec<i8>, Vec<f32>), LoadError> {
+        let found = match self.packed_weight(name, outputs, inputs)? {
+            Some(Weight::Affine(weight)) => weight.integers(form, self.threads),
+            Some(Weight::Float8(_)) | None => return Err(self.fault(name, "has no integers".into())),
+        };
+        self.take_parts(name);
+        Ok(found)
+    }
+
+    fn take_parts(&mut self, weight: &str) {
+        if let Some(base) = weight.strip_suffix("weight") {
+            PARTS.iter().for_each(|part| self.take(&format!("{base}{part}")));
+        }
     }
 
     /// Type of the numbers of a tensor, if there is one of this full name.
@@ -148,9 +245,28 @@ impl Checkpoint {
 
     /// Gives back the memory of a tensor that was copied, so that no more of the files than one tensor is in memory.
     pub(crate) fn release(&self, name: &str) {
-        if let Some(entry) = self.tensors.get(name) {
-            self.files[entry.file].map.release(entry.range.clone());
+        let give_back = |name: &str| {
+            if let Some(entry) = self.tensors.get(name) {
+                self.files[entry.file].map.release(entry.range.clone());
+            }
+        };
+        give_back(name);
+        if let Some((_, product)) = self.product(name) {
+            PARTS.iter().for_each(|part| give_back(&format!("{}{part}", product.name)));
         }
+    }
+
+    /// A bias of a quantised checkpoint that the model does not take, and that is not zero. Tools write zeros for
+    /// products that have none.
+    pub(crate) fn lost_bias(&self, unused: &[String]) -> Option<LoadError> {
+        self.packed?;
+        let is_lost = |name: &&String| {
+            let entry = &self.tensors[*name];
+            let bytes = &self.files[entry.file].map.bytes()[entry.range.clone()];
+            name.ends_with(".bias") && bytes.iter().any(|&byte| byte != 0)
+        };
+        let name = unused.iter().find(is_lost)?;
+        Some(self.fault(name, "is a bias of a product that has none in this model_type".into()))
     }
 
     /// Bytes of all tensors, and of those that were taken so far.
@@ -173,7 +289,8 @@ impl Checkpoint {
     /// Names of tensors that were never taken and that are not known to be superfluous, in order.
     pub(crate) fn unused(&self, is_superfluous: impl Fn(&str) -> bool) -> Vec<String> {
         let is_ignored = |name: &str| {
-            IGNORED_ENDS.iter().any(|end| name.ends_with(end))
+            let of_packed = self.packed.is_some().then_some(IGNORED_ENDS_OF_PACKED);
+            IGNORED_ENDS.iter().chain(of_packed.iter().flatten()).any(|end| name.ends_with(end))
                 || IGNORED_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
                 || is_superfluous(name)
         };

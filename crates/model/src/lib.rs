@@ -20,6 +20,8 @@ pub mod op_trace;
 mod owned_batch;
 mod pipeline;
 #[cfg(feature = "torch")]
+mod prequantized;
+#[cfg(feature = "torch")]
 mod rotation;
 mod sampler;
 mod shaping;

@@ -22,5 +22,5 @@ pub struct StoredWeights {
 /// # Errors
 /// A file that is missing, cut or malformed, or lacks a tensor that the index has in it.
 pub fn weigh(folder: &Path) -> Result<StoredWeights, LoadError> {
-    Ok(Checkpoint::open(folder)?.stored())
+    Ok(Checkpoint::open(folder, None, 1)?.stored())
 }

@@ -1,5 +1,6 @@
 //! A decoder's weights on libtorch, from a Hugging Face folder: fused, converted and packed once, tensor by tensor.
 
+mod kept;
 mod packed;
 
 use crate::checkpoint::Checkpoint;
@@ -134,7 +135,7 @@ impl Reader<'_> {
             SourceType::F32 => Kind::Float,
         };
         let axes: Vec<i64> = shape.iter().map(|&axis| i64::from(axis)).collect();
-        let tensor = tensor_from_bytes(stored.data, &axes, kind).map_err(backend)?;
+        let tensor = tensor_from_bytes(&stored.data, &axes, kind).map_err(backend)?;
         let tensor = tensor.f_to_kind(choose(kind)).map_err(tensor_error)?;
         self.checkpoint.release(full);
         self.bytes += (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
@@ -186,18 +187,22 @@ impl Reader<'_> {
     ) -> Result<Product, LoadError> {
         let whole = [parts.iter().sum()];
         let parts = if source.names.len() == 1 { &whole[..] } else { parts };
+        let exact = self.kept_form(&source, parts, inputs)?;
         let form = match self.options.quantization {
-            Quantization::None if self.packs => {
-                return self.packed_linear(&source, parts, inputs, has_bias, activation);
-            }
-            Quantization::None => return self.dense(source, parts, inputs, has_bias, activation),
             Quantization::Int8 => WeightForm::Int8,
             Quantization::Int4 => WeightForm::int4(inputs as usize),
+            Quantization::Checkpoint | Quantization::None => match exact {
+                Some(form) => return self.kept_linear(&source, parts, (form, inputs), has_bias, activation),
+                None if self.packs => {
+                    return self.packed_linear(&source, parts, inputs, has_bias, activation);
+                }
+                None => return self.dense(source, parts, inputs, has_bias, activation),
+            },
         };
         let mut weights = room(form, whole[0], inputs)?;
         let (mut first, mut biases) = (0, Vec::new());
         for (name, &rows) in source.names.iter().zip(parts) {
-            let full = self.checkpoint.full_name(self.model.names.prefixes, &format!("{name}.weight"))?;
+            let full = self.weight(name)?;
             self.pack(&full, &mut weights, first, rows, source.layout)?;
             first += rows;
             if has_bias {
@@ -221,7 +226,7 @@ impl Reader<'_> {
         let stored =
             self.checkpoint.tensor(full, &if is_transposed { [inputs, rows] } else { [rows, inputs] })?;
         let source_type = source_type(stored.dtype);
-        let source = Stored { bytes: stored.data, source_type, rows: rows as usize, is_transposed };
+        let source = Stored { bytes: &stored.data, source_type, rows: rows as usize, is_transposed };
         weights.pack(first as usize, source, self.options.threads).map_err(|error| LoadError::Backend {
             operation: "quantising weights",
             message: format!("{full}: {error}"),
@@ -329,7 +334,10 @@ impl Reader<'_> {
             false => (model.names.head_prefixes, model.names.head),
         };
         let full = self.checkpoint.full_name(prefixes, &format!("{name}.weight"))?;
-        if self.options.quantization != Quantization::None {
+        if let Some(head) = self.kept_head(&full)? {
+            return Ok(head);
+        }
+        if matches!(self.options.quantization, Quantization::Int8 | Quantization::Int4) {
             // The head keeps 8 bits: its logits are compared with one another, and 4 bits there cost the most loss
             // (0012).
             let mut weights = room(WeightForm::Int8, model.vocab, model.hidden)?;
@@ -374,7 +382,7 @@ impl Weights {
         options: &ModelOptions,
         watch: &mut dyn FnMut(LoadEvent<'_>),
     ) -> Result<Self, LoadError> {
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = Checkpoint::open(folder, model.packed, options.threads)?;
         let (kind, packs) = (kind_of(dtype), packed::packs(options, dtype, &checkpoint));
         let mut reader = Reader { checkpoint, model, kind, options, packs, watch, bytes: 0 };
         let name = |part: &str| format!("{part}.weight");
@@ -396,6 +404,9 @@ impl Weights {
         let mut head = reader.head(&token_embedding)?;
         let head_name = name(model.names.head);
         let unused = reader.checkpoint.unused(|name| model.head.tied && name.ends_with(&head_name));
+        if let Some(error) = reader.checkpoint.lost_bias(&unused) {
+            return Err(error);
+        }
         if !unused.is_empty() {
             (reader.watch)(LoadEvent::Unused(&unused));
         }

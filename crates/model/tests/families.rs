@@ -12,7 +12,7 @@ use driver::{Policy, Request, run};
 use pinion_model::{
     AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, SampleParams, load,
 };
-use tiny::{Case, Golden, folder, golden, names};
+use tiny::{Case, Golden, folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;
@@ -41,12 +41,6 @@ fn requests(cases: &[Case], arrival: impl Fn(usize) -> usize) -> Vec<Request> {
         params: SampleParams::GREEDY,
     };
     cases.iter().enumerate().map(request).collect()
-}
-
-fn relative_error(have: &[f32], want: &[f32]) -> f32 {
-    assert_eq!(have.len(), want.len());
-    let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
-    have.iter().zip(want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest
 }
 
 /// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own.

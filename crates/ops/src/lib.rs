@@ -58,9 +58,12 @@ pub enum LinearKind {
 /// Whether weights become integers while they are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Quantization {
-    /// They stay what `LinearKind` makes of them.
+    /// They are what `LinearKind` makes of them; those of a quantised checkpoint are unpacked.
     #[default]
     None,
+    /// Those of a quantised checkpoint stay integers where a form of [`quantized`] holds them exactly; all others as
+    /// with `None`.
+    Checkpoint,
     /// 8 bits with a scale for each output.
     Int8,
     /// 4 bits in groups; the head has 8.

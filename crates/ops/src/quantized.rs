@@ -1,7 +1,10 @@
 //! Products with quantised weights: the safe side of kernels/include/pinion_quantized.h. [`twin`] says the same in
 //! plain Rust.
 
+mod integers;
 pub mod twin;
+
+pub use integers::Integers;
 
 use crate::attention::OperandError;
 use crate::kv_pool::Element;

@@ -110,6 +110,7 @@ fn base(
         stop_ids: Vec::new(),
         begin_id: None,
         names: NAMES,
+        packed: None,
     }
 }
 

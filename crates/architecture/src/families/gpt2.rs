@@ -67,5 +67,6 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
         stop_ids: Vec::new(),
         begin_id: None,
         names: NAMES,
+        packed: None,
     }
 }

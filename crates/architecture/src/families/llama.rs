@@ -52,5 +52,6 @@ pub(super) fn base(
         stop_ids: Vec::new(),
         begin_id: None,
         names: Names::COMMON,
+        packed: None,
     }
 }

@@ -254,9 +254,11 @@ fn quantisation_is_refused_where_it_makes_no_sense() {
         assert!(serve_result(&machine(), &model, &["--quantization", form], &[]).is_ok());
     }
     for (other, _) in &cases {
-        let args = [&["--quantization", "none"], &other[..]].concat();
-        assert!(serve_result(&machine(), &model, &args, &[]).is_ok(), "{args:?}");
+        for form in ["none", "checkpoint"] {
+            let args = [&["--quantization", form], &other[..]].concat();
+            assert!(serve_result(&machine(), &model, &args, &[]).is_ok(), "{args:?}");
+        }
     }
     let faults = serve_result(&machine(), &model, &["--quantization", "awq"], &[]).unwrap_err().to_string();
-    assert!(faults.contains("quantised checkpoints are not read"), "{faults}");
+    assert!(faults.contains("a checkpoint says itself how it is quantised"), "{faults}");
 }

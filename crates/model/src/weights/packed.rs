@@ -88,7 +88,7 @@ impl Reader<'_> {
         let shape = if is_transposed { [inputs, rows] } else { [rows, inputs] };
         let stored = self.checkpoint.tensor(full, &shape)?;
         let source = Stored {
-            bytes: stored.data,
+            bytes: &stored.data,
             source_type: source_type(stored.dtype),
             rows: rows as usize,
             is_transposed,

@@ -73,6 +73,13 @@ impl Rule {
     }
 }
 
+/// The largest distance, relative to the largest number.
+pub(crate) fn relative_error(have: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(have.len(), want.len());
+    let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
+    have.iter().zip(want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest
+}
+
 /// The bytes of a safetensors file with these tensors in fp32.
 pub(crate) fn safetensors<'a>(tensors: impl Iterator<Item = (&'a String, &'a Rule)>) -> Vec<u8> {
     safetensors_as(tensors, |_| ("F32", |value| value.to_le_bytes().to_vec()))

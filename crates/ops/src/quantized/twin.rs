@@ -58,6 +58,11 @@ impl Weights {
         Self { form, inputs, outputs: weights.len() / inputs, values, scales }
     }
 
+    /// From integers \[outputs, inputs\] and scales \[outputs, groups\].
+    pub fn of_integers(form: WeightForm, values: Vec<i8>, scales: Vec<f32>, inputs: usize) -> Self {
+        Self { form, inputs, outputs: values.len() / inputs, values, scales }
+    }
+
     fn groups(&self) -> usize {
         self.scales.len() / self.outputs
     }
