@@ -66,7 +66,8 @@ pub async fn accept(app: Rc<App>, listener: TcpListener, closing: watch::Receive
             Room::Free => {}
             Room::Tight if connections.close_longest_idle() => {
                 app.metrics.connections_displaced.add(1);
-                // The one that was told gives its descriptor back before the next connection is taken.
+                // The one that was told looks for bytes, then gives its descriptor back, before the next one is taken.
+                tokio::task::yield_now().await;
                 tokio::task::yield_now().await;
             }
             Room::Tight | Room::None => {
@@ -190,8 +191,15 @@ async fn serve(
     let result = tokio::select! {
         result = served.as_mut() => result,
         () = activity.told_to_close() => {
-            served.as_mut().graceful_shutdown();
-            served.await
+            // What has arrived and was not read yet is no idle client: it is read first, and then answered.
+            tokio::select! {
+                biased;
+                result = served.as_mut() => result,
+                () = tokio::task::yield_now() => {
+                    served.as_mut().graceful_shutdown();
+                    served.await
+                }
+            }
         }
         Ok(()) = closing.changed(), if !was_closing => {
             served.as_mut().graceful_shutdown();
