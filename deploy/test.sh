@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The other command: sets up what launch.sh sets up, then checks everything that can be checked here.
-# Every step prints its name and time; the first that fails ends the run. About half an hour from nothing on
+# Every step prints its name and time; the first that fails ends the run. About forty minutes from nothing on
 # two cores, most of it builds.
 #
 #   deploy/test.sh            everything
