@@ -133,18 +133,7 @@ impl PackedWeights {
         out: &mut [T],
         launch: Launch,
     ) -> Result<(), OperandError> {
-        let rows = out.len() / self.outputs;
-        let fits = out.len() == rows * self.outputs && Some(x.len()) == rows.checked_mul(self.inputs);
-        if !fits || residual.is_some_and(|residual| residual.len() != out.len()) {
-            return Err(OperandError("a product's operands differ in their rows"));
-        }
-        let operands = RawOperands {
-            x: x.as_ptr().cast(),
-            residual: residual.map_or(std::ptr::null(), |residual| residual.as_ptr().cast()),
-            out: out.as_mut_ptr().cast(),
-            rows,
-            dtype: T::DTYPE.code(),
-        };
+        let operands = RawOperands::of(x, residual, out, (self.inputs, self.outputs))?;
         // SAFETY: the lengths were checked above, and the result is borrowed mutably.
         unsafe { self.multiply_raw(&operands, bias, launch) }
     }

@@ -151,6 +151,29 @@ pub(crate) struct RawOperands {
     pub(crate) dtype: i32,
 }
 
+impl RawOperands {
+    /// Those of a product of `inputs` to `outputs`; the number of rows is that of `out`. Error: the lengths differ in it.
+    pub(crate) fn of<T: Element>(
+        x: &[T],
+        residual: Option<&[T]>,
+        out: &mut [T],
+        (inputs, outputs): (usize, usize),
+    ) -> Result<RawOperands, OperandError> {
+        let rows = out.len() / outputs;
+        let fits = out.len() == rows * outputs && Some(x.len()) == rows.checked_mul(inputs);
+        if !fits || residual.is_some_and(|residual| residual.len() != out.len()) {
+            return Err(OperandError("a product's operands differ in their rows"));
+        }
+        Ok(RawOperands {
+            x: x.as_ptr().cast(),
+            residual: residual.map_or(std::ptr::null(), |residual| residual.as_ptr().cast()),
+            out: out.as_mut_ptr().cast(),
+            rows,
+            dtype: T::DTYPE.code(),
+        })
+    }
+}
+
 impl QuantizedWeights {
     /// Room for the weights of a product, on huge pages where the system grants them. All outputs are zero until they
     /// are packed.
@@ -260,18 +283,7 @@ impl QuantizedWeights {
         out: &mut [T],
         launch: IntegerLaunch,
     ) -> Result<(), OperandError> {
-        let rows = out.len() / self.outputs;
-        let fits = out.len() == rows * self.outputs && Some(x.len()) == rows.checked_mul(self.inputs);
-        if !fits || residual.is_some_and(|residual| residual.len() != out.len()) {
-            return Err(OperandError("a product's operands differ in their rows"));
-        }
-        let operands = RawOperands {
-            x: x.as_ptr().cast(),
-            residual: residual.map_or(std::ptr::null(), |residual| residual.as_ptr().cast()),
-            out: out.as_mut_ptr().cast(),
-            rows,
-            dtype: T::DTYPE.code(),
-        };
+        let operands = RawOperands::of(x, residual, out, (self.inputs, self.outputs))?;
         // SAFETY: the lengths were checked above, and the result is borrowed mutably.
         unsafe { self.multiply_raw(&operands, bias, launch) }
     }
