@@ -152,7 +152,7 @@ pub(crate) struct RawOperands {
 }
 
 impl RawOperands {
-    /// Those of a product of `inputs` to `outputs`; the number of rows is that of `out`. Error: the lengths differ in it.
+    /// Those of a product of `inputs` to `outputs`. The rows are those of `out`; error: a length differs from them.
     pub(crate) fn of<T: Element>(
         x: &[T],
         residual: Option<&[T]>,

@@ -5,6 +5,7 @@ use pinion_testkit::{
     Api, End, Events, Oracle, PATIENCE, Random, Server, Signal, Usage, demo_model, kill, wait_until,
 };
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const TOKENS: usize = 200;
@@ -177,20 +178,23 @@ fn choices_chats_and_tools_count_the_same_when_roles_die_around_them() {
         .collect();
     let mut random = Random::new(SEED);
     println!("seed {SEED}");
-    for _ in 0..3 {
+    for role in ["engine-0", "detokenizer-0", "tokenizer-0"] {
+        let killed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for (api, body, wanted) in &shapes {
-                let server = &server;
+                let (server, killed) = (&server, &killed);
                 scope.spawn(move || {
-                    for _ in 0..2 {
+                    let mut last = false;
+                    while !last {
+                        last = killed.load(Ordering::Acquire);
                         assert_eq!(choices_and_counts(server, *api, body), *wanted, "{body}");
                     }
                 });
             }
             std::thread::sleep(Duration::from_millis(random.between(1, 300)));
-            let role = random.pick(&["engine-0", "detokenizer-0", "tokenizer-0"]);
             let victim = wait_until("the role runs", PATIENCE, || server.role(role));
             kill(victim.pid, Signal::SIGKILL);
+            killed.store(true, Ordering::Release);
         });
     }
     assert!(server.metric("pinion_resumed_requests_total") > 0.0, "no death hit a request");
