@@ -8,6 +8,7 @@
 #   deploy/test.sh unit       the part of `tests` that starts no processes; deploy/test.sh processes, the rest of it
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
+#   deploy/test.sh tours      LangChain, LiteLLM and others, and the recipes of docs/, which are not part of everything either
 #   deploy/test.sh packages   image, Debian package, wheel, chart, dashboard and proxies, which are not part of everything either
 #   deploy/test.sh simulation 100 000 seeds of the simulated service, which are not part of everything either
 set -euo pipefail
@@ -94,6 +95,18 @@ REASONING_TEMPLATE='{% for m in messages %}[{{ m.role }}]{{ (m.content or "").sp
 # What a model that reasons and calls tools says, read by openai-python. The fake model writes what it is told.
 reasoning_clients() { # reasoning_clients URL
     PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh" reasoning
+}
+
+# Client libraries that come through the official clients, and docs/RECIPES.md as it stands, on a model that calls tools.
+# By name only: the first run downloads 600 MB of Python packages.
+step_tours() {
+    local folder=$LOGS/tours/my-model
+    "$PYTHON" "$ROOT/crates/testkit/clients/tours/scripted_model.py" "$ROOT/deploy/demo-model" "$folder" || return 1
+    MODEL=$folder with_server tours tours
+}
+
+tours() { # tours URL
+    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/tours/run.sh"
 }
 
 clients() { # clients URL
@@ -243,12 +256,12 @@ STEPS=(fmt tidy loom clippy tests clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
 # Steps that run only when they are named.
-OPTIONAL=(unit processes nemesis browser packages simulation)
+OPTIONAL=(unit processes nemesis browser tours packages simulation)
 for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done
