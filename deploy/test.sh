@@ -67,7 +67,7 @@ step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude
 step_no_torch() {
     local tests=() file
     for file in "$ROOT"/crates/{ops,model,engine}/tests/*.rs; do
-        case $file in */cuda*) ;; *) tests+=(--test "$(basename "$file" .rs)") ;; esac
+        case ${file##*/} in cuda*) ;; *) tests+=(--test "$(basename "$file" .rs)") ;; esac
     done
     cargo test --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench --lib "${tests[@]}"
 }

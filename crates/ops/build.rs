@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let kernels = root.join("kernels");
-    println!("cargo:rerun-if-changed={}", kernels.display());
+    for folder in ["cpu", "include", "shim"] {
+        println!("cargo:rerun-if-changed={}", kernels.join(folder).display());
+    }
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let libtorch = std::env::var_os("CARGO_FEATURE_TORCH").map(|_| libtorch_folder(&root));

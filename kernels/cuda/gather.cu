@@ -1,5 +1,5 @@
 // Rows from tables: embeddings, the last token of each sampling row; block tables and cache blocks; rotary positions.
-// Contract: pinion_cuda.h. Twins: crates/ops/src/cuda/twin.rs.
+// Contract: pinion_cuda.h. Twins: crates/cuda/src/twin.rs.
 #include "embed.h"
 
 namespace pinion {

@@ -1,5 +1,5 @@
 // Residual sum and norm in one pass over the row; bias and activation; the gated unit of the Llama family.
-// Contract: pinion_cuda.h. Twins: crates/ops/src/cuda/twin.rs.
+// Contract: pinion_cuda.h. Twins: crates/cuda/src/twin.rs.
 #include "target.h"
 
 namespace pinion {

@@ -1,5 +1,5 @@
 // What the lanes of a warp hold after `load_matrices`, and what `multiply` makes of it: for the test that holds both against
-// the PTX ISA (crates/ops/tests/cuda/fragments.rs). No other program calls these.
+// the PTX ISA (crates/cuda/tests/kernels/fragments.rs). No other program calls these.
 #include "../cuda/mma.h"
 
 namespace pinion {

@@ -9,12 +9,12 @@ mod emulated;
 
 use driver::{Policy, Request, run};
 use emulated::{fixture, model_of_64, options, ready};
+use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     DtypeChoice, FUTURE_TOKEN, KvSize, LoadError, Model, ModelOptions, Pipeline, Row, RowOutcome, RowShaping,
     SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, load,
 };
-use pinion_ops::cuda::CudaDtype;
 use serde::Deserialize;
 use std::path::PathBuf;
 

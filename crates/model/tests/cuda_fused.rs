@@ -6,9 +6,9 @@
 
 mod emulated;
 
+use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{KvSize, Model, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp};
-use pinion_ops::cuda::CudaDtype;
 
 fn ready(decode: DecodePath, dtype: CudaDtype) -> CudaGpt2 {
     let options = CudaOptions {

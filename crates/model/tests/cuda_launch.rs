@@ -9,9 +9,9 @@ mod emulated;
 
 use driver::{Policy, Request, run};
 use emulated::model_of_64;
+use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaGpt2, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{Model, OwnedBatch, Pipeline, SampleParams, WarmUp};
-use pinion_ops::cuda::CudaDtype;
 use std::path::Path;
 
 /// Few sizes, as each is run before ready.

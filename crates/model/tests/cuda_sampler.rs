@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-#[path = "../../ops/tests/cuda/emulated.rs"]
+#[path = "../../cuda/tests/kernels/emulated.rs"]
 mod emulated;
 #[path = "cuda_sweeps/sampling.rs"]
 mod sampling;

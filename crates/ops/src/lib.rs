@@ -4,12 +4,11 @@
 //! feature `torch` (the default), `tensor` runs the kernels on tch tensors and `product` multiplies them by weights.
 //! This crate knows tensors and pointers, not models.
 
-// This crate is one of the two that may hold unsafe code: it calls the C++ kernels and maps files.
+// Unsafe is allowed here: this crate calls the C++ kernels and maps files.
 #![allow(unsafe_code)]
 
 pub mod attention;
 mod cpu;
-pub mod cuda;
 mod ffi;
 mod kv_pool;
 #[cfg(feature = "torch")]

@@ -1,9 +1,9 @@
 //! The CUDA engine beside others: its logits beside the CPU engine's, its greedy tokens for other tools.
 
 use crate::{BLOCK_SIZE, CONTEXT, Outcome, options, ready};
+use pinion_cuda::Device;
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaOptions};
 use pinion_model::{Model, OwnedBatch, RowOutcome, SampleParams, StepOutput};
-use pinion_ops::cuda::Device;
 use serde_json::json;
 use std::error::Error;
 use std::path::Path;

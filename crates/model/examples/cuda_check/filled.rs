@@ -1,7 +1,7 @@
 //! A GPT-2 all of whose weights are one number, for kernels that are timed and whose results are not read.
 
 use crate::{BLOCK_SIZE, CONTEXT};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     BiasedWeight, CudaActivation, CudaDtype, CudaError, DecodeBuffers, DecodeLayer, DecodeShape,
     DecodeTables, Device, Event, Span, Stream,
 };

@@ -7,11 +7,11 @@ mod logprobs;
 #[path = "../../tests/cuda_sweeps/sampling.rs"]
 mod sampling;
 #[allow(dead_code, reason = "the sweeps are shared with a test")]
-#[path = "../../../ops/tests/cuda/sweeps/mod.rs"]
+#[path = "../../../cuda/tests/kernels/sweeps/mod.rs"]
 mod sweeps;
 
 use crate::{Outcome, PRODUCT_WORKSPACE_BYTES};
-use pinion_ops::cuda::Device;
+use pinion_cuda::Device;
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;

@@ -4,9 +4,9 @@
 use crate::agree::{generate, prompts_of};
 use crate::steps::Steady;
 use crate::{Outcome, options, ready};
+use pinion_cuda::Device;
 use pinion_model::Model;
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaOptions};
-use pinion_ops::cuda::Device;
 use serde_json::json;
 use std::error::Error;
 use std::path::Path;

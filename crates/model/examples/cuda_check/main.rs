@@ -19,9 +19,9 @@ mod phases;
 mod rates;
 mod steps;
 
+use pinion_cuda::Device;
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{KvSize, Pipeline, WarmUp};
-use pinion_ops::cuda::Device;
 use serde_json::json;
 use std::error::Error;
 use std::path::Path;

@@ -3,10 +3,10 @@
 
 use crate::Outcome;
 use crate::filled::Filled;
-use pinion_model::cuda::fused_splits;
-use pinion_ops::cuda::{
+use pinion_cuda::{
     DECODE_PHASES, DecodeModel, DecodePlan, DecodeSplit, DecodeStep, Device, GEMV_ROWS_MAX, Stamp,
 };
+use pinion_model::cuda::fused_splits;
 use serde_json::json;
 use std::path::Path;
 

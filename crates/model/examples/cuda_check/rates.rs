@@ -4,12 +4,12 @@
 
 use crate::filled::Filled;
 use crate::{Outcome, PRODUCT_WORKSPACE_BYTES};
-use pinion_model::cuda::{PRODUCT_CANDIDATES, splits};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     Attention, BiasedWeight, CudaActivation, CudaDtype, CudaError, DRAW_BYTES, DecodeSplit, Device, Draw,
     DrawMode, Embed, GEMV_ROWS_MAX, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod,
     RowChanges, SAMPLED_BYTES, Sample, Span, TokenBatch,
 };
+use pinion_model::cuda::{PRODUCT_CANDIDATES, splits};
 use serde_json::json;
 use std::path::Path;
 

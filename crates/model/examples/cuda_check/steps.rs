@@ -1,12 +1,12 @@
 //! Steps as the engine's loop sees them, and what stands before them: weights on the device.
 
 use crate::{BATCHES, BLOCK_SIZE, CONTEXT, Outcome, options, ready};
+use pinion_cuda::Device;
 use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     MaskState, Model, Pipeline, Row, RowShaping, SampleParams, Shaping, StepBatch, StepOutput, TokenMask,
     Unshaped,
 };
-use pinion_ops::cuda::Device;
 use serde_json::json;
 use std::error::Error;
 use std::path::Path;

@@ -5,7 +5,7 @@
 //! before draws lacks that one; the kernel, which finds it in the lane's place, adds it.
 
 use crate::Shaping;
-use pinion_ops::cuda::{CHANGE_BYTES, LogitChange, RowChanges};
+use pinion_cuda::{CHANGE_BYTES, LogitChange, RowChanges};
 
 /// The changes of a step's rows.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use pinion_ops::cuda::CudaDtype;
+use pinion_cuda::CudaDtype;
 use safetensors::Dtype as StoredDtype;
 
 /// Elements converted at once.

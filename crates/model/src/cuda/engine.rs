@@ -17,7 +17,7 @@ use crate::{
     DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
     StepOutput, WarmUp,
 };
-use pinion_ops::cuda::{
+use pinion_cuda::{
     CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, SAMPLED_BYTES, Sampled,
     SampledState, Stream,
 };

@@ -8,7 +8,7 @@ use super::memory::{Memory, Sizes, splits};
 use super::weights::{Block, Linear, Norm, Weights};
 use super::{CudaKv, CudaOptions, PRODUCT_CANDIDATES, backend};
 use crate::load::{KvSize, LoadError};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     Append, Attention, BiasActivation, CHANGE_BYTES, CudaActivation, CudaDtype, CudaError, DRAW_BYTES,
     DecodeSplit, Embed, Gather, NormKind, Prefill, Product, ProductMethod, Sample, Span, Stream, TokenBatch,
     UpdateTables,
@@ -274,7 +274,7 @@ impl Forward {
             None => stream.norm(&whole),
             Some(before) if self.fused => {
                 let (delta, delta_bias) = (Some(self.memory.delta), Some(before.bias));
-                stream.norm(&pinion_ops::cuda::Norm { delta, delta_bias, ..whole })
+                stream.norm(&pinion_cuda::Norm { delta, delta_bias, ..whole })
             }
             Some(before) => {
                 self.add(stream, tokens, before, norm)?;
@@ -287,11 +287,11 @@ impl Forward {
     fn add(&self, stream: &Stream, tokens: u32, before: Linear, norm: &Norm) -> Result<(), CudaError> {
         let (delta, delta_bias) = (Some(self.memory.delta), Some(before.bias));
         let args = self.norm_args(tokens, norm, self.memory.residual, None);
-        stream.norm(&pinion_ops::cuda::Norm { delta, delta_bias, ..args })
+        stream.norm(&pinion_cuda::Norm { delta, delta_bias, ..args })
     }
 
-    fn norm_args(&self, rows: u32, norm: &Norm, x: Span, out: Option<Span>) -> pinion_ops::cuda::Norm {
-        pinion_ops::cuda::Norm {
+    fn norm_args(&self, rows: u32, norm: &Norm, x: Span, out: Option<Span>) -> pinion_cuda::Norm {
+        pinion_cuda::Norm {
             x,
             delta: None,
             delta_bias: None,
@@ -410,7 +410,7 @@ impl Forward {
     /// The sampler over the step's logits.
     fn sample(&self, stream: &Stream, layout: Layout) -> Result<(), CudaError> {
         let (memory, rows) = (&self.memory, layout.rows as u32);
-        if self.shape.vocab > pinion_ops::cuda::SAMPLE_VOCAB_MAX {
+        if self.shape.vocab > pinion_cuda::SAMPLE_VOCAB_MAX {
             return Ok(()); // every row is the host's
         }
         stream.sample(&Sample {

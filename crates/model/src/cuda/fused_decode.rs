@@ -6,7 +6,7 @@ use super::inputs::Layout;
 use super::memory::SPLITS_MAX;
 use super::weights::{Block, Linear, Norm};
 use super::{CudaOptions, DecodePath};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     BiasedWeight, CudaError, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape, DecodeSplit,
     DecodeStep, DecodeTables, GEMV_ROWS_MAX, Graph, Stream,
 };

@@ -4,7 +4,7 @@
 use super::engine::{CudaGpt2, gone};
 use super::sampling::Source;
 use crate::{Row, RowOutcome, Shaping, StepBatch, StepError, StepOutput};
-use pinion_ops::cuda::{CudaError, GEMV_ROWS_MAX};
+use pinion_cuda::{CudaError, GEMV_ROWS_MAX};
 
 impl CudaGpt2 {
     /// Samples the host's rows of the step just queued, which it waits for, and gives their tokens to their lanes.

@@ -5,7 +5,7 @@
 //! the device by lane; [`Tables`] remembers what is there and sends what differs.
 
 use crate::{Row, StepBatch};
-use pinion_ops::cuda::{DRAW_BYTES, NO_LANE, NO_QUERY, PREFILL_TILE};
+use pinion_cuda::{DRAW_BYTES, NO_LANE, NO_QUERY, PREFILL_TILE};
 
 /// Rows of at least this number of query tokens go to the tensor-core kernel.
 const TILED_QUERY_MIN: u32 = 16;

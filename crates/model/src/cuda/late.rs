@@ -6,7 +6,7 @@ use super::engine::CudaGpt2;
 use super::inputs::{Layout, aligned};
 use super::sampling::{Source, draw};
 use crate::{Logprob, MaskState, RowOutcome, SampleParams, StepBatch};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     CHANGE_BYTES, CudaError, DRAW_BYTES, Draw, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample, Sampled,
     SampledState, Score, Scored, Scores, mask_bytes,
 };

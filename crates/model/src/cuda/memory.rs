@@ -4,7 +4,7 @@ use super::gpt2_shape::Gpt2Shape;
 use super::inputs::Layout;
 use super::late::{late_bytes, result_bytes};
 use super::{CHANGES_PER_ROW, CudaOptions};
-use pinion_ops::cuda::{CHANGE_BYTES, CudaError, Device, Span};
+use pinion_cuda::{CHANGE_BYTES, CudaError, Device, Span};
 
 /// Most parts that the context of a decode row is split into.
 pub(super) const SPLITS_MAX: u32 = 16;

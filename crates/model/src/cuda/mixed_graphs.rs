@@ -7,7 +7,7 @@
 
 use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout};
-use pinion_ops::cuda::{CudaError, Graph, Stream};
+use pinion_cuda::{CudaError, Graph, Stream};
 
 /// Larger steps take the device longer than the host takes to launch their kernels.
 const TOKENS_MAX: u32 = 1024;

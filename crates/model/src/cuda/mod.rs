@@ -24,13 +24,13 @@ mod weights;
 pub use engine::CudaGpt2;
 pub use fused_decode::fused_splits;
 pub use memory::splits;
-pub use pinion_ops::cuda::CudaDtype;
+pub use pinion_cuda::CudaDtype;
 pub use probe::{CudaProbe, probe};
 
 use self::gpt2_shape::Gpt2Shape;
 use crate::config_json;
 use crate::load::{KvSize, LoadError};
-use pinion_ops::cuda::{CudaError, Device};
+use pinion_cuda::{CudaError, Device};
 use std::path::{Path, PathBuf};
 
 /// Bytes that cuBLASLt may use beside its operands.

@@ -6,7 +6,7 @@ use super::inputs::{Filled, Layout, Tables, fill, pad_lists, pad_updates};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::write_draws;
 use crate::{StepBatch, Unshaped};
-use pinion_ops::cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored, Stream};
+use pinion_cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored, Stream};
 
 impl CudaGpt2 {
     /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each

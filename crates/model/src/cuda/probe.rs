@@ -1,7 +1,7 @@
 //! What `pinion doctor` wants to know of a GPU: every layer by itself, up to the first one that is missing.
 
 use super::PRODUCT_WORKSPACE_BYTES;
-use pinion_ops::cuda::{Device, DeviceFacts, DriverFacts, driver};
+use pinion_cuda::{Device, DeviceFacts, DriverFacts, driver};
 use std::path::Path;
 
 /// What was found, each with the reason if it was not.

@@ -3,7 +3,7 @@
 use super::changes::Changes;
 use crate::sampler::uniform;
 use crate::{Row, RowOutcome, SampleParams, StepBatch};
-use pinion_ops::cuda::{DRAW_BYTES, Draw, DrawMode, RowChanges, SAMPLE_VOCAB_MAX};
+use pinion_cuda::{DRAW_BYTES, Draw, DrawMode, RowChanges, SAMPLE_VOCAB_MAX};
 
 /// Where a row's token comes from.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,8 +4,8 @@ use super::backend;
 use super::convert::StoredTensor;
 use super::gpt2_shape::Gpt2Shape;
 use crate::load::LoadError;
+use pinion_cuda::{CudaDtype, CudaError, Device, Span, Stream};
 use pinion_ops::MappedFile;
-use pinion_ops::cuda::{CudaDtype, CudaError, Device, Span, Stream};
 use safetensors::{Dtype as StoredDtype, SafeTensors};
 use std::path::{Path, PathBuf};
 

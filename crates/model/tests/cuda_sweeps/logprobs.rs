@@ -1,11 +1,11 @@
 //! Random logits and requests through the kernels that score and sample, and through the host's sampler.
 
 use super::sampling::{draw_of, logits, params};
-use pinion_model::{Logprob, MaskState, RowOutcome, SampleParams, Sampler, Shaping, StepOutput, TokenMask};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     CHANGE_BYTES, DRAW_BYTES, Device, Draw, LogitChange, RowChanges, SAMPLED_BYTES, SCORED_BYTES,
     SCORES_BYTES, Sample, Sampled, SampledState, Score, Scored, Scores,
 };
+use pinion_model::{Logprob, MaskState, RowOutcome, SampleParams, Sampler, Shaping, StepOutput, TokenMask};
 use pinion_random::Random;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Random logits and parameters through the sampler kernel of any device and the host's sampler.
 
-use pinion_model::{RowOutcome, SampleParams, Sampler};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, RowChanges, SAMPLED_BYTES, Sample, Sampled, SampledState,
 };
+use pinion_model::{RowOutcome, SampleParams, Sampler};
 use pinion_random::{Random, mix};
 
 /// In [0, 1).

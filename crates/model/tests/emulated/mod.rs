@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unused_imports, reason = "each test includes it and uses its part")]
 
-#[path = "../../../ops/tests/cuda/emulated.rs"]
+#[path = "../../../cuda/tests/kernels/emulated.rs"]
 mod object;
 
 pub(crate) use object::{alone, emulated, object};

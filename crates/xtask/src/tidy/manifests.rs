@@ -20,13 +20,14 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("os", Siblings::Only(&[])),
     ("shm", Siblings::Only(&["os"])),
     ("ops", Siblings::Only(&[])),
+    ("cuda", Siblings::Only(&[])),
     ("architecture", Siblings::Only(&[])),
     ("config", Siblings::Only(&["architecture", "protocol"])),
     ("text", Siblings::Only(&["protocol"])),
     ("grammar", Siblings::Only(&["protocol", "text"])),
     ("scheduler", Siblings::Only(&["protocol"])),
     ("worker", Siblings::Only(&["config", "protocol", "os", "shm"])),
-    ("model", Siblings::Only(&["architecture", "ops", "random"])),
+    ("model", Siblings::Only(&["architecture", "ops", "cuda", "random"])),
     ("api", Siblings::Only(&["protocol"])),
     ("frontend", Siblings::Only(ROLE_KNOWS)),
     ("tokenizer", Siblings::Only(ROLE_KNOWS)),
@@ -177,13 +178,14 @@ mod tests {
             let tables = format!("[{kind}]\nserde = \"1\"\npinion-{on} = {{ workspace = true }}\n");
             direction(&tree(&[(name, &tables), (on, "")]))
         };
-        for (name, on) in [("worker", "shm"), ("engine", "scheduler"), ("model", "ops"), ("xtask", "config")]
+        for (name, on) in [("worker", "shm"), ("engine", "scheduler"), ("model", "cuda"), ("xtask", "config")]
         {
             assert_eq!(faults(name, on, "dependencies"), [], "{name} -> {on}");
         }
         let wrong = [
             ("shm", "protocol"),
             ("os", "shm"),
+            ("ops", "cuda"),
             ("protocol", "shm"),
             ("scheduler", "config"),
             ("engine", "frontend"),

@@ -1,7 +1,7 @@
 //! The sweeps of the attention kernels.
 
 use super::{Bench, DTYPES, Scale, check_near, tolerance};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     Append, Attention, CudaDtype, DecodeSplit, Device, NO_LANE, NO_QUERY, PREFILL_TILE, Prefill, Span,
     TokenBatch, twin,
 };

@@ -5,7 +5,7 @@
 //! copies are bit for bit.
 
 use half::{bf16, f16};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     BiasActivation, CopyBlocks, CudaActivation, CudaDtype, Device, Embed, FUTURE_TOKEN, Gate, Gather,
     NO_LANE, Norm, NormKind, Product, ProductMethod, Rope, Span, Stream, UpdateTables, twin,
 };

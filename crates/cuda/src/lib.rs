@@ -1,9 +1,12 @@
 //! The safe side of kernels/include/pinion_cuda.h: a device opened at run time from a shared object, its memory,
-//! streams and graphs, and our CUDA kernels.
+//! streams and graphs, and our CUDA kernels. It knows tensors and pointers, not models.
 //!
 //! Start at [`Device::open`]. Nothing of CUDA is linked: a machine without it gets one line that says why
 //! ([`CudaError`]). The same object built by kernels/emulation/build.sh runs the kernels in this process; tests hold
 //! them against [`twin`] there. Memory lives as long as its device, so an address in a captured graph stays good.
+
+// Unsafe is allowed here: this crate calls functions of an object that it opens.
+#![allow(unsafe_code)]
 
 mod decode;
 mod device;

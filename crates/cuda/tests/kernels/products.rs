@@ -1,7 +1,7 @@
 //! The choice between the algorithms of cuBLASLt, on the stand-in that the emulated device brings.
 
 use super::emulated::{alone, emulated};
-use pinion_ops::cuda::{CudaActivation, CudaDtype, Product, ProductMethod};
+use pinion_cuda::{CudaActivation, CudaDtype, Product, ProductMethod};
 
 /// The emulated library's algorithms sum in different orders and cost 7, 3, 1 and 5 ticks, and the third never works.
 #[test]

@@ -1,6 +1,6 @@
 //! The emulated device, built when it is first asked for.
 
-use pinion_ops::cuda::Device;
+use pinion_cuda::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -4,7 +4,7 @@
 //! in the shorter types, whose roundings the twin makes at the same places.
 
 use super::{Bench, DTYPES, Scale, check_near, tolerance};
-use pinion_ops::cuda::{
+use pinion_cuda::{
     BiasedWeight, CudaActivation, CudaDtype, DECODE_PHASES, DecodeBuffers, DecodeLayer, DecodeModel,
     DecodePlan, DecodeShape, DecodeSplit, DecodeStep, DecodeTables, Device, FUTURE_TOKEN, NO_LANE, Span,
     Stamp, twin,

@@ -9,7 +9,7 @@ mod products;
 mod sweeps;
 
 use emulated::emulated;
-use pinion_ops::cuda::{CudaDtype, Device, Product, ProductMethod, Span};
+use pinion_cuda::{CudaDtype, Device, Product, ProductMethod, Span};
 use std::path::Path;
 
 /// Shapes small enough for fibers.

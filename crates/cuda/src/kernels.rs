@@ -393,7 +393,7 @@ pub(super) mod raw {
         ($($name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
             $(#[repr(C)]
             #[derive(Debug, Clone, Copy)]
-            pub(in super::super) struct $name { $(pub(in super::super) $field: $kind),* })*
+            pub(crate) struct $name { $(pub(crate) $field: $kind),* })*
         };
     }
 
