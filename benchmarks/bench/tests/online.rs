@@ -1,8 +1,8 @@
 //! The tool against real processes: a Pinion with the fake model, and the tool's own null server.
 
-use pinion_testkit::{Folder, PATIENCE, Server, launcher_binary, wait_until};
+use pinion_testkit::{Folder, PATIENCE, Server, free_port, launcher_binary, wait_until};
 use serde_json::Value;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Output};
 
 fn bench(arguments: &[&str]) -> Output {
@@ -88,6 +88,7 @@ fn a_trace_is_replayed_and_every_token_counted() {
     ];
     let before = server.metric("pinion_engine_generated_tokens_total");
     check_success(&bench(&arguments));
+    server.wait_idle();
     let generated = server.metric("pinion_engine_generated_tokens_total") - before;
     let result = json(&folder, "online.json");
     let runs = result["runs"].as_array().expect("runs");
@@ -140,12 +141,26 @@ fn batches_on_one_server_find_nothing_in_its_cache() {
     server.stop();
 }
 
+const STALL_AT_MS: u64 = 400;
+const STALL_MS: u64 = 1200;
+/// Another program may hold a core, so that the client is late by a part of a stall; one undisturbed try is enough.
+const TRIES: usize = 10;
+
 #[test]
 fn a_stall_shows_in_every_request_that_it_touches() {
-    const STALL_AT_MS: u64 = 400;
-    const STALL_MS: u64 = 1200;
+    let mut disturbed = Vec::new();
+    while disturbed.len() < TRIES {
+        match a_stall_shows() {
+            Ok(()) => return,
+            Err(why) => disturbed.push(why),
+        }
+    }
+    panic!("{disturbed:#?}");
+}
+
+fn a_stall_shows() -> Result<(), String> {
     let folder = Folder::new();
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    let port = free_port();
     let (port_text, at, length) = (port.to_string(), STALL_AT_MS.to_string(), STALL_MS.to_string());
     let arguments = [
         "null-server",
@@ -197,16 +212,20 @@ fn a_stall_shows_in_every_request_that_it_touches() {
         let scheduled = cell(row, "scheduled_us");
         if (begin + 400_000..end - 1000).contains(&scheduled) {
             touched += 1;
-            assert!(cell(row, "first_us") >= end, "{row:?} came out of a stall until {end}");
+            if cell(row, "first_us") < end {
+                return Err(format!("{row:?} came out of a stall until {end}"));
+            }
         }
         // No request waited for the stalled ones: the schedule is kept.
-        if scheduled < end - 800_000 {
-            assert!(cell(row, "sent_us") < end, "{row:?} was held back by the stall until {end}");
+        if scheduled < end - 800_000 && cell(row, "sent_us") >= end {
+            return Err(format!("{row:?} was held back by the stall until {end}"));
         }
     }
-    assert!(touched > 50, "only {touched} requests fell into the stall");
     let ttft = &result["runs"][0]["figures"]["ttft_ms"];
-    assert!(ttft["max"].as_f64() > Some(900.0) && ttft["p50"].as_f64() > Some(50.0), "{ttft}");
+    if touched <= 50 || ttft["max"].as_f64() <= Some(900.0) || ttft["p50"].as_f64() <= Some(50.0) {
+        return Err(format!("{touched} requests fell into the stall: {ttft}"));
+    }
+    Ok(())
 }
 
 #[test]

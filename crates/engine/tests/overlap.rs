@@ -168,7 +168,7 @@ impl Model for Fateful {
 fn overlap_a_model_that_dies_or_hangs_ends_the_engine() {
     let fates: [(fn(), u64, &str); 2] = [
         (|| panic!("struck by lightning"), 60, "struck by lightning"),
-        (|| std::thread::sleep(Duration::from_secs(3600)), 2, "has not answered"),
+        (|| std::thread::sleep(Duration::from_secs(3600)), 10, "has not answered"),
     ];
     for (fate, deadline_s, expected) in fates {
         let sizes = small();
@@ -185,6 +185,6 @@ fn overlap_a_model_that_dies_or_hangs_ends_the_engine() {
         assert_eq!((story.tokens.len(), story.finished.len()), (2, 0), "its successor goes on with it");
         let ends = Instant::now();
         drop(engine);
-        assert!(ends.elapsed() < Duration::from_secs(30), "a stuck thread is left behind");
+        assert!(ends.elapsed() < Duration::from_secs(600), "a stuck thread is left behind");
     }
 }

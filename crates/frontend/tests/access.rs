@@ -278,11 +278,12 @@ fn only_event_streams_get_comments_and_an_early_error_keeps_its_status() {
         h.finish(id, FinishReason::Length, 1);
         assert_eq!(Reply::read(plain).await.body, "a");
 
-        let late = h.post_raw("/v1/completions", STREAM).await;
+        let (mut late, mut heard) = (h.post_raw("/v1/completions", STREAM).await, String::new());
         let id = h.submit().await.id;
-        tokio::time::sleep(Duration::from_millis(120)).await;
+        hear(&mut late, &mut heard, 1).await;
         h.reject(id, Fault::new(FaultCode::Unavailable, "no"));
-        let reply = Reply::read(late).await;
+        late.read_to_string(&mut heard).await.unwrap();
+        let reply = Reply::parse(&heard);
         assert_eq!(reply.status, 200);
         let events = without_comments(&reply.body);
         assert!(events.starts_with("data: {\"error\":") && !events.contains("[DONE]"), "{events:?}");

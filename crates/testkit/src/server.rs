@@ -1,19 +1,21 @@
 //! A running service: spawned as an operator would, watched through /proc, and never left behind.
 
 use crate::answer::{Answer, Api};
+use crate::events::Events;
 use crate::folder::{Folder, fake_model};
 use crate::http::{Connection, Response};
+use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::oracle::Oracle;
+use crate::port::free_port;
 use crate::process::{self, Process, kill};
 use crate::wait::{PATIENCE, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Context of the fake model folder, in tokens.
@@ -37,36 +39,6 @@ const IDLE_METRICS: [&str; 5] = [
 ];
 /// Looks in a row that find everything idle.
 const IDLE_LOOKS: usize = 5;
-
-/// What a stream of the process has written so far.
-#[derive(Clone, Debug, Default)]
-struct Log(Arc<Mutex<(String, bool)>>);
-
-impl Log {
-    /// Collects in a thread until the last writer has closed.
-    fn of(stream: impl Read + Send + 'static) -> Log {
-        let log = Log::default();
-        let writer = log.clone();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stream).split(b'\n') {
-                let Ok(line) = line else { break };
-                let mut inner = writer.0.lock().unwrap_or_else(PoisonError::into_inner);
-                inner.0.push_str(&String::from_utf8_lossy(&line));
-                inner.0.push('\n');
-            }
-            writer.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
-        });
-        log
-    }
-
-    fn text(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
-    }
-
-    fn is_complete(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
-    }
-}
 
 /// The launcher's binary of the profile that this test was built with; the roles' stand beside it.
 ///
@@ -268,16 +240,14 @@ impl Server {
     /// where `stderr` says. Nothing is read of that; it is ready when it says so on its port.
     pub fn fake_by_shell(line: &str, stderr: Stdio, flags: &[&str]) -> Server {
         let (scratch, model) = (Folder::new(), fake_model(FAKE_CONTEXT));
-        let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-        let address = probe.local_addr().expect("a bound socket has an address");
-        drop(probe);
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let (binary, port) = (launcher_binary(), address.port().to_string());
         let binary = binary.to_str().expect("the target folder has a UTF-8 name");
         let arguments =
             ["-c", line, binary, "serve", "--backend", "fake", "--model", model.text(), "--port", &port];
         let mut command = command(&[], Path::new("/bin/sh"), &[&arguments, flags].concat(), &scratch);
         let child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("there is a shell");
-        let (log, model_folder) = (Log::default(), model.path().to_owned());
+        let (log, model_folder) = (Log::none(), model.path().to_owned());
         let mut server = Server { child, log, scratch, model_folder, _own_model: Some(model), ready: None };
         wait_until("the service is ready", PATIENCE, || {
             let gone = server.child.try_wait().expect("an own child can be waited for");
@@ -365,10 +335,12 @@ impl Server {
         kill(self.pid(), signal);
     }
 
-    /// Waits for the launcher's end.
+    /// Waits for the launcher's end, and until its log is here to its last line.
     pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
-        wait_for_exit(&mut self.child, limit)
-            .unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"))
+        let status = wait_for_exit(&mut self.child, limit)
+            .unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"));
+        wait_until("every process has closed the log", limit, || self.log.is_complete().then_some(()));
+        status
     }
 
     /// Every process that belongs to this service, whatever its parent is now.
@@ -419,6 +391,24 @@ impl Server {
         // A write that fails leaves what the service has answered before.
         let _ = connection.request("POST", api.path(), &[], body.to_string().as_bytes());
         Answer::read(api, body["stream"] == true, connection)
+    }
+
+    /// Asks for streams of events and waits until each has begun: its first token is there, and the rest comes.
+    pub fn begin(&self, api: Api, bodies: &[Value]) -> Vec<Events> {
+        let ask = |body: &Value| {
+            let mut connection = self.connect();
+            connection
+                .request("POST", api.path(), &[], body.to_string().as_bytes())
+                .expect("the service reads requests");
+            connection
+        };
+        let asked: Vec<Connection> = bodies.iter().map(ask).collect();
+        let begun = |mut connection: Connection| {
+            let head = connection.head().expect("an answer begins");
+            assert_eq!(head.status, 200, "a stream begins");
+            Events::new(connection, head)
+        };
+        asked.into_iter().map(begun).collect()
     }
 
     /// Scrapes `/metrics`.

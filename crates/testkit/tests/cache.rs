@@ -32,7 +32,7 @@ fn reset(server: &Server, fields: &[(&str, &str)]) -> u16 {
 #[test]
 fn clearing_the_cache_forgets_prefixes_and_disturbs_no_stream() {
     let server =
-        Server::fake_with(&["--block-size", "16", "--fake-step-us", "10000"], &[("PINION_API_KEY", KEY)]);
+        Server::fake_with(&["--block-size", "16", "--fake-step-us", "30000"], &[("PINION_API_KEY", KEY)]);
     let oracle = server.oracle();
     let prompt = "the same beginning of many prompts ".repeat(8);
     let bearer = bearer();
@@ -50,7 +50,7 @@ fn clearing_the_cache_forgets_prefixes_and_disturbs_no_stream() {
     assert_eq!(server.request("GET", RESET, &key, b"").expect("an answer").status(), 405);
     assert!(complete(&server, &prompt, 8).1 >= 128, "a client without a key empties nothing");
 
-    // A stream of two seconds is under way and holds the prefix while the cache is emptied.
+    // A stream of six seconds is under way and holds the prefix while the cache is emptied.
     let body = json!({"prompt": prompt, "max_tokens": 200, "stream": true}).to_string();
     let mut connection = server.connect();
     connection

@@ -26,29 +26,21 @@ fn engine(server: &Server) -> Process {
     wait_until("the engine runs", PATIENCE, || server.role("engine-0"))
 }
 
-/// Runs streams and `disturb` under them, and checks that each gets its own text.
+/// Runs streams and `disturb` when each has begun, and checks that each gets its own text.
 fn under_streams(server: &Server, disturb: impl FnOnce()) {
-    let answers: Vec<Answer> = std::thread::scope(|scope| {
-        let ask = |index: usize| {
-            let body = json!({"prompt": prompt(index), "max_tokens": TOKENS, "stream": true});
-            server.ask(Api::Completions, &body)
-        };
-        let threads: Vec<_> = (0..STREAMS).map(|index| scope.spawn(move || ask(index))).collect();
-        wait_until("streams run", PATIENCE, || {
-            (server.metric("pinion_requests_running") > 0.0).then_some(())
-        });
-        disturb();
-        threads.into_iter().map(|thread| thread.join().expect("a stream's thread")).collect()
-    });
+    let body = |index| json!({"prompt": prompt(index), "max_tokens": TOKENS, "stream": true});
+    let begun = server.begin(Api::Completions, &(0..STREAMS).map(body).collect::<Vec<_>>());
+    disturb();
+    let answers = begun.into_iter().map(|events| Answer::of_events(Api::Completions, events));
     let oracle = server.oracle();
-    for (index, answer) in answers.iter().enumerate() {
+    for (index, answer) in answers.enumerate() {
         let whole = oracle.text(&oracle.encode(&prompt(index)), TOKENS);
         assert_eq!((&answer.end, &answer.text), (&End::Complete, &whole), "stream {index}");
     }
 }
 
 fn takes_over(flags: &[&str]) {
-    let server = Server::fake(&[&["--fake-step-us", "3000"], flags].concat());
+    let server = Server::fake(&[&["--fake-step-us", "6000"], flags].concat());
     let mut waiting = spare(&server);
     for death in 1..=2 {
         let old = engine(&server);
@@ -122,7 +114,7 @@ fn an_engine_and_its_spare_may_die_together() {
     const DEATHS: u32 = 4;
     // The deaths of spares do not count: one more than these would end the service.
     let limit = DEATHS.to_string();
-    let flags = ["--fake-step-us", "3000", "--restart-limit", &limit, "--restart-backoff", "0ms"];
+    let flags = ["--fake-step-us", "6000", "--restart-limit", &limit, "--restart-backoff", "0ms"];
     let server = Server::fake(&flags);
     let mut waiting = spare(&server);
     for death in 0..DEATHS {
@@ -140,11 +132,11 @@ fn an_engine_and_its_spare_may_die_together() {
 /// As one that is lost in swap.
 #[test]
 fn a_spare_that_does_not_answer_is_passed_over() {
-    let server = Server::fake(&["--fake-step-us", "3000", "--restart-limit", "1"]);
+    let server = Server::fake(&["--fake-step-us", "6000", "--restart-limit", "1"]);
     let (old, waiting) = (engine(&server), spare(&server));
     kill(waiting.pid, Signal::SIGSTOP);
     under_streams(&server, || kill(old.pid, Signal::SIGKILL));
-    assert!(!is_alive(waiting.pid));
+    wait_until("it is given up", PATIENCE, || (!is_alive(waiting.pid)).then_some(()));
     let successor = engine(&server);
     assert!(![old.pid, waiting.pid].contains(&successor.pid));
     next_spare(&server, &waiting);
@@ -163,7 +155,7 @@ fn a_spare_goes_with_its_launcher() {
 
 #[test]
 fn without_the_switch_there_is_no_spare() {
-    let server = Server::fake(&["--fake-step-us", "3000", "--no-spare-engine"]);
+    let server = Server::fake(&["--fake-step-us", "6000", "--no-spare-engine"]);
     let old = engine(&server);
     under_streams(&server, || kill(old.pid, Signal::SIGKILL));
     std::thread::sleep(NO_SPARE_TIME);

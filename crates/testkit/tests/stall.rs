@@ -151,8 +151,13 @@ fn a_role_that_never_moves_on_is_replaced() {
 fn streams_outlive_a_detokenizer_that_hangs() {
     let server = Server::fake(&["--fake-step-us", "1000", "--stuck-timeout", "8s"]);
     let (oracle, role, tokens) = (server.oracle(), "detokenizer-0", 300);
-    let answers = streams_over_a_pause(&server, role, 8, tokens, Duration::from_secs(12));
-    for (index, answer) in answers.iter().enumerate() {
+    let victim = server.role(role).expect("a detokenizer runs").pid;
+    let body = |index| json!({"prompt": format!("{role} {index}"), "max_tokens": tokens, "stream": true});
+    let begun = server.begin(Api::Completions, &(0..8).map(body).collect::<Vec<_>>());
+    kill(victim, Signal::SIGSTOP);
+    wait_until("it is replaced", PATIENCE, || server.role(role).filter(|found| found.pid != victim));
+    for (index, events) in begun.into_iter().enumerate() {
+        let answer = Answer::of_events(Api::Completions, events);
         assert_eq!(answer.end, End::Complete, "stream {index}");
         let text = oracle.text(&oracle.encode(&format!("{role} {index}")), tokens);
         assert_eq!(answer.text, text, "stream {index}");

@@ -25,7 +25,7 @@ fn one_look_has_the_figures_of_the_service() {
     // The status pages are a turn behind.
     let text = wait_until("the request is counted", PATIENCE, || {
         let text = looked();
-        text.contains(" finished=1 ").then_some(text)
+        (text.contains(" finished=1 ") && text.contains(" running=0 ")).then_some(text)
     });
     let first = text.lines().next().expect("a line");
     let pairs: BTreeMap<&str, &str> = first.split(' ').filter_map(|pair| pair.split_once('=')).collect();

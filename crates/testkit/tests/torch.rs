@@ -1,8 +1,6 @@
 //! The real model on libtorch, through the real processes.
 
-use pinion_testkit::{
-    Answer, Api, End, PATIENCE, Server, Signal, demo_model, fixture_model, kill, wait_until,
-};
+use pinion_testkit::{Answer, Api, End, Server, Signal, demo_model, fixture_model, kill};
 use serde_json::{Value, json};
 
 fn ask(server: &Server, body: &Value) -> Answer {
@@ -107,22 +105,12 @@ fn packed_and_quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_dea
         let body = |prompt: &str, stream: bool| json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": stream});
         let undisturbed: Vec<String> =
             prompts.iter().map(|prompt| ask(&server, &body(prompt, false)).text).collect();
-        let answers = std::thread::scope(|scope| {
-            let (server, body) = (&server, &body);
-            let threads: Vec<_> = prompts
-                .iter()
-                .map(|prompt| scope.spawn(move || server.ask(Api::Completions, &body(prompt, true))))
-                .collect();
-            wait_until("a stream runs", PATIENCE, || {
-                (server.metric("pinion_requests_running") > 0.0).then_some(())
-            });
-            kill(server.role("engine-0").expect("the engine runs").pid, Signal::SIGKILL);
-            threads
-                .into_iter()
-                .map(|thread| thread.join().expect("a stream's thread"))
-                .collect::<Vec<Answer>>()
-        });
-        for ((prompt, whole), answer) in prompts.iter().zip(&undisturbed).zip(&answers) {
+        let victim = server.role("engine-0").expect("the engine runs");
+        let bodies: Vec<Value> = prompts.iter().map(|prompt| body(prompt, true)).collect();
+        let begun = server.begin(Api::Completions, &bodies);
+        kill(victim.pid, Signal::SIGKILL);
+        for ((prompt, whole), events) in prompts.iter().zip(&undisturbed).zip(begun) {
+            let answer = Answer::of_events(Api::Completions, events);
             assert_eq!((answer.status, &answer.end), (200, &End::Complete), "{form} {prompt:?}");
             assert_eq!(&answer.text, whole, "{form} {prompt:?}");
         }

@@ -193,6 +193,9 @@ fn choices_chats_and_tools_count_the_same_when_roles_die_around_them() {
             }
             std::thread::sleep(Duration::from_millis(random.between(1, 300)));
             let victim = wait_until("the role runs", PATIENCE, || server.role(role));
+            wait_until("a request is at work", PATIENCE, || {
+                (server.metric("pinion_requests_running") > 0.0).then_some(())
+            });
             kill(victim.pid, Signal::SIGKILL);
             killed.store(true, Ordering::Release);
         });
@@ -204,6 +207,7 @@ fn choices_chats_and_tools_count_the_same_when_roles_die_around_them() {
 
 /// Reads a stream, kills a role after its first text, and gives the counts at its end.
 fn usage_over_a_death(server: &Server, body: &Value, role: Option<&str>) -> Value {
+    let role = role.map(|role| server.role(role).unwrap_or_else(|| panic!("{role} runs")));
     let mut connection = server.connect();
     let bytes = body.to_string();
     connection.request("POST", "/v1/completions", &[], bytes.as_bytes()).expect("a request");
@@ -214,7 +218,7 @@ fn usage_over_a_death(server: &Server, body: &Value, role: Option<&str>) -> Valu
         if let Some(role) =
             victim.take_if(|_| chunk["choices"][0]["text"].as_str().is_some_and(|t| !t.is_empty()))
         {
-            kill(server.role(role).expect("it runs").pid, Signal::SIGKILL);
+            kill(role.pid, Signal::SIGKILL);
         }
         if chunk["usage"].is_object() {
             usage = chunk["usage"].clone();
@@ -228,7 +232,8 @@ fn usage_over_a_death(server: &Server, body: &Value, role: Option<&str>) -> Valu
 /// counts is what the engine found that drew the first token.
 #[test]
 fn cached_tokens_are_those_of_the_first_life() {
-    let flags = ["--fake-step-us", "3000", "--restart-backoff", "5ms", "--restart-limit", "1000"];
+    // An answer takes so long that its first text is read before its end is computed.
+    let flags = ["--fake-step-us", "15000", "--restart-backoff", "5ms", "--restart-limit", "1000"];
     let server = Server::fake(&flags);
     for role in ["engine-0", "detokenizer-0"] {
         let prompt = format!("{role}: {}", "a prompt that is in the cache. ".repeat(8));

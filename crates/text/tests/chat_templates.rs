@@ -317,8 +317,8 @@ fn a_harmful_template_costs_one_request() {
         let took = start.elapsed();
         assert_eq!(fault.param.as_deref(), Some("messages"), "{template}");
         assert!(fault.message.contains(expected), "{template}: {fault}");
-        // At most 0.1 s each on an idle machine; the bound leaves room for a busy one.
-        assert!(took.as_secs() < 5, "{template}: {took:?}");
+        // At most 0.1 s each on an idle machine; what has no bound takes hours.
+        assert!(took.as_secs() < 60, "{template}: {took:?}");
         println!("{took:?} {template}");
     }
 }

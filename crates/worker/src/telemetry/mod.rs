@@ -24,7 +24,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// How long the end of a process, or of a thread that panics, waits for its last lines to be written.
-const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(250);
+const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(1);
 
 static QUEUE: LazyLock<Arc<Queue>> = LazyLock::new(|| Arc::new(Queue::new()));
 /// The CPUs of the process before it was pinned: a line that is written takes no time of a loop.
