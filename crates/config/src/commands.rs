@@ -57,7 +57,7 @@ const DOCTOR_HELP: &str = "\
 Checks whether this machine can serve, and how well: CPU, memory, limits, kernel, libraries, GPU, port, model, disk.
 
 Usage:
-  pinion doctor [DIR|ORG/NAME] [flags] [--json]
+  pinion doctor [DIR|FILE.gguf|ORG/NAME] [flags] [--json]
 
   DIR, --model DIR     check this model too, as `pinion serve` would read it, and whether it fits the memory
   --port N             check this port [8000]
@@ -95,7 +95,7 @@ The Debian package installs it.
 /// The commands, in the order of the help.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Sub] = &[
-    Sub { name: "serve", operands: "DIR [flags]", about: "DIR, or ORG/NAME[@REV] of the hub",
+    Sub { name: "serve", operands: "DIR [flags]", about: "DIR, FILE.gguf, or ORG/NAME[@REV] of the hub",
           help: None, own: &[], takes_options: true },
     Sub { name: "pull", operands: "ORG/NAME[@REV]", about: "download a model; prints its folder",
           help: None, own: &[], takes_options: true },

@@ -88,7 +88,8 @@ pub struct PullCommand {
 /// The model of the hub that `--model` names. A folder of that name in the working directory goes first.
 pub(crate) fn named(settings: &Settings) -> Option<HubModel> {
     let text = settings.text("model")?;
-    if Path::new(text).exists() { None } else { HubModel::parse(text) }
+    // models/x.gguf is a file that is not there, not a repository.
+    if Path::new(text).exists() || text.ends_with(".gguf") { None } else { HubModel::parse(text) }
 }
 
 /// How to pull `model`.

@@ -1,4 +1,5 @@
-//! JSON files of a model folder, read within limits and with faults that name the file.
+//! JSON files of a model folder, or what a GGUF file says instead, read within limits and with faults that name the
+//! file.
 
 use crate::fault::{Collector, Origin};
 use serde_json::{Map, Value};
@@ -9,15 +10,22 @@ const JSON_BYTES_MAX: u64 = 16 << 20;
 
 /// The file, for a fault.
 pub(crate) fn origin(path: &Path) -> Origin {
-    Origin::Model(path.display().to_string())
+    let file = pinion_gguf::of_path(path).map_or(path, |(model, _)| model);
+    Origin::Model(file.display().to_string())
 }
 
 /// The whole text, with the reason in words if there is none.
 pub(crate) fn load(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
+    let too_large = || format!("is larger than {bytes_max} bytes");
+    if let Some((model, name)) = pinion_gguf::of_path(path) {
+        let found = pinion_gguf::folder_file(model, name).map_err(|error| error.to_string())?;
+        let found = found.ok_or_else(|| format!("has no {name}"))?;
+        return if found.len() as u64 > bytes_max { Err(too_large()) } else { Ok(found) };
+    }
     let length = std::fs::metadata(path).map_err(io_reason)?.len();
     match length {
         0 => Err("is empty".to_owned()),
-        n if n > bytes_max => Err(format!("is larger than {bytes_max} bytes")),
+        n if n > bytes_max => Err(too_large()),
         _ => std::fs::read(path).map_err(io_reason),
     }
 }
@@ -45,5 +53,6 @@ pub(crate) fn object(dir: &Path, name: &str, faults: &mut Collector) -> Option<M
 
 /// The same for a file that may be missing.
 pub(crate) fn optional_object(dir: &Path, name: &str, faults: &mut Collector) -> Option<Map<String, Value>> {
-    dir.join(name).exists().then(|| object(dir, name, faults)).flatten()
+    let is_there = dir.join(name).exists() || pinion_gguf::is_gguf(dir);
+    is_there.then(|| object(dir, name, faults)).flatten()
 }

@@ -1,5 +1,5 @@
-//! Reads what the configuration needs from a Hugging Face folder, and says what is wrong with the folder
-//! before any process starts. Weights are not opened here; that is the engine's.
+//! Reads what the configuration needs from a Hugging Face folder or a GGUF file, and says what is wrong with it before
+//! any process starts. Weights are not opened here; that is the engine's.
 
 use crate::choices::Backend;
 use crate::conversion;
@@ -29,7 +29,11 @@ const TEXT_FILES: [&str; 4] =
 /// Memory of its own that a role may have that runs the folder's tokenizer and template, in bytes.
 pub(crate) fn text_memory_bytes_max(dir: &Path) -> u64 {
     let size = |name: &&str| std::fs::metadata(dir.join(name)).map_or(0, |meta| meta.len());
-    let file_bytes: u64 = TEXT_FILES.iter().map(size).sum();
+    let file_bytes: u64 = match pinion_gguf::is_gguf(dir) {
+        // Its texts as JSON take as much again.
+        true => pinion_gguf::Header::open(dir).map_or(0, |header| 2 * header.bytes),
+        false => TEXT_FILES.iter().map(size).sum(),
+    };
     TEXT_MEMORY_BYTES.saturating_add(file_bytes.saturating_mul(TEXT_MEMORY_PER_FILE_BYTE))
 }
 
@@ -41,18 +45,25 @@ pub(crate) fn read(
     faults: &mut Collector,
 ) -> Option<ModelFacts> {
     let before = faults.0.len();
-    if !dir.is_dir() {
+    let is_gguf = pinion_gguf::is_gguf(dir);
+    if !dir.is_dir() && !is_gguf {
         let reason = if dir.exists() {
-            "is a file; a Hugging Face folder is expected"
+            "is a file; a Hugging Face folder or a GGUF file is expected"
+        } else if dir.extension().is_some_and(|extension| extension == "gguf") {
+            "no such file"
         } else {
-            "no such folder; a Hugging Face folder is expected, or ORG/NAME for a model of the hub"
+            "no such folder; a Hugging Face folder or a GGUF file is expected, or ORG/NAME for a model of the hub"
         };
         faults.add(&origin(dir), reason);
         return None;
     }
+    if is_gguf && let Err(error) = pinion_gguf::Header::open(dir) {
+        faults.add(&origin(dir), error.to_string());
+        return None;
+    }
     let config = object(dir, "config.json", faults);
     let added_tokens = added_tokens(dir, faults);
-    if backend == Backend::Torch {
+    if backend == Backend::Torch && !is_gguf {
         check_weights(dir, faults);
     }
     let tokenizer = optional_object(dir, "tokenizer_config.json", faults);

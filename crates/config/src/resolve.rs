@@ -294,7 +294,8 @@ fn model_name(settings: &Settings, dir: &Path, faults: &mut Collector) -> String
             // a link's own name, not its target's; `.` and `..` have none until they are resolved
             let named = dir.file_name().map(|n| n.to_string_lossy().into_owned());
             let resolved = || dir.canonicalize().ok()?.file_name().map(|n| n.to_string_lossy().into_owned());
-            named.or_else(resolved).unwrap_or_else(|| "model".to_owned())
+            let name = named.or_else(resolved).unwrap_or_else(|| "model".to_owned());
+            name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
         }
     };
     if name.len() > MODEL_NAME_BYTES_MAX {

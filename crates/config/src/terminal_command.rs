@@ -13,7 +13,8 @@ Chats with a model: of a running server, or of a server that is started for the 
 
 Usage:
   pinion chat [http://HOST:PORT] [flags]             a server that speaks OpenAI's API [http://127.0.0.1:8000]
-  pinion chat DIR|ORG/NAME [flags] [-- SERVE FLAGS]  starts `pinion serve` on a free port and stops it in the end
+  pinion chat MODEL [flags] [-- SERVE FLAGS]         starts `pinion serve` on a free port and stops it in the end;
+                                                     MODEL is a folder, a GGUF file or ORG/NAME of the hub
 
   --api-key KEY    the server's key; better PINION_API_KEY, which other users of the machine cannot see
   --model NAME     the model to ask for [the first that the server names]

@@ -130,9 +130,11 @@ fn remedy_of(found: &str) -> &'static str {
     let remedies = [
         (
             "no such folder",
-            "Name a folder with config.json, tokenizer.json and safetensors, or ORG/NAME of the hub.",
+            "Name a folder with config.json, tokenizer.json and safetensors, a GGUF file, or ORG/NAME of the hub.",
         ),
+        ("no such file", "Look at the path, or download the file."),
         ("is a file", "Name the folder that the file is in."),
+        ("split.count", "Make one file of all parts: llama-gguf-split --merge FIRST-PART OUT."),
         (
             "pytorch_model.bin",
             "Convert the weights to safetensors, or take a revision of the model that has them.",
@@ -195,6 +197,8 @@ fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64) -> u64 {
     match config.quantization {
         // Weights of 16 bits may stay as they are where the activations are wider. Those of a quantised checkpoint that
         // have to be unpacked take more than this.
+        // Fewer than 16 bits a number are the blocks of a GGUF file, most of which are unpacked.
+        Quantization::None | Quantization::Checkpoint if stored_bytes < 2 * numbers => numbers * whole,
         Quantization::None | Quantization::Checkpoint => (numbers * whole).min(stored_bytes),
         Quantization::Int8 => embeddings * whole + (numbers - embeddings) * 9 / 8,
         Quantization::Int4 => embeddings * whole + (numbers - embeddings) * 5 / 8,

@@ -176,7 +176,10 @@ impl fmt::Display for NoWeights {
                 "has no safetensors, only pickled weights (.bin, .pt), which can hold code and are not loaded: convert it \
                  once with transformers, AutoModelForCausalLM.from_pretrained(NAME).save_pretrained(DIR), and serve DIR"
             }
-            NoWeights::Gguf => "has GGUF files only, which are not read: name the repository that they were made from",
+            NoWeights::Gguf => {
+                "has GGUF files only, which are not pulled: download one and serve it by its path, or name the \
+                 repository that they were made from"
+            }
             NoWeights::OtherNames => {
                 "has safetensors, but neither model.safetensors nor model.safetensors.index.json: it is an adapter or has \
                  another layout, which is not read"

@@ -1,6 +1,7 @@
-//! The tensors of a Hugging Face folder: `model.safetensors`, or the files that `model.safetensors.index.json` names.
-//! No file is trusted: each fault names the file, the tensor and the reason.
+//! The tensors of a Hugging Face folder (`model.safetensors`, or the files that `model.safetensors.index.json` names)
+//! or of a GGUF file. No file is trusted: each fault names the file, the tensor and the reason.
 
+use crate::gguf::GgufTensor;
 use crate::load::LoadError;
 use crate::prequantized::{self, Affine, PARTS, Parts, Raw, Weight};
 use crate::weigh::StoredWeights;
@@ -35,8 +36,8 @@ const IGNORED_ENDS_OF_PACKED: [&str; 3] = [".k_scale", ".v_scale", ".q_scale"];
 pub(crate) struct Checkpoint {
     /// What errors about no file in particular name.
     path: PathBuf,
-    files: Vec<File>,
-    tensors: HashMap<String, Entry>,
+    pub(crate) files: Vec<File>,
+    pub(crate) tensors: HashMap<String, Entry>,
     bytes_taken: u64,
     packed: Option<Packed>,
     /// That unpack weights.
@@ -44,18 +45,20 @@ pub(crate) struct Checkpoint {
 }
 
 #[derive(Debug)]
-struct File {
-    path: PathBuf,
-    map: MappedFile,
+pub(crate) struct File {
+    pub(crate) path: PathBuf,
+    pub(crate) map: MappedFile,
 }
 
 #[derive(Debug)]
-struct Entry {
-    file: usize,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    range: Range<usize>,
-    is_used: bool,
+pub(crate) struct Entry {
+    pub(crate) file: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) range: Range<usize>,
+    pub(crate) is_used: bool,
+    /// How a tensor of a GGUF file stands there; `dtype` is that of its unpacked numbers.
+    pub(crate) gguf: Option<GgufTensor>,
 }
 
 /// One tensor: as it stands in its file, or unpacked.
@@ -87,6 +90,11 @@ impl Checkpoint {
         let index = folder.join(INDEX_FILE);
         let (files, tensors) = (Vec::new(), HashMap::new());
         let mut found = Self { path, files, tensors, bytes_taken: 0, packed, threads };
+        if pinion_gguf::is_gguf(folder) {
+            found.path = folder.to_owned();
+            found.add_gguf(folder)?;
+            return Ok(found);
+        }
         if found.path.exists() || !index.exists() {
             let path = found.path.clone();
             found.add(path, None)?;
@@ -122,13 +130,13 @@ impl Checkpoint {
                 return Err(fault(format!("ends before tensor {name} does")));
             }
             let (dtype, shape) = (info.dtype, info.shape.clone());
-            self.tensors.insert(name, Entry { file, dtype, shape, range, is_used: false });
+            self.tensors.insert(name, Entry { file, dtype, shape, range, is_used: false, gguf: None });
         }
         self.files.push(File { path, map });
         Ok(())
     }
 
-    fn fault(&self, tensor: &str, reason: String) -> LoadError {
+    pub(crate) fn fault(&self, tensor: &str, reason: String) -> LoadError {
         let path = self.tensors.get(tensor).map_or(&self.path, |entry| &self.files[entry.file].path);
         LoadError::Tensor { path: path.clone(), tensor: tensor.to_owned(), reason }
     }
@@ -161,9 +169,14 @@ impl Checkpoint {
         if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Err(self.fault(name, format!("has dtype {:?}, expected F32, F16 or BF16", entry.dtype)));
         }
-        let (file, dtype, range) = (entry.file, entry.dtype, entry.range.clone());
+        let (file, dtype, range, gguf) = (entry.file, entry.dtype, entry.range.clone(), entry.gguf);
         self.take(name);
-        Ok(Stored { dtype, data: Cow::Borrowed(&self.files[file].map.bytes()[range]) })
+        let data = &self.files[file].map.bytes()[range];
+        let data = match gguf {
+            Some(tensor) => tensor.unpacked(data, shape, self.threads),
+            None => Cow::Borrowed(data),
+        };
+        Ok(Stored { dtype, data })
     }
 
     /// Notes that a tensor is used.
@@ -203,6 +216,9 @@ impl Checkpoint {
         outputs: u32,
         inputs: u32,
     ) -> Result<Option<WeightForm>, LoadError> {
+        if let Some(form) = self.tensors.get(name).and_then(|entry| entry.gguf.as_ref()?.exact_form()) {
+            return Ok(Some(form));
+        }
         Ok(match self.packed_weight(name, outputs, inputs)? {
             Some(Weight::Affine(weight)) => Affine::exact_form(&weight),
             Some(Weight::Float8(_)) | None => None,
@@ -218,6 +234,10 @@ impl Checkpoint {
         inputs: u32,
         form: WeightForm,
     ) -> Result<(Vec<i8>, Vec<f32>), LoadError> {
+        if let Some(found) = self.gguf_integers(name, outputs, inputs)? {
+            self.take(name);
+            return Ok(found);
+        }
         let found = match self.packed_weight(name, outputs, inputs)? {
             Some(Weight::Affine(weight)) => weight.integers(form, self.threads),
             Some(Weight::Float8(_)) | None => return Err(self.fault(name, "has no integers".into())),
@@ -256,10 +276,13 @@ impl Checkpoint {
         }
     }
 
-    /// A bias of a quantised checkpoint that the model does not take, and that is not zero. Tools write zeros for
-    /// products that have none.
+    /// A bias of a quantised checkpoint or a GGUF file that the model does not take, and that is not zero. Tools write
+    /// zeros for products that have none.
     pub(crate) fn lost_bias(&self, unused: &[String]) -> Option<LoadError> {
-        self.packed?;
+        let is_converted = self.packed.is_some() || self.tensors.values().any(|entry| entry.gguf.is_some());
+        if !is_converted {
+            return None;
+        }
         let is_lost = |name: &&String| {
             let entry = &self.tensors[*name];
             let bytes = &self.files[entry.file].map.bytes()[entry.range.clone()];

@@ -13,6 +13,8 @@ pub mod cuda;
 mod decoder;
 mod fake;
 #[cfg(feature = "torch")]
+mod gguf;
+#[cfg(feature = "torch")]
 mod layers;
 mod load;
 mod logprobs;

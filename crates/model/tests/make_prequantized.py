@@ -232,33 +232,46 @@ def rms(x, weight):
     return x / numpy.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
 
-def rotated(x, head_dim):
+def rotated(x, head_dim, theta, divisors):
     """[tokens, heads, head_dim], halves rotated."""
     half = head_dim // 2
-    angles = numpy.arange(len(x))[:, None] * THETA ** (-2.0 * numpy.arange(half) / head_dim)
+    angles = numpy.arange(len(x))[:, None] * theta ** (-2.0 * numpy.arange(half) / head_dim) / divisors
     cos, sin = numpy.cos(angles)[:, None], numpy.sin(angles)[:, None]
     a, b = x[..., :half], x[..., half:]
     return numpy.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def logits(weights, prompt, hidden):
-    head_dim = hidden // HEADS
+def logits(weights, prompt, head_dim, layers=LAYERS, theta=THETA, divisors=1.0):
+    """Of a Llama, Qwen2 or Qwen3: what the weights have of biases and of norms on heads is applied."""
     x = weights["model.embed_tokens.weight"][prompt]
-    for layer in range(LAYERS):
-        at = lambda name: weights[f"model.layers.{layer}.{name}.weight"]
-        y = rms(x, at("input_layernorm"))
-        split = lambda name: (y @ at(f"self_attn.{name}_proj").T).reshape(len(prompt), -1, head_dim)
-        q, k, v = rotated(split("q"), head_dim), rotated(split("k"), head_dim), split("v")
-        k, v = k.repeat(HEADS // KV_HEADS, 1), v.repeat(HEADS // KV_HEADS, 1)
+    for layer in range(layers):
+        at = lambda name: weights[f"model.layers.{layer}.{name}"]
+        has = lambda name: f"model.layers.{layer}.{name}" in weights
+        y = rms(x, at("input_layernorm.weight"))
+
+        def split(name):
+            found = y @ at(f"self_attn.{name}_proj.weight").T
+            if has(f"self_attn.{name}_proj.bias"):
+                found = found + at(f"self_attn.{name}_proj.bias")
+            found = found.reshape(len(prompt), -1, head_dim)
+            return rms(found, at(f"self_attn.{name}_norm.weight")) if has(f"self_attn.{name}_norm.weight") else found
+
+        q, k = (rotated(split(name), head_dim, theta, divisors) for name in "qk")
+        v = split("v")
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat(group, 1), v.repeat(group, 1)
         scores = numpy.einsum("qhd,khd->hqk", q, k) / numpy.sqrt(head_dim)
         scores[:, numpy.triu_indices(len(prompt), 1)[0], numpy.triu_indices(len(prompt), 1)[1]] = -numpy.inf
         shares = numpy.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        x = x + numpy.einsum("hqk,khd->qhd", shares, v).reshape(len(prompt), -1) @ at("self_attn.o_proj").T
-        y = rms(x, at("post_attention_layernorm"))
-        gate = y @ at("mlp.gate_proj").T
-        x = x + (gate / (1 + numpy.exp(-gate)) * (y @ at("mlp.up_proj").T)) @ at("mlp.down_proj").T
-    return rms(x[-1], weights["model.norm.weight"]) @ weights["lm_head.weight"].T
+        mixed_values = numpy.einsum("hqk,khd->qhd", shares, v).reshape(len(prompt), -1)
+        x = x + mixed_values @ at("self_attn.o_proj.weight").T
+        y = rms(x, at("post_attention_layernorm.weight"))
+        gate = y @ at("mlp.gate_proj.weight").T
+        up = y @ at("mlp.up_proj.weight").T
+        x = x + (gate / (1 + numpy.exp(-gate)) * up) @ at("mlp.down_proj.weight").T
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    return rms(x[-1], weights["model.norm.weight"]) @ head.T
 
 
 def main():
@@ -284,7 +297,7 @@ def main():
                   "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
                   "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": THETA,
                   "tie_word_embeddings": False, "quantization_config": quantization}
-        cases = [{"prompt": prompt, "logits": [float(f"{v:.8g}") for v in logits(weights, prompt, hidden)]}
+        cases = [{"prompt": prompt, "logits": [float(f"{v:.8g}") for v in logits(weights, prompt, hidden // HEADS)]}
                  for prompt in PROMPTS]
         golden = {"config": config, "keeps": keeps, "tensors": tensors.rules, "cases": cases}
         (out / f"{name}.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")

@@ -175,6 +175,10 @@ fn a_model_is_served_for_the_time_of_the_chat() {
         let with_model = lines.filter(|line| String::from_utf8_lossy(line).contains(model.text())).count();
         (with_model == 0).then_some(())
     });
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/gguf_goldens/qwen3.gguf");
+    let ended = chat(&[file, "--once", "--", "--backend", "fake"], &[], "hello");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("starting a server for"), "{}", ended.stderr);
     let ended = chat(&["/no/such/folder"], &[], "hello");
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(3), ""), "{}", ended.stderr);
     assert!(

@@ -100,7 +100,10 @@ fn a_bad_folder_ends_with_1_and_a_line_that_says_what_to_do() {
     let ended = doctor(&["--no-such-flag"], &[]);
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{ended:?}");
     let help = doctor(&["--help"], &[]);
-    assert!(help.code == Some(0) && help.stdout.contains("pinion doctor [DIR|ORG/NAME]"), "{help:?}");
+    assert!(
+        help.code == Some(0) && help.stdout.contains("pinion doctor [DIR|FILE.gguf|ORG/NAME]"),
+        "{help:?}"
+    );
 }
 
 #[test]

@@ -260,7 +260,15 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
     }
 }
 
+/// A file of a model's folder; of a GGUF file, what it says instead.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadError> {
+    let too_large = || LoadError::Wrong(path.to_owned(), format!("larger than {bytes_max} bytes"));
+    if let Some((model, name)) = pinion_gguf::of_path(path) {
+        let found = pinion_gguf::folder_file(model, name);
+        let found = found.map_err(|error| LoadError::Wrong(model.to_owned(), error.to_string()))?;
+        let found = found.ok_or_else(|| LoadError::Missing(path.to_owned()))?;
+        return if found.len() as u64 > bytes_max { Err(too_large()) } else { Ok(found) };
+    }
     let unreadable = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
         _ => LoadError::Unreadable(path.to_owned(), error),
@@ -269,7 +277,7 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadE
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > bytes_max {
-        return Err(LoadError::Wrong(path.to_owned(), format!("larger than {bytes_max} bytes")));
+        return Err(too_large());
     }
     Ok(bytes)
 }

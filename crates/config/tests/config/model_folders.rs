@@ -278,9 +278,9 @@ fn no_folder_at_all() {
     for (dir, reason) in [
         (
             "/no/such/model",
-            "no such folder; a Hugging Face folder is expected, or ORG/NAME for a model of the hub",
+            "no such folder; a Hugging Face folder or a GGUF file is expected, or ORG/NAME for a model of the hub",
         ),
-        (file.as_str(), "is a file; a Hugging Face folder is expected"),
+        (file.as_str(), "is a file; a Hugging Face folder or a GGUF file is expected"),
     ] {
         let faults = run_on(&machine(), &["serve", dir, "--port", "x"], &[]).unwrap_err();
         let expected = format!("--port: `x` is not a number\n{dir}: {reason}");

@@ -163,7 +163,7 @@ fn by_outputs<T: Send>(
 }
 
 /// Fills bytes of fp32 numbers the same way.
-fn floats_by_outputs(
+pub(crate) fn floats_by_outputs(
     outputs: usize,
     inputs: usize,
     threads: u32,

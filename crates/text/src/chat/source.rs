@@ -3,6 +3,7 @@
 use crate::codec::{CONFIG_BYTES_MAX, LoadError, read_bounded};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Special tokens that a template may name.
@@ -64,7 +65,10 @@ fn additional(folder: &Path) -> Result<Vec<(String, Source)>, LoadError> {
     let unreadable = |error| LoadError::Unreadable(folder.clone(), error);
     let entries = match std::fs::read_dir(&folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        // A GGUF file has no folder.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
         Err(error) => return Err(unreadable(error)),
     };
     let mut named = Vec::new();

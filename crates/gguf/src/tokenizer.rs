@@ -1,0 +1,236 @@
+//! The vocabulary of a file as tokenizer.json and tokenizer_config.json.
+
+use crate::config::texts;
+use crate::vocabulary::{Kind, Role, Vocabulary, shortened};
+use crate::{Error, Header, Value};
+use serde_json::{Value as Json, json};
+
+/// Most merges, in a file or made of a vocabulary of pieces with scores.
+const MERGES_MAX: usize = 2 << 20;
+/// Longest piece in bytes: each of its parts is looked up.
+const PIECE_BYTES_MAX: usize = 256;
+
+/// Expressions that split a text before merges, by `tokenizer.ggml.pre`.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const PRE: &str = "tokenizer.ggml.pre";
+
+/// Values of `tokenizer.ggml.pre` that mean Llama 3's.
+const OF_LLAMA3: [&str; 3] = ["llama-bpe", "llama3", "llama-v3"];
+
+/// Tokens that end a text.
+pub(crate) fn ends(header: &Header) -> Result<Vec<u32>, Error> {
+    let mut found = Vec::new();
+    for role in [Role::End, Role::EndOfTurn, Role::EndOfMessage] {
+        found.extend(role.id(header)?);
+    }
+    Ok(found)
+}
+
+/// The token that begins a text.
+pub(crate) fn begin(header: &Header) -> Result<Option<u32>, Error> {
+    Role::Begin.id(header)
+}
+
+/// tokenizer.json.
+pub(crate) fn tokenizer(header: &Header) -> Result<Json, Error> {
+    let vocabulary = Vocabulary::read(header)?;
+    let mut found = match Kind::of(header)? {
+        Kind::Bytes => byte_level(header, &vocabulary)?,
+        Kind::Pieces => pieces(header, &vocabulary)?,
+    };
+    found["version"] = "1.0".into();
+    found["added_tokens"] = vocabulary.added();
+    found["post_processor"] = frame(header, &vocabulary)?;
+    Ok(found)
+}
+
+/// What is put around every text, as a post-processor.
+fn frame(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
+    // What llama.cpp does where the file says nothing.
+    let is_begun =
+        Kind::of(header)? == Kind::Pieces || header.text(PRE)?.is_some_and(|pre| OF_LLAMA3.contains(&pre));
+    let has_begin = header.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(is_begun);
+    let has_end = header.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let mut special = json!({});
+    let mut mark = |role: Role, is_there: bool, flag: &str| -> Result<Option<Json>, Error> {
+        if !is_there {
+            return Ok(None);
+        }
+        let Some((id, token)) = vocabulary.named(header, role)? else {
+            return Err(Error(format!("adds a token to every text and names none: {flag}")));
+        };
+        special[token] = json!({"id": token, "ids": [id], "tokens": [token]});
+        Ok(Some(json!({"SpecialToken": {"id": token, "type_id": 0}})))
+    };
+    let before = mark(Role::Begin, has_begin, "tokenizer.ggml.add_bos_token")?;
+    let behind = mark(Role::End, has_end, "tokenizer.ggml.add_eos_token")?;
+    if before.is_none() && behind.is_none() {
+        return Ok(Json::Null);
+    }
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let single: Vec<Json> = before.into_iter().chain([text.clone()]).chain(behind).collect();
+    Ok(json!({"type": "TemplateProcessing", "single": single, "pair": [text], "special_tokens": special}))
+}
+
+/// A tokenizer.json of byte-pair encoding.
+fn byte_pairs(vocabulary: &Vocabulary<'_>, merges: Vec<Json>) -> Json {
+    json!({
+        "normalizer": null,
+        "pre_tokenizer": null,
+        "decoder": null,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocabulary.json(), "merges": merges},
+    })
+}
+
+/// GPT-2's kind.
+fn byte_level(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
+    let split = |expression: &str| {
+        let split = json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
+        json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]})
+    };
+    let (normalizer, pre_tokenizer, ignore_merges) = match header.text(PRE)? {
+        Some("gpt-2") => (Json::Null, bytes(true), false),
+        Some(pre) if OF_LLAMA3.contains(&pre) => (Json::Null, split(LLAMA3), true),
+        Some("qwen2" | "deepseek-r1-qwen") => (json!({"type": "NFC"}), split(QWEN2), false),
+        Some("smollm") => {
+            let digits = json!({"type": "Digits", "individual_digits": true});
+            (Json::Null, json!({"type": "Sequence", "pretokenizers": [digits, bytes(true)]}), false)
+        }
+        other => {
+            let other = shortened(other.unwrap_or("(absent)"));
+            let supported = "gpt-2, llama-bpe, qwen2, deepseek-r1-qwen, smollm";
+            return Err(Error(format!("{PRE} {other} is not supported; supported: {supported}")));
+        }
+    };
+    let mut found = byte_pairs(vocabulary, merges(header, vocabulary)?);
+    found["normalizer"] = normalizer;
+    found["pre_tokenizer"] = pre_tokenizer;
+    found["decoder"] = bytes(true);
+    found["model"]["ignore_merges"] = ignore_merges.into();
+    Ok(found)
+}
+
+/// The merges of the file, each of two tokens that make one.
+fn merges(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>, Error> {
+    const KEY: &str = "tokenizer.ggml.merges";
+    let listed = texts(header, KEY)?;
+    if listed.len() > MERGES_MAX {
+        return Err(Error(format!("{KEY} has {} merges, more than {MERGES_MAX}", listed.len())));
+    }
+    let known = vocabulary.ids()?;
+    let mut whole = String::new();
+    let mut found = Vec::with_capacity(listed.len());
+    for merge in listed.iter() {
+        let parts = merge.split_once(' ').filter(|(left, right)| {
+            whole.clear();
+            whole.extend([*left, *right]);
+            [left, right, whole.as_str()].into_iter().all(|token| known.contains_key(token))
+        });
+        let Some((left, right)) = parts else {
+            return Err(Error(format!(
+                "{KEY} has {}, which is not two tokens that make one",
+                shortened(merge)
+            )));
+        };
+        found.push(json!([left, right]));
+    }
+    Ok(found)
+}
+
+/// SentencePiece's kind: the pieces with the best scores are merged first, and what has no piece is bytes.
+fn pieces(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
+    let has_prefix = header.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    if header.flag("tokenizer.ggml.remove_extra_whitespaces")? == Some(true) {
+        return Err(Error("has tokenizer.ggml.remove_extra_whitespaces, which is not supported".into()));
+    }
+    let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"})];
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if has_prefix {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": "\u{2581}"}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    let mut found = byte_pairs(vocabulary, merges_of_scores(header, vocabulary)?);
+    found["normalizer"] = json!({"type": "Sequence", "normalizers": normalizers});
+    found["decoder"] = json!({"type": "Sequence", "decoders": decoders});
+    if let Some((_, unknown)) = vocabulary.named(header, Role::Unknown)? {
+        found["model"]["unk_token"] = unknown.into();
+    }
+    found["model"]["fuse_unk"] = true.into();
+    found["model"]["byte_fallback"] = true.into();
+    Ok(found)
+}
+
+/// For each piece, the pairs that make it; the pairs of the best piece first, then in the order of transformers'
+/// `generate_merges`.
+fn merges_of_scores(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>, Error> {
+    const KEY: &str = "tokenizer.ggml.scores";
+    let scores = match header.get(KEY) {
+        Some(Value::Floats(scores)) if scores.len() == vocabulary.tokens.len() => scores,
+        _ => return Err(Error(format!("{KEY} is not a list of one number for each token"))),
+    };
+    let known = vocabulary.ids()?;
+    let mut merges: Vec<(f32, usize, usize)> = Vec::new();
+    for (id, token) in vocabulary.tokens.iter().enumerate().filter(|(id, _)| vocabulary.is_normal(*id)) {
+        if token.len() > PIECE_BYTES_MAX {
+            let token = shortened(token);
+            return Err(Error(format!(
+                "tokenizer.ggml.tokens has {token}, longer than {PIECE_BYTES_MAX} bytes"
+            )));
+        }
+        let mut pairs = Vec::new();
+        for at in token.char_indices().map(|(at, _)| at).skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&left), Some(&right)) = (known.get(left), known.get(right)) {
+                pairs.push((scores[id], left, right));
+            }
+        }
+        pairs.sort_by_key(|&(_, left, right)| (left, right));
+        merges.extend(pairs);
+        if merges.len() > MERGES_MAX {
+            return Err(Error(format!("tokenizer.ggml.tokens make more than {MERGES_MAX} pairs")));
+        }
+    }
+    let token = |id: usize| vocabulary.tokens[id].as_ref();
+    let characters = |id: usize| token(id).chars().count();
+    merges.sort_by(|&(score, left, right), &(other, other_left, other_right)| {
+        let lengths =
+            || (characters(other_left), characters(other_right)).cmp(&(characters(left), characters(right)));
+        other.total_cmp(&score).then_with(lengths)
+    });
+    Ok(merges.into_iter().map(|(_, left, right)| json!([token(left), token(right)])).collect())
+}
+
+/// tokenizer_config.json: the tokens that templates name, and the chat templates.
+pub(crate) fn tokenizer_config(header: &Header) -> Result<Json, Error> {
+    const TEMPLATE: &str = "tokenizer.chat_template";
+    let vocabulary = Vocabulary::read(header)?;
+    let mut found = json!({});
+    for (name, role) in [
+        ("bos_token", Role::Begin),
+        ("eos_token", Role::End),
+        ("unk_token", Role::Unknown),
+        ("pad_token", Role::Padding),
+    ] {
+        if let Some((_, token)) = vocabulary.named(header, role)? {
+            found[name] = token.into();
+        }
+    }
+    let Some(default) = header.text(TEMPLATE)? else { return Ok(found) };
+    let mut templates = vec![json!({"name": "default", "template": default})];
+    for key in header.keys() {
+        if let Some(name) = key.strip_prefix(TEMPLATE).and_then(|rest| rest.strip_prefix('.')) {
+            templates.push(json!({"name": name, "template": header.text(key)?}));
+        }
+    }
+    found["chat_template"] = if templates.len() == 1 { default.into() } else { templates.into() };
+    Ok(found)
+}
