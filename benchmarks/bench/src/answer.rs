@@ -6,6 +6,7 @@
 
 use crate::http::Reply;
 use crate::tail::Timings;
+use pinion_client::data_of;
 use serde::Deserialize;
 
 /// What one request came to. Times are CLOCK_MONOTONIC nanoseconds.
@@ -110,7 +111,7 @@ fn read_events(reply: &Reply, outcome: &mut Outcome) -> bool {
         }
         let line = reply.body[begin..end].trim_ascii();
         begin = end;
-        let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
+        let Some(data) = data_of(line) else { continue };
         if data == b"[DONE]" {
             return true;
         }

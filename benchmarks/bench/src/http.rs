@@ -1,11 +1,15 @@
-//! The client: one connection per request, every body frame stamped at its arrival and kept unread. Events are taken
-//! apart after the run, by [`crate::answer`], so that reading one answer never delays another's time stamp.
+//! The client that measures: one connection per request, every body frame stamped at its arrival and kept unread.
+//! Events are taken apart after the run, by [`crate::answer`], so that reading one answer never delays another's time
+//! stamp.
+//!
+//! It is async, unlike `pinion_client`: thousands of answers are open at once, and a thread for each would take cores
+//! from the server and put the scheduler's delay into every stamp. What is not measured goes through [`crate::ask`].
 
 use crate::target::Target;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
-use hyper::{Method, Request, StatusCode, header};
+use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
 use pinion_os::clock::now_ns;
 use std::time::Duration;
@@ -13,8 +17,6 @@ use tokio::net::TcpStream;
 
 /// Largest answer that is kept: a longer one counts as an error.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// How long a question that is not measured may take.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One answer as it came. Times are CLOCK_MONOTONIC nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +48,7 @@ pub(crate) async fn exchange(
     frames_max: Option<usize>,
 ) -> Reply {
     let mut reply = Reply { sent_ns: now_ns(), frames_max, ..Reply::default() };
-    let answered = collect(target, Method::POST, path, body, &mut reply);
+    let answered = collect(target, path, body, &mut reply);
     match tokio::time::timeout(limit, answered).await {
         Err(_) => reply.failure = Some("timeout"),
         Ok(Err(failure)) => reply.failure = Some(failure),
@@ -56,20 +58,12 @@ pub(crate) async fn exchange(
     reply
 }
 
-async fn collect(
-    target: &Target,
-    method: Method,
-    path: &str,
-    body: Bytes,
-    reply: &mut Reply,
-) -> Result<(), &'static str> {
+async fn collect(target: &Target, path: &str, body: Bytes, reply: &mut Reply) -> Result<(), &'static str> {
     let stream = TcpStream::connect(&target.authority).await.map_err(|_| "connect")?;
     stream.set_nodelay(true).map_err(|_| "connect")?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|_| "connect")?;
     let driver = tokio::spawn(connection);
-    let mut request = Request::builder()
-        .method(method)
-        .uri(format!("{}{path}", target.prefix))
+    let mut request = Request::post(format!("{}{path}", target.prefix))
         .header(header::HOST, &target.authority)
         .header(header::CONTENT_TYPE, "application/json");
     if let Some(key) = &target.key {
@@ -100,22 +94,4 @@ async fn collect(
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, String> {
     let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
     built.map_err(|error| format!("no runtime: {error}"))
-}
-
-/// Asks something that is not measured. Errors: why there is no answer.
-pub(crate) fn ask(target: &Target, method: Method, path: &str) -> Result<(u16, String), String> {
-    let mut reply = Reply::default();
-    let asking = collect(target, method, path, Bytes::new(), &mut reply);
-    let outcome = runtime()?.block_on(async { tokio::time::timeout(PATIENCE, asking).await });
-    match outcome {
-        Ok(Ok(())) => Ok((reply.status, String::from_utf8_lossy(&reply.body).into_owned())),
-        Ok(Err(failure)) => Err(format!("{}{path}: {failure}", target.url())),
-        Err(_) => Err(format!("{}{path}: no answer in {PATIENCE:?}", target.url())),
-    }
-}
-
-/// The same, where only a 200 counts.
-pub(crate) fn get(target: &Target, path: &str) -> Option<String> {
-    let (status, text) = ask(target, Method::GET, path).ok()?;
-    (status == StatusCode::OK.as_u16()).then_some(text)
 }

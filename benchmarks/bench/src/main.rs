@@ -7,6 +7,7 @@
 
 mod ablate;
 mod answer;
+mod ask;
 mod bootstrap;
 mod figures;
 mod http;

@@ -1,6 +1,6 @@
 //! What a server says about itself on `/metrics`: read before and after a run, and subtracted.
 
-use crate::http;
+use crate::ask;
 use crate::target::Target;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Scrape {
     /// Of an idle server: looks until its token counter stands still, because counters may follow the last answer by
     /// a moment. Empty where the server has no such page.
     pub(crate) fn settled(target: &Target) -> Scrape {
-        let look = || http::get(target, "/metrics").map_or_else(Scrape::default, |text| Scrape::parse(&text));
+        let look = || ask::text(target, "/metrics").map_or_else(Scrape::default, |text| Scrape::parse(&text));
         let mut last = look();
         for _ in 0..LOOKS_MAX {
             std::thread::sleep(LOOK_INTERVAL);

@@ -3,8 +3,9 @@
 //! [`Plan`] is everything that can be known before a server is there; [`Plan::measure`] is one measured run. The
 //! scenario runner uses both, too.
 
+use crate::ask;
 use crate::figures::{self, Targets};
-use crate::http::{self, exchange, runtime};
+use crate::http::{exchange, runtime};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::prompts::{Form, Prompts, Source, context_of};
@@ -16,7 +17,6 @@ use crate::target::Target;
 use crate::trace::{self, Format, Row, Synthetic};
 use crate::workload::{Bounds, Fields, Fit, Selection, jobs, leave, select};
 use clap::Args;
-use hyper::Method;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -381,7 +381,7 @@ fn points(args: &WorkArgs, natural: f64) -> Result<Vec<Point>, String> {
 
 /// Empties the server's prefix cache; the answer says what became of it, and whether prompts must differ.
 pub(crate) fn clear_cache(target: &Target) -> (String, bool) {
-    match http::ask(target, Method::POST, RESET_CACHE) {
+    match ask::post(target, RESET_CACHE) {
         Ok((200..=299, _)) => (format!("one server, cache cleared by POST {RESET_CACHE}"), false),
         _ => (format!("one server without {RESET_CACHE}; each run has prompts of its own"), true),
     }

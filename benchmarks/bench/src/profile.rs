@@ -4,14 +4,13 @@
 //! Every tool writes below one folder, `<tool>/<backend>/<role>/`, as `pinion serve --profile-dir` lays it out, and one
 //! `profile_manifest.json` says what was run, how, and which files came of it.
 
-use crate::http;
+use crate::ask;
 use crate::machine::Origin;
 use crate::online::{Plan, ServerArgs, WorkArgs};
 use crate::results::write_whole;
 use crate::server::{Server, ServerFacts};
 use crate::target::Target;
 use clap::{Args, ValueEnum};
-use hyper::Method;
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -222,7 +221,7 @@ impl Stage<'_> {
 
 /// The answer to a POST without a body; only a 200 counts.
 fn post(target: &Target, path: &str) -> Result<String, String> {
-    match http::ask(target, Method::POST, path)? {
+    match ask::post(target, path)? {
         (200, text) => Ok(text),
         (status, text) => Err(format!("{path}: http {status} {}", text.trim())),
     }

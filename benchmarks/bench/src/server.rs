@@ -1,8 +1,7 @@
 //! A server that is started for a measurement and ended after it.
 
-use crate::http;
+use crate::ask;
 use crate::target::Target;
-use hyper::Method;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;
@@ -107,9 +106,9 @@ impl Server {
 
 /// `/health` says so, or, where there is none, `/v1/models` answers.
 fn is_ready(target: &Target) -> bool {
-    match http::ask(target, Method::GET, "/health") {
+    match ask::get(target, "/health") {
         Ok((200, _)) => true,
-        Ok((404 | 405, _)) => http::get(target, "/v1/models").is_some(),
+        Ok((404 | 405, _)) => ask::text(target, "/v1/models").is_some(),
         _ => false,
     }
 }
@@ -146,7 +145,7 @@ pub(crate) struct ServerFacts {
 impl ServerFacts {
     /// `model` is the name to send; without one the first of `/v1/models` is taken.
     pub(crate) fn ask(target: &Target, command: Option<&str>, model: Option<&str>) -> Result<Self, String> {
-        let json = |path| http::get(target, path).and_then(|text| serde_json::from_str(&text).ok());
+        let json = |path| ask::text(target, path).and_then(|text| serde_json::from_str(&text).ok());
         let models: Option<serde_json::Value> = json("/v1/models");
         let listed = models.as_ref().and_then(|models| models["data"][0]["id"].as_str());
         let Some(model) = model.or(listed) else {

@@ -1,12 +1,11 @@
 //! One answer, from the request to its last token: a thread reads the stream, this one shows it, and an interrupt cuts
 //! it.
 
-use crate::http::{self, Request};
+use crate::ask::{self, Question};
 use crate::interrupt::Interrupts;
-use crate::sse;
+use pinion_client::Events;
 use pinion_config::ServerUrl;
 use serde_json::Value;
-use std::io::BufReader;
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -160,16 +159,21 @@ fn stream_events(
     body: &str,
     events: &Sender<Event>,
 ) -> std::io::Result<Event> {
-    let connection = http::connect(url)?;
-    let _ = events.send(Event::Connected(connection.try_clone()?));
-    let request = Request { url, path, key, body: Some(body), patience: PATIENCE };
-    let answer = http::ask(connection, &request)?;
-    if answer.status != 200 {
-        let status = answer.status;
-        return Ok(Event::Refused { status, message: message_of(&answer.text()?) });
+    let connection = ask::connect(url)?;
+    let _ = events.send(Event::Connected(connection.stream().try_clone()?));
+    let question = Question { url, path, key, body: Some(body), patience: PATIENCE };
+    let answer = ask::ask(connection, &question)?;
+    let status = answer.head.status;
+    if status != 200 {
+        return Ok(Event::Refused { status, message: message_of(&ask::text(answer)?) });
     }
-    let mut stream = BufReader::new(answer.body);
-    while let Some(data) = sse::next_data(&mut stream)? {
+    let mut stream = Events::new(answer.body);
+    while let Some(event) = stream.next_event()? {
+        let data = String::from_utf8_lossy(&event.data);
+        // Some servers name events that say nothing else.
+        if data.is_empty() {
+            continue;
+        }
         if data == "[DONE]" {
             return Ok(Event::Done);
         }

@@ -2,8 +2,8 @@
 
 use crate::End;
 use crate::answer::{self, Answer, Failure, Outcome};
+use crate::ask::{Question, ask_whole};
 use crate::conversation::{Conversation, lacks_template};
-use crate::http::{self, Request};
 use crate::input::Input;
 use crate::interrupt::Interrupts;
 use crate::orders::{self, Order};
@@ -68,12 +68,9 @@ pub(crate) fn run(command: &ChatCommand) -> Result<(), End> {
 
 /// The first model that the server names. Errors: why there is none, for the operator.
 fn first_model(url: &ServerUrl, key: Option<&str>) -> Result<String, String> {
-    let request = Request { url, path: "/v1/models", key, body: None, patience: MODELS_PATIENCE };
-    let asked = http::connect(url).and_then(|stream| http::ask(stream, &request));
+    let asked = ask_whole(&Question { url, path: "/v1/models", key, body: None, patience: MODELS_PATIENCE });
     let hint = "`pinion serve DIR` starts a server, `pinion chat DIR` starts one for a chat";
-    let answer = asked.map_err(|error| format!("{url} does not answer: {error}; {hint}"))?;
-    let status = answer.status;
-    let text = answer.text().map_err(|error| format!("{url}: {error}"))?;
+    let (status, text) = asked.map_err(|error| format!("{url} does not answer: {error}; {hint}"))?;
     match status {
         200 => {}
         401 => return Err(format!("{url} wants a key: set PINION_API_KEY, or give --api-key")),

@@ -4,17 +4,16 @@
 //! talks to may as well be another server with OpenAI's API. It speaks no TLS. Start at [`chat::run`] or [`top::run`].
 
 mod answer;
+mod ask;
 mod chat;
 mod conversation;
 mod figures;
-mod http;
 mod input;
 mod interrupt;
 mod orders;
 mod panel;
 mod screen;
 mod service;
-mod sse;
 mod top;
 
 use pinion_config::{Exit, TerminalCommand};

@@ -2,8 +2,8 @@
 
 use crate::End;
 use crate::answer::message_of;
+use crate::ask::{Question, ask_whole};
 use crate::figures::{Figures, History};
-use crate::http::{self, Request};
 use crate::panel;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -70,11 +70,9 @@ impl Looker<'_> {
 
     fn get(&self, path: &str) -> Result<Value, String> {
         let url = &self.command.url;
-        let request = Request { url, path, key: self.command.key.as_deref(), body: None, patience: PATIENCE };
-        let asked = http::connect(url).and_then(|stream| http::ask(stream, &request));
-        let answer = asked.map_err(|error| format!("{url} does not answer: {error}"))?;
-        let status = answer.status;
-        let text = answer.text().map_err(|error| format!("{url}: {error}"))?;
+        let key = self.command.key.as_deref();
+        let asked = ask_whole(&Question { url, path, key, body: None, patience: PATIENCE });
+        let (status, text) = asked.map_err(|error| format!("{url} does not answer: {error}"))?;
         match status {
             200 => serde_json::from_str(&text).map_err(|_| format!("{url}{path} is not that of Pinion")),
             401 => Err(format!("{url} wants a key: set PINION_API_KEY, or give --api-key")),

@@ -2,7 +2,8 @@
 //! look like.
 
 use crate::events::Events;
-use crate::http::{Connection, Framing, Response};
+use crate::http::{Connection, Response};
+use pinion_client::Framing;
 use serde_json::Value;
 use std::io;
 
@@ -101,10 +102,10 @@ impl Answer {
         if streamed && head.status == 200 {
             return match api {
                 Api::Completions | Api::Chat => Answer::of_events(api, Events::new(connection, head)),
-                Api::Generate => Answer::of_plain_stream(connection, Framing::of(&head)),
+                Api::Generate => Answer::of_plain_stream(connection, head.framing()),
             };
         }
-        let mut framing = Framing::of(&head);
+        let mut framing = head.framing();
         let mut body = Vec::new();
         loop {
             match connection.body_part(&mut framing, &mut body) {

@@ -1,7 +1,7 @@
 //! Starts the real processes and looks at them from outside, as a client and an operator would.
 //!
 //! The kit: [`Server`] runs `target/<profile>/pinion serve` and owns what it leaves behind, [`Connection`] and
-//! [`Events`] speak HTTP/1.1 and server-sent events over plain sockets (well or badly, as a test wants),
+//! [`Events`] speak HTTP/1.1 and server-sent events (`pinion_client`'s, and badly where a test wants that),
 //! [`Oracle`] knows the text that the fake model must give, [`Metrics`] reads `/metrics`. The tests in `tests/`
 //! have one theme per file. Nothing here knows how the service works inside, and nothing of the service
 //! depends on this crate.
@@ -28,11 +28,12 @@ pub use answer::{Answer, Api, End, Usage};
 pub use bystander::{beside_a_stream, check_refusal};
 pub use events::{Event, Events};
 pub use folder::{Folder, demo_model, fake_model, fixture_model};
-pub use http::{Connection, Framing, Head, Response};
+pub use http::{Connection, Response};
 pub use hub::{COMMIT, Hub, Seen, Trouble};
 pub use memory::{RegionKind, RingWord, SharedRegion};
 pub use metrics::Metrics;
 pub use oracle::Oracle;
+pub use pinion_client::{Framing, Head};
 pub use pinion_random::Random;
 pub use port::free_port;
 pub use process::{Process, cpus_allowed, descriptor_count, is_alive, kill};

@@ -1,6 +1,6 @@
 //! The trace of a running service: every process is in it on one clock, its spans are nested, its requests whole.
 
-use pinion_testkit::{Api, Folder, Framing, PATIENCE, Server, run_to_end};
+use pinion_testkit::{Api, Folder, PATIENCE, Server, run_to_end};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -130,7 +130,7 @@ fn live(server: &Server) -> Value {
         assert_eq!(head.status, 200);
         traffic(server);
         let came_in_time = begin.elapsed() < Duration::from_secs(seconds);
-        let (mut framing, mut bytes) = (Framing::of(&head), Vec::new());
+        let (mut framing, mut bytes) = (head.framing(), Vec::new());
         while connection.body_part(&mut framing, &mut bytes).expect("a whole trace") {}
         if came_in_time {
             return serde_json::from_slice(&bytes).expect("JSON");

@@ -1,7 +1,7 @@
 //! Answers of every generation route with all that may be compared: texts, calls, tokens, logprobs, counts.
 
 use crate::kinds::Kind;
-use pinion_testkit::{Api, Connection, End, Events, Framing, Head, PATIENCE, Response, Server};
+use pinion_testkit::{Api, Connection, End, Events, Head, PATIENCE, Response, Server};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -73,7 +73,7 @@ impl Reply {
     }
 
     fn read_whole(&mut self, api: Api, mut connection: Connection, head: Head) -> io::Result<()> {
-        let mut framing = Framing::of(&head);
+        let mut framing = head.framing();
         let mut body = Vec::new();
         while connection.body_part(&mut framing, &mut body)? {}
         let body = Response { head, body }.json();
@@ -120,7 +120,7 @@ impl Reply {
     }
 
     fn read_plain_stream(&mut self, mut connection: Connection, head: &Head) -> io::Result<()> {
-        let (mut framing, mut bytes) = (Framing::of(head), Vec::new());
+        let (mut framing, mut bytes) = (head.framing(), Vec::new());
         let read = loop {
             match connection.body_part(&mut framing, &mut bytes) {
                 Ok(true) => {}

@@ -9,7 +9,7 @@ use super::{Fault, File, Tree};
 const TORCH_CRATES: &[&str] = &["ops", "model"];
 const TORCH_PACKAGES: &[&str] = &["tch", "torch-sys"];
 
-/// What the role processes and the launcher may know; none of them knows another.
+/// What the role processes may know; none of them knows another.
 const ROLE_KNOWS: &[&str] =
     &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model", "api", "random"];
 
@@ -18,6 +18,8 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("random", Siblings::Only(&[])),
     ("protocol", Siblings::Only(&[])),
     ("os", Siblings::Only(&[])),
+    // For clients of a service: no role may have it.
+    ("client", Siblings::Only(&[])),
     ("shm", Siblings::Only(&["os"])),
     ("ops", Siblings::Only(&[])),
     ("cuda", Siblings::Only(&[])),
@@ -34,12 +36,12 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("tokenizer", Siblings::Only(ROLE_KNOWS)),
     ("detokenizer", Siblings::Only(ROLE_KNOWS)),
     ("engine", Siblings::Only(ROLE_KNOWS)),
-    ("launcher", Siblings::Only(ROLE_KNOWS)),
+    ("launcher", Siblings::Only(&["worker", "config", "protocol", "os", "shm", "client"])),
     // TLS and outbound connections: nothing depends on it.
     ("hub", Siblings::Only(&["config"])),
     // Short-lived programs of the command line: what they check or ask is another process.
     ("doctor", Siblings::Only(&["config", "os"])),
-    ("terminal", Siblings::Only(&["config", "os"])),
+    ("terminal", Siblings::Only(&["client", "config", "os"])),
     // The roles as threads of one process: the only crate that knows several of them.
     ("in-process", Siblings::Any),
     // Tools stand outside: they may look at anything, and nothing of the server may depend on them.
@@ -179,7 +181,8 @@ mod tests {
             let tables = format!("[{kind}]\nserde = \"1\"\npinion-{on} = {{ workspace = true }}\n");
             direction(&tree(&[(name, &tables), (on, "")]))
         };
-        for (name, on) in [("worker", "shm"), ("engine", "scheduler"), ("model", "cuda"), ("xtask", "config")]
+        for (name, on) in
+            [("worker", "shm"), ("engine", "scheduler"), ("model", "cuda"), ("launcher", "client")]
         {
             assert_eq!(faults(name, on, "dependencies"), [], "{name} -> {on}");
         }
@@ -191,6 +194,7 @@ mod tests {
             ("scheduler", "config"),
             ("engine", "frontend"),
             ("launcher", "engine"),
+            ("engine", "client"),
         ];
         for (name, on) in wrong {
             let found = faults(name, on, "dependencies");
