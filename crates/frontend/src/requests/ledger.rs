@@ -11,6 +11,7 @@ mod entries;
 mod entry;
 mod losses;
 mod recovery;
+mod recovery_state;
 mod report;
 mod submit;
 
@@ -244,9 +245,7 @@ impl Ledger {
             }
             kind::FINISHED => {
                 let finished = Finished::decode(payload)?;
-                if let Some(submission) = self.entries.submission_mut(finished.id) {
-                    submission.finished_ns = Some(now_ns);
-                }
+                self.entries.finished(finished.id, now_ns);
                 self.with(finished.id, |request| request.finish(&finished))
             }
             kind::REJECT => {
@@ -279,7 +278,7 @@ impl Ledger {
         };
         let Some(entry) = self.entries.open(id).filter(is_new) else { return };
         let (received_ns, before_ns) = (entry.received_ns, entry.token_ns.replace(now_ns));
-        if let Some(lost_ns) = entry.recovery.lost_ns.take() {
+        if let Some(lost_ns) = entry.recovery.token_came() {
             metrics.interruption.observe_ns(now_ns.saturating_sub(lost_ns));
         }
         metrics.live_generated_tokens.add(count);
@@ -374,7 +373,7 @@ impl Ledger {
 
     /// Where the time of a request went up to now.
     pub(crate) fn timeline(&self, id: RequestId, received_ns: u64) -> Timeline {
-        let earlier = self.entries.get(id).and_then(|entry| entry.recovery.earlier.as_deref());
+        let earlier = self.entries.get(id).and_then(|entry| entry.recovery.earlier());
         let stamps = Stamps::of_slot(self.slot(id), id.generation, earlier);
         Timeline::of_slot(self.slot(id), id.generation, &stamps, received_ns, (self.setup.clock)())
     }

@@ -65,8 +65,9 @@ impl Entries {
         self.get_mut(id).filter(|entry| entry.place != Place::Closed)
     }
 
-    /// Gives the slot of `entry`, which [`Entries::next_free`] named, to it.
-    pub(super) fn insert(&mut self, entry: Entry) {
+    /// Gives the slot of `entry`, which [`Entries::next_free`] named, to it. `place` is where the request is.
+    pub(super) fn insert(&mut self, mut entry: Entry, place: Place) {
+        entry.place = place;
         let slot = self.free.pop_front();
         assert_eq!(slot, Some(entry.id.slot), "a request has the slot that is free");
         self.parked += usize::from(entry.is_parked());
@@ -99,8 +100,21 @@ impl Entries {
         self.put(id, Place::Closed);
     }
 
-    /// Notes what happened to a request that is with its roles.
-    pub(super) fn submission_mut(&mut self, id: RequestId) -> Option<&mut Submission> {
+    /// The engine's account of a request came.
+    pub(super) fn finished(&mut self, id: RequestId, now_ns: u64) {
+        if let Some(submission) = self.submission_mut(id) {
+            submission.finished_ns = Some(now_ns);
+        }
+    }
+
+    /// The engine that finished a request has died.
+    pub(super) fn engine_died(&mut self, id: RequestId) {
+        if let Some(submission) = self.submission_mut(id) {
+            submission.engine_died = true;
+        }
+    }
+
+    fn submission_mut(&mut self, id: RequestId) -> Option<&mut Submission> {
         match &mut self.get_mut(id)?.place {
             Place::Submitted(submission) => Some(submission),
             Place::Parked { .. } | Place::Closed => None,

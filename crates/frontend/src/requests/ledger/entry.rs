@@ -1,7 +1,7 @@
 //! One request of the ledger: what it is waiting for, and what it needs to go on after a death.
 
+use super::recovery_state::Recovery;
 use crate::limits::PROBATION_MAX;
-use crate::observe::timeline::Stamps;
 use crate::requests::outgoing::Job;
 use crate::requests::request::Request;
 use pinion_protocol::RequestId;
@@ -20,7 +20,7 @@ pub(super) struct Entry {
     /// When the latest token came.
     pub(super) token_ns: Option<u64>,
     pub(super) recovery: Recovery,
-    /// Changed by [`Entries`](super::entries::Entries) alone.
+    /// Changed by [`Entries`](super::entries::Entries) alone, as `id` is.
     pub(super) place: Place,
 }
 
@@ -51,20 +51,6 @@ pub(super) struct Submission {
     pub(super) engine_died: bool,
 }
 
-/// What outlives a death.
-pub(super) struct Recovery {
-    /// What was asked; none once it was sent if requests do not go on here.
-    pub(super) job: Option<Job>,
-    /// How much the request is suspected of the deaths of roles that held it.
-    pub(super) suspicion: u32,
-    /// Times that it went on.
-    pub(super) resumptions: u32,
-    /// CLOCK_MONOTONIC ns of the death, until the next token comes.
-    pub(super) lost_ns: Option<u64>,
-    /// Its stages before the last death.
-    pub(super) earlier: Option<Box<Stamps>>,
-}
-
 /// How far a request is; docs/ARCHITECTURE.md has the diagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryState {
@@ -90,7 +76,7 @@ impl Entry {
             received_ns,
             client_done: false,
             token_ns: None,
-            recovery: Recovery { job: Some(job), suspicion: 0, resumptions: 0, lost_ns: None, earlier: None },
+            recovery: Recovery::new(job),
             place: Place::Parked { opened: false },
         }
     }
@@ -134,7 +120,7 @@ impl Entry {
     pub(super) fn is_on_probation(&self, now_ns: u64) -> bool {
         let request = self.request.borrow();
         self.submission().is_some_and(|submission| {
-            self.recovery.resumptions > 0
+            self.recovery.resumptions() > 0
                 && !over(submission.at_ns, PROBATION_MAX, now_ns)
                 && request.outcome().is_none()
                 && request.ids().len() == submission.tokens_before

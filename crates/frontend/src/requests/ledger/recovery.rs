@@ -5,7 +5,7 @@
 //! A request may be the cause of the death. One that made no progress since its last submission is suspect, and more so
 //! if the role was computing it; a role that was killed to replace a corrupt edge makes no request suspect. The others
 //! resume first, all together; a suspect resumes alone, when all that went before have moved on. So a request that
-//! kills a role each time comes to be alone with it, and is given up ([`QUARANTINE`]) without taking others along:
+//! kills a role each time comes to be alone with it, and is given up (`recovery_state`) without taking others along:
 //! docs/design/0009-recovery.md.
 
 use super::Ledger;
@@ -19,10 +19,6 @@ use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
 const HELD: u32 = 1;
 /// A role died that was at work on it.
 const WORKED_ON: u32 = 2;
-/// From so much suspicion on, a request goes alone.
-const ALONE: u32 = 2;
-/// With so much it is given up: two deaths at work on it, or four that had it.
-const QUARANTINE: u32 = 4;
 
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
@@ -38,12 +34,8 @@ impl Ledger {
             parked += usize::from(self.interrupt(*id, peer, cause));
         }
         if peer.role == Role::Engine {
-            for id in self.ids(|_, request| request.lacks_only_text()) {
-                self.entries
-                    .submission_mut(id)
-                    .into_iter()
-                    .for_each(|submission| submission.engine_died = true);
-            }
+            let orphans = self.ids(|_, request| request.lacks_only_text());
+            orphans.into_iter().for_each(|id| self.entries.engine_died(id));
         }
         if self.draining {
             self.give_up_unserved();
@@ -97,7 +89,7 @@ impl Ledger {
         self.entries.get(id).is_some_and(|entry| {
             let engine_died = entry.submission().is_some_and(|submission| submission.engine_died);
             let open = entry.request.borrow().outcome().is_none();
-            engine_died && entry.recovery.job.is_some() && open && !self.draining
+            engine_died && entry.recovery.job().is_some() && open && !self.draining
         })
     }
 
@@ -154,15 +146,13 @@ impl Ledger {
             entry.submission().is_some_and(|submission| request.ids().len() > submission.tokens_before);
         drop(request);
         let role = peer.role.name();
-        if over || draining || entry.recovery.job.is_none() {
+        if over || draining || entry.recovery.job().is_none() {
             self.cut |= draining && !over;
             let message = format!("the {role} restarted while it held this request; send it again");
             self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
             return false;
         }
-        let recovery = &mut entry.recovery;
-        recovery.suspicion = if moved { 0 } else { recovery.suspicion + weight };
-        if recovery.suspicion >= QUARANTINE {
+        if !entry.recovery.suspect(moved, weight) {
             self.metrics.quarantined.add(1);
             let message = format!("the {role} died again and again while it worked on this request");
             self.give_up(&[id], &Fault::new(FaultCode::RoleRestarted, message));
@@ -176,12 +166,10 @@ impl Ledger {
     pub(super) fn park(&mut self, id: RequestId) {
         let Some(slot) = self.setup.table.slot(usize::from(id.slot)) else { return };
         let Some(entry) = self.entries.get_mut(id) else { return };
-        let recovery = &mut entry.recovery;
-        let stamps = Stamps::of_slot(Some(slot), id.generation, recovery.earlier.as_deref());
+        let stamps = Stamps::of_slot(Some(slot), id.generation, entry.recovery.earlier());
         let [prompt_tokens, cached_tokens] = [Counter::PromptTokens, Counter::CachedTokens]
             .map(|counter| slot.counter(id.generation, counter as usize));
-        recovery.earlier = Some(Box::new(stamps));
-        recovery.lost_ns = recovery.lost_ns.or(Some((self.setup.clock)()));
+        entry.recovery.interrupted(stamps, (self.setup.clock)());
         slot.close(id.generation);
         let renewed = RequestId { generation: slot.open(), ..id };
         slot.set_counter(renewed.generation, Counter::PromptTokens as usize, prompt_tokens);
@@ -196,11 +184,11 @@ impl Ledger {
         if self.entries.parked() == 0 {
             return;
         }
-        for id in self.ids(|entry, _| entry.is_parked() && entry.recovery.suspicion < ALONE) {
+        for id in self.ids(|entry, _| entry.is_parked() && !entry.recovery.goes_alone()) {
             self.resume(id);
         }
         let crowded = self.entries.iter().any(|entry| entry.is_on_probation(now_ns));
-        if crowded || !self.ids(|entry, _| entry.is_parked() && entry.recovery.suspicion < ALONE).is_empty() {
+        if crowded || !self.ids(|entry, _| entry.is_parked() && !entry.recovery.goes_alone()).is_empty() {
             return;
         }
         // Those that a role that is still down keeps do not hold up the others.

@@ -22,7 +22,7 @@ impl Ledger {
             Some(Outcome::Disconnected) | None => EndReason::Disconnected,
         };
         let slot = self.slot(entry.id);
-        let stamps = Stamps::of_slot(slot, entry.id.generation, entry.recovery.earlier.as_deref());
+        let stamps = Stamps::of_slot(slot, entry.id.generation, entry.recovery.earlier());
         let stamped = |stage: Stage| stamps.of(stage);
         let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
         let now_ns = (self.setup.clock)();
@@ -63,7 +63,7 @@ impl Ledger {
             reason = reason.name(),
             ttft_ms = ms(timeline.first_ns),
             e2e_ms = ms(end),
-            resumptions = entry.recovery.resumptions,
+            resumptions = entry.recovery.resumptions(),
             "request"
         );
         if request.facts.route.generates() {

@@ -22,7 +22,7 @@ impl Entry {
     pub(super) fn send_on(&mut self, outgoing: &mut Outgoing, setup: &Setup) -> Sent {
         let (id, recovery) = (self.id, &mut self.recovery);
         let mut opened = self.place == Place::Parked { opened: true };
-        let Some(job) = &recovery.job else { return Sent::Waits { opened } };
+        let Some(job) = recovery.job() else { return Sent::Waits { opened } };
         let generates = matches!(job, Job::Generate { .. });
         let Ok(way) = outgoing.choose(id.slot, generates) else { return Sent::Waits { opened } };
         let mut request = self.request.borrow_mut();
@@ -35,20 +35,17 @@ impl Entry {
         if generates && !outgoing.shows_openings(way) {
             return Sent::Waits { opened };
         }
-        let resumptions = recovery.resumptions + u32::from(recovery.earlier.is_some());
         let at_ns = (setup.clock)();
         if let Some(slot) = setup.table.slot(usize::from(id.slot)) {
-            slot.set_counter(id.generation, Counter::Resumptions as usize, u64::from(resumptions));
+            let resumptions = u64::from(recovery.resumptions_when_sent());
+            slot.set_counter(id.generation, Counter::Resumptions as usize, resumptions);
             slot.stamp(id.generation, Stage::Submitted as usize, at_ns);
         }
         if let Err(fault) = outgoing.submit(id, job, request.resume_ids(), way) {
             return Sent::Stuck { opened, fault };
         }
-        recovery.resumptions = resumptions;
+        recovery.sent(setup.resume);
         request.facts.tokenizer = way.tokenizer;
-        if !setup.resume {
-            recovery.job = None;
-        }
         let tokens_before = request.ids().len();
         Sent::Submitted(Submission { at_ns, tokens_before, finished_ns: None, engine_died: false })
     }
@@ -57,12 +54,12 @@ impl Entry {
 impl Ledger {
     /// Sends a new request on and gives it its slot, also if it has to wait. Errors: a reader is stuck.
     pub(super) fn submit_new(&mut self, mut entry: Entry) -> Result<(), Fault> {
-        entry.place = match entry.send_on(&mut self.outgoing, &self.setup) {
+        let place = match entry.send_on(&mut self.outgoing, &self.setup) {
             Sent::Submitted(submission) => Place::Submitted(submission),
             Sent::Waits { opened } => Place::Parked { opened },
             Sent::Stuck { fault, .. } => return Err(fault),
         };
-        self.entries.insert(entry);
+        self.entries.insert(entry, place);
         Ok(())
     }
 
@@ -71,7 +68,7 @@ impl Ledger {
         let Some(entry) = self.entries.get_mut(id) else { return false };
         match entry.send_on(&mut self.outgoing, &self.setup) {
             Sent::Submitted(submission) => {
-                self.metrics.resumptions.add(u64::from(entry.recovery.earlier.is_some()));
+                self.metrics.resumptions.add(u64::from(entry.recovery.earlier().is_some()));
                 self.entries.submit(id, submission);
                 true
             }
