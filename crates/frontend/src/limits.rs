@@ -78,7 +78,7 @@ pub const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Orders of one frontend under way at a time.
 pub const ORDERS_MAX: usize = 8;
 /// Time between two lines about the load.
-pub const STATS_PERIOD: Duration = Duration::from_secs(10);
+pub const LOAD_LOG_PERIOD: Duration = Duration::from_secs(10);
 /// Time between two samples of what rates of load are made from ...
 pub const LOAD_SAMPLE_PERIOD: Duration = Duration::from_secs(1);
 /// ... and how far they go back.

@@ -8,7 +8,7 @@ use crate::http::server;
 use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
 use crate::observe::health::Health;
 use crate::observe::load;
-use crate::observe::stats::{Sample, Stats};
+use crate::observe::load_log::{EngineTotals, LoadLog};
 use crate::requests::ledger::Ledger;
 use crate::requests::outgoing::Outlet;
 use pinion_config::Exit;
@@ -89,7 +89,7 @@ pub struct Reactor {
     drain: Drain,
     next_tick_ns: u64,
     /// At the first frontend only.
-    stats: Option<Stats>,
+    load_log: Option<LoadLog>,
     /// What the pages of the tokenizers say.
     memory_limit_hits: Vec<(Peer, u64)>,
 }
@@ -98,7 +98,7 @@ impl Reactor {
     /// A reactor of this session, whose connections share `app`.
     pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> Reactor {
         let (is_first, now_ns) = (session.borrow().me.index == 0, session.borrow().now_ns());
-        let stats = is_first.then(|| Stats::new(Sample::of(&app.health, now_ns)));
+        let load_log = is_first.then(|| LoadLog::new(EngineTotals::of(&app.health, now_ns)));
         let memory_limit_hits = memory_limit_hits(&app.health).collect();
         Reactor {
             session,
@@ -107,7 +107,7 @@ impl Reactor {
             accepting: None,
             drain: Drain::No,
             next_tick_ns: 0,
-            stats,
+            load_log,
             memory_limit_hits,
         }
     }
@@ -256,11 +256,11 @@ impl Reactor {
         self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
         self.app.ledger.borrow_mut().tick(now_ns);
         if self.app.load.borrow().due(now_ns) {
-            let sample = load::Sample::of(&self.app.metrics, &self.app.health, now_ns);
-            self.app.load.borrow_mut().look(sample);
+            let counts = load::Counts::of(&self.app.metrics, &self.app.health, now_ns);
+            self.app.load.borrow_mut().look(counts);
         }
-        if let Some(stats) = self.stats.as_mut().filter(|stats| stats.due(now_ns))
-            && let Some(line) = stats.line(Sample::of(&self.app.health, now_ns))
+        if let Some(log) = self.load_log.as_mut().filter(|log| log.due(now_ns))
+            && let Some(line) = log.line(EngineTotals::of(&self.app.health, now_ns))
         {
             line.log();
         }

@@ -4,7 +4,7 @@ use crate::admission::Limits;
 use crate::http::guard::Guard;
 use crate::http::pages::Documents;
 use crate::observe::health::Health;
-use crate::observe::load::{Load, Rates, Sample};
+use crate::observe::load::{Counts, Load, Rates};
 use crate::observe::metrics::Metrics;
 use crate::observe::view::{Constants, Slots, View};
 use crate::requests::ledger::Ledger;
@@ -127,7 +127,7 @@ impl App {
 
     /// Rates of the last seconds, up to now.
     pub(crate) fn rates(&self) -> Rates {
-        let now = Sample::of(&self.metrics, &self.health, clock::now_ns());
+        let now = Counts::of(&self.metrics, &self.health, clock::now_ns());
         self.load.borrow().rates(&now)
     }
 

@@ -8,7 +8,7 @@ use crate::http::pages::{self, Documents};
 use crate::http::routes::{json, whole};
 use crate::limits::RETRY_AFTER_S;
 use crate::observe::exposition::Extent;
-use crate::observe::{exposition, live};
+use crate::observe::{exposition, stats_page};
 use hyper::header::{HeaderValue, RETRY_AFTER};
 use hyper::{HeaderMap, Response, StatusCode};
 use pinion_config::SamplingDefaults;
@@ -121,7 +121,7 @@ pub(crate) fn page_file(path: &str, asked: &HeaderMap) -> Result<Response<Answer
 
 /// `GET /stats`.
 pub(crate) fn stats(app: &App) -> Response<AnswerBody> {
-    json(StatusCode::OK, live::page(&app.view()).to_string())
+    json(StatusCode::OK, stats_page::page(&app.view()).to_string())
 }
 
 /// `GET /debug/slow`: the slowest requests of the last hour that this frontend served.

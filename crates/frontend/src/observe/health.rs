@@ -17,17 +17,28 @@ pub struct Health {
 impl Health {
     /// A word of a page; 0 where there is none.
     pub fn word(page: &Page, index: usize) -> u64 {
-        if index < page.len() { page.get(index) } else { 0 }
+        word(page, index)
     }
 
     /// Age of a page's heartbeat in nanoseconds.
     pub fn heartbeat_age_ns(page: &Page, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(Health::word(page, Gauge::HeartbeatNs as usize))
+        now_ns.saturating_sub(gauge(page, Gauge::HeartbeatNs))
     }
 
     /// The phase that a role's page shows.
     pub fn phase(page: &Page) -> Option<Phase> {
-        Phase::from_word(Health::word(page, Gauge::Phase as usize))
+        Phase::from_word(gauge(page, Gauge::Phase))
+    }
+
+    /// The status pages of one role's processes.
+    pub(crate) fn pages_of(&self, role: Role) -> impl Iterator<Item = (Peer, &Page)> {
+        let of_role = self.pages.iter().filter(move |(peer, _)| peer.role == role);
+        of_role.map(|(peer, page)| (*peer, page))
+    }
+
+    /// A gauge summed over a role's processes.
+    pub(crate) fn sum(&self, role: Role, of: Gauge) -> u64 {
+        self.pages_of(role).map(|(_, page)| gauge(page, of)).sum()
     }
 
     /// The roles that requests need, each with its page. Other frontends do not count.
@@ -58,7 +69,7 @@ impl Health {
                     "the {peer} has not moved for {age_s:.1} s: no role is restarted meanwhile"
                 ));
             }
-            let corrupt = Health::word(page, Gauge::CorruptEdges as usize);
+            let corrupt = gauge(page, Gauge::CorruptEdges);
             if !is_launcher && corrupt > 0 {
                 problems.push(format!("{peer} has {corrupt} corrupt edges, which wait to be replaced"));
             }
@@ -75,15 +86,25 @@ impl Health {
                 }
                 _ => [Gauge::LogLinesDropped as usize, Gauge::LogLosing as usize],
             };
-            (*peer, Health::word(page, dropped), Health::word(page, losing) > 0)
+            (*peer, word(page, dropped), word(page, losing) > 0)
         })
     }
 
     /// Whether every role takes new work.
     pub fn all_ready(&self) -> bool {
-        let sound = |page| Health::word(page, Gauge::CorruptEdges as usize) == 0;
+        let sound = |page| gauge(page, Gauge::CorruptEdges) == 0;
         self.needed().all(|(_, page)| Health::phase(page) == Some(Phase::Ready) && sound(page))
     }
+}
+
+/// A gauge of a role's page.
+pub(crate) fn gauge(page: &Page, gauge: Gauge) -> u64 {
+    word(page, gauge as usize)
+}
+
+/// A word of a page; 0 where the page has none.
+pub(crate) fn word(page: &Page, index: usize) -> u64 {
+    if index < page.len() { page.get(index) } else { 0 }
 }
 
 #[cfg(test)]

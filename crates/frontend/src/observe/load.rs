@@ -1,9 +1,9 @@
 //! How busy this replica is, for what chooses among replicas: rates of the last seconds, and `GET /v1/loads`.
 //!
-//! [`Load`] is pure: samples go in, rates come out. The reactor puts them in; `orca` and `loads` read.
+//! [`Load`] is pure: counts go in, rates come out. The reactor puts them in; `orca` and `loads` read.
 
 use crate::limits::{LOAD_SAMPLE_PERIOD, LOAD_WINDOW};
-use crate::observe::health::Health;
+use crate::observe::health::{Health, gauge};
 use crate::observe::metrics::Metrics;
 use crate::observe::view::View;
 use pinion_protocol::Role;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 /// Counts at one time, from which rates are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct Counts {
     /// CLOCK_MONOTONIC ns.
     pub at_ns: u64,
     /// Generations that this frontend answered.
@@ -25,12 +25,12 @@ pub struct Sample {
     pub generated: Vec<u64>,
 }
 
-impl Sample {
+impl Counts {
     /// The counts now.
-    pub fn of(metrics: &Metrics, health: &Health, at_ns: u64) -> Sample {
+    pub fn of(metrics: &Metrics, health: &Health, at_ns: u64) -> Counts {
         let (answered, failed) = metrics.answered_and_failed();
-        let generated = engines(health).map(|(_, page)| word(page, Gauge::GeneratedTokens)).collect();
-        Sample { at_ns, answered, failed, generated }
+        let generated = engines(health).map(|(_, page)| gauge(page, Gauge::GeneratedTokens)).collect();
+        Counts { at_ns, answered, failed, generated }
     }
 }
 
@@ -48,19 +48,19 @@ pub struct Rates {
 /// The samples of the last seconds, oldest first.
 #[derive(Debug, Default)]
 pub struct Load {
-    samples: VecDeque<Sample>,
+    samples: VecDeque<Counts>,
 }
 
 impl Load {
     /// Whether the last sample is old enough for the next one.
     pub fn due(&self, now_ns: u64) -> bool {
-        let age_ns = |sample: &Sample| u128::from(now_ns.saturating_sub(sample.at_ns));
+        let age_ns = |sample: &Counts| u128::from(now_ns.saturating_sub(sample.at_ns));
         self.samples.back().is_none_or(|last| age_ns(last) >= LOAD_SAMPLE_PERIOD.as_nanos())
     }
 
     /// Keeps a sample that is due, and forgets those that are too old.
-    pub fn look(&mut self, now: Sample) {
-        let age_ns = |sample: &Sample| u128::from(now.at_ns.saturating_sub(sample.at_ns));
+    pub fn look(&mut self, now: Counts) {
+        let age_ns = |sample: &Counts| u128::from(now.at_ns.saturating_sub(sample.at_ns));
         while self.samples.front().is_some_and(|first| age_ns(first) > LOAD_WINDOW.as_nanos()) {
             self.samples.pop_front();
         }
@@ -69,8 +69,8 @@ impl Load {
 
     /// Rates from the oldest sample to `now`. Time below one sample's period counts as one: a first answer is one per
     /// second, not a thousand. A count that went back is that of a restarted engine and begins at zero.
-    pub fn rates(&self, now: &Sample) -> Rates {
-        let nothing = Sample { at_ns: now.at_ns, ..Sample::default() };
+    pub fn rates(&self, now: &Counts) -> Rates {
+        let nothing = Counts { at_ns: now.at_ns, ..Counts::default() };
         let first = self.samples.front().unwrap_or(&nothing);
         let ns = u128::from(now.at_ns.saturating_sub(first.at_ns)).max(LOAD_SAMPLE_PERIOD.as_nanos());
         let rate = |new: u64, old: u64| {
@@ -99,10 +99,10 @@ pub(crate) struct Engine {
 impl Engine {
     fn of(page: &Page) -> Engine {
         Engine {
-            running: word(page, Gauge::RequestsRunning),
-            waiting: word(page, Gauge::RequestsWaiting) + word(page, Gauge::RequestsDeferred),
-            blocks_used: word(page, Gauge::KvBlocksUsed),
-            blocks_total: word(page, Gauge::KvBlocksTotal),
+            running: gauge(page, Gauge::RequestsRunning),
+            waiting: gauge(page, Gauge::RequestsWaiting) + gauge(page, Gauge::RequestsDeferred),
+            blocks_used: gauge(page, Gauge::KvBlocksUsed),
+            blocks_total: gauge(page, Gauge::KvBlocksTotal),
         }
     }
 
@@ -130,12 +130,7 @@ impl Engine {
 
 /// Engines of this service, each with its index and page.
 pub(crate) fn engines(health: &Health) -> impl Iterator<Item = (u16, &Page)> {
-    let engines = health.pages.iter().filter(|(peer, _)| peer.role == Role::Engine);
-    engines.map(|(peer, page)| (peer.index, page))
-}
-
-fn word(page: &Page, gauge: Gauge) -> u64 {
-    Health::word(page, gauge as usize)
+    health.pages_of(Role::Engine).map(|(peer, page)| (peer.index, page))
 }
 
 /// Four decimals are enough to choose by.
@@ -151,7 +146,7 @@ pub(crate) fn loads(view: &View<'_>, rates: &Rates, unix_s: u64) -> Value {
         .zip(&rates.generated)
         .map(|((index, page), generated)| {
             let engine = Engine::of(page);
-            let queried = word(page, Gauge::PrefixQueryTokens).max(1) as f64;
+            let queried = gauge(page, Gauge::PrefixQueryTokens).max(1) as f64;
             json!({
                 "dp_rank": index,
                 "num_running_reqs": engine.running,
@@ -161,7 +156,7 @@ pub(crate) fn loads(view: &View<'_>, rates: &Rates, unix_s: u64) -> Value {
                 "max_total_num_tokens": engine.blocks_total * block_size,
                 "token_usage": rounded(engine.kv_share()),
                 "gen_throughput": rounded(*generated),
-                "cache_hit_rate": rounded(word(page, Gauge::PrefixHitTokens) as f64 / queried),
+                "cache_hit_rate": rounded(gauge(page, Gauge::PrefixHitTokens) as f64 / queried),
                 "utilization": rounded(engine.utilization(places)),
                 "max_running_requests": places,
             })
@@ -194,8 +189,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn sample(at_s: u64, answered: u64, generated: u64) -> Sample {
-        Sample { at_ns: at_s * SECOND, answered, failed: 0, generated: vec![generated] }
+    fn sample(at_s: u64, answered: u64, generated: u64) -> Counts {
+        Counts { at_ns: at_s * SECOND, answered, failed: 0, generated: vec![generated] }
     }
 
     #[test]

@@ -3,12 +3,12 @@
 pub(crate) mod exposition;
 pub mod health;
 pub mod incidents;
-pub(crate) mod live;
 pub mod load;
+pub mod load_log;
 pub mod metrics;
 pub(crate) mod orca;
 pub(crate) mod slow;
-pub mod stats;
+pub(crate) mod stats_page;
 pub mod timeline;
 pub(crate) mod trace;
 pub(crate) mod view;

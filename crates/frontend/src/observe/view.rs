@@ -1,6 +1,6 @@
 //! What the pages about this service are made from, at one moment.
 
-use crate::observe::health::Health;
+use crate::observe::health::{Health, gauge, word};
 use crate::observe::metrics::Metrics;
 use pinion_config::Topology;
 use pinion_protocol::status::{Gauge, LauncherGauge};
@@ -58,8 +58,7 @@ pub(crate) struct Slots {
 impl<'a> View<'a> {
     /// The status pages of one role's processes.
     pub(crate) fn pages(&self, role: Role) -> impl Iterator<Item = (Peer, &'a Page)> + 'a {
-        let of_role = self.health.pages.iter().filter(move |(peer, _)| peer.role == role);
-        of_role.map(|(peer, page)| (*peer, page))
+        self.health.pages_of(role)
     }
 
     /// The pages of all roles but the launcher.
@@ -70,12 +69,12 @@ impl<'a> View<'a> {
 
     /// A gauge summed over a role's processes.
     pub(crate) fn sum(&self, role: Role, gauge: Gauge) -> u64 {
-        self.pages(role).map(|(_, page)| Health::word(page, gauge as usize)).sum()
+        self.health.sum(role, gauge)
     }
 
     /// The largest value of a gauge of the engines.
-    pub(crate) fn longest_ns(&self, gauge: Gauge) -> u64 {
-        self.pages(Role::Engine).map(|(_, page)| Health::word(page, gauge as usize)).max().unwrap_or(0)
+    pub(crate) fn longest_ns(&self, of: Gauge) -> u64 {
+        self.pages(Role::Engine).map(|(_, page)| gauge(page, of)).max().unwrap_or(0)
     }
 
     pub(crate) fn launcher_page(&self) -> Option<&'a Page> {
@@ -84,6 +83,6 @@ impl<'a> View<'a> {
 
     /// A gauge of the launcher; 0 where its page is missing.
     pub(crate) fn launcher(&self, gauge: LauncherGauge) -> u64 {
-        self.launcher_page().map_or(0, |page| Health::word(page, gauge as usize))
+        self.launcher_page().map_or(0, |page| word(page, gauge as usize))
     }
 }

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_folder_names_what_its_row_allows() {
         for (path, text) in [
-            ("http/info.rs", "use crate::observe::live; use crate::{openapi, ui};"),
+            ("http/info.rs", "use crate::observe::load; use crate::{openapi, ui};"),
             ("requests/ledger.rs", "use crate::requests::ticket::Ticket; use super::outgoing::Job;"),
             ("requests/ledger/losses.rs", "use super::super::ticket::Ticket;"),
             ("observe/mod.rs", "// crate::http\nconst A: &str = \"crate::http\"; pub(crate) mod http;"),

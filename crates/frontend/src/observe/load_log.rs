@@ -1,15 +1,15 @@
 //! The line that an operator sees every ten seconds while the service works: token rates, requests, KV cache.
 //!
-//! Pure: samples go in, a line or nothing comes out. Only the first frontend says it, since it is about the engines.
+//! Pure: totals go in, a line or nothing comes out. Only the first frontend writes it, since it is about the engines.
 
-use crate::limits::STATS_PERIOD;
+use crate::limits::LOAD_LOG_PERIOD;
 use crate::observe::health::Health;
 use pinion_protocol::Role;
 use pinion_protocol::status::Gauge;
 
 /// What the engines' status pages said at one time, summed over engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct EngineTotals {
     /// CLOCK_MONOTONIC ns.
     pub at_ns: u64,
     /// Prompt tokens computed so far.
@@ -26,14 +26,11 @@ pub struct Sample {
     pub kv_blocks: u64,
 }
 
-impl Sample {
+impl EngineTotals {
     /// Reads the pages.
-    pub fn of(health: &Health, at_ns: u64) -> Sample {
-        let sum = |gauge: Gauge| {
-            let engines = health.pages.iter().filter(|(peer, _)| peer.role == Role::Engine);
-            engines.map(|(_, page)| Health::word(page, gauge as usize)).sum()
-        };
-        Sample {
+    pub fn of(health: &Health, at_ns: u64) -> EngineTotals {
+        let sum = |gauge| health.sum(Role::Engine, gauge);
+        EngineTotals {
             at_ns,
             prompt_tokens: sum(Gauge::PromptTokens),
             generated_tokens: sum(Gauge::GeneratedTokens),
@@ -62,24 +59,24 @@ pub struct Line {
 
 /// Remembers the last look.
 #[derive(Debug)]
-pub struct Stats {
-    last: Sample,
+pub struct LoadLog {
+    last: EngineTotals,
 }
 
-impl Stats {
+impl LoadLog {
     /// The first period begins at `first`.
-    pub fn new(first: Sample) -> Stats {
-        Stats { last: first }
+    pub fn new(first: EngineTotals) -> LoadLog {
+        LoadLog { last: first }
     }
 
     /// Whether it is time to look again.
     pub fn due(&self, now_ns: u64) -> bool {
-        u128::from(now_ns.saturating_sub(self.last.at_ns)) >= STATS_PERIOD.as_nanos()
+        u128::from(now_ns.saturating_sub(self.last.at_ns)) >= LOAD_LOG_PERIOD.as_nanos()
     }
 
     /// The line for the period that ends with `now`; none if nothing happened in it. A counter that went back is
     /// that of a restarted engine, and counts from zero.
-    pub fn line(&mut self, now: Sample) -> Option<Line> {
+    pub fn line(&mut self, now: EngineTotals) -> Option<Line> {
         let last = std::mem::replace(&mut self.last, now);
         let seconds = now.at_ns.saturating_sub(last.at_ns) as f64 / 1e9;
         let grown = |new: u64, old: u64| if new >= old { new - old } else { new };
@@ -121,11 +118,11 @@ mod tests {
 
     #[test]
     fn a_line_is_said_when_something_happened_and_rates_survive_a_restart() {
-        let idle = Sample { at_ns: SECOND, kv_blocks: 50, ..Sample::default() };
-        let mut stats = Stats::new(idle);
-        assert!(!stats.due(SECOND) && !stats.due(10 * SECOND) && stats.due(11 * SECOND));
-        assert_eq!(stats.line(Sample { at_ns: 11 * SECOND, ..idle }), None);
-        let busy = Sample {
+        let idle = EngineTotals { at_ns: SECOND, kv_blocks: 50, ..EngineTotals::default() };
+        let mut log = LoadLog::new(idle);
+        assert!(!log.due(SECOND) && !log.due(10 * SECOND) && log.due(11 * SECOND));
+        assert_eq!(log.line(EngineTotals { at_ns: 11 * SECOND, ..idle }), None);
+        let busy = EngineTotals {
             at_ns: 21 * SECOND,
             prompt_tokens: 100,
             generated_tokens: 25,
@@ -134,16 +131,16 @@ mod tests {
             kv_blocks_used: 10,
             ..idle
         };
-        let line = stats.line(busy).unwrap();
+        let line = log.line(busy).unwrap();
         assert_eq!((line.prompt_tokens_per_s, line.generated_tokens_per_s), (10.0, 2.5));
         assert_eq!((line.running, line.waiting, line.kv_percent), (2, 1, 20.0));
-        assert!(!stats.due(30 * SECOND) && stats.due(31 * SECOND));
+        assert!(!log.due(30 * SECOND) && log.due(31 * SECOND));
 
-        let restarted = Sample { at_ns: 31 * SECOND, generated_tokens: 5, ..idle };
-        let line = stats.line(restarted).unwrap();
+        let restarted = EngineTotals { at_ns: 31 * SECOND, generated_tokens: 5, ..idle };
+        let line = log.line(restarted).unwrap();
         assert_eq!((line.prompt_tokens_per_s, line.generated_tokens_per_s), (0.0, 0.5));
-        let waits = Sample { at_ns: 41 * SECOND, waiting: 1, generated_tokens: 5, ..idle };
-        assert!(stats.line(waits).is_some(), "a request that only waits is worth a line");
-        assert_eq!(stats.line(Sample { at_ns: 51 * SECOND, waiting: 0, ..waits }), None);
+        let waits = EngineTotals { at_ns: 41 * SECOND, waiting: 1, generated_tokens: 5, ..idle };
+        assert!(log.line(waits).is_some(), "a request that only waits is worth a line");
+        assert_eq!(log.line(EngineTotals { at_ns: 51 * SECOND, waiting: 0, ..waits }), None);
     }
 }

@@ -3,8 +3,8 @@
 //! takes differences. Its counters, gauges and histograms are on `/metrics` too.
 
 use crate::observe::health::Health;
+use crate::observe::load_log::EngineTotals;
 use crate::observe::metrics::Histogram;
-use crate::observe::stats::Sample;
 use crate::observe::view::View;
 use pinion_protocol::status::{Gauge, LauncherGauge};
 use pinion_protocol::{Peer, Role};
@@ -17,7 +17,7 @@ pub(crate) fn page(view: &View<'_>) -> Value {
     let problems = health.problems(&slots.down, *now_ns);
     let sum = |gauge| view.sum(Role::Engine, gauge);
     let longest_ms = |gauge| view.longest_ns(gauge) as f64 / 1e6;
-    let load = Sample::of(health, *now_ns);
+    let load = EngineTotals::of(health, *now_ns);
     let roles: Vec<Value> =
         health.pages.iter().map(|(peer, page)| role(*peer, page, &slots.down, *now_ns)).collect();
     json!({
