@@ -4,7 +4,7 @@
 # two cores, most of it builds.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt tidy loom clippy tests clients checks no_torch cuda gpu_dry_run
+#   deploy/test.sh STEP ...   only these: fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run
 #   deploy/test.sh unit       the part of `tests` that starts no processes; deploy/test.sh processes, the rest of it
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
@@ -20,6 +20,9 @@ export OMP_NUM_THREADS=1
 step_fmt() { cargo fmt --all --check; }
 
 step_clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings; }
+
+# Broken links and malformed examples in the documentation of our own crates.
+step_docs() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked; }
 
 # Built with the whole workspace, which the tests need too: alone it would have dependencies with other features.
 step_tidy() {
@@ -252,7 +255,7 @@ step_packages() {
     say "left out: ${left_out[*]:-nothing}"
 }
 
-STEPS=(fmt tidy loom clippy tests clients checks no_torch cuda gpu_dry_run)
+STEPS=(fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
