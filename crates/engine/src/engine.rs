@@ -8,6 +8,7 @@ use crate::batch::{Batch, PlanShaping};
 use crate::constraints::Constraints;
 use crate::ports::Ports;
 use crate::publish::Streams;
+use crate::step_sizes::StepSizes;
 use pinion_grammar::Grammars;
 use pinion_model::{DeviceMemory, Pipeline, RowOutcome, StepError, StepOutput};
 use pinion_os::clock;
@@ -105,6 +106,7 @@ pub struct Engine {
     pub(crate) step: u64,
     /// Why the latest steps failed, without one between them that did not.
     failures: Vec<String>,
+    step_sizes: StepSizes,
 }
 
 impl Engine {
@@ -130,6 +132,7 @@ impl Engine {
             running_since_ns: 0,
             step: 0,
             failures: Vec::new(),
+            step_sizes: StepSizes::default(),
             pipeline,
             sizes,
         }
@@ -297,7 +300,9 @@ impl Engine {
     fn commit(&mut self, ports: &mut impl Ports) {
         self.publish_prompts(ports);
         let now_ns = ports.now_ns();
-        self.step = self.scheduler.oldest_plan().step;
+        let plan = self.scheduler.oldest_plan();
+        self.step = plan.step;
+        self.step_sizes.count(plan.token_count, ports);
         for event in self.scheduler.commit(&self.results) {
             self.constraints.committed(event);
             self.streams.token(event, self.output.logprobs(event.row as usize));

@@ -21,6 +21,7 @@ mod recorded;
 mod recorded_device;
 mod replay_main;
 mod role;
+mod step_sizes;
 pub mod tape;
 
 pub use engine::{Broken, Engine, Sizes, Turn};

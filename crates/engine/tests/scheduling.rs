@@ -6,7 +6,7 @@ use pinion_engine::{Sizes, Turn};
 use pinion_model::fake_token;
 use pinion_protocol::Sampling;
 use pinion_protocol::names::Counter;
-use pinion_protocol::status::Gauge;
+use pinion_protocol::status::{Gauge, STEP_SIZES};
 use pinion_scheduler::{Admission, Limits, Policy};
 use rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 
@@ -43,6 +43,11 @@ fn run(policy: Policy) -> (Rig, u32) {
         cached += u64::from(finished.cached_tokens);
     }
     assert_eq!(rig.gauge(Gauge::KvBlocksUsed), 0, "no request holds the cached blocks");
+    let sizes = STEP_SIZES.map(|(bound, gauge)| (u64::from(bound), rig.gauge(gauge)));
+    assert_eq!(sizes.iter().map(|(_, steps)| steps).sum::<u64>(), rig.gauge(Gauge::Steps));
+    let (tokens, most) =
+        (rig.gauge(Gauge::StepTokens), sizes.iter().map(|(bound, steps)| bound * steps).sum());
+    assert!(rig.gauge(Gauge::PromptTokens) < tokens && tokens <= most, "{sizes:?} {tokens}");
     assert_eq!(cached, rig.gauge(Gauge::PrefixHitTokens));
     (rig, turns)
 }

@@ -139,6 +139,10 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
             (Gauge::PrefixQueryTokens, 100),
             (Gauge::PrefixHitTokens, 48),
             (Gauge::RequestsDeferred, 7),
+            (Gauge::StepsTo1, 1),
+            (Gauge::StepsTo64, 2),
+            (Gauge::StepsAbove, 1),
+            (Gauge::StepTokens, 20_500),
         ] {
             h.engine_page.set(gauge as usize, value);
         }
@@ -153,8 +157,14 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
             ("gpu_cache_usage_perc", 0.25),
             ("gpu_prefix_cache_queries_total", 100.0),
             ("gpu_prefix_cache_hits_total", 48.0),
+            ("iteration_tokens_total_count", 4.0),
+            ("iteration_tokens_total_sum", 20_500.0),
         ] {
             assert_eq!(page.value(&format!("vllm:{name}{of_engine}")), value, "{name}");
+        }
+        for (bound, steps) in [("1.0", 1.0), ("32.0", 1.0), ("64.0", 3.0), ("16384.0", 3.0), ("+Inf", 4.0)] {
+            let labels = format!("{{model_name=\"tiny\",engine=\"0\",le=\"{bound}\"}}");
+            assert_eq!(page.value(&format!("vllm:iteration_tokens_total_bucket{labels}")), steps, "{bound}");
         }
         for (reason, value) in [("capacity", 5.0), ("deferred", 7.0)] {
             let labels = format!("{{model_name=\"tiny\",engine=\"0\",reason=\"{reason}\"}}");
@@ -206,6 +216,8 @@ fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
             ("e2e_request_latency_seconds_count", 1.0),
             ("prompt_tokens_cached_total", 1.0),
             ("request_params_n_sum", 1.0),
+            ("request_max_num_generation_tokens_sum", 4.0),
+            ("request_max_num_generation_tokens_count", 1.0),
             ("request_params_max_tokens_sum", 9.0),
             ("request_queue_time_seconds_sum", 0.1),
             ("request_prefill_time_seconds_sum", 0.2),
@@ -222,5 +234,27 @@ fn tokens_and_times_are_counted_as_they_come_and_requests_when_they_end() {
             let labels = format!("{{model_name=\"tiny\",engine=\"0\",finished_reason=\"{reason}\"}}");
             assert_eq!(page.value(&format!("vllm:request_success_total{labels}")), count, "{reason}");
         }
+    });
+}
+
+#[test]
+fn the_longest_choice_of_a_prompt_counts_once() {
+    run(Options::default(), |h| async move {
+        let body = r#"{"prompt":["hi","ho"],"n":2,"max_tokens":9}"#;
+        let client = h.post_raw("/v1/completions", body).await;
+        for tokens in [1, 3, 2, 2] {
+            let id = h.submit().await.id;
+            let ids: Vec<u32> = (0..tokens).collect();
+            h.delta(id, 0, &ids, "a", DELTA_LAST);
+            h.finish(id, FinishReason::Stop, tokens);
+        }
+        assert!(harness::Reply::read(client).await.complete);
+        let page = scrape(&h).await;
+        let of = |part: &str| {
+            page.value(&format!(
+                "vllm:request_max_num_generation_tokens_{part}{{model_name=\"tiny\",engine=\"0\"}}"
+            ))
+        };
+        assert_eq!((of("count"), of("sum")), (2.0, 5.0));
     });
 }

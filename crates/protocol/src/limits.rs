@@ -10,7 +10,7 @@ pub const STAGE_COUNT: usize = 16;
 /// Counters kept in a slot.
 pub const COUNTER_COUNT: usize = 16;
 /// Gauges on a status page.
-pub const GAUGE_COUNT: usize = 64;
+pub const GAUGE_COUNT: usize = 80;
 /// Stop strings of one request.
 pub const STOP_STRINGS_MAX: usize = 16;
 /// Bytes of one stop string.

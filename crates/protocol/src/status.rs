@@ -91,7 +91,57 @@ pub enum Gauge {
     RequestsDeferred = 55,
     /// Times that a process of the role has ended because it reached its memory limit.
     MemoryLimitHits = 54,
+    /// Engine: steps of at most 1 tokens and more than the bucket before holds.
+    StepsTo1 = 64,
+    /// Engine: steps of at most 8 tokens and more than the bucket before holds.
+    StepsTo8 = 65,
+    /// Engine: steps of at most 16 tokens and more than the bucket before holds.
+    StepsTo16 = 66,
+    /// Engine: steps of at most 32 tokens and more than the bucket before holds.
+    StepsTo32 = 67,
+    /// Engine: steps of at most 64 tokens and more than the bucket before holds.
+    StepsTo64 = 68,
+    /// Engine: steps of at most 128 tokens and more than the bucket before holds.
+    StepsTo128 = 69,
+    /// Engine: steps of at most 256 tokens and more than the bucket before holds.
+    StepsTo256 = 70,
+    /// Engine: steps of at most 512 tokens and more than the bucket before holds.
+    StepsTo512 = 71,
+    /// Engine: steps of at most 1024 tokens and more than the bucket before holds.
+    StepsTo1024 = 72,
+    /// Engine: steps of at most 2048 tokens and more than the bucket before holds.
+    StepsTo2048 = 73,
+    /// Engine: steps of at most 4096 tokens and more than the bucket before holds.
+    StepsTo4096 = 74,
+    /// Engine: steps of at most 8192 tokens and more than the bucket before holds.
+    StepsTo8192 = 75,
+    /// Engine: steps of at most 16384 tokens and more than the bucket before holds.
+    StepsTo16384 = 76,
+    /// Engine: steps of more tokens.
+    StepsAbove = 77,
+    /// Engine: tokens of all steps.
+    StepTokens = 78,
 }
+
+/// The buckets of steps by their tokens, with their upper bounds: vLLM's.
+pub const STEP_SIZES: [(u32, Gauge); 14] = [
+    (1, Gauge::StepsTo1),
+    (8, Gauge::StepsTo8),
+    (16, Gauge::StepsTo16),
+    (32, Gauge::StepsTo32),
+    (64, Gauge::StepsTo64),
+    (128, Gauge::StepsTo128),
+    (256, Gauge::StepsTo256),
+    (512, Gauge::StepsTo512),
+    (1024, Gauge::StepsTo1024),
+    (2048, Gauge::StepsTo2048),
+    (4096, Gauge::StepsTo4096),
+    (8192, Gauge::StepsTo8192),
+    (16384, Gauge::StepsTo16384),
+    (u32::MAX, Gauge::StepsAbove),
+];
+
+const _: () = assert!((Gauge::StepTokens as usize) < crate::limits::GAUGE_COUNT);
 
 /// What of the model's folder a role is taking in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -98,7 +98,7 @@ impl Rig {
             to_detokenizer: edges(DETOKENIZERS),
             to_frontend: edges(FRONTENDS),
             tables: (0..FRONTENDS).map(table).collect(),
-            page: Page::create(1, 1, 64).expect("memory for a page"),
+            page: Page::create(1, 1, pinion_protocol::limits::GAUGE_COUNT).expect("memory for a page"),
             stuck: HashSet::new(),
             stories: HashMap::new(),
             records_sent: 0,

@@ -24,6 +24,7 @@ use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
 use crate::requests::outgoing::Job;
 use crate::requests::request::{AnswerPlan, Form, Outcome};
+use crate::requests::siblings::Siblings;
 use crate::requests::ticket::Ticket;
 use crate::route::Route;
 use hyper::body::Incoming;
@@ -230,6 +231,7 @@ pub(crate) fn begin(
         app.metrics.tokens_asked.observe_many(f64::from(max_tokens), count as u64);
     }
     for prompt in prompts {
+        let siblings = Siblings::new(&app.metrics);
         for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
             let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
             let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
@@ -237,7 +239,7 @@ pub(crate) fn begin(
             let job =
                 Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
-            let origin = Origin { timings, ..origin(arrival) };
+            let origin = Origin { timings, siblings: Some(siblings.clone()), ..origin(arrival) };
             let plan = AnswerPlan {
                 calls: calls.as_ref().map(|plan| Calls::new(plan, &app.numbers.id())),
                 thoughts: reasoning.clone().map(Thoughts::new),
@@ -268,7 +270,7 @@ fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
 
 pub(crate) fn origin(arrival: &Arrival) -> Origin {
     let Arrival { route, received_ns, .. } = *arrival;
-    Origin { route, label: arrival.label.clone(), received_ns, timings: false }
+    Origin { route, label: arrival.label.clone(), received_ns, timings: false, siblings: None }
 }
 
 /// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream

@@ -261,6 +261,8 @@ pub struct Metrics {
     pub choices_asked: Histogram,
     /// `max_tokens` of requests that give it.
     pub tokens_asked: Histogram,
+    /// Tokens of the longest choice of each prompt.
+    pub longest_choices: Histogram,
     /// Prompt tokens of requests that have their first token.
     pub live_prompt_tokens: Counter,
     /// Generated tokens, counted as they come.
@@ -310,6 +312,7 @@ impl Default for Metrics {
             cached_tokens: Counter::default(),
             choices_asked: Histogram::new(CHOICES_BOUNDS),
             tokens_asked: Histogram::new(TOKENS_BOUNDS),
+            longest_choices: Histogram::new(TOKENS_BOUNDS),
             live_prompt_tokens: Counter::default(),
             live_generated_tokens: Counter::default(),
             first_token: Histogram::new(FIRST_TOKEN_BOUNDS_S),

@@ -21,6 +21,7 @@ use crate::observe::slow::SlowLog;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::outgoing::{Job, Outgoing, Outlet};
 use crate::requests::request::{AnswerPlan, Beginning, Facts, Next, Outcome, Request};
+use crate::requests::siblings::Siblings;
 use crate::route::Route;
 use entries::Entries;
 pub use entry::EntryState;
@@ -95,6 +96,8 @@ pub struct Origin {
     pub received_ns: u64,
     /// The answer shall say where its time went.
     pub timings: bool,
+    /// The other choices of its prompt, itself included.
+    pub siblings: Option<Rc<Siblings>>,
 }
 
 /// All accepted requests.
@@ -213,7 +216,8 @@ impl Ledger {
             buffer_bytes_max: self.setup.buffer_bytes_max,
         };
         let request = Rc::new(RefCell::new(Request::new(facts, plan, tokens_hint)));
-        let entry = Entry::new(request.clone(), origin.received_ns, job);
+        let mut entry = Entry::new(request.clone(), origin.received_ns, job);
+        entry.siblings = origin.siblings;
         if let Err(fault) = self.submit_new(entry) {
             self.close(id);
             return Err(fault);

@@ -6,4 +6,5 @@ pub mod ledger;
 pub mod orders;
 pub mod outgoing;
 pub mod request;
+pub mod siblings;
 pub mod ticket;

@@ -56,10 +56,19 @@ impl Series<'_> {
     }
 
     fn histogram(&mut self, labels: &[&dyn Display], histogram: &Histogram) {
-        for (bound, count) in histogram.cumulative() {
+        self.buckets(labels, histogram.cumulative(), histogram.sum_and_count());
+    }
+
+    /// A histogram of these bounds, each with the number of observations at or below it; and their sum and number.
+    fn buckets(
+        &mut self,
+        labels: &[&dyn Display],
+        cumulative: impl Iterator<Item = (f64, u64)>,
+        (sum, count): (f64, u64),
+    ) {
+        for (bound, count) in cumulative {
             self.sample("_bucket", labels, Some(&format!("{bound:?}")), &count);
         }
-        let (sum, count) = histogram.sum_and_count();
         self.sample("_bucket", labels, Some("+Inf"), &count);
         self.sample("_sum", labels, None, &sum);
         self.sample("_count", labels, None, &count);
@@ -146,8 +155,9 @@ mod tests {
         for family in own::FAMILIES.iter().chain(vllm::FAMILIES) {
             let name = family.name;
             assert!(seen.insert(name), "{name} stands twice");
-            // The size of a pool beside what is used of it; the one gauge by such a name.
-            let counts = name.ends_with("_total") && name != "pinion_kv_blocks_total";
+            // The size of a pool beside what is used of it, and vLLM's name of a histogram.
+            let others = ["pinion_kv_blocks_total", "vllm:iteration_tokens_total"];
+            let counts = name.ends_with("_total") && !others.contains(&name);
             assert_eq!(counts, family.kind == Kind::Counter, "{name}");
             assert!(family.help.ends_with('.') && !family.help.contains(['\n', '\\']), "{name}");
             assert!(!family.labels.contains(&"le"), "{name}");

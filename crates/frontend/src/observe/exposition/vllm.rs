@@ -8,7 +8,8 @@ use super::{Family, Series, View};
 use crate::observe::health::Health;
 use crate::observe::metrics::{EndReason, Metrics};
 use pinion_protocol::Role;
-use pinion_protocol::status::Gauge as Word;
+use pinion_protocol::status::{Gauge as Word, STEP_SIZES};
+use std::fmt::Display;
 
 /// vLLM's labels.
 const LABELS: &[&str] = &["model_name", "engine"];
@@ -95,6 +96,10 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| histogram(view, series, |metrics| &metrics.phases.prompt_tokens)),
     family("vllm:request_generation_tokens", Histogram, "Number of generation tokens of finished requests.",
         |view, series| histogram(view, series, |metrics| &metrics.phases.generated_tokens)),
+    family("vllm:request_max_num_generation_tokens", Histogram,
+        "Histogram of the longest of the choices of a prompt, in generated tokens.",
+        |view, series| histogram(view, series, |metrics| &metrics.longest_choices)),
+    family("vllm:iteration_tokens_total", Histogram, "Histogram of number of tokens per engine step.", step_sizes),
     family("vllm:request_params_n", Histogram, "Histogram of the n request parameter.",
         |view, series| histogram(view, series, |metrics| &metrics.choices_asked)),
     family("vllm:request_params_max_tokens", Histogram, "Histogram of the max_tokens request parameter, where it is given.",
@@ -112,6 +117,20 @@ fn kv_share(page: &pinion_shm::page::Page) -> f64 {
     let blocks = Health::word(page, Word::KvBlocksTotal as usize);
     let used = Health::word(page, Word::KvBlocksUsed as usize);
     if blocks == 0 { 0.0 } else { used as f64 / blocks as f64 }
+}
+
+/// The sizes of each engine's steps, from its status page.
+fn step_sizes(view: &View<'_>, series: &mut Series<'_>) {
+    for (peer, page) in view.pages(Role::Engine) {
+        let mut steps = 0;
+        let [bounded @ .., (_, count)] = STEP_SIZES.map(|(bound, word)| {
+            steps += Health::word(page, word as usize);
+            (f64::from(bound), steps)
+        });
+        let sum = Health::word(page, Word::StepTokens as usize) as f64;
+        let labels: [&dyn Display; 2] = [&view.constants.model, &peer.index];
+        series.buckets(&labels, bounded.into_iter(), (sum, count));
+    }
 }
 
 /// What this process counted; there is one engine.

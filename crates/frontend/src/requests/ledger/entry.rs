@@ -4,6 +4,7 @@ use super::recovery_state::Recovery;
 use crate::limits::PROBATION_MAX;
 use crate::requests::outgoing::Job;
 use crate::requests::request::Request;
+use crate::requests::siblings::Siblings;
 use pinion_protocol::RequestId;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,6 +13,8 @@ use std::time::Duration;
 /// A request that has a slot.
 pub(super) struct Entry {
     pub(super) request: Rc<RefCell<Request>>,
+    /// The choices of its prompt, itself among them.
+    pub(super) siblings: Option<Rc<Siblings>>,
     pub(super) id: RequestId,
     /// CLOCK_MONOTONIC ns at which its head was parsed.
     pub(super) received_ns: u64,
@@ -72,6 +75,7 @@ impl Entry {
         let id = request.borrow().facts.id;
         Entry {
             request,
+            siblings: None,
             id,
             received_ns,
             client_done: false,

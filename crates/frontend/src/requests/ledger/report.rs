@@ -39,6 +39,7 @@ impl Ledger {
         self.metrics.cached_tokens.add(u64::from(request.cached_tokens()));
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
         if matches!(reason, EndReason::Stop | EndReason::Length) {
+            entry.siblings.iter().for_each(|siblings| siblings.completed(generated_tokens));
             if let Some(ns) = end {
                 self.metrics.end_to_end.observe_ns(ns);
                 let parts = self.metrics.parts.iter().zip(timeline.parts_ns);
