@@ -52,6 +52,9 @@ pub struct Observe {
     pub profile_dir: PathBuf,
     /// The engine writes down what it takes and what it makes of it.
     pub record: Option<PathBuf>,
+    /// Frontends log each request at its end. Older recordings do not say it.
+    #[serde(default)]
+    pub access_log: bool,
 }
 
 impl Observe {
@@ -86,6 +89,7 @@ impl Observe {
             },
             profile_dir: PathBuf::from(settings.text("profile-dir").unwrap_or("profiles")),
             record: settings.text("record").map(PathBuf::from),
+            access_log: settings.switch("access-log").unwrap_or(false),
         }
     }
 }

@@ -346,6 +346,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
                longest step of the model." },
     Opt { name: "log", group: Lifecycle, kind: Text, preset: Is("info"),
         help: "What is logged: a level, or a filter like `info,pinion_engine=debug`." },
+    Opt { name: "access-log", group: Lifecycle, kind: Switch, preset: Is("false"),
+        help: "Log one line for each HTTP request at its end, at the level info: method, path, status, bytes, tokens, \
+               times, finish reason, request id; never a text or a key." },
     Opt { name: "log-format", group: Lifecycle, preset: Is("text"),
         kind: Choice { accepted: &[choice("text", &[]), choice("json", &[])], refused: &[] },
         help: "Form of log lines." },

@@ -50,6 +50,8 @@ pub struct Settings {
     pub vllm_metrics: bool,
     /// Serve the pages for people.
     pub ui: bool,
+    /// Log each request at its end.
+    pub access_log: bool,
     /// The service was started with a profiler.
     pub profiled: bool,
     /// Tokens in one KV block.
@@ -77,6 +79,7 @@ impl Settings {
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
             vllm_metrics: config.vllm_metrics,
             ui: config.ui,
+            access_log: config.observe.access_log,
             profiled: config.observe.profiler.is_some(),
             block_size: config.block_size,
             kv_blocks: config.kv_blocks,

@@ -5,13 +5,16 @@ use crate::answers::openai::Usage;
 use crate::answers::sse;
 use crate::observe::timeline::Timeline;
 use crate::observe::trace::Trace;
+use crate::requests::request::Request;
 use crate::requests::ticket::Ticket;
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 use pinion_protocol::Fault;
 use pinion_protocol::names::Stage;
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
@@ -181,6 +184,19 @@ impl Stream {
         let usage = Usage::of_choices(usages, end.choices_per_prompt);
         sse::write_end(&end.writer, usage, slowest.as_ref(), &mut tail);
         joined(bytes, &tail)
+    }
+}
+
+impl AnswerBody {
+    /// The requests that it answers.
+    pub(crate) fn requests(&self) -> Vec<Rc<RefCell<Request>>> {
+        match self {
+            AnswerBody::Whole(_, tickets) => tickets.iter().map(|ticket| ticket.request.clone()).collect(),
+            AnswerBody::Stream(stream) => {
+                stream.voices.iter().map(|voice| voice.ticket.request.clone()).collect()
+            }
+            AnswerBody::Trace(_) => Vec::new(),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::answers::openai::{
 use crate::answers::prompt_part::PromptPart;
 use crate::answers::sse;
 use crate::answers::thoughts::Thoughts;
+use crate::http::access_log::ChoicesPerPrompt;
 use crate::http::app::App;
 use crate::http::body::{AnswerBody, End, Stream};
 use crate::http::intake::{read, read_body};
@@ -87,6 +88,7 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Res
         whole_answer(tickets, head, choices_per_prompt, shown).await?
     };
     response.headers_mut().extend(ignored);
+    response.extensions_mut().insert(ChoicesPerPrompt(choices_per_prompt));
     Ok(response)
 }
 

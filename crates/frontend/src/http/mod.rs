@@ -1,5 +1,6 @@
 //! HTTP: connections, heads and bodies, access rules, one handler for each route. Start at [`routes`].
 
+mod access_log;
 pub(crate) mod admin;
 pub mod app;
 mod auth;

@@ -4,6 +4,7 @@
 //! head, body, idle time and write progress; see `timed_stream` and [`crate::limits`].
 
 use crate::answers::errors::{HttpError, Refusal};
+use crate::http::access_log::Access;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::connections::{Activity, Bounds, Connections, Doing, Room};
@@ -21,6 +22,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use pinion_protocol::Fault;
+use std::convert::Infallible;
 use std::os::fd::AsRawFd;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -180,10 +182,11 @@ async fn serve(
     let service = service_fn(|request| {
         activity.set(Doing::Serving);
         let (app, serving) = (app.clone(), Serving(activity.clone()));
+        let mut access = app.settings.access_log.then(|| Access::begin(&request));
         async move {
-            routes::handle(app, request)
-                .await
-                .map(|response| response.map(|body| Tracked { body, _serving: serving }))
+            let response = routes::handle(app, request).await?;
+            access.iter_mut().for_each(|access| access.answered(&response));
+            Ok::<_, Infallible>(response.map(|body| Tracked { body, access, _serving: serving }))
         }
     });
     let mut served = pin!(builder.serve_connection(TokioIo::new(timed), service));
@@ -222,7 +225,9 @@ impl Drop for Serving {
 
 /// A body that holds its connection in [`Doing::Serving`].
 struct Tracked {
+    /// Goes first, so that the log knows that a client has left.
     body: AnswerBody,
+    access: Option<Access>,
     _serving: Serving,
 }
 
@@ -234,7 +239,11 @@ impl Body for Tracked {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let (Poll::Ready(Some(Ok(frame))), Some(access)) = (&polled, &mut self.access) {
+            access.sent(frame.data_ref().map_or(0, Bytes::len));
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

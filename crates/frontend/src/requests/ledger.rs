@@ -290,7 +290,9 @@ impl Ledger {
             let gap_s = now_ns.saturating_sub(before_ns) as f64 / 1e9;
             metrics.token_gap.observe_many(gap_s / count as f64, count);
         } else {
-            metrics.first_token.observe_ns(now_ns.saturating_sub(received_ns));
+            let first_ns = now_ns.saturating_sub(received_ns);
+            entry.request.borrow_mut().timeline.first_ns = Some(first_ns);
+            metrics.first_token.observe_ns(first_ns);
             metrics.live_prompt_tokens.add(u64::from(self.counted(id, Counter::PromptTokens)));
         }
     }

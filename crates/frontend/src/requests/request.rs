@@ -88,7 +88,7 @@ pub struct Facts {
 pub struct Request {
     /// Fixed facts.
     pub facts: Facts,
-    /// Where its time went up to the latest record; kept only if the answer says so.
+    /// Where its time went up to the latest record. If the answer does not say so, only its first token's is kept.
     pub timeline: Timeline,
     form: Form,
     out: BytesMut,

@@ -124,6 +124,7 @@ impl Default for Options {
             keep_alive: None,
             vllm_metrics: true,
             ui: true,
+            access_log: false,
             profiled: false,
             block_size: 16,
             kv_blocks: 64,
