@@ -1,5 +1,6 @@
 //! [`Config`]: every decision made. No "auto", no option, no file left to read; the roles receive it as it is.
 
+use crate::chat_template::ChatTemplate;
 use crate::choices::{
     AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
 };
@@ -71,6 +72,9 @@ pub struct Config {
     pub reasoning_parser: ReasoningParser,
     /// How tokens are drawn where a request does not say it.
     pub sampling_defaults: SamplingDefaults,
+    /// What chats are rendered by, if not by the model's own template. Older recordings do not say it.
+    #[serde(default)]
+    pub chat_template: Option<ChatTemplate>,
     /// Requests with an unknown field are refused. Older recordings do not say it.
     #[serde(default)]
     pub strict_fields: bool,

@@ -5,6 +5,7 @@
 //! `resolve` → [`Config`], and from there [`Topology::new`]. What comes out has no "auto" left inside: the roles
 //! receive it as it is.
 
+mod chat_template;
 mod choices;
 mod command_line;
 mod commands;
@@ -45,6 +46,7 @@ mod topology;
 mod trace_command;
 mod value;
 
+pub use chat_template::ChatTemplate;
 pub use choices::{
     AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
 };

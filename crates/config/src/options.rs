@@ -92,6 +92,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "How the model's reasoning is told from its answer in chats: `think`, it stands between `<think>` and \
                `</think>`, of which the prompt may have the first. `auto` is that where the model's chat template has \
                such marks; `none` leaves reasoning in the text." },
+    Opt { name: "chat-template", group: Http, kind: Text, preset: Absent,
+        help: "Jinja template by which chats become prompts, in place of all that the model folder has: a file, or the \
+               template itself, which has braces. With tool-call-parser and reasoning-parser `auto` its marks count." },
     Opt { name: "generation-config", group: Http, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("none", &["vllm"])], refused: &[] },
         help: "How tokens are drawn for a request that does not say it: `auto`, as generation_config.json of the model \

@@ -1,6 +1,7 @@
 //! From settled values to a [`Config`]: derives the values that were not given and checks what must hold between
 //! options.
 
+use crate::chat_template;
 use crate::choices::{
     AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
 };
@@ -145,6 +146,7 @@ pub(crate) fn from_facts(
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
         sampling_defaults: SamplingDefaults::NONE,
+        chat_template: chat_template::read(settings, faults),
         strict_fields: settings.switch("strict-fields").unwrap_or(false),
         reasoning_parser: ReasoningParser::of(settings.text("reasoning-parser")),
         tool_call_parser: ToolCallParser::of(settings.text("tool-call-parser")),

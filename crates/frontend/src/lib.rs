@@ -26,7 +26,7 @@ use pinion_api::responses::Store;
 use pinion_config::{Exit, ReasoningParser, ToolCallParser};
 use pinion_os::clock;
 use pinion_protocol::{Peer, Role};
-use pinion_text::chat::{Traits, traits};
+use pinion_text::chat::{Described, Given};
 use pinion_text::codec::LoadError;
 use pinion_text::tools::CallFormat;
 use pinion_worker::Session;
@@ -84,12 +84,8 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
     let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
     let unusable = |error: LoadError| (error.to_string(), Exit::Model);
-    let shown = match (config.tool_call_parser, config.reasoning_parser) {
-        (ToolCallParser::Auto, _) | (_, ReasoningParser::Auto) => {
-            traits(&config.model_dir).map_err(unusable)?
-        }
-        _ => Traits::default(),
-    };
+    let given = config.chat_template.as_ref().map(|given| Given { name: &given.name, text: &given.text });
+    let template = Described::read(&config.model_dir, given).map_err(unusable)?;
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,
@@ -97,11 +93,12 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
             model: config.served_model_name.clone(),
             vocab_size: config.model.vocab_size,
             max_model_len: config.max_model_len,
-            calls: call_reading(config.tool_call_parser, &shown),
-            reasons: reasons(config.reasoning_parser, &shown),
+            calls: call_reading(config.tool_call_parser, &template),
+            reasons: reasons(config.reasoning_parser, &template),
             defaults: config.sampling_defaults.clone(),
             strict_fields: config.strict_fields,
         },
+        template,
         settings: Settings::new(config),
         health: Health { pages },
         topology: session.topology.clone(),
@@ -119,9 +116,9 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
 
 /// How tool calls are read: as the operator says, else as the chat template shows. The template is read here and not
 /// where the config is resolved, because that crate knows nothing of templates.
-fn call_reading(parser: ToolCallParser, shown: &Traits) -> CallReading {
+fn call_reading(parser: ToolCallParser, template: &Described) -> CallReading {
     match parser {
-        ToolCallParser::Auto => shown.call_format.map_or(CallReading::Unknown, CallReading::Format),
+        ToolCallParser::Auto => template.calls.map_or(CallReading::Unknown, CallReading::Format),
         ToolCallParser::Hermes => CallReading::Format(CallFormat::Hermes),
         ToolCallParser::Llama3Json => CallReading::Format(CallFormat::Llama3Json),
         ToolCallParser::Mistral => CallReading::Format(CallFormat::Mistral),
@@ -132,9 +129,9 @@ fn call_reading(parser: ToolCallParser, shown: &Traits) -> CallReading {
 }
 
 /// Whether reasoning is told from answers: as the operator says, else as the chat template shows.
-fn reasons(parser: ReasoningParser, shown: &Traits) -> bool {
+fn reasons(parser: ReasoningParser, template: &Described) -> bool {
     match parser {
-        ReasoningParser::Auto => shown.reasons,
+        ReasoningParser::Auto => template.reasons,
         ReasoningParser::Think => true,
         ReasoningParser::None => false,
     }

@@ -59,9 +59,10 @@ fn out_of_memory(peer: Peer, reading: Reading, config: &Config) -> Ending {
     let (folder, mib) = (config.model_dir.display(), config.text_memory_bytes_max >> 20);
     let what = match reading {
         Reading::Tokenizer => format!("{folder}/tokenizer.json: the tokenizer"),
-        Reading::ChatTemplate => {
-            format!("{folder} (chat_template.jinja, or in tokenizer_config.json): the chat template")
-        }
+        Reading::ChatTemplate => match &config.chat_template {
+            Some(given) => format!("{}: the chat template", given.name),
+            None => format!("{folder} (chat_template.jinja, or in tokenizer_config.json): the chat template"),
+        },
         Reading::Nothing => format!("{folder}: {peer}"),
     };
     Ending::new(Exit::Model, format!("{what} needs more than the {mib} MiB of memory that {peer} may use"))

@@ -9,6 +9,7 @@ use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::status::{Gauge, Reading};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role, engine_inbox};
+use pinion_text::chat::Given;
 use pinion_text::{ChatRenderer, TextCodec};
 use pinion_worker::{ControlEvent, Overflow, Pace, Session};
 use std::process::ExitCode;
@@ -43,7 +44,9 @@ pub fn live(mut session: Session) -> ExitCode {
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
     session.reads(Reading::ChatTemplate);
-    let chat = match ChatRenderer::load(&session.config.model_dir) {
+    let given = session.config.chat_template.as_ref();
+    let given = given.map(|given| Given { name: &given.name, text: &given.text });
+    let chat = match ChatRenderer::load_given(&session.config.model_dir, given) {
         Ok(chat) => chat,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };

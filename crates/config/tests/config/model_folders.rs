@@ -1,6 +1,6 @@
 //! Good and bad model folders.
 
-use crate::tree::{GPT2, Tree, run_on, serve};
+use crate::tree::{GPT2, Tree, run_on, serve, serve_result};
 use pinion_config::{Exit, Machine, ModelFacts, SamplingDefaults};
 use pinion_protocol::StopIds;
 
@@ -232,6 +232,29 @@ fn what_has_to_be_converted_comes_with_the_command() {
         assert!(text.starts_with(&format!("{dir}/{missing}: is missing; {there} is not read; ")), "{text}");
         assert!(text.contains(hint), "{text}");
         assert!(!hint.starts_with("python3") || text.ends_with(&format!(" '{dir}'")), "{text}");
+    }
+}
+
+#[test]
+fn a_chat_template_is_a_file_or_itself() {
+    let model = Tree::gpt2();
+    let file = model.file("mine.jinja", "{{ messages }}\n");
+    let given =
+        |value: &str| serve(&machine(), &model, &["--chat-template", value], &[]).chat_template.unwrap();
+    let read = given(&file);
+    assert_eq!((read.name.as_str(), read.text.as_str()), (file.as_str(), "{{ messages }}\n"));
+    let inline = "{% for m in messages %}{{ m.content }}{% endfor %}".repeat(20);
+    let read = given(&inline);
+    assert_eq!((read.name.as_str(), read.text.as_str()), ("--chat-template", inline.as_str()));
+    assert_eq!(serve(&machine(), &model, &[], &[]).chat_template, None);
+    let folder = model.path().to_str().unwrap();
+    for (value, reason) in [
+        ("/no/such.jinja", "/no/such.jinja: no such file; a template itself has braces"),
+        (folder, "cannot be read: "),
+    ] {
+        let faults = serve_result(&machine(), &model, &["--chat-template", value], &[]).unwrap_err();
+        let text = faults.to_string();
+        assert!(text.starts_with("--chat-template: ") && text.contains(reason), "{text}");
     }
 }
 

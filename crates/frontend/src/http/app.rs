@@ -15,6 +15,7 @@ use pinion_os::clock;
 use pinion_protocol::Peer;
 use pinion_random::nth;
 use pinion_shm::region::Region;
+use pinion_text::chat::Described;
 use pinion_worker::Recorder;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -96,6 +97,8 @@ pub struct App {
     pub metrics: Rc<Metrics>,
     /// What admission measures against.
     pub limits: Limits,
+    /// What the chat template shows of the model.
+    pub template: Described,
     /// Timeouts and sizes.
     pub settings: Settings,
     /// What the other processes say about themselves.

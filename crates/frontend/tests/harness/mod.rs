@@ -29,6 +29,7 @@ use pinion_shm::page::Page;
 use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::{self, SpanWriter};
+use pinion_text::chat::Described;
 use pinion_text::tools::CallFormat;
 use pinion_worker::{Overflow, Recorder};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -105,6 +106,7 @@ pub(crate) struct Options {
     pub(crate) reasons: bool,
     pub(crate) strict_fields: bool,
     pub(crate) defaults: SamplingDefaults,
+    pub(crate) template: Described,
 }
 
 impl Default for Options {
@@ -141,6 +143,7 @@ impl Default for Options {
             reasons,
             strict_fields: false,
             defaults,
+            template: Described::default(),
         }
     }
 }
@@ -218,6 +221,7 @@ impl Harness {
                 defaults: options.defaults,
                 strict_fields: options.strict_fields,
             },
+            template: options.template,
             settings: options.settings,
             health: Health { pages },
             topology: Topology { processes: Vec::new(), edges },

@@ -1,11 +1,12 @@
 //! Chat messages as the text that a model continues: through the template of the model folder, or as plain
 //! lines where the folder brings none. A template never comes from a request.
 //!
-//! [`ChatRenderer`] is the one entry point. `source` finds the template, `template` runs it within limits,
-//! `messages` checks what the client sent, `forms` gives it the spelling that the template knows, `plain` is the
+//! [`ChatRenderer`] renders, [`Described`] tells of the template. `source` finds the template, `template` runs it within
+//! limits, `messages` checks what the client sent, `forms` gives it the spelling that the template knows, `plain` is the
 //! form without a template, `python` and `date` write what Python would have written.
 
 mod date;
+mod described;
 mod forms;
 mod messages;
 mod plain;
@@ -15,7 +16,6 @@ mod template;
 
 use crate::codec::LoadError;
 use crate::reasoning::{CLOSE, OPEN};
-use crate::tools::CallFormat;
 use messages::{Chat, Content};
 use pinion_protocol::{Fault, Reasoning};
 use source::{Source, Sources, SpecialTokens};
@@ -23,6 +23,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use template::Template;
 
+pub use described::Described;
+pub use source::Given;
 pub use template::{RENDERED_BYTES_MAX, TEMPLATE_RECURSION_MAX, TEMPLATE_STEPS_MAX};
 
 /// Renders chat messages in the form that one model was trained on.
@@ -80,7 +82,12 @@ impl ChatRenderer {
     /// none. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens come from
     /// `tokenizer_config.json`. Errors name the file.
     pub fn load(folder: &Path) -> Result<ChatRenderer, LoadError> {
-        let (sources, tokens) = source::find(folder)?;
+        ChatRenderer::load_given(folder, None)
+    }
+
+    /// The same with the operator's template in place of the folder's.
+    pub fn load_given(folder: &Path, given: Option<Given<'_>>) -> Result<ChatRenderer, LoadError> {
+        let (sources, tokens) = source::find(folder, given)?;
         let Some(sources) = sources else { return Ok(ChatRenderer::plain()) };
         Ok(ChatRenderer(Form::Template(Box::new(Templates::compile(sources, &tokens)?))))
     }
@@ -152,22 +159,6 @@ fn answer_begins(text: &str, continued: Option<&str>) -> Reasoning {
         None if text.trim_end().ends_with(CLOSE) => Reasoning::None,
         None => Reasoning::Possible,
     }
-}
-
-/// What the chat templates of a folder show of its model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traits {
-    /// It reasons before it answers.
-    pub reasons: bool,
-    /// How it writes tool calls, if that is a known format.
-    pub call_format: Option<CallFormat>,
-}
-
-/// Reads the templates of a folder without compiling them.
-pub fn traits(folder: &Path) -> Result<Traits, LoadError> {
-    let (Some(sources), _) = source::find(folder)? else { return Ok(Traits::default()) };
-    let reasons = sources.all().any(|text| text.contains(OPEN) || text.contains(CLOSE));
-    Ok(Traits { reasons, call_format: CallFormat::of_template(sources.with_tools()) })
 }
 
 /// The text up to the end of the last message's content, found as transformers finds it: the last place where the

@@ -20,6 +20,8 @@ pub(super) struct Source {
 pub(super) const DEFAULT: &str = "default";
 /// The template for chats with tools, if a folder has one of its own for them.
 pub(super) const WITH_TOOLS: &str = "tool_use";
+/// The file with the special tokens, and with templates where they have no file of their own.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Folder of further templates.
 const ADDITIONAL: &str = "additional_chat_templates";
 /// Templates of one model folder, besides the default.
@@ -46,9 +48,27 @@ impl Sources {
 /// Special tokens by the name that templates give them.
 pub(super) type SpecialTokens = BTreeMap<&'static str, String>;
 
+/// The template of an operator, in place of all that a folder has.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// What errors call it: its file, or the option.
+    pub name: &'a str,
+    /// The template.
+    pub text: &'a str,
+}
+
 /// The folder's templates, if it has a default one, and its special tokens. A template in a file of its own counts
-/// more than one inside `tokenizer_config.json`, as in transformers.
-pub(super) fn find(folder: &Path) -> Result<(Option<Sources>, SpecialTokens), LoadError> {
+/// more than one inside `tokenizer_config.json`, as in transformers; a `given` one more than all of them.
+pub(super) fn find(
+    folder: &Path,
+    given: Option<Given<'_>>,
+) -> Result<(Option<Sources>, SpecialTokens), LoadError> {
+    if let Some(Given { name, text }) = given {
+        let default = Source { path: name.into(), text: text.to_owned() };
+        let config = optional_json(&folder.join(TOKENIZER_CONFIG))?;
+        let tokens = config.as_ref().map(special_tokens).unwrap_or_default();
+        return Ok((Some(Sources { default, named: BTreeMap::new() }), tokens));
+    }
     let (mut named, tokens) = named(folder)?;
     named.extend(additional(folder)?);
     if named.len() > NAMED_MAX + 1 {
@@ -95,7 +115,7 @@ fn in_file(path: PathBuf) -> Result<Option<Source>, LoadError> {
 
 /// Templates by name, the default among them, from the first place that has any.
 fn named(folder: &Path) -> Result<(BTreeMap<String, Source>, SpecialTokens), LoadError> {
-    let config_path = folder.join("tokenizer_config.json");
+    let config_path = folder.join(TOKENIZER_CONFIG);
     let config = optional_json(&config_path)?;
     let tokens = config.as_ref().map(special_tokens).unwrap_or_default();
     if let Some(source) = in_file(folder.join("chat_template.jinja"))? {
