@@ -36,8 +36,8 @@ key=()
 # stream, prompt and answer share the context), which a schema of fields does not say.
 checks=not_a_server_error,status_code_conformance,content_type_conformance
 checks+=,response_schema_conformance,negative_data_rejection,unsupported_method
-# /v1/embeddings refuses whatever it gets. /debug/trace answers when its
-# up to 60 seconds are over.
+# Routes for models that pool refuse whatever they get. /debug/trace answers when its up to 60 seconds are over.
+skipped=(--exclude-path-regex '^/(v1/embeddings|(v[12]/)?rerank|(v1/)?score|pooling|classify|debug/trace)$')
 cd "$(mktemp -d)"
 exec "$FOLDER/bin/st" run "$URL/openapi.json" --url "$URL" "${key[@]}" --checks "$checks" --seed 1 \
-    --phases examples,coverage,fuzzing --max-examples 50 --exclude-path /v1/embeddings --exclude-path /debug/trace "$@"
+    --phases examples,coverage,fuzzing --max-examples 50 "${skipped[@]}" "$@"

@@ -110,8 +110,7 @@ pub(crate) fn from_facts(
 ) -> Option<Config> {
     let Computing { backend, plan, cuda, dtype, quantization, on_cpu } = computing(settings, machine, faults);
     let (name, model) = (model_name(settings, dir, faults), facts?);
-    let max_model_len = max_model_len(settings, &model, on_cpu.then_some(machine), dtype, faults);
-    let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(&model, dtype, faults);
+    let (max_model_len, kv_blocks) = lengths(settings, machine, on_cpu, (&model, dtype), faults);
     let (take, (cpu_plan, pin)) = (Take(settings), plan?);
     Some(Config {
         host: settings.address("host")?,
@@ -171,6 +170,19 @@ pub(crate) fn from_facts(
         observe: Observe::new(settings),
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
+}
+
+/// The longest sequence, and the blocks of the KV cache.
+fn lengths(
+    settings: &Settings,
+    machine: &Machine,
+    on_cpu: bool,
+    (model, dtype): (&ModelFacts, Dtype),
+    faults: &mut Collector,
+) -> (u32, u32) {
+    let max_model_len = max_model_len(settings, model, on_cpu.then_some(machine), dtype, faults);
+    let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(model, dtype, faults);
+    (max_model_len, kv_blocks)
 }
 
 fn response_store(take: &Take<'_>) -> ResponseStore {

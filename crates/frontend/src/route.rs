@@ -1,161 +1,215 @@
-//! The paths of the API: a closed enum, so that metrics by route stay bounded.
+//! The paths of the service: a closed enum, so that metrics by route stay bounded, and one table of what holds for
+//! each. A route that the table does not call open needs a key where there is one.
 
 use crate::ui;
 use hyper::Method;
 
 /// The path of one model begins with it.
-pub(crate) const MODEL_PREFIX: &str = "/v1/models/";
+const MODEL_PREFIX: &str = "/v1/models/";
 /// The path of a response that is kept begins with it.
 const RESPONSE_PREFIX: &str = "/v1/responses/";
 
-/// A path that exists, or the rest.
+/// A path that exists, with its other names, or the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Route {
     /// `/v1/completions`.
-    Completions = 0,
+    Completions,
     /// `/v1/chat/completions`.
-    Chat = 1,
+    Chat,
     /// `/generate`.
-    Generate = 2,
+    Generate,
     /// `/tokenize`.
-    Tokenize = 3,
+    Tokenize,
     /// `/detokenize`.
-    Detokenize = 4,
+    Detokenize,
     /// `/v1/models`.
-    Models = 5,
+    Models,
     /// `/v1/models/{id}`.
-    Model = 6,
+    Model,
     /// `/health`.
-    Health = 7,
+    Health,
     /// `/ready`.
-    Ready = 8,
+    Ready,
     /// `/live`.
-    Live = 9,
+    Live,
     /// `/metrics`.
-    Metrics = 10,
+    Metrics,
     /// `/version`.
-    Version = 11,
+    Version,
     /// `/v1/embeddings`.
-    Embeddings = 12,
+    Embeddings,
     /// `/openapi.json`.
-    OpenApi = 13,
+    OpenApi,
     /// `/docs`.
-    Docs = 14,
+    Docs,
     /// `/debug/slow`.
-    DebugSlow = 15,
+    DebugSlow,
     /// `/reset_prefix_cache`.
-    ResetPrefixCache = 16,
+    ResetPrefixCache,
     /// `/debug/trace`.
-    DebugTrace = 17,
+    DebugTrace,
     /// `/start_profile`.
-    StartProfile = 18,
+    StartProfile,
     /// `/stop_profile`.
-    StopProfile = 19,
+    StopProfile,
     /// `/metrics/load`.
-    MetricsLoad = 20,
+    MetricsLoad,
     /// `/v1/loads`.
-    Loads = 21,
+    Loads,
     /// `/ping`.
-    Ping = 22,
+    Ping,
     /// `/v2/health/live`.
-    V2Live = 23,
+    V2Live,
     /// `/v2/health/ready`.
-    V2Ready = 24,
+    V2Ready,
     /// `/v1/messages`.
-    Messages = 25,
+    Messages,
     /// `/v1/messages/count_tokens`.
-    CountTokens = 26,
+    CountTokens,
     /// `/`: the page for people.
-    Page = 27,
+    Page,
     /// `/ui/{file}`: what the pages load.
-    PageFile = 28,
+    PageFile,
     /// `/stats`.
-    Stats = 29,
+    Stats,
     /// `/v1/responses`.
-    Responses = 30,
+    Responses,
     /// `/v1/responses/{id}`.
-    Kept = 31,
+    Kept,
     /// `/v1/responses/{id}/input_items`.
-    InputItems = 32,
+    InputItems,
     /// `/v1/responses/{id}/cancel`.
-    CancelResponse = 33,
+    CancelResponse,
+    /// `/v1/rerank`.
+    Rerank,
+    /// `/v1/score`.
+    Score,
+    /// `/pooling`.
+    Pooling,
+    /// `/classify`.
+    Classify,
+    /// `/props`.
+    Props,
+    /// `/apply-template`.
+    ApplyTemplate,
+    /// `/v1/completions/render`.
+    RenderCompletions,
+    /// `/v1/chat/completions/render`.
+    RenderChat,
+    /// `/invocations`.
+    Invocations,
     /// Everything else.
-    Unknown = 34,
+    Unknown,
 }
+
+/// What a route is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To generate text.
+    Generate,
+    /// To ask for something else of the model or the service.
+    Ask,
+    /// To look at the service, without a key.
+    Watch,
+    /// A page for people or a part of one, without a key; `--no-ui` takes it away.
+    Page,
+    /// For operators: changes how the service runs or looks.
+    Operate,
+}
+
+struct Entry {
+    route: Route,
+    purpose: Purpose,
+    posts: bool,
+    /// The first is the route's name.
+    paths: &'static [&'static str],
+}
+
+const fn get(route: Route, purpose: Purpose, paths: &'static [&'static str]) -> Entry {
+    Entry { route, purpose, posts: false, paths }
+}
+
+const fn post(route: Route, purpose: Purpose, paths: &'static [&'static str]) -> Entry {
+    Entry { route, purpose, posts: true, paths }
+}
+
+const COUNT: usize = Route::Unknown as usize + 1;
+
+/// In the order of the enum. Paths with braces stand for those that [`Route::of`] takes apart.
+const TABLE: [Entry; COUNT] = [
+    post(Route::Completions, Purpose::Generate, &["/v1/completions"]),
+    post(Route::Chat, Purpose::Generate, &["/v1/chat/completions"]),
+    post(Route::Generate, Purpose::Generate, &["/generate"]),
+    post(Route::Tokenize, Purpose::Ask, &["/tokenize"]),
+    post(Route::Detokenize, Purpose::Ask, &["/detokenize"]),
+    get(Route::Models, Purpose::Ask, &["/v1/models"]),
+    get(Route::Model, Purpose::Ask, &["/v1/models/{id}"]),
+    get(Route::Health, Purpose::Watch, &["/health"]),
+    get(Route::Ready, Purpose::Watch, &["/ready"]),
+    get(Route::Live, Purpose::Watch, &["/live"]),
+    get(Route::Metrics, Purpose::Watch, &["/metrics"]),
+    get(Route::Version, Purpose::Watch, &["/version"]),
+    post(Route::Embeddings, Purpose::Ask, &["/v1/embeddings"]),
+    get(Route::OpenApi, Purpose::Ask, &["/openapi.json"]),
+    get(Route::Docs, Purpose::Page, &["/docs"]),
+    get(Route::DebugSlow, Purpose::Ask, &["/debug/slow"]),
+    post(Route::ResetPrefixCache, Purpose::Operate, &["/reset_prefix_cache"]),
+    post(Route::DebugTrace, Purpose::Operate, &["/debug/trace"]),
+    post(Route::StartProfile, Purpose::Operate, &["/start_profile"]),
+    post(Route::StopProfile, Purpose::Operate, &["/stop_profile"]),
+    get(Route::MetricsLoad, Purpose::Watch, &["/metrics/load"]),
+    get(Route::Loads, Purpose::Watch, &["/v1/loads"]),
+    get(Route::Ping, Purpose::Watch, &["/ping"]),
+    get(Route::V2Live, Purpose::Watch, &["/v2/health/live"]),
+    get(Route::V2Ready, Purpose::Watch, &["/v2/health/ready"]),
+    post(Route::Messages, Purpose::Generate, &["/v1/messages"]),
+    post(Route::CountTokens, Purpose::Ask, &["/v1/messages/count_tokens"]),
+    get(Route::Page, Purpose::Page, &["/"]),
+    get(Route::PageFile, Purpose::Page, &["/ui/{file}"]),
+    get(Route::Stats, Purpose::Watch, &["/stats"]),
+    post(Route::Responses, Purpose::Generate, &["/v1/responses"]),
+    get(Route::Kept, Purpose::Ask, &["/v1/responses/{id}"]),
+    get(Route::InputItems, Purpose::Ask, &["/v1/responses/{id}/input_items"]),
+    post(Route::CancelResponse, Purpose::Ask, &["/v1/responses/{id}/cancel"]),
+    post(Route::Rerank, Purpose::Ask, &["/v1/rerank", "/rerank", "/v2/rerank"]),
+    post(Route::Score, Purpose::Ask, &["/v1/score", "/score"]),
+    post(Route::Pooling, Purpose::Ask, &["/pooling"]),
+    post(Route::Classify, Purpose::Ask, &["/classify"]),
+    get(Route::Props, Purpose::Ask, &["/props"]),
+    post(Route::ApplyTemplate, Purpose::Ask, &["/apply-template"]),
+    post(Route::RenderCompletions, Purpose::Ask, &["/v1/completions/render"]),
+    post(Route::RenderChat, Purpose::Ask, &["/v1/chat/completions/render"]),
+    post(Route::Invocations, Purpose::Generate, &["/invocations"]),
+    get(Route::Unknown, Purpose::Ask, &["unknown"]),
+];
+
+static ENTRIES: [Entry; COUNT] = TABLE;
 
 impl Route {
     /// All, in the order of their numbers.
-    pub const ALL: [Route; 35] = [
-        Route::Completions,
-        Route::Chat,
-        Route::Generate,
-        Route::Tokenize,
-        Route::Detokenize,
-        Route::Models,
-        Route::Model,
-        Route::Health,
-        Route::Ready,
-        Route::Live,
-        Route::Metrics,
-        Route::Version,
-        Route::Embeddings,
-        Route::OpenApi,
-        Route::Docs,
-        Route::DebugSlow,
-        Route::ResetPrefixCache,
-        Route::DebugTrace,
-        Route::StartProfile,
-        Route::StopProfile,
-        Route::MetricsLoad,
-        Route::Loads,
-        Route::Ping,
-        Route::V2Live,
-        Route::V2Ready,
-        Route::Messages,
-        Route::CountTokens,
-        Route::Page,
-        Route::PageFile,
-        Route::Stats,
-        Route::Responses,
-        Route::Kept,
-        Route::InputItems,
-        Route::CancelResponse,
-        Route::Unknown,
-    ];
+    pub const ALL: [Route; COUNT] = {
+        let mut all = [Route::Unknown; COUNT];
+        let mut at = 0;
+        while at < COUNT {
+            assert!(TABLE[at].route as usize == at, "the table has the order of the enum");
+            all[at] = TABLE[at].route;
+            at += 1;
+        }
+        all
+    };
+
+    fn entry(self) -> &'static Entry {
+        &ENTRIES[self as usize]
+    }
 
     /// The route of a path.
     pub fn of(path: &str) -> Route {
+        let named = |entry: &&Entry| entry.paths.iter().any(|own| *own == path) && !path.contains('{');
+        if let Some(entry) = ENTRIES.iter().find(named) {
+            return entry.route;
+        }
         match path {
-            "/v1/completions" => Route::Completions,
-            "/v1/chat/completions" => Route::Chat,
-            "/v1/messages" => Route::Messages,
-            "/v1/messages/count_tokens" => Route::CountTokens,
-            "/v1/responses" => Route::Responses,
-            "/generate" => Route::Generate,
-            "/tokenize" => Route::Tokenize,
-            "/detokenize" => Route::Detokenize,
-            "/v1/models" => Route::Models,
-            "/health" => Route::Health,
-            "/ready" => Route::Ready,
-            "/live" => Route::Live,
-            "/metrics" => Route::Metrics,
-            "/version" => Route::Version,
-            "/v1/embeddings" => Route::Embeddings,
-            "/openapi.json" => Route::OpenApi,
-            "/docs" => Route::Docs,
-            "/debug/slow" => Route::DebugSlow,
-            "/debug/trace" => Route::DebugTrace,
-            "/start_profile" => Route::StartProfile,
-            "/stop_profile" => Route::StopProfile,
-            "/reset_prefix_cache" => Route::ResetPrefixCache,
-            "/metrics/load" => Route::MetricsLoad,
-            "/v1/loads" => Route::Loads,
-            "/ping" => Route::Ping,
-            "/v2/health/live" => Route::V2Live,
-            "/v2/health/ready" => Route::V2Ready,
-            "/" => Route::Page,
-            "/stats" => Route::Stats,
             _ if ui::at(path).is_some() => Route::PageFile,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => match kept_response(path) {
@@ -167,84 +221,48 @@ impl Route {
         }
     }
 
+    /// What stands in a path of [`Route::Model`] behind the prefix.
+    pub(crate) fn model_in(path: &str) -> &str {
+        path.strip_prefix(MODEL_PREFIX).unwrap_or_default()
+    }
+
     /// Label value, and the name in the log.
     pub fn name(self) -> &'static str {
-        match self {
-            Route::Completions => "/v1/completions",
-            Route::Chat => "/v1/chat/completions",
-            Route::Messages => "/v1/messages",
-            Route::CountTokens => "/v1/messages/count_tokens",
-            Route::Responses => "/v1/responses",
-            Route::Kept => "/v1/responses/{id}",
-            Route::InputItems => "/v1/responses/{id}/input_items",
-            Route::CancelResponse => "/v1/responses/{id}/cancel",
-            Route::Generate => "/generate",
-            Route::Tokenize => "/tokenize",
-            Route::Detokenize => "/detokenize",
-            Route::Models => "/v1/models",
-            Route::Model => "/v1/models/{id}",
-            Route::Health => "/health",
-            Route::Ready => "/ready",
-            Route::Live => "/live",
-            Route::Metrics => "/metrics",
-            Route::Version => "/version",
-            Route::Embeddings => "/v1/embeddings",
-            Route::OpenApi => "/openapi.json",
-            Route::Docs => "/docs",
-            Route::DebugSlow => "/debug/slow",
-            Route::DebugTrace => "/debug/trace",
-            Route::StartProfile => "/start_profile",
-            Route::StopProfile => "/stop_profile",
-            Route::ResetPrefixCache => "/reset_prefix_cache",
-            Route::MetricsLoad => "/metrics/load",
-            Route::Loads => "/v1/loads",
-            Route::Ping => "/ping",
-            Route::V2Live => "/v2/health/live",
-            Route::V2Ready => "/v2/health/ready",
-            Route::Page => "/",
-            Route::PageFile => "/ui/{file}",
-            Route::Stats => "/stats",
-            Route::Unknown => "unknown",
-        }
+        self.paths()[0]
+    }
+
+    /// All paths that lead to it.
+    pub fn paths(self) -> &'static [&'static str] {
+        self.entry().paths
     }
 
     /// Whether it asks for generated text.
     pub fn generates(self) -> bool {
-        matches!(
-            self,
-            Route::Completions | Route::Chat | Route::Generate | Route::Messages | Route::Responses
-        )
+        self.entry().purpose == Purpose::Generate
     }
 
-    /// Whether it answers without a key. Whatever is not listed as public needs one.
+    /// Whether it answers without a key.
     pub fn is_public(self) -> bool {
-        let probe = matches!(
-            self,
-            Route::Health | Route::Ready | Route::Live | Route::Ping | Route::V2Live | Route::V2Ready
-        );
-        let figures = matches!(
-            self,
-            Route::Metrics | Route::MetricsLoad | Route::Loads | Route::Stats | Route::Version
-        );
-        probe || figures || self.is_page()
+        self.entry().purpose == Purpose::Watch || self.is_page()
     }
 
     /// Whether it is a page for people or a part of one, which `--no-ui` takes away.
     pub fn is_page(self) -> bool {
-        matches!(self, Route::Page | Route::PageFile | Route::Docs)
+        self.entry().purpose == Purpose::Page
     }
 
     /// Whether it is for operators and changes how the service runs or looks.
     pub fn is_admin(self) -> bool {
-        matches!(self, Route::ResetPrefixCache | Route::DebugTrace | Route::StartProfile | Route::StopProfile)
+        self.entry().purpose == Purpose::Operate
     }
 
     /// The methods that the route takes, for `Allow`.
     pub(crate) fn allowed(self) -> &'static str {
-        if self == Route::Kept {
-            return "GET, HEAD, DELETE";
+        match self {
+            Route::Kept => "GET, HEAD, DELETE",
+            _ if self.entry().posts => "POST",
+            _ => "GET, HEAD",
         }
-        if self.method() == Method::POST { "POST" } else { "GET, HEAD" }
     }
 
     /// Whether the route takes this method. HEAD is GET up to the head: hyper leaves the body out.
@@ -255,7 +273,7 @@ impl Route {
 
     /// The name of [`Route::method`].
     pub(crate) fn method_name(self) -> &'static str {
-        if self.method() == Method::POST { "POST" } else { "GET" }
+        if self.entry().posts { "POST" } else { "GET" }
     }
 
     /// The methods that a page may be told of.
@@ -265,43 +283,7 @@ impl Route {
 
     /// The first method that the route has; the others are HEAD, and DELETE of a response.
     pub fn method(self) -> Method {
-        match self {
-            Route::Completions
-            | Route::Chat
-            | Route::Generate
-            | Route::Messages
-            | Route::CountTokens
-            | Route::Responses
-            | Route::CancelResponse
-            | Route::Tokenize
-            | Route::Detokenize
-            | Route::Embeddings
-            | Route::ResetPrefixCache
-            | Route::DebugTrace
-            | Route::StartProfile
-            | Route::StopProfile => Method::POST,
-            Route::Models
-            | Route::Model
-            | Route::Kept
-            | Route::InputItems
-            | Route::Health
-            | Route::Ready
-            | Route::Live
-            | Route::Metrics
-            | Route::Version
-            | Route::OpenApi
-            | Route::Docs
-            | Route::DebugSlow
-            | Route::MetricsLoad
-            | Route::Loads
-            | Route::Ping
-            | Route::V2Live
-            | Route::V2Ready
-            | Route::Page
-            | Route::PageFile
-            | Route::Stats
-            | Route::Unknown => Method::GET,
-        }
+        if self.entry().posts { Method::POST } else { Method::GET }
     }
 }
 
@@ -310,4 +292,25 @@ pub(crate) fn kept_response(path: &str) -> Option<(&str, &str)> {
     let path =
         path.strip_prefix(RESPONSE_PREFIX).filter(|rest| !rest.is_empty() && !rest.starts_with('/'))?;
     Some(path.split_at(path.find('/').unwrap_or(path.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_path_leads_to_its_route_and_to_no_other() {
+        let mut seen = BTreeSet::new();
+        for route in Route::ALL {
+            for path in route.paths() {
+                assert!(seen.insert(path), "{path} stands twice");
+                let real = path.replace("{id}", "x").replace("{file}", "main.js");
+                assert!(route == Route::Unknown || Route::of(&real) == route, "{path}");
+            }
+        }
+        for path in ["/ui/{file}", "/v1/models/", "/v1/responses/", "/v1/responses/x/y", "/props/", ""] {
+            assert_eq!(Route::of(path), Route::Unknown, "{path}");
+        }
+    }
 }

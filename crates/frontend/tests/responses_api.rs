@@ -90,7 +90,7 @@ fn a_whole_answer_has_its_items_its_status_and_its_counts() {
                 {"id": null, "type": "function_call", "status": "completed", "call_id": null, "name": "f", "arguments": "{\"a\": 1}"}],
             "parallel_tool_calls": true, "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": true,
             "temperature": 0.5, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [shown], "top_logprobs": 0,
-            "top_p": null, "presence_penalty": null, "frequency_penalty": null, "truncation": "disabled", "metadata": {"a": "b"},
+            "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "truncation": "disabled", "metadata": {"a": "b"},
             "usage": {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0}, "output_tokens": 4,
                 "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 7}});
         assert_eq!(response, expected);
@@ -222,7 +222,9 @@ fn a_conversation_goes_on_and_its_parts_can_be_read_and_deleted() {
         }
         assert_eq!(h.get(&second).await.status, 200, "it stands for itself");
         let gone = h.post(PATH, &body(json!({"previous_response_id": id}))).await;
-        assert_eq!((gone.status, &gone.json()["error"]["param"]), (400, &json!("previous_response_id")));
+        let error = gone.json()["error"].take();
+        assert_eq!((gone.status, &error["param"]), (400, &json!("previous_response_id")));
+        assert_eq!(error["code"], "previous_response_not_found");
         assert_eq!((ask(&h, "PUT", &second, "").await.status, h.get(PATH).await.status), (405, 405));
     });
 }

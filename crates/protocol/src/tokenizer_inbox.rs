@@ -15,6 +15,8 @@ pub mod kind {
     pub const ENCODE: u16 = 2;
     /// [`super::Decode`].
     pub const DECODE: u16 = 3;
+    /// [`super::Render`].
+    pub const RENDER: u16 = 4;
 }
 
 /// A prompt in the form the client gave it.
@@ -105,6 +107,15 @@ pub struct Decode {
     pub ids: Vec<u32>,
 }
 
+/// `/apply-template`: render a chat and send the text back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Render {
+    /// Whose it is.
+    pub id: RequestId,
+    /// As in [`Prompt::Chat`].
+    pub chat: String,
+}
+
 /// Everything that can arrive here.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenizerRecord {
@@ -114,6 +125,8 @@ pub enum TokenizerRecord {
     Encode(Encode),
     /// Decode only.
     Decode(Decode),
+    /// Render only.
+    Render(Render),
 }
 
 const FORM_TEXT: u32 = 0;
@@ -216,6 +229,13 @@ impl Decode {
     }
 }
 
+/// Replaces `out` by the payload of a [`Render`] of these parts.
+pub fn encode_render(out: &mut Vec<u8>, id: RequestId, chat: &str) {
+    out.clear();
+    put(out, &id);
+    out.extend_from_slice(chat.as_bytes());
+}
+
 impl TokenizerRecord {
     /// Checks and copies a record. Errors: an unknown kind, a length that does not add up, text that is not
     /// UTF-8, sampling out of range.
@@ -249,6 +269,12 @@ impl TokenizerRecord {
                 let ids = cursor.ids(count, "ids to decode")?;
                 cursor.end("decode tail")?;
                 Ok(TokenizerRecord::Decode(Decode { id, ids }))
+            }
+            kind::RENDER => {
+                let id: RequestId = cursor.take("render header")?;
+                let len = cursor.0.len();
+                let chat = cursor.text(len, "chat to render")?.to_owned();
+                Ok(TokenizerRecord::Render(Render { id, chat }))
             }
             _ => Err(Malformed("tokenizer record kind")),
         }
@@ -301,6 +327,13 @@ mod tests {
             for cut in 0..bytes.len() {
                 assert!(TokenizerRecord::decode(kind::SUBMIT, &bytes[..cut]).is_err(), "cut at {cut}");
             }
+        }
+        let mut bytes = Vec::new();
+        encode_render(&mut bytes, id, "{\"é\": 1}");
+        let render = Render { id, chat: "{\"é\": 1}".into() };
+        assert_eq!(TokenizerRecord::decode(kind::RENDER, &bytes), Ok(TokenizerRecord::Render(render)));
+        for cut in [0, size_of::<RequestId>() - 1, size_of::<RequestId>() + 3] {
+            assert!(TokenizerRecord::decode(kind::RENDER, &bytes[..cut]).is_err(), "cut at {cut}");
         }
     }
 }

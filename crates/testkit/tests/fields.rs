@@ -181,9 +181,12 @@ fn unknown_fields_are_named_or_refused() {
     let plain = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "metadata": {}}));
     assert_eq!((plain.status(), plain.head.field(NAME)), (200, None));
     // What a peer would have honoured is no warning.
-    for (field, value) in
-        [("grammar", json!("root ::= \"a\"")), ("num_beams", json!(4)), ("stop_regex", json!("a"))]
-    {
+    for (field, value) in [
+        ("grammar", json!("root ::= \"a\"")),
+        ("num_beams", json!(4)),
+        ("stop_regex", json!("a")),
+        ("logits_processors", json!(["x"])),
+    ] {
         let refused = server.post("/v1/completions", &with(&body, json!({ field: value })));
         assert_eq!((refused.status(), refused.json()["error"]["param"].as_str()), (400, Some(field)));
     }

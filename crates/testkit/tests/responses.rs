@@ -142,7 +142,9 @@ fn a_conversation_goes_on_as_if_its_items_were_sent_again() {
         (kept(&server, "GET", &first["id"]).status() == 404).then_some(())
     });
     let late = server.post(PATH, &body("There.", json!({"previous_response_id": first["id"]})));
-    assert_eq!((late.status(), &late.json()["error"]["param"]), (400, &json!("previous_response_id")));
+    let error = late.json()["error"].clone();
+    assert_eq!((late.status(), &error["param"]), (400, &json!("previous_response_id")));
+    assert_eq!(error["code"], "previous_response_not_found");
     let unknown = server.post(PATH, &body("There.", json!({"temprature": 0})));
     assert_eq!((unknown.status(), &unknown.json()["error"]["param"]), (400, &json!("temprature")));
     server.stop();

@@ -8,7 +8,7 @@ use pinion_grammar::{Checker, MarkIds, Words};
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
 use pinion_protocol::reasoning::ReasoningFound;
-use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord};
+use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Render, Submit, TokenizerRecord};
 use pinion_protocol::{Fault, FaultCode, Reasoning, RequestId, StopIds};
 use pinion_text::{ChatRenderer, EncodeError, TextCodec};
 use std::cell::RefCell;
@@ -55,6 +55,7 @@ pub fn request_id(record: &TokenizerRecord) -> RequestId {
         TokenizerRecord::Submit(submit) => submit.id,
         TokenizerRecord::Encode(encode) => encode.id,
         TokenizerRecord::Decode(decode) => decode.id,
+        TokenizerRecord::Render(render) => render.id,
     }
 }
 
@@ -84,6 +85,7 @@ impl Tokenizer {
             TokenizerRecord::Submit(submit) => self.admit(submit, unix_seconds).map(Answer::Admit),
             TokenizerRecord::Encode(encode) => self.encoded(encode, unix_seconds).map(Answer::Encoded),
             TokenizerRecord::Decode(decode) => self.decoded(decode).map(Answer::Decoded),
+            TokenizerRecord::Render(render) => self.rendered(render, unix_seconds).map(Answer::Decoded),
         };
         answer.unwrap_or_else(|fault| Answer::Reject(Reject { id, fault }))
     }
@@ -157,6 +159,12 @@ impl Tokenizer {
         let text = self.codec.decode_all(&decode.ids);
         self.check_answer("tokens", size_of::<RequestId>() + text.len())?;
         Ok(Decoded { id: decode.id, text })
+    }
+
+    fn rendered(&self, Render { id, chat }: Render, unix_seconds: i64) -> Result<Decoded, Fault> {
+        let text = self.chat.render(&chat, unix_seconds)?.text;
+        self.check_answer("messages", size_of::<RequestId>() + text.len())?;
+        Ok(Decoded { id, text })
     }
 
     /// The prompt's ids, and how an answer to it begins: at least one, all in the vocabulary. There may be more than

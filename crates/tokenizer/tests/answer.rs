@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
 
 use pinion_protocol::engine_inbox::Admit;
-use pinion_protocol::frontend_inbox::Reject;
-use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Submit, TokenizerRecord, Truncation};
+use pinion_protocol::frontend_inbox::{Decoded, Reject};
+use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Render, Submit, TokenizerRecord, Truncation};
 use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, Reasoning, RequestId, Sampling};
 use pinion_text::{ChatRenderer, TextCodec, byte_tokenizer_json, byte_tokenizer_json_with};
 use pinion_tokenizer::{Answer, Limits, Tokenizer};
@@ -275,6 +275,12 @@ fn a_template_that_fails_ends_its_request_and_no_other() {
         let json = format!(r#"[{{"role": "{role}", "content": "{content}"}}]"#);
         tokenizer.answer(submit(messages(&json), Some(1), &[]), NOW)
     };
+    let render = |content: &str| {
+        let chat = format!(r#"{{"messages": [{{"role": "user", "content": "{content}"}}]}}"#);
+        tokenizer.answer(TokenizerRecord::Render(Render { id: ID, chat }), NOW)
+    };
+    assert_eq!(render("as it is"), Answer::Decoded(Decoded { id: ID, text: "as it is".to_owned() }));
+    assert!(matches!(render("spin"), Answer::Reject(_)));
     for (role, content, words) in [("assistant", "a", "the user begins"), ("user", "spin", "takes more than")]
     {
         let Answer::Reject(Reject { id, fault }) = answer(role, content) else { panic!("not rejected") };

@@ -40,6 +40,11 @@ struct Chat {
 
 /// `messages` and what else makes the prompt of `/v1/chat/completions` and `/tokenize`. `tools` are checked already.
 pub(crate) fn prompt(fields: &mut Fields, tools: Option<Value>) -> Result<Prompt, Fault> {
+    text(fields, tools).map(Prompt::Chat)
+}
+
+/// The same as the text that tokenizers take.
+pub(crate) fn text(fields: &mut Fields, tools: Option<Value>) -> Result<String, Fault> {
     let messages = fields.take("messages");
     let continue_final_message = fields.boolean("continue_final_message")?.unwrap_or(false);
     // A message that goes on leaves no place for the beginning of another.
@@ -64,7 +69,7 @@ pub(crate) fn prompt(fields: &mut Fields, tools: Option<Value>) -> Result<Prompt
         chat_template: template_name(fields)?,
         add_special_tokens: fields.boolean("add_special_tokens")?.unwrap_or(false),
     };
-    Ok(Prompt::Chat(serde_json::to_string(&chat).expect("JSON values always serialise")))
+    Ok(serde_json::to_string(&chat).expect("JSON values always serialise"))
 }
 
 /// `chat_template`: the name of one of the model's templates. Which there are is for the tokenizer to say.

@@ -247,11 +247,6 @@ pub(crate) fn read_on(api: Api) -> impl Iterator<Item = &'static Field> {
     FIELDS.iter().filter(move |field| field.apis.contains(&api))
 }
 
-/// Their names.
-pub(crate) fn names_on(api: Api) -> impl Iterator<Item = &'static str> {
-    read_on(api).map(|field| field.name)
-}
-
 /// All fields of one API, with those of other servers that are refused.
 pub(crate) fn of(api: Api) -> impl Iterator<Item = Field> {
     let refused =

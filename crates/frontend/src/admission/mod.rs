@@ -22,7 +22,7 @@ use crate::admission::json::{Fields, as_integer};
 use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling};
 use crate::admission::tools::{CallPlan, CallReading, Tools, forced, tools};
-use crate::admission::unknown::{in_its_words, leftovers, synonyms};
+use crate::admission::unknown::{field_names, in_its_words, leftovers, members_of, synonyms};
 use pinion_api::Translated;
 use pinion_api::responses::Asked;
 use pinion_config::SamplingDefaults;
@@ -77,6 +77,8 @@ pub struct Admitted {
     pub usage_in_chunks: bool,
     /// How to draw.
     pub sampling: Sampling,
+    /// The seed is the client's.
+    pub has_seed: bool,
     /// What to continue; each is answered for itself.
     pub prompts: Vec<Prompt>,
     /// How much of each is used.
@@ -178,19 +180,20 @@ pub fn admit_response(
     fresh_seed: u64,
 ) -> Result<(Admitted, String), Fault> {
     let (translated, items) = asked.chat(earlier)?;
-    let admitted = admit_translated(translated, limits, fresh_seed)?;
+    let admitted = admit_translated("ResponseRequest", translated, limits, fresh_seed)?;
     Ok((admitted, Value::Array(items).to_string()))
 }
 
 /// Admits a body of `/v1/messages`: the chat that it asks for.
 pub fn admit_message(body: &[u8], limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     let translated = pinion_api::messages::chat(Fields::parse(body)?.into_members())?;
-    admit_translated(translated, limits, fresh_seed)
+    admit_translated("MessageRequest", translated, limits, fresh_seed)
 }
 
-fn admit_translated(body: Translated, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
+/// Admits the chat that a body of the published schema `of` asks for.
+fn admit_translated(of: &str, body: Translated, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     let admitted = admit_fields(Api::Chat, Fields::of(body.chat), limits, fresh_seed)?;
-    let ignored = leftovers(None, &Fields::of(body.rest), limits.strict_fields)?;
+    let ignored = leftovers(|| members_of(of), &Fields::of(body.rest), limits.strict_fields)?;
     Ok(Admitted { ignored, ..admitted })
 }
 
@@ -219,6 +222,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
     // Candidates are told apart by their logprobs.
     let logprobs = shown.logprobs.or(best.map(|_| 0));
     let prompt_logprobs = shown.asked();
+    let has_seed = fields.has("seed");
     let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
     let begins = if reasoning.is_some() { Reasoning::Possible } else { Reasoning::None };
     let sampling = Sampling { logprobs, prompt_logprobs, grammar, reasoning: begins, ..sampling };
@@ -227,7 +231,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
     }
     let (priority, user) = (priority(&mut fields)?, user(&mut fields)?);
     let Delivery { stream, include_usage, usage_in_chunks, timings } = delivery(api, &mut fields, &shown)?;
-    let ignored = leftovers(Some(api), &fields, limits.strict_fields)?;
+    let ignored = leftovers(|| field_names(api), &fields, limits.strict_fields)?;
     let admitted = Admitted {
         priority,
         user,
@@ -235,6 +239,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
         include_usage,
         usage_in_chunks,
         sampling,
+        has_seed,
         prompts,
         truncation,
         choices_per_prompt,
@@ -390,6 +395,15 @@ pub fn admit_tokenize(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
         (Some(_), true) => Err(Fault::field("messages", "give either prompt or messages, not both")),
         (None, false) => Err(Fault::field("prompt", "prompt or messages is required")),
     }
+}
+
+/// Admits a body of `/apply-template`: the chat to render. What does not make the prompt is left alone, so that the
+/// body of a chat passes as it is.
+pub fn admit_apply_template(body: &[u8], limits: &Limits) -> Result<String, Fault> {
+    let mut fields = Fields::parse(body)?;
+    check_model(&mut fields, limits)?;
+    let offered = tools(&mut fields, CallReading::AsText)?.offered;
+    chat::text(&mut fields, offered)
 }
 
 /// Admits a body of `/v1/messages/count_tokens`: the prompt to count.

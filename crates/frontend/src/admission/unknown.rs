@@ -5,11 +5,11 @@
 //! What is left cannot be told from a typing error, so the answer names it, or it is refused too (`--strict-fields`).
 
 use crate::admission::Api;
-use crate::admission::fields::names_on;
+use crate::admission::fields::read_on;
 use crate::admission::json::Fields;
 use crate::limits::{IGNORED_NAME_BYTES_MAX, IGNORED_NAMES_BYTES_MAX};
 use pinion_protocol::Fault;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 const ALL: &[Api] = &[Api::Completions, Api::Chat, Api::Generate];
 const OPENAI: &[Api] = &[Api::Completions, Api::Chat];
@@ -57,6 +57,10 @@ const SAMPLER: &str = "This sampler is not supported; use temperature, top_k, to
 const SEARCH: &str = "Tokens are sampled; there is no beam search.";
 const STOPS: &str = "Use stop, a string or a list of strings.";
 const THINKING: &str = "Use reasoning_effort, or enable_thinking in chat_template_kwargs.";
+
+/// Schemas of the bodies that are translated.
+const TRANSLATED: [&str; 2] =
+    [include_str!("../openapi/messages.json"), include_str!("../openapi/responses.json")];
 
 /// Names of vLLM, SGLang, llama-server, Ollama, TGI, transformers, Mistral and Anthropic.
 #[rustfmt::skip]
@@ -161,8 +165,12 @@ pub(crate) fn in_its_words(fault: Fault, used: &[&'static Synonym]) -> Fault {
 }
 
 /// What is left when everything has been read: refuses what would change the answer, and with `strict` what nothing
-/// knows; gives the names of the rest. Without an API no field is suggested.
-pub(crate) fn leftovers(api: Option<Api>, fields: &Fields, strict: bool) -> Result<Vec<String>, Fault> {
+/// knows; gives the names of the rest. `known` gives the names of the fields that there are.
+pub(crate) fn leftovers(
+    known: impl FnOnce() -> Vec<String>,
+    fields: &Fields,
+    strict: bool,
+) -> Result<Vec<String>, Fault> {
     let mut ignored = Vec::new();
     for (name, value) in fields.rest() {
         if let Some(known) = REFUSED.iter().find(|refused| refused.name == name) {
@@ -178,10 +186,8 @@ pub(crate) fn leftovers(api: Option<Api>, fields: &Fields, strict: bool) -> Resu
     match ignored.first().filter(|_| strict) {
         None => Ok(ignored),
         Some(name) => {
-            let meant = api
-                .and_then(|api| meant(api, name))
-                .map(|known| format!("; did you mean {known}?"))
-                .unwrap_or_default();
+            let meant =
+                meant(&known(), name).map(|known| format!("; did you mean {known}?")).unwrap_or_default();
             Err(Fault::field(name, format!("there is no field {name}{meant}")))
         }
     }
@@ -195,6 +201,19 @@ impl Refused {
             _ => one == value,
         })
     }
+}
+
+/// Names of the fields that are read on one API.
+pub(crate) fn field_names(api: Api) -> Vec<String> {
+    read_on(api).map(|field| field.name.to_owned()).collect()
+}
+
+/// Names of the members of a body that is translated, by the name of its published schema.
+pub(crate) fn members_of(schema: &str) -> Vec<String> {
+    let parsed = |schemas: &str| -> Map<String, Value> { serde_json::from_str(schemas).unwrap_or_default() };
+    let mut all = TRANSLATED.into_iter().map(parsed);
+    let members = all.find_map(|mut schemas| schemas.remove(schema)?["properties"].as_object().cloned());
+    members.into_iter().flatten().map(|(name, _)| name).collect()
 }
 
 /// A client's name as it may stand in a header field: short, and of harmless characters.
@@ -217,9 +236,9 @@ pub(crate) fn header(names: &[String]) -> String {
 }
 
 /// The field that a name with a typing error stands for.
-fn meant(api: Api, name: &str) -> Option<&'static str> {
+fn meant<'a>(known: &'a [String], name: &str) -> Option<&'a str> {
     const MISTAKES_MAX: usize = 2;
-    let near = names_on(api).map(|known| (mistakes(name, known), known));
+    let near = known.iter().map(|known| (mistakes(name, known), known.as_str()));
     near.min().filter(|(mistakes, _)| *mistakes <= MISTAKES_MAX).map(|(_, known)| known)
 }
 
@@ -242,7 +261,7 @@ mod tests {
     use super::*;
 
     fn left(body: &str, strict: bool) -> Result<Vec<String>, Fault> {
-        leftovers(Some(Api::Completions), &Fields::parse(body.as_bytes())?, strict)
+        leftovers(|| field_names(Api::Completions), &Fields::parse(body.as_bytes())?, strict)
     }
 
     #[test]

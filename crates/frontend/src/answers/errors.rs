@@ -26,8 +26,17 @@ pub enum Refusal {
     },
     /// No such response is kept.
     NoResponse(String),
-    /// The served model has no embeddings.
-    NoEmbeddings,
+    /// A response goes on from one that is not kept.
+    NoPrevious(String),
+    /// The served model generates text and does not pool.
+    NotPooling {
+        /// Its name.
+        model: String,
+        /// What the route would give.
+        gives: &'static str,
+        /// For programs.
+        code: &'static str,
+    },
     /// The service has no such name.
     Host(String),
     /// A page of another origin asks for what changes something.
@@ -153,7 +162,8 @@ impl From<Refusal> for HttpError {
                 Some("response_not_found"),
                 format!("there is no response \"{id}\" here, or it is kept no longer"),
             ),
-            Refusal::NoEmbeddings => no_embeddings(),
+            Refusal::NoPrevious(id) => no_previous(&id),
+            Refusal::NotPooling { model, gives, code } => not_pooling(&model, gives, code),
             Refusal::Host(name) => HttpError::of_client(403, Some("host_not_allowed"), host_message(&name)),
             Refusal::Origin { admin } => foreign_page(admin),
             Refusal::Framing(rule) => HttpError::of_head(400, "malformed_head", rule.into()),
@@ -238,9 +248,20 @@ fn foreign_page(admin: bool) -> HttpError {
     HttpError::of_client(403, Some("origin_not_allowed"), message)
 }
 
-fn no_embeddings() -> HttpError {
-    let message = "the served model generates text and has no embeddings; serve an embedding model elsewhere";
-    HttpError { is_final: true, ..HttpError::of_client(400, Some("no_embeddings"), message.into()) }
+fn no_previous(id: &str) -> HttpError {
+    let reason = "is not kept here, or is kept no longer; send the items themselves";
+    let message = format!("previous_response_id: the response \"{id}\" {reason}");
+    let param = Some("previous_response_id".to_owned());
+    HttpError { param, ..HttpError::of_client(400, Some("previous_response_not_found"), message) }
+}
+
+fn not_pooling(model: &str, gives: &str, code: &'static str) -> HttpError {
+    let message = format!(
+        "the served model \"{model}\" generates text and is no pooling model, so it gives no {gives}; ask a service \
+         whose model does"
+    );
+    let param = Some("model".to_owned());
+    HttpError { is_final: true, param, ..HttpError::of_client(400, Some(code), message) }
 }
 
 fn head_message(status: u16) -> String {
@@ -343,8 +364,9 @@ pub(crate) mod tests {
             Refusal::NoRoute(_) => Refusal::Method { allow: "" },
             Refusal::Method { .. } => Refusal::Unauthorized { shown: false },
             Refusal::Unauthorized { .. } => Refusal::NoResponse(String::new()),
-            Refusal::NoResponse(_) => Refusal::NoEmbeddings,
-            Refusal::NoEmbeddings => Refusal::Host(String::new()),
+            Refusal::NoResponse(_) => Refusal::NoPrevious(String::new()),
+            Refusal::NoPrevious(_) => Refusal::NotPooling { model: String::new(), gives: "", code: "" },
+            Refusal::NotPooling { .. } => Refusal::Host(String::new()),
             Refusal::Host(_) => Refusal::Origin { admin: false },
             Refusal::Origin { .. } => Refusal::Framing(""),
             Refusal::Framing(_) => Refusal::Head { status: 400 },

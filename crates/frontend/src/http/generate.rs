@@ -161,7 +161,11 @@ fn begin_all(
 }
 
 /// The ids of prompts: texts and chats are encoded once more for it.
-async fn prompt_ids(app: &App, arrival: &Arrival, of: &Admitted) -> Result<Vec<Vec<u32>>, Refusal> {
+pub(crate) async fn prompt_ids(
+    app: &App,
+    arrival: &Arrival,
+    of: &Admitted,
+) -> Result<Vec<Vec<u32>>, Refusal> {
     let kept = of.truncation.kept(app.limits.max_model_len, of.sampling.max_tokens);
     let mut all = Vec::with_capacity(of.prompts.len());
     for prompt in &of.prompts {

@@ -43,20 +43,16 @@ impl Named<'_> {
 
 /// The conversation that a response ended, for one that goes on from it with `more` bytes. Together they are at most
 /// what a body may have: rings are made for prompts of that size.
-pub(crate) fn conversation(app: &App, id: &str, key: Option<usize>, more: usize) -> Result<String, Fault> {
+pub(crate) fn conversation(app: &App, id: &str, key: Option<usize>, more: usize) -> Result<String, Refusal> {
     const NAME: &str = "previous_response_id";
     let mut store = app.responses.borrow_mut();
     let kept = store.get(id, key, clock::unix_s()).map(|kept| kept.conversation());
-    let kept = kept.ok_or_else(|| {
-        let id: String = id.chars().take(REQUEST_ID_BYTES_MAX).collect();
-        let reason = "is not kept here, or is kept no longer; send the items themselves";
-        Fault::field(NAME, format!("{NAME}: the response \"{id}\" {reason}"))
-    })?;
+    let kept = kept.ok_or_else(|| Refusal::NoPrevious(id.chars().take(REQUEST_ID_BYTES_MAX).collect()))?;
     let (bytes, most) = (kept.len() + more, app.settings.body_bytes_max);
     if bytes > most {
         let message = format!("the conversation has {bytes} bytes and may have {most}; send fewer items");
         let fault = Fault::new(FaultCode::ContextLengthExceeded, message);
-        return Err(Fault { param: Some(NAME.to_owned()), ..fault });
+        return Err(Fault { param: Some(NAME.to_owned()), ..fault }.into());
     }
     Ok(kept)
 }

@@ -5,11 +5,14 @@
 use crate::answers::errors::{Dialect, HttpError, Refusal};
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
-use crate::http::{admin, auth, cors, framing, generate, info, intake, kept, tokens, told};
+use crate::http::{
+    admin, auth, cors, framing, generate, info, intake, invocations, kept, pooling, props, render, tokens,
+    told,
+};
 use crate::limits::REQUEST_ID_BYTES_MAX;
 use crate::observe::exposition::Extent;
 use crate::observe::{load, orca};
-use crate::route::{MODEL_PREFIX, Route};
+use crate::route::Route;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
@@ -128,7 +131,7 @@ async fn dispatch(
         Route::Tokenize => tokens::tokenize(app, arrival, request).await,
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),
-        Route::Model => info::model(app, request.uri().path().strip_prefix(MODEL_PREFIX).unwrap_or_default()),
+        Route::Model => info::model(app, Route::model_in(request.uri().path())),
         Route::Health | Route::Ping => Ok(info::health(app)),
         Route::Ready | Route::V2Ready => Ok(info::ready(app)),
         Route::Live | Route::V2Live => Ok(info::alive()),
@@ -138,7 +141,14 @@ async fn dispatch(
             Ok(json(StatusCode::OK, load::loads(&app.view(), &app.rates(), clock::unix_s()).to_string()))
         }
         Route::Version => Ok(info::version(app)),
-        Route::Embeddings => Err(Refusal::NoEmbeddings),
+        Route::Embeddings | Route::Rerank | Route::Score | Route::Pooling | Route::Classify => {
+            intake::discard(request.into_body());
+            Err(pooling::refusal(app, route))
+        }
+        Route::Props => Ok(props::answer(app)),
+        Route::ApplyTemplate => tokens::apply_template(app, arrival, request).await,
+        Route::RenderCompletions | Route::RenderChat => render::serve(app, arrival, request).await,
+        Route::Invocations => invocations::serve(app, arrival, request).await,
         Route::OpenApi => Ok(info::openapi(app)),
         Route::Docs => Ok(info::docs(app, request.headers())),
         Route::Page | Route::PageFile => info::page_file(request.uri().path(), request.headers()),

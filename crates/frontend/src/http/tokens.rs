@@ -1,6 +1,6 @@
-//! `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: what a tokenizer answers by itself.
+//! `/tokenize`, `/detokenize`, `/apply-template` and `/v1/messages/count_tokens`: what a tokenizer answers by itself.
 
-use crate::admission::{admit_count, admit_detokenize, admit_tokenize};
+use crate::admission::{admit_apply_template, admit_count, admit_detokenize, admit_tokenize};
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
@@ -38,6 +38,19 @@ pub(crate) async fn detokenize(
     let body = read_body(app, request.into_body()).await?;
     let ids = read(app, body, admit_detokenize).await?;
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
+    let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
+    Ok(answered(ticket, value!({"prompt": text}).to_string()))
+}
+
+/// `POST /apply-template`.
+pub(crate) async fn apply_template(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let body = read_body(app, request.into_body()).await?;
+    let chat = read(app, body, admit_apply_template).await?;
+    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Render(chat), Form::Whole)?;
     let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
     Ok(answered(ticket, value!({"prompt": text}).to_string()))
 }

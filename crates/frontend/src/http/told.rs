@@ -17,7 +17,9 @@ use crate::requests::ticket::Ticket;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use pinion_api::{Teller, messages, responses};
+use pinion_config::SamplingDefaults;
 use pinion_os::clock;
+use serde_json::{Map, Value};
 use std::rc::Rc;
 
 /// `POST /v1/messages`.
@@ -65,7 +67,8 @@ pub(crate) async fn responses(
         Some(id) => kept::conversation(app, id, arrival.key, bytes).map(Some),
     };
     let earlier = earlier.inspect_err(|_| admission.record(app, None))?;
-    let (store, echo) = (asked.store, std::mem::take(&mut asked.echo));
+    let (store, mut echo) = (asked.store, std::mem::take(&mut asked.echo));
+    show_defaults(&mut echo, &app.limits.defaults);
     let bytes = bytes + earlier.as_ref().map_or(0, String::len);
     let admit = move |limits: &Limits| admit_response(asked, earlier.as_deref(), limits, seed);
     let admitted = weighed(app, bytes, admit).await;
@@ -96,6 +99,20 @@ pub(crate) async fn responses(
 fn told(teller: Teller) -> impl FnMut(u32, usize) -> AnswerPlan {
     let mut teller = Some(Box::new(teller));
     move |_, _| Form::Told(teller.take().expect("neither API passes `n` on")).into()
+}
+
+/// What the answer says of how it was drawn, where the request does not: what held instead.
+fn show_defaults(echo: &mut Map<String, Value>, defaults: &SamplingDefaults) {
+    for (name, value) in [
+        ("temperature", defaults.temperature.unwrap_or(1.0)),
+        ("top_p", defaults.top_p.unwrap_or(1.0)),
+        ("presence_penalty", 0.0),
+        ("frequency_penalty", 0.0),
+    ] {
+        if echo.get(name).is_none_or(Value::is_null) {
+            echo.insert(name.to_owned(), value.into());
+        }
+    }
 }
 
 /// Waits for the one request of an answer, which has worded it by then.

@@ -83,6 +83,22 @@ const RESPONSES: &[Example] = &[
     ),
 ];
 
+const RENDER: &[Example] =
+    &[example("See the ids of a prompt", r#"{"prompt": "Once upon a time", "max_tokens": 4}"#)];
+
+const APPLY: &[Example] = &[example(
+    "See what the model sees of a chat",
+    r#"{"messages": [{"role": "user", "content": "Who are you?"}]}"#,
+)];
+
+const INVOKE: &[Example] = &[
+    example(
+        "Answer a chat",
+        r#"{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64}"#,
+    ),
+    example("Stream a continuation", r#"{"prompt": "Once upon a time", "max_tokens": 48, "stream": true}"#),
+];
+
 /// Those of a route; none where it takes no body.
 pub(super) fn of(route: Route) -> &'static [Example] {
     match route {
@@ -95,6 +111,9 @@ pub(super) fn of(route: Route) -> &'static [Example] {
         Route::Tokenize => TOKENIZE,
         Route::Detokenize => DETOKENIZE,
         Route::DebugTrace => TRACE,
+        Route::ApplyTemplate | Route::RenderChat => APPLY,
+        Route::RenderCompletions => RENDER,
+        Route::Invocations => INVOKE,
         _ => &[],
     }
 }
@@ -124,8 +143,8 @@ mod tests {
                 let body = body.as_bytes();
                 let admit = |api| admit(api, body, &limits, 1);
                 let admitted = match route {
-                    Route::Completions => admit(Api::Completions),
-                    Route::Chat => admit(Api::Chat),
+                    Route::Completions | Route::RenderCompletions => admit(Api::Completions),
+                    Route::Chat | Route::RenderChat => admit(Api::Chat),
                     Route::Generate => admit(Api::Generate),
                     Route::Messages => admit_message(body, &limits, 1),
                     Route::Responses => ask_response(body)

@@ -4,6 +4,7 @@
 //! `base.json`. Nothing here decides what passes: that is [`crate::admission`], against which the table is tested.
 
 mod examples;
+mod operations;
 mod page;
 mod words;
 
@@ -12,107 +13,12 @@ use crate::answers::errors::Dialect;
 use crate::limits::INPUT_ITEMS_MAX;
 use crate::route::Route;
 use crate::ui;
+use operations::{Operation, operation};
 use serde_json::{Map, Value, json};
 
 const BASE: &str = include_str!("base.json");
 /// Schemas of the APIs that are translations of a chat.
 const TRANSLATED: [&str; 2] = [include_str!("messages.json"), include_str!("responses.json")];
-
-/// What a route takes and gives, for the document.
-struct Operation {
-    summary: &'static str,
-    /// Schema of the body, if it has one.
-    takes: Option<&'static str>,
-    /// Schema of the JSON answer; `None` is another type of content.
-    gives: Option<&'static str>,
-    /// Other content types of the answer.
-    also: &'static [&'static str],
-    /// Statuses of errors.
-    errors: &'static [u16],
-}
-
-const GENERATION_ERRORS: &[u16] = &[400, 401, 404, 405, 408, 413, 429, 500, 503];
-const LOOK_ERRORS: &[u16] = &[401, 405];
-
-fn looks(summary: &'static str, gives: Option<&'static str>) -> Operation {
-    Operation { summary, takes: None, gives, also: &[], errors: LOOK_ERRORS }
-}
-
-fn works(
-    summary: &'static str,
-    takes: &'static str,
-    gives: &'static str,
-    also: &'static [&'static str],
-) -> Operation {
-    Operation { summary, takes: Some(takes), gives: Some(gives), also, errors: GENERATION_ERRORS }
-}
-
-fn operation(route: Route) -> Operation {
-    let page = |summary, also| Operation { also, errors: &[404, 405], ..looks(summary, None) };
-    let events: &'static [&'static str] = &["text/event-stream"];
-    match route {
-        Route::Completions => works("Continue a prompt.", "CompletionRequest", "CompletionAnswer", events),
-        Route::Chat => works("Answer messages.", "ChatRequest", "ChatAnswer", events),
-        Route::Generate => {
-            works("Continue a prompt, in short.", "GenerateRequest", "GenerateAnswer", &["text/plain"])
-        }
-        Route::Tokenize => works("Text to token ids.", "TokenizeRequest", "TokenizeAnswer", &[]),
-        Route::Detokenize => works("Token ids to text.", "DetokenizeRequest", "DetokenizeAnswer", &[]),
-        Route::Models => looks("The served model.", Some("ModelList")),
-        Route::Model => Operation { errors: &[401, 404, 405], ..looks("One model.", Some("Model")) },
-        Route::Health => Operation { errors: &[405, 503], ..looks("Do all roles move?", Some("Health")) },
-        Route::Ready => Operation { errors: &[405, 503], ..looks("Are requests taken?", Some("State")) },
-        Route::Live => looks("Does this process answer?", Some("State")),
-        Route::Metrics => Operation { also: &["text/plain"], ..looks("Prometheus text.", None) },
-        Route::MetricsLoad => {
-            Operation { also: &["text/plain"], ..looks("The load, as Prometheus text.", None) }
-        }
-        Route::Loads => looks("The load of each engine, as SGLang says it.", Some("Loads")),
-        Route::Ping => Operation { errors: &[405, 503], ..looks("As /health.", Some("Health")) },
-        Route::V2Live => looks("As /live.", Some("State")),
-        Route::V2Ready => Operation { errors: &[405, 503], ..looks("As /ready.", Some("State")) },
-        Route::Version => looks("Name and version.", Some("Version")),
-        Route::Messages => {
-            works("Answer messages, as Anthropic's API has it.", "MessageRequest", "MessageAnswer", events)
-        }
-        Route::CountTokens => {
-            works("Count the tokens of messages.", "MessageCountRequest", "MessageCountAnswer", &[])
-        }
-        Route::Responses => {
-            works("Answer items, as OpenAI's later API has it.", "ResponseRequest", "ResponseAnswer", events)
-        }
-        Route::Kept => Operation {
-            errors: &[400, 401, 404, 405],
-            ..looks("A response that is kept.", Some("ResponseAnswer"))
-        },
-        Route::InputItems => {
-            Operation { errors: &[400, 401, 404, 405], ..looks("What led to it.", Some("ResponseItemList")) }
-        }
-        Route::CancelResponse => Operation {
-            errors: &[400, 401, 404, 405],
-            ..looks("Refused: a response under way is cancelled by closing its connection.", None)
-        },
-        Route::Embeddings => Operation { errors: &[400, 401, 405], ..looks("Not served.", None) },
-        Route::OpenApi => looks("This document.", Some("Document")),
-        Route::Docs => page("This document for people.", &["text/html"]),
-        Route::Page => page("The page for people: chat, completion, and the service live.", &["text/html"]),
-        Route::PageFile => page("What the pages load.", &["text/css", "text/javascript", "image/svg+xml"]),
-        Route::Stats => looks("The service's state in short: what the live page shows.", Some("Stats")),
-        Route::DebugSlow => looks("The slowest requests of the last hour.", Some("Document")),
-        Route::ResetPrefixCache => Operation {
-            also: &["text/plain"],
-            errors: &[401, 405, 503],
-            ..looks("Forget what the prefix cache holds.", None)
-        },
-        Route::DebugTrace => works("What every process does, as a trace.", "TraceRequest", "Document", &[]),
-        Route::StartProfile | Route::StopProfile => Operation {
-            also: &["text/plain"],
-            errors: &[400, 401, 405, 503],
-            ..looks("Let the profilers around the roles record, or stop them.", None)
-        },
-        Route::Unknown => looks("", None),
-    }
-}
 
 /// The group of routes that a reader looks for it in.
 fn tag(route: Route) -> &'static str {
@@ -143,7 +49,8 @@ fn path_item(route: Route) -> Value {
         content.insert((*kind).to_owned(), json!({"schema": schema}));
     }
     let mut responses = Map::new();
-    if !matches!(route, Route::Embeddings | Route::CancelResponse) {
+    // Some routes only refuse.
+    if gives.is_some() || !also.is_empty() {
         responses.insert("200".to_owned(), json!({"description": "The answer.", "content": content}));
     }
     for status in errors {
@@ -228,6 +135,18 @@ fn request_schema(api: Api) -> Value {
     json!({"type": "object", "properties": properties, "required": required})
 }
 
+/// What of a chat's body makes its prompt.
+const APPLIED: [&str; 6] =
+    ["model", "messages", "documents", "add_generation_prompt", "chat_template_kwargs", "reasoning_effort"];
+
+/// A schema with these members of it only.
+fn part_of(schema: &Value, names: &[&str]) -> Value {
+    let mut part = schema.clone();
+    let members = part["properties"].as_object_mut();
+    members.into_iter().for_each(|members| members.retain(|name, _| names.contains(&name.as_str())));
+    part
+}
+
 fn named_routes() -> impl Iterator<Item = Route> {
     Route::ALL.into_iter().filter(|route| *route != Route::Unknown)
 }
@@ -247,12 +166,15 @@ pub(crate) fn document(limits: &Limits) -> Value {
     schemas["CompletionRequest"] = request_schema(Api::Completions);
     schemas["ChatRequest"] = request_schema(Api::Chat);
     schemas["GenerateRequest"] = request_schema(Api::Generate);
+    schemas["ApplyTemplateRequest"] = part_of(&schemas["ChatRequest"], &APPLIED);
     schemas["ModelName"] = json!({"enum": [limits.model, null]});
     schemas["TokenId"] =
         json!({"type": "integer", "minimum": 0, "maximum": limits.vocab_size.saturating_sub(1)});
     schemas["Document"] = json!({"type": "object"});
-    let paths: Map<String, Value> =
-        named_routes().map(|route| (route.name().to_owned(), path_item(route))).collect();
+    let paths: Map<String, Value> = named_routes()
+        .flat_map(|route| route.paths().iter().map(move |path| (path, route)))
+        .map(|(path, route)| ((*path).to_owned(), path_item(route)))
+        .collect();
     document["paths"] = Value::Object(paths);
     document
 }
@@ -299,10 +221,12 @@ pub(super) mod tests {
             let method = route.method_name().to_lowercase();
             let operation = &document["paths"][route.name()][&method];
             assert!(operation["responses"].is_object(), "{}", route.name());
+            assert_ne!(operation["summary"], "", "{}", route.name());
             let open = operation["security"] == json!([]);
             assert_eq!(open, route.is_public(), "{}", route.name());
         }
-        assert_eq!(document["paths"].as_object().unwrap().len(), Route::ALL.len() - 1);
+        let paths: usize = named_routes().map(|route| route.paths().len()).sum();
+        assert_eq!(document["paths"].as_object().unwrap().len(), paths);
         let mut found = Vec::new();
         references(&document, &mut found);
         assert!(found.len() > 40);

@@ -107,9 +107,25 @@ fn operation(out: &mut String, route: Route, document: &Value, keyed: bool) {
         command(out, route, Some(example.body), needs_key);
         out.push_str("</details>");
     }
-    fields(out, item, document);
+    match first_with_its_body(route, document) {
+        Some(first) => {
+            let _ =
+                write!(out, "<p>Fields: those of <a href=\"#{}\">{}</a>.</p>", anchor(first), first.name());
+        }
+        None => fields(out, item, document),
+    }
     answer(out, item, document);
     out.push_str("</section>");
+}
+
+/// The route ahead of this one that takes the same body, if there is one.
+fn first_with_its_body(route: Route, document: &Value) -> Option<Route> {
+    let body = |route: Route| {
+        let item = &document["paths"][route.name()][route.method_name().to_lowercase()];
+        &item["requestBody"]["content"]["application/json"]["schema"]
+    };
+    let own = body(route);
+    named_routes().take_while(|other| *other != route).find(|other| !own.is_null() && body(*other) == own)
 }
 
 /// One command for a shell; the form takes the body out of it.

@@ -204,7 +204,7 @@ impl Ledger {
         slot.stamp(id.generation, Stage::Received as usize, origin.received_ns);
         let tokens_hint = match &job {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
-            Job::Encode(_) | Job::Decode(_) => 0,
+            Job::Encode(_) | Job::Decode(_) | Job::Render(_) => 0,
         };
         let facts = Facts {
             id,

@@ -5,7 +5,7 @@
 use pinion_protocol::control::Admin;
 use pinion_protocol::detokenizer_inbox::{self, encode_open};
 use pinion_protocol::tokenizer_inbox::{
-    self, Prompt, Truncation, encode_decode, encode_encode, encode_submit,
+    self, Prompt, Truncation, encode_decode, encode_encode, encode_render, encode_submit,
 };
 use pinion_protocol::{Claim, Fault, FaultCode, Peer, RequestId, Role, Sampling};
 use std::cell::RefCell;
@@ -51,6 +51,8 @@ pub enum Job {
     Encode(Prompt),
     /// Ids to text.
     Decode(Vec<u32>),
+    /// A chat to the text of its prompt.
+    Render(String),
 }
 
 impl Job {
@@ -64,6 +66,7 @@ impl Job {
             Job::Generate { prompt: Prompt::Ids(ids), .. }
             | Job::Encode(Prompt::Ids(ids))
             | Job::Decode(ids) => size_of_val(ids.as_slice()),
+            Job::Render(chat) => chat.len(),
         }
     }
 }
@@ -191,6 +194,10 @@ impl Outgoing {
             Job::Decode(ids) => {
                 encode_decode(&mut self.scratch, id, ids);
                 tokenizer_inbox::kind::DECODE
+            }
+            Job::Render(chat) => {
+                encode_render(&mut self.scratch, id, chat);
+                tokenizer_inbox::kind::RENDER
             }
         };
         self.put(to, record_kind)?;

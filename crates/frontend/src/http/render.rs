@@ -1,0 +1,169 @@
+//! `/v1/completions/render` and `/v1/chat/completions/render`: what vLLM would send to its engine for a request, its
+//! prompt as token ids among it, and nothing is generated. Routers that know the prefix caches of several replicas
+//! read the ids.
+//!
+//! A request passes the same admission as on the route that answers it, so both refuse the same.
+
+use crate::admission::{Admitted, Api, admit};
+use crate::answers::errors::Refusal;
+use crate::http::app::App;
+use crate::http::body::AnswerBody;
+use crate::http::generate::{ignored, prompt_ids};
+use crate::http::intake::{read, read_body};
+use crate::http::routes::{Arrival, json};
+use crate::route::Route;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use pinion_protocol::{Fault, FaultCode, Grammar, GrammarKind};
+use serde::Serialize;
+use serde_json::{Value, json as value};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// One prompt, with the names of vLLM's `GenerateRequest`.
+#[derive(Serialize)]
+struct Rendered<'a> {
+    request_id: String,
+    token_ids: &'a [u32],
+    features: Option<()>,
+    sampling_params: &'a Params<'a>,
+    model: &'a str,
+    stream: bool,
+    stream_options: Option<Value>,
+    cache_salt: Option<()>,
+    priority: i32,
+    kv_transfer_params: Option<()>,
+}
+
+/// vLLM's `SamplingParams`, as far as requests can say them here.
+#[derive(Serialize)]
+struct Params<'a> {
+    n: u32,
+    temperature: f32,
+    top_p: f32,
+    /// 0 keeps every token.
+    top_k: u32,
+    min_p: f32,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
+    seed: Option<i64>,
+    max_tokens: u32,
+    min_tokens: u32,
+    stop: &'a [String],
+    stop_token_ids: &'a [u32],
+    ignore_eos: bool,
+    include_stop_str_in_output: bool,
+    skip_special_tokens: bool,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+    logit_bias: Option<BTreeMap<u32, f32>>,
+    #[serde(flatten)]
+    rules: Option<BTreeMap<&'static str, Value>>,
+}
+
+/// Answers either route.
+pub(crate) async fn serve(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let is_chat = arrival.route == Route::RenderChat;
+    let api = if is_chat { Api::Chat } else { Api::Completions };
+    let body = read_body(app, request.into_body()).await?;
+    let admitted = read(app, body, move |body, limits| admit(api, body, limits, 0)).await?;
+    let ignored = ignored(app, &admitted);
+    let prompts = prompt_ids(app, &arrival, &admitted).await?;
+    let id = app.numbers.id();
+    let mut all = Vec::with_capacity(prompts.len());
+    for (index, ids) in prompts.iter().enumerate() {
+        let params = params(app, &admitted, is_chat, ids.len())?;
+        let request_id = if is_chat { format!("chatcmpl-{id}") } else { format!("cmpl-{id}-{index}") };
+        let usage = value!({"include_usage": true, "continuous_usage_stats": admitted.usage_in_chunks});
+        let rendered = Rendered {
+            request_id,
+            token_ids: ids,
+            features: None,
+            sampling_params: &params,
+            model: &app.limits.model,
+            stream: admitted.stream,
+            stream_options: admitted.include_usage.then_some(usage),
+            cache_salt: None,
+            priority: admitted.priority,
+            kv_transfer_params: None,
+        };
+        all.push(serde_json::to_string(&rendered).expect("numbers and strings always serialise"));
+    }
+    let body = if is_chat { all.concat() } else { format!("[{}]", all.join(",")) };
+    let mut response = json(StatusCode::OK, body);
+    response.headers_mut().extend(ignored);
+    Ok(response)
+}
+
+/// How tokens would be drawn behind a prompt of this length. Errors: there is no room for them.
+fn params<'a>(
+    app: &App,
+    admitted: &'a Admitted,
+    is_chat: bool,
+    prompt_tokens: usize,
+) -> Result<Params<'a>, Fault> {
+    let (sampling, context) = (&admitted.sampling, app.limits.max_model_len);
+    let least = sampling.max_tokens.unwrap_or(1);
+    let room = u32::try_from(prompt_tokens).ok().and_then(|prompt| context.checked_sub(prompt));
+    let Some(room) = room.filter(|room| *room >= least) else {
+        let field = if is_chat { "messages" } else { "prompt" };
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, you requested {} tokens \
+             ({prompt_tokens} in the {field}, {least} in the completion). Please reduce the length of the {field} or \
+             of the completion.",
+            prompt_tokens as u64 + u64::from(least)
+        );
+        let fault = Fault::new(FaultCode::ContextLengthExceeded, message);
+        return Err(Fault { param: Some(field.to_owned()), ..fault });
+    };
+    let most = app.limits.defaults.max_new_tokens.unwrap_or(room).min(room);
+    let bias = BTreeMap::from_iter(sampling.logit_bias.iter().copied());
+    Ok(Params {
+        n: admitted.shown.best.unwrap_or(admitted.choices_per_prompt),
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k.unwrap_or(0),
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        // vLLM's seeds are signed; the bits are the same.
+        seed: admitted.has_seed.then_some(sampling.seed as i64),
+        max_tokens: sampling.max_tokens.unwrap_or(most),
+        min_tokens: sampling.min_tokens,
+        stop: &admitted.stop,
+        stop_token_ids: &sampling.stop_token_ids,
+        ignore_eos: sampling.ignore_eos,
+        include_stop_str_in_output: admitted.include_stop,
+        skip_special_tokens: !admitted.special,
+        logprobs: admitted.shown.logprobs,
+        prompt_logprobs: admitted.shown.prompt_logprobs,
+        logit_bias: (!bias.is_empty()).then_some(bias),
+        rules: sampling.grammar.as_ref().map(rules),
+    })
+}
+
+/// What tokens must come to, in vLLM's names.
+fn rules(grammar: &Grammar) -> BTreeMap<&'static str, Value> {
+    let text = || Value::from(&*grammar.text);
+    let json = || serde_json::from_str::<Value>(&grammar.text).unwrap_or_default();
+    let outputs = match grammar.kind {
+        GrammarKind::JsonObject => value!({"json_object": true}),
+        GrammarKind::JsonSchema => value!({"json": json()}),
+        GrammarKind::Regex => value!({"regex": text()}),
+        GrammarKind::Choice => value!({"choice": json()}),
+        GrammarKind::Lark => value!({"grammar": text()}),
+        GrammarKind::Tokens => {
+            let mut rules = json();
+            let members = [("allowed_token_ids", "allowed"), ("bad_words", "words")];
+            let given = members.map(|(name, member)| (name, rules[member].take()));
+            return given.into_iter().filter(|(_, list)| !list.is_null()).collect();
+        }
+    };
+    BTreeMap::from([("structured_outputs", outputs)])
+}
