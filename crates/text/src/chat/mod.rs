@@ -1,9 +1,9 @@
 //! Chat messages as the text that a model continues: through the template of the model folder, or as plain
 //! lines where the folder brings none. A template never comes from a request.
 //!
-//! [`ChatRenderer`] renders, [`Described`] tells of the template. `source` finds the template, `template` runs it within
-//! limits, `messages` checks what the client sent, `forms` gives it the spelling that the template knows, `plain` is the
-//! form without a template, `python` and `date` write what Python would have written.
+//! [`ChatRenderer`] renders, [`Described`] tells of the template. `source` finds the template, `template` runs it
+//! within limits, `messages` checks what the client sent, `forms` gives it the spelling that the template knows,
+//! `plain` is the form without a template, `python` and `date` write what Python would have written.
 
 mod date;
 mod described;
