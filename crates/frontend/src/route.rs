@@ -205,7 +205,7 @@ impl Route {
 
     /// The route of a path.
     pub fn of(path: &str) -> Route {
-        let named = |entry: &&Entry| entry.paths.iter().any(|own| *own == path) && !path.contains('{');
+        let named = |entry: &&Entry| entry.paths.contains(&path) && !path.contains('{');
         if let Some(entry) = ENTRIES.iter().find(named) {
             return entry.route;
         }

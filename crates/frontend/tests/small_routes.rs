@@ -168,6 +168,9 @@ fn rendered_prompts_are_a_list_and_what_would_be_refused_is_refused() {
             let refused = h.post(path, "{}").await;
             assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(param)), "{path}");
         }
+        let body = r#"{"prompt":[""]}"#;
+        let (refused, _) = tokio::join!(h.post("/v1/completions/render", body), encode(&h, &[]));
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("prompt")));
         let refused = h.post("/v1/completions/render", r#"{"prompt":"a","temperature":-1}"#).await;
         assert_eq!(refused.json()["error"]["param"], "temperature");
         let other = h.post("/v1/completions/render", r#"{"prompt":"a","model":"other"}"#).await;

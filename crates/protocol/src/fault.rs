@@ -101,6 +101,25 @@ impl Fault {
     pub fn new(code: FaultCode, message: impl Into<String>) -> Fault {
         Fault { code, param: None, message: message.into() }
     }
+
+    /// The prompt in the field `param` has no token.
+    pub fn empty_prompt(param: &str) -> Fault {
+        Fault::field(
+            param,
+            format!("{param} must not be empty: the model needs at least one token to continue"),
+        )
+    }
+
+    /// OpenAI's words for a prompt of the field `param` that does not fit the `context` with an answer of `max_tokens`.
+    pub fn past_context(param: &str, prompt_tokens: u32, max_tokens: u32, context: u32) -> Fault {
+        let total = u64::from(prompt_tokens) + u64::from(max_tokens);
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, you requested {total} tokens \
+             ({prompt_tokens} in the {param}, {max_tokens} in the completion). Please reduce the length of the {param} or \
+             of the completion."
+        );
+        Fault { code: FaultCode::ContextLengthExceeded, param: Some(param.to_owned()), message }
+    }
 }
 
 impl std::fmt::Display for Fault {

@@ -107,13 +107,14 @@ impl Tokenizer {
         ids.drain(..ids.len().saturating_sub(kept));
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
-            return Err(self.too_long(param, prompt_tokens, sampling.max_tokens.unwrap_or(1)));
+            let least = sampling.max_tokens.unwrap_or(1);
+            return Err(Fault::past_context(param, prompt_tokens, least, self.limits.max_model_len));
         }
         let room = self.limits.max_model_len - prompt_tokens;
         let max_tokens =
             sampling.max_tokens.unwrap_or_else(|| self.limits.max_new_tokens.unwrap_or(room).min(room));
         if max_tokens > room {
-            return Err(self.too_long(param, prompt_tokens, max_tokens));
+            return Err(Fault::past_context(param, prompt_tokens, max_tokens, self.limits.max_model_len));
         }
         if sampling.min_tokens > max_tokens {
             let message = format!("must not be above the {max_tokens} tokens that may be generated");
@@ -188,9 +189,7 @@ impl Tokenizer {
             }
         };
         if ids.is_empty() {
-            let message =
-                format!("{param} must not be empty: the model needs at least one token to continue");
-            return Err(Fault::field(param, message));
+            return Err(Fault::empty_prompt(param));
         }
         self.check_vocabulary(&ids, param)?;
         Ok((ids, begins))
@@ -239,18 +238,6 @@ impl Tokenizer {
         let message =
             format!("the answer has {bytes} bytes, but at most {} fit", self.limits.answer_bytes_max);
         Err(Fault::field(param, message))
-    }
-
-    /// OpenAI's words for a request that does not fit the context.
-    fn too_long(&self, param: &str, prompt_tokens: u32, max_tokens: u32) -> Fault {
-        let context = self.limits.max_model_len;
-        let total = u64::from(prompt_tokens) + u64::from(max_tokens);
-        let message = format!(
-            "This model's maximum context length is {context} tokens. However, you requested {total} tokens \
-             ({prompt_tokens} in the {param}, {max_tokens} in the completion). Please reduce the length of the \
-             {param} or of the completion."
-        );
-        context_fault(param, message)
     }
 }
 

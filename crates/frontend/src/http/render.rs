@@ -14,7 +14,7 @@ use crate::http::routes::{Arrival, json};
 use crate::route::Route;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
-use pinion_protocol::{Fault, FaultCode, Grammar, GrammarKind};
+use pinion_protocol::{Fault, Grammar, GrammarKind};
 use serde::Serialize;
 use serde_json::{Value, json as value};
 use std::collections::BTreeMap;
@@ -100,7 +100,7 @@ pub(crate) async fn serve(
     Ok(response)
 }
 
-/// How tokens would be drawn behind a prompt of this length. Errors: there is no room for them.
+/// How tokens would be drawn behind a prompt of this length. Errors: it is empty, or there is no room for them.
 fn params<'a>(
     app: &App,
     admitted: &'a Admitted,
@@ -109,17 +109,13 @@ fn params<'a>(
 ) -> Result<Params<'a>, Fault> {
     let (sampling, context) = (&admitted.sampling, app.limits.max_model_len);
     let least = sampling.max_tokens.unwrap_or(1);
-    let room = u32::try_from(prompt_tokens).ok().and_then(|prompt| context.checked_sub(prompt));
-    let Some(room) = room.filter(|room| *room >= least) else {
-        let field = if is_chat { "messages" } else { "prompt" };
-        let message = format!(
-            "This model's maximum context length is {context} tokens. However, you requested {} tokens \
-             ({prompt_tokens} in the {field}, {least} in the completion). Please reduce the length of the {field} or \
-             of the completion.",
-            prompt_tokens as u64 + u64::from(least)
-        );
-        let fault = Fault::new(FaultCode::ContextLengthExceeded, message);
-        return Err(Fault { param: Some(field.to_owned()), ..fault });
+    let field = if is_chat { "messages" } else { "prompt" };
+    if prompt_tokens == 0 {
+        return Err(Fault::empty_prompt(field));
+    }
+    let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+    let Some(room) = context.checked_sub(prompt_tokens).filter(|room| *room >= least) else {
+        return Err(Fault::past_context(field, prompt_tokens, least, context));
     };
     let most = app.limits.defaults.max_new_tokens.unwrap_or(room).min(room);
     let bias = BTreeMap::from_iter(sampling.logit_bias.iter().copied());
