@@ -226,6 +226,42 @@ fn check_stuck_detokenizer(overlap: bool) {
     }
 }
 
+/// A detokenizer that has stopped reading dies: what it left unread is not for its successor, which knows none of these
+/// requests.
+#[test]
+fn a_successor_gets_nothing_that_was_meant_for_a_dead_detokenizer() {
+    for overlap in [false, true] {
+        let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
+        let ids: Vec<_> = (0..12).map(|slot| rig.open(slot % FRONTENDS, slot)).collect();
+        for id in &ids {
+            rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(30));
+        }
+        for _ in 0..6 {
+            engine.turn(&mut rig).expect("the fake model works");
+        }
+        let dead = Peer::new(Role::Detokenizer, 1);
+        rig.stuck.insert(dead);
+        while engine.turn(&mut rig) == Ok(Turn::Worked) {}
+        rig.read();
+        assert!(engine.owes(), "nothing was left unread: the test shows nothing");
+        let (theirs, others): (Vec<_>, Vec<_>) =
+            ids.into_iter().partition(|id| id.detokenizer(DETOKENIZERS) == dead.index);
+        let told = |rig: &Rig, id: &RequestId| {
+            rig.stories.get(id).map(|story| (story.tokens.len(), story.last_events)).unwrap_or_default()
+        };
+        let before: Vec<_> = theirs.iter().map(|id| told(&rig, id)).collect();
+
+        theirs.iter().for_each(|id| rig.close(*id));
+        engine.lose_detokenizer(dead.index);
+        assert!(!engine.owes());
+        rig.stuck.clear();
+        settle(&mut engine, &mut rig);
+        let after: Vec<_> = theirs.iter().map(|id| told(&rig, id)).collect();
+        assert_eq!(before, after, "overlap {overlap}");
+        others.iter().for_each(|id| assert_eq!(rig.ended(*id).1.reason, FinishReason::Length, "{id}"));
+    }
+}
+
 #[test]
 fn a_model_that_is_faster_than_its_reader_waits_for_it() {
     for overlap in [false, true] {

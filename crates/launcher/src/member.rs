@@ -99,6 +99,19 @@ impl Life {
     }
 }
 
+/// The state of a role, without what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// No process exists.
+    Down,
+    /// Its process attaches and builds.
+    Starting,
+    /// It serves.
+    Ready,
+    /// It was killed, and its end was not seen.
+    Killed,
+}
+
 /// An event of a role since the last look at it.
 #[derive(Debug)]
 pub enum RoleEvent {
@@ -234,6 +247,16 @@ impl Member {
     /// Whether it is a warm standby that should have attached by now.
     pub fn is_late_standby(&self, now_ns: u64) -> bool {
         matches!(self.life, Life::Starting { attach_by_ns: Some(by_ns), .. } if now_ns > by_ns)
+    }
+
+    /// Its state.
+    pub fn state(&self) -> MemberState {
+        match self.life {
+            Life::Down { .. } => MemberState::Down,
+            Life::Starting { .. } => MemberState::Starting,
+            Life::Ready(_) => MemberState::Ready,
+            Life::Killed { .. } => MemberState::Killed,
+        }
     }
 
     /// The process id, while it lives.

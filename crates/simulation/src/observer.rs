@@ -3,6 +3,8 @@
 use crate::coverage::Coverage;
 use crate::role::{Life, Loop, Stage};
 use pinion_frontend::requests::ledger::EntryState;
+use pinion_launcher::member::MemberState;
+use pinion_launcher::serve::Service;
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_protocol::{Peer, RequestId, Role};
 use pinion_scheduler::SequenceState;
@@ -17,6 +19,7 @@ pub(crate) struct Observer {
     sequences: BTreeMap<RequestId, SequenceState>,
     engine_life: u32,
     phases: BTreeMap<Peer, Phase>,
+    members: BTreeMap<Peer, MemberState>,
     preemptions: u64,
     prefix_hits: u64,
 }
@@ -53,6 +56,17 @@ impl Observer {
                     self.scheduler(&server.engine().states().collect(), coverage);
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Sees what the launcher makes of the roles.
+    pub(crate) fn look_at(&mut self, service: &Service, coverage: &mut Coverage) {
+        for (peer, state) in service.states() {
+            match self.members.insert(peer, state) {
+                None => coverage.see(format!("member: [*] -> {state:?}")),
+                Some(before) if before != state => coverage.see(format!("member: {before:?} -> {state:?}")),
+                Some(_) => {}
             }
         }
     }

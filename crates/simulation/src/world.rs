@@ -190,6 +190,7 @@ impl World {
     /// One choice: the loop that turns next.
     fn choose(&mut self) -> Result<(), String> {
         self.observer.look(&self.lives, &mut self.coverage);
+        self.observer.look_at(&self.service, &mut self.coverage);
         self.choices += 1;
         if self.choices > CHOICES_MAX {
             return Err(self.stuck("too many choices"));

@@ -2,7 +2,7 @@
 
 use super::{MS_NS, OWN_PAUSE_NS, STOP_TIMEOUT_NS, Service, Stage, wait};
 use crate::ending::Ending;
-use crate::member::Member;
+use crate::member::{Member, MemberState};
 use crate::restart::Verdict;
 use crate::spare::Spare;
 use pinion_config::Exit;
@@ -155,6 +155,11 @@ impl Service {
     /// Which life of this role exists, if one does.
     pub fn life(&self, peer: Peer) -> Option<u32> {
         self.members.iter().find(|member| member.peer == peer && member.lives()).map(Member::epoch)
+    }
+
+    /// The state of each role.
+    pub fn states(&self) -> impl Iterator<Item = (Peer, MemberState)> + '_ {
+        self.members.iter().map(|member| (member.peer, member.state()))
     }
 
     /// Kills what is left and reaps it, within a bound.

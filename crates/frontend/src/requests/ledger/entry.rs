@@ -65,8 +65,10 @@ pub enum EntryState {
     TextComplete,
     /// Only the end of the text is missing.
     EngineDone,
-    /// Its client was told the outcome, or is gone.
+    /// Its client was told the outcome, or is gone. Roles may still speak of it.
     Ended,
+    /// It was given up; what roles still say of it is late.
+    Closed,
 }
 
 impl Entry {
@@ -88,11 +90,12 @@ impl Entry {
     pub(super) fn state(&self) -> EntryState {
         let request = self.request.borrow();
         match self.place {
+            Place::Closed => EntryState::Closed,
             _ if request.outcome().is_some() => EntryState::Ended,
             Place::Parked { .. } => EntryState::Parked,
-            _ if request.has_last_text() => EntryState::TextComplete,
-            _ if request.finished().is_some() => EntryState::EngineDone,
-            Place::Submitted(_) | Place::Closed => EntryState::Submitted,
+            Place::Submitted(_) if request.has_last_text() => EntryState::TextComplete,
+            Place::Submitted(_) if request.finished().is_some() => EntryState::EngineDone,
+            Place::Submitted(_) => EntryState::Submitted,
         }
     }
 
