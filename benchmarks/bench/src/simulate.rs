@@ -14,7 +14,9 @@ use crate::trace::{self, Format, Synthetic};
 use crate::workload::{Bounds, Fit, Lengths, select};
 use clap::{Args, ValueEnum};
 use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
-use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler, StepLoad};
+use pinion_scheduler::{
+    Admission, Limits, Policy, Request, RowResult, Scheduler, StepLoad, StepTime as Budget,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -70,6 +72,9 @@ pub(crate) struct SimulateArgs {
     /// Prompt tokens of one request in one step [default: the step's].
     #[arg(long)]
     prefill_chunk_size: Option<u32>,
+    /// Time that a step with decode rows may take, in ms: `off`, `auto` or a number.
+    #[arg(long, default_value = "off", value_parser = budget)]
+    step_time_ms: Budget,
     /// Tokens that prompt and answer may have together.
     #[arg(long, default_value_t = 1024)]
     context: u32,
@@ -91,6 +96,18 @@ pub(crate) struct SimulateArgs {
     /// Targets in ms for goodput, like ttft=500,tpot=50.
     #[arg(long)]
     slo: Option<String>,
+}
+
+/// As `pinion serve --step-time-ms` has it.
+fn budget(text: &str) -> Result<Budget, String> {
+    match text {
+        "off" => Ok(Budget::Unbounded),
+        "auto" => Ok(Budget::Auto),
+        _ => match text.parse::<f64>() {
+            Ok(ms) if ms.is_finite() && ms > 0.0 => Ok(Budget::Target { ns: (ms * 1e6).round() as u64 }),
+            Ok(_) | Err(_) => Err("neither off nor auto nor a number above 0".to_owned()),
+        },
+    }
 }
 
 /// What is the same for both parts of `scheduler`.
@@ -201,6 +218,7 @@ impl SimulateArgs {
         Policy {
             prefix_cache: shared.prefix_cache,
             prefill_chunk_tokens_max: self.prefill_chunk_size,
+            step_time: self.step_time_ms,
             admission: match order {
                 Order::Fifo => Admission::Fifo,
                 Order::Pack => Admission::Pack,
@@ -294,6 +312,7 @@ impl<'a> Service<'a> {
         self.busy_ns += took_ns;
         self.steps += 1;
         self.rows += u64::from(load.rows);
+        self.scheduler.measured(took_ns);
         for event in self.scheduler.commit(results) {
             self.outcomes[event.id.generation as usize].event_ns.push(self.now_ns);
         }
@@ -405,6 +424,24 @@ mod tests {
             assert!(near(figures.ttft_ms.max, first_ms), "{flags}: {}", figures.ttft_ms.max);
             assert!(near(figures.e2e_ms.max, end_ms), "{flags}: {}", figures.e2e_ms.max);
             assert!(found[0].busy_share == 1.0 && found[0].rows_per_step == 1.0, "{flags}: {:?}", found[0]);
+        }
+    }
+
+    #[test]
+    fn a_step_time_bounds_the_gaps_of_streams() {
+        let shared = Shared { input_len: 600, output_len: 40, ..SHARED };
+        let flags = "--requests 200 --poisson 3 --admissions fifo --length-spread 0.5 --step-us 10000 --row-us 100 \
+                     --prefill-us 100 --max-num-seqs 16";
+        let p99 = |time: &str| {
+            let found = simulated(&format!("{flags} --step-time-ms {time}"), shared);
+            assert_eq!(found[0].figures.completed, 200, "{time}");
+            found[0].figures.itl_ms.p99
+        };
+        assert!(p99("off") > 55.0, "{}", p99("off"));
+        assert!((22.0..26.0).contains(&p99("25")), "{}", p99("25"));
+        assert!((15.0..30.0).contains(&p99("auto")), "{}", p99("auto"));
+        for wrong in ["never", "0", "-1", "inf"] {
+            assert!(budget(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -45,6 +45,7 @@ fn flags_of(option: &Opt) -> Vec<Flag> {
     let values = match &option.kind {
         Kind::Switch => Values::Nothing,
         Kind::Choice { accepted, .. } => Values::Words(accepted.iter().map(|word| word.name).collect()),
+        Kind::StepTime { .. } => Values::Words(vec!["off", "auto"]),
         Kind::Folder => Values::Folders,
         Kind::File => Values::Files,
         _ => Values::Anything,

@@ -109,6 +109,10 @@ fn limits(kind: &Kind) -> String {
             let show = |n: &u64| crate::value::Value::Number(*n).show(kind);
             format!(" From {} to {}.", show(min), show(max))
         }
+        Kind::StepTime { min_us, max_us } => {
+            let show = |us: &u64| crate::value::Value::Number(*us).show(kind);
+            format!(" N is from {} to {}.", show(min_us), show(max_us))
+        }
         Kind::Share => " Above 0, at most 1.".to_owned(),
         Kind::Text
         | Kind::Folder

@@ -198,6 +198,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: WorkedOut("never: decodes come first"),
         help: "Number of requests in prefill, waiting ones included, that get a step's tokens before decodes do; after four \
                such steps in a row every decode has its turn." },
+    Opt { name: "step-time-ms", group: Engine, kind: StepTime { min_us: 100, max_us: 60_000_000 }, preset: Is("off"),
+        help: "Time that a step with decode rows may take, which bounds the gap between a stream's tokens: prompt tokens join \
+               it while the predicted time allows, and at least 32 in any case. The prediction is learnt from the steps. \
+               `auto` allows twice the time of the decode rows alone; a step without decode rows has no limit but \
+               max-num-batched-tokens, which stays the upper limit of every step, like prefill-chunk-size." },
     Opt { name: "overlap", group: Engine, kind: Switch,
         preset: WorkedOut("on with --device cuda; off on the CPU, where a step takes a hundred times what happens between two"),
         help: "Launch each step before the tokens of the one before are read, so that planning and publishing take no \

@@ -1,6 +1,7 @@
 //! Settings of the engine's scheduler: prefix cache, prefill, order of admission.
 
 use crate::sources::Settings;
+use crate::value::Value;
 use serde::{Deserialize, Serialize};
 
 /// Which waiting request is admitted next.
@@ -14,6 +15,30 @@ pub enum AdmissionKind {
     Shortest,
     /// The one whose first token is due first.
     Deadline,
+}
+
+/// How long a step with decode rows may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StepTimeKind {
+    /// As long as its tokens take.
+    #[default]
+    Off,
+    /// In proportion to its decode rows, which only the engine can tell: it measures them.
+    Auto,
+    /// This time, in µs.
+    Micros(u32),
+}
+
+impl StepTimeKind {
+    pub(crate) fn of(value: &Value) -> StepTimeKind {
+        match value {
+            Value::Word("auto") => StepTimeKind::Auto,
+            Value::Number(us) => {
+                StepTimeKind::Micros(u32::try_from(*us).expect("the option's range fits 32 bits"))
+            }
+            _ => StepTimeKind::Off,
+        }
+    }
 }
 
 /// The scheduler's switches.
@@ -35,6 +60,9 @@ pub struct Scheduling {
     pub prefill_max_batch_size: Option<u32>,
     /// Requests in prefill from which on prompts get a step's tokens before decodes.
     pub prefill_priority_threshold: Option<u32>,
+    /// How long a step with decode rows may take. Recordings of earlier builds have none.
+    #[serde(default)]
+    pub step_time: StepTimeKind,
     /// Take in more than the command budget while fewer requests than fill a step are in the engine.
     pub fill_to_target: bool,
     /// Launch a step before the results of the one before are read.
@@ -60,6 +88,9 @@ impl Scheduling {
             prefill_chunk_size: limit("prefill-chunk-size"),
             prefill_max_batch_size: limit("prefill-max-batch-size"),
             prefill_priority_threshold: limit("prefill-priority-threshold"),
+            step_time: settings
+                .get("step-time-ms")
+                .map_or(StepTimeKind::Off, |setting| StepTimeKind::of(&setting.value)),
             fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
             overlap: settings.switch("overlap").unwrap_or(on_gpu),
         }

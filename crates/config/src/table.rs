@@ -70,6 +70,11 @@ pub(crate) enum Kind {
         min_ms: u64,
         max_ms: u64,
     },
+    /// `off`, `auto`, or a time in milliseconds.
+    StepTime {
+        min_us: u64,
+        max_us: u64,
+    },
     Share,
     Cpus,
     /// API keys: a list that is never shown.
@@ -96,6 +101,7 @@ impl Kind {
             Kind::Number { .. } => "N".into(),
             Kind::Bytes { .. } => "BYTES".into(),
             Kind::Duration { .. } => "TIME".into(),
+            Kind::StepTime { .. } => "off|auto|N".into(),
             Kind::Share => "SHARE".into(),
             Kind::Cpus => "CPUS".into(),
             Kind::Secrets => "KEY".into(),

@@ -15,7 +15,7 @@ pub(crate) enum Value {
     Text(String),
     Address(IpAddr),
     Switch(bool),
-    /// A number, bytes, or milliseconds.
+    /// A number, bytes, milliseconds, or the microseconds of a step's time.
     Number(u64),
     Share(f64),
     Cpus(BTreeSet<usize>),
@@ -43,6 +43,7 @@ impl Value {
             Kind::Number { min, max } => bounded(text, NUMBER_UNITS, *min, *max, u64::to_string),
             Kind::Bytes { min, max } => bounded(text, BYTE_UNITS, *min, *max, show_bytes),
             Kind::Duration { min_ms, max_ms } => bounded(text, TIME_UNITS, *min_ms, *max_ms, show_ms),
+            Kind::StepTime { min_us, max_us } => parse_step_time(text, *min_us, *max_us),
             Kind::Share => parse_share(text),
             Kind::Cpus => parse_cpu_set(text).map(Value::Cpus),
             Kind::Secrets => ApiKeys::parse(text).map(Value::Secrets),
@@ -76,6 +77,7 @@ impl Value {
             Value::Number(n) => match kind {
                 Kind::Bytes { .. } => show_bytes(n),
                 Kind::Duration { .. } => show_ms(n),
+                Kind::StepTime { .. } => show_us_as_ms(n),
                 _ => n.to_string(),
             },
             Value::Share(share) => share.to_string(),
@@ -103,6 +105,29 @@ fn parse_address(text: &str) -> Result<Value, String> {
     bare.parse()
         .map(Value::Address)
         .map_err(|_| format!("`{text}` is not an IP address (host names are not looked up)"))
+}
+
+/// Milliseconds, to the microsecond: steps of small models on a GPU take a few.
+const MICROS_UNITS: Units = &[("", 1000), ("ms", 1000)];
+
+fn parse_step_time(text: &str, min_us: u64, max_us: u64) -> Result<Value, String> {
+    match text {
+        "off" => Ok(Value::Word("off")),
+        "auto" => Ok(Value::Word("auto")),
+        _ if text.starts_with(|c: char| c.is_ascii_digit() || c == '.') => {
+            bounded(text, MICROS_UNITS, min_us, max_us, show_us_as_ms)
+        }
+        _ => Err(format!("`{text}` is neither off nor auto nor a number of milliseconds")),
+    }
+}
+
+/// `12500` as `12.5`.
+fn show_us_as_ms(us: &u64) -> String {
+    let whole = us / 1000;
+    match us % 1000 {
+        0 => whole.to_string(),
+        rest => format!("{whole}.{rest:03}").trim_end_matches('0').to_owned(),
+    }
 }
 
 fn parse_share(text: &str) -> Result<Value, String> {

@@ -226,14 +226,12 @@ impl Engine {
             // Now, and not only at the end: this process's successor does not know it.
             ports.count(row.id, Counter::CachedTokens, u64::from(self.scheduler.cached_tokens(row)));
         }
+        // With the timeline or without: a replay takes the recorded looks at the clock one by one.
+        let end_ns = if launches { ports.now_ns() } else { now_ns };
         if launches && ports.recorder().records() {
             let queued = [self.scheduler.running().len(), self.scheduler.waiting().len()];
-            ports.recorder().record(
-                SpanName::EnginePlan,
-                now_ns,
-                ports.now_ns(),
-                queued.map(|count| count as u64),
-            );
+            let queued = queued.map(|count| count as u64);
+            ports.recorder().record(SpanName::EnginePlan, now_ns, end_ns, queued);
         }
         ports.recorder().pop();
         launches
@@ -303,6 +301,11 @@ impl Engine {
         let plan = self.scheduler.oldest_plan();
         self.step = plan.step;
         self.step_sizes.count(plan.token_count, ports);
+        let took_ns = now_ns.saturating_sub(self.running_since_ns);
+        // What a step takes that fails says nothing about those that do not.
+        if self.failures.is_empty() {
+            self.scheduler.measured(took_ns);
+        }
         for event in self.scheduler.commit(&self.results) {
             self.constraints.committed(event);
             self.streams.token(event, self.output.logprobs(event.row as usize));
@@ -310,7 +313,7 @@ impl Engine {
                 ports.stamp(event.id, Stage::FirstToken, now_ns);
             }
         }
-        ports.set_gauge(Gauge::LastStepNs, now_ns.saturating_sub(self.running_since_ns));
+        ports.set_gauge(Gauge::LastStepNs, took_ns);
         self.running_since_ns = now_ns;
     }
 
@@ -372,24 +375,6 @@ impl Engine {
         }
         self.ended = all;
         ended_count
-    }
-
-    fn set_gauges(&self, ports: &impl Ports) {
-        let (plan, totals) = (self.scheduler.current_plan(), self.scheduler.totals());
-        ports.set_gauge(Gauge::Steps, self.step);
-        ports.set_gauge(Gauge::KvBlocksUsed, u64::from(self.scheduler.pool().held()));
-        ports.set_gauge(Gauge::KvBlocksTotal, u64::from(self.scheduler.pool().total()));
-        ports.set_gauge(Gauge::KvBlocksCached, u64::from(self.scheduler.pool().cached()));
-        ports.set_gauge(Gauge::PrefixQueryTokens, totals.prefix_query_tokens);
-        ports.set_gauge(Gauge::PrefixHitTokens, totals.prefix_hit_tokens);
-        ports.set_gauge(Gauge::RequestsRunning, self.scheduler.running().len() as u64);
-        ports.set_gauge(Gauge::RequestsWaiting, self.scheduler.waiting().len() as u64);
-        ports.set_gauge(Gauge::RequestsDeferred, self.constraints.waiting() as u64);
-        ports.set_gauge(Gauge::PromptTokens, totals.prompt_tokens);
-        ports.set_gauge(Gauge::GeneratedTokens, totals.generated_tokens);
-        ports.set_gauge(Gauge::RequestsFinished, totals.finished);
-        ports.set_gauge(Gauge::Preemptions, totals.preemptions);
-        ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
     }
 
     /// Drops every request that `gone` names, without a record: its reader is gone.

@@ -11,6 +11,7 @@ mod batch;
 mod constraints;
 mod cuda_start;
 mod engine;
+mod gauges;
 mod load_progress;
 mod op_profile;
 mod options;

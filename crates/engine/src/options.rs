@@ -4,14 +4,16 @@ use crate::cuda_start;
 use crate::engine::{Engine, Sizes};
 use crate::load_progress::LoadProgress;
 use crate::recorded::Recorded;
-use pinion_config::{AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, Quantization};
+use pinion_config::{
+    AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, Quantization, StepTimeKind,
+};
 use pinion_grammar::{Grammars, Words};
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
     Pipeline, STEP_DEADLINE, Threaded, WarmUp, load_watched,
 };
 use pinion_os::process::limit_behind;
-use pinion_scheduler::{Admission, Limits, Policy};
+use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use pinion_text::TextCodec;
 use pinion_worker::Recorder;
 
@@ -74,6 +76,11 @@ fn policy(config: &Config) -> Policy {
         prefill_chunk_tokens_max: scheduling.prefill_chunk_size,
         prefill_rows_max: scheduling.prefill_max_batch_size,
         prefill_first_from: scheduling.prefill_priority_threshold,
+        step_time: match scheduling.step_time {
+            StepTimeKind::Off => StepTime::Unbounded,
+            StepTimeKind::Auto => StepTime::Auto,
+            StepTimeKind::Micros(us) => StepTime::Target { ns: u64::from(us) * 1000 },
+        },
         ..Policy::default()
     }
 }

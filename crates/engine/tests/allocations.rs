@@ -5,7 +5,7 @@ mod rig;
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling, StopIds};
-use pinion_scheduler::Limits;
+use pinion_scheduler::{Limits, Policy, StepTime};
 use rig::grammars::{constrained, with_grammars};
 use rig::{EOS, FRONTENDS, Random, Rig, SLOTS};
 
@@ -27,7 +27,9 @@ fn engine_limits() -> Limits {
 
 /// An engine in which 32 sequences decode, past their prefill. With `penalties` every other one looks at its output.
 fn decoding(overlap: bool, penalties: bool) -> (Engine, Rig) {
-    let sizes = Sizes { limits: engine_limits(), ..rig::small() };
+    // Every step teaches what steps cost.
+    let policy = Policy { step_time: StepTime::Auto, ..Policy::default() };
+    let sizes = Sizes { limits: engine_limits(), policy, ..rig::small() };
     assert!(sizes.policy.prefix_cache);
     let (mut engine, mut rig, mut random) = (rig::engine(sizes, overlap), Rig::new(), Random::new(1));
     for n in 0..SEQUENCES {

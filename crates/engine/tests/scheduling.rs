@@ -7,7 +7,7 @@ use pinion_model::fake_token;
 use pinion_protocol::Sampling;
 use pinion_protocol::names::Counter;
 use pinion_protocol::status::{Gauge, STEP_SIZES};
-use pinion_scheduler::{Admission, Limits, Policy};
+use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 
 /// Runs requests that begin alike, two of three of them, through a small pool. Gives the rig and how many turns it
@@ -74,6 +74,7 @@ fn every_policy_gives_the_same_tokens() {
             prefill_chunk_tokens_max: Some(7),
             prefill_rows_max: Some(2),
             prefill_first_from: Some(3),
+            step_time: StepTime::Target { ns: 4000 },
             ..Policy::default()
         });
     }

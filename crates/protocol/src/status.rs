@@ -91,6 +91,18 @@ pub enum Gauge {
     RequestsDeferred = 55,
     /// Times that a process of the role has ended because it reached its memory limit.
     MemoryLimitHits = 54,
+    /// Engine with a step-time budget: the budget of the last step in ns; 0 if it had none, or its cost is not known.
+    StepBudgetNs = 56,
+    /// Engine with a step-time budget: steps whose time was predicted.
+    PredictedSteps = 57,
+    /// Engine with a step-time budget: predicted time of those steps in ns.
+    PredictedStepsNs = 58,
+    /// Engine with a step-time budget: what those steps took in ns.
+    PredictedStepsTookNs = 59,
+    /// Engine with a step-time budget: sum of the differences between the two, without sign, in ns.
+    PredictionErrorNs = 60,
+    /// Engine with a step-time budget: prompt tokens that a step had room for and a later one computed, for its time.
+    PromptTokensDeferred = 61,
     /// Engine: steps of at most 1 tokens and more than the bucket before holds.
     StepsTo1 = 64,
     /// Engine: steps of at most 8 tokens and more than the bucket before holds.

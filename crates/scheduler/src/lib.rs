@@ -10,7 +10,9 @@
 //! chunks, in the order in which the requests started, and then to waiting requests, in the order of the policy. A
 //! request starts only if every running request has a row in the same step, so there are never more running sequences
 //! than tokens in the budget. With [`Policy::prefill_first_from`] prompts take their tokens first, for a bounded number
-//! of steps in a row, so that decodes do not starve.
+//! of steps in a row, so that decodes do not starve. With [`Policy::step_time`] the prompt tokens beside decode rows
+//! are limited by the time that they are predicted to take; the caller reports each step's time to
+//! [`Scheduler::measured`].
 //!
 //! # When blocks run out
 //! A request that starts takes blocks for all tokens it has; decoding takes one more at each block boundary. If no
@@ -36,6 +38,8 @@ mod prefix;
 mod request;
 mod scheduler;
 mod sequence;
+mod step_budget;
+mod step_cost;
 mod tenants;
 
 pub use plan::{BlockCopy, Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
@@ -43,3 +47,5 @@ pub use policy::{Admission, Policy};
 pub use request::{Limits, Refusal, Request};
 pub use scheduler::{Scheduler, Totals};
 pub use sequence::SequenceState;
+pub use step_budget::{StepTime, StepTimes};
+pub use step_cost::StepWork;

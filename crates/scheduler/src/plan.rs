@@ -1,5 +1,6 @@
 //! The values that pass between the scheduler and the engine.
 
+use crate::step_cost::StepWork;
 use pinion_protocol::frontend_inbox::Finished;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
 use std::ops::Range;
@@ -22,6 +23,13 @@ pub struct StepPlan {
     pub preempted_count: u32,
     /// Time since the oldest waiting request arrived, in ns; 0 if none waits.
     pub oldest_waiting_ns: u64,
+    /// With [`crate::Policy::step_time`]: what its time depends on.
+    pub work: StepWork,
+    /// The time that it is predicted to take, in ns; `None` while too few steps like it have run.
+    pub predicted_ns: Option<u64>,
+    /// The time within which prompt tokens joined its decode rows, in ns; 0 while that of prompt tokens is not known.
+    /// `None`: it has no decode rows, or no limit.
+    pub budget_ns: Option<u64>,
 }
 
 impl StepPlan {

@@ -62,6 +62,10 @@ impl Scheduler {
         self.plan.copies.clear();
         self.prefill_rows.clear();
         (self.plan.token_count, self.plan.score_count) = (0, 0);
+        if self.budget.is_on() {
+            let decodes = self.decode_work(grown);
+            self.budget.begin(decodes);
+        }
         let prefill_first = self.prefill_first();
         if !prefill_first {
             self.place_decodes(grown);
@@ -72,6 +76,7 @@ impl Scheduler {
         }
 
         self.plan.rows.extend_from_slice(&self.prefill_rows);
+        self.note_cost();
         self.plan.oldest_waiting_ns = self.oldest_arrived_ns().map_or(0, |ns| now_ns.saturating_sub(ns));
         for index in 0..self.plan.rows.len() {
             let PlanRow { key, len, draw, .. } = self.plan.rows[index];
@@ -154,7 +159,8 @@ impl Scheduler {
         let mut next = 0;
         while self.room() > 0 && self.prefill_rows.len() < rows_max {
             let started = next == self.running.len();
-            if started && !self.start_next() {
+            // A request starts only if it gets a row, and where in its prompt that begins is known afterwards.
+            if started && !(self.budget.has_room(self.limits.max_model_len) && self.start_next()) {
                 return;
             }
             let key = self.running[next];
@@ -165,9 +171,15 @@ impl Scheduler {
             }
             let chunk_max = self.policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
             let scored_max = if sequence.lacks_prompt_logprobs() { self.score_room() } else { u32::MAX };
-            let len = sequence.pending().min(chunk_max).min(self.room()).min(scored_max);
-            let row = self.row_of(key, len);
-            self.prefill_rows.push(row);
+            let room = self.room().saturating_sub(self.budget.deferred());
+            let wanted = sequence.pending().min(chunk_max).min(room).min(scored_max);
+            let start = sequence.computed;
+            let len = self.budget.tokens(start, wanted);
+            self.budget.take(start, len, wanted);
+            if len > 0 {
+                let row = self.row_of(key, len);
+                self.prefill_rows.push(row);
+            }
         }
     }
 
@@ -235,8 +247,8 @@ impl Scheduler {
     }
 
     /// Whether a running prefill will register at least half of what this waiting request lacks, and at least a block.
-    /// Then the request, and the queue behind it, waits for that prefill's first token. A running prefill has a row in
-    /// every step, so the wait is bounded by its prompt.
+    /// Then the request, and the queue behind it, waits for that prefill's first token. Running prefills take their
+    /// tokens in the order of their starts, so the wait is bounded by their prompts.
     fn is_computed_by_another(&self, sequence: &Sequence, covered: u32) -> bool {
         let block_size = self.limits.block_size;
         if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.lacks_prompt_logprobs() {

@@ -8,8 +8,8 @@
 //! waits for at most [`Policy::overtaken_max`] starts of its tenant, and then for four per request ahead of it. It is
 //! preempted for a higher priority at most four times.
 
-use crate::Scheduler;
 use crate::sequence::Sequence;
+use crate::{Scheduler, StepTime};
 
 /// Waiting requests that [`Admission::Pack`] looks at.
 const LOOKAHEAD_WINDOW: usize = 64;
@@ -61,6 +61,8 @@ pub struct Policy {
     /// Prefill comes before decode in a step while at least this many requests are in prefill or wait for it; `None`:
     /// never.
     pub prefill_first_from: Option<u32>,
+    /// How long a step with decode rows may take; limits the prompt tokens that join it.
+    pub step_time: StepTime,
     /// Starts of other requests after which a waiting request is no longer overtaken.
     pub overtaken_max: u32,
 }
@@ -75,6 +77,7 @@ impl Default for Policy {
             prefill_chunk_tokens_max: None,
             prefill_rows_max: None,
             prefill_first_from: None,
+            step_time: StepTime::Unbounded,
             overtaken_max: 256,
         }
     }

@@ -5,6 +5,7 @@ use crate::plan::{Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, 
 use crate::policy::Policy;
 use crate::request::{Limits, Refusal, Request};
 use crate::sequence::{Progress, Sequence, SequenceState, State};
+use crate::step_budget::StepBudget;
 use crate::tenants::Tenants;
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Fault, FaultCode, RequestId};
@@ -61,6 +62,7 @@ pub struct Scheduler {
     pub(crate) prefill_rows: Vec<PlanRow>,
     /// Steps in a row, up to the last one, in which prefill came before decode.
     pub(crate) prefill_first_steps: u32,
+    pub(crate) budget: StepBudget,
     /// Most prompt tokens that a step scores, not counting one per row.
     pub(crate) score_tokens_max: u32,
     events: Vec<Event>,
@@ -112,6 +114,7 @@ impl Scheduler {
             outstanding: 0,
             prefill_rows: Vec::with_capacity(running),
             prefill_first_steps: 0,
+            budget: StepBudget::new(policy.step_time),
             score_tokens_max: u32::MAX,
             events: Vec::with_capacity(running),
             finished: Vec::with_capacity(requests),

@@ -1,7 +1,7 @@
 //! Each policy by what it does first, and that none of them lets a request starve.
 
 use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
-use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler};
+use pinion_scheduler::{Admission, Limits, Policy, Request, RowResult, Scheduler, StepTime};
 
 const LIMITS: Limits = Limits {
     max_num_seqs: 8,
@@ -22,6 +22,7 @@ const PLAIN: Policy = Policy {
     prefill_chunk_tokens_max: None,
     prefill_rows_max: None,
     prefill_first_from: None,
+    step_time: StepTime::Unbounded,
     overtaken_max: u32::MAX,
 };
 

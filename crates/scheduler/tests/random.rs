@@ -5,7 +5,7 @@
 mod simulation;
 
 use pinion_protocol::{Claim, StopIds};
-use pinion_scheduler::{Admission, Limits, Policy};
+use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use proptest::prelude::*;
 use simulation::{Arrival, EOS, Exit, REQUESTS_MAX, Schedule, VOCABULARY, mix, simulate};
 
@@ -32,10 +32,21 @@ fn admission() -> impl Strategy<Value = Admission> {
     ]
 }
 
+/// Steps of the simulation take up to a few thousand ns.
+fn step_time() -> impl Strategy<Value = StepTime> {
+    prop_oneof![
+        2 => Just(StepTime::Unbounded),
+        1 => Just(StepTime::Auto),
+        1 => (1..4000u64).prop_map(|ns| StepTime::Target { ns }),
+    ]
+}
+
 fn policy() -> impl Strategy<Value = Policy> {
     let some = |range: std::ops::Range<u32>| proptest::option::of(range);
-    (any::<[bool; 3]>(), admission(), some(1..12), some(1..4), some(0..4), 0..8u32).prop_map(
-        |([prefix_cache, prefix_partial, prefix_wait], admission, chunk, rows, first_from, overtaken_max)| {
+    let prefill = (some(1..12), some(1..4), some(0..4), step_time());
+    (any::<[bool; 3]>(), admission(), prefill, 0..8u32).prop_map(
+        |([prefix_cache, prefix_partial, prefix_wait], admission, prefill, overtaken_max)| {
+            let (chunk, rows, first_from, step_time) = prefill;
             Policy {
                 prefix_cache,
                 prefix_partial,
@@ -44,6 +55,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 prefill_chunk_tokens_max: chunk,
                 prefill_rows_max: rows,
                 prefill_first_from: first_from,
+                step_time,
                 overtaken_max,
             }
         },

@@ -1,7 +1,7 @@
 //! What one run looks like: sizes of the service, and how much goes wrong. All of it follows from the seed.
 
 use pinion_config::{
-    AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser,
+    AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser, StepTimeKind,
     ToolCallParser, Topology,
 };
 use pinion_protocol::StopIds;
@@ -70,6 +70,13 @@ impl Plan {
             AdmissionKind::Pack,
             AdmissionKind::Shortest,
             AdmissionKind::Deadline,
+        ]);
+        scheduling.step_time = random.pick(&[
+            StepTimeKind::Off,
+            StepTimeKind::Off,
+            StepTimeKind::Auto,
+            StepTimeKind::Micros(100),
+            StepTimeKind::Micros(20_000),
         ]);
         // What the suspicion of requests looks at; its rings of spans make a run slower.
         config.observe.timeline = random.chance(8);

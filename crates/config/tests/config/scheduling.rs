@@ -1,7 +1,7 @@
 //! The scheduler's switches, from the command line and the environment to the config.
 
 use crate::tree::{Tree, serve, serve_result};
-use pinion_config::{AdmissionKind, Machine, Scheduling};
+use pinion_config::{AdmissionKind, Machine, Scheduling, StepTimeKind};
 
 const DEFAULT: Scheduling = Scheduling {
     prefix_cache: true,
@@ -12,6 +12,7 @@ const DEFAULT: Scheduling = Scheduling {
     prefill_chunk_size: None,
     prefill_max_batch_size: None,
     prefill_priority_threshold: None,
+    step_time: StepTimeKind::Off,
     fill_to_target: true,
     overlap: false,
 };
@@ -40,6 +41,10 @@ fn each_switch_sets_its_own_field() {
         (&["--prefill-chunk-size=256"], Scheduling { prefill_chunk_size: Some(256), ..DEFAULT }),
         (&["--prefill-max-batch-size=4"], Scheduling { prefill_max_batch_size: Some(4), ..DEFAULT }),
         (&["--prefill-priority-threshold=8"], Scheduling { prefill_priority_threshold: Some(8), ..DEFAULT }),
+        (&["--step-time-ms=off"], DEFAULT),
+        (&["--step-time-ms", "auto"], Scheduling { step_time: StepTimeKind::Auto, ..DEFAULT }),
+        (&["--step-time-ms=40"], Scheduling { step_time: StepTimeKind::Micros(40_000), ..DEFAULT }),
+        (&["--step-time-ms=7.25"], Scheduling { step_time: StepTimeKind::Micros(7250), ..DEFAULT }),
     ] {
         assert_eq!(serve(&machine, &model, args, &[]).scheduling, expected, "{args:?}");
     }
@@ -50,6 +55,11 @@ fn each_switch_sets_its_own_field() {
         ("--prefill-max-batch-size=0", "is below 1"),
         ("--prefill-priority-threshold=0", "is below 1"),
         ("--ttft-target=0", "is below 1ms"),
+        ("--step-time-ms=0", "is below 0.1"),
+        ("--step-time-ms=0.00001", "is not a whole number"),
+        ("--step-time-ms=60001", "is above 60000"),
+        ("--step-time-ms=fast", "is neither off nor auto nor a number of milliseconds"),
+        ("--step-time-ms=4s", "`s` is not a unit"),
         ("--admission=lifo", "fifo"),
         ("--enable-prefix-caching", "prefix-cache"),
     ] {

@@ -1,7 +1,7 @@
 //! A model whose draws show every parameter of a request.
 
 use super::{Random, pipeline, small};
-use pinion_engine::Engine;
+use pinion_engine::{Engine, Sizes};
 use pinion_model::{
     FakeModel, FakeOptions, FakeShape, Model, ModelInfo, RowOutcome, Sampler, StepBatch, StepError,
     StepOutput, WarmUp,
@@ -28,6 +28,10 @@ impl Hashed {
     pub fn engine_ending_with(stop_ids: StopIds, overlap: bool) -> Engine {
         let mut sizes = small();
         sizes.limits.stop_ids = stop_ids;
+        Engine::new(pipeline(Hashed::model(&sizes), overlap), sizes)
+    }
+
+    pub fn model(sizes: &Sizes) -> Box<dyn Model> {
         let shape = FakeShape {
             vocab_size: HASHED_VOCABULARY,
             max_context: sizes.limits.max_model_len,
@@ -37,8 +41,7 @@ impl Hashed {
         };
         let inner = FakeModel::new(shape, FakeOptions::default());
         let (info, sampler) = (inner.info().clone(), Sampler::new(HASHED_VOCABULARY as usize));
-        let model = Hashed { inner, info, sampler, logits: Vec::new() };
-        Engine::new(pipeline(Box::new(model), overlap), sizes)
+        Box::new(Hashed { inner, info, sampler, logits: Vec::new() })
     }
 }
 

@@ -27,6 +27,8 @@ use pinion_shm::spans::{self, SpanWriter};
 use pinion_shm::words::HeapWords;
 use pinion_worker::{Overflow, Recorder};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub const FRONTENDS: u16 = 2;
 pub const DETOKENIZERS: u16 = 2;
@@ -85,6 +87,8 @@ pub struct Rig {
     /// What the engine is told of its detokenizers.
     pub lag_bytes: usize,
     now_ns: std::cell::Cell<u64>,
+    /// What models have taken, if a test's model says so.
+    pub model_ns: Arc<AtomicU64>,
     /// Inboxes that the engine found corrupt, and why.
     pub condemned: Vec<(usize, &'static str)>,
 }
@@ -105,6 +109,7 @@ impl Rig {
             recorder: recorder(),
             lag_bytes: 0,
             now_ns: std::cell::Cell::new(1),
+            model_ns: Arc::default(),
             condemned: Vec::new(),
         }
     }
@@ -237,7 +242,7 @@ fn take_prompt(payload: &[u8], stories: &mut HashMap<RequestId, Story>) {
 impl Ports for Rig {
     fn now_ns(&self) -> u64 {
         self.now_ns.set(self.now_ns.get() + 1000);
-        self.now_ns.get()
+        self.now_ns.get() + self.model_ns.load(Ordering::Relaxed)
     }
 
     fn inbox_count(&self) -> usize {

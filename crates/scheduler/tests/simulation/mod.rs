@@ -356,6 +356,8 @@ impl Simulation {
             let watched = self.watched.get_mut(id).expect("a request that runs was admitted");
             watched.failed |= matches!(result, RowResult::Failed(_)) && watched.ended.is_none();
         }
+        let took_ns = mix(u64::from(self.step), step.len() as u64) % 4000;
+        self.scheduler.measured(took_ns);
         let results: Vec<RowResult> = step.into_iter().map(|(_, result)| result).collect();
         for event in self.scheduler.commit(&results) {
             let watched = self.watched.get_mut(&event.id).expect("a request that runs was admitted");

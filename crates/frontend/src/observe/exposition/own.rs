@@ -103,6 +103,20 @@ pub(super) const FAMILIES: &[Family] = &[
         |view, series| longest(view, series, Word::OldestWaitingNs)),
     plain("pinion_last_step_seconds", Gauge, "Time of the last engine step.",
         |view, series| longest(view, series, Word::LastStepNs)),
+    plain("pinion_step_budget_seconds", Gauge, "Time budget of the last engine step (--step-time-ms); 0 if it had none.",
+        |view, series| longest(view, series, Word::StepBudgetNs)),
+    plain("pinion_predicted_steps_total", Counter, "Engine steps whose time was predicted (--step-time-ms).",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PredictedSteps))),
+    plain("pinion_predicted_step_seconds_total", Counter, "Predicted time of those steps.",
+        |view, series| seconds(view, series, Word::PredictedStepsNs)),
+    plain("pinion_predicted_step_actual_seconds_total", Counter, "What those steps took.",
+        |view, series| seconds(view, series, Word::PredictedStepsTookNs)),
+    plain("pinion_predicted_step_error_seconds_total", Counter,
+        "Differences between the predicted and the actual time of those steps, without sign.",
+        |view, series| seconds(view, series, Word::PredictionErrorNs)),
+    plain("pinion_deferred_prompt_tokens_total", Counter,
+        "Prompt tokens that a step had room for and that its time budget left to a later step.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::PromptTokensDeferred))),
     plain("pinion_tokenizer_requests_total", Counter, "Requests encoded.",
         |view, series| series.put(&[], view.sum(Role::Tokenizer, Word::Encoded))),
     plain("pinion_decode_states", Gauge, "Decode states held by detokenizers.",
@@ -182,6 +196,10 @@ fn errors_by_blame(view: &View<'_>, series: &mut Series<'_>) {
 
 fn longest(view: &View<'_>, series: &mut Series<'_>, word: Word) {
     series.put(&[], view.longest_ns(word) as f64 / 1e9);
+}
+
+fn seconds(view: &View<'_>, series: &mut Series<'_>, word: Word) {
+    series.put(&[], view.sum(Role::Engine, word) as f64 / 1e9);
 }
 
 fn rings(view: &View<'_>, series: &mut Series<'_>, offset: usize) {
