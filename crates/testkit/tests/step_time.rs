@@ -32,6 +32,32 @@ fn texts(server: &Server, requests: &[Value]) -> Vec<String> {
 }
 
 #[test]
+fn the_fake_backend_gives_the_same_texts_with_and_without_a_budget() {
+    let requests = requests("Under the greenwood tree who loves to lie with me. ", 5, 6);
+    let run = |time: &str| {
+        let flags = ["--fake-step-us", "2000", "--fake-prefill-us-per-token", "50", "--step-time-ms", time];
+        let server = Server::fake(&flags);
+        let texts = texts(&server, &requests);
+        server.wait_idle();
+        let metric = |name: &str| server.metric(name);
+        let deferred = metric("pinion_deferred_prompt_tokens_total");
+        if time == "off" {
+            assert_eq!((deferred, metric("pinion_predicted_steps_total")), (0.0, 0.0));
+        } else {
+            assert!(deferred > 100.0, "{time}: {deferred} tokens deferred");
+            assert!(metric("pinion_predicted_steps_total") > 100.0, "{time}");
+            assert!(metric("pinion_predicted_step_seconds_total") > 0.1, "{time}");
+        }
+        server.stop();
+        texts
+    };
+    let off = run("off");
+    for time in ["auto", "4.5"] {
+        assert_eq!(run(time), off, "{time}");
+    }
+}
+
+#[test]
 fn the_demo_model_gives_the_same_texts_with_and_without_a_budget() {
     let Some(folder) = demo_model() else {
         println!("skipped: deploy/demo-model has no weights");
