@@ -20,9 +20,9 @@ const PEERS_MAX: u64 = pinion_protocol::limits::PEERS_PER_ROLE_MAX as u64;
 #[rustfmt::skip]
 pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "model", group: Model, kind: Folder, preset: Required,
-        help: "Hugging Face folder to serve: config.json, tokenizer.json and (torch) model.safetensors; or a GGUF \
-               file. ORG/NAME or ORG/NAME@REV is a model of the hub, which is pulled first; a folder of that name \
-               goes before it. `pinion serve DIR` is short for it." },
+        help: "Hugging Face folder (config.json, tokenizer.json, model.safetensors) or GGUF file. ORG/NAME or \
+               ORG/NAME@REV is a model of the hub, which is pulled first; a folder of that name goes before it. \
+               `pinion serve DIR` is short for it." },
     Opt { name: "hub-cache", group: Model, kind: Folder,
         preset: WorkedOut("HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub"),
         help: "Where models of the hub are kept, in the layout that transformers and vLLM share." },
