@@ -216,11 +216,16 @@ fn a_forced_call_brings_its_grammar_and_suffers_no_other() {
     let grammar = admitted.sampling.grammar.unwrap();
     assert_eq!((grammar.kind, grammar.field), (GrammarKind::JsonSchema, GrammarField::Tools));
     assert!(grammar.text.starts_with("{\"type\":\"array\",\"minItems\":1,"), "{}", grammar.text);
-    let mut both = extra;
-    both["response_format"] = json!({"type": "json_object"});
-    let fault =
-        admit(Api::Chat, body(both).to_string().as_bytes(), &limits_of(CallReading::AsText), 1).unwrap_err();
+    let with = |field: &str, value: Value| {
+        let mut both = extra.clone();
+        both[field] = value;
+        admit(Api::Chat, body(both).to_string().as_bytes(), &limits_of(CallReading::AsText), 1)
+    };
+    let fault = with("guided_regex", json!("a")).unwrap_err();
     assert_eq!(fault.param.as_deref(), Some("tool_choice"));
+    // It is about what is said, and a call says nothing.
+    let formatted = with("response_format", json!({"type": "json_object"})).unwrap();
+    assert_eq!(formatted.sampling.grammar, Some(grammar));
     let large = json!({"type": "function", "function": {"name": "f",
         "parameters": {"type": "object", "description": "x".repeat(GRAMMAR_BYTES_MAX)}}});
     let large = json!({"tools": [large], "tool_choice": "required"});

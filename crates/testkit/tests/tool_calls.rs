@@ -128,3 +128,46 @@ fn calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
         server.stop();
     }
 }
+
+/// The fake model takes either way, as its draw falls; along each there is one text.
+#[test]
+fn a_model_that_must_write_json_may_call_a_tool_instead() {
+    let folder = fake_model(4096);
+    let only = |name: &str, value: &str| json!({"type": "object", "properties": {name: {"const": value}}, "required": [name]});
+    let offered =
+        json!({"type": "function", "function": {"name": "weather", "parameters": only("city", "Malmö")}});
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "said", "schema": only("!", "It rains.")}});
+    let server = Server::start(folder.path(), &["--backend", "fake", "--tool-call-parser", "hermes"]);
+    let body = |turn: usize| {
+        json!({"messages": [{"role": "user", "content": format!("Turn {turn}")}], "tools": [offered], "max_tokens": 400,
+            "response_format": format, "parallel_tool_calls": false, "stream": turn % 2 == 1})
+    };
+    let (mut calls, mut answers) = (0, 0);
+    for turn in 0..48 {
+        let said = if turn % 2 == 1 { streamed(&server, &body(turn)) } else { whole(&server, &body(turn)) };
+        if said.reason == "tool_calls" {
+            calls += 1;
+            assert_eq!(said.content, "", "turn {turn}");
+            assert_eq!(said.calls, [("weather".to_owned(), "{\"city\": \"Malmö\"}".to_owned())]);
+        } else {
+            answers += 1;
+            assert_eq!(
+                (said.content.as_str(), said.reason.as_str()),
+                ("{\"!\": \"It rains.\"}", "stop"),
+                "turn {turn}"
+            );
+        }
+    }
+    assert!(calls > 0 && answers > 0, "{calls} calls, {answers} answers");
+    // What must be a call says nothing, so the format has nothing to say either.
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    for (choice, reason) in [(json!("required"), "tool_calls"), (named, "stop")] {
+        let mut forced = body(0);
+        forced["tool_choice"] = choice;
+        let said = whole(&server, &forced);
+        assert_eq!((said.calls.len(), said.reason.as_str()), (1, reason), "{said:?}");
+    }
+    server.wait_idle();
+    server.stop();
+}

@@ -5,6 +5,7 @@
 //! The shapes of prompts and stop strings are in `prompts`, those of chats in `chat`, the sampling parameters in
 //! `sampling`, grammars in `grammar`.
 
+mod answer_or_call;
 mod chat;
 pub(crate) mod fields;
 mod grammar;
@@ -21,7 +22,7 @@ use crate::admission::grammar::{grammar, limited};
 use crate::admission::json::{Fields, as_integer};
 use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling};
-use crate::admission::tools::{CallPlan, CallReading, Tools, forced, tools};
+use crate::admission::tools::{CallPlan, CallReading, Tools, tools};
 use crate::admission::unknown::{field_names, in_its_words, leftovers, members_of, synonyms};
 use pinion_api::Translated;
 use pinion_api::responses::Asked;
@@ -200,12 +201,13 @@ fn admit_translated(of: &str, body: Translated, limits: &Limits, fresh_seed: u64
 fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) -> Result<Admitted, Fault> {
     check_model(&mut fields, limits)?;
     let shown = shown(api, &mut fields)?;
-    let Tools { offered, plan: calls, schema } = match api {
+    let mut tools = match api {
         Api::Chat => tools(&mut fields, limits.calls)?,
         Api::Completions | Api::Generate => Tools::default(),
     };
     let written = grammar(api, &mut fields)?;
-    let grammar = limited(forced(schema, written)?, &mut fields, limits)?;
+    let grammar = limited(tools.grammar(written)?, &mut fields, limits)?;
+    let Tools { offered, plan: calls, .. } = tools;
     check_unsupported(api, &mut fields)?;
     let (prompts, truncation) = prompt(api, &mut fields, limits, offered, &shown)?;
     let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;

@@ -2,11 +2,13 @@
 //! it.
 //!
 //! - `none`: the template sees no tools, and the text is text.
-//! - `auto`: the template sees them, and calls are found in the text in the format that the model was trained on.
+//! - `auto`: the template sees them, and calls are found in the text in the format that the model was trained on. With
+//!   `response_format` the text is that or calls ([`crate::admission::answer_or_call`]).
 //! - `required` or a function: a grammar makes the text a list of calls, or one function's arguments.
 //!
 //! Called by [`crate::admission`] only; [`crate::answers::calls`] finds the calls.
 
+use crate::admission::answer_or_call::{Callable, answer_or_call};
 use crate::admission::json::{Fields, quoted, wrong_type};
 use crate::admission::messages::function_name;
 use crate::admission::schemas::close;
@@ -270,10 +272,31 @@ fn list_schema(items: &[Value], names: &[String], is_parallel: bool) -> Result<V
     Ok(schema)
 }
 
-/// The grammar of a forced call; nothing else can say then what the text must be.
-pub(crate) fn forced(schema: Option<Value>, written: Option<Grammar>) -> Result<Option<Grammar>, Fault> {
-    let Some(schema) = schema else { return Ok(written) };
-    if let Some(written) = written {
+impl Tools {
+    /// The grammar of the text: that of a forced call, or else what the fields want. A `response_format` is about what
+    /// is said, so it stands beside tools: a forced call says nothing, and a model that may call does one or the other.
+    pub(crate) fn grammar(&mut self, written: Option<Grammar>) -> Result<Option<Grammar>, Fault> {
+        if let Some(schema) = self.schema.take() {
+            return forced(&schema, written).map(Some);
+        }
+        let (Some(plan), Some(Value::Array(items))) = (&self.plan, &self.offered) else { return Ok(written) };
+        match (written, &plan.shape) {
+            (Some(answer), Shape::Free(format)) if answer.field == GrammarField::ResponseFormat => {
+                let functions = items.iter().zip(&plan.names).enumerate();
+                let callables = functions.map(|(index, (item, name))| {
+                    parameters(index, item).map(|parameters| Callable { name, parameters })
+                });
+                let callables = callables.collect::<Result<Vec<Callable<'_>>, Fault>>()?;
+                answer_or_call(answer, *format, callables, plan.calls_max > 1).map(Some)
+            }
+            (written, _) => Ok(written),
+        }
+    }
+}
+
+/// The grammar of a forced call; no other one can say then what the text must be.
+fn forced(schema: &Value, written: Option<Grammar>) -> Result<Grammar, Fault> {
+    if let Some(written) = written.filter(|written| written.field != GrammarField::ResponseFormat) {
         let name = written.field.name();
         let message = format!("tool_choice forces a call, and {name} wants another text");
         return Err(Fault::field("tool_choice", message));
@@ -286,7 +309,7 @@ pub(crate) fn forced(schema: Option<Value>, written: Option<Grammar>) -> Result<
         );
         return Err(Fault::field("tools", message));
     }
-    Ok(Some(Grammar { kind: GrammarKind::JsonSchema, field: GrammarField::Tools, text: text.into() }))
+    Ok(Grammar { kind: GrammarKind::JsonSchema, field: GrammarField::Tools, text: text.into() })
 }
 
 /// A schema has moved to `place` inside another one, and so has what its references point to.

@@ -56,6 +56,12 @@ async def tour() -> None:
         check((await Runner.run(required, QUESTION)).final_output, RESULT)
         call.check_once()
         check((await Runner.run(agent(output_type=Weather), QUESTION)).final_output, OSLO)
+        check((await Runner.run(agent(tools=[get_weather], output_type=Weather), QUESTION)).final_output, OSLO)
+        call.check_once()
+        both = ModelSettings(tool_choice="required")
+        both_agent = agent(tools=[get_weather], output_type=Weather, model_settings=both)
+        check((await Runner.run(both_agent, QUESTION)).final_output, OSLO)
+        call.check_once()
         with refused(openai.NotFoundError, "nobody"):
             await Runner.run(agent(model=make("nobody")), QUESTION)
         with refused(openai.BadRequestError, "temperature"):

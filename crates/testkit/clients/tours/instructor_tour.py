@@ -11,10 +11,12 @@ from kit import BAD_TEMPERATURE, BASE_URL, KEY, MODEL, OSLO, QUESTION, Weather, 
 plain = openai.OpenAI(base_url=BASE_URL, api_key=KEY)
 asked = dict(model=MODEL, messages=[{"role": "user", "content": QUESTION}])
 
-for mode in (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.JSON):
+for mode in (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.JSON, Mode.RESPONSES_TOOLS):
     client = instructor.from_openai(plain, mode=mode)
     written = client.chat.completions.create(response_model=Weather, max_retries=0, **asked)
     check(written.model_dump(), OSLO.model_dump())
+    if mode is Mode.RESPONSES_TOOLS:
+        continue
     read, whole = client.chat.completions.create_with_completion(response_model=Weather, max_retries=0, **asked)
     check(read.model_dump(), OSLO.model_dump())
     assert whole.usage.completion_tokens > 1, whole.usage

@@ -5,6 +5,7 @@ from importlib.metadata import version
 import anthropic
 import openai
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -60,6 +61,10 @@ def check_tools(chat) -> None:
 def check_structured(chat, methods: tuple) -> None:
     for method in methods:
         check(chat.with_structured_output(Weather, method=method).invoke(QUESTION), OSLO)
+    for strategy in (ProviderStrategy(Weather), ToolStrategy(Weather)):
+        agent = create_agent(chat, [get_weather], response_format=strategy)
+        check(agent.invoke({"messages": [HumanMessage(QUESTION)]})["structured_response"], OSLO)
+        call.check_once()
 
 
 def check_errors(make, library) -> None:

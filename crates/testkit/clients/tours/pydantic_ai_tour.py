@@ -52,6 +52,9 @@ for make in (chat, responses, messages):
     check(Agent(model, output_type=Weather).run_sync(QUESTION).output, OSLO)
     if make is not messages:
         check(Agent(model, output_type=NativeOutput(Weather)).run_sync(QUESTION).output, OSLO)
+        both = Agent(model, tools=[get_weather], output_type=NativeOutput(Weather))
+        check(both.run_sync(QUESTION).output, OSLO)
+        call.check_once()
     with refused(ModelHTTPError, "nobody"):
         Agent(make("nobody")).run_sync(QUESTION)
     with refused(ModelHTTPError, "temperature"):
