@@ -48,7 +48,7 @@ const TOP: &[Own] = &[KEY, own("--once", "", "Print once and end.")];
 const DOCTOR: &[Own] = &[own("--json", "", "Print one JSON object.")];
 const TRACE: &[Own] = &[
     own("--out", "FILE", "Where the trace goes."),
-    own("--seconds", "N", "Record for so long, at most 60; 0 takes what the rings still hold."),
+    own("--seconds", "N", "Record for this long, at most 60; 0 takes what the rings still hold."),
     own("--url", "URL", "The service."),
 ];
 

@@ -96,7 +96,7 @@ pub struct Config {
     pub body_bytes_max: usize,
     /// Bytes waiting for one slow reader before its request is cancelled.
     pub stream_buffer_bytes_max: usize,
-    /// A write to a client that makes no progress for so long ends the connection, in ms.
+    /// A write to a client that makes no progress for this long ends the connection, in ms.
     pub write_timeout_ms: u64,
     /// A request's head must be complete in this time, in ms.
     pub header_timeout_ms: u64,

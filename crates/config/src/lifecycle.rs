@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct Lifecycle {
     /// All roles must be ready in this time, in ms.
     pub start_timeout_ms: u64,
-    /// New requests are served for so long after the first signal, while `/ready` says no, in ms.
+    /// New requests are served for this long after the first signal, while `/ready` says no, in ms.
     pub drain_delay_ms: u64,
-    /// Open requests may finish for so long after that, in ms.
+    /// Open requests may finish for this long after that, in ms.
     pub drain_timeout_ms: u64,
     /// Wait before the second restart of a role within a minute, in ms; it doubles with each further one.
     pub restart_backoff_ms: u64,
@@ -20,7 +20,7 @@ pub struct Lifecycle {
     pub resume: bool,
     /// A spare engine process waits for the engine to die.
     pub spare_engine: bool,
-    /// A role that has not turned its loop for so long is killed, in ms; 0 is never.
+    /// A role that has not turned its loop for this long is killed, in ms; 0 is never.
     pub stuck_timeout_ms: u64,
     /// What is logged, in tracing's filter syntax.
     pub log_filter: String,

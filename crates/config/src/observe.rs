@@ -44,7 +44,7 @@ pub struct Observe {
     pub timeline: bool,
     /// Show the spans to NVIDIA's tools.
     pub nvtx: bool,
-    /// A turn of a role's loop that takes so long is a pause, in ms; 0 watches nothing.
+    /// A turn of a role's loop that takes this long is a pause, in ms; 0 watches nothing.
     pub pause_warn_ms: u64,
     /// They are profiled by it, on request.
     pub profiler: Option<Profiler>,

@@ -73,7 +73,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "body-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("30s"),
         help: "A request's body must be complete in this time." },
     Opt { name: "write-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("30s"),
-        help: "A write to a client that makes no progress for so long ends the connection." },
+        help: "A write to a client that makes no progress for this long ends the connection." },
     Opt { name: "idle-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: 24 * HOUR }, preset: Is("75s"),
         help: "A connection without a request is closed after this time." },
     Opt { name: "tool-call-parser", group: Http, preset: Is("auto"),
@@ -129,7 +129,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                llm.example.org or *.example.org, or `*` for every name. Needed on loopback without a key, behind a proxy \
                that passes Host on; enforced wherever it is given. Can be given several times, or as a list with commas." },
     Opt { name: "keep-alive", group: Http, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("15s"),
-        help: "A stream of events that was silent for so long gets a comment line, so that nothing on the way takes \
+        help: "A stream of events that was silent for this long gets a comment line, so that nothing on the way takes \
                it for dead; 0s sends none." },
     Opt { name: "responses-store-bytes", group: Http, kind: Bytes { min: 0, max: 4 * GIB }, preset: Is("64MiB"),
         help: "Memory of each frontend for answers of /v1/responses, which clients read again and go on from \
@@ -186,7 +186,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                `shortest`, the shortest of all, where later arrivals count as longer; `deadline`, the one whose first \
                token is due first (ttft-target). No request is overtaken more than 256 times." },
     Opt { name: "ttft-target", group: Engine, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("200ms"),
-        help: "With `admission deadline`: the first token of a prompt of up to 256 tokens is due so long after its \
+        help: "With `admission deadline`: the first token of a prompt of up to 256 tokens is due this long after its \
                arrival; longer prompts have proportionally more." },
     Opt { name: "prefill-chunk-size", group: Engine, kind: Number { min: 1, max: 1 << 20 },
         preset: WorkedOut("no limit but max-num-batched-tokens"),
@@ -285,7 +285,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                allows (its ready line says so), and run the model over the shapes to come. Off, all of that happens \
                under traffic." },
     Opt { name: "pause-warn-ms", group: Processes, kind: Number { min: 0, max: HOUR }, preset: Is("100"),
-        help: "A turn of a role's loop that takes so long, in ms, counts as a pause; a line in the log, at most one in \
+        help: "A turn of a role's loop that takes this long, in ms, counts as a pause; a line in the log, at most one in \
                10 s, says how long it was and how many page faults and context switches there were. Sleeping without \
                work is no pause, nor is waiting for the model. 0 watches nothing." },
     Opt { name: "in-process", group: Processes, kind: Switch, preset: Is("off"),
@@ -334,10 +334,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
         help: "All roles must be ready in this time." },
     Opt { name: "drain-delay", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("0s"),
-        help: "After the first SIGTERM or Ctrl-C, /ready says no at once while new requests are still served for so long; \
+        help: "After the first SIGTERM or Ctrl-C, /ready says no at once while new requests are still served for this long; \
                then the drain begins. Behind a load balancer: longer than it takes to notice." },
     Opt { name: "drain-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("30s"),
-        help: "Open requests may finish for so long after the first SIGTERM or Ctrl-C and --drain-delay; the second signal stops at once." },
+        help: "Open requests may finish for this long after the first SIGTERM or Ctrl-C and --drain-delay; the second signal stops at once." },
     Opt { name: "restart-backoff", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("50ms"),
         help: "Wait before the second restart of a role within a minute; the first is at once, and the wait doubles with each \
                further one, up to 5 s." },
@@ -350,7 +350,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Keep a second engine process that has loaded its libraries and nothing else: it takes the place of one that \
                dies. None with --in-process or --profile." },
     Opt { name: "stuck-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("60s"),
-        help: "A role whose loop has not turned for so long is killed and restarted; 0 never. Must be longer than the \
+        help: "A role whose loop has not turned for this long is killed and restarted; 0 never. Must be longer than the \
                longest step of the model." },
     Opt { name: "log", group: Lifecycle, kind: Text, preset: Is("info"),
         help: "What is logged: a level, or a filter like `info,pinion_engine=debug`." },

@@ -27,7 +27,7 @@ Usage:
   pinion trace [--out FILE] [--seconds N] [--url http://HOST:PORT]
 
   --out FILE       where the trace goes [trace.json]
-  --seconds N      record for so long, at most 60; 0 takes what the rings still hold [0]
+  --seconds N      record for this long, at most 60; 0 takes what the rings still hold [0]
   --url URL        the service [http://127.0.0.1:8000]
 
 A service with keys wants one of them in PINION_API_KEY.

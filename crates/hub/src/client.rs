@@ -20,7 +20,7 @@ const LIST_BYTES_MAX: u64 = 64 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// From the request to the head of its answer.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// A connection on which nothing comes for so long is given up, and another is made.
+/// A connection on which nothing comes for this long is given up, and another is made.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest wait that the hub may ask for.
 const WAIT_MAX: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 const LINE_EVERY: Duration = Duration::from_secs(10);
 /// Between two drawings on a terminal.
 const DRAW_EVERY: Duration = Duration::from_millis(200);
-/// The rate is that of so long.
+/// The rate is taken over this long.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
 /// Writes a line for the operator, above the one that is drawn again.

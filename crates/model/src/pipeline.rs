@@ -17,7 +17,7 @@ use std::time::Duration;
 /// [`slot`](crate::Row::slot). It is the last query token of its row. No vocabulary has it.
 pub const FUTURE_TOKEN: u32 = u32::MAX;
 
-/// A model that has not answered for so long is stuck. Far longer than any step takes.
+/// A model that has not answered for this long is stuck. Far longer than any step takes.
 pub const STEP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Loading and warming take longer than a step; the launcher's start timeout is what an operator meets.

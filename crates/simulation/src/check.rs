@@ -7,7 +7,7 @@ use pinion_frontend::observe::health::Health;
 use pinion_protocol::status::{EDGE_WORDS, Gauge};
 use pinion_protocol::{Peer, Role};
 
-/// A death may be news to a frontend for so long, in ns.
+/// A death may be news to a frontend for this long, in ns.
 const NEWS_NS: u64 = 1_000_000_000;
 
 impl World {

@@ -12,7 +12,7 @@ use std::path::Path;
 pub(crate) const VOCABULARY: u32 = 257;
 /// The end of text, which the fake model never draws.
 pub(crate) const EOS: u32 = 256;
-/// A role that has not turned its loop for so long is killed.
+/// A role that has not turned its loop for this long is killed.
 pub(crate) const STUCK_TIMEOUT_MS: u64 = 3_000;
 
 /// One run.

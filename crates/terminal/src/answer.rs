@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A server may compute a long prompt, or be busy with others, for so long without a word.
+/// A server may compute a long prompt, or be busy with others, for this long without a word.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What happens while an answer is under way.

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// Rates are over so long at most, percentiles over the next one.
+/// Rates are over this long at most, percentiles over the next one.
 const RATE_OVER_S: f64 = 5.5;
 const PERCENTILES_OVER_S: f64 = 60.5;
 /// Answers that are kept: one a second.

@@ -61,9 +61,9 @@ pub enum ControlEvent {
 pub enum Pace {
     /// The next turn follows at once.
     Go,
-    /// Sleep until there is something to read, at most so long.
+    /// Sleep until there is something to read, at most this long.
     Wait(Duration),
-    /// Sleep so long, whatever there is to read: it waits for room in another ring.
+    /// Sleep this long, whatever there is to read: it waits for room in another ring.
     Pause(Duration),
     /// Leave the loop.
     Stop,
