@@ -3,7 +3,7 @@
 //!
 //! - `none`: the template sees no tools, and the text is text.
 //! - `auto`: the template sees them, and calls are found in the text in the format that the model was trained on. With
-//!   `response_format` the text is that or calls ([`crate::admission::answer_or_call`]).
+//!   `response_format` the text is that or calls (`answer_or_call`).
 //! - `required` or a function: a grammar makes the text a list of calls, or one function's arguments.
 //!
 //! Called by [`crate::admission`] only; [`crate::answers::calls`] finds the calls.
