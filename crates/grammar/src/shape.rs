@@ -35,8 +35,11 @@ pub(crate) fn check_lark(text: &str) -> Result<(), String> {
         return Err(format!("has {rules} lines and alternatives; at most {LARK_RULES_MAX} are allowed"));
     }
     let mut counts = Counts { repetitions: repetitions(text), ..Counts::default() };
-    for part in text.split("%json").skip(1) {
-        if let Some(Ok(schema)) = Deserializer::from_str(part).into_iter::<Value>().next() {
+    // The word may stand in a text of a schema, so the JSON behind it may go on past the next one. A schema is counted
+    // twice at worst, and never left out.
+    for (at, word) in text.match_indices("%json") {
+        let rest = &text[at + word.len()..];
+        if let Some(Ok(schema)) = Deserializer::from_str(rest).into_iter::<Value>().next() {
             counts.add(&schema);
         }
     }
@@ -158,5 +161,7 @@ mod tests {
         assert!(check_schema(&json!({"multipleOf": 97})).is_ok());
         assert!(check_lark("start: %json {\"multipleOf\": 99999.99}").is_err());
         assert!(check_lark("start: %json {\"multipleOf\": 5} \"multipleOf\"").is_ok());
+        assert!(check_lark("start: %json {\"default\": \"%json\", \"multipleOf\": 99999.99}").is_err());
+        assert!(check_lark("start: \"%json\" %json {\"multipleOf\": 99999.99}").is_err());
     }
 }
