@@ -134,8 +134,7 @@ fn calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
 fn a_model_that_must_write_json_may_call_a_tool_instead() {
     let folder = fake_model(4096);
     let only = |name: &str, value: &str| json!({"type": "object", "properties": {name: {"const": value}}, "required": [name]});
-    let offered =
-        json!({"type": "function", "function": {"name": "weather", "parameters": only("city", "Malmö")}});
+    let offered = json!({"type": "function", "function": {"name": "weather", "strict": true, "parameters": only("city", "Malmö")}});
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "said", "schema": only("!", "It rains.")}});
     let server = Server::start(folder.path(), &["--backend", "fake", "--tool-call-parser", "hermes"]);

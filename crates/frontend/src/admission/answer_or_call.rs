@@ -6,7 +6,7 @@
 
 use crate::limits::FORCED_CALLS_MAX;
 use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
-use pinion_protocol::{Fault, Grammar, GrammarKind};
+use pinion_protocol::{Grammar, GrammarKind};
 use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
 
@@ -15,10 +15,15 @@ const WORDS_FOR_PEOPLE: [&str; 3] = ["description", "title", "$comment"];
 /// Members that hold data, not schemas.
 const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
 
-/// A function that may be called, and the schema of its arguments.
+/// Repetition signs in one grammar, schemas included: where there are more, the check of grammars may refuse it. It
+/// counts these characters wherever they stand, and those of patterns twice.
+const SIGNS_MAX: usize = 150;
+
+/// A function that may be called.
 pub(crate) struct Callable<'a> {
     pub(crate) name: &'a str,
-    pub(crate) parameters: Value,
+    /// What the arguments of a function follow that is `strict`; those of others are any object.
+    pub(crate) arguments: Option<Value>,
 }
 
 /// What a format writes around the arguments of a call, and between two calls. None where arguments are no JSON, the
@@ -34,28 +39,51 @@ fn frame(format: CallFormat, name: &str) -> Option<(String, &'static str, &'stat
     }
 }
 
-/// The grammar of `answer` or of calls in `format`; `answer` alone where no grammar can be made of that.
+/// The grammar of `answer` or of calls in `format`. Where the schemas of strict functions are too much for one grammar,
+/// their arguments are any object; where the answer's own schema is, or the format has no such grammar, `answer` alone.
 pub(crate) fn answer_or_call(
     answer: Grammar,
     format: CallFormat,
-    callables: Vec<Callable<'_>>,
+    callables: &[Callable<'_>],
     is_parallel: bool,
-) -> Result<Grammar, Fault> {
+) -> Grammar {
     let schema = match answer.kind {
         GrammarKind::JsonObject => json!({"type": "object"}),
         GrammarKind::JsonSchema => {
             serde_json::from_str(&answer.text).expect("a schema was made from JSON by admission")
         }
-        GrammarKind::Regex | GrammarKind::Choice | GrammarKind::Lark | GrammarKind::Tokens => {
-            return Ok(answer);
-        }
+        GrammarKind::Regex | GrammarKind::Choice | GrammarKind::Lark | GrammarKind::Tokens => return answer,
     };
+    let answer_rule = format!("answer: %json {}\n", inline(schema, false));
+    let fits = |text: &String| {
+        let signs = text.bytes().filter(|byte| matches!(byte, b'?' | b'*' | b'+')).count();
+        text.len() <= GRAMMAR_BYTES_MAX && signs <= SIGNS_MAX
+    };
+    let text = [true, false].into_iter().find_map(|by_schema| {
+        let calls = call_rules(format, callables, by_schema, is_parallel)?;
+        Some(format!("start: answer | calls\n{answer_rule}{calls}")).filter(fits)
+    });
+    match text {
+        Some(text) => Grammar { kind: GrammarKind::Lark, field: answer.field, text: text.into() },
+        None => answer,
+    }
+}
+
+/// The rules of `calls`, with the schemas of strict functions or without; none if the format has no grammar.
+fn call_rules(
+    format: CallFormat,
+    callables: &[Callable<'_>],
+    by_schema: bool,
+    is_parallel: bool,
+) -> Option<String> {
     let (mut calls, mut rules, mut between) = (Vec::with_capacity(callables.len()), String::new(), "");
-    for (index, Callable { name, parameters }) in callables.into_iter().enumerate() {
-        let Some((open, close, separator)) = frame(format, name) else { return Ok(answer) };
+    for (index, Callable { name, arguments }) in callables.iter().enumerate() {
+        let (open, close, separator) = frame(format, name)?;
         let (open, close) = (Value::from(open), Value::from(close));
+        let arguments = arguments.clone().filter(|_| by_schema);
+        let arguments = inline(arguments.unwrap_or_else(|| json!({"type": "object"})), true);
         rules.push_str(&format!("call_{index}: {open} arguments_{index} {close}\n"));
-        rules.push_str(&format!("arguments_{index}: %json {}\n", inline(parameters)));
+        rules.push_str(&format!("arguments_{index}: %json {arguments}\n"));
         calls.push(format!("call_{index}"));
         between = separator;
     }
@@ -63,26 +91,18 @@ pub(crate) fn answer_or_call(
         true => format!(" ({} call){{0,{}}}", Value::from(between), FORCED_CALLS_MAX - 1),
         false => String::new(),
     };
-    let head = format!("start: answer | call{more}\nanswer: %json {}\n", inline(schema));
-    let text = format!("{head}call: {}\n{rules}", calls.join(" | "));
-    if text.len() > GRAMMAR_BYTES_MAX {
-        let name = answer.field.name();
-        let message = format!(
-            "{name} and the parameters of tools may have at most {GRAMMAR_BYTES_MAX} bytes together, got {}",
-            text.len()
-        );
-        return Err(Fault::field(name, message));
-    }
-    Ok(Grammar { kind: GrammarKind::Lark, field: answer.field, text: text.into() })
+    Some(format!("calls: call{more}\ncall: {}\n{rules}", calls.join(" | ")))
 }
 
-/// A schema as a part of a grammar, with the spaces that JSON grammars have by themselves.
-fn inline(mut schema: Value) -> Value {
+/// A schema as a part of a grammar, with the spaces that JSON grammars have by themselves. Of a lenient one the library
+/// leaves out what it does not support.
+fn inline(mut schema: Value, is_lenient: bool) -> Value {
     strip(&mut schema);
     if let Value::Object(members) = &mut schema {
-        members.entry("x-guidance").or_insert_with(
-            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
-        );
+        members.entry("x-guidance").or_insert_with(|| {
+            json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
+                "lenient": is_lenient})
+        });
     }
     schema
 }
@@ -118,17 +138,34 @@ mod tests {
         assert_eq!(stripped, expected);
     }
 
+    fn answer() -> Grammar {
+        Grammar { kind: GrammarKind::JsonObject, field: GrammarField::ResponseFormat, text: "".into() }
+    }
+
     #[test]
     fn formats_that_no_grammar_tells_from_an_answer_leave_it_alone() {
-        let answer = || Grammar {
-            kind: GrammarKind::JsonObject,
-            field: GrammarField::ResponseFormat,
-            text: "".into(),
-        };
         for format in CallFormat::ALL {
-            let callables = vec![Callable { name: "f", parameters: json!({"type": "object"}) }];
-            let grammar = answer_or_call(answer(), format, callables, true).unwrap();
+            let callables = [Callable { name: "f", arguments: None }];
+            let grammar = answer_or_call(answer(), format, &callables, true);
             assert_eq!(grammar.kind == GrammarKind::Lark, format == CallFormat::Hermes, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn schemas_that_are_too_much_for_a_grammar_do_not_refuse_a_request() {
+        let with = |arguments: Value, answer: Grammar| {
+            let callables = [Callable { name: "f", arguments: Some(arguments) }];
+            answer_or_call(answer, CallFormat::Hermes, &callables, true)
+        };
+        let kept = with(json!({"type": "object", "properties": {"kept": {}}}), answer());
+        assert!(kept.text.contains("kept"), "{}", kept.text);
+        for much in ["long ".repeat(GRAMMAR_BYTES_MAX / 5), "*".repeat(SIGNS_MAX + 1)] {
+            let grammar = with(json!({"type": "object", "properties": {"kept": {"const": much}}}), answer());
+            assert_eq!(grammar.kind, GrammarKind::Lark);
+            assert!(!grammar.text.contains("kept"), "{}", grammar.text);
+            let text = json!({"const": much}).to_string();
+            let large = Grammar { kind: GrammarKind::JsonSchema, text: text.into(), ..answer() };
+            assert_eq!(with(json!({"type": "object"}), large.clone()), large);
         }
     }
 }

@@ -284,10 +284,11 @@ impl Tools {
             (Some(answer), Shape::Free(format)) if answer.field == GrammarField::ResponseFormat => {
                 let functions = items.iter().zip(&plan.names).enumerate();
                 let callables = functions.map(|(index, (item, name))| {
-                    parameters(index, item).map(|parameters| Callable { name, parameters })
+                    let is_strict = item.pointer("/function/strict") == Some(&Value::Bool(true));
+                    Callable { name, arguments: parameters(index, item).ok().filter(|_| is_strict) }
                 });
-                let callables = callables.collect::<Result<Vec<Callable<'_>>, Fault>>()?;
-                answer_or_call(answer, *format, callables, plan.calls_max > 1).map(Some)
+                let callables: Vec<Callable<'_>> = callables.collect();
+                Ok(Some(answer_or_call(answer, *format, &callables, plan.calls_max > 1)))
             }
             (written, _) => Ok(written),
         }
