@@ -3,13 +3,15 @@
 
 use crate::http::body::AnswerBody;
 use crate::requests::request::{Outcome, Request};
-use hyper::{Method, Response};
+use hyper::Response;
 use pinion_os::clock;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Longest path in a line, in characters.
 const PATH_CHARS_MAX: usize = 256;
+/// Longest method in a line, in characters; a client may invent one.
+const METHOD_CHARS_MAX: usize = 32;
 
 /// Answers for each prompt of a request that has several; goes with the response.
 #[derive(Clone, Copy)]
@@ -17,7 +19,7 @@ pub(crate) struct ChoicesPerPrompt(pub(crate) usize);
 
 /// One HTTP request. It is logged when this is dropped: its answer is complete, or its client is gone.
 pub(crate) struct Access {
-    method: Method,
+    method: String,
     path: String,
     begin_ns: u64,
     reply: Option<Reply>,
@@ -36,7 +38,7 @@ impl Access {
     /// A request whose head was read now.
     pub(crate) fn begin<B>(request: &hyper::Request<B>) -> Access {
         Access {
-            method: request.method().clone(),
+            method: request.method().as_str().chars().take(METHOD_CHARS_MAX).collect(),
             path: request.uri().path().chars().take(PATH_CHARS_MAX).collect(),
             begin_ns: clock::now_ns(),
             reply: None,
@@ -119,7 +121,7 @@ impl Drop for Access {
         let generation = generation.as_ref();
         let gone = self.reply.is_none().then_some("disconnected");
         tracing::info!(
-            method = self.method.as_str(),
+            method = self.method,
             path = self.path,
             status = self.reply.as_ref().map(|reply| reply.status),
             bytes = self.reply.as_ref().map_or(0, |reply| reply.body_bytes),
