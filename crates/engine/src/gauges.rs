@@ -22,6 +22,7 @@ impl Engine {
         ports.set_gauge(Gauge::Preemptions, totals.preemptions);
         ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
 
+        self.step_sizes.show(ports);
         let times = self.scheduler.step_times();
         ports.set_gauge(Gauge::StepBudgetNs, plan.budget_ns.unwrap_or(0));
         ports.set_gauge(Gauge::PredictedSteps, times.steps);

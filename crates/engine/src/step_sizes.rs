@@ -12,12 +12,18 @@ pub(crate) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Counts a step of this number of tokens, and shows it.
-    pub(crate) fn count(&mut self, tokens: u32, ports: &impl Ports) {
+    /// Counts a step of this number of tokens.
+    pub(crate) fn count(&mut self, tokens: u32) {
         let bucket = STEP_SIZES.partition_point(|(bound, _)| *bound < tokens).min(STEP_SIZES.len() - 1);
         self.steps[bucket] += 1;
         self.tokens += u64::from(tokens);
-        ports.set_gauge(STEP_SIZES[bucket].1, self.steps[bucket]);
+    }
+
+    /// Shows all counts: the page may still have those of an engine that died.
+    pub(crate) fn show(&self, ports: &impl Ports) {
+        for ((_, gauge), steps) in STEP_SIZES.iter().zip(self.steps) {
+            ports.set_gauge(*gauge, steps);
+        }
         ports.set_gauge(Gauge::StepTokens, self.tokens);
     }
 }
