@@ -197,8 +197,12 @@ fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64) -> u64 {
     match config.quantization {
         // Weights of 16 bits may stay as they are where the activations are wider. Those of a quantised checkpoint that
         // have to be unpacked take more than this.
-        // Fewer than 16 bits a number are the blocks of a GGUF file, most of which are unpacked.
-        Quantization::None | Quantization::Checkpoint if stored_bytes < 2 * numbers => numbers * whole,
+        // Fewer than 16 bits a number in a GGUF file are blocks, most of which are unpacked.
+        Quantization::None | Quantization::Checkpoint
+            if stored_bytes < 2 * numbers && config.model_dir.is_file() =>
+        {
+            numbers * whole
+        }
         Quantization::None | Quantization::Checkpoint => (numbers * whole).min(stored_bytes),
         Quantization::Int8 => embeddings * whole + (numbers - embeddings) * 9 / 8,
         Quantization::Int4 => embeddings * whole + (numbers - embeddings) * 5 / 8,

@@ -160,7 +160,11 @@ pub(crate) fn generation(header: &Header) -> Result<Json, Error> {
             found[name] = number.into();
         }
     }
-    if let Some(number) = header.number("general.sampling.top_k")? {
+    // 0 and less keep every token.
+    let keeps_all = |value: &Value| matches!(value, Value::Integer(number) if *number <= 0);
+    if !header.get("general.sampling.top_k").is_some_and(keeps_all)
+        && let Some(number) = header.number("general.sampling.top_k")?
+    {
         found["top_k"] = number.into();
     }
     Ok(found)
@@ -182,8 +186,9 @@ fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>,
     let kind_key = keys.full("rope.scaling.type");
     // llama.cpp's default.
     let kind = keys.header.text(&kind_key)?.unwrap_or("linear");
+    // A linear factor of 1 changes nothing.
     let factor = match keys.float("rope.scaling.factor")? {
-        Some(factor) => Some(factor),
+        Some(factor) => Some(factor).filter(|factor| kind != "linear" || *factor != 1.0),
         None => keys.float("rope.scale_linear")?.filter(|factor| *factor != 1.0),
     };
     let original = keys.number("rope.scaling.original_context_length")?;

@@ -19,11 +19,17 @@ const PRE: &str = "tokenizer.ggml.pre";
 /// Values of `tokenizer.ggml.pre` that mean Llama 3's.
 const OF_LLAMA3: [&str; 3] = ["llama-bpe", "llama3", "llama-v3"];
 
-/// Tokens that end a text.
+/// Tokens that end a text: those that the file names, and those that are known by their text. A file often names one
+/// only, which need not be the one that ends a turn of a chat.
 pub(crate) fn ends(header: &Header) -> Result<Vec<u32>, Error> {
     let mut found = Vec::new();
     for role in [Role::End, Role::EndOfTurn, Role::EndOfMessage] {
-        found.extend(role.id(header)?);
+        found.extend(role.id(header)?.filter(|id| !found.contains(id)));
+    }
+    let named = found.len();
+    // What is wrong with the vocabulary is told where the tokenizer is made of it.
+    if let Ok(vocabulary) = Vocabulary::read(header) {
+        found.extend(vocabulary.ends().filter(|id| !found[..named].contains(id)).collect::<Vec<_>>());
     }
     Ok(found)
 }
@@ -233,4 +239,47 @@ pub(crate) fn tokenizer_config(header: &Header) -> Result<Json, Error> {
     }
     found["chat_template"] = if templates.len() == 1 { default.into() } else { templates.into() };
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+
+    use super::*;
+
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    fn list(kind: u32, count: usize, items: Vec<u8>) -> Vec<u8> {
+        [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes(), &items].concat()
+    }
+
+    /// A file with this vocabulary, which names one end.
+    fn header(tokens: &[(&str, i32)], end: u32) -> Header {
+        let texts = tokens.iter().flat_map(|(token, _)| text(token)).collect();
+        let kinds = tokens.iter().flat_map(|(_, kind)| kind.to_le_bytes()).collect();
+        let values = [
+            ("tokenizer.ggml.model", 8u32, text("gpt2")),
+            ("tokenizer.ggml.tokens", 9, list(8, tokens.len(), texts)),
+            ("tokenizer.ggml.token_type", 9, list(5, tokens.len(), kinds)),
+            ("tokenizer.ggml.eos_token_id", 4, end.to_le_bytes().to_vec()),
+        ];
+        let mut file = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes()].concat();
+        file.extend((values.len() as u64).to_le_bytes());
+        for (key, kind, bytes) in values {
+            file.extend([&text(key)[..], &kind.to_le_bytes(), &bytes].concat());
+        }
+        file.resize(file.len().next_multiple_of(32), 0);
+        Header::read(&file[..], file.len() as u64).unwrap()
+    }
+
+    /// Published files of chat models name the end of a text and not that of a turn.
+    #[test]
+    fn special_tokens_that_are_known_as_ends_end_a_text() {
+        let tokens =
+            [("a", 1), ("<|end_of_text|>", 3), ("<|eot_id|>", 3), ("</s>", 1), ("<|im_end|>", 4), ("<s>", 3)];
+        assert_eq!(ends(&header(&tokens, 1)), Ok(vec![1, 2, 4]));
+        assert_eq!(ends(&header(&tokens, 4)), Ok(vec![4, 1, 2]));
+    }
 }

@@ -9,6 +9,23 @@ use std::collections::HashMap;
 /// Most tokens.
 const TOKENS_MAX: usize = 1 << 20;
 
+/// Special tokens that end a text in models of any maker; llama.cpp's list.
+const ENDS: [&str; 13] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "</s>",
+];
+
 /// What a token is, by ggml's numbers.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -63,6 +80,14 @@ impl<'a> Vocabulary<'a> {
         Ok(found)
     }
 
+    /// The special tokens whose text says that they end a text.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = u32> + '_ {
+        let special = self.tokens.iter().enumerate().filter(|(id, token)| {
+            ENDS.contains(&token.as_ref()) && matches!(self.kind(*id), CONTROL | USER_DEFINED)
+        });
+        special.map(|(id, _)| u32::try_from(id).expect("there are at most TOKENS_MAX tokens"))
+    }
+
     /// `vocab` of a tokenizer.json.
     pub(crate) fn json(&self) -> Map<String, Json> {
         self.tokens.iter().enumerate().map(|(id, token)| (token.to_string(), id.into())).collect()
@@ -85,6 +110,8 @@ impl<'a> Vocabulary<'a> {
         let Some(id) = role.id(header)? else { return Ok(None) };
         match self.tokens.get(id as usize) {
             Some(token) => Ok(Some((id, token))),
+            // Some writers put 4294967295 where there is none; llama.cpp goes on, too.
+            None if matches!(role, Role::Unknown | Role::Padding) => Ok(None),
             None => Err(Error(format!("{} is {id}, but there are {} tokens", role.key(), self.tokens.len()))),
         }
     }

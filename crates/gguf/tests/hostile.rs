@@ -257,6 +257,7 @@ fn keys_that_are_not_known_are_refused() {
     let sampling = [
         ("general.sampling.temp", 6, f32_of(0.6)),
         ("general.sampling.top_k", 5, u32_of(20)),
+        ("tokenizer.ggml.padding_token_id", 4, u32_of(u32::MAX)),
         ("tokenizer.chat_template", 8, text("plain")),
         ("tokenizer.chat_template.tool_use", 8, text("tools")),
     ];
@@ -268,5 +269,8 @@ fn keys_that_are_not_known_are_refused() {
     let templates = serde_json::json!([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]);
     assert_eq!(json("tokenizer_config.json")["chat_template"], templates);
     assert_eq!(folder_file(&path, "chat_template.jinja"), Ok(None));
+    let off = [("general.sampling.top_k", 5, (-1i32).to_le_bytes().to_vec())];
+    std::fs::write(&path, with_values(&golden, &off)).unwrap();
+    assert_eq!(json("generation_config.json"), serde_json::json!({}));
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -103,13 +103,18 @@ impl Checkpoint {
                 let name = tensor.name.escape_debug();
                 return Err(fault(format!("tensor {name} has {rows} rows, which are no whole heads")));
             }
+            if turned_heads.is_some() && tensor.shape.len() == 1 && tensor.kind.numbers() != 1 {
+                let name = tensor.name.escape_debug();
+                return Err(fault(format!("tensor {name} is a bias in blocks, which is not supported")));
+            }
             let stored = GgufTensor { kind: tensor.kind, turned_heads };
             let entry = Entry {
                 file: self.files.len(),
                 dtype: stored.dtype(),
                 shape: tensor.shape.clone(),
                 range: tensor.range.clone(),
-                is_used: false,
+                // The config was made of it.
+                is_used: tensor.name == "rope_freqs.weight",
                 gguf: Some(stored),
             };
             let name = place.map_or_else(|| tensor.name.clone(), |place| place.name);
