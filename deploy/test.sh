@@ -101,7 +101,7 @@ reasoning_clients() { # reasoning_clients URL
 }
 
 # Client libraries that come through the official clients, and docs/RECIPES.md as it stands, on a model that calls tools.
-# By name only: the first run downloads 600 MB of Python packages.
+# By name only: the first run downloads their packages.
 step_tours() {
     local folder=$LOGS/tours/my-model
     "$PYTHON" "$ROOT/crates/testkit/clients/tours/scripted_model.py" "$ROOT/deploy/demo-model" "$folder" || return 1

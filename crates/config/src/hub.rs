@@ -89,7 +89,11 @@ pub struct PullCommand {
 pub(crate) fn named(settings: &Settings) -> Option<HubModel> {
     let text = settings.text("model")?;
     // models/x.gguf is a file that is not there, not a repository.
-    if Path::new(text).exists() || text.ends_with(".gguf") { None } else { HubModel::parse(text) }
+    if Path::new(text).exists() || pinion_gguf::has_name(Path::new(text)) {
+        None
+    } else {
+        HubModel::parse(text)
+    }
 }
 
 /// How to pull `model`.

@@ -49,7 +49,7 @@ pub(crate) fn read(
     if !dir.is_dir() && !is_gguf {
         let reason = if dir.exists() {
             "is a file; a Hugging Face folder or a GGUF file is expected"
-        } else if dir.extension().is_some_and(|extension| extension == "gguf") {
+        } else if pinion_gguf::has_name(dir) {
             "no such file"
         } else {
             "no such folder; a Hugging Face folder or a GGUF file is expected, or ORG/NAME for a model of the hub"

@@ -106,7 +106,7 @@ pub struct Engine {
     pub(crate) step: u64,
     /// Why the latest steps failed, without one between them that did not.
     failures: Vec<String>,
-    pub(crate) step_sizes: StepSizes,
+    step_sizes: StepSizes,
 }
 
 impl Engine {
@@ -300,7 +300,7 @@ impl Engine {
         let now_ns = ports.now_ns();
         let plan = self.scheduler.oldest_plan();
         self.step = plan.step;
-        self.step_sizes.count(plan.token_count);
+        self.step_sizes.count(plan.token_count, ports);
         let took_ns = now_ns.saturating_sub(self.running_since_ns);
         // What a step takes that fails says nothing about those that do not.
         if self.failures.is_empty() {

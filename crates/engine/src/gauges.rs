@@ -22,8 +22,7 @@ impl Engine {
         ports.set_gauge(Gauge::Preemptions, totals.preemptions);
         ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
 
-        self.step_sizes.show(ports);
-        let times = self.scheduler.step_times();
+        let Some(times) = self.scheduler.step_times() else { return };
         ports.set_gauge(Gauge::StepBudgetNs, plan.budget_ns.unwrap_or(0));
         ports.set_gauge(Gauge::PredictedSteps, times.steps);
         ports.set_gauge(Gauge::PredictedStepsNs, times.predicted_ns);

@@ -12,18 +12,16 @@ pub(crate) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Counts a step of this number of tokens.
-    pub(crate) fn count(&mut self, tokens: u32) {
+    /// Counts a step of this number of tokens, and shows it. The first step zeroes the page, which may still have the
+    /// counts of an engine that died.
+    pub(crate) fn count(&mut self, tokens: u32, ports: &impl Ports) {
+        if self.steps == [0; STEP_SIZES.len()] {
+            STEP_SIZES.iter().for_each(|(_, gauge)| ports.set_gauge(*gauge, 0));
+        }
         let bucket = STEP_SIZES.partition_point(|(bound, _)| *bound < tokens).min(STEP_SIZES.len() - 1);
         self.steps[bucket] += 1;
         self.tokens += u64::from(tokens);
-    }
-
-    /// Shows all counts: the page may still have those of an engine that died.
-    pub(crate) fn show(&self, ports: &impl Ports) {
-        for ((_, gauge), steps) in STEP_SIZES.iter().zip(self.steps) {
-            ports.set_gauge(*gauge, steps);
-        }
+        ports.set_gauge(STEP_SIZES[bucket].1, self.steps[bucket]);
         ports.set_gauge(Gauge::StepTokens, self.tokens);
     }
 }

@@ -7,27 +7,9 @@ use pinion_engine::tape::{Recording, Report, Tape, read, replay};
 use pinion_engine::{Engine, Turn, taped_turn};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling, StopIds};
-use rig::hashed::{HASHED_VOCABULARY, Hashed};
+use rig::hashed::{HASHED_VOCABULARY, Hashed, config};
 use rig::{Random, Rig};
 use std::path::{Path, PathBuf};
-
-/// Any config does: the engine of a replay is made by the test.
-fn config() -> pinion_config::Config {
-    let facts = pinion_config::ModelFacts {
-        max_context: 64,
-        default_context: 64,
-        vocab_size: HASHED_VOCABULARY,
-        stop_ids: StopIds::NONE,
-        layers: 1,
-        kv_heads: 1,
-        head_dim: 1,
-        hidden: 1,
-    };
-    let machine = pinion_config::Machine::detect();
-    let backend = pinion_config::Backend::Fake;
-    pinion_config::Config::with_defaults(Path::new("/"), facts, backend, &machine)
-        .expect("defaults are a config")
-}
 
 fn turn(engine: &mut Engine, rig: &mut Rig, tape: &mut Tape) -> Turn {
     let turn = taped_turn(rig, engine, tape).expect("the model works");

@@ -2,7 +2,7 @@
 
 mod rig;
 
-use pinion_engine::{Sizes, Turn};
+use pinion_engine::{Ports, Sizes, Turn};
 use pinion_model::fake_token;
 use pinion_protocol::Sampling;
 use pinion_protocol::names::Counter;
@@ -50,6 +50,20 @@ fn run(policy: Policy) -> (Rig, u32) {
     assert!(rig.gauge(Gauge::PromptTokens) < tokens && tokens <= most, "{sizes:?} {tokens}");
     assert_eq!(cached, rig.gauge(Gauge::PrefixHitTokens));
     (rig, turns)
+}
+
+/// The page of a dead engine is its successor's.
+#[test]
+fn step_sizes_are_those_of_the_engine_that_lives() {
+    let (mut engine, mut rig) = (rig::engine(small(), false), Rig::new());
+    STEP_SIZES.iter().for_each(|(_, gauge)| rig.set_gauge(*gauge, 1000));
+    rig.set_gauge(Gauge::StepTokens, 9000);
+    let id = rig.open(0, 1);
+    rig.admit(id, &[1, 2, 3], 3, Sampling { max_tokens: Some(2), ..Sampling::default() });
+    while engine.turn(&mut rig) == Ok(Turn::Worked) {}
+    rig.read();
+    let steps: u64 = STEP_SIZES.iter().map(|(_, gauge)| rig.gauge(*gauge)).sum();
+    assert_eq!((steps, rig.gauge(Gauge::StepTokens)), (2, 4));
 }
 
 #[test]

@@ -9,9 +9,8 @@ use pinion_model::{Model, ModelInfo, StepBatch, StepError, StepOutput, WarmUp};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy, StepTime};
-use rig::hashed::{HASHED_VOCABULARY, Hashed};
+use rig::hashed::{HASHED_VOCABULARY, Hashed, config};
 use rig::{Random, Rig, small};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -217,22 +216,4 @@ fn a_replay_plans_the_recorded_batches() {
         let report = again(StepTime::Unbounded);
         assert!(!report.identical && report.requests_that_differ == 0, "{time:?}: {report:?}");
     }
-}
-
-/// Any config does: the engine of a replay is made by the test.
-fn config() -> pinion_config::Config {
-    let facts = pinion_config::ModelFacts {
-        max_context: 64,
-        default_context: 64,
-        vocab_size: HASHED_VOCABULARY,
-        stop_ids: StopIds::NONE,
-        layers: 1,
-        kv_heads: 1,
-        head_dim: 1,
-        hidden: 1,
-    };
-    let machine = pinion_config::Machine::detect();
-    let backend = pinion_config::Backend::Fake;
-    pinion_config::Config::with_defaults(Path::new("/"), facts, backend, &machine)
-        .expect("defaults are a config")
 }

@@ -195,7 +195,8 @@ fn a_detokenizer_that_does_not_read_costs_only_its_own_requests() {
     }
 }
 
-fn check_stuck_detokenizer(overlap: bool) {
+/// Twelve requests, some turns after the first of them began.
+fn twelve_streams(overlap: bool) -> (Engine, Rig, Vec<RequestId>) {
     let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
     let ids: Vec<_> = (0..12).map(|slot| rig.open(slot % FRONTENDS, slot)).collect();
     for id in &ids {
@@ -204,6 +205,11 @@ fn check_stuck_detokenizer(overlap: bool) {
     for _ in 0..6 {
         engine.turn(&mut rig).expect("the fake model works");
     }
+    (engine, rig, ids)
+}
+
+fn check_stuck_detokenizer(overlap: bool) {
+    let (mut engine, mut rig, ids) = twelve_streams(overlap);
     let stuck = Peer::new(Role::Detokenizer, 1);
     rig.stuck.insert(stuck);
     engine.turn(&mut rig).expect("the fake model works");
@@ -231,14 +237,7 @@ fn check_stuck_detokenizer(overlap: bool) {
 #[test]
 fn a_successor_gets_nothing_that_was_meant_for_a_dead_detokenizer() {
     for overlap in [false, true] {
-        let (mut engine, mut rig) = (rig::engine(small(), overlap), Rig::new());
-        let ids: Vec<_> = (0..12).map(|slot| rig.open(slot % FRONTENDS, slot)).collect();
-        for id in &ids {
-            rig.admit(*id, &[u32::from(id.slot) + 1, 5], 2, asks(30));
-        }
-        for _ in 0..6 {
-            engine.turn(&mut rig).expect("the fake model works");
-        }
+        let (mut engine, mut rig, ids) = twelve_streams(overlap);
         let dead = Peer::new(Role::Detokenizer, 1);
         rig.stuck.insert(dead);
         while engine.turn(&mut rig) == Ok(Turn::Worked) {}

@@ -6,6 +6,9 @@ use serde_json::{Value as Json, json};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
+/// The tensor of Llama 3's rotations, which becomes a part of config.json.
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+
 /// Values of `general.architecture` that are read; each is the `model_type` of the same name.
 pub const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
@@ -182,7 +185,6 @@ fn architecture(header: &Header) -> Result<&'static str, Error> {
 
 /// How rotations are scaled.
 fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>, Error> {
-    const FACTORS: &str = "rope_freqs.weight";
     let kind_key = keys.full("rope.scaling.type");
     // llama.cpp's default.
     let kind = keys.header.text(&kind_key)?.unwrap_or("linear");
@@ -195,7 +197,7 @@ fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>,
     if keys.header.tensor("rope_factors_long.weight").is_some() {
         return Err(Error("has rope_factors_long.weight, which is not supported".into()));
     }
-    let factors = keys.header.tensor(FACTORS);
+    let factors = keys.header.tensor(ROPE_FACTORS);
     match (kind, factor, factors) {
         ("none", _, None) | ("linear", None, None) => Ok(None),
         ("linear", Some(_), None) => Ok(Some(json!({"rope_type": "linear", "factor": factor}))),
@@ -216,7 +218,7 @@ fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>,
                 "factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": positions})))
         }
         ("linear" | "yarn", Some(_), Some(_)) => {
-            Err(Error(format!("has {FACTORS} beside {kind_key}, which is not supported")))
+            Err(Error(format!("has {ROPE_FACTORS} beside {kind_key}, which is not supported")))
         }
         ("yarn", None, _) => Err(Error(format!("has no {} beside yarn", keys.full("rope.scaling.factor")))),
         (kind, _, _) => Err(Error(format!("{kind_key} {} is not supported", kind.escape_debug()))),

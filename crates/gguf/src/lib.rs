@@ -13,7 +13,7 @@ mod value;
 mod vocabulary;
 
 pub use blocks::BlockType;
-pub use config::ARCHITECTURES;
+pub use config::{ARCHITECTURES, ROPE_FACTORS};
 pub use header::{Header, Tensor};
 pub use names::{Place, Turned, place};
 pub use value::{Texts, Value};
@@ -41,7 +41,12 @@ pub fn is_gguf(path: &Path) -> bool {
     }
     let mut magic = [0; 4];
     let begins = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
-    begins && magic == header::MAGIC || path.extension().is_some_and(|extension| extension == "gguf")
+    begins && magic == header::MAGIC || has_name(path)
+}
+
+/// Whether the name is a GGUF file's, which need not be there.
+pub fn has_name(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 /// The GGUF file that a path into a model's folder leads into, and the name behind it.

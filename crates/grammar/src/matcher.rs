@@ -6,7 +6,7 @@ use crate::shape::{check_lark, check_regex, check_schema};
 use crate::tokens::TokenRules;
 use crate::vocabulary::Vocabulary;
 use llguidance::api::{StopReason, TopLevelGrammar};
-use pinion_protocol::{Grammar, GrammarKind, Reasoning};
+use pinion_protocol::{Grammar, GrammarKind, JSON_SEPARATORS, Reasoning};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -208,8 +208,9 @@ fn source(grammar: &Grammar) -> Result<Option<TopLevelGrammar>, String> {
 /// word.
 fn compact(mut schema: Value) -> Value {
     if let Value::Object(members) = &mut schema {
+        let (item, key) = JSON_SEPARATORS;
         members.entry("x-guidance").or_insert_with(
-            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+            || json!({"whitespace_flexible": false, "item_separator": item, "key_separator": key}),
         );
     }
     schema

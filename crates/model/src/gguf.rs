@@ -114,7 +114,7 @@ impl Checkpoint {
                 shape: tensor.shape.clone(),
                 range: tensor.range.clone(),
                 // The config was made of it.
-                is_used: tensor.name == "rope_freqs.weight",
+                is_used: tensor.name == pinion_gguf::ROPE_FACTORS,
                 gguf: Some(stored),
             };
             let name = place.map_or_else(|| tensor.name.clone(), |place| place.name);

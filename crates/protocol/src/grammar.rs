@@ -7,6 +7,10 @@ use crate::limits::GRAMMAR_BYTES_MAX;
 use crate::wire::{Cursor, Malformed};
 use std::sync::Arc;
 
+/// What stands behind each item and each key of JSON along a grammar that does not say it, as Python's json.dumps
+/// writes it. There is no other white space.
+pub const JSON_SEPARATORS: (&str, &str) = (", ", ": ");
+
 /// How a grammar's text is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]

@@ -31,7 +31,7 @@ mod wire;
 
 pub use claim::Claim;
 pub use fault::{Blame, Fault, FaultCode};
-pub use grammar::{Grammar, GrammarField, GrammarKind};
+pub use grammar::{Grammar, GrammarField, GrammarKind, JSON_SEPARATORS};
 pub use ids::{Peer, RequestId, Role};
 pub use reasoning::Reasoning;
 pub use sampling::Sampling;

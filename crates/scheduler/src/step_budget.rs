@@ -136,9 +136,9 @@ impl Scheduler {
         budget.cost.observe(&work, took_ns);
     }
 
-    /// How well predicted step times fit; all 0 with [`StepTime::Unbounded`].
-    pub fn step_times(&self) -> StepTimes {
-        self.budget.times
+    /// How well predicted step times fit; `None` with [`StepTime::Unbounded`].
+    pub fn step_times(&self) -> Option<StepTimes> {
+        self.budget.is_on().then_some(self.budget.times)
     }
 
     /// The decode rows that the first `count` running sequences are about to get.

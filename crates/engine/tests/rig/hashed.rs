@@ -20,6 +20,24 @@ pub struct Hashed {
     logits: Vec<f32>,
 }
 
+/// A config for a recording. Any does: the engine of a replay is made by the test.
+pub fn config() -> pinion_config::Config {
+    let facts = pinion_config::ModelFacts {
+        max_context: 64,
+        default_context: 64,
+        vocab_size: HASHED_VOCABULARY,
+        stop_ids: StopIds::NONE,
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        hidden: 1,
+    };
+    let machine = pinion_config::Machine::detect();
+    let backend = pinion_config::Backend::Fake;
+    pinion_config::Config::with_defaults(std::path::Path::new("/"), facts, backend, &machine)
+        .expect("defaults are a config")
+}
+
 impl Hashed {
     pub fn engine(overlap: bool) -> Engine {
         Hashed::engine_ending_with(small().limits.stop_ids, overlap)

@@ -6,7 +6,7 @@
 
 use crate::limits::FORCED_CALLS_MAX;
 use pinion_protocol::limits::GRAMMAR_BYTES_MAX;
-use pinion_protocol::{Grammar, GrammarKind};
+use pinion_protocol::{Grammar, GrammarKind, JSON_SEPARATORS};
 use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
 
@@ -99,10 +99,10 @@ fn call_rules(
 fn inline(mut schema: Value, is_lenient: bool) -> Value {
     strip(&mut schema);
     if let Value::Object(members) = &mut schema {
-        members.entry("x-guidance").or_insert_with(|| {
-            json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
-                "lenient": is_lenient})
-        });
+        let (item, key) = JSON_SEPARATORS;
+        members.entry("x-guidance").or_insert_with(
+            || json!({"whitespace_flexible": false, "item_separator": item, "key_separator": key, "lenient": is_lenient}),
+        );
     }
     schema
 }
