@@ -1,11 +1,12 @@
 //! The ring that ships, under the model checker: every interleaving and every allowed stale load.
 //!
-//! Three runs, each with a target folder of its own so that the flags do not rebuild the workspace:
+//! Three runs of one build, in a target folder of its own so that the flag does not rebuild the workspace:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p pinion-shm --test loom --release
-//! RUSTFLAGS="--cfg loom --cfg pinion_drop_writer_fence" CARGO_TARGET_DIR=target/loom cargo test -p pinion-shm --test loom --release
-//! RUSTFLAGS="--cfg loom --cfg pinion_drop_reader_fence" CARGO_TARGET_DIR=target/loom cargo test -p pinion-shm --test loom --release
+//! export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom
+//! cargo test -p pinion-shm --test loom --release
+//! PINION_DROP_FENCE=writer cargo test -p pinion-shm --test loom --release
+//! PINION_DROP_FENCE=reader cargo test -p pinion-shm --test loom --release
 //! ```
 //!
 //! The first must pass. The second and the third must FAIL, with loom's "deadlock": each leaves out one of
@@ -75,10 +76,18 @@ fn payload(sequence: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| (sequence as u8 + 1) * 16 + i as u8).collect()
 }
 
+/// A model without the fence that `PINION_DROP_FENCE` names, if it is set.
+fn model() -> loom::model::Builder {
+    if let Ok(end) = std::env::var("PINION_DROP_FENCE") {
+        pinion_shm::sync::LEFT_OUT.get_or_init(|| end);
+    }
+    loom::model::Builder::new()
+}
+
 /// One writer, one reader, `batches` of records of `payload_len` bytes in a ring of `capacity_bytes`.
 /// The reader sleeps whenever it may. `preemptions`: bound on the search, none = all of it.
 fn check(capacity_bytes: usize, payload_len: usize, batches: &'static [u64], preemptions: Option<usize>) {
-    let mut model = loom::model::Builder::new();
+    let mut model = model();
     model.preemption_bound = preemptions;
     model.check(move || {
         let words = HeapWords::new(region_words(capacity_bytes));
@@ -154,7 +163,7 @@ fn a_record_wraps_in_the_middle() {
 
 #[test]
 fn a_full_ring_refuses_and_recovers() {
-    loom::model(|| {
+    model().check(|| {
         let words = HeapWords::new(region_words(64));
         let mut writer = Writer::new(words.clone(), EPOCH, Bell::new()).unwrap();
         let mut reader = Reader::new(words, EPOCH).unwrap();
@@ -182,7 +191,7 @@ fn a_full_ring_refuses_and_recovers() {
 /// A writer that overwrites the one record of its ring while a reader reads it: what comes out is whole.
 #[test]
 fn a_span_is_never_half() {
-    let mut model = loom::model::Builder::new();
+    let mut model = model();
     model.preemption_bound = Some(2);
     model.check(|| {
         let words = HeapWords::new(region_words_of_spans(1));
