@@ -148,6 +148,11 @@ impl Reactor {
         Ok(if records == 0 { Turn::Idle } else { Turn::Worked })
     }
 
+    /// Whether it takes connections: the launcher has said so.
+    pub fn accepts(&self) -> bool {
+        self.accepting.is_some()
+    }
+
     /// Returns whether to stop now.
     fn take_control(&mut self) -> Result<bool, String> {
         loop {

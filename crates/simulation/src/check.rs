@@ -1,11 +1,14 @@
-//! What must hold: when a client may fail, and what a run may leave.
+//! What must hold: when a client may fail, what a turn may leave, and what a run may leave.
 
 use crate::client::Client;
-use crate::role::Life;
+use crate::role::{Life, Loop, Stage};
 use crate::world::{World, stage_name};
 use pinion_frontend::observe::health::Health;
+use pinion_frontend::requests::ledger::EntryState;
+use pinion_protocol::names::Counter;
 use pinion_protocol::status::{EDGE_WORDS, Gauge};
-use pinion_protocol::{Peer, Role};
+use pinion_protocol::{Peer, RequestId, Role};
+use pinion_shm::slots::SlotState;
 
 /// A death may be news to a frontend for this long, in ns.
 const NEWS_NS: u64 = 1_000_000_000;
@@ -37,6 +40,83 @@ impl World {
             let ledger = app.ledger.borrow();
             ledger.slots_used() + client.asked.choices.len() > ledger.slots_total()
         })
+    }
+
+    /// What a turn of this role must have done.
+    pub(crate) fn check_turn(&self, peer: Peer) -> Result<(), String> {
+        match self.lives.get(&peer).map(|life| &life.stage) {
+            Some(Stage::Serving(Loop::Engine(server))) => {
+                // It looks at every slot in every turn, so what has an end wish when a turn is over was overlooked.
+                let ended = |id: &RequestId| {
+                    self.slot(*id).is_some_and(|(state, _)| state.cancelled || state.stopped)
+                };
+                match server.engine().states().find(|(id, _)| ended(id)) {
+                    Some((id, _)) => Err(format!("{peer} goes on with {id}, which was cancelled or stopped")),
+                    None => Ok(()),
+                }
+            }
+            Some(Stage::Serving(Loop::Frontend { app, .. })) => {
+                let states: Vec<_> = app.ledger.borrow().states().collect();
+                match states.into_iter().find(|(id, state)| self.lacks_stop(*id, *state)) {
+                    Some((id, _)) => {
+                        Err(format!("the text of {id} is complete, and the engine was not told to stop"))
+                    }
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether all of a text has come, the engine goes on with it, and nothing tells it to stop. One that goes on after
+    /// a death draws its last token again.
+    fn lacks_stop(&self, id: RequestId, state: EntryState) -> bool {
+        let Some((slot, resumptions)) = self.slot(id) else { return false };
+        let told = slot.cancelled || slot.stopped || resumptions > 0;
+        state == EntryState::TextComplete && !told && self.runs(id)
+    }
+
+    /// Whether the engine has this request.
+    fn runs(&self, id: RequestId) -> bool {
+        self.lives.values().any(|life| match &life.stage {
+            Stage::Serving(Loop::Engine(server)) => server.engine().states().any(|(other, _)| other == id),
+            _ => false,
+        })
+    }
+
+    /// The slot of a request that has it still, with how often the request went on after a death.
+    fn slot(&self, id: RequestId) -> Option<(SlotState, u64)> {
+        let life = self.lives.get(&Peer::new(Role::Frontend, id.frontend))?;
+        let Stage::Serving(Loop::Frontend { session, .. }) = &life.stage else { return None };
+        let session = session.borrow();
+        let slot = session.links.slot(id)?;
+        let state = slot.state();
+        let resumptions = slot.counter(id.generation, Counter::Resumptions as usize);
+        (state.live && state.generation == id.generation).then_some((state, resumptions))
+    }
+
+    /// Requests of a frontend whose clients wait.
+    fn open_requests(&self, frontend: u16) -> Vec<RequestId> {
+        let app = self.lives.get(&Peer::new(Role::Frontend, frontend)).and_then(Life::app);
+        let states: Vec<_> = app.map(|app| app.ledger.borrow().states().collect()).unwrap_or_default();
+        let is_open = |state| !matches!(state, EntryState::Ended | EntryState::Closed);
+        states.into_iter().filter(|(_, state)| is_open(*state)).map(|(id, _)| id).collect()
+    }
+
+    /// A client is gone. What it had asked for and did not get is cancelled.
+    pub(crate) fn remove(&mut self, at: usize) -> Result<Client, String> {
+        let frontend = self.clients[at].frontend;
+        let before = self.open_requests(frontend);
+        let mut client = self.clients.remove(at);
+        client.hang_up();
+        let after = self.open_requests(frontend);
+        let goes_on = |id: &&RequestId| self.slot(**id).is_some_and(|(state, _)| !state.cancelled);
+        match before.iter().filter(|id| !after.contains(*id)).find(goes_on) {
+            Some(id) => {
+                Err(format!("client {} is gone, and its request {id} is not cancelled", client.number))
+            }
+            None => Ok(client),
+        }
     }
 
     /// Nothing is left of any request.

@@ -36,6 +36,7 @@ type Answer = dyn Future<Output = Result<Response<AnswerBody>, Refusal>>;
 enum State {
     Asking(Pin<Box<Answer>>),
     Reading(Box<AnswerBody>),
+    Gone,
 }
 
 /// Set when there may be something to read.
@@ -115,6 +116,7 @@ impl Client {
                         return Ok(Some(End::Failed { code, message, at_once: true }));
                     }
                 },
+                State::Gone => return Err("it reads after it has left".to_owned()),
                 State::Reading(body) => match Pin::new(&mut **body).poll_frame(&mut context) {
                     Poll::Pending => return Ok(None),
                     Poll::Ready(None) => return self.ended().map(Some),
@@ -133,6 +135,11 @@ impl Client {
                 },
             }
         }
+    }
+
+    /// It closes its connection.
+    pub(crate) fn hang_up(&mut self) {
+        self.state = State::Gone;
     }
 
     /// Understands what has come of a stream.
@@ -260,6 +267,7 @@ impl Client {
         let state = match self.state {
             State::Asking(_) => "asking",
             State::Reading(_) => "reading",
+            State::Gone => "gone",
         };
         format!(
             "client {} at frontend {}, {state}, woken {}, has {:?} of {}, expects {:?}",

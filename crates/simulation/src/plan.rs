@@ -4,7 +4,7 @@ use pinion_config::{
     AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser, StepTimeKind,
     ToolCallParser, Topology,
 };
-use pinion_protocol::StopIds;
+use pinion_protocol::{Role, StopIds};
 use pinion_random::Random;
 use std::path::Path;
 
@@ -36,6 +36,11 @@ pub struct Plan {
     pub slow: u64,
     /// The service is told to stop while requests are open.
     pub drains: bool,
+    /// Processes of this role get few turns: what they have to do piles up, and others are ahead of them.
+    pub lagging: Option<Role>,
+    /// Turns in a hundred of a role that begin as soon as the one before has ended, ahead of what the launcher has said
+    /// since, and find the records that came since.
+    pub early: u64,
 }
 
 impl Plan {
@@ -95,6 +100,16 @@ impl Plan {
             leaving: random.pick(&[0, 10, 40]),
             slow: random.pick(&[0, 10, 40]),
             drains: random.chance(12),
+            lagging: random.pick(&[
+                None,
+                None,
+                None,
+                Some(Role::Frontend),
+                Some(Role::Tokenizer),
+                Some(Role::Engine),
+                Some(Role::Detokenizer),
+            ]),
+            early: random.pick(&[0, 20, 60]),
         }
     }
 }

@@ -13,6 +13,7 @@ use pinion_frontend::observe::metrics::Metrics;
 use pinion_frontend::reactor::{Reactor, SessionOutlet, Turn};
 use pinion_frontend::requests::ledger::{Ledger, Patience, Setup};
 use pinion_model::{FakeModel, FakeOptions, FakeShape, Inline, Model, Pipeline, STEP_DEADLINE, Threaded};
+use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, Role};
 use pinion_shm::page::Page;
 use pinion_shm::slots::SlotTable;
@@ -71,6 +72,10 @@ pub(crate) struct Life {
     pub(crate) seen_gone_ns: u64,
     place: Option<Sender<ExitCode>>,
     exit: ExitCode,
+    /// From its attachment on.
+    status: Option<Page>,
+    /// Count of the launcher's messages when its last turn ended.
+    sequence: u64,
 }
 
 impl Life {
@@ -79,7 +84,31 @@ impl Life {
         let started = host::take(peer);
         let place = Some(started.place.clone());
         let stage = Stage::Started(started);
-        Life { peer, epoch, stage, stalled_until_ns: 0, seen_gone_ns: 0, place, exit: ExitCode::FAILURE }
+        let exit = ExitCode::FAILURE;
+        Life {
+            peer,
+            epoch,
+            stage,
+            stalled_until_ns: 0,
+            seen_gone_ns: 0,
+            place,
+            exit,
+            status: None,
+            sequence: 0,
+        }
+    }
+
+    /// A turn that began when the one before had ended: messages that the launcher has sent since are not seen, and the
+    /// records that came since are. Gives also whether there were any such messages.
+    pub(crate) fn turn_early(&mut self, topology: &Topology) -> Result<(Turned, bool), String> {
+        let page = self.status.clone().filter(|_| matches!(self.stage, Stage::Serving(_)));
+        let Some(page) = page else { return self.turn(topology).map(|turned| (turned, false)) };
+        let (sent, known) = (page.get(Gauge::ControlSequence as usize), self.sequence);
+        page.set(Gauge::ControlSequence as usize, known);
+        let turned = self.turn(topology);
+        page.set(Gauge::ControlSequence as usize, sent);
+        self.sequence = sent;
+        turned.map(|turned| (turned, sent != known))
     }
 
     /// A role that starts goes one step on; one that serves takes one turn.
@@ -89,6 +118,7 @@ impl Life {
             Stage::Started(Started { socket, .. }) => {
                 let attached = Session::attach_over(self.peer.role, socket, clock::now_ns);
                 let session = attached.map_err(|error| format!("{} cannot attach: {error}", self.peer))?;
+                self.status = Some(session.status.clone());
                 (Stage::Attached(Box::new(session)), Turned::Worked)
             }
             Stage::Attached(session) => (Stage::Serving(Loop::build(*session, topology)?), Turned::Worked),
@@ -99,6 +129,7 @@ impl Life {
             Stage::Gone => (Stage::Gone, Turned::Idle),
         };
         self.stage = stage;
+        self.sequence = self.status.as_ref().map_or(0, |page| page.get(Gauge::ControlSequence as usize));
         if let Turned::Left { cleanly } = turned {
             self.exit = if cleanly { ExitCode::SUCCESS } else { ExitCode::FAILURE };
             self.drop_state();
@@ -130,6 +161,11 @@ impl Life {
     /// Whether its end was shown.
     pub(crate) fn has_shown_end(&self) -> bool {
         self.place.is_none()
+    }
+
+    /// Whether clients can connect to it.
+    pub(crate) fn accepts(&self) -> bool {
+        matches!(&self.stage, Stage::Serving(Loop::Frontend { reactor, .. }) if reactor.accepts())
     }
 
     /// What the connections of a serving frontend share.

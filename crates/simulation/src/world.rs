@@ -220,7 +220,16 @@ impl World {
         let now_ns = clock::now_ns();
         let awake = |life: &&Life| !life.is_gone() && life.stalled_until_ns <= now_ns;
         let peers: Vec<Peer> = self.lives.values().filter(awake).map(|life| life.peer).collect();
-        (!peers.is_empty()).then(|| self.random.pick(&peers))
+        if peers.is_empty() {
+            return None;
+        }
+        let peer = self.random.pick(&peers);
+        let passed_over = self.lags(peer) && self.random.chance(85);
+        Some(if passed_over { self.random.pick(&peers) } else { peer })
+    }
+
+    fn lags(&self, peer: Peer) -> bool {
+        self.plan.lagging == Some(peer.role)
     }
 
     /// Every role turns; time passes if none has anything to do.
@@ -230,7 +239,8 @@ impl World {
         let peers: Vec<Peer> = self.lives.keys().copied().collect();
         for peer in peers {
             let awake = |life: &Life| !life.is_gone() && life.stalled_until_ns <= now_ns;
-            if self.lives.get(&peer).is_some_and(awake) {
+            let passed_over = self.lags(peer) && self.random.chance(60);
+            if self.lives.get(&peer).is_some_and(awake) && !passed_over {
                 worked |= self.turn(peer)? != Turned::Idle;
             }
         }
@@ -253,12 +263,19 @@ impl World {
 
     fn turn(&mut self, peer: Peer) -> Result<Turned, String> {
         let Some(life) = self.lives.get_mut(&peer) else { return Ok(Turned::Idle) };
-        let turned = life.turn(&self.plan.topology).map_err(|error| format!("{peer}: {error}"))?;
+        let early = self.random.chance(self.plan.early);
+        let topology = &self.plan.topology;
+        let turned = if early { life.turn_early(topology) } else { life.turn(topology).map(|t| (t, false)) };
+        let (turned, missed) = turned.map_err(|error| format!("{peer}: {error}"))?;
         let epoch = life.epoch;
+        if missed {
+            self.coverage.see("role: turned before it saw its messages");
+        }
         if let Turned::Left { .. } = turned {
             life.seen_gone_ns = clock::now_ns();
             self.break_connections(peer)?;
         }
+        self.check_turn(peer)?;
         self.note(
             || format!("{peer} (life {epoch}) turns: {turned:?}"),
             1 + u64::from(turned == Turned::Idle),
@@ -376,7 +393,8 @@ impl World {
         let index = self.random.below(usize::from(self.plan.config.frontends)) as u16;
         let now_ns = clock::now_ns();
         let Some(life) = self.lives.get(&Peer::new(Role::Frontend, index)) else { return Ok(()) };
-        let Some(app) = life.app().filter(|_| life.stalled_until_ns <= now_ns) else { return Ok(()) };
+        let may_ask = life.accepts() && life.stalled_until_ns <= now_ns;
+        let Some(app) = life.app().filter(|_| may_ask) else { return Ok(()) };
         let choices_max = self.plan.config.max_inflight as usize;
         let asked = request::make(&mut self.random, &self.oracle, choices_max);
         self.asked += 1;
@@ -407,8 +425,7 @@ impl World {
         if client.leaves_ns.is_some_and(|at_ns| at_ns <= now_ns) {
             self.coverage.see("client: left");
             self.note(|| format!("client {number} leaves"), 9);
-            self.clients.remove(at);
-            return Ok(());
+            return self.remove(at).map(drop);
         }
         if self.random.chance(self.plan.slow) && self.random.chance(20) && self.goes_on() {
             let client = &mut self.clients[at];
@@ -420,7 +437,7 @@ impl World {
         let said = format!("{end:?}");
         self.note(|| format!("client {number} reads: {said}"), 10 + said.len() as u64);
         let Some(end) = end else { return Ok(()) };
-        let client = self.clients.remove(at);
+        let client = self.remove(at)?;
         let name = match &end {
             End::Complete => "client: complete".to_owned(),
             End::Failed { code, .. } => format!("client: {code}"),
