@@ -80,7 +80,7 @@ extern "C" int32_t pinion_cuda_attention(const PinionCudaAttention* given, void*
 
 extern "C" int32_t pinion_cuda_kv_append(const PinionCudaAppend* given, void* stream) {
     PinionCudaAppend args = *given;
-    if (!batch_is_good(args.batch) || args.stride < args.batch.kv_heads * args.batch.head_dim) return PINION_CUDA_BAD_ARGUMENT;
+    if (!batch_is_whole(args.batch) || args.stride < args.batch.kv_heads * args.batch.head_dim) return PINION_CUDA_BAD_ARGUMENT;
     return with_dtype(args.batch.dtype, [&](auto element) -> int32_t {
         auto kernel = &append_kernel<decltype(element)>;
         PINION_LAUNCH_DEPENDENT(kernel, dim3(args.batch.tokens), dim3(THREADS), 0, stream, args);

@@ -47,9 +47,11 @@ __global__ void __launch_bounds__(THREADS) blocks_kernel(PinionCudaBlocks args) 
 // One block of threads for one token; `apply_rotary_pos_emb` in transformers' models/llama/modeling_llama.py.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) rope_kernel(PinionCudaRope args) {
-    unsigned half = args.head_dim / 2;
+    begin_next();
+    wait_for_previous();
+    unsigned half = args.dim / 2;
     unsigned position = clamped(at<uint32_t>(args.positions)[blockIdx.x], args.positions_max);
-    const float* angles = at<float>(args.angles) + size_t(position) * args.head_dim;
+    const float* angles = at<float>(args.angles) + size_t(position) * args.dim;
     T* x = at<T>(args.x) + size_t(blockIdx.x) * args.stride;
     for (unsigned i = threadIdx.x; i < args.heads * half; i += THREADS) {
         unsigned head = i / half, pair = i % half;
@@ -110,12 +112,12 @@ extern "C" int32_t pinion_cuda_copy_blocks(const PinionCudaBlocks* given, void* 
 
 extern "C" int32_t pinion_cuda_rope(const PinionCudaRope* given, void* stream) {
     PinionCudaRope args = *given;
-    if (args.tokens == 0 || args.heads == 0 || args.head_dim % 2 != 0 || args.head_dim == 0 || args.positions_max == 0 ||
+    if (args.tokens == 0 || args.heads == 0 || args.dim % 2 != 0 || args.dim == 0 || args.dim > args.head_dim || args.positions_max == 0 ||
         args.stride < args.heads * args.head_dim)
         return PINION_CUDA_BAD_ARGUMENT;
     return with_dtype(args.dtype, [&](auto element) -> int32_t {
         auto kernel = &rope_kernel<decltype(element)>;
-        PINION_LAUNCH(kernel, dim3(args.tokens), dim3(THREADS), 0, stream, args);
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(args.tokens), dim3(THREADS), 0, stream, args);
         return launch_result();
     });
 }

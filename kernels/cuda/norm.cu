@@ -1,4 +1,4 @@
-// Residual sum and norm in one pass over the row; bias and activation; the gated unit of the Llama family.
+// Residual sum and norm in one pass over the row; bias and activation; RMS norms of groups of columns; the gated unit.
 // Contract: pinion_cuda.h. Twins: crates/cuda/src/twin.rs.
 #include "target.h"
 
@@ -131,16 +131,65 @@ __global__ void __launch_bounds__(THREADS) bias_kernel(PinionCudaBias args) {
     store_chunk(x, pack<T>(values));
 }
 
+// One block a group. Each thread reads back only what it wrote itself, so x and out may be one.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) swiglu_kernel(PinionCudaGate args) {
+__global__ void __launch_bounds__(THREADS) rms_kernel(PinionCudaRms args) {
     constexpr unsigned N = PER_CHUNK<T>;
+    auto& shared = shared_as<NormShared>();
+    unsigned row = blockIdx.x / args.groups, group = blockIdx.x % args.groups;
+    const T* x = at<T>(args.x) + size_t(row) * args.x_stride + group * args.width;
+    T* out = at<T>(args.out) + size_t(row) * args.out_stride + group * args.width;
+    const float* weight = at<float>(args.weight);
+    begin_next();
+    wait_for_previous();
+    float sum = 0.0f, values[N];
+    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+        unpack<T>(load_chunk(x + i), values);
+        for (unsigned j = 0; j < N; j++) sum += values[j] * values[j];
+    }
+    float mean = block_reduce(sum, shared.scratch, Sum()) / float(args.width);
+    float scale = 1.0f / sqrtf(mean + args.epsilon);
+    for (unsigned i = threadIdx.x * N; i < args.width; i += THREADS * N) {
+        unpack<T>(load_chunk(x + i), values);
+        for (unsigned j = 0; j < N; j++) {
+            float normed = values[j] * scale, factor = weight[i + j];
+            if (args.order == PINION_RMS_ROUND_FIRST) normed = to_float(from_float<T>(normed));
+            if (args.order == PINION_RMS_ONE_PLUS) factor += 1.0f;
+            values[j] = normed * factor;
+        }
+        store_chunk(out + i, pack<T>(values));
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) scale_kernel(PinionCudaScale args) {
+    begin_next();
+    wait_for_previous();
+    size_t i = size_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= args.count) return;
+    T* x = at<T>(args.x) + i;
+    float value = to_float(*x) * args.factor / args.divisor;
+    if (args.soft_cap > 0.0f) value = args.soft_cap * tanhf(value / args.soft_cap);
+    *x = from_float<T>(value);
+}
+
+__device__ __forceinline__ float gate_of(float x, int32_t activation) {
+    if (activation == PINION_GATE_SILU) return x / (1.0f + expf(-x));
+    return activate(x, activation == PINION_GATE_GELU_TANH ? PINION_CUDA_GELU_TANH : PINION_CUDA_GELU_ERF);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) gate_kernel(PinionCudaGate args) {
+    constexpr unsigned N = PER_CHUNK<T>;
+    begin_next();
+    wait_for_previous();
     unsigned i = (blockIdx.x * THREADS + threadIdx.x) * N;
     if (i >= args.width) return;
     const T* x = at<T>(args.x) + size_t(blockIdx.y) * 2 * args.width + i;
     float gate[N], up[N];
     unpack<T>(load_chunk(x), gate);
     unpack<T>(load_chunk(x + args.width), up);
-    for (unsigned j = 0; j < N; j++) up[j] *= gate[j] / (1.0f + expf(-gate[j]));
+    for (unsigned j = 0; j < N; j++) up[j] *= gate_of(gate[j], args.activation);
     store_chunk(at<T>(args.out) + size_t(blockIdx.y) * args.width + i, pack<T>(up));
 }
 
@@ -179,14 +228,42 @@ extern "C" int32_t pinion_cuda_bias_activation(const PinionCudaBias* given, void
     });
 }
 
-extern "C" int32_t pinion_cuda_swiglu(const PinionCudaGate* given, void* stream) {
+extern "C" int32_t pinion_cuda_rms(const PinionCudaRms* given, void* stream) {
+    PinionCudaRms args = *given;
+    return with_dtype(args.dtype, [&](auto element) -> int32_t {
+        using T = decltype(element);
+        constexpr unsigned N = PER_CHUNK<T>;
+        uint64_t blocks = uint64_t(args.rows) * args.groups, columns = uint64_t(args.groups) * args.width;
+        if (blocks == 0 || blocks > INT32_MAX || args.width == 0 || args.width % N != 0 || args.x_stride % N != 0 ||
+            args.out_stride % N != 0 || args.x_stride < columns || args.out_stride < columns || args.order < 0 ||
+            args.order > PINION_RMS_ONE_PLUS)
+            return PINION_CUDA_BAD_ARGUMENT;
+        auto kernel = &rms_kernel<T>;
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(unsigned(blocks)), dim3(THREADS), sizeof(NormShared), stream, args);
+        return launch_result();
+    });
+}
+
+extern "C" int32_t pinion_cuda_scale(const PinionCudaScale* given, void* stream) {
+    PinionCudaScale args = *given;
+    uint64_t blocks = (args.count + THREADS - 1) / THREADS;
+    if (blocks == 0 || blocks > INT32_MAX || !(args.divisor != 0.0f)) return PINION_CUDA_BAD_ARGUMENT;
+    return with_dtype(args.dtype, [&](auto element) -> int32_t {
+        auto kernel = &scale_kernel<decltype(element)>;
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(unsigned(blocks)), dim3(THREADS), 0, stream, args);
+        return launch_result();
+    });
+}
+
+extern "C" int32_t pinion_cuda_gate(const PinionCudaGate* given, void* stream) {
     PinionCudaGate args = *given;
     return with_dtype(args.dtype, [&](auto element) -> int32_t {
         using T = decltype(element);
-        if (args.rows == 0 || args.rows > ROWS_MAX || args.width == 0 || args.width % PER_CHUNK<T> != 0)
+        if (args.rows == 0 || args.rows > ROWS_MAX || args.width == 0 || args.width % PER_CHUNK<T> != 0 || args.activation < 0 ||
+            args.activation > PINION_GATE_GELU_ERF)
             return PINION_CUDA_BAD_ARGUMENT;
-        auto kernel = &swiglu_kernel<T>;
-        PINION_LAUNCH(kernel, dim3(ceil_div(args.width, THREADS * PER_CHUNK<T>), args.rows), dim3(THREADS), 0, stream, args);
+        auto kernel = &gate_kernel<T>;
+        PINION_LAUNCH_DEPENDENT(kernel, dim3(ceil_div(args.width, THREADS * PER_CHUNK<T>), args.rows), dim3(THREADS), 0, stream, args);
         return launch_result();
     });
 }

@@ -21,10 +21,15 @@ __device__ __forceinline__ size_t cache_row(const PinionCudaBatch& batch, const 
     return cache_row(batch, cache_place(batch, table, position), kv_head);
 }
 
+// Heads of whole chunks, for the kernels that take any number of these.
+inline bool batch_is_whole(const PinionCudaBatch& batch) {
+    unsigned chunk = batch.dtype == PINION_CUDA_F32 ? PER_CHUNK<float> : PER_CHUNK<bf16>;
+    return batch.head_dim > 0 && batch.head_dim % chunk == 0 && batch.tokens > 0 && batch.block_size > 0 && batch.kv_heads > 0 && batch.heads % batch.kv_heads == 0 &&
+           batch.heads > 0 && batch.table_stride > 0;
+}
 inline bool batch_is_good(const PinionCudaBatch& batch) {
     bool dim = batch.head_dim == 16 || batch.head_dim == 32 || batch.head_dim == 64 || batch.head_dim == 128;
-    return dim && batch.tokens > 0 && batch.block_size > 0 && batch.kv_heads > 0 && batch.heads % batch.kv_heads == 0 &&
-           batch.heads > 0 && batch.table_stride > 0;
+    return dim && batch_is_whole(batch);
 }
 
 } // namespace pinion

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 6 };
+enum { PINION_CUDA_ABI = 7 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -116,19 +116,41 @@ typedef struct PinionCudaBias {
 } PinionCudaBias;
 int32_t pinion_cuda_bias_activation(const PinionCudaBias* args, void* stream);
 
-// out [rows, width] = silu(x [rows, 0, width]) * x [rows, 1, width].
+// RMS norms of [rows, groups, width], groups side by side: each group on its own, weight fp32 [width] for all. x_stride and
+// out_stride elements lie between rows; out may be x. With 1 / rms = r: PINION_RMS_ROUND_FIRST gives round(round(x * r) *
+// weight), PINION_RMS_ROUND_LAST round(x * r * weight), PINION_RMS_ONE_PLUS round(x * r * (1 + weight)).
+// Bytes moved: 4 * width a group.
+enum { PINION_RMS_ROUND_FIRST = 0, PINION_RMS_ROUND_LAST = 1, PINION_RMS_ONE_PLUS = 2 };
+typedef struct PinionCudaRms {
+    uint64_t x, weight, out;
+    uint32_t rows, groups, width, x_stride, out_stride;
+    float epsilon;
+    int32_t dtype, order;
+} PinionCudaRms;
+int32_t pinion_cuda_rms(const PinionCudaRms* args, void* stream);
+
+// x [count] = x * factor / divisor, in place; then, with a soft_cap above 0, soft_cap * tanh(x / soft_cap). Rounded once.
+typedef struct PinionCudaScale {
+    uint64_t x, count;
+    float factor, divisor, soft_cap;
+    int32_t dtype;
+} PinionCudaScale;
+int32_t pinion_cuda_scale(const PinionCudaScale* args, void* stream);
+
+// out [rows, width] = activation(x [rows, 0, width]) * x [rows, 1, width].
+enum { PINION_GATE_SILU = 0, PINION_GATE_GELU_TANH = 1, PINION_GATE_GELU_ERF = 2 };
 typedef struct PinionCudaGate {
     uint64_t x, out;
     uint32_t rows, width;
-    int32_t dtype;
+    int32_t dtype, activation;
 } PinionCudaGate;
-int32_t pinion_cuda_swiglu(const PinionCudaGate* args, void* stream);
+int32_t pinion_cuda_gate(const PinionCudaGate* args, void* stream);
 
-// Rotates x [tokens, heads, head_dim] (stride elements between tokens) in place: element i pairs with i + head_dim / 2.
-// angles [positions, head_dim / 2, 2] fp32: cosine, sine.
+// Rotates the first `dim` elements of each head of x [tokens, heads, head_dim] (stride elements between tokens) in place:
+// element i pairs with i + dim / 2. angles [positions, dim / 2, 2] fp32: cosine, sine.
 typedef struct PinionCudaRope {
     uint64_t x, positions, angles;
-    uint32_t tokens, heads, head_dim, stride, positions_max;
+    uint32_t tokens, heads, head_dim, dim, stride, positions_max;
     int32_t dtype;
 } PinionCudaRope;
 int32_t pinion_cuda_rope(const PinionCudaRope* args, void* stream);
@@ -194,6 +216,19 @@ typedef struct PinionCudaAttention {
     float scale;
 } PinionCudaAttention;
 int32_t pinion_cuda_attention(const PinionCudaAttention* args, void* stream);
+
+// The same for every head_dim that is a multiple of 16 bytes, up to PINION_GENERAL_DIM_MAX, over the last `window` positions
+// (0: all) and with a soft_cap above 0 on scores: soft_cap * tanh(scale * q . K / soft_cap). K and V of the step's tokens must be
+// in the cache already; the context is not split. Plain: correct for every shape, tuned for none.
+// Bytes moved: 2 * min(context, window) * heads * head_dim elements for each query.
+enum { PINION_GENERAL_DIM_MAX = 256 };
+typedef struct PinionCudaGeneral {
+    PinionCudaBatch batch;
+    uint64_t q, cache, out, queries;
+    uint32_t q_stride, out_stride, count, window;
+    float scale, soft_cap;
+} PinionCudaGeneral;
+int32_t pinion_cuda_general_attention(const PinionCudaGeneral* args, void* stream);
 
 // The fused decode step: everything of a GPT-2 between token ids and logits for 1 to PINION_GEMV_ROWS_MAX rows, each the next
 // token of another lane, in one kernel that stays on the device (cooperative launch; docs/design/0008-fused-decode.md).

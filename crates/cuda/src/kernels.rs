@@ -127,44 +127,6 @@ pub struct BiasActivation {
     pub activation: CudaActivation,
 }
 
-/// out \[rows, width\] = silu(x\[.., 0, ..\]) * x\[.., 1, ..\].
-#[derive(Debug, Clone, Copy)]
-pub struct Gate {
-    /// \[rows, 2, width\].
-    pub x: Span,
-    /// \[rows, width\].
-    pub out: Span,
-    /// Rows.
-    pub rows: u32,
-    /// Width of the output.
-    pub width: u32,
-    /// Of both.
-    pub dtype: CudaDtype,
-}
-
-/// Rotates x \[tokens, heads, head_dim\] in place.
-#[derive(Debug, Clone, Copy)]
-pub struct Rope {
-    /// \[tokens, heads, head_dim\].
-    pub x: Span,
-    /// u32 \[tokens\].
-    pub positions: Span,
-    /// f32 \[positions_max, head_dim / 2, 2\]: cosine, sine.
-    pub angles: Span,
-    /// Tokens.
-    pub tokens: u32,
-    /// Heads.
-    pub heads: u32,
-    /// Dimensions of a head.
-    pub head_dim: u32,
-    /// Elements between tokens.
-    pub stride: u32,
-    /// Rows of `angles`.
-    pub positions_max: u32,
-    /// Of x.
-    pub dtype: CudaDtype,
-}
-
 /// out = token_table\[token\] + position_table\[position\].
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
@@ -262,7 +224,7 @@ pub struct TokenBatch {
     pub heads: u32,
     /// Heads of the cache.
     pub kv_heads: u32,
-    /// 16, 32, 64 or 128.
+    /// 16, 32, 64 or 128, unless the kernel says that it takes others.
     pub head_dim: u32,
     /// Tokens of a cache block.
     pub block_size: u32,
@@ -270,7 +232,7 @@ pub struct TokenBatch {
     pub dtype: CudaDtype,
 }
 
-/// Writes k and v to one layer of the cache.
+/// Writes k and v to one layer of the cache. `batch.head_dim` may be any multiple of 16 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Append {
     /// The tokens.
@@ -407,9 +369,14 @@ pub(super) mod raw {
             epsilon: f32, dtype: i32, rms: i32,
         }
         Bias { x: u64, bias: u64, rows: u32, width: u32, dtype: i32, activation: i32 }
-        Gate { x: u64, out: u64, rows: u32, width: u32, dtype: i32 }
+        Rms {
+            x: u64, weight: u64, out: u64, rows: u32, groups: u32, width: u32, x_stride: u32, out_stride: u32,
+            epsilon: f32, dtype: i32, order: i32,
+        }
+        Scale { x: u64, count: u64, factor: f32, divisor: f32, soft_cap: f32, dtype: i32 }
+        Gate { x: u64, out: u64, rows: u32, width: u32, dtype: i32, activation: i32 }
         Rope {
-            x: u64, positions: u64, angles: u64, tokens: u32, heads: u32, head_dim: u32, stride: u32,
+            x: u64, positions: u64, angles: u64, tokens: u32, heads: u32, head_dim: u32, dim: u32, stride: u32,
             positions_max: u32, dtype: i32,
         }
         Embed {
@@ -427,6 +394,10 @@ pub(super) mod raw {
         Attention {
             batch: Batch, q: u64, k: u64, v: u64, cache: u64, out: u64, queries: u64, partials: u64, counters: u64,
             q_stride: u32, kv_stride: u32, out_stride: u32, count: u32, splits: u32, append: u32, scale: f32,
+        }
+        General {
+            batch: Batch, q: u64, cache: u64, out: u64, queries: u64, q_stride: u32, out_stride: u32, count: u32,
+            window: u32, scale: f32, soft_cap: f32,
         }
         Prefill {
             batch: Batch, q: u64, cache: u64, out: u64, tiles: u64, q_stride: u32, out_stride: u32, count: u32,

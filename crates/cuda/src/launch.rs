@@ -5,9 +5,9 @@ use super::device::{CudaError, Stream};
 use super::kernels::raw;
 use super::memory::Span;
 use super::{
-    Append, Attention, BiasActivation, CHANGE_BYTES, CopyBlocks, CudaDtype, DRAW_BYTES, Embed, Gate, Gather,
-    Norm, NormKind, Prefill, Product, ProductMethod, Rope, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample,
-    Score, TokenBatch, UpdateTables, mask_bytes,
+    Append, Attention, BiasActivation, CHANGE_BYTES, CopyBlocks, CudaDtype, DRAW_BYTES, Embed, Gather, Norm,
+    NormKind, Prefill, Product, ProductMethod, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample, Score,
+    TokenBatch, UpdateTables, mask_bytes,
 };
 
 /// The lengths of one launch's operands, and the first that does not fit.
@@ -185,51 +185,6 @@ impl Stream {
             activation: args.activation.code(),
         };
         self.launch("bias and activation", self.device.symbols().bias_activation, &raw)
-    }
-
-    /// See [`Gate`].
-    ///
-    /// # Errors
-    /// As for [`Stream::product`].
-    pub fn swiglu(&self, args: &Gate) -> Result<(), CudaError> {
-        let (rows, width, size) = (args.rows as usize, args.width as usize, args.dtype.size());
-        Lengths::of("swiglu")
-            .need("x", args.x, &[rows, 2, width], size)
-            .need("out", args.out, &[rows, width], size)
-            .done()?;
-        let raw = raw::Gate {
-            x: args.x.address,
-            out: args.out.address,
-            rows: args.rows,
-            width: args.width,
-            dtype: args.dtype.code(),
-        };
-        self.launch("swiglu", self.device.symbols().swiglu, &raw)
-    }
-
-    /// See [`Rope`].
-    ///
-    /// # Errors
-    /// As for [`Stream::product`].
-    pub fn rope(&self, args: &Rope) -> Result<(), CudaError> {
-        let shape = [args.tokens, args.heads.saturating_mul(args.head_dim), args.stride];
-        Lengths::of("rope")
-            .strided("x", args.x, shape, args.dtype)
-            .need("positions", args.positions, &[args.tokens as usize], 4)
-            .need("angles", args.angles, &[args.positions_max as usize, args.head_dim as usize], 4)
-            .done()?;
-        let raw = raw::Rope {
-            x: args.x.address,
-            positions: args.positions.address,
-            angles: args.angles.address,
-            tokens: args.tokens,
-            heads: args.heads,
-            head_dim: args.head_dim,
-            stride: args.stride,
-            positions_max: args.positions_max,
-            dtype: args.dtype.code(),
-        };
-        self.launch("rope", self.device.symbols().rope, &raw)
     }
 
     /// See [`Embed`].

@@ -14,6 +14,7 @@ mod draw;
 mod driver;
 mod kernels;
 mod launch;
+mod layers;
 mod memory;
 mod symbols;
 pub mod twin;
@@ -29,10 +30,10 @@ pub use draw::{
 };
 pub use driver::{DriverDevice, DriverFacts, driver};
 pub use kernels::{
-    Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gate,
-    Gather, Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Rope, Sample, Score, TokenBatch,
-    UpdateTables,
+    Append, Attention, BiasActivation, CopyBlocks, CudaActivation, DecodeSplit, Embed, GEMV_ROWS_MAX, Gather,
+    Norm, NormKind, PREFILL_TILE, Prefill, Product, ProductMethod, Sample, Score, TokenBatch, UpdateTables,
 };
+pub use layers::{GENERAL_DIM_MAX, Gate, GateActivation, GeneralAttention, Rms, RmsOrder, Rope, Scale};
 pub use memory::{Pinned, Span};
 
 /// In place of a lane: the token is padding.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What [`Symbols::open`] expects `pinion_cuda_abi` to say.
-const ABI: i32 = 6;
+const ABI: i32 = 7;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -87,7 +87,9 @@ symbols! {
     product = "pinion_cuda_product": Launch<raw::Product>,
     norm = "pinion_cuda_norm": Launch<raw::Norm>,
     bias_activation = "pinion_cuda_bias_activation": Launch<raw::Bias>,
-    swiglu = "pinion_cuda_swiglu": Launch<raw::Gate>,
+    rms = "pinion_cuda_rms": Launch<raw::Rms>,
+    scale = "pinion_cuda_scale": Launch<raw::Scale>,
+    gate = "pinion_cuda_gate": Launch<raw::Gate>,
     rope = "pinion_cuda_rope": Launch<raw::Rope>,
     embed = "pinion_cuda_embed": Launch<raw::Embed>,
     gather = "pinion_cuda_gather": Launch<raw::Gather>,
@@ -95,6 +97,7 @@ symbols! {
     copy_blocks = "pinion_cuda_copy_blocks": Launch<raw::Blocks>,
     kv_append = "pinion_cuda_kv_append": Launch<raw::Append>,
     attention = "pinion_cuda_attention": Launch<raw::Attention>,
+    general_attention = "pinion_cuda_general_attention": Launch<raw::General>,
     prefill_attention = "pinion_cuda_prefill_attention": Launch<raw::Prefill>,
     sample = "pinion_cuda_sample": Launch<raw::Sample>,
     score = "pinion_cuda_score": Launch<raw::Score>,

@@ -1,7 +1,7 @@
 //! The CUDA kernels again in plain Rust, on f32 values that were rounded to the dtype: what they compute, without how.
 //! The sampler's twin is `pinion_model`'s sampler.
 
-use super::CudaActivation;
+use super::{CudaActivation, GateActivation, RmsOrder};
 
 /// Twin of the norm: gives the new x and the output, each \[rows, width\]. `round` rounds to the dtype.
 #[allow(clippy::too_many_arguments, reason = "the operands of one kernel; a struct would only rename them")]
@@ -85,21 +85,52 @@ pub fn product(
     y
 }
 
+/// Twin of the RMS norm of one group. `round` rounds to the dtype.
+pub fn rms(x: &[f32], weight: &[f32], epsilon: f32, order: RmsOrder, round: impl Fn(f32) -> f32) -> Vec<f32> {
+    let squares: f64 = x.iter().map(|&value| f64::from(value).powi(2)).sum();
+    let inverse = 1.0 / (squares / x.len() as f64 + f64::from(epsilon)).sqrt();
+    let scaled = x.iter().zip(weight).map(|(&value, &weight)| {
+        let normed = (f64::from(value) * inverse) as f32;
+        round(match order {
+            RmsOrder::RoundFirst => round(normed) * weight,
+            RmsOrder::RoundLast => normed * weight,
+            RmsOrder::OnePlus => normed * (1.0 + weight),
+        })
+    });
+    scaled.collect()
+}
+
+/// Twin of scale and soft cap, before rounding.
+pub fn scale(x: f32, factor: f32, divisor: f32, soft_cap: Option<f32>) -> f32 {
+    let scaled = f64::from(x) * f64::from(factor) / f64::from(divisor);
+    capped(scaled, soft_cap) as f32
+}
+
+fn capped(x: f64, soft_cap: Option<f32>) -> f64 {
+    soft_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+}
+
 /// Twin of the gate: x \[rows, 2, width\].
-pub fn swiglu(x: &[f32], width: usize) -> Vec<f32> {
+pub fn gate(x: &[f32], width: usize, activation: GateActivation) -> Vec<f32> {
+    let activated = |x: f32| match activation {
+        GateActivation::Silu => x / (1.0 + (-x).exp()),
+        GateActivation::GeluTanh => activate(x, CudaActivation::GeluTanh),
+        GateActivation::GeluErf => activate(x, CudaActivation::GeluErf),
+    };
     let gated = |pair: &[f32]| -> Vec<f32> {
         let (gate, up) = pair.split_at(width);
-        gate.iter().zip(up).map(|(&gate, &up)| gate / (1.0 + (-gate).exp()) * up).collect()
+        gate.iter().zip(up).map(|(&gate, &up)| activated(gate) * up).collect()
     };
     x.chunks_exact(2 * width).flat_map(gated).collect()
 }
 
-/// Twin of the rotation of one head at one position; `angles` is \[head_dim / 2\] of (cosine, sine).
+/// Twin of the rotation of one head at one position; `angles` is \[dim / 2\] of (cosine, sine), and the columns from
+/// `dim` on stay as they are.
 pub fn rope(head: &[f32], angles: &[(f32, f32)]) -> Vec<f32> {
-    let half = head.len() / 2;
+    let half = angles.len();
     let low = (0..half).map(|i| head[i] * angles[i].0 - head[half + i] * angles[i].1);
     let high = (0..half).map(|i| head[half + i] * angles[i].0 + head[i] * angles[i].1);
-    low.chain(high).collect()
+    low.chain(high).chain(head[2 * half..].iter().copied()).collect()
 }
 
 /// The paged cache of one layer as the twins see it: \[blocks, kv_heads, 2, block_size, head_dim\].
@@ -134,6 +165,20 @@ impl Cache {
 
     /// Twin of the attention of one query token `q` \[heads, head_dim\] at `position`.
     pub fn attend(&self, table: &[u32], position: usize, q: &[f32], scale: f32) -> Vec<f32> {
+        self.attend_within(table, position, q, scale, None, None)
+    }
+
+    /// The same over the last `window` positions, its own included, with a soft cap on the scores.
+    pub fn attend_within(
+        &self,
+        table: &[u32],
+        position: usize,
+        q: &[f32],
+        scale: f32,
+        window: Option<u32>,
+        soft_cap: Option<f32>,
+    ) -> Vec<f32> {
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
         let (dim, heads) = (self.head_dim, q.len() / self.head_dim);
         let mut out = Vec::new();
         for head in 0..heads {
@@ -142,16 +187,16 @@ impl Cache {
             let row = |p: usize| self.k_row(table, kv_head, p);
             let score = |p: usize| {
                 let key = &self.values[row(p)..][..dim];
-                query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
-                    * f64::from(scale)
+                let product = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+                capped(product * f64::from(scale), soft_cap)
             };
-            let scores: Vec<f64> = (0..=position).map(score).collect();
+            let scores: Vec<f64> = (first..=position).map(score).collect();
             let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
             let mass: f64 = weights.iter().sum();
             out.extend((0..dim).map(|i| {
                 let value = |p: usize| f64::from(self.values[row(p) + self.block_size * dim + i]);
-                ((0..=position).map(|p| weights[p] * value(p)).sum::<f64>() / mass) as f32
+                ((first..=position).map(|p| weights[p - first] * value(p)).sum::<f64>() / mass) as f32
             }));
         }
         out

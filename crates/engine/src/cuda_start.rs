@@ -35,6 +35,7 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
             Some(share) => CudaKv::FreeShare(share as f32),
             None => CudaKv::Size(KvSize::Blocks(config.kv_blocks)),
         },
+        max_model_len: Some(config.max_model_len),
         max_rows: config.max_num_seqs,
         max_tokens: config.max_num_batched_tokens,
         graphs: cuda.graphs,

@@ -41,7 +41,6 @@ fn mapped(name: &str) -> Option<String> {
 }
 
 /// The headers of all weight files, as a start reads them.
-#[cfg(feature = "torch")]
 fn weights(folder: &Path) -> Value {
     match pinion_model::weigh(folder) {
         Ok(weights) => {
@@ -49,11 +48,6 @@ fn weights(folder: &Path) -> Value {
         }
         Err(error) => json!({"error": error.to_string()}),
     }
-}
-
-#[cfg(not(feature = "torch"))]
-fn weights(_: &Path) -> Value {
-    Value::Null
 }
 
 fn tokenizer(folder: &Path) -> Value {

@@ -5,7 +5,7 @@
 //! ranges are around the launches: the tool lays what was queued in one beside it.
 
 use crate::recorded::prefill_tokens;
-use pinion_model::cuda::CudaGpt2;
+use pinion_model::cuda::CudaDecoder;
 use pinion_model::{DeviceMemory, ModelInfo, Pipeline, StepBatch, StepError, StepOutput, WarmUp};
 use pinion_os::clock;
 use pinion_protocol::spans::SpanName;
@@ -22,7 +22,7 @@ struct Launched {
 
 /// Records each step of a model on a device.
 pub(crate) struct RecordedDevice {
-    model: CudaGpt2,
+    model: CudaDecoder,
     /// Steps that the loop may have in flight; 1 without overlap.
     depth: usize,
     recorder: Recorder,
@@ -33,7 +33,7 @@ pub(crate) struct RecordedDevice {
 
 impl RecordedDevice {
     /// `model`, with its spans in `recorder`, and two steps in flight with `overlap`.
-    pub(crate) fn new(model: CudaGpt2, overlap: bool, recorder: Recorder) -> RecordedDevice {
+    pub(crate) fn new(model: CudaDecoder, overlap: bool, recorder: Recorder) -> RecordedDevice {
         let most = Pipeline::depth(&model);
         let depth = if overlap { most } else { 1 };
         RecordedDevice { model, depth, recorder, launched: VecDeque::with_capacity(most), ended_ns: 0 }

@@ -5,14 +5,14 @@
 //! nothing here links it. This crate does not schedule, does not own requests and does not know the other processes.
 
 mod batch;
-#[cfg(feature = "torch")]
+#[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the CUDA engine takes no packed weights"))]
 mod checkpoint;
 mod config_json;
 pub mod cuda;
 #[cfg(feature = "torch")]
 mod decoder;
 mod fake;
-#[cfg(feature = "torch")]
+#[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the CUDA engine takes no packed weights"))]
 mod gguf;
 #[cfg(feature = "torch")]
 mod layers;
@@ -21,7 +21,7 @@ mod logprobs;
 pub mod op_trace;
 mod owned_batch;
 mod pipeline;
-#[cfg(feature = "torch")]
+#[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the CUDA engine takes no packed weights"))]
 mod prequantized;
 #[cfg(feature = "torch")]
 mod rotation;
@@ -29,7 +29,6 @@ mod sampler;
 mod shaping;
 #[cfg(feature = "torch")]
 mod warm_up;
-#[cfg(feature = "torch")]
 mod weigh;
 #[cfg(feature = "torch")]
 mod weights;
@@ -45,7 +44,6 @@ pub use pinion_ops::{AttentionKernel, LinearKind, Quantization};
 pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Task, Threaded};
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
-#[cfg(feature = "torch")]
 pub use weigh::{StoredWeights, weigh};
 
 /// What the engine needs to know about a loaded model.

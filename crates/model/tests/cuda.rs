@@ -10,7 +10,7 @@ mod emulated;
 use driver::{Policy, Request, run};
 use emulated::{fixture, model_of_64, options, ready};
 use pinion_cuda::CudaDtype;
-use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
+use pinion_model::cuda::{CudaDecoder, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     DtypeChoice, FUTURE_TOKEN, KvSize, LoadError, Model, ModelOptions, Pipeline, Row, RowOutcome, RowShaping,
     SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, load,
@@ -181,7 +181,7 @@ fn check_host_rows(options: &CudaOptions) {
 }
 
 /// Runs the row's prompt again, so that its lane holds what it sampled then.
-fn refeed(model: &mut CudaGpt2, index: usize, tokens: &[u32], want: RowOutcome) {
+fn refeed(model: &mut CudaDecoder, index: usize, tokens: &[u32], want: RowOutcome) {
     let drawn = SampleParams { temperature: 1.2, top_k: 50, top_p: 0.97, seed: 11, ..SampleParams::GREEDY };
     let rows = [Row { blocks_start: index as u32, ..row(index as u32 + 2, 3, 3, 1, Some(drawn)) }];
     let shaping = Penalised(vec![1, 2, 3]);
@@ -236,7 +236,7 @@ fn check_allocations(options: &CudaOptions) {
     let mut model = ready("tiny-a", options);
     let blocks: Vec<u32> = (0..16).collect();
     let mut out = StepOutput::with_capacity(4);
-    let mut step = |model: &mut CudaGpt2, context: u32, is_first: bool| {
+    let mut step = |model: &mut CudaDecoder, context: u32, is_first: bool| {
         let rows = [row(1, 1, context, 16, Some(SampleParams::GREEDY))];
         let (tokens, positions) = ([if is_first { 3 } else { FUTURE_TOKEN }], [context - 1]);
         let batch = StepBatch {
@@ -303,7 +303,11 @@ fn check_refusals() {
     assert!(emulated::emulated().facts().emulated);
     let refuses = |name: &str, options: CudaOptions| load_cuda(&fixture(name), &options).unwrap_err();
     for (name, options, says) in [
-        ("tiny-c", options(), "heads of 16, 32, 64 or 128, not 20"),
+        (
+            "tiny-c",
+            CudaOptions { decode: DecodePath::Fused, ..options() },
+            "does not fit the fused decode step",
+        ),
         ("tiny-a", CudaOptions { max_tokens: 4, ..options() }, "16 rows and 4 tokens"),
         (
             "tiny-a",
@@ -316,16 +320,24 @@ fn check_refusals() {
         assert!(error.to_string().contains(says), "{error}");
         assert!(matches!(error, LoadError::Options { .. } | LoadError::Backend { .. }), "{error:?}");
     }
-    // A family that the device's forward does not interpret: the folder is refused before the device is opened.
+    // What the kernels do not take of config.json: the folder is refused, by the key, before the device is opened.
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("llama-on-cuda");
     std::fs::create_dir_all(&folder).unwrap();
-    let config = r#"{"model_type":"llama","hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,
-        "num_attention_heads":4,"vocab_size":61,"max_position_embeddings":64}"#;
-    std::fs::write(folder.join("config.json"), config).unwrap();
     let nowhere = CudaOptions { object: PathBuf::from("/nonexistent/x.so"), ..options() };
-    let error = load_cuda(&folder, &nowhere).unwrap_err();
-    assert!(error.to_string().contains("\"llama\" is not supported on CUDA yet"), "{error}");
-    assert!(matches!(error, LoadError::Config { .. }), "{error:?}");
+    for (keys, says) in [
+        (r#""hidden_size":64,"head_dim":264"#, "head_dim 264 is not supported on CUDA"),
+        (r#""hidden_size":64,"head_dim":18"#, "head_dim 18 is not supported on CUDA"),
+        (r#""hidden_size":66,"head_dim":16"#, "hidden_size 66 is not supported on CUDA"),
+    ] {
+        let config = format!(
+            r#"{{"model_type":"llama",{keys},"intermediate_size":64,"num_hidden_layers":1,
+            "num_attention_heads":4,"vocab_size":61,"max_position_embeddings":64}}"#
+        );
+        std::fs::write(folder.join("config.json"), config).unwrap();
+        let error = load_cuda(&folder, &nowhere).unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(matches!(error, LoadError::Config { .. }), "{error:?}");
+    }
     let share = CudaOptions { kv: CudaKv::FreeShare(0.01), ..options() };
     let model = load_cuda(&fixture("tiny-a"), &share).unwrap();
     assert!(Model::info(&model).block_count > 16, "{:?}", Model::info(&model));
@@ -408,6 +420,9 @@ fn the_cuda_engine_on_the_emulated_device() {
             check_ids(name, options, [20, 12, 7][index.min(2)]);
         }
     }
+    // Heads of 20, which the general attention kernel takes.
+    check_logits("tiny-c", &options(), 1e-4);
+    check_ids("tiny-c", &options(), 7);
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::F16, ..options() }, 0.01);
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::Bf16, ..options() }, 0.05);
     check_tiles();

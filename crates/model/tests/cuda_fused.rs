@@ -7,10 +7,10 @@
 mod emulated;
 
 use pinion_cuda::CudaDtype;
-use pinion_model::cuda::{CudaGpt2, CudaKv, CudaOptions, DecodePath, load_cuda};
+use pinion_model::cuda::{CudaDecoder, CudaKv, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{KvSize, Model, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp};
 
-fn ready(decode: DecodePath, dtype: CudaDtype) -> CudaGpt2 {
+fn ready(decode: DecodePath, dtype: CudaDtype) -> CudaDecoder {
     let options = CudaOptions {
         dtype,
         block_size: 4,

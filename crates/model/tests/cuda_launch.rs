@@ -10,7 +10,7 @@ mod emulated;
 use driver::{Policy, Request, run};
 use emulated::model_of_64;
 use pinion_cuda::CudaDtype;
-use pinion_model::cuda::{CudaGpt2, CudaOptions, DecodePath, load_cuda};
+use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{Model, OwnedBatch, Pipeline, SampleParams, WarmUp};
 use std::path::Path;
 
@@ -21,14 +21,14 @@ fn options() -> CudaOptions {
     CudaOptions { max_rows: SHAPES.max_rows, max_tokens: SHAPES.max_tokens, ..emulated::options() }
 }
 
-fn ready(folder: &Path, options: &CudaOptions) -> CudaGpt2 {
+fn ready(folder: &Path, options: &CudaOptions) -> CudaDecoder {
     let mut model = load_cuda(folder, options).unwrap();
     Pipeline::warm_up(&mut model, &SHAPES).unwrap();
     model
 }
 
 /// Requests that come in turn, in chunks, with a preemption: steps of decode rows, of prompt chunks, of both.
-fn ids(model: &mut CudaGpt2) -> Vec<Vec<u32>> {
+fn ids(model: &mut CudaDecoder) -> Vec<Vec<u32>> {
     let request = |index: usize| Request {
         prompt: (0..[3, 50, 17, 40][index] as u32).map(|at| (at * 7 + index as u32) % 61).collect(),
         output_len: 6,
@@ -40,7 +40,7 @@ fn ids(model: &mut CudaGpt2) -> Vec<Vec<u32>> {
 }
 
 /// Logits of a prompt, of decode rows alone, and of both in one step.
-fn logits(model: &mut CudaGpt2) -> Vec<u32> {
+fn logits(model: &mut CudaDecoder) -> Vec<u32> {
     let tokens: Vec<u32> = (0..70).map(|at| at * 11 % 61).collect();
     let tables = [[1, 5, 3, 9, 7], [20, 12, 14, 16, 18]];
     let mut bits = Vec::new();
@@ -92,7 +92,8 @@ fn the_way_of_launching_changes_no_bit() {
 fn check_mixed_graphs(folder: &Path) {
     let plain = CudaOptions { dtype: CudaDtype::F16, ..options() };
     let mut model = ready(folder, &plain);
-    let values = |model: &mut CudaGpt2| logits(model).into_iter().map(f32::from_bits).collect::<Vec<f32>>();
+    let values =
+        |model: &mut CudaDecoder| logits(model).into_iter().map(f32::from_bits).collect::<Vec<f32>>();
     let (ids_wanted, logits_wanted) = (ids(&mut model), values(&mut model));
     let largest = logits_wanted.iter().fold(0f32, |most, value| most.max(value.abs()));
     for dependent_launch in [false, true] {

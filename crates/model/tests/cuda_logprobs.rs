@@ -13,7 +13,7 @@ mod sampling;
 
 use emulated::{emulated, options, ready};
 use logprobs::assert_same;
-use pinion_model::cuda::{CudaGpt2, CudaOptions};
+use pinion_model::cuda::{CudaDecoder, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, MaskState, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch,
     StepOutput, TokenMask,
@@ -94,7 +94,7 @@ impl RowShaping for Wishes {
     }
 }
 
-fn launch(model: &mut CudaGpt2, wishes: &Wishes, index: usize, is_ahead: bool) {
+fn launch(model: &mut CudaDecoder, wishes: &Wishes, index: usize, is_ahead: bool) {
     let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for (lane, wish) in wishes.0.iter().enumerate() {
         let mut ids = [&wish.prompt[..], &wish.output].concat();
@@ -121,7 +121,7 @@ fn launch(model: &mut CudaGpt2, wishes: &Wishes, index: usize, is_ahead: bool) {
 }
 
 /// The outputs of all steps; with `is_ahead` each is launched before the tokens of the one before are taken.
-fn run(model: &mut CudaGpt2, seed: u64, is_ahead: bool) -> Vec<StepOutput> {
+fn run(model: &mut CudaDecoder, seed: u64, is_ahead: bool) -> Vec<StepOutput> {
     let mut wishes = Wishes::random(seed);
     let mut outs = Vec::new();
     launch(model, &wishes, 0, false);

@@ -7,7 +7,7 @@
 mod emulated;
 
 use emulated::{options, ready};
-use pinion_model::cuda::{CudaGpt2, CudaOptions};
+use pinion_model::cuda::{CudaDecoder, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput,
 };
@@ -104,7 +104,7 @@ enum Part {
 }
 
 /// One step of all rows, launched. The requests' lanes differ from seed to seed.
-fn launch(model: &mut CudaGpt2, wishes: &Wishes, lanes: u32, index: usize, part: Part) {
+fn launch(model: &mut CudaDecoder, wishes: &Wishes, lanes: u32, index: usize, part: Part) {
     let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for (place, wish) in wishes.0.iter().enumerate() {
         let mut ids = wish.ids.clone();
@@ -135,14 +135,14 @@ fn launch(model: &mut CudaGpt2, wishes: &Wishes, lanes: u32, index: usize, part:
     Pipeline::launch(model, &batch).unwrap();
 }
 
-fn retire(model: &mut CudaGpt2) -> Vec<RowOutcome> {
+fn retire(model: &mut CudaDecoder) -> Vec<RowOutcome> {
     let mut out = StepOutput::default();
     Pipeline::retire(model, &mut out).unwrap();
     out.rows
 }
 
 /// One step of all rows: their prompts at first, then a token each.
-fn step(model: &mut CudaGpt2, wishes: &Wishes, index: usize) -> Vec<RowOutcome> {
+fn step(model: &mut CudaDecoder, wishes: &Wishes, index: usize) -> Vec<RowOutcome> {
     launch(model, wishes, 0, index, if index == 0 { Part::Whole } else { Part::Last });
     retire(model)
 }
@@ -162,7 +162,7 @@ impl Wishes {
 }
 
 /// Each step is launched before the tokens of the one before are here, but where all are preempted and begin again.
-fn ahead(model: &mut CudaGpt2, seed: u64) -> Wishes {
+fn ahead(model: &mut CudaDecoder, seed: u64) -> Wishes {
     let mut wishes = Wishes::random(seed);
     let preempted_at = 1 + seed as usize % (STEPS - 1);
     let lanes = seed as u32;

@@ -133,6 +133,27 @@ fn the_emulated_device_gives_the_text_of_the_cpu() {
     }
 }
 
+/// Tokenizer and weights of one file: the ids of the CPU, which unpacks the weights, too.
+#[test]
+fn a_gguf_file_is_served_on_the_emulated_device() {
+    let file =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/gguf_goldens/llama-pieces.gguf"));
+    let object = emulated();
+    let on_device = ["--device", "cuda", "--cuda-object", object.to_str().expect("a path in UTF-8")];
+    let ids = |flags: &[&str]| {
+        let sizes = ["--dtype", "fp32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"];
+        let server = Server::start(file, &[&sizes[..], flags].concat());
+        let body = json!({"prompt": "the other", "max_tokens": 24, "temperature": 0, "ignore_eos": true,
+            "return_token_ids": true});
+        let response = server.post("/v1/completions", &body);
+        assert_eq!(response.status(), 200, "{}", response.text());
+        let choice = response.json()["choices"][0].clone();
+        server.stop();
+        (choice["prompt_token_ids"].clone(), choice["token_ids"].clone(), choice["text"].clone())
+    };
+    assert_eq!(ids(&on_device), ids(&["--quantization", "none"]));
+}
+
 #[test]
 fn without_a_device_one_line_says_why() {
     let folder = fixture_model();

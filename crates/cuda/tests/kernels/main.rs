@@ -21,8 +21,14 @@ fn norms() {
 }
 
 #[test]
-fn activations_gates_and_rotations() {
+fn biases_and_activations() {
     sweeps::activations(&emulated(), SCALE);
+}
+
+#[test]
+fn rms_norms_scales_gates_and_rotations() {
+    sweeps::rms_norms_and_scales(&emulated(), SCALE);
+    sweeps::gates_and_rotations(&emulated(), SCALE);
 }
 
 #[test]
@@ -38,6 +44,11 @@ fn embeddings_gathers_and_tables() {
 #[test]
 fn decode_attention_with_append() {
     sweeps::decode_attention(&emulated(), SCALE);
+}
+
+#[test]
+fn general_attention() {
+    sweeps::general_attention(&emulated(), SCALE);
 }
 
 #[test]

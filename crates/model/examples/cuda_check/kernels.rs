@@ -19,12 +19,15 @@ use std::time::Instant;
 type Sweep = fn(&Device, sweeps::Scale);
 
 /// By name, simple ones first.
-const SWEEPS: [(&str, Sweep); 9] = [
+const SWEEPS: [(&str, Sweep); 12] = [
     ("norms", sweeps::norms),
     ("activations", sweeps::activations),
     ("products", sweeps::products),
+    ("rms_norms", sweeps::rms_norms_and_scales),
+    ("gates", sweeps::gates_and_rotations),
     ("gathers", sweeps::gathers),
     ("decode_attention", sweeps::decode_attention),
+    ("general_attention", sweeps::general_attention),
     ("prefill_attention", sweeps::prefill_attention),
     ("sampler", sampler),
     ("logprobs", |device, scale| logprobs::sweep(device, 5 * scale.cases, vocab_max(scale))),

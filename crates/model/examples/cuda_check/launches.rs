@@ -6,7 +6,7 @@ use crate::steps::Steady;
 use crate::{Outcome, options, ready};
 use pinion_cuda::Device;
 use pinion_model::Model;
-use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaOptions};
+use pinion_model::cuda::{CudaDecoder, CudaDtype, CudaOptions};
 use serde_json::json;
 use std::error::Error;
 use std::path::Path;
@@ -84,7 +84,7 @@ pub(crate) fn launches(object: &str, folder: &str) -> Outcome {
     Ok(())
 }
 
-fn see(model: &mut CudaGpt2, is_emulated: bool) -> Result<Seen, Box<dyn Error>> {
+fn see(model: &mut CudaDecoder, is_emulated: bool) -> Result<Seen, Box<dyn Error>> {
     let vocab = Model::info(model).vocab_size;
     let (prompts, count) = prompts_of(vocab, is_emulated);
     let ids = generate(model, &prompts, count)?;

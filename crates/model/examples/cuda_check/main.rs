@@ -20,7 +20,9 @@ mod rates;
 mod steps;
 
 use pinion_cuda::Device;
-use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
+use pinion_model::cuda::{
+    CudaDecoder, CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda,
+};
 use pinion_model::{KvSize, Pipeline, WarmUp};
 use serde_json::json;
 use std::error::Error;
@@ -89,6 +91,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         load_threads: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
         block_size: BLOCK_SIZE,
         kv: CudaKv::Size(KvSize::Blocks(max_rows * CONTEXT.div_ceil(BLOCK_SIZE) * 2 + 64)),
+        max_model_len: None,
         max_rows,
         max_tokens,
         graphs: true,
@@ -104,7 +107,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
     }
 }
 
-fn ready(folder: &str, options: &CudaOptions) -> Result<CudaGpt2, Box<dyn Error>> {
+fn ready(folder: &str, options: &CudaOptions) -> Result<CudaDecoder, Box<dyn Error>> {
     let mut model = load_cuda(Path::new(folder), options)?;
     Pipeline::warm_up(&mut model, &WarmUp { max_rows: options.max_rows, max_tokens: options.max_tokens })?;
     Ok(model)

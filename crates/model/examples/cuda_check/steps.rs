@@ -2,7 +2,7 @@
 
 use crate::{BATCHES, BLOCK_SIZE, CONTEXT, Outcome, options, ready};
 use pinion_cuda::Device;
-use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaOptions, DecodePath, PrefillAttention, load_cuda};
+use pinion_model::cuda::{CudaDecoder, CudaDtype, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     MaskState, Model, Pipeline, Row, RowShaping, SampleParams, Shaping, StepBatch, StepOutput, TokenMask,
     Unshaped,
@@ -173,7 +173,12 @@ fn drawing(switches: &[&str]) -> SampleParams {
     }
 }
 
-fn time(model: &mut CudaGpt2, steady: &Steady, asked: &Asked, repeats: u32) -> Result<f64, Box<dyn Error>> {
+fn time(
+    model: &mut CudaDecoder,
+    steady: &Steady,
+    asked: &Asked,
+    repeats: u32,
+) -> Result<f64, Box<dyn Error>> {
     let mut out = StepOutput::default();
     let batch = StepBatch { shaping: asked, ..steady.batch() };
     let mut round = |count: u32| -> Result<f64, Box<dyn Error>> {

@@ -3,12 +3,12 @@
 use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
-use super::gpt2_shape::Gpt2Shape;
 use super::inputs::{Layout, Tables, fill, pad_lists};
 use super::late::{report, result_bytes};
 use super::memory::{Sizes, changes_max};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
+use super::shape::Shape;
 use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::load::LoadError;
@@ -82,9 +82,9 @@ impl Launched {
     }
 }
 
-/// A GPT-2 on a CUDA device.
+/// A decoder on a CUDA device.
 #[derive(Debug)]
-pub struct CudaGpt2 {
+pub struct CudaDecoder {
     pub(super) info: ModelInfo,
     device: Device,
     pub(super) stream: Stream,
@@ -130,23 +130,23 @@ fn is_decode(batch: &StepBatch<'_>) -> bool {
     !batch.rows.is_empty() && counts == (batch.rows.len(), batch.rows.len())
 }
 
-impl CudaGpt2 {
+impl CudaDecoder {
     pub(super) fn new(
         device: Device,
         allocated_before: u64,
         folder: &Path,
-        eos: Option<u32>,
-        shape: Gpt2Shape,
+        shape: Shape,
         options: &CudaOptions,
-    ) -> Result<CudaGpt2, LoadError> {
+    ) -> Result<CudaDecoder, LoadError> {
         let stream = device.stream_with(options.dependent_launch).map_err(backend)?;
-        let weights = Weights::read(folder, &shape, &stream, options.dtype, options.load_threads as usize)?;
+        let weights = Weights::read(folder, &shape, &stream, options)?;
         let sizes = Sizes::of(&shape, options, device.facts().multiprocessors.max(1));
-        let (weight_bytes, positions, vocab) = (weights.bytes, shape.positions, shape.vocab);
+        let (weight_bytes, max_context, vocab) = (weights.bytes, shape.max_context, shape.model.vocab);
+        let (family, eos) = (shape.model.family, shape.model.stop_ids.first().copied());
         let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;
         let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
         let decode_buckets = buckets(1, options.max_rows);
-        forward.plan_fused(&stream, options, &decode_buckets).map_err(backend)?;
+        forward.plan_fused(&stream, options, &decode_buckets)?;
         let slots = (0..DEPTH).map(|_| Slot::new(&device, &sizes, options)).collect::<Result<Vec<_>, _>>();
         let slots = slots.map_err(backend)?;
         let cache = u64::from(block_count) * kv_block_bytes;
@@ -158,9 +158,9 @@ impl CudaGpt2 {
             free: 0,
         };
         let info = ModelInfo {
-            family: "gpt2",
+            family,
             dtype: options.dtype.name(),
-            max_context: positions,
+            max_context,
             vocab_size: vocab,
             eos,
             block_size: options.block_size,
@@ -169,7 +169,7 @@ impl CudaGpt2 {
             weight_bytes,
             packed: None,
         };
-        Ok(CudaGpt2 {
+        Ok(CudaDecoder {
             tables: Tables::new(options.max_rows, sizes.table_stride as usize),
             slots,
             next_slot: 0,
@@ -185,7 +185,7 @@ impl CudaGpt2 {
             host_logits: device.pinned(vocab as usize * 4).map_err(backend)?,
             host_row: Vec::with_capacity(vocab as usize),
             host_token: device.pinned(4).map_err(backend)?,
-            host_output: Vec::with_capacity(positions as usize),
+            host_output: Vec::with_capacity(max_context as usize),
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
             memory,
             changes: Changes::new(changes_max(options), vocab),
@@ -388,7 +388,7 @@ impl CudaGpt2 {
     }
 }
 
-impl Pipeline for CudaGpt2 {
+impl Pipeline for CudaDecoder {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
@@ -434,7 +434,7 @@ impl Pipeline for CudaGpt2 {
     }
 }
 
-impl Model for CudaGpt2 {
+impl Model for CudaDecoder {
     fn info(&self) -> &ModelInfo {
         &self.info
     }

@@ -1,11 +1,12 @@
 //! The fused decode step in the engine: one kernel from token ids to logits for steps of up to eight rows, in place of
 //! the calls of `forward`. Kernel and reasons: docs/design/0008-fused-decode.md.
 
-use super::forward::{Forward, Kind, activation_of};
+use super::forward::{Forward, Kind};
 use super::inputs::Layout;
 use super::memory::SPLITS_MAX;
-use super::weights::{Block, Linear, Norm};
-use super::{CudaOptions, DecodePath};
+use super::weights::{Layer, Linear, Norm};
+use super::{CudaOptions, DecodePath, backend};
+use crate::load::LoadError;
 use pinion_cuda::{
     BiasedWeight, CudaError, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape, DecodeSplit,
     DecodeStep, DecodeTables, GEMV_ROWS_MAX, Graph, Stream,
@@ -19,11 +20,29 @@ pub(super) struct FusedDecode {
 }
 
 fn linear(of: &Linear) -> BiasedWeight {
-    BiasedWeight { weight: of.weight, bias: of.bias }
+    BiasedWeight { weight: of.weight, bias: of.bias.expect("every product of a model that fits has a bias") }
 }
 
 fn norm(of: &Norm) -> BiasedWeight {
-    BiasedWeight { weight: of.weight, bias: of.bias }
+    match *of {
+        Norm::Layer { weight, bias } => BiasedWeight { weight, bias },
+        Norm::Rms(_) => unreachable!("a model that fits has layer norms"),
+    }
+}
+
+fn layer(index: usize, of: &Layer, forward: &Forward) -> DecodeLayer {
+    let norm_of =
+        |of: &Option<Norm>| norm(of.as_ref().expect("a model that fits has norms before both halves"));
+    DecodeLayer {
+        norm: norm_of(&of.attention_norm),
+        qkv: linear(&of.qkv),
+        projection: linear(&of.out),
+        norm_mlp: norm_of(&of.mlp_norm),
+        up: linear(&of.up),
+        down: linear(&of.down),
+        cache: forward.layer_cache(index),
+        scale: forward.shape.model.layers[index].scale,
+    }
 }
 
 /// How many parts the context of each row is split into: a block of threads for each part, or fewer, as a second round
@@ -38,39 +57,32 @@ impl FusedDecode {
     /// # Errors
     /// The device has no cooperative launches, or too little shared memory for the model's rows.
     pub(super) fn new(stream: &Stream, forward: &Forward, buckets: &[u32]) -> Result<Self, CudaError> {
-        let (shape, weights) = (&forward.shape, &forward.weights);
+        let (model, weights) = (&forward.shape.model, &forward.weights);
+        let (positions, position_count) =
+            weights.position_embedding.expect("a model that fits has learned positions");
         let sizes = DecodeShape {
-            hidden: shape.hidden,
-            inner: shape.inner,
-            heads: shape.heads,
-            vocab: shape.vocab,
-            positions: shape.positions,
+            hidden: model.hidden,
+            inner: model.mlp.inner,
+            heads: model.attention.heads,
+            vocab: model.vocab,
+            positions: position_count,
             block_size: forward.block_size,
-            activation: activation_of(shape),
-            epsilon: shape.epsilon as f32,
+            activation: forward.shape.product_activation(),
+            epsilon: model.norm.epsilon as f32,
             dtype: forward.dtype,
         };
         let tables = DecodeTables {
             tokens: weights.token_embedding,
-            positions: weights.position_embedding,
+            positions,
             norm_final: norm(&weights.norm_final),
             head: weights.head,
         };
-        let layer = |(index, block): (usize, &Block)| DecodeLayer {
-            norm: norm(&block.norm_attention),
-            qkv: linear(&block.qkv),
-            projection: linear(&block.attention_out),
-            norm_mlp: norm(&block.norm_mlp),
-            up: linear(&block.up),
-            down: linear(&block.down),
-            cache: forward.layer_cache(index),
-            scale: shape.score_scale(index as u32),
-        };
-        let layers: Vec<DecodeLayer> = weights.blocks.iter().enumerate().map(layer).collect();
-        let model = DecodeModel::new(stream, sizes, tables, &layers)?;
+        let layers: Vec<DecodeLayer> =
+            weights.layers.iter().enumerate().map(|(index, of)| layer(index, of, forward)).collect();
+        let planned_model = DecodeModel::new(stream, sizes, tables, &layers)?;
         let planned = buckets.iter().filter(|&&rows| rows <= GEMV_ROWS_MAX);
-        let plans = planned.map(|&rows| model.plan(stream, rows)).collect::<Result<_, _>>()?;
-        Ok(FusedDecode { model, plans })
+        let plans = planned.map(|&rows| planned_model.plan(stream, rows)).collect::<Result<_, _>>()?;
+        Ok(FusedDecode { model: planned_model, plans })
     }
 
     /// The plan for a decode step of this number of rows, padding included, if it can be one kernel.
@@ -95,7 +107,7 @@ impl FusedDecode {
             inner: memory.inner,
             logits: memory.logits,
         };
-        let splits = fused_splits(plan, forward.shape.heads);
+        let splits = fused_splits(plan, forward.shape.model.attention.heads);
         let split = DecodeSplit { splits, partials: memory.partials, counters: memory.counters };
         let step = DecodeStep {
             tokens: inputs(0),
@@ -119,10 +131,17 @@ impl Forward {
         stream: &Stream,
         options: &CudaOptions,
         buckets: &[u32],
-    ) -> Result<(), CudaError> {
-        if options.decode == DecodePath::Fused {
-            self.fused_decode = Some(FusedDecode::new(stream, self, buckets)?);
+    ) -> Result<(), LoadError> {
+        if options.decode == DecodePath::Graph {
+            return Ok(());
         }
+        if !self.shape.fits_fused_decode() {
+            let family = self.shape.model.family;
+            let reason =
+                format!("model_type {family:?} does not fit the fused decode step; use --decode graph");
+            return Err(LoadError::Options { reason });
+        }
+        self.fused_decode = Some(FusedDecode::new(stream, self, buckets).map_err(backend)?);
         Ok(())
     }
 

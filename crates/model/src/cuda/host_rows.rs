@@ -1,12 +1,12 @@
 //! What the host does of a step: rows that its sampler samples, and the scores of prompt tokens. Both bring logits
 //! over, a row at a time, so such a step waits for its own result.
 
-use super::engine::{CudaGpt2, gone};
+use super::engine::{CudaDecoder, gone};
 use super::sampling::Source;
 use crate::{Row, RowOutcome, Shaping, StepBatch, StepError, StepOutput};
 use pinion_cuda::{CudaError, GEMV_ROWS_MAX};
 
-impl CudaGpt2 {
+impl CudaDecoder {
     /// Samples the host's rows of the step just queued, which it waits for, and gives their tokens to their lanes.
     pub(super) fn sample_on_host(
         &mut self,

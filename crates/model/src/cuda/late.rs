@@ -2,7 +2,7 @@
 //! are changed, because the request wants logprobs, and those whose mask the host waits for while the device computes
 //! their logits. Their launches are in no graph, so steps without such rows do not pay for them.
 
-use super::engine::CudaGpt2;
+use super::engine::CudaDecoder;
 use super::inputs::{Layout, aligned};
 use super::sampling::{Source, draw};
 use crate::{Logprob, MaskState, RowOutcome, SampleParams, StepBatch};
@@ -39,7 +39,7 @@ struct Sent {
     masks: usize,
 }
 
-impl CudaGpt2 {
+impl CudaDecoder {
     /// Queues the late rows of the step just queued. Reads their masks, which may wait a little while the device works;
     /// a row whose mask has nothing to give becomes [`Source::Ended`]. Gives how many rows are scored.
     pub(super) fn queue_late(

@@ -1,8 +1,8 @@
 //! Device memory of a step, and the sizes that follow from the options.
 
-use super::gpt2_shape::Gpt2Shape;
 use super::inputs::Layout;
 use super::late::{late_bytes, result_bytes};
+use super::shape::Shape;
 use super::{CHANGES_PER_ROW, CudaOptions};
 use pinion_cuda::{CHANGE_BYTES, CudaError, Device, Span};
 
@@ -18,12 +18,15 @@ pub(super) struct Memory {
     /// `[tokens, hidden]`.
     pub(super) residual: Span,
     pub(super) normed: Span,
-    pub(super) attended: Span,
     pub(super) delta: Span,
-    /// `[tokens, 3, hidden]`.
+    /// `[tokens, heads * head_dim]`.
+    pub(super) attended: Span,
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`.
     pub(super) qkv: Span,
-    /// `[tokens, inner]`.
+    /// `[tokens, inner]`, or gate and up side by side.
     pub(super) inner: Span,
+    /// `[tokens, inner]`, where there is a gate.
+    pub(super) gated: Span,
     /// `[rows, hidden]`, twice.
     pub(super) last: Span,
     pub(super) last_normed: Span,
@@ -45,25 +48,30 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(
         device: &Device,
-        shape: &Gpt2Shape,
+        shape: &Shape,
         options: &CudaOptions,
         sizes: &Sizes,
     ) -> Result<Memory, CudaError> {
         let size = options.dtype.size();
         let (tokens, rows) = (options.max_tokens as usize, options.max_rows as usize);
-        let (hidden, inner, heads) = (shape.hidden as usize, shape.inner as usize, shape.heads as usize);
-        let parts = heads * (shape.head_dim() as usize + 2) * 4 * sizes.split_rows;
+        let (model, attention) = (&shape.model, &shape.model.attention);
+        let (hidden, inner, heads) =
+            (model.hidden as usize, model.mlp.inner as usize, attention.heads as usize);
+        let parts = heads * (attention.head_dim as usize + 2) * 4 * sizes.split_rows;
+        // With a gate the first product is twice as wide.
+        let (first, gated) = if model.mlp.gated { (2 * inner, inner) } else { (inner, 0) };
         Ok(Memory {
             inputs: device.alloc(sizes.input_bytes)?,
             residual: device.alloc(tokens * hidden * size)?,
             normed: device.alloc(tokens * hidden * size)?,
-            attended: device.alloc(tokens * hidden * size)?,
+            attended: device.alloc(tokens * model.query_width() as usize * size)?,
             delta: device.alloc(tokens * hidden * size)?,
-            qkv: device.alloc(tokens * 3 * hidden * size)?,
-            inner: device.alloc(tokens * inner * size)?,
+            qkv: device.alloc(tokens * shape.qkv_width() as usize * size)?,
+            inner: device.alloc(tokens * first * size)?,
+            gated: device.alloc(tokens * gated * size)?,
             last: device.alloc(rows * hidden * size)?,
             last_normed: device.alloc(rows * hidden * size)?,
-            logits: device.alloc(rows * shape.vocab as usize * 4)?,
+            logits: device.alloc(rows * model.vocab as usize * 4)?,
             sampled: device.alloc(result_bytes(rows, rows))?,
             lane_tokens: device.alloc(rows * 4)?,
             tables: device.alloc(rows * sizes.table_stride as usize * 4)?,
@@ -95,15 +103,16 @@ pub fn splits(rows: u32, heads: u32, multiprocessors: u32) -> u32 {
 }
 
 impl Sizes {
-    pub(super) fn of(shape: &Gpt2Shape, options: &CudaOptions, multiprocessors: u32) -> Sizes {
-        let table_stride = shape.positions.div_ceil(options.block_size);
+    pub(super) fn of(shape: &Shape, options: &CudaOptions, multiprocessors: u32) -> Sizes {
+        let table_stride = shape.max_context.div_ceil(options.block_size);
         let layout = Layout { tokens: options.max_tokens as usize, rows: options.max_rows as usize };
-        let split_rows =
-            (1..=options.max_rows).map(|rows| rows * splits(rows, shape.heads, multiprocessors)).max();
+        let split_rows = (1..=options.max_rows)
+            .map(|rows| rows * splits(rows, shape.model.attention.heads, multiprocessors))
+            .max();
         Sizes {
             input_bytes: layout.bytes(options.max_rows as usize * table_stride as usize),
             table_stride,
-            late_bytes: late_bytes(layout.rows, layout.rows, shape.vocab),
+            late_bytes: late_bytes(layout.rows, layout.rows, shape.model.vocab),
             split_rows: split_rows.unwrap_or(1) as usize,
         }
     }

@@ -1,8 +1,9 @@
-//! GPT-2 on a CUDA device: paged cache, captured decode graphs, sampling on the device, steps queued ahead.
+//! A decoder on a CUDA device: paged cache, captured decode graphs, sampling on the device, steps queued ahead.
 //!
-//! Start at [`load_cuda`], then `engine` (a step from launch to retire), `forward` (the layers), `inputs` (what travels
-//! to the device), `buckets`. It needs no libtorch at run time and runs on any object that implements
-//! kernels/include/pinion_cuda.h: the real one, or the emulated device that tests use. docs/design/0006-cuda.md.
+//! Start at [`load_cuda`], then `engine` (a step from launch to retire), `forward` (a step's kernels) and `layer`,
+//! `inputs` (what travels to the device), `buckets`. It needs no libtorch at run time and runs on any object that
+//! implements kernels/include/pinion_cuda.h: the real one, or the emulated device that tests use.
+//! docs/design/0006-cuda.md.
 
 mod buckets;
 mod changes;
@@ -10,24 +11,25 @@ mod convert;
 mod engine;
 mod forward;
 mod fused_decode;
-mod gpt2_shape;
 mod host_rows;
 mod inputs;
 mod late;
+mod layer;
 mod memory;
 mod mixed_graphs;
 mod prepare;
 mod probe;
 mod sampling;
+mod shape;
 mod weights;
 
-pub use engine::CudaGpt2;
+pub use engine::CudaDecoder;
 pub use fused_decode::fused_splits;
 pub use memory::splits;
 pub use pinion_cuda::CudaDtype;
 pub use probe::{CudaProbe, probe};
 
-use self::gpt2_shape::Gpt2Shape;
+use self::shape::Shape;
 use crate::config_json;
 use crate::load::{KvSize, LoadError};
 use pinion_cuda::{CudaError, Device};
@@ -40,8 +42,6 @@ pub const PRODUCT_CANDIDATES: u32 = 8;
 /// Changes of logits for which a step has room, for each of its rows: with more, rows are the host's. A request with
 /// penalties has one for each id in its context.
 const CHANGES_PER_ROW: usize = 512;
-/// Largest head count, width and so on are the model's; this is what the attention kernels take.
-const HEAD_DIMS: [u32; 4] = [16, 32, 64, 128];
 
 /// Size of the cache on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -96,6 +96,8 @@ pub struct CudaOptions {
     pub block_size: u32,
     /// Size of the KV pool.
     pub kv: CudaKv,
+    /// Longest sequence that is served; without one, the model's default. Some rotations depend on it.
+    pub max_model_len: Option<u32>,
     /// Most rows in a step; lanes are below this.
     pub max_rows: u32,
     /// Most query tokens in a step.
@@ -126,30 +128,22 @@ fn backend(error: CudaError) -> LoadError {
     LoadError::Backend { operation: error.operation, message: error.message }
 }
 
-/// Opens the device and loads the GPT-2 in `folder` onto it.
+/// Opens the device and loads the model in `folder` onto it.
 ///
 /// # Errors
 /// [`LoadError::Backend`] when there is no device or not enough of its memory: one line says which.
 /// [`LoadError::Options`] for a model or an option that the kernels do not take.
-pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaGpt2, LoadError> {
-    let model = config_json::architecture(folder)?;
-    let shape = Gpt2Shape::of(&model, folder)?;
-    check(&shape, options)?;
+pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaDecoder, LoadError> {
+    check(options)?;
+    let shape = Shape::of(config_json::architecture(folder)?, folder, options)?;
     let device = Device::open(&options.object, options.device).map_err(backend)?;
     let allocated_before = device.counts().allocated_bytes;
     device.open_products(options.products.as_deref(), PRODUCT_WORKSPACE_BYTES).map_err(backend)?;
-    CudaGpt2::new(device, allocated_before, folder, model.stop_ids.first().copied(), shape, options)
+    CudaDecoder::new(device, allocated_before, folder, shape, options)
 }
 
-fn check(shape: &Gpt2Shape, options: &CudaOptions) -> Result<(), LoadError> {
+fn check(options: &CudaOptions) -> Result<(), LoadError> {
     let refuse = |reason: String| Err(LoadError::Options { reason });
-    if !HEAD_DIMS.contains(&shape.head_dim()) {
-        return refuse(format!("the CUDA kernels take heads of 16, 32, 64 or 128, not {}", shape.head_dim()));
-    }
-    let chunk = (16 / options.dtype.size()) as u32;
-    if !shape.hidden.is_multiple_of(chunk) || !shape.inner.is_multiple_of(chunk) {
-        return refuse(format!("the CUDA kernels take widths that are multiples of {chunk}"));
-    }
     if options.max_rows == 0 || options.max_tokens < options.max_rows || options.max_tokens > 65_535 {
         return refuse(format!(
             "a step of {} rows and {} tokens is not one that the CUDA engine takes (1 to 65535 tokens, a token a row)",
@@ -169,8 +163,8 @@ mod tests {
     #[test]
     fn auto_takes_tensor_cores_where_type_and_head_size_allow() {
         for dtype in [CudaDtype::F32, CudaDtype::Bf16, CudaDtype::F16] {
-            for head_dim in HEAD_DIMS {
-                let allowed = dtype.size() == 2 && head_dim >= 64;
+            for head_dim in [16, 64, 96, 128, 256] {
+                let allowed = dtype.size() == 2 && (head_dim == 64 || head_dim == 128);
                 assert_eq!(PrefillAttention::Auto.on_tensor_cores(dtype, head_dim), allowed);
                 assert!(!PrefillAttention::Plain.on_tensor_cores(dtype, head_dim));
             }

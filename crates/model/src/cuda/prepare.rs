@@ -1,6 +1,6 @@
 //! What runs before ready, so that no request waits for it: every shape of a step once, every kernel, and the captures.
 
-use super::engine::{CudaGpt2, Slot};
+use super::engine::{CudaDecoder, Slot};
 use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout, Tables, fill, pad_lists, pad_updates};
 use super::mixed_graphs::MixedGraphs;
@@ -8,7 +8,7 @@ use super::sampling::write_draws;
 use crate::{StepBatch, Unshaped};
 use pinion_cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored, Stream};
 
-impl CudaGpt2 {
+impl CudaDecoder {
     /// Captures the graph of every decode bucket, and runs every padded size of the other steps once, so that each
     /// product's algorithm is chosen. Longest first: what the library allocates for one serves the shorter ones.
     pub(super) fn prepare(&mut self) -> Result<(), CudaError> {
@@ -37,7 +37,7 @@ impl CudaGpt2 {
     }
 
     fn capture_mixed(&mut self) -> Result<MixedGraphs, CudaError> {
-        let CudaGpt2 { stream, forward, token_buckets, slots, tables, .. } = self;
+        let CudaDecoder { stream, forward, token_buckets, slots, tables, .. } = self;
         MixedGraphs::capture(stream, forward, token_buckets, |layout, padded| {
             pad_inputs(stream, forward, &mut slots[0], tables, layout, padded)
         })

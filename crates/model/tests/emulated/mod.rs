@@ -7,7 +7,9 @@ mod object;
 
 pub(crate) use object::{alone, emulated, object};
 
-use pinion_model::cuda::{CudaDtype, CudaGpt2, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
+use pinion_model::cuda::{
+    CudaDecoder, CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda,
+};
 use pinion_model::{KvSize, Pipeline, WarmUp};
 use pinion_random::Random;
 use std::path::PathBuf;
@@ -30,6 +32,7 @@ pub(crate) fn options() -> CudaOptions {
         load_threads: 2,
         block_size: 16,
         kv: CudaKv::Size(KvSize::Blocks(256)),
+        max_model_len: None,
         max_rows: SHAPES.max_rows,
         max_tokens: SHAPES.max_tokens,
         graphs: true,
@@ -46,7 +49,7 @@ pub(crate) fn options() -> CudaOptions {
 }
 
 /// A fixture on the device, warm.
-pub(crate) fn ready(name: &str, options: &CudaOptions) -> CudaGpt2 {
+pub(crate) fn ready(name: &str, options: &CudaOptions) -> CudaDecoder {
     let mut model = load_cuda(&fixture(name), options).expect("the fixture loads");
     Pipeline::warm_up(&mut model, &SHAPES).expect("the fixture warms up");
     model

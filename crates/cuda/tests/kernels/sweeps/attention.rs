@@ -2,8 +2,8 @@
 
 use super::{Bench, DTYPES, Scale, check_near, tolerance};
 use pinion_cuda::{
-    Append, Attention, CudaDtype, DecodeSplit, Device, NO_LANE, NO_QUERY, PREFILL_TILE, Prefill, Span,
-    TokenBatch, twin,
+    Append, Attention, CudaDtype, DecodeSplit, Device, GeneralAttention, NO_LANE, NO_QUERY, PREFILL_TILE,
+    Prefill, Span, TokenBatch, twin,
 };
 use pinion_random::Random;
 
@@ -171,6 +171,76 @@ pub(crate) fn decode_attention(device: &Device, scale: Scale) {
         check_near("decode attention", seed, &bench.get(dtype, out), &want, tolerance(dtype));
         check_near("append", seed, &bench.get(dtype, paged.cache), &paged.twin.values, 0.0);
     }
+}
+
+/// Every head size of the families, grouped heads, windows and soft caps; queries picked from the tokens, with padding
+/// among both. Nothing but the contexts is a number.
+pub(crate) fn general_attention(device: &Device, scale: Scale) {
+    let bench = Bench::new(device);
+    for seed in 0..2 * scale.cases {
+        general_case(&bench, seed, 2 * scale.context_max);
+    }
+}
+
+fn general_case(bench: &Bench, seed: u64, context_max: usize) {
+    let mut random = Random::new(7000 + seed);
+    let dtype = DTYPES[seed as usize % 3];
+    let dim = random.pick(&[8usize, 24, 64, 80, 96, 128, 200, 256]);
+    let (kv_heads, group) = (1 + random.below(3), random.pick(&[1usize, 2, 3, 8]));
+    let (heads, lanes, block_size) = (kv_heads * group, 1 + random.below(3), random.pick(&[1usize, 4, 16]));
+    let shape = [kv_heads, block_size, dim];
+    let mut paged = Paged::new(bench, dtype, &mut random, shape, lanes, context_max);
+    let mut lane_of: Vec<u32> = (0..lanes as u32).collect();
+    lane_of.insert(random.below(lanes + 1), NO_LANE);
+    let positions: Vec<u32> = lane_of.iter().map(|_| random.below(context_max) as u32).collect();
+    let (tokens, stride) = (lane_of.len(), (heads + 2 * kv_heads) * dim);
+    let (qkv, values) = bench.random(dtype, &mut random, tokens * stride);
+    let batch = paged.batch(bench, dtype, &lane_of, &positions, heads);
+    let (k_at, v_at) = (heads * dim, (heads + kv_heads) * dim);
+    let mut lens = vec![0; lanes];
+    for (token, row) in values.chunks_exact(stride).enumerate() {
+        paged.append(lane_of[token], positions[token], &row[k_at..v_at], &row[v_at..]);
+        if lane_of[token] != NO_LANE {
+            lens[lane_of[token] as usize] = positions[token] as usize + 1;
+        }
+    }
+    let part = |at: usize| qkv.from(at * dtype.size());
+    let append = Append { batch, k: part(k_at), v: part(v_at), cache: paged.cache, stride: stride as u32 };
+    bench.stream.kv_append(&append).expect("a launch");
+    check_near("append", seed, &bench.get(dtype, paged.cache), &paged.twin.values, 0.0);
+    paged.spoil(bench, dtype, &lens);
+    let window = random.pick(&[None, Some(1u32), Some(7), Some(129), Some(1000)]);
+    let soft_cap = random.pick(&[None, Some(1.5f32), Some(50.0)]);
+    // All but one token are asked for, in another order; the one keeps what it had.
+    let mut queries: Vec<u32> = (0..tokens as u32).rev().skip(1).collect();
+    queries.insert(random.below(queries.len() + 1), NO_QUERY);
+    let is_picked = seed & 1 == 0;
+    let args = GeneralAttention {
+        batch,
+        q: qkv,
+        q_stride: stride as u32,
+        cache: paged.cache,
+        out: bench.put(dtype, &vec![7.0; tokens * heads * dim]),
+        out_stride: (heads * dim) as u32,
+        queries: is_picked.then(|| (bench.words(&queries), queries.len() as u32)),
+        window,
+        scale: 2.0 / (dim as f32).sqrt(),
+        soft_cap,
+    };
+    bench.stream.general_attention(&args).expect("a launch");
+    let attend = |token: usize, q: &[f32]| match lane_of[token] {
+        _ if is_picked && token == tokens - 1 => vec![7.0; q.len()],
+        NO_LANE => vec![0.0; q.len()],
+        lane => {
+            let (table, position) = (&paged.tables[lane as usize], positions[token] as usize);
+            paged.twin.attend_within(table, position, q, args.scale, window, soft_cap)
+        }
+    };
+    let rows = values.chunks_exact(stride).enumerate();
+    let want: Vec<f32> = rows.flat_map(|(token, row)| attend(token, &row[..k_at])).collect();
+    check_near("general attention", seed, &bench.get(dtype, args.out), &want, tolerance(dtype));
+    let narrow = GeneralAttention { q_stride: k_at as u32 - 8, ..args };
+    bench.stream.general_attention(&narrow).expect_err("rows that overlap");
 }
 
 /// Query tokens of several sequences, each of its own length and after its own context.

@@ -6,18 +6,20 @@
 
 use half::{bf16, f16};
 use pinion_cuda::{
-    BiasActivation, CopyBlocks, CudaActivation, CudaDtype, Device, Embed, FUTURE_TOKEN, Gate, Gather,
-    NO_LANE, Norm, NormKind, Product, ProductMethod, Rope, Span, Stream, UpdateTables, twin,
+    BiasActivation, CopyBlocks, CudaActivation, CudaDtype, Device, Embed, FUTURE_TOKEN, Gather, NO_LANE,
+    Norm, NormKind, Product, ProductMethod, Span, Stream, UpdateTables, twin,
 };
 use pinion_random::Random;
 
 mod attention;
 mod decode;
+mod layers;
 
-pub(crate) use attention::{decode_attention, prefill_attention};
+pub(crate) use attention::{decode_attention, general_attention, prefill_attention};
 pub(crate) use decode::fused_decode;
 #[allow(unused_imports, reason = "the refusals are of the emulated device only")]
 pub(crate) use decode::refused_decode_steps;
+pub(crate) use layers::{gates_and_rotations, rms_norms_and_scales};
 
 /// How much to do.
 #[derive(Debug, Clone, Copy)]
@@ -156,7 +158,7 @@ pub(crate) fn norms(device: &Device, scale: Scale) {
     }
 }
 
-/// Bias and activation, the gated unit, the rotation.
+/// Bias and activation.
 pub(crate) fn activations(device: &Device, scale: Scale) {
     let bench = Bench::new(device);
     for seed in 0..scale.cases {
@@ -180,55 +182,7 @@ pub(crate) fn activations(device: &Device, scale: Scale) {
             .map(|(i, v)| round(dtype, twin::activate(v + shift(i), activation)))
             .collect();
         check_near("activation", seed, &bench.get(dtype, x), &want, tolerance(dtype));
-
-        let (pair, pair_values) = bench.random(dtype, &mut random, rows * 2 * width);
-        let out = bench.room(rows * width * dtype.size());
-        let args = Gate { x: pair, out, rows: shape.0, width: shape.1, dtype };
-        bench.stream.swiglu(&args).expect("a launch");
-        check_near(
-            "swiglu",
-            seed,
-            &bench.get(dtype, out),
-            &twin::swiglu(&pair_values, width),
-            tolerance(dtype),
-        );
-        rotation(&bench, seed, dtype, &mut random);
     }
-}
-
-fn rotation(bench: &Bench, seed: u64, dtype: CudaDtype, random: &mut Random) {
-    let (tokens, heads, dim) =
-        (1 + random.below(4), 1 + random.below(5), random.pick(&[16usize, 32, 64, 128]));
-    let (stride, positions_max) = (heads * dim + 8 * random.below(3), 1 + random.below(50));
-    let (x, x_values) = bench.random(dtype, random, tokens * stride);
-    let positions: Vec<u32> = (0..tokens).map(|_| random.below(positions_max) as u32).collect();
-    let angle = |position: u32, pair: usize| (position as f32 / (1.0 + pair as f32)).sin_cos();
-    let angles: Vec<f32> = (0..positions_max as u32)
-        .flat_map(|p| (0..dim / 2).flat_map(move |i| [angle(p, i).1, angle(p, i).0]))
-        .collect();
-    let args = Rope {
-        x,
-        positions: bench.words(&positions),
-        angles: bench.put(CudaDtype::F32, &angles),
-        tokens: tokens as u32,
-        heads: heads as u32,
-        head_dim: dim as u32,
-        stride: stride as u32,
-        positions_max: positions_max as u32,
-        dtype,
-    };
-    bench.stream.rope(&args).expect("a launch");
-    let mut want = x_values;
-    for (token, &position) in positions.iter().enumerate() {
-        let turn: Vec<(f32, f32)> =
-            (0..dim / 2).map(|i| (angle(position, i).1, angle(position, i).0)).collect();
-        for head in 0..heads {
-            let at = token * stride + head * dim;
-            let rotated = twin::rope(&want[at..at + dim], &turn);
-            want[at..at + dim].copy_from_slice(&rotated);
-        }
-    }
-    check_near("rope", seed, &bench.get(dtype, x), &want, tolerance(dtype));
 }
 
 /// Products with tails in every axis, both methods, every epilogue.

@@ -1,0 +1,166 @@
+//! Every family on the emulated device, against the goldens that Hugging Face transformers computed (tests/families)
+//! and that the CPU engine meets in tests/families.rs: logits, and greedy ids of requests that come at different steps,
+//! in chunks, with preemption.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
+
+mod driver;
+mod emulated;
+mod tiny;
+
+use driver::{Policy, Request, run};
+use emulated::{SHAPES, options};
+use pinion_cuda::CudaDtype;
+use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda};
+use pinion_model::{LoadError, Model, OwnedBatch, Pipeline, SampleParams};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tiny::{Golden, folder, golden, names, relative_error};
+
+/// Relative to the largest logit.
+const LOGIT_TOLERANCE: f32 = 1e-4;
+
+fn served(golden: &Golden) -> CudaOptions {
+    CudaOptions { max_model_len: Some(golden.served), ..options() }
+}
+
+fn ready(name: &str, golden: &Golden, options: &CudaOptions) -> CudaDecoder {
+    let mut model =
+        load_cuda(&folder(name, golden).0, options).unwrap_or_else(|error| panic!("{name}: {error}"));
+    Pipeline::warm_up(&mut model, &SHAPES).unwrap_or_else(|error| panic!("{name}: {error}"));
+    model
+}
+
+/// A golden's name without its variant.
+fn family(name: &str) -> &str {
+    name.split('-').next().unwrap()
+}
+
+/// Checks the families on all CPUs: a thread's device is its own.
+fn for_each(names: &[String], check: impl Fn(&str, &Golden) + Sync) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            check(name, &golden(name));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+}
+
+/// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own.
+fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize) -> Vec<f32> {
+    let blocks: Vec<u32> = (0..8).rev().map(|block| block * 3 + 1).collect();
+    let mut logits = Vec::new();
+    for (start, end) in [(0, cached), (cached, prompt.len())] {
+        let mut batch = OwnedBatch::default();
+        if start < end {
+            batch.push(0, start as u32, &prompt[start..end], &blocks);
+            model.logits(&batch.as_step(), &mut logits).unwrap();
+        }
+    }
+    logits
+}
+
+fn requests(golden: &Golden) -> Vec<Request> {
+    let request = |(index, case): (usize, &tiny::Case)| Request {
+        prompt: case.prompt.clone(),
+        output_len: case.greedy.len(),
+        arrival: index * 3 % 17,
+        params: SampleParams::GREEDY,
+    };
+    golden.cases.iter().enumerate().map(request).collect()
+}
+
+fn check_logits(model: &mut dyn Model, name: &str, golden: &Golden) {
+    for (index, case) in golden.cases.iter().enumerate() {
+        let Some(want) = &case.logits_last else { continue };
+        for cached in [0, case.prompt.len() - 1] {
+            let error = relative_error(&last_logits(model, &case.prompt, cached), want);
+            assert!(
+                error <= LOGIT_TOLERANCE,
+                "{name} case {index}, {cached} cached: relative error {error:e}"
+            );
+        }
+    }
+}
+
+/// Logits, and 64 greedy ids in a batch with prompt chunks among decode rows and two preemptions. The first golden of a
+/// family fills the widest batch that a captured graph has; its others, of other rotations or windows, have the longest
+/// prompts and two more.
+#[test]
+fn logits_and_greedy_ids_of_every_family_equal_the_goldens() {
+    assert!(names().len() >= 20);
+    for_each(&names(), |name, golden| {
+        let mut model = ready(name, golden, &served(golden));
+        check_logits(&mut model, name, golden);
+        let mut requests = requests(golden);
+        let is_first =
+            names().iter().find(|other| family(other) == family(name)).is_some_and(|one| one == name);
+        requests.truncate(if is_first { 16 } else { 4 });
+        assert!(requests.iter().all(|request| request.output_len == 64));
+        let ids = run(&mut model, &requests, Policy { chunk: 24, preempt_at: &[9, 20] });
+        for (index, case) in golden.cases.iter().take(requests.len()).enumerate() {
+            assert_eq!(ids[index], case.greedy, "{name} case {index}");
+        }
+    });
+}
+
+/// Half precision where the head is a multiple of 16 bytes; what the fixtures have beyond that is refused by name.
+#[test]
+fn bf16_logits_are_near_the_goldens() {
+    for_each(&names(), |name, golden| {
+        let bf16 = CudaOptions { dtype: CudaDtype::Bf16, ..served(golden) };
+        let mut model = match load_cuda(&folder(name, golden).0, &bf16) {
+            Ok(model) => model,
+            Err(error) => {
+                assert!(
+                    error.to_string().contains("is not supported on CUDA (a multiple of 8"),
+                    "{name}: {error}"
+                );
+                return;
+            }
+        };
+        for (index, case) in golden.cases.iter().enumerate() {
+            let Some(want) = &case.logits_last else { continue };
+            let error = relative_error(&last_logits(&mut model, &case.prompt, 0), want);
+            assert!(error <= 0.15, "{name} case {index}: relative error {error:e}");
+        }
+    });
+}
+
+/// Every type of block is unpacked to the engine's own, as on the CPU (tests/gguf.rs).
+#[test]
+fn logits_of_gguf_files_equal_the_goldens() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf_goldens"));
+    for name in ["llama", "llama-pieces", "qwen2", "qwen3"] {
+        let mut model = load_cuda(&folder.join(format!("{name}.gguf")), &options())
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        Pipeline::warm_up(&mut model, &SHAPES).unwrap();
+        let golden: Value =
+            serde_json::from_slice(&std::fs::read(folder.join(format!("{name}.json"))).unwrap()).unwrap();
+        let cases = golden["cases"].as_array().unwrap();
+        assert!(!cases.is_empty(), "{name}");
+        for case in cases {
+            let prompt: Vec<u32> = serde_json::from_value(case["prompt"].clone()).unwrap();
+            let want: Vec<f32> = serde_json::from_value(case["logits"].clone()).unwrap();
+            let error = relative_error(&last_logits(&mut model, &prompt, 0), &want);
+            assert!(error <= LOGIT_TOLERANCE, "{name} {prompt:?}: relative error {error:e}");
+        }
+    }
+}
+
+#[test]
+fn the_fused_decode_step_refuses_what_it_does_not_compute() {
+    for name in ["llama-llama3", "gemma2", "olmo2"] {
+        let golden = golden(name);
+        let fused = CudaOptions { decode: DecodePath::Fused, ..served(&golden) };
+        let error = load_cuda(&folder(name, &golden).0, &fused).unwrap_err();
+        assert!(matches!(error, LoadError::Options { .. }), "{error:?}");
+        assert!(error.to_string().contains("does not fit the fused decode step"), "{error}");
+    }
+}
