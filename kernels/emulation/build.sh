@@ -6,7 +6,7 @@ set -euo pipefail
 kernels=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=${1:-${CARGO_TARGET_DIR:-$kernels/../target}/cuda-emulation}
 # Contraction would give other last bits than the host's sampler has.
-flags=(-std=c++17 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC -x c++)
+flags=(-std=c++17 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC -ftls-model=initial-exec -x c++)
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,15 +17,18 @@
 
 namespace emulation {
 
-Fiber* current = nullptr;
-dim3 block_shape, grid_shape;
+thread_local Fiber* current = nullptr;
+thread_local dim3 block_shape, grid_shape;
 
 namespace {
 
-constexpr size_t STACK_BYTES = 64 * 1024;
+// Not a power of two: the tops of a block's stacks would all share a few lines of the cache.
+constexpr size_t STACK_BYTES = 64 * 1024 + 192;
 // Rounds over all fibers in which none did more than spin: then what they wait for will not come.
 constexpr unsigned IDLE_ROUNDS_MAX = 64;
-Running* active = nullptr; // whose fibers run
+thread_local Running* active = nullptr; // whose fibers run
+// Barriers that the last of their threads has reached, and those of more than a warp.
+thread_local uint64_t releases = 0, wide_releases = 0;
 std::mutex allowed_lock; // the tests' threads ask at any time
 std::map<const void*, size_t> allowed_shared;
 
@@ -56,7 +60,7 @@ pinion_emulation_switch:
     ret
     .size pinion_emulation_switch,.-pinion_emulation_switch
 )");
-void* scheduler_stack = nullptr;
+thread_local void* scheduler_stack = nullptr;
 void prepare(Fiber& fiber, unsigned char* stack) {
     auto** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack + STACK_BYTES) & ~uintptr_t{15});
     *--top = nullptr;
@@ -67,7 +71,7 @@ void prepare(Fiber& fiber, unsigned char* stack) {
 void enter(Fiber& fiber) { pinion_emulation_switch(&scheduler_stack, fiber.stack_pointer); }
 void leave(Fiber& fiber) { pinion_emulation_switch(&fiber.stack_pointer, scheduler_stack); }
 #else
-ucontext_t scheduler_context;
+thread_local ucontext_t scheduler_context;
 void prepare(Fiber& fiber, unsigned char* stack) {
     auto* context = new ucontext_t;
     getcontext(context);
@@ -80,11 +84,12 @@ void enter(Fiber& fiber) { swapcontext(&scheduler_context, static_cast<ucontext_
 void leave(Fiber& fiber) { swapcontext(static_cast<ucontext_t*>(fiber.stack_pointer), &scheduler_context); }
 #endif
 
-// Runs fibers `first` and on until none of them can go on; gives whether any did.
+// Runs fibers `first` and on until all of them wait; gives whether any did more than spin. Another turn finds only what a
+// barrier has released in this one.
 bool run_warp(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
-    bool moved_at_all = false;
-    for (bool moved = true; moved; moved_at_all |= moved) {
-        moved = false;
+    bool moved = false;
+    for (uint64_t before = releases - 1; before != releases;) {
+        before = releases;
         for (size_t i = 0; i < count; i++) {
             Fiber& fiber = fibers[first + (is_descending() ? count - 1 - i : i)];
             if (fiber.done || fiber.waits_for_kernel || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
@@ -96,19 +101,19 @@ bool run_warp(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& le
             if (fiber.done) left--;
         }
     }
-    return moved_at_all;
+    return moved;
 }
 
 bool run_block(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
-    bool moved_at_all = false;
-    for (bool moved = true; moved; moved_at_all |= moved) {
-        moved = false;
+    bool moved = false;
+    for (uint64_t before = wide_releases - 1; before != wide_releases;) {
+        before = wide_releases;
         for (size_t w = 0; w < count; w += 32) {
             size_t warp = is_descending() ? (count - 1) / 32 * 32 - w : w;
             moved |= run_warp(fibers, first + warp, count - warp < 32 ? count - warp : 32, left);
         }
     }
-    return moved_at_all;
+    return moved;
 }
 
 dim3 unpack(unsigned linear, dim3 shape) {
@@ -142,11 +147,16 @@ class Stacks {
 
   private:
     static constexpr size_t SPARES_MAX = 4;
-    static std::vector<std::pair<unsigned char*, size_t>> spares;
+    struct Spares : std::vector<std::pair<unsigned char*, size_t>> {
+        ~Spares() {
+            for (auto& spare : *this) munmap(spare.first, spare.second);
+        }
+    };
+    static thread_local Spares spares;
     unsigned char* memory = nullptr;
     size_t bytes;
 };
-std::vector<std::pair<unsigned char*, size_t>> Stacks::spares;
+thread_local Stacks::Spares Stacks::spares;
 
 void check(const Launch& launch, unsigned blocks, unsigned threads) {
     std::lock_guard<std::mutex> guard(allowed_lock);
@@ -276,7 +286,7 @@ void fiber_main() {
 
 // The other way round than the last.
 bool next_descends() {
-    static bool descends = false;
+    static thread_local bool descends = false;
     return descends = !descends;
 }
 
@@ -289,6 +299,8 @@ void wait(Barrier& barrier, unsigned expected) {
     if (++barrier.arrived == expected) {
         barrier.arrived = 0;
         barrier.generation++;
+        releases++;
+        if (expected > 32) wide_releases++;
         return;
     }
     Fiber& self = *current;
@@ -333,7 +345,7 @@ void allow_shared(const void* kernel, size_t bytes) {
 }
 
 uint64_t clock() {
-    static uint64_t calls = 0;
+    static std::atomic<uint64_t> calls{0};
     return ++calls;
 }
 

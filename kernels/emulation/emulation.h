@@ -1,10 +1,11 @@
 // A block of CUDA threads on the host: each thread is a fiber, barriers and warp exchanges switch between them.
 //
 // Kernels include cuda/target.h, which takes this file when the compiler is not nvcc. One operating-system thread runs
-// everything, so atomics are plain; what is checked is the kernels' indexing, arithmetic and use of barriers. Each warp
-// runs as far as it can alone, then the next, then the next block; ascending in one launch, descending in the next: a kernel
-// that misses a barrier gives different results in the two. On a stream with dependent launches a kernel begins before the one
-// ahead of it has: one that does not wait for what that one makes reads what was there before.
+// all that a stream has, so atomics are plain, and streams of several threads share no memory. What is checked is the
+// kernels' indexing, arithmetic and use of barriers. Each warp runs as far as it can alone, then the next, then the next
+// block; ascending in one launch, descending in the next: a kernel that misses a barrier gives different results in the
+// two. On a stream with dependent launches a kernel begins before the one ahead of it has: one that does not wait for what
+// that one makes reads what was there before.
 // Not emulated: alignment faults (but of asynchronous copies and of matrices' rows), memory order between blocks, time.
 #pragma once
 #include <stddef.h>
@@ -64,8 +65,9 @@ struct Block {
     unsigned threads = 0;
 };
 
-extern Fiber* current;
-extern dim3 block_shape, grid_shape;
+// Each operating-system thread has a device's worth of them: a stream belongs to the thread that uses it.
+extern thread_local Fiber* current;
+extern thread_local dim3 block_shape, grid_shape;
 void wait(Barrier& barrier, unsigned expected);
 void grid_barrier();
 // Asynchronous copies are done when they are begun in one launch, and when they are waited for in the next: a kernel that

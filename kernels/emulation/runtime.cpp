@@ -19,6 +19,7 @@ struct Work {
 };
 
 struct Stream {
+    std::recursive_mutex lock;
     bool dependent = false; // whether dependent launches are
     std::vector<Work>* capture = nullptr;
     uint64_t ticks = 0;
@@ -44,8 +45,6 @@ struct Stream {
     }
 };
 
-// Tests run on several threads; the emulated threads of a kernel are global.
-std::recursive_mutex device;
 std::atomic<uint64_t> launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes;
 constexpr int32_t CAPTURE_INVALID = 901;
 constexpr int32_t OUT_OF_MEMORY = 2;
@@ -63,7 +62,7 @@ void* own_products() {
 
 namespace {
 void perform_or_capture(void* stream, Work work) {
-    std::lock_guard<std::recursive_mutex> guard(device);
+    std::lock_guard<std::recursive_mutex> guard(stream_of(stream)->lock);
     launches++;
     if (stream_of(stream)->capture)
         stream_of(stream)->capture->push_back(std::move(work));
@@ -72,7 +71,7 @@ void perform_or_capture(void* stream, Work work) {
 }
 // Work that is done where it is called, after all that the stream has queued.
 Stream* settled(void* stream) {
-    std::lock_guard<std::recursive_mutex> guard(device);
+    std::lock_guard<std::recursive_mutex> guard(stream_of(stream)->lock);
     stream_of(stream)->settle();
     return stream_of(stream);
 }
@@ -209,7 +208,7 @@ int32_t pinion_cuda_capture_end(void* stream, void** graph) {
     return *graph ? 0 : CAPTURE_INVALID;
 }
 int32_t pinion_cuda_graph_launch(void* graph, void* stream) {
-    std::lock_guard<std::recursive_mutex> guard(device);
+    std::lock_guard<std::recursive_mutex> guard(stream_of(stream)->lock);
     replays++;
     stream_of(stream)->settle();
     for (auto& work : *static_cast<std::vector<Work>*>(graph)) stream_of(stream)->perform(work);
