@@ -13,11 +13,11 @@ namespace {
 constexpr unsigned THREADS = 1024;
 constexpr unsigned DIGIT_BITS = 10;
 constexpr unsigned PLACES = 1 << DIGIT_BITS;
-constexpr unsigned ID_BITS = 17;
-constexpr unsigned LEVELS = 6; // 10 bits of distance, 32 of the logit, 17 of the id
+constexpr unsigned ID_BITS = 18;
+constexpr unsigned LEVELS = 6; // 10 bits of distance, 32 of the logit, 18 of the id
 constexpr unsigned ID_LEVELS = 2;
 constexpr unsigned LIST = 2048; // ids that share their first two digits with the answer, if they are no more
-constexpr float FIXED_ONE = 70368744177664.0f; // 2^46
+constexpr float FIXED_ONE = 35184372088832.0f; // 2^45: the sum of 2^18 of them has room in 64 bits
 static_assert(PLACES == THREADS, "a thread scans one place");
 static_assert((1u << ID_BITS) == PINION_SAMPLE_VOCAB_MAX, "an id has its bits");
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint64_t amount(const Row& row, unsigned id, Adds add
 // order is that of the ids, and so is the answer.
 //
 // The row is walked twice: what shares two digits with the answer is listed, and the other levels walk the list. By id the first
-// digit has ten bits and the second seven, so that a warp's 32 ids share a place and add once: a 64-bit add to shared memory is
+// digit has ten bits and the second eight, so that a warp's 32 ids share a place and add once: a 64-bit add to shared memory is
 // a loop of compare-and-swap, and one place for all ids of a block would be a thousand of them one after another.
 __device__ uint64_t select(const Row& row, SelectShared& shared, Adds adds, uint64_t bound, uint64_t target, bool by_id) {
     const unsigned levels = by_id ? ID_LEVELS : LEVELS;

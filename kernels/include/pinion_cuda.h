@@ -337,9 +337,9 @@ typedef struct PinionCudaSampled {
 // The rows' changes are made in `logits` first; changes [changes_count], which may be 0.
 // logits fp32 [logits_rows, vocab]; draws [rows], each of another row; sampled [logits_rows]; the token also goes to lane_tokens[lane] (u32). masks: a bit for each id,
 // u32 [masks_count, vocab / 32 rounded up]; may be 0. vocab is at most
-// PINION_SAMPLE_VOCAB_MAX. Probabilities are summed in fixed point (2^-46 of the likeliest), so a row's token does not
+// PINION_SAMPLE_VOCAB_MAX. Probabilities are summed in fixed point (2^-45 of the likeliest), so a row's token does not
 // depend on the order of the sum: the same as the host's sampler but where a draw lands within that of an edge.
-enum { PINION_SAMPLE_VOCAB_MAX = 131072 };
+enum { PINION_SAMPLE_VOCAB_MAX = 262144 };
 typedef struct PinionCudaSample {
     uint64_t logits, draws, sampled, lane_tokens, changes, masks;
     uint32_t rows, logits_rows, vocab, lanes, changes_count, masks_count;

@@ -43,7 +43,7 @@ pub const NO_QUERY: u32 = u32::MAX;
 /// In place of a token id: what the lane's last step sampled.
 pub const FUTURE_TOKEN: u32 = u32::MAX;
 /// Largest vocabulary that the sampler kernel takes.
-pub const SAMPLE_VOCAB_MAX: u32 = 131_072;
+pub const SAMPLE_VOCAB_MAX: u32 = 262_144;
 
 /// Element types of device tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Random logits and parameters through the sampler kernel of any device and the host's sampler.
 
 use pinion_cuda::{
-    DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, RowChanges, SAMPLED_BYTES, Sample, Sampled, SampledState,
+    DRAW_BYTES, Device, Draw, DrawMode, NO_LANE, RowChanges, SAMPLE_VOCAB_MAX, SAMPLED_BYTES, Sample,
+    Sampled, SampledState,
 };
 use pinion_model::{RowOutcome, SampleParams, Sampler};
 use pinion_random::{Random, mix};
@@ -129,6 +130,42 @@ pub(crate) fn sweep(device: &Device, cases: u64, vocab_max: usize) {
     }
     // Not every answer is the first id.
     assert!(different > 0);
+}
+
+/// The widest vocabulary that the kernel takes; where all tokens are equally likely, their sum is the largest there is.
+pub(crate) fn widest(device: &Device) {
+    let vocab = SAMPLE_VOCAB_MAX as usize;
+    let mut random = Random::new(1);
+    let one = |temperature, top_k, top_p, seed| SampleParams {
+        temperature,
+        top_k,
+        top_p,
+        seed,
+        ..SampleParams::GREEDY
+    };
+    let all = [
+        one(0.0, 0, 1.0, 0),
+        one(1.0, 0, 1.0, 1),
+        one(1.0, 0, 0.95, 2),
+        one(1.0, 200_000, 1.0, 3),
+        one(1.0, 0, 1.0, 5),
+    ];
+    let draws: Vec<Draw> =
+        all.iter().enumerate().map(|(lane, params)| draw_of(params, lane as u32)).collect();
+    let peaked = |id: usize| -> Vec<f32> { (0..vocab).map(|at| if at == id { 30.0 } else { 0.0 }).collect() };
+    let mut last_half = 0;
+    let spread: Vec<f32> = (0..vocab).map(|_| 9.0 * unit(&mut random)).collect();
+    for row in [vec![1.5; vocab], spread, peaked(vocab - 1), peaked(131_072)] {
+        let rows = vec![row; all.len()];
+        let (states, lanes) = on_device(device, &rows, &draws, all.len() as u32);
+        for (index, params) in all.iter().enumerate() {
+            let want = Sampler::new(vocab).sample(&rows[index], params);
+            let RowOutcome::Token(want) = want else { panic!("finite logits") };
+            assert_eq!((states[index], lanes[index]), (SampledState::Token(want), want), "{params:?}");
+            last_half += u32::from(want as usize >= vocab / 2);
+        }
+    }
+    assert!(last_half > 10, "{last_half}");
 }
 
 /// What is not finite, rows that are skipped, lanes that are not there, one-token vocabularies.
