@@ -24,6 +24,8 @@ const CHANGED_STEPS: u32 = 8;
 const CHANGED_RATIO: f64 = 1.5;
 /// What older observations weigh after that.
 const KEPT_AFTER_CHANGE: f64 = 1.0 / 64.0;
+/// The largest change that is believed at once.
+const CHANGE_MAX: f64 = 64.0;
 /// A time below this share of the prediction counts as this share of it: a small time has a large weight.
 const SHORTEST_SHARE: f64 = 0.5;
 
@@ -92,22 +94,78 @@ impl Observations {
     fn scale(&mut self, factor: f64) {
         self.products.iter_mut().flatten().chain(&mut self.sums).for_each(|sum| *sum *= factor);
     }
+
+    /// These and later ones.
+    fn append(&mut self, later: &Observations) {
+        for _ in 0..later.count {
+            self.scale(KEPT);
+        }
+        self.products
+            .iter_mut()
+            .flatten()
+            .zip(later.products.iter().flatten())
+            .for_each(|(sum, more)| *sum += more);
+        self.sums.iter_mut().zip(later.sums).for_each(|(sum, more)| *sum += more);
+        self.count = self.count.saturating_add(later.count);
+    }
+
+    /// As if each of these steps had taken `ratio` times as long.
+    fn retime(&mut self, ratio: f64) {
+        self.sums.iter_mut().for_each(|sum| *sum /= ratio);
+        self.products.iter_mut().flatten().for_each(|product| *product /= ratio * ratio);
+    }
+}
+
+/// Recent steps of both kinds. They forget apart from each other: hours of decoding do not wash out what a prompt token
+/// costs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Steps {
+    decodes: Observations,
+    prompts: Observations,
+}
+
+impl Steps {
+    fn of_kind(&mut self, work: &StepWork) -> &mut Observations {
+        if work.prompt_tokens > 0 { &mut self.prompts } else { &mut self.decodes }
+    }
+
+    /// The machine's steps take `ratio` times as long from now on. What was measured before counts for little and as if
+    /// it had taken that long: no step since may have had prompt tokens, or decode rows.
+    fn change(&mut self, ratio: f64) {
+        for kind in [&mut self.decodes, &mut self.prompts] {
+            kind.retime(ratio);
+            kind.scale(KEPT_AFTER_CHANGE);
+        }
+    }
+
+    /// These and later ones.
+    fn append(&mut self, later: &Steps) {
+        self.decodes.append(&later.decodes);
+        self.prompts.append(&later.prompts);
+    }
+}
+
+/// Steps in a row that all took much longer than predicted, or all much less. They are not among the others while it is
+/// open whether the machine has changed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Deviation {
+    longer: bool,
+    steps: Steps,
+    count: u32,
+    /// In sum.
+    took_us: f64,
+    predicted_us: f64,
 }
 
 /// See the module's head.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepCost {
-    /// Steps without prompt tokens. They forget apart from the others: hours of decoding do not wash out what a prompt
-    /// token costs.
-    decodes: Observations,
-    prompts: Observations,
+    steps: Steps,
+    deviation: Deviation,
     /// µs per unit of each term.
     costs: [f64; TERMS],
     /// Most prompt tokens that a step had.
     prompt_tokens_seen: u32,
-    /// Steps in a row that took much longer than predicted, and much less.
-    longer: u32,
-    shorter: u32,
 }
 
 impl StepCost {
@@ -116,36 +174,62 @@ impl StepCost {
         if took_ns == 0 {
             return;
         }
-        let mut took_us = took_ns as f64 / 1e3;
-        if self.knows(work) {
-            let predicted_us = self.predicted_us(work);
-            self.note_change(took_us, predicted_us);
-            took_us = took_us.max(predicted_us * SHORTEST_SHARE);
-        }
-        let kind = if work.prompt_tokens > 0 { &mut self.prompts } else { &mut self.decodes };
-        kind.add(&work.terms(), took_us);
+        let took_us = took_ns as f64 / 1e3;
         self.prompt_tokens_seen = self.prompt_tokens_seen.max(work.prompt_tokens);
-        self.costs = self.fitted();
+        let predicted_us = self.knows(work).then(|| self.predicted_us(work));
+        match predicted_us.map(|predicted| (predicted, took_us / predicted)) {
+            Some((predicted, ratio)) if ratio > CHANGED_RATIO || ratio * CHANGED_RATIO < 1.0 => {
+                self.deviate(work, took_us, predicted);
+            }
+            _ => {
+                self.end_deviation();
+                self.steps.of_kind(work).add(&work.terms(), took_us);
+                self.costs = self.fitted();
+            }
+        }
     }
 
-    fn note_change(&mut self, took_us: f64, predicted_us: f64) {
-        let next = |found: bool, before: u32| if found { before + 1 } else { 0 };
-        self.longer = next(took_us > predicted_us * CHANGED_RATIO, self.longer);
-        self.shorter = next(took_us * CHANGED_RATIO < predicted_us, self.shorter);
-        if self.longer.max(self.shorter) == CHANGED_STEPS {
-            self.decodes.scale(KEPT_AFTER_CHANGE);
-            self.prompts.scale(KEPT_AFTER_CHANGE);
-            (self.longer, self.shorter) = (0, 0);
+    fn deviate(&mut self, work: &StepWork, took_us: f64, predicted_us: f64) {
+        let longer = took_us > predicted_us;
+        if self.deviation.longer != longer {
+            self.end_deviation();
+        }
+        let deviation = &mut self.deviation;
+        deviation.longer = longer;
+        deviation.count += 1;
+        deviation.took_us += took_us;
+        deviation.predicted_us += predicted_us;
+        // A small time has a large weight.
+        deviation.steps.of_kind(work).add(&work.terms(), took_us.max(predicted_us * SHORTEST_SHARE));
+        if deviation.count < CHANGED_STEPS {
+            return;
+        }
+        let ratio = deviation.took_us / deviation.predicted_us;
+        if ratio.is_finite() && ratio > 0.0 {
+            self.deviation = Deviation::default();
+            self.steps.change(ratio.clamp(1.0 / CHANGE_MAX, CHANGE_MAX));
+            self.costs = self.fitted();
+        } else {
+            self.end_deviation();
+        }
+    }
+
+    /// Its steps were steps as others.
+    fn end_deviation(&mut self) {
+        let deviation = std::mem::take(&mut self.deviation);
+        if deviation.count > 0 {
+            self.steps.append(&deviation.steps);
+            self.costs = self.fitted();
         }
     }
 
     /// Whether enough steps with prompt tokens have run to say how many of them fit a time.
     pub(crate) fn knows_prompts(&self) -> bool {
-        self.prompts.count >= LEARNT_STEPS
+        self.steps.prompts.count >= LEARNT_STEPS
     }
 
     fn knows(&self, work: &StepWork) -> bool {
-        let kind = if work.prompt_tokens > 0 { &self.prompts } else { &self.decodes };
+        let kind = if work.prompt_tokens > 0 { &self.steps.prompts } else { &self.steps.decodes };
         kind.count >= LEARNT_STEPS
     }
 
@@ -184,10 +268,10 @@ impl StepCost {
 
     /// Solves the normal equations of the terms in use by elimination. A term without observations costs nothing.
     fn solved(&self, used: &[bool; TERMS]) -> [f64; TERMS] {
-        let sum = |a: usize| self.decodes.sums[a] + self.prompts.sums[a];
+        let sum = |a: usize| self.steps.decodes.sums[a] + self.steps.prompts.sums[a];
         let product = |a: usize, b: usize| {
             let ridge = if a == b && a > 0 { 1.0 + RIDGE } else { 1.0 };
-            (self.decodes.products[a][b] + self.prompts.products[a][b]) * ridge
+            (self.steps.decodes.products[a][b] + self.steps.prompts.products[a][b]) * ridge
         };
         // [terms, terms and the right-hand side]
         let mut rows: [[f64; TERMS + 1]; TERMS] = std::array::from_fn(|a| {
@@ -305,6 +389,25 @@ mod tests {
                 observe(&mut cost, &mut random, 100, &changed, 0.05);
                 let found = worst(&cost, &mut random, &changed);
                 assert!(found < 0.2, "factor {factor}, seed {seed}: {found}");
+            }
+        }
+    }
+
+    /// What prompt tokens cost after a change is not measured while there are only decode steps.
+    #[test]
+    fn a_change_among_decode_steps_is_expected_of_prompts_too() {
+        for factor in [0.25, 0.5, 2.0, 5.0] {
+            for seed in 0..10 {
+                let (mut cost, mut random) = (StepCost::default(), Random::new(seed));
+                observe(&mut cost, &mut random, 1000, &MACHINE, 0.05);
+                let changed = MACHINE.map(|part| part * factor);
+                for _ in 0..40 {
+                    let rows = 1 + random.below(32);
+                    let work = (0..rows).fold(StepWork::default(), |work, _| work.and_decode(300));
+                    cost.observe(&work, (true_us(&work, &changed) * 1e3) as u64);
+                }
+                let found = worst(&cost, &mut random, &changed);
+                assert!(found < 0.35, "factor {factor}, seed {seed}: {found}");
             }
         }
     }
