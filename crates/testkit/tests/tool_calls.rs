@@ -1,7 +1,7 @@
 //! Tool calls that the model is free to make (`tool_choice: auto`), from its tokens to the client's events, in each
 //! format. The fake model writes what the only choice of a grammar leaves it, one byte a token.
 
-use pinion_testkit::{Server, fake_model};
+use pinion_testkit::{PATIENCE, Server, fake_model, wait_until};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -107,7 +107,9 @@ fn streamed(server: &Server, body: &Value) -> Said {
 fn calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
     let folder = fake_model(4096);
     for (format, written, content, calls) in CASES {
-        let server = Server::start(folder.path(), &["--backend", "fake", "--tool-call-parser", format]);
+        let logged = ["--access-log", "--log-format", "json"];
+        let flags = [&["--backend", "fake", "--tool-call-parser", format], &logged[..]].concat();
+        let server = Server::start(folder.path(), &flags);
         let body = |stream: bool| {
             json!({"messages": [{"role": "user", "content": "How is it there?"}], "tools": [tool("weather"), tool("time")],
                 "tool_choice": "auto", "guided_choice": [written], "max_tokens": 400, "stream": stream})
@@ -125,8 +127,19 @@ fn calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
             assert_eq!(distinct, calls.len(), "{:?}", said.ids);
         }
         server.wait_idle();
+        let endings = wait_until("both requests are logged", PATIENCE, || {
+            Some(logged_endings(&server)).filter(|endings| endings.len() == 2)
+        });
+        assert_eq!(endings, [reason, reason], "{format}: the access log says what the clients got");
         server.stop();
     }
+}
+
+/// `finish` of the lines of the access log.
+fn logged_endings(server: &Server) -> Vec<String> {
+    let log = server.stderr_text();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["message"] == "access").map(|line| text(&line["finish"])).collect()
 }
 
 /// The fake model takes either way, as its draw falls; along each there is one text.

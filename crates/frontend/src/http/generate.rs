@@ -347,7 +347,12 @@ async fn whole_answer(
     shown: Shown,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let ends = outcomes(&tickets).await.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
-    let parts: Vec<Part> = tickets.iter().map(Part::of).collect::<Result<_, _>>()?;
+    let (mut parts, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
+    for (ticket, end) in tickets.iter().zip(&ends) {
+        let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
+        parts.push(Part::of(ticket, ending)?);
+        usages.push(usage);
+    }
     let shown_parts = match shown.best {
         Some(kept) => {
             let scores: Vec<&[TokenScore]> = parts.iter().map(|part| part.scores.as_slice()).collect();
@@ -355,13 +360,7 @@ async fn whole_answer(
         }
         None => (0..parts.len()).collect(),
     };
-    let (mut endings, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
-    for end in &ends {
-        let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
-        endings.push(ending);
-        usages.push(usage);
-    }
-    let answer = |index: usize| parts[index].answer(endings[index], head.as_ref(), shown);
+    let answer = |index: usize| parts[index].answer(head.as_ref(), shown);
     let answers: Vec<Answer<'_>> = shown_parts.into_iter().map(answer).collect();
     let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
     let timeline = tickets.iter().filter_map(Ticket::timeline).max_by_key(Timeline::decode_ends_ns);
@@ -388,26 +387,27 @@ struct Part {
     calls: Vec<Call>,
     /// Those of the prompt and of the answer, if they are shown.
     ids: Option<(Vec<u32>, Vec<u32>)>,
-    /// Knows what calls make of the ending.
-    finder: Option<Box<Calls>>,
+    /// As the client sees it.
+    ending: Ending,
 }
 
 impl Part {
-    fn of(ticket: &Ticket) -> Result<Part, Refusal> {
+    fn of(ticket: &Ticket, mut ending: Ending) -> Result<Part, Refusal> {
         let mut request = ticket.request.borrow_mut();
         let (mut text, prompt) = request.take_prompt()?;
         text.push_str(std::str::from_utf8(&request.take_output()).map_err(|_| unexpected())?);
-        let mut finder = request.take_calls();
         let mut calls = Vec::new();
-        if let Some(finder) = &mut finder {
+        if let Some(mut finder) = request.take_calls() {
             (text, calls) = finder.read(&text);
+            ending = finder.ending(ending);
+            request.retell(ending);
         }
         let reasoning = request.take_reasoning();
         let (scores, ids) = (request.take_scores(), request.shown_ids());
-        Ok(Part { text, reasoning, scores, prompt, calls, ids, finder })
+        Ok(Part { text, reasoning, scores, prompt, calls, ids, ending })
     }
 
-    fn answer(&self, ending: Ending, head: Option<&Head>, shown: Shown) -> Answer<'_> {
+    fn answer(&self, head: Option<&Head>, shown: Shown) -> Answer<'_> {
         let scored = shown.logprobs.zip(head);
         let logprobs = scored.map(|(alternatives, head)| match head.shape {
             Shape::Completions if shown.echo => {
@@ -416,7 +416,6 @@ impl Part {
             shape => logprobs(shape, &self.scores, &mut 0),
         });
         let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
-        let ending = self.finder.as_ref().map_or(ending, |finder| finder.ending(ending));
         Answer {
             text: &self.text,
             reasoning: Some(self.reasoning.as_str()).filter(|reasoning| !reasoning.is_empty()),
@@ -425,7 +424,7 @@ impl Part {
             prompt_logprobs: prompt,
             token_ids: self.ids.as_ref().map(|(_, ids)| ids.as_slice()),
             prompt_token_ids: self.ids.as_ref().map(|(ids, _)| ids.as_slice()),
-            ending,
+            ending: self.ending,
         }
     }
 }

@@ -115,7 +115,8 @@ pub struct Request {
     over: bool,
     withdrawn: bool,
     role_said: bool,
-    finish_said: bool,
+    /// Why the answer ended, once the client was told.
+    told: Option<Ending>,
     /// Finds tool calls in the text, if there may be any.
     calls: Option<Box<Calls>>,
     /// Tells reasoning from the answer, if there may be any.
@@ -150,7 +151,7 @@ impl Request {
             over: false,
             withdrawn: false,
             role_said: false,
-            finish_said: false,
+            told: None,
             calls: calls.map(Box::new),
             thoughts: thoughts.map(Box::new),
             reasoning: String::new(),
@@ -314,7 +315,14 @@ impl Request {
 
     /// Whether the visible text is complete and only the engine's counts are missing.
     pub fn lacks_only_counts(&self) -> bool {
-        self.finish_said
+        self.told.is_some()
+    }
+
+    /// The client of a whole answer sees another ending than the engine and the detokenizer gave: its text has calls.
+    pub fn retell(&mut self, ending: Ending) {
+        if let Some(Outcome::Text(told, _)) = &mut self.outcome {
+            *told = ending;
+        }
     }
 
     /// A role that held the request is gone: what the engine said of its end does not count any more. `cached_tokens`
@@ -344,11 +352,12 @@ impl Request {
     /// complete.
     pub fn lose(&mut self, fault: Fault, prompt_tokens: u32, cached_tokens: u32) {
         self.over = true;
-        if self.finish_said && self.outcome.is_none() {
-            self.end(Ending::Stop, self.usage(prompt_tokens, cached_tokens));
-            self.wake();
-        } else {
-            self.fail(fault);
+        match self.told.filter(|_| self.outcome.is_none()) {
+            Some(ending) => {
+                self.end(ending, self.usage(prompt_tokens, cached_tokens));
+                self.wake();
+            }
+            None => self.fail(fault),
         }
     }
 
@@ -411,17 +420,21 @@ impl Request {
             self.fail(fault);
             return Next::Cancel;
         }
-        if !self.finish_said {
-            self.finish_said = true;
-            self.end_reasoning();
-            let ending = self.end_calls(ending);
-            let held = std::mem::take(&mut self.held);
-            self.say(&Event::Finish { text: &held, ending });
-        }
+        let told = self.told.unwrap_or_else(|| self.say_finish(ending));
         if let Some(finished) = self.finished {
-            self.end(ending, self.usage(finished.prompt_tokens, finished.cached_tokens));
+            self.end(told, self.usage(finished.prompt_tokens, finished.cached_tokens));
         }
         Next::Continue
+    }
+
+    /// Says what is left and why the answer ended, which it gives as the client sees it.
+    fn say_finish(&mut self, ending: Ending) -> Ending {
+        self.end_reasoning();
+        let ending = self.end_calls(ending);
+        self.told = Some(ending);
+        let held = std::mem::take(&mut self.held);
+        self.say(&Event::Finish { text: &held, ending });
+        ending
     }
 
     /// A request without a token begins anew, which gives all scores again. One with tokens would not get them.
