@@ -8,6 +8,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::task::{Context, Waker};
 use tokio::sync::Notify;
 
 /// What a connection is doing, shared by the socket and the service behind hyper.
@@ -130,6 +131,8 @@ pub(crate) struct Activity {
     /// Its place among the idle ones.
     idle_key: Cell<u64>,
     close: Rc<Notify>,
+    /// The task of the socket, which waits for the next request after the answer: nothing else wakes it then.
+    reader: RefCell<Option<Waker>>,
     all: Rc<Connections>,
 }
 
@@ -137,8 +140,9 @@ impl Activity {
     /// A connection that has just been accepted: it is idle.
     pub(crate) fn new(all: Rc<Connections>) -> Activity {
         all.begin();
-        let activity =
-            Activity { doing: Cell::new(Doing::Head), idle_key: Cell::new(0), close: Rc::default(), all };
+        let doing = Cell::new(Doing::Head);
+        let (idle_key, close, reader) = (Cell::new(0), Rc::default(), RefCell::default());
+        let activity = Activity { doing, idle_key, close, reader, all };
         activity.set(Doing::Waiting);
         activity
     }
@@ -155,11 +159,20 @@ impl Activity {
                 self.all.next.set(key + 1);
                 self.idle_key.set(key);
                 self.all.idle.borrow_mut().insert(key, self.close.clone());
+                self.reader.take().into_iter().for_each(Waker::wake);
             }
             (true, false) => {
                 self.all.idle.borrow_mut().remove(&self.idle_key.get());
             }
             _ => {}
+        }
+    }
+
+    /// Wakes the task of `context` when the connection is idle again.
+    pub(crate) fn wake_when_waiting(&self, context: &Context<'_>) {
+        match &mut *self.reader.borrow_mut() {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
         }
     }
 

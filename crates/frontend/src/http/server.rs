@@ -10,7 +10,7 @@ use crate::http::body::AnswerBody;
 use crate::http::connections::{Activity, Bounds, Connections, Doing, Room};
 use crate::http::framing;
 use crate::http::routes;
-use crate::http::timed_stream::TimedStream;
+use crate::http::timed_stream::{Limits, TimedStream};
 use crate::limits::{
     ACCEPT_BACKOFF, ACCEPT_WARNING_PERIOD, HEADER_BYTES_MAX, HEADERS_MAX, LAST_ANSWER_TIME_MAX,
     LAST_ANSWERS_MAX, TCP_USER_TIMEOUT, TRIM_DELAY,
@@ -20,7 +20,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use pinion_protocol::Fault;
 use std::convert::Infallible;
 use std::os::fd::AsRawFd;
@@ -152,8 +152,7 @@ async fn connection(app: Rc<App>, stream: TcpStream, activity: Rc<Activity>, clo
     let mut timed = TimedStream::new(
         stream,
         activity.clone(),
-        settings.header_timeout,
-        settings.write_timeout,
+        Limits { idle: settings.idle_timeout, head: settings.header_timeout, write: settings.write_timeout },
         app.metrics.clone(),
         app.recorder.clone(),
     );
@@ -171,11 +170,9 @@ async fn serve(
     activity: &Rc<Activity>,
     mut closing: watch::Receiver<bool>,
 ) {
-    let settings = &app.settings;
     let mut builder = http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(settings.idle_timeout.max(settings.header_timeout))
+        .header_read_timeout(None)
         .max_buf_size(CONNECTION_BUFFER_BYTES)
         .max_header_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX);

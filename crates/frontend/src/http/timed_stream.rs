@@ -1,8 +1,9 @@
-//! A socket with deadlines: a head that is begun must be completed, and a write must make progress.
+//! A socket with deadlines: a request must begin, a head that is begun must be completed, and a write must make
+//! progress.
 //!
-//! hyper has one timer, for the time from idle to a complete head; it serves as the idle timeout here. The
-//! rest is ours. Every deadline ends in [`ErrorKind::TimedOut`], on which hyper drops the connection, its
-//! response body, and with it the request.
+//! hyper's one timer spans idle time and head together, so it is off and all deadlines are ours. An idle connection
+//! ends as if its client had closed it. The other deadlines end in [`ErrorKind::TimedOut`], on which hyper drops the
+//! connection, its response body, and with it the request.
 
 use crate::http::connections::{Activity, Doing};
 use crate::http::framing;
@@ -20,19 +21,18 @@ use tokio::time::{Instant, Sleep};
 /// A timer that is set when waiting begins and cleared by progress.
 struct Deadline {
     sleep: Pin<Box<Sleep>>,
-    limit: Duration,
     running: bool,
 }
 
 impl Deadline {
-    fn new(limit: Duration) -> Deadline {
-        Deadline { sleep: Box::pin(tokio::time::sleep(limit)), limit, running: false }
+    fn new() -> Deadline {
+        Deadline { sleep: Box::pin(tokio::time::sleep(Duration::ZERO)), running: false }
     }
 
-    fn start(&mut self) {
+    fn start(&mut self, limit: Duration) {
         if !self.running {
             self.running = true;
-            self.sleep.as_mut().reset(Instant::now() + self.limit);
+            self.sleep.as_mut().reset(Instant::now() + limit);
         }
     }
 
@@ -45,11 +45,26 @@ impl Deadline {
     }
 }
 
+/// How long a client may take.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// To begin a request.
+    pub(crate) idle: Duration,
+    /// From the first byte of a head to its last.
+    pub(crate) head: Duration,
+    /// To take some of what is written.
+    pub(crate) write: Duration,
+}
+
 /// A socket with deadlines.
 pub(crate) struct TimedStream<S> {
     inner: S,
     activity: Rc<Activity>,
-    head: Deadline,
+    limits: Limits,
+    /// For the next request to begin, or for the rest of its head.
+    read: Deadline,
+    /// What the deadline of reads was started for.
+    read_for: Doing,
     write: Deadline,
     metrics: Rc<Metrics>,
     recorder: Rc<Recorder>,
@@ -62,13 +77,13 @@ impl<S> TimedStream<S> {
     pub(crate) fn new(
         inner: S,
         activity: Rc<Activity>,
-        head_limit: Duration,
-        write_limit: Duration,
+        limits: Limits,
         metrics: Rc<Metrics>,
         recorder: Rc<Recorder>,
     ) -> TimedStream<S> {
-        let (head, write) = (Deadline::new(head_limit), Deadline::new(write_limit));
-        TimedStream { inner, activity, head, write, metrics, recorder, refused: None }
+        let (read, write) = (Deadline::new(), Deadline::new());
+        let read_for = Doing::Waiting;
+        TimedStream { inner, activity, limits, read, read_for, write, metrics, recorder, refused: None }
     }
 
     /// The socket, if its client is to hear this status as the last.
@@ -85,6 +100,16 @@ impl<S> TimedStream<S> {
         let status = framing::status_of_bare_refusal(bytes);
         self.refused = status.or(self.refused);
         status.is_some()
+    }
+
+    /// Whether the client has been at this for longer than the limit of it.
+    fn read_takes_too_long(&mut self, doing: Doing, limit: Duration, context: &mut Context<'_>) -> bool {
+        if self.read_for != doing {
+            self.read_for = doing;
+            self.read.stop();
+        }
+        self.read.start(limit);
+        self.read.passed(context)
     }
 
     fn timed_out<T>(&self, what: &str) -> Poll<io::Result<T>> {
@@ -111,7 +136,7 @@ impl<S> TimedStream<S> {
             self.write.stop();
             return result;
         }
-        self.write.start();
+        self.write.start(self.limits.write);
         if self.write.passed(context) { self.timed_out("write") } else { Poll::Pending }
     }
 }
@@ -123,23 +148,29 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.activity.doing() == Doing::Serving {
-            this.head.stop();
-        }
         let before = buffer.filled().len();
         if let Poll::Ready(result) = Pin::new(&mut this.inner).poll_read(context, buffer) {
             if this.activity.doing() == Doing::Waiting && buffer.filled().len() > before {
                 this.activity.set(Doing::Head);
-                this.head.stop();
-                this.head.start();
+                this.read.stop();
             }
             return Poll::Ready(result);
         }
-        if this.activity.doing() == Doing::Head && this.head.passed(context) {
-            this.refused = Some(408);
-            return this.timed_out("head");
+        let Limits { idle, head, .. } = this.limits;
+        let doing = this.activity.doing();
+        match doing {
+            Doing::Waiting if this.read_takes_too_long(doing, idle, context) => Poll::Ready(Ok(())),
+            Doing::Head if this.read_takes_too_long(doing, head, context) => {
+                this.refused = Some(408);
+                this.timed_out("head")
+            }
+            Doing::Waiting | Doing::Head => Poll::Pending,
+            Doing::Serving => {
+                this.read.stop();
+                this.activity.wake_when_waiting(context);
+                Poll::Pending
+            }
         }
-        Poll::Pending
     }
 }
 
