@@ -16,9 +16,13 @@ use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use pinion_protocol::{Fault, Grammar, GrammarKind};
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json as value};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+
+/// What tokens must come to, in vLLM's names. As text: a grammar is large, and stands beside every prompt.
+type Rules = BTreeMap<&'static str, Box<RawValue>>;
 
 /// One prompt, with the names of vLLM's `GenerateRequest`.
 #[derive(Serialize)]
@@ -59,7 +63,7 @@ struct Params<'a> {
     prompt_logprobs: Option<u32>,
     logit_bias: Option<BTreeMap<u32, f32>>,
     #[serde(flatten)]
-    rules: Option<BTreeMap<&'static str, Value>>,
+    rules: Option<&'a Rules>,
 }
 
 /// Answers either route.
@@ -75,9 +79,10 @@ pub(crate) async fn serve(
     let ignored = ignored(app, &admitted);
     let prompts = prompt_ids(app, &arrival, &admitted).await?;
     let id = app.numbers.id();
+    let rules = admitted.sampling.grammar.as_ref().map(rules);
     let mut all = Vec::with_capacity(prompts.len());
     for (index, ids) in prompts.iter().enumerate() {
-        let params = params(app, &admitted, is_chat, ids.len())?;
+        let params = params(app, &admitted, rules.as_ref(), is_chat, ids.len())?;
         let request_id = if is_chat { format!("chatcmpl-{id}") } else { format!("cmpl-{id}-{index}") };
         let usage = value!({"include_usage": true, "continuous_usage_stats": admitted.usage_in_chunks});
         let rendered = Rendered {
@@ -104,6 +109,7 @@ pub(crate) async fn serve(
 fn params<'a>(
     app: &App,
     admitted: &'a Admitted,
+    rules: Option<&'a Rules>,
     is_chat: bool,
     prompt_tokens: usize,
 ) -> Result<Params<'a>, Fault> {
@@ -140,14 +146,14 @@ fn params<'a>(
         logprobs: admitted.shown.logprobs,
         prompt_logprobs: admitted.shown.prompt_logprobs,
         logit_bias: (!bias.is_empty()).then_some(bias),
-        rules: sampling.grammar.as_ref().map(rules),
+        rules,
     })
 }
 
-/// What tokens must come to, in vLLM's names.
-fn rules(grammar: &Grammar) -> BTreeMap<&'static str, Value> {
+fn rules(grammar: &Grammar) -> Rules {
     let text = || Value::from(&*grammar.text);
     let json = || serde_json::from_str::<Value>(&grammar.text).unwrap_or_default();
+    let raw = |value: &Value| to_raw_value(value).expect("JSON serialises");
     let outputs = match grammar.kind {
         GrammarKind::JsonObject => value!({"json_object": true}),
         GrammarKind::JsonSchema => value!({"json": json()}),
@@ -158,8 +164,9 @@ fn rules(grammar: &Grammar) -> BTreeMap<&'static str, Value> {
             let mut rules = json();
             let members = [("allowed_token_ids", "allowed"), ("bad_words", "words")];
             let given = members.map(|(name, member)| (name, rules[member].take()));
-            return given.into_iter().filter(|(_, list)| !list.is_null()).collect();
+            let given = given.iter().filter(|(_, list)| !list.is_null());
+            return given.map(|(name, list)| (*name, raw(list))).collect();
         }
     };
-    BTreeMap::from([("structured_outputs", outputs)])
+    BTreeMap::from([("structured_outputs", raw(&outputs))])
 }
