@@ -190,11 +190,16 @@ fn contents(config: &Config, found: &serde_json::Value) -> Vec<Check> {
 }
 
 /// Bytes of weights of `numbers` numbers in memory, about: embeddings stay as they are, the rest becomes integers with
-/// a scale for each few of them.
-fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64) -> u64 {
+/// a scale for each few of them. A head that the files do not have is made of the embeddings and stands beside them.
+fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64, has_head: bool) -> u64 {
     let whole = config.dtype.bytes();
     let embeddings = (u64::from(config.model.vocab_size) * u64::from(config.model.hidden)).min(numbers);
-    match config.quantization {
+    let head = match config.quantization {
+        _ if has_head => 0,
+        Quantization::None | Quantization::Checkpoint => embeddings * whole,
+        Quantization::Int8 | Quantization::Int4 => embeddings * 9 / 8,
+    };
+    let stored = match config.quantization {
         // Weights of 16 bits may stay as they are where the activations are wider. Those of a quantised checkpoint that
         // have to be unpacked take more than this.
         // Fewer than 16 bits a number in a GGUF file are blocks, most of which are unpacked.
@@ -206,7 +211,8 @@ fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64) -> u64 {
         Quantization::None | Quantization::Checkpoint => (numbers * whole).min(stored_bytes),
         Quantization::Int8 => embeddings * whole + (numbers - embeddings) * 9 / 8,
         Quantization::Int4 => embeddings * whole + (numbers - embeddings) * 5 / 8,
-    }
+    };
+    stored + head
 }
 
 /// Weights and KV cache against the memory of the device.
@@ -216,7 +222,8 @@ fn fits(config: &Config, found: &serde_json::Value, probe: &Probe, memory: Memor
         Backend::Fake => 0,
         Backend::Torch => {
             let number = |key: &str| found["weights"][key].as_u64().unwrap_or(0);
-            weight_bytes(config, number("numbers"), number("bytes"))
+            let has_head = found["weights"]["has_head"].as_bool().unwrap_or(true);
+            weight_bytes(config, number("numbers"), number("bytes"), has_head)
         }
     };
     let tokens = u64::from(config.kv_blocks) * u64::from(config.block_size);

@@ -44,7 +44,7 @@ fn mapped(name: &str) -> Option<String> {
 fn weights(folder: &Path) -> Value {
     match pinion_model::weigh(folder) {
         Ok(weights) => {
-            json!({"files": weights.files, "tensors": weights.tensors, "numbers": weights.numbers, "bytes": weights.bytes})
+            json!({"files": weights.files, "tensors": weights.tensors, "numbers": weights.numbers, "bytes": weights.bytes, "has_head": weights.has_head})
         }
         Err(error) => json!({"error": error.to_string()}),
     }

@@ -57,8 +57,16 @@ impl Keys<'_> {
         self.header.number(&self.full(key))
     }
 
+    /// A count or a width, if the file says it.
+    fn counted(&self, key: &str) -> Result<Option<u32>, Error> {
+        match self.number(key)? {
+            Some(0) => Err(Error(format!("has {} 0; expected at least 1", self.full(key)))),
+            number => Ok(number),
+        }
+    }
+
     fn needed(&self, key: &str) -> Result<u32, Error> {
-        self.number(key)?.ok_or_else(|| Error(format!("has no {}", self.full(key))))
+        self.counted(key)?.ok_or_else(|| Error(format!("has no {}", self.full(key))))
     }
 
     fn float(&self, key: &str) -> Result<Option<f64>, Error> {
@@ -95,7 +103,7 @@ impl Keys<'_> {
         let widths = ["attention.key_length", "attention.value_length", "rope.dimension_count"];
         let mut found = None;
         for key in widths {
-            match (found, self.number(key)?) {
+            match (found, self.counted(key)?) {
                 (_, None) => {}
                 (None, width) => found = width,
                 (Some(first), Some(width)) if first == width => {}
@@ -126,7 +134,7 @@ pub(crate) fn config(header: &Header, path: &Path) -> Result<Json, Error> {
         "intermediate_size": keys.needed("feed_forward_length")?,
         "num_hidden_layers": keys.needed("block_count")?,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.number("attention.head_count_kv")?.unwrap_or(heads),
+        "num_key_value_heads": keys.counted("attention.head_count_kv")?.unwrap_or(heads),
         "max_position_embeddings": positions,
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon")?
             .ok_or_else(|| Error(format!("has no {}", keys.full("attention.layer_norm_rms_epsilon"))))?,
@@ -214,6 +222,16 @@ fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>,
         // Llama 3's rotation: each frequency is divided by a number of its own.
         ("none", _, Some(tensor)) | ("linear", None, Some(tensor)) => {
             let divisors = numbers(path, tensor)?;
+            let width = match keys.head_dim()? {
+                Some(width) => width,
+                None => keys.needed("embedding_length")? / keys.needed("attention.head_count")?,
+            };
+            if divisors.len() != width as usize / 2 {
+                let (count, pairs) = (divisors.len(), width / 2);
+                return Err(Error(format!(
+                    "tensor {ROPE_FACTORS} has {count} numbers; heads of {width} need {pairs}"
+                )));
+            }
             Ok(Some(json!({"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors,
                 "factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": positions})))
         }

@@ -7,6 +7,7 @@
 mod blocks;
 mod config;
 mod header;
+mod merges;
 mod names;
 mod tokenizer;
 mod value;
@@ -61,13 +62,13 @@ pub fn of_path(path: &Path) -> Option<(&Path, &str)> {
 /// # Errors
 /// What is wrong with the file, or not supported, with its key.
 pub fn folder_file(model: &Path, name: &str) -> Result<Option<Vec<u8>>, Error> {
-    let make: fn(&Header, &Path) -> Result<serde_json::Value, Error> = match name {
-        "config.json" => config::config,
-        "generation_config.json" => |header, _| config::generation(header),
-        "tokenizer.json" => |header, _| tokenizer::tokenizer(header),
-        "tokenizer_config.json" => |header, _| tokenizer::tokenizer_config(header),
+    let bytes = |value: serde_json::Value| value.to_string().into_bytes();
+    let open = || Header::open(model);
+    Ok(Some(match name {
+        "config.json" => bytes(config::config(&open()?, model)?),
+        "generation_config.json" => bytes(config::generation(&open()?)?),
+        "tokenizer.json" => tokenizer::tokenizer(&open()?)?,
+        "tokenizer_config.json" => bytes(tokenizer::tokenizer_config(&open()?)?),
         _ => return Ok(None),
-    };
-    let value = make(&Header::open(model)?, model)?;
-    Ok(Some(value.to_string().into_bytes()))
+    }))
 }

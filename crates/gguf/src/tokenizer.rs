@@ -1,14 +1,10 @@
 //! The vocabulary of a file as tokenizer.json and tokenizer_config.json.
 
-use crate::config::texts;
-use crate::vocabulary::{Kind, Role, Vocabulary, shortened};
-use crate::{Error, Header, Value};
+use crate::merges::Merges;
+use crate::vocabulary::{Added, Kind, Role, Vocabulary, shortened};
+use crate::{Error, Header};
+use serde::Serialize;
 use serde_json::{Value as Json, json};
-
-/// Most merges, in a file or made of a vocabulary of pieces with scores.
-const MERGES_MAX: usize = 2 << 20;
-/// Longest piece in bytes: each of its parts is looked up.
-const PIECE_BYTES_MAX: usize = 256;
 
 /// Expressions that split a text before merges, by `tokenizer.ggml.pre`.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -39,17 +35,71 @@ pub(crate) fn begin(header: &Header) -> Result<Option<u32>, Error> {
     Role::Begin.id(header)
 }
 
+/// What tokenizer.json has. A tree of its JSON would take twenty times the memory.
+#[derive(Serialize)]
+struct Tokenizer<'a> {
+    version: &'static str,
+    added_tokens: Vec<Added<'a>>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    model: BytePairs<'a>,
+}
+
+/// A model of byte-pair encoding.
+#[derive(Serialize)]
+struct BytePairs<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    dropout: Option<f32>,
+    unk_token: Option<&'a str>,
+    continuing_subword_prefix: Option<&'a str>,
+    end_of_word_suffix: Option<&'a str>,
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: &'a Vocabulary<'a>,
+    merges: Merges<'a>,
+}
+
+impl<'a> BytePairs<'a> {
+    fn new(vocab: &'a Vocabulary<'a>, merges: Merges<'a>) -> Self {
+        Self {
+            kind: "BPE",
+            dropout: None,
+            unk_token: None,
+            continuing_subword_prefix: None,
+            end_of_word_suffix: None,
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges: false,
+            vocab,
+            merges,
+        }
+    }
+}
+
+/// What is before and behind the byte-pair encoding, and the encoding.
+struct Stages<'a> {
+    normalizer: Json,
+    pre_tokenizer: Json,
+    decoder: Json,
+    model: BytePairs<'a>,
+}
+
 /// tokenizer.json.
-pub(crate) fn tokenizer(header: &Header) -> Result<Json, Error> {
+pub(crate) fn tokenizer(header: &Header) -> Result<Vec<u8>, Error> {
     let vocabulary = Vocabulary::read(header)?;
-    let mut found = match Kind::of(header)? {
+    let added_tokens = vocabulary.added()?;
+    let Stages { normalizer, pre_tokenizer, decoder, model } = match Kind::of(header)? {
         Kind::Bytes => byte_level(header, &vocabulary)?,
         Kind::Pieces => pieces(header, &vocabulary)?,
     };
-    found["version"] = "1.0".into();
-    found["added_tokens"] = vocabulary.added();
-    found["post_processor"] = frame(header, &vocabulary)?;
-    Ok(found)
+    let post_processor = frame(header, &vocabulary)?;
+    let found =
+        Tokenizer { version: "1.0", added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model };
+    Ok(serde_json::to_vec(&found).expect("texts and numbers serialise"))
 }
 
 /// What is put around every text, as a post-processor.
@@ -80,20 +130,8 @@ fn frame(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
     Ok(json!({"type": "TemplateProcessing", "single": single, "pair": [text], "special_tokens": special}))
 }
 
-/// A tokenizer.json of byte-pair encoding.
-fn byte_pairs(vocabulary: &Vocabulary<'_>, merges: Vec<Json>) -> Json {
-    json!({
-        "normalizer": null,
-        "pre_tokenizer": null,
-        "decoder": null,
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-            "vocab": vocabulary.json(), "merges": merges},
-    })
-}
-
 /// GPT-2's kind.
-fn byte_level(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
+fn byte_level<'a>(header: &Header, vocabulary: &'a Vocabulary<'a>) -> Result<Stages<'a>, Error> {
     let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
     let split = |expression: &str| {
         let split = json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
@@ -113,43 +151,13 @@ fn byte_level(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Erro
             return Err(Error(format!("{PRE} {other} is not supported; supported: {supported}")));
         }
     };
-    let mut found = byte_pairs(vocabulary, merges(header, vocabulary)?);
-    found["normalizer"] = normalizer;
-    found["pre_tokenizer"] = pre_tokenizer;
-    found["decoder"] = bytes(true);
-    found["model"]["ignore_merges"] = ignore_merges.into();
-    Ok(found)
-}
-
-/// The merges of the file, each of two tokens that make one.
-fn merges(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>, Error> {
-    const KEY: &str = "tokenizer.ggml.merges";
-    let listed = texts(header, KEY)?;
-    if listed.len() > MERGES_MAX {
-        return Err(Error(format!("{KEY} has {} merges, more than {MERGES_MAX}", listed.len())));
-    }
-    let known = vocabulary.ids()?;
-    let mut whole = String::new();
-    let mut found = Vec::with_capacity(listed.len());
-    for merge in listed.iter() {
-        let parts = merge.split_once(' ').filter(|(left, right)| {
-            whole.clear();
-            whole.extend([*left, *right]);
-            [left, right, whole.as_str()].into_iter().all(|token| known.contains_key(token))
-        });
-        let Some((left, right)) = parts else {
-            return Err(Error(format!(
-                "{KEY} has {}, which is not two tokens that make one",
-                shortened(merge)
-            )));
-        };
-        found.push(json!([left, right]));
-    }
-    Ok(found)
+    let merges = Merges::of_file(header, vocabulary)?;
+    let model = BytePairs { ignore_merges, ..BytePairs::new(vocabulary, merges) };
+    Ok(Stages { normalizer, pre_tokenizer, decoder: bytes(true), model })
 }
 
 /// SentencePiece's kind: the pieces with the best scores are merged first, and what has no piece is bytes.
-fn pieces(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
+fn pieces<'a>(header: &Header, vocabulary: &'a Vocabulary<'a>) -> Result<Stages<'a>, Error> {
     let has_prefix = header.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     if header.flag("tokenizer.ggml.remove_extra_whitespaces")? == Some(true) {
         return Err(Error("has tokenizer.ggml.remove_extra_whitespaces, which is not supported".into()));
@@ -164,55 +172,16 @@ fn pieces(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "\u{2581}"}));
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
-    let mut found = byte_pairs(vocabulary, merges_of_scores(header, vocabulary)?);
-    found["normalizer"] = json!({"type": "Sequence", "normalizers": normalizers});
-    found["decoder"] = json!({"type": "Sequence", "decoders": decoders});
-    if let Some((_, unknown)) = vocabulary.named(header, Role::Unknown)? {
-        found["model"]["unk_token"] = unknown.into();
-    }
-    found["model"]["fuse_unk"] = true.into();
-    found["model"]["byte_fallback"] = true.into();
-    Ok(found)
-}
-
-/// For each piece, the pairs that make it; the pairs of the best piece first, then in the order of transformers'
-/// `generate_merges`.
-fn merges_of_scores(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>, Error> {
-    const KEY: &str = "tokenizer.ggml.scores";
-    let scores = match header.get(KEY) {
-        Some(Value::Floats(scores)) if scores.len() == vocabulary.tokens.len() => scores,
-        _ => return Err(Error(format!("{KEY} is not a list of one number for each token"))),
-    };
-    let known = vocabulary.ids()?;
-    let mut merges: Vec<(f32, usize, usize)> = Vec::new();
-    for (id, token) in vocabulary.tokens.iter().enumerate().filter(|(id, _)| vocabulary.is_normal(*id)) {
-        if token.len() > PIECE_BYTES_MAX {
-            let token = shortened(token);
-            return Err(Error(format!(
-                "tokenizer.ggml.tokens has {token}, longer than {PIECE_BYTES_MAX} bytes"
-            )));
-        }
-        let mut pairs = Vec::new();
-        for at in token.char_indices().map(|(at, _)| at).skip(1) {
-            let (left, right) = token.split_at(at);
-            if let (Some(&left), Some(&right)) = (known.get(left), known.get(right)) {
-                pairs.push((scores[id], left, right));
-            }
-        }
-        pairs.sort_by_key(|&(_, left, right)| (left, right));
-        merges.extend(pairs);
-        if merges.len() > MERGES_MAX {
-            return Err(Error(format!("tokenizer.ggml.tokens make more than {MERGES_MAX} pairs")));
-        }
-    }
-    let token = |id: usize| vocabulary.tokens[id].as_ref();
-    let characters = |id: usize| token(id).chars().count();
-    merges.sort_by(|&(score, left, right), &(other, other_left, other_right)| {
-        let lengths =
-            || (characters(other_left), characters(other_right)).cmp(&(characters(left), characters(right)));
-        other.total_cmp(&score).then_with(lengths)
-    });
-    Ok(merges.into_iter().map(|(_, left, right)| json!([token(left), token(right)])).collect())
+    let merges = Merges::of_scores(header, vocabulary)?;
+    let unk_token = vocabulary.named(header, Role::Unknown)?.map(|(_, unknown)| unknown);
+    let model =
+        BytePairs { unk_token, fuse_unk: true, byte_fallback: true, ..BytePairs::new(vocabulary, merges) };
+    Ok(Stages {
+        normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+        pre_tokenizer: Json::Null,
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        model,
+    })
 }
 
 /// tokenizer_config.json: the tokens that templates name, and the chat templates.

@@ -2,12 +2,14 @@
 
 use crate::config::texts;
 use crate::{Error, Header, Value};
-use serde_json::{Map, Value as Json, json};
+use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Most tokens.
 const TOKENS_MAX: usize = 1 << 20;
+/// Most tokens that are found in a text before anything else; published files have a few hundred.
+const ADDED_MAX: usize = 1 << 16;
 
 /// Special tokens that end a text in models of any maker; llama.cpp's list.
 const ENDS: [&str; 13] = [
@@ -32,6 +34,20 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
+const TYPES: &str = "tokenizer.ggml.token_type";
+
+/// A token that is found in a text before anything else, as tokenizer.json has it.
+#[derive(Serialize)]
+pub(crate) struct Added<'a> {
+    id: usize,
+    content: &'a str,
+    single_word: bool,
+    lstrip: bool,
+    rstrip: bool,
+    normalized: bool,
+    special: bool,
+}
+
 /// The tokens, each of them once.
 pub(crate) struct Vocabulary<'a> {
     pub(crate) tokens: Vec<Cow<'a, str>>,
@@ -41,7 +57,6 @@ pub(crate) struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     pub(crate) fn read(header: &'a Header) -> Result<Self, Error> {
         const KEY: &str = "tokenizer.ggml.tokens";
-        const TYPES: &str = "tokenizer.ggml.token_type";
         let listed = texts(header, KEY)?;
         if listed.len() > TOKENS_MAX {
             return Err(Error(format!("{KEY} has {} tokens, more than {TOKENS_MAX}", listed.len())));
@@ -69,9 +84,9 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// Ids by token.
-    pub(crate) fn ids(&self) -> Result<HashMap<&str, usize>, Error> {
+    pub(crate) fn ids(&self) -> Result<HashMap<&str, u32>, Error> {
         let mut found = HashMap::with_capacity(self.tokens.len());
-        for (id, token) in self.tokens.iter().enumerate() {
+        for (id, token) in (0..).zip(&self.tokens) {
             if let Some(first) = found.insert(token.as_ref(), id) {
                 let token = shortened(token);
                 return Err(Error(format!("tokenizer.ggml.tokens has {token} twice: {first} and {id}")));
@@ -88,21 +103,24 @@ impl<'a> Vocabulary<'a> {
         special.map(|(id, _)| u32::try_from(id).expect("there are at most TOKENS_MAX tokens"))
     }
 
-    /// `vocab` of a tokenizer.json.
-    pub(crate) fn json(&self) -> Map<String, Json> {
-        self.tokens.iter().enumerate().map(|(id, token)| (token.to_string(), id.into())).collect()
-    }
-
-    /// `added_tokens` of a tokenizer.json: those that are found in a text before anything else.
-    pub(crate) fn added(&self) -> Json {
-        let added = self.tokens.iter().enumerate().filter_map(|(id, token)| {
-            let kind = self.kind(id);
-            matches!(kind, UNKNOWN | CONTROL | USER_DEFINED).then(|| {
-                json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": kind != USER_DEFINED})
-            })
+    /// `added_tokens` of a tokenizer.json.
+    pub(crate) fn added(&self) -> Result<Vec<Added<'_>>, Error> {
+        let is_added = |id: usize| matches!(self.kind(id), UNKNOWN | CONTROL | USER_DEFINED);
+        let count = (0..self.tokens.len()).filter(|id| is_added(*id)).count();
+        if count > ADDED_MAX {
+            return Err(Error(format!("{TYPES} has {count} special tokens, more than {ADDED_MAX}")));
+        }
+        let tokens = self.tokens.iter().enumerate().filter(|(id, _)| is_added(*id));
+        let added = tokens.map(|(id, token)| Added {
+            id,
+            content: token,
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special: self.kind(id) != USER_DEFINED,
         });
-        Json::Array(added.collect())
+        Ok(added.collect())
     }
 
     /// The token that a key names, if the file has the key or llama.cpp a default for it.
@@ -114,6 +132,13 @@ impl<'a> Vocabulary<'a> {
             None if matches!(role, Role::Unknown | Role::Padding) => Ok(None),
             None => Err(Error(format!("{} is {id}, but there are {} tokens", role.key(), self.tokens.len()))),
         }
+    }
+}
+
+/// `vocab` of a tokenizer.json.
+impl Serialize for Vocabulary<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.tokens.iter().enumerate().map(|(id, token)| (token, id)))
     }
 }
 

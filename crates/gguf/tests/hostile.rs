@@ -274,3 +274,48 @@ fn keys_that_are_not_known_are_refused() {
     assert_eq!(json("generation_config.json"), serde_json::json!({}));
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// A file in which the bytes behind a name and those in between are others.
+fn patched(golden: &str, name: &str, skip: usize, bytes: &[u8]) -> Vec<u8> {
+    let golden = goldens().into_iter().find(|path| path.ends_with(golden)).unwrap();
+    let mut file = std::fs::read(golden).unwrap();
+    let found = file.windows(name.len()).position(|window| window == name.as_bytes()).unwrap();
+    let at = found + name.len() + skip;
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+    file
+}
+
+/// The key or the tensor of the file is named, not that of config.json which is made of it.
+#[test]
+fn counts_that_cannot_be_are_told_by_their_key() {
+    let folder = std::env::temp_dir().join(format!("pinion-gguf-counts-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("m.gguf");
+    // Behind a key stands the type of its value; behind a tensor's name the number of its axes.
+    for (name, skip, bytes, expected) in [
+        (
+            "llama.attention.head_count",
+            4,
+            &0u32.to_le_bytes()[..],
+            "has llama.attention.head_count 0; expected at least 1",
+        ),
+        (
+            "llama.attention.head_count_kv",
+            4,
+            &0u32.to_le_bytes(),
+            "has llama.attention.head_count_kv 0; expected at least 1",
+        ),
+        ("llama.block_count", 4, &0u32.to_le_bytes(), "has llama.block_count 0; expected at least 1"),
+        (
+            "rope_freqs.weight",
+            4,
+            &7u64.to_le_bytes(),
+            "tensor rope_freqs.weight has 7 numbers; heads of 32 need 16",
+        ),
+    ] {
+        std::fs::write(&path, patched("llama.gguf", name, skip, bytes)).unwrap();
+        let found = folder_file(&path, "config.json").unwrap_err().to_string();
+        assert_eq!(found, expected, "{name}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

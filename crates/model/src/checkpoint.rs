@@ -306,6 +306,7 @@ impl Checkpoint {
             tensors: self.tensors.len(),
             numbers: self.tensors.values().map(numbers).sum(),
             bytes: self.progress().1,
+            has_head: self.tensors.keys().any(|name| name.ends_with("lm_head.weight")),
         }
     }
 

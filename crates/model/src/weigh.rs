@@ -15,6 +15,8 @@ pub struct StoredWeights {
     pub numbers: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// The head has a tensor of its own; otherwise the embedding is the head's weight, too.
+    pub has_head: bool,
 }
 
 /// Opens the weights of `folder` as a load does, and counts.

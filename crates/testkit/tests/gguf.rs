@@ -108,6 +108,13 @@ fn the_doctor_examines_a_file() {
     {
         assert!(ended.stdout.contains(part), "{part}: {}{}", ended.stdout, ended.stderr);
     }
+    // This one has no head: its embeddings, 272 of 32 numbers, are held a second time as one.
+    let file = path("plain-f32");
+    let text = file.to_str().expect("a plain name");
+    let ended = run_binary_to_end(&launcher_binary(), &["doctor", text, "--dtype", "fp32"], &[], PATIENCE);
+    for part in ["106.6 KiB", "weights about 140.6 KiB"] {
+        assert!(ended.stdout.contains(part), "{part}: {}{}", ended.stdout, ended.stderr);
+    }
 }
 
 #[test]
