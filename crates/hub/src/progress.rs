@@ -1,4 +1,4 @@
-//! How far a pull is: a line that is drawn again on a terminal, a line each ten seconds elsewhere. All on stderr.
+//! How far a pull is: a bar that is drawn again on a terminal, a line each ten seconds elsewhere. All on stderr.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -57,7 +57,7 @@ impl Progress {
         self.shown = now;
         let (then, before) = self.samples[0];
         let rate = done.saturating_sub(before) as f64 / (now - then).as_secs_f64().max(1e-3);
-        let text = line(done, self.total, rate);
+        let text = line(done, self.total, rate, self.is_terminal);
         if self.is_terminal {
             let mut out = std::io::stderr().lock();
             let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
@@ -67,10 +67,12 @@ impl Progress {
     }
 }
 
-/// `pulling  45 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left`
-fn line(done: u64, total: u64, rate: f64) -> String {
+/// `pulling [####------]  45 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left`; within 80 columns, since a line that wraps
+/// cannot be drawn again.
+fn line(done: u64, total: u64, rate: f64, has_bar: bool) -> String {
     let share = (done as f64 / total.max(1) as f64 * 100.0).min(100.0);
-    let head = format!("pulling {share:3.0} %, {} of {}", bytes(done), bytes(total));
+    let bar = if has_bar { bar(share) } else { String::new() };
+    let head = format!("pulling {bar}{share:3.0} %, {} of {}", bytes(done), bytes(total));
     if rate < 1.0 {
         return format!("{head}, nothing comes");
     }
@@ -81,6 +83,12 @@ fn line(done: u64, total: u64, rate: f64) -> String {
         _ => format!("{} h {} min", left / 3600, left / 60 % 60),
     };
     format!("{head}, {}/s, {left} left", bytes(rate as u64))
+}
+
+fn bar(share: f64) -> String {
+    const CELLS: usize = 10;
+    let full = (share / 100.0 * CELLS as f64) as usize;
+    format!("[{}{}] ", "#".repeat(full), "-".repeat(CELLS - full))
 }
 
 /// In the units that the hub's pages have: thousands.
@@ -104,7 +112,13 @@ mod tests {
             (0, 100_000.0, "pulling   0 %, 0 bytes of 2.6 GB, 100.0 kB/s, 7 h 13 min left"),
             (2_600_000_000, 0.0, "pulling 100 %, 2.6 GB of 2.6 GB, nothing comes"),
         ] {
-            assert_eq!(line(done, 2_600_000_000, rate), expected);
+            assert_eq!(line(done, 2_600_000_000, rate, false), expected);
+        }
+        let half = "pulling [####------]  46 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left";
+        assert_eq!(line(1_200_000_000, 2_600_000_000, 34_100_000.0, true), half);
+        for (done, total) in [(0, 0), (999_900_000_000, 999_900_000_000), (1, 999_900_000_000)] {
+            let drawn = line(done, total, 999_900_000.0, true);
+            assert!(drawn.len() < 80, "{drawn}");
         }
     }
 }
