@@ -145,6 +145,16 @@ fn unknown_type(config: &Map<String, Value>) -> String {
     }
 }
 
+/// Mirrors `ACT2FN` in transformers' activations.py; gelu_fast is gelu_new, written otherwise.
+const ACTIVATIONS: [(&str, Activation); 6] = [
+    ("gelu", Activation::GeluErf),
+    ("gelu_new", Activation::GeluTanh),
+    ("gelu_pytorch_tanh", Activation::GeluTanh),
+    ("gelu_fast", Activation::GeluTanh),
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+];
+
 /// Takes values out of a config, checked.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
@@ -295,24 +305,23 @@ impl Reader<'_> {
         UNSUPPORTED.into_iter().for_each(|key| self.refuse(key));
     }
 
-    /// Mirrors `ACT2FN` in transformers' activations.py; gelu_fast is gelu_new, written otherwise.
-    pub(crate) fn activation(&mut self, key: &str, default: Activation) -> Activation {
+    /// The activation of a gated MLP, or of one without a gate, where no model that is read has SiLU.
+    pub(crate) fn activation(&mut self, key: &str, default: Activation, gated: bool) -> Activation {
         let Some(value) = self.get(key) else { return default };
-        match value.as_str() {
-            Some("silu" | "swish") => Activation::Silu,
-            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
-            Some("gelu") => Activation::GeluErf,
-            _ => {
-                let reason = format!("{key} {value} is not supported");
-                self.fault(reason);
-                default
-            }
+        let known = || ACTIVATIONS.into_iter().filter(|(_, found)| gated || *found != Activation::Silu);
+        let named = value.as_str().and_then(|name| known().find(|(known, _)| *known == name));
+        if let Some((_, found)) = named {
+            return found;
         }
+        let supported = known().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+        let reason = format!("{key} {value} is not supported; supported: {supported}");
+        self.fault(reason);
+        default
     }
 
     /// A gated MLP under the common names.
     pub(crate) fn gated_mlp(&mut self) -> Mlp {
-        let activation = self.activation("hidden_act", Activation::Silu);
+        let activation = self.activation("hidden_act", Activation::Silu, true);
         let inner = self.width("intermediate_size", None);
         Mlp { inner, gated: true, activation, bias: false }
     }

@@ -165,6 +165,20 @@ fn gpt2_is_a_family() {
     assert!(model.head.tied && model.attention.qkv_bias);
 }
 
+/// Without a gate SiLU is no more supported than what has no name here.
+#[test]
+fn activations_of_gpt2_are_refused_with_those_that_are_read() {
+    for name in ["relu", "silu", "swish", "quick_gelu", "tanh"] {
+        let config = json!({"model_type": "gpt2", "n_embd": 48, "n_head": 3, "n_positions": 64, "n_layer": 2,
+            "vocab_size": 300, "activation_function": name});
+        let faults = read(config.as_object().expect("an object")).expect_err(name);
+        let expected = format!(
+            "activation_function \"{name}\" is not supported; supported: gelu, gelu_new, gelu_pytorch_tanh, gelu_fast"
+        );
+        assert_eq!(faults, [expected]);
+    }
+}
+
 #[test]
 fn what_is_not_supported_is_refused_by_its_key() {
     let lists = |count: usize| json!({"rope_type": "longrope", "short_factor": vec![1.0; count], "long_factor": vec![1.0; 4]});
@@ -189,7 +203,11 @@ fn what_is_not_supported_is_refused_by_its_key() {
             "layer_types",
         ),
         ("qwen2", json!({"use_sliding_window": true, "layer_types": ["linear_attention"]}), "layer_types"),
-        ("llama", json!({"hidden_act": "relu"}), "hidden_act \"relu\""),
+        (
+            "llama",
+            json!({"hidden_act": "relu"}),
+            "hidden_act \"relu\" is not supported; supported: gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish",
+        ),
         ("llama", json!({"num_key_value_heads": 4}), "num_key_value_heads 4 does not divide"),
         (
             "llama",

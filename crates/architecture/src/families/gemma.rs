@@ -101,7 +101,7 @@ fn base(
         mlp: Mlp {
             inner: reader.width("intermediate_size", Some(9216)),
             gated: true,
-            activation: reader.activation("hidden_activation", Activation::GeluTanh),
+            activation: reader.activation("hidden_activation", Activation::GeluTanh, true),
             bias: false,
         },
         residual_multiplier: None,

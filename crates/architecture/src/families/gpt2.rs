@@ -58,7 +58,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
         mlp: Mlp {
             inner: reader.width("n_inner", Some(4 * hidden)),
             gated: false,
-            activation: reader.activation("activation_function", Activation::GeluTanh),
+            activation: reader.activation("activation_function", Activation::GeluTanh, false),
             bias: true,
         },
         residual_multiplier: None,
