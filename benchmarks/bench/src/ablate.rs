@@ -30,7 +30,7 @@ pub(crate) const METRICS: &[Metric] = &[
 ];
 
 /// Pairs below which nothing is called a win: one odd round would decide.
-const PAIRS_MIN: usize = 3;
+pub(crate) const PAIRS_MIN: usize = 3;
 
 /// Which side is better beyond the spread of the rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 
 mod data;
 mod latency;
+mod lead;
 mod panel;
 mod report;
 mod scale;
@@ -91,7 +92,7 @@ pub(crate) fn run(args: &PlotArgs) -> Result<(), String> {
             write_whole(&out.join(format!("{name}.png")), &svg::png(picture)?)?;
         }
     }
-    let report = report::html(&args.title, &files, &pictures);
+    let report = report::html(&args.title, &files, &data, &pictures);
     write_whole(&out.join("report.html"), report.as_bytes())?;
     println!("{} pictures and report.html in {}", pictures.len(), out.display());
     Ok(())
@@ -229,7 +230,12 @@ mod tests {
     fn the_report_stands_alone() {
         let file = result();
         let data = Data::of(std::slice::from_ref(&file));
-        let text = report::html("t & u", &[("ablate.json".to_owned(), file)], &pictures(&data));
+        let text = report::html("t & u", &[("ablate.json".to_owned(), file)], &data, &pictures(&data));
+        // The main result, then what a picture shows.
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part:?} in the report"));
+        assert!(at("<h2>Main result</h2>") < at("<svg ") && at("<h2>Differences</h2>") < at("<svg "));
+        assert!(text.contains("<figcaption>") && text.contains("prefers-color-scheme:dark"));
+        assert!(!text.contains(", </dd>"), "a fact that is empty leaves no comma");
         assert!(
             text.contains("<svg ") && text.contains("&lt;t&gt;") && text.contains("<title>t &amp; u</title>")
         );

@@ -1,6 +1,10 @@
-//! The report: one HTML file with every picture inline, the tables, the scenario and the machine. It loads nothing.
+//! The report: one HTML file with machine, commit and main result first, then every picture inline, the tables and the
+//! scenario. It loads nothing.
 
+use super::data::Data;
+use super::lead;
 use crate::ablate;
+use crate::machine::Origin;
 use crate::results::{ResultFile, summary};
 use crate::table::number;
 use std::fmt::Write;
@@ -8,14 +12,16 @@ use std::fmt::Write;
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}\
 h1{font-size:1.5em}h2{font-size:1.2em;margin-top:2em}table{border-collapse:collapse;font-size:13px;margin:1em 0;display:block;overflow-x:auto}\
 td,th{border-bottom:1px solid #ddd;padding:.3em .6em;text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}\
-pre{background:#f6f6f6;padding:.8em;overflow-x:auto;font-size:12px}svg{max-width:100%;height:auto}dt{font-weight:600}dd{margin:0 0 .4em 1em}";
+pre{background:#f6f6f6;padding:.8em;overflow-x:auto;font-size:12px}svg{max-width:100%;height:auto}dt{font-weight:600}dd{margin:0 0 .4em 1em}\
+figure{margin:1.5em 0}figure svg{background:#fff;border-radius:6px}figcaption,.lead{color:#555;font-size:14px}\
+@media (prefers-color-scheme:dark){body{background:#16181c;color:#dcdcdc}td,th{border-color:#3a3e45}pre{background:#22252b}figcaption,.lead{color:#a8adb5}}";
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// A Markdown table of ours as HTML.
-fn html_table(markdown: &str) -> String {
+pub(super) fn html_table(markdown: &str) -> String {
     let mut out = "<table>".to_owned();
     for (index, line) in markdown.lines().filter(|line| line.starts_with('|')).enumerate() {
         if index == 1 {
@@ -33,14 +39,21 @@ fn html_table(markdown: &str) -> String {
 }
 
 /// Puts the report together; `pictures` are (title, SVG).
-pub(super) fn html(title: &str, files: &[(String, ResultFile)], pictures: &[(String, String)]) -> String {
+pub(super) fn html(
+    title: &str,
+    files: &[(String, ResultFile)],
+    data: &Data,
+    pictures: &[(String, String)],
+) -> String {
     let title = escaped(title);
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style></head>\n\
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\"><title>{title}</title><style>{STYLE}</style></head>\n\
          <body><h1>{title}</h1>\n"
     );
-    for (_, picture) in pictures {
-        let _ = writeln!(out, "<figure>{picture}</figure>");
+    lead::write(&mut out, files, data);
+    for (name, picture) in pictures {
+        let caption = lead::caption(name);
+        let _ = writeln!(out, "<figure>{picture}<figcaption>{caption}</figcaption></figure>");
     }
     for (name, file) in files {
         section(&mut out, name, file);
@@ -55,7 +68,7 @@ fn section(out: &mut String, name: &str, file: &ResultFile) {
     let facts = [
         ("what", file.kind.clone()),
         ("when", file.origin.time_utc.clone()),
-        ("tool and commit", format!("{}, {}", file.origin.tool, file.origin.commit)),
+        ("tool and commit", tool(&file.origin)),
         (
             "machine",
             format!(
@@ -105,6 +118,12 @@ fn section(out: &mut String, name: &str, file: &ResultFile) {
         number(share)
     );
     let _ = writeln!(out, "<h3>Scenario</h3><pre>{}</pre>", escaped(&file.scenario));
+}
+
+/// Outside of a checkout there is no commit.
+fn tool(origin: &Origin) -> String {
+    let facts = [origin.tool.as_str(), origin.commit.as_str()];
+    facts.into_iter().filter(|fact| !fact.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 fn servers(file: &ResultFile) -> String {

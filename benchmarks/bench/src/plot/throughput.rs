@@ -1,6 +1,7 @@
 //! Bars of output tokens per second, the ratios of a comparison, and where the time of a request goes.
 
 use super::data::{Cell, Data, Series};
+use super::lead::effect;
 use super::panel::{Place, frame, legend, legend_height};
 use super::scale::{Axis, tick_text};
 use super::svg::{Anchor, Svg, colour, text_width};
@@ -93,15 +94,16 @@ fn ratio_axis(rows: &[&Compared], (from, to): (f64, f64)) -> Axis {
     Axis::between((low - margin).max(0.0), high + margin, from, to)
 }
 
-/// Variant / base with its interval, one row per variant, for one metric. A mark is filled where one side wins beyond
-/// the spread.
+/// Variant / base with its interval, one row per variant, the strongest effect first, for one metric. A mark is filled
+/// where one side wins beyond the spread.
 pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
     let scales = distinct(data.compared.iter().map(|row| row.scale));
-    let rows: Vec<&Compared> =
+    let mut rows: Vec<&Compared> =
         data.compared.iter().filter(|row| row.metric == metric && row.label != data.base).collect();
     if rows.is_empty() {
         return None;
     }
+    rows.sort_by(|a, b| effect(b).total_cmp(&effect(a)));
     let known = METRICS.iter().find(|known| known.name == metric)?;
     let text = |row: &Compared| {
         if scales.len() > 1 {
