@@ -36,7 +36,7 @@ export class Live {
     fill(place, element("h1", { class: "hidden-text" }, "The service live"), state, tiles,
       section("Tokens per second", rate),
       section("Gaps between tokens", element("p", { class: "note" },
-        "Each column is a second, each row a range of gaps. The darker a cell, the more of that second’s tokens came after such a gap."), strip),
+        "Each column is a second, each row a range of gaps. The stronger a cell’s colour, the more of that second’s tokens came after such a gap."), strip),
       section("Roles", roles), section("Deaths and returns", happened), section("Slowest requests of the last hour", slow));
     fill(happened, element("li", { class: "note" }, "No role has died since this frontend began."));
     addEventListener("themechange", () => this.#draw());
