@@ -99,6 +99,26 @@ fn text_that_died_with_the_engine_is_made_again() {
     });
 }
 
+/// With `--no-resume`, and in a drain, it is not made again, and that is no fault inside the service.
+#[test]
+fn the_death_of_the_engine_is_the_reason_for_text_that_died_with_it() {
+    for drains in [false, true] {
+        run(Options { resume: drains, ..Options::default() }, |h| async move {
+            let (stream, first) = begin(&h, STREAM).await;
+            h.delta(first.id, 0, &[1], "a", 0);
+            h.finish(first.id, FinishReason::Length, 3);
+            die(&h, ENGINE);
+            if drains {
+                h.app.ledger.borrow_mut().drain();
+            }
+            pass(&h, LAST_TEXT_GRACE);
+            assert_eq!(error_of(&Reply::read(stream).await), "role_restarted");
+            let ledger = h.app.ledger.borrow();
+            assert_eq!((ledger.any_open(), ledger.cut()), (false, drains));
+        });
+    }
+}
+
 /// A detokenizer that hangs is killed in the end, and until then its text is not lost.
 #[test]
 fn text_is_waited_for_until_a_detokenizer_that_hangs_is_replaced() {

@@ -112,6 +112,11 @@ impl Entry {
         }
     }
 
+    /// Whether the engine that finished it has died since.
+    pub(super) fn has_lost_engine(&self) -> bool {
+        self.submission().is_some_and(|submission| submission.engine_died)
+    }
+
     /// Whether no role will say anything more of it, and nothing more is wanted of them.
     pub(super) fn is_done(&self) -> bool {
         let settled = match self.place {

@@ -2,7 +2,7 @@
 //! drain is over.
 
 use super::Ledger;
-use super::entry::over;
+use super::entry::{Entry, over};
 use crate::limits::LAST_TEXT_GRACE;
 use pinion_protocol::names::Counter;
 use pinion_protocol::{Fault, FaultCode, RequestId};
@@ -50,7 +50,7 @@ impl Ledger {
             .ids(|entry, request| {
                 let Some(submission) = entry.submission() else { return false };
                 // Requests that have their outcome wait for no text.
-                let soon = submission.engine_died || request.outcome().is_some();
+                let soon = entry.has_lost_engine() || request.outcome().is_some();
                 let patience = if soon { LAST_TEXT_GRACE } else { patience };
                 let late = |finished_ns| over(finished_ns, patience, now_ns);
                 request.lacks_only_text() && submission.finished_ns.is_some_and(late)
@@ -58,11 +58,20 @@ impl Ledger {
             .into_iter()
             .partition(|id| self.goes_on_without_text(*id));
         orphans.into_iter().for_each(|id| self.park(id));
-        if !late.is_empty() {
-            tracing::error!(count = late.len(), "finished requests whose text never came");
-            let fault = Fault::new(FaultCode::Internal, "the end of the text was lost inside the service");
-            self.give_up(&late, &fault);
+        if late.is_empty() {
+            return;
         }
+        tracing::error!(count = late.len(), "finished requests whose text never came");
+        let (died_with_engine, lost): (Vec<_>, Vec<_>) =
+            late.into_iter().partition(|id| self.entries.get(*id).is_some_and(Entry::has_lost_engine));
+        let waits = |id: &RequestId| {
+            self.entries.get(*id).is_some_and(|entry| entry.request.borrow().outcome().is_none())
+        };
+        self.cut |= self.draining && died_with_engine.iter().any(waits);
+        let message = "the engine restarted before all of this request's text was sent; send it again";
+        self.give_up(&died_with_engine, &Fault::new(FaultCode::RoleRestarted, message));
+        let message = "the end of the text was lost inside the service";
+        self.give_up(&lost, &Fault::new(FaultCode::Internal, message));
     }
 
     /// Ends everything that is still open, with an error: the drain deadline has come.

@@ -87,9 +87,8 @@ impl Ledger {
     /// Whether a request that the engine has finished can get the text that is missing once more.
     pub(super) fn goes_on_without_text(&self, id: RequestId) -> bool {
         self.entries.get(id).is_some_and(|entry| {
-            let engine_died = entry.submission().is_some_and(|submission| submission.engine_died);
             let open = entry.request.borrow().outcome().is_none();
-            engine_died && entry.recovery.job().is_some() && open && !self.draining
+            entry.has_lost_engine() && entry.recovery.job().is_some() && open && !self.draining
         })
     }
 
