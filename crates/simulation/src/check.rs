@@ -1,6 +1,7 @@
 //! What must hold: when a client may fail, what a turn may leave, and what a run may leave.
 
 use crate::client::Client;
+use crate::plan::STUCK_TIMEOUT_MS;
 use crate::role::{Life, Loop, Stage};
 use crate::world::{World, stage_name};
 use pinion_frontend::observe::health::Health;
@@ -10,8 +11,11 @@ use pinion_protocol::status::{EDGE_WORDS, Gauge};
 use pinion_protocol::{Peer, RequestId, Role};
 use pinion_shm::slots::SlotState;
 
-/// A death may be news to a frontend for this long, in ns.
-const NEWS_NS: u64 = 1_000_000_000;
+/// A death may be news to a frontend for this long, in ns: it may stand still until it is killed as stuck, and what it
+/// is asked just before it goes on comes before the news.
+const NEWS_NS: u64 = (STUCK_TIMEOUT_MS + 1_000) * 1_000_000;
+/// Two generations of a slot that are further apart are of two lives of its frontend.
+const GENERATIONS_APART: u32 = 1 << 19;
 
 impl World {
     /// Whether what went wrong is a reason for such an end.
@@ -46,12 +50,11 @@ impl World {
     pub(crate) fn check_turn(&self, peer: Peer) -> Result<(), String> {
         match self.lives.get(&peer).map(|life| &life.stage) {
             Some(Stage::Serving(Loop::Engine(server))) => {
-                // It looks at every slot in every turn, so what has an end wish when a turn is over was overlooked.
-                let ended = |id: &RequestId| {
-                    self.slot(*id).is_some_and(|(state, _)| state.cancelled || state.stopped)
-                };
-                match server.engine().states().find(|(id, _)| ended(id)) {
-                    Some((id, _)) => Err(format!("{peer} goes on with {id}, which was cancelled or stopped")),
+                // It looks at every slot in every turn.
+                match server.engine().states().find(|(id, _)| self.is_over(*id)) {
+                    Some((id, _)) => {
+                        Err(format!("{peer} goes on with {id}, and its slot says that it is over"))
+                    }
                     None => Ok(()),
                 }
             }
@@ -68,12 +71,23 @@ impl World {
         }
     }
 
+    /// Whether the slot of a request tells the engine to end or to forget it.
+    fn is_over(&self, id: RequestId) -> bool {
+        self.slot(id).is_some_and(|(state, _)| {
+            // The engine may not know the slots of the frontend's next life yet, whose generations are far off.
+            let is_of_this_life = state.generation.wrapping_sub(id.generation) < GENERATIONS_APART;
+            let is_current = state.live && state.generation == id.generation;
+            is_of_this_life && (!is_current || state.cancelled || state.stopped)
+        })
+    }
+
     /// Whether all of a text has come, the engine goes on with it, and nothing tells it to stop. One that goes on after
     /// a death draws its last token again.
     fn lacks_stop(&self, id: RequestId, state: EntryState) -> bool {
         let Some((slot, resumptions)) = self.slot(id) else { return false };
         let told = slot.cancelled || slot.stopped || resumptions > 0;
-        state == EntryState::TextComplete && !told && self.runs(id)
+        let is_current = slot.live && slot.generation == id.generation;
+        state == EntryState::TextComplete && is_current && !told && self.runs(id)
     }
 
     /// Whether the engine has this request.
@@ -84,15 +98,13 @@ impl World {
         })
     }
 
-    /// The slot of a request that has it still, with how often the request went on after a death.
+    /// What the slot of a request says, with how often the request went on after a death.
     fn slot(&self, id: RequestId) -> Option<(SlotState, u64)> {
         let life = self.lives.get(&Peer::new(Role::Frontend, id.frontend))?;
         let Stage::Serving(Loop::Frontend { session, .. }) = &life.stage else { return None };
         let session = session.borrow();
         let slot = session.links.slot(id)?;
-        let state = slot.state();
-        let resumptions = slot.counter(id.generation, Counter::Resumptions as usize);
-        (state.live && state.generation == id.generation).then_some((state, resumptions))
+        Some((slot.state(), slot.counter(id.generation, Counter::Resumptions as usize)))
     }
 
     /// Requests of a frontend whose clients wait.
@@ -110,7 +122,10 @@ impl World {
         let mut client = self.clients.remove(at);
         client.hang_up();
         let after = self.open_requests(frontend);
-        let goes_on = |id: &&RequestId| self.slot(**id).is_some_and(|(state, _)| !state.cancelled);
+        let goes_on = |id: &&RequestId| {
+            self.slot(**id)
+                .is_some_and(|(state, _)| state.live && state.generation == id.generation && !state.cancelled)
+        };
         match before.iter().filter(|id| !after.contains(*id)).find(goes_on) {
             Some(id) => {
                 Err(format!("client {} is gone, and its request {id} is not cancelled", client.number))

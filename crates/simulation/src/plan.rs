@@ -26,6 +26,8 @@ pub struct Plan {
     pub requests: usize,
     /// Requests under way at the same time, at most.
     pub together: usize,
+    /// Requests that come at once.
+    pub burst: usize,
     /// Deaths of roles.
     pub deaths: usize,
     /// Roles that stand still for a while.
@@ -63,6 +65,7 @@ impl Plan {
         config.fairness =
             Fairness { by: random.pick(&[FairShare::Off, FairShare::User]), key_weights: Vec::new() };
         config.lifecycle.resume = !random.chance(8);
+        config.lifecycle.restart_backoff_ms = random.pick(&[20, 20, 500]);
         let scheduling = &mut config.scheduling;
         scheduling.prefix_cache = random.chance(70);
         scheduling.prefix_partial = random.chance(50);
@@ -87,15 +90,19 @@ impl Plan {
         config.observe.timeline = random.chance(8);
         let mut topology = Topology::new(&config);
         for edge in &mut topology.edges {
-            edge.capacity_bytes = edge.capacity_bytes.min(random.pick(&[4096, 4096, 8192, 65536]));
+            // Openings are small: a ring of this size is full of them now and then.
+            let carries_openings = edge.from.role == Role::Frontend && edge.to.role == Role::Detokenizer;
+            let sizes = if carries_openings { [512, 512, 1024, 65536] } else { [1024, 4096, 8192, 65536] };
+            edge.capacity_bytes = edge.capacity_bytes.min(random.pick(&sizes));
         }
-        let slots = (config.max_inflight * u32::from(config.frontends)).min(10);
+        let slots = (config.max_inflight * u32::from(config.frontends)).min(20);
         Plan {
             config,
             topology,
             requests: random.between(1, 24) as usize,
             together: random.between(1, u64::from(slots) + 2) as usize,
-            deaths: random.pick(&[0, 0, 1, 1, 2, 3, 5]),
+            burst: random.pick(&[1, 1, 8]),
+            deaths: random.pick(&[0, 0, 1, 1, 2, 3, 5, 8]),
             stalls: random.pick(&[0, 0, 1, 2, 4]),
             leaving: random.pick(&[0, 10, 40]),
             slow: random.pick(&[0, 10, 40]),
@@ -136,7 +143,6 @@ fn base() -> Config {
     config.observe.pause_warn_ms = 0;
     let lifecycle = &mut config.lifecycle;
     lifecycle.stuck_timeout_ms = STUCK_TIMEOUT_MS;
-    lifecycle.restart_backoff_ms = 20;
     lifecycle.restart_limit = 1_000;
     lifecycle.drain_timeout_ms = 5_000;
     lifecycle.log_filter = "off".to_owned();

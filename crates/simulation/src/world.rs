@@ -211,7 +211,7 @@ impl World {
                 let at = self.random.below(self.clients.len().max(1));
                 if at < self.clients.len() && self.may_read(at) { self.read(at) } else { Ok(()) }
             }
-            _ => self.ask(),
+            _ => (0..self.plan.burst).try_for_each(|_| self.ask()),
         }
     }
 
