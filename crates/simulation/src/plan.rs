@@ -89,12 +89,7 @@ impl Plan {
         // What the suspicion of requests looks at; its rings of spans make a run slower.
         config.observe.timeline = random.chance(8);
         let mut topology = Topology::new(&config);
-        for edge in &mut topology.edges {
-            // Openings are small: a ring of this size is full of them now and then.
-            let carries_openings = edge.from.role == Role::Frontend && edge.to.role == Role::Detokenizer;
-            let sizes = if carries_openings { [512, 512, 1024, 65536] } else { [1024, 4096, 8192, 65536] };
-            edge.capacity_bytes = edge.capacity_bytes.min(random.pick(&sizes));
-        }
+        shrink_rings(&mut topology, random);
         let slots = (config.max_inflight * u32::from(config.frontends)).min(20);
         Plan {
             config,
@@ -118,6 +113,15 @@ impl Plan {
             ]),
             early: random.pick(&[0, 20, 60]),
         }
+    }
+}
+
+fn shrink_rings(topology: &mut Topology, random: &mut Random) {
+    for edge in &mut topology.edges {
+        // Openings are small: a ring of this size is full of them now and then.
+        let carries_openings = edge.from.role == Role::Frontend && edge.to.role == Role::Detokenizer;
+        let sizes = if carries_openings { [512, 512, 1024, 65536] } else { [1024, 4096, 8192, 65536] };
+        edge.capacity_bytes = edge.capacity_bytes.min(random.pick(&sizes));
     }
 }
 
