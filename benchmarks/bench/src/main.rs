@@ -19,6 +19,7 @@ mod offline;
 mod online;
 mod plot;
 mod profile;
+mod progress;
 mod prompts;
 mod random;
 mod recording;

@@ -10,7 +10,7 @@ use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::prompts::{Form, Prompts, Source, context_of};
 use crate::replay::{COMPLETIONS, Pace, Run, Sending, replay};
-use crate::results::{Folder, ResultFile, RunRecord, fingerprint, summary};
+use crate::results::{Folder, ResultFile, RunRecord, fingerprint, narrow};
 use crate::server::{Server, ServerFacts};
 use crate::table;
 use crate::target::Target;
@@ -431,7 +431,7 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
         result.runs.push(record);
     }
     let path = folder.write("online.json", &result)?;
-    println!("{}", summary(&result.runs));
+    println!("{}", narrow(&result.runs));
     for run in result.runs.iter().filter(|run| run.figures.wire_lag_ms.count > 0) {
         let (lag, cpu) = (&run.figures.wire_lag_ms, run.figures.client.cpu_us_per_token_event);
         let (p50, p99, max) = (table::number(lag.p50), table::number(lag.p99), table::number(lag.max));

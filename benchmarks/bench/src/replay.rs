@@ -7,6 +7,7 @@
 
 use crate::answer::{self, Outcome};
 use crate::http::{Reply, exchange, runtime};
+use crate::progress::Progress;
 use crate::target::Target;
 use crate::workload::{Job, Lengths};
 use bytes::Bytes;
@@ -91,10 +92,12 @@ fn closed_loop(jobs: &[Job], target: &Target, sending: Sending, streams: usize) 
     let bodies = jobs.iter().map(|job| (job.body.clone(), job.frames_max));
     let bodies: Arc<Vec<(Bytes, Option<usize>)>> = Arc::new(bodies.collect());
     let next = Arc::new(AtomicUsize::new(0));
+    let progress = Progress::begin(jobs.len(), Duration::ZERO);
     let replies = runtime()?.block_on(async {
         let mut open = JoinSet::new();
         for _ in 0..streams {
             let (target, bodies, next) = (target.clone(), Arc::clone(&bodies), Arc::clone(&next));
+            let ended = progress.counter();
             open.spawn(async move {
                 let mut done = Vec::new();
                 while let Some((index, (body, frames_max))) = {
@@ -102,6 +105,7 @@ fn closed_loop(jobs: &[Job], target: &Target, sending: Sending, streams: usize) 
                     bodies.get(index).map(|job| (index, job.clone()))
                 } {
                     let reply = exchange(&target, COMPLETIONS, body, sending.limit, frames_max).await;
+                    ended.fetch_add(1, Ordering::Relaxed);
                     done.push((index, reply));
                 }
                 done
@@ -109,6 +113,7 @@ fn closed_loop(jobs: &[Job], target: &Target, sending: Sending, streams: usize) 
         }
         open.join_all().await
     });
+    drop(progress);
     let cpu = cpu_s() - cpu_before;
     Ok(finish(jobs, replies.into_iter().flatten().collect(), start_ns, sending, cpu))
 }
@@ -117,18 +122,24 @@ fn open_loop(jobs: &[Job], target: &Target, sending: Sending) -> Result<Run, Str
     let (cpu_before, start_ns) = (cpu_s(), now_ns() + LEAD_NS);
     let (due, mut released) = mpsc::channel(jobs.len().max(1));
     let schedule: Vec<u64> = jobs.iter().map(|job| start_ns + job.at_ns).collect();
+    let last_ns = jobs.iter().map(|job| job.at_ns).max().unwrap_or(0);
+    let progress = Progress::begin(jobs.len(), Duration::from_nanos(LEAD_NS + last_ns));
     let clock = std::thread::spawn(move || keep_schedule(&schedule, &due));
     let replies = runtime()?.block_on(async {
         let mut open = JoinSet::new();
         while let Some(index) = released.recv().await {
             let (target, body): (Target, _) = (target.clone(), jobs[index].body.clone());
             let frames_max = jobs[index].frames_max;
+            let ended = progress.counter();
             open.spawn(async move {
-                (index, exchange(&target, COMPLETIONS, body, sending.limit, frames_max).await)
+                let reply = exchange(&target, COMPLETIONS, body, sending.limit, frames_max).await;
+                ended.fetch_add(1, Ordering::Relaxed);
+                (index, reply)
             });
         }
         open.join_all().await
     });
+    drop(progress);
     let cpu = cpu_s() - cpu_before;
     clock.join().map_err(|_| "the schedule's thread panicked".to_owned())?;
     Ok(finish(jobs, replies, start_ns, sending, cpu))

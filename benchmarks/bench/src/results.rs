@@ -186,6 +186,48 @@ impl RunRecord {
     }
 }
 
+/// The same for a terminal of 100 columns: what was sent and done, then the latencies.
+pub(crate) fn narrow(runs: &[RunRecord]) -> String {
+    let number = table::number;
+    let named = |run: &RunRecord| {
+        let load = if run.streams > 0 { format!("{} streams", run.streams) } else { number(run.scale) };
+        vec![run.label.clone(), load]
+    };
+    let sent = runs.iter().map(|run| {
+        let figures = &run.figures;
+        let mut row = named(run);
+        row.extend([
+            if run.streams > 0 { "–".to_owned() } else { number(run.offered_per_s) },
+            figures.completed.to_string(),
+            (figures.requests - figures.completed - figures.left).to_string(),
+            number(figures.output_tokens_per_s),
+            figures.goodput.map_or("–".to_owned(), |goodput| format!("{:.1} %", goodput.share * 100.0)),
+            number(figures.send_lag_ms.p99),
+            number(figures.client.cpu_share_of_one_core),
+        ]);
+        row
+    });
+    let header = ["server", "scale", "req/s", "done", "failed", "tok/s", "goodput", "lag p99 ms", "client"];
+    let sent = table::render(&header, &sent.collect::<Vec<_>>());
+    let latencies = runs.iter().flat_map(|run| {
+        let figures = &run.figures;
+        let spreads = [
+            ("TTFT", &figures.ttft_ms),
+            ("ITL", &figures.itl_ms),
+            ("TPOT", &figures.tpot_ms),
+            ("E2E", &figures.e2e_ms),
+        ];
+        spreads.map(|(name, spread)| {
+            let mut row = named(run);
+            row.push(name.to_owned());
+            row.extend([spread.p50, spread.p90, spread.p99, spread.max].map(number));
+            row
+        })
+    });
+    let header = ["server", "scale", "ms", "p50", "p90", "p99", "max"];
+    format!("{sent}\n{}", table::render(&header, &latencies.collect::<Vec<_>>()))
+}
+
 /// The table of an online result.
 pub(crate) fn summary(runs: &[RunRecord]) -> String {
     let header = [
@@ -248,6 +290,22 @@ mod tests {
         assert_eq!(folder.finished("a-1", &fingerprint("--rate 5")), None);
         std::fs::write(scratch.path().join("runs/a-1.json"), "{\"key\":").expect("cut short");
         assert_eq!(folder.finished("a-1", &settings), None, "half a file is no result");
+    }
+
+    #[test]
+    fn the_tables_of_a_terminal_fit_100_columns() {
+        let mut run =
+            RunRecord { label: "pinion-release-cpu".to_owned(), scale: 0.4, ..RunRecord::default() };
+        run.offered_per_s = 123.4;
+        let figures = &mut run.figures;
+        (figures.requests, figures.completed) = (123_456, 123_450);
+        (figures.output_tokens_per_s, figures.send_lag_ms.p99) = (123_456.0, 1234.5);
+        for spread in [&mut figures.ttft_ms, &mut figures.itl_ms, &mut figures.tpot_ms, &mut figures.e2e_ms] {
+            (spread.p50, spread.p90, spread.p99, spread.max) = (123_456.0, 123_456.0, 123_456.0, 123_456.0);
+        }
+        let tables = narrow(&[run]);
+        assert_eq!(tables.lines().filter(|line| line.contains("pinion-release-cpu")).count(), 5);
+        assert!(tables.lines().all(|line| line.chars().count() <= 100), "{tables}");
     }
 
     #[test]
