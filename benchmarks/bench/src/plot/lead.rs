@@ -22,9 +22,7 @@ pub(super) fn caption(name: &str) -> &'static str {
         "latency" => {
             "Lower is better. The band is what half to nine tenths of the requests had; marks above it are tails."
         }
-        "latency-p99" | "latency-p90" => {
-            "Lower is better. A line that bends upwards has met the load that it cannot carry."
-        }
+        "latency-p99" | "latency-p90" => "Lower is better. The load falls from left to right.",
         "throughput" | "offline" => {
             "Longer is better. The whisker is the range over the rounds: bars within it are equal."
         }
@@ -103,7 +101,7 @@ fn differences(out: &mut String, data: &Data) {
     if pairs < PAIRS_MIN {
         let _ = writeln!(
             out,
-            "<p>There are {pairs} rounds of each; below {PAIRS_MIN} nothing can be told from noise.</p>"
+            "<p>Each has {pairs} of the {PAIRS_MIN} rounds that it takes to tell a difference from noise.</p>"
         );
     }
     if found.is_empty() {
