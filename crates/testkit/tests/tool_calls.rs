@@ -139,7 +139,8 @@ fn calls_that_the_model_is_free_to_make_reach_the_client_in_every_format() {
 fn logged_endings(server: &Server) -> Vec<String> {
     let log = server.stderr_text();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["message"] == "access").map(|line| text(&line["finish"])).collect()
+    let answers = lines.filter(|line| line["message"] == "access" && line["path"] == CHAT);
+    answers.map(|line| text(&line["finish"])).collect()
 }
 
 /// The fake model takes either way, as its draw falls; along each there is one text.
