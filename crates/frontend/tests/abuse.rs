@@ -194,6 +194,33 @@ fn idle_connections_are_closed() {
     }
 }
 
+/// hyper is done with an answer when it has the last of it in its buffer. The connection is not idle then.
+#[test]
+fn an_answer_that_is_still_being_read_is_not_cut_by_the_idle_timeout() {
+    const PIECES: u32 = 600;
+    let idle = Duration::from_millis(100);
+    let mut options = Options::default();
+    options.settings.idle_timeout = idle;
+    run(options, |h| async move {
+        let mut client = h.connect().await;
+        client.write_all(post_bytes("/v1/completions", WHOLE).as_bytes()).await.unwrap();
+        let id = h.submit().await.id;
+        let piece = "x".repeat(0x4000);
+        for n in 0..PIECES {
+            h.delta(id, n, &[7], &piece, if n + 1 == PIECES { DELTA_LAST } else { 0 });
+            tokio::task::yield_now().await;
+        }
+        h.finish(id, FinishReason::Stop, PIECES);
+        wait_for("the slot", || (h.slots_used() == 0).then_some(())).await;
+        tokio::time::sleep(5 * idle).await;
+        let mut seen = Vec::new();
+        client.read_to_end(&mut seen).await.unwrap();
+        let text = String::from_utf8(seen).unwrap();
+        let (_, body) = text.split_once("\r\n\r\n").unwrap();
+        assert_eq!(body.matches(&piece).count(), PIECES as usize, "{} bytes came", body.len());
+    });
+}
+
 #[test]
 fn half_heads_and_half_bodies_are_closed() {
     let mut options = Options::default();

@@ -2,7 +2,7 @@
 //! progress.
 //!
 //! hyper's one timer spans idle time and head together, so it is off and all deadlines are ours. An idle connection
-//! ends as if its client had closed it. The other deadlines end in [`ErrorKind::TimedOut`], on which hyper drops the
+//! ends as if its client had closed it; one with a write that is pending is not idle. The other deadlines end in [`ErrorKind::TimedOut`], on which hyper drops the
 //! connection, its response body, and with it the request.
 
 use crate::http::connections::{Activity, Doing};
@@ -133,6 +133,10 @@ impl<S> TimedStream<S> {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if result.is_ready() {
+            if self.write.running && self.activity.doing() == Doing::Waiting {
+                // Idle from here on, if this was the last of the answer: the deadline of reads is set by a read.
+                context.waker().wake_by_ref();
+            }
             self.write.stop();
             return result;
         }
@@ -159,6 +163,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let Limits { idle, head, .. } = this.limits;
         let doing = this.activity.doing();
         match doing {
+            // hyper has the whole answer, the client not yet.
+            Doing::Waiting if this.write.running => {
+                this.read.stop();
+                Poll::Pending
+            }
             Doing::Waiting if this.read_takes_too_long(doing, idle, context) => Poll::Ready(Ok(())),
             Doing::Head if this.read_takes_too_long(doing, head, context) => {
                 this.refused = Some(408);
