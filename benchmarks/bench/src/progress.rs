@@ -99,6 +99,6 @@ mod tests {
         let progress = Progress::begin(2, Duration::ZERO);
         progress.counter().fetch_add(1, Ordering::Relaxed);
         drop(progress);
-        assert!(begun.elapsed() < DRAW_EVERY, "the run does not wait for the next drawing");
+        assert!(begun.elapsed() < LINE_EVERY, "the run does not wait for the next line");
     }
 }

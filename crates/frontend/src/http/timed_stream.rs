@@ -2,8 +2,8 @@
 //! progress.
 //!
 //! hyper's one timer spans idle time and head together, so it is off and all deadlines are ours. An idle connection
-//! ends as if its client had closed it; one with a write that is pending is not idle. The other deadlines end in [`ErrorKind::TimedOut`], on which hyper drops the
-//! connection, its response body, and with it the request.
+//! ends as if its client had closed it; one with a write that is pending is not idle. The other deadlines end in
+//! [`ErrorKind::TimedOut`], on which hyper drops the connection, its response body, and with it the request.
 
 use crate::http::connections::{Activity, Doing};
 use crate::http::framing;
