@@ -2,8 +2,8 @@
 //! becomes the events or the answer that clients of that API expect.
 //!
 //! Pure: no socket, no clock, no shared memory. [`messages`] is Anthropic's API, [`responses`] OpenAI's later one. A
-//! request's side turns a body into a chat; the answer's side is a [`Teller`], which takes what the model says piece by
-//! piece and writes the same answer whether it leaves as a stream or whole. Start there.
+//! request's side turns a body into a chat; the answer's side is an [`AnswerWriter`], which takes what the model says
+//! piece by piece and writes the same answer whether it leaves as a stream or whole. Start there.
 
 pub mod answer;
 pub mod escape;
@@ -30,61 +30,61 @@ pub struct Translated {
 
 /// Words one answer as clients of its API expect it.
 #[derive(Debug)]
-pub enum Teller {
+pub enum AnswerWriter {
     /// `/v1/messages`.
-    Messages(messages::Teller),
+    Messages(messages::MessageWriter),
     /// `/v1/responses`.
-    Responses(responses::Teller),
+    Responses(responses::ResponseWriter),
 }
 
-impl Teller {
+impl AnswerWriter {
     /// Whether the answer leaves piece by piece.
     pub fn streams(&self) -> bool {
         match self {
-            Teller::Messages(teller) => teller.streams(),
-            Teller::Responses(teller) => teller.streams(),
+            AnswerWriter::Messages(writer) => writer.streams(),
+            AnswerWriter::Responses(writer) => writer.streams(),
         }
     }
 
     /// Tells the counts of the prompt, as far as they are known before the first piece.
     pub fn count_prompt(&mut self, prompt_tokens: u32, cached_tokens: u32) {
         match self {
-            Teller::Messages(teller) => teller.count_prompt(prompt_tokens, cached_tokens),
+            AnswerWriter::Messages(writer) => writer.count_prompt(prompt_tokens, cached_tokens),
             // It tells all counts at its end.
-            Teller::Responses(_) => {}
+            AnswerWriter::Responses(_) => {}
         }
     }
 
     /// Takes a piece of what the model says.
     pub fn say(&mut self, said: Said<'_>, out: &mut BytesMut) {
         match self {
-            Teller::Messages(teller) => teller.say(said, out),
-            Teller::Responses(teller) => teller.say(said, out),
+            AnswerWriter::Messages(writer) => writer.say(said, out),
+            AnswerWriter::Responses(writer) => writer.say(said, out),
         }
     }
 
     /// The text is complete. `stop` is the place of the stop string that ended it.
     pub fn finish(&mut self, ending: Ending, stop: Option<usize>, out: &mut BytesMut) {
         match self {
-            Teller::Messages(teller) => teller.finish(ending, stop, out),
+            AnswerWriter::Messages(writer) => writer.finish(ending, stop, out),
             // It has no stop strings.
-            Teller::Responses(teller) => teller.finish(ending, out),
+            AnswerWriter::Responses(writer) => writer.finish(ending, out),
         }
     }
 
     /// The counts are known: writes the rest of a stream, or the whole answer.
     pub fn end(&mut self, usage: Usage, out: &mut BytesMut) {
         match self {
-            Teller::Messages(teller) => teller.end(usage, out),
-            Teller::Responses(teller) => teller.end(usage, out),
+            AnswerWriter::Messages(writer) => writer.end(usage, out),
+            AnswerWriter::Responses(writer) => writer.end(usage, out),
         }
     }
 
     /// The answer ends with an error. Only a stream has a place for it; a whole answer is replaced by it.
     pub fn fail(&mut self, failure: &Failure<'_>, out: &mut BytesMut) {
         match self {
-            Teller::Messages(teller) => teller.fail(failure, out),
-            Teller::Responses(teller) => teller.fail(failure, out),
+            AnswerWriter::Messages(writer) => writer.fail(failure, out),
+            AnswerWriter::Responses(writer) => writer.fail(failure, out),
         }
     }
 }

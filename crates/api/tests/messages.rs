@@ -7,7 +7,7 @@ mod pieces;
 use bytes::BytesMut;
 use pieces::{Piece, pieces, say};
 use pinion_api::messages::{Head, chat, count, error_body, renamed};
-use pinion_api::{Ending, Failure, Said, Teller, Usage, messages};
+use pinion_api::{AnswerWriter, Ending, Failure, Said, Usage, messages};
 use pinion_protocol::Fault;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -247,11 +247,12 @@ fn usage(counted: bool) -> Usage {
 }
 
 fn told(pieces: &[Piece], ending: Ending, stop: Option<usize>, streams: bool) -> BytesMut {
-    let (mut teller, mut out) = (Teller::Messages(messages::Teller::new(head(streams))), BytesMut::new());
-    teller.count_prompt(7, 3);
-    say(pieces, &mut teller, &mut out);
-    teller.finish(ending, stop, &mut out);
-    teller.end(usage(true), &mut out);
+    let (mut writer, mut out) =
+        (AnswerWriter::Messages(messages::MessageWriter::new(head(streams))), BytesMut::new());
+    writer.count_prompt(7, 3);
+    say(pieces, &mut writer, &mut out);
+    writer.finish(ending, stop, &mut out);
+    writer.end(usage(true), &mut out);
     out
 }
 
@@ -352,10 +353,11 @@ proptest! {
 #[test]
 fn an_error_in_a_stream_is_an_event_and_in_a_whole_answer_nothing() {
     for streams in [true, false] {
-        let (mut teller, mut out) = (Teller::Messages(messages::Teller::new(head(streams))), BytesMut::new());
-        teller.say(Said::Text("a"), &mut out);
+        let (mut writer, mut out) =
+            (AnswerWriter::Messages(messages::MessageWriter::new(head(streams))), BytesMut::new());
+        writer.say(Said::Text("a"), &mut out);
         out.clear();
-        teller.fail(&Failure { status: 503, param: None, code: None, message: "a role died" }, &mut out);
+        writer.fail(&Failure { status: 503, param: None, code: None, message: "a role died" }, &mut out);
         let expected = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"a role died\"}}\n\n";
         assert_eq!(std::str::from_utf8(&out).unwrap(), if streams { expected } else { "" });
     }

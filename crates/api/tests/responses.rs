@@ -7,7 +7,7 @@ mod pieces;
 use bytes::BytesMut;
 use pieces::{Piece, TEXT, pieces, say};
 use pinion_api::responses::{self, Asked, Head, Store, renamed};
-use pinion_api::{Ending, Failure, Said, Teller, Translated, Usage};
+use pinion_api::{AnswerWriter, Ending, Failure, Said, Translated, Usage};
 use pinion_protocol::{Fault, FaultCode};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -211,11 +211,11 @@ const USAGE: Usage =
     Usage { prompt_tokens: 7, cached_tokens: 3, completion_tokens: 5, reasoning_tokens: Some(2) };
 
 fn told(pieces: &[Piece], ending: Ending, streams: bool, store: &Rc<RefCell<Store>>) -> BytesMut {
-    let mut teller = Teller::Responses(responses::Teller::new(head(streams, store)));
+    let mut writer = AnswerWriter::Responses(responses::ResponseWriter::new(head(streams, store)));
     let mut out = BytesMut::new();
-    say(pieces, &mut teller, &mut out);
-    teller.finish(ending, None, &mut out);
-    teller.end(USAGE, &mut out);
+    say(pieces, &mut writer, &mut out);
+    writer.finish(ending, None, &mut out);
+    writer.end(USAGE, &mut out);
     out
 }
 
@@ -335,12 +335,12 @@ fn a_conversation_goes_on_from_a_kept_response() {
 fn a_failure_in_a_stream_is_an_event_and_is_not_kept() {
     for (streams, begun) in [(true, true), (true, false), (false, true)] {
         let store = Rc::new(RefCell::new(Store::new(1 << 20, 60)));
-        let (mut teller, mut out) =
-            (Teller::Responses(responses::Teller::new(head(streams, &store))), BytesMut::new());
+        let (mut writer, mut out) =
+            (AnswerWriter::Responses(responses::ResponseWriter::new(head(streams, &store))), BytesMut::new());
         if begun {
-            teller.say(Said::Text("a"), &mut out);
+            writer.say(Said::Text("a"), &mut out);
         }
-        teller.fail(&Failure { status: 503, param: None, code: None, message: "a role died" }, &mut out);
+        writer.fail(&Failure { status: 503, param: None, code: None, message: "a role died" }, &mut out);
         let text = String::from_utf8(out.to_vec()).unwrap();
         assert_eq!(text.contains("event: response.failed\n"), streams, "{text}");
         assert_eq!(text.starts_with("event: response.created\n"), streams, "{text}");

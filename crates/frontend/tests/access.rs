@@ -57,7 +57,7 @@ fn every_route_but_the_public_ones_needs_a_key_whatever_the_method() {
             for method in ["GET", "POST", "HEAD", "OPTIONS", "DELETE"] {
                 let right = match method {
                     "HEAD" => *route.method().as_str() == *"GET",
-                    "DELETE" => route == Route::Kept,
+                    "DELETE" => route == Route::StoredResponse,
                     method => *route.method().as_str() == *method,
                 };
                 let open = public.contains(&route);

@@ -131,7 +131,7 @@ fn head_is_get_without_a_body_and_other_methods_are_told_what_is_allowed() {
                 assert!(!get.body.is_empty() && head.head.contains("content-length: "), "{path}");
             }
             // The one route with a third method.
-            let deletes = route == Route::Kept;
+            let deletes = route == Route::StoredResponse;
             let allow = match (reads, deletes) {
                 (_, true) => "allow: get, head, delete\r",
                 (true, false) => "allow: get, head\r",

@@ -1,16 +1,16 @@
 //! Anthropic's Messages API as a translation of a chat.
 //!
 //! [`chat`] and [`count`] turn a body into the body of a chat, which passes the same admission as any other;
-//! [`renamed`] gives what admission finds wrong there the names of this API. [`Teller`] words the answer,
+//! [`renamed`] gives what admission finds wrong there the names of this API. [`MessageWriter`] words the answer,
 //! [`error_body`] an error.
 
 mod content;
 mod events;
 mod request;
-mod teller;
+mod writer;
 
 pub use request::{chat, count, renamed};
-pub use teller::{Head, Teller};
+pub use writer::{Head, MessageWriter};
 
 use crate::answer::Failure;
 use serde_json::json;

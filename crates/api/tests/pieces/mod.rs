@@ -1,7 +1,7 @@
 //! What a model says, cut into pieces.
 
 use bytes::BytesMut;
-use pinion_api::{Said, Teller};
+use pinion_api::{AnswerWriter, Said};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(crate) fn pieces(calls: impl Strategy<Value = Vec<Piece>>) -> impl Strategy<
 }
 
 /// Has all of them worded.
-pub(crate) fn say(pieces: &[Piece], teller: &mut Teller, out: &mut BytesMut) {
+pub(crate) fn say(pieces: &[Piece], writer: &mut AnswerWriter, out: &mut BytesMut) {
     for (index, piece) in pieces.iter().enumerate() {
         let id = format!("call_{index}");
         let said = match piece {
@@ -35,6 +35,6 @@ pub(crate) fn say(pieces: &[Piece], teller: &mut Teller, out: &mut BytesMut) {
             Piece::Call(name) => Said::Call { id: &id, name },
             Piece::Arguments(text) => Said::Arguments(text),
         };
-        teller.say(said, out);
+        writer.say(said, out);
     }
 }

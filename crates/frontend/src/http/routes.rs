@@ -6,8 +6,8 @@ use crate::answers::errors::{Dialect, HttpError, Refusal};
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::{
-    admin, auth, cors, framing, generate, info, intake, invocations, kept, pooling, props, render, tokens,
-    told,
+    admin, auth, cors, framing, generate, info, intake, invocations, pooling, props, render, stored, tokens,
+    translated,
 };
 use crate::limits::REQUEST_ID_BYTES_MAX;
 use crate::observe::exposition::Extent;
@@ -124,10 +124,10 @@ async fn dispatch(
     }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
-        Route::Messages => told::messages(app, arrival, request).await,
+        Route::Messages => translated::messages(app, arrival, request).await,
         Route::CountTokens => tokens::count(app, arrival, request).await,
-        Route::Responses => told::responses(app, arrival, request).await,
-        Route::Kept | Route::InputItems | Route::CancelResponse => kept::serve(app, &arrival, &request),
+        Route::Responses => translated::responses(app, arrival, request).await,
+        Route::Kept | Route::InputItems | Route::CancelResponse => stored::serve(app, &arrival, &request),
         Route::Tokenize => tokens::tokenize(app, arrival, request).await,
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),

@@ -176,8 +176,8 @@ impl Request {
         if let Some(thoughts) = &mut self.thoughts {
             thoughts.begin(beginning.reasoning);
         }
-        if let Form::Told(teller) = &mut self.form {
-            teller.count_prompt(beginning.prompt_tokens, beginning.cached_tokens);
+        if let Form::Translated(writer) = &mut self.form {
+            writer.count_prompt(beginning.prompt_tokens, beginning.cached_tokens);
         }
     }
 
@@ -378,7 +378,7 @@ impl Request {
         let error = || HttpError::from(fault.clone());
         match &mut self.form {
             Form::Events(_) => sse::write_error(&error().body(), &mut self.out),
-            Form::Told(teller) => teller.fail(&error().failure(), &mut self.out),
+            Form::Translated(writer) => writer.fail(&error().failure(), &mut self.out),
             Form::PlainStream | Form::Whole => {}
         }
         self.outcome = Some(Outcome::Failed(fault));
@@ -475,7 +475,7 @@ impl Request {
                 let timeline = self.facts.timings.then_some(&self.timeline);
                 sse::write_end(writer, usage, timeline, &mut self.out);
             }
-            Form::Told(teller) => teller.end(usage, &mut self.out),
+            Form::Translated(writer) => writer.end(usage, &mut self.out),
             Form::Events(_) | Form::PlainStream | Form::Whole => {}
         }
         self.outcome = Some(Outcome::Text(ending, usage));

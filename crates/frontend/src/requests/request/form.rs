@@ -1,7 +1,7 @@
 //! How an answer leaves.
 
 use crate::answers::sse;
-use pinion_api::Teller;
+use pinion_api::AnswerWriter;
 
 /// How the answer leaves.
 pub enum Form {
@@ -12,20 +12,20 @@ pub enum Form {
     /// All at once when it is complete.
     Whole,
     /// As another API than OpenAI's completions and chats words it, as a stream or whole.
-    Told(Box<Teller>),
+    Translated(Box<AnswerWriter>),
 }
 
 impl Form {
     /// Whether the text is taken apart as it comes, and not once it is complete.
     pub(super) fn takes_events(&self) -> bool {
-        matches!(self, Form::Events(_) | Form::Told(_))
+        matches!(self, Form::Events(_) | Form::Translated(_))
     }
 
     /// Whether the client gets bytes before the text is complete.
     pub(super) fn streams(&self) -> bool {
         match self {
             Form::Events(_) | Form::PlainStream => true,
-            Form::Told(teller) => teller.streams(),
+            Form::Translated(writer) => writer.streams(),
             Form::Whole => false,
         }
     }

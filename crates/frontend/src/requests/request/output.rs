@@ -5,7 +5,7 @@ use crate::answers::openai::{Additions, Ending, Event, Shape, echoed, logprobs};
 use crate::answers::prompt_part::PromptPart;
 use crate::limits::SCORES_BYTES_MAX;
 use bytes::{Bytes, BytesMut};
-use pinion_api::{Said, Teller};
+use pinion_api::{AnswerWriter, Said};
 use pinion_protocol::frontend_inbox::Delta;
 use pinion_protocol::prompt_scores::PromptScore;
 use pinion_protocol::scores::TokenScore;
@@ -78,7 +78,9 @@ impl Request {
     fn say_piece(&mut self, piece: Piece<'_>) {
         match (piece, &self.form) {
             (Piece::Text(text), _) => self.say_answer(text),
-            (Piece::Thought(text), Form::Events(_) | Form::Told(_)) => self.say(&Event::Reasoning(text)),
+            (Piece::Thought(text), Form::Events(_) | Form::Translated(_)) => {
+                self.say(&Event::Reasoning(text))
+            }
             (Piece::Thought(text), Form::PlainStream | Form::Whole) => self.reasoning.push_str(text),
         }
     }
@@ -130,7 +132,9 @@ impl Request {
                 }
                 self.write(event);
             }
-            (Form::Told(teller), event) => tell(teller, event, self.stopped_by, &mut self.out),
+            (Form::Translated(writer), event) => {
+                write_translated(writer, event, self.stopped_by, &mut self.out)
+            }
             (Form::PlainStream | Form::Whole, Event::Text(text)) => {
                 self.out.extend_from_slice(text.as_bytes())
             }
@@ -211,14 +215,19 @@ impl Request {
     }
 }
 
-/// Hands one event on to a teller.
-fn tell(teller: &mut Teller, event: &Event<'_>, stopped_by: Option<usize>, out: &mut BytesMut) {
+/// Hands one event on to a writer.
+fn write_translated(
+    writer: &mut AnswerWriter,
+    event: &Event<'_>,
+    stopped_by: Option<usize>,
+    out: &mut BytesMut,
+) {
     match *event {
-        Event::Reasoning(text) => teller.say(Said::Reasoning(text), out),
-        Event::Text(text) => teller.say(Said::Text(text), out),
-        Event::Call { id, name, .. } => teller.say(Said::Call { id, name }, out),
-        Event::Arguments { text, .. } => teller.say(Said::Arguments(text), out),
-        Event::Finish { ending, .. } => teller.finish(ending, stopped_by, out),
+        Event::Reasoning(text) => writer.say(Said::Reasoning(text), out),
+        Event::Text(text) => writer.say(Said::Text(text), out),
+        Event::Call { id, name, .. } => writer.say(Said::Call { id, name }, out),
+        Event::Arguments { text, .. } => writer.say(Said::Arguments(text), out),
+        Event::Finish { ending, .. } => writer.finish(ending, stopped_by, out),
         // It has them from elsewhere.
         Event::Role | Event::Usage(_) | Event::Timings(_) => {}
     }

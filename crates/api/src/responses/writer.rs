@@ -87,7 +87,7 @@ fn text_part(text: &str) -> Value {
 
 /// Words one answer.
 #[derive(Debug)]
-pub struct Teller {
+pub struct ResponseWriter {
     head: Head,
     numbered: Numbered,
     has_begun: bool,
@@ -97,11 +97,18 @@ pub struct Teller {
     ending: Ending,
 }
 
-impl Teller {
+impl ResponseWriter {
     /// Before the first piece.
-    pub fn new(head: Head) -> Teller {
+    pub fn new(head: Head) -> ResponseWriter {
         let numbered = Numbered::default();
-        Teller { head, numbered, has_begun: false, items: Vec::new(), is_open: false, ending: Ending::Stop }
+        ResponseWriter {
+            head,
+            numbered,
+            has_begun: false,
+            items: Vec::new(),
+            is_open: false,
+            ending: Ending::Stop,
+        }
     }
 
     pub(crate) fn streams(&self) -> bool {

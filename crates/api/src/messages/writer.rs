@@ -31,7 +31,7 @@ struct Block {
 
 /// Words one answer.
 #[derive(Debug)]
-pub struct Teller {
+pub struct MessageWriter {
     head: Head,
     /// The counts of the prompt that the stream begins with.
     prompt: (u32, u32),
@@ -47,10 +47,10 @@ pub struct Teller {
     stop: (&'static str, Option<String>),
 }
 
-impl Teller {
+impl MessageWriter {
     /// Before the first piece.
-    pub fn new(head: Head) -> Teller {
-        Teller {
+    pub fn new(head: Head) -> MessageWriter {
+        MessageWriter {
             head,
             prompt: (0, 0),
             has_begun: false,

@@ -1,7 +1,7 @@
 //! Generation for the APIs that are translations of a chat: `/v1/messages` and `/v1/responses`.
 //!
 //! The body becomes a chat that passes the same admission, and one request answers it. What the request says goes
-//! through a [`Teller`] as it comes, whether the answer leaves as a stream or whole.
+//! through an [`AnswerWriter`] as it comes, whether the answer leaves as a stream or whole.
 
 use crate::admission::{Limits, admit_message, admit_response, ask_response};
 use crate::answers::errors::Refusal;
@@ -10,13 +10,13 @@ use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::generate::{Admission, begin, ignored, outcome, stream_answer, unexpected};
 use crate::http::intake::{read, read_body, weighed};
-use crate::http::kept;
 use crate::http::routes::{Arrival, whole};
+use crate::http::stored;
 use crate::requests::request::{AnswerPlan, Form, Outcome};
 use crate::requests::ticket::Ticket;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
-use pinion_api::{Teller, messages, responses};
+use pinion_api::{AnswerWriter, messages, responses};
 use pinion_config::SamplingDefaults;
 use pinion_os::clock;
 use serde_json::{Map, Value};
@@ -41,7 +41,12 @@ pub(crate) async fn messages(
         streams: admitted.stream,
     };
     let streams = head.streams;
-    let tickets = begin(app, &arrival, admitted, told(Teller::Messages(messages::Teller::new(head))));
+    let tickets = begin(
+        app,
+        &arrival,
+        admitted,
+        translated(AnswerWriter::Messages(messages::MessageWriter::new(head))),
+    );
     admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
     let mut response = if streams {
         stream_answer(app, tickets?, Some(messages::PING), None).await?
@@ -64,7 +69,7 @@ pub(crate) async fn responses(
     let mut asked = asked.inspect_err(|_| admission.record(app, None))?;
     let earlier = match asked.previous.as_deref() {
         None => Ok(None),
-        Some(id) => kept::conversation(app, id, arrival.key, bytes).map(Some),
+        Some(id) => stored::conversation(app, id, arrival.key, bytes).map(Some),
     };
     let earlier = earlier.inspect_err(|_| admission.record(app, None))?;
     let (store, mut echo) = (asked.store, std::mem::take(&mut asked.echo));
@@ -84,7 +89,12 @@ pub(crate) async fn responses(
         keep: store.then(|| (app.responses.clone(), input)),
     };
     let streams = head.streams;
-    let tickets = begin(app, &arrival, admitted, told(Teller::Responses(responses::Teller::new(head))));
+    let tickets = begin(
+        app,
+        &arrival,
+        admitted,
+        translated(AnswerWriter::Responses(responses::ResponseWriter::new(head))),
+    );
     admission.record(app, tickets.as_ref().ok().and_then(|tickets| tickets.first()));
     let mut response = if streams {
         stream_answer(app, tickets?, Some(sse::KEEP_ALIVE), None).await?
@@ -96,9 +106,9 @@ pub(crate) async fn responses(
 }
 
 /// The form of the one request of an answer: these APIs have one prompt and one choice.
-fn told(teller: Teller) -> impl FnMut(u32, usize) -> AnswerPlan {
-    let mut teller = Some(Box::new(teller));
-    move |_, _| Form::Told(teller.take().expect("neither API passes `n` on")).into()
+fn translated(writer: AnswerWriter) -> impl FnMut(u32, usize) -> AnswerPlan {
+    let mut writer = Some(Box::new(writer));
+    move |_, _| Form::Translated(writer.take().expect("neither API passes `n` on")).into()
 }
 
 /// What the answer says of how it was drawn, where the request does not: what held instead.
