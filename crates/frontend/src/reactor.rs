@@ -6,7 +6,7 @@
 use crate::http::app::App;
 use crate::http::server;
 use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
-use crate::observe::health::Health;
+use crate::observe::health::{Health, gauge};
 use crate::observe::load;
 use crate::observe::load_log::{EngineTotals, LoadLog};
 use crate::requests::ledger::Ledger;
@@ -306,7 +306,7 @@ fn watched(session: &Rc<RefCell<Session>>) -> io::Result<AsyncFd<OwnedFd>> {
 /// How often each tokenizer has reached its memory limit.
 fn memory_limit_hits(health: &Health) -> impl Iterator<Item = (Peer, u64)> {
     let tokenizers = health.pages.iter().filter(|(peer, _)| peer.role == Role::Tokenizer);
-    tokenizers.map(|(peer, page)| (*peer, Health::word(page, Gauge::MemoryLimitHits as usize)))
+    tokenizers.map(|(peer, page)| (*peer, gauge(page, Gauge::MemoryLimitHits)))
 }
 
 /// Takes a bounded number of records from one ring.

@@ -76,7 +76,7 @@ pub enum Route {
     /// `/v1/responses`.
     Responses,
     /// `/v1/responses/{id}`.
-    Kept,
+    StoredResponse,
     /// `/v1/responses/{id}/input_items`.
     InputItems,
     /// `/v1/responses/{id}/cancel`.
@@ -169,7 +169,7 @@ const TABLE: [Entry; COUNT] = [
     get(Route::PageFile, Purpose::Page, &["/ui/{file}"]),
     get(Route::Stats, Purpose::Watch, &["/stats"]),
     post(Route::Responses, Purpose::Generate, &["/v1/responses"]),
-    get(Route::Kept, Purpose::Ask, &["/v1/responses/{id}"]),
+    get(Route::StoredResponse, Purpose::Ask, &["/v1/responses/{id}"]),
     get(Route::InputItems, Purpose::Ask, &["/v1/responses/{id}/input_items"]),
     post(Route::CancelResponse, Purpose::Ask, &["/v1/responses/{id}/cancel"]),
     post(Route::Rerank, Purpose::Ask, &["/v1/rerank", "/rerank", "/v2/rerank"]),
@@ -213,7 +213,7 @@ impl Route {
             _ if ui::at(path).is_some() => Route::PageFile,
             _ if path.len() > MODEL_PREFIX.len() && path.starts_with(MODEL_PREFIX) => Route::Model,
             _ => match kept_response(path) {
-                Some((_, "")) => Route::Kept,
+                Some((_, "")) => Route::StoredResponse,
                 Some((_, "/input_items")) => Route::InputItems,
                 Some((_, "/cancel")) => Route::CancelResponse,
                 Some(_) | None => Route::Unknown,
@@ -259,7 +259,7 @@ impl Route {
     /// The methods that the route takes, for `Allow`.
     pub(crate) fn allowed(self) -> &'static str {
         match self {
-            Route::Kept => "GET, HEAD, DELETE",
+            Route::StoredResponse => "GET, HEAD, DELETE",
             _ if self.entry().posts => "POST",
             _ => "GET, HEAD",
         }
@@ -267,7 +267,7 @@ impl Route {
 
     /// Whether the route takes this method. HEAD is GET up to the head: hyper leaves the body out.
     pub fn takes(self, method: &Method) -> bool {
-        let deletes = self == Route::Kept && *method == Method::DELETE;
+        let deletes = self == Route::StoredResponse && *method == Method::DELETE;
         deletes || self.method() == *method || (self.method() == Method::GET && *method == Method::HEAD)
     }
 
@@ -278,7 +278,7 @@ impl Route {
 
     /// The methods that a page may be told of.
     pub(crate) fn page_methods(self) -> &'static str {
-        if self == Route::Kept { "GET, DELETE" } else { self.method_name() }
+        if self == Route::StoredResponse { "GET, DELETE" } else { self.method_name() }
     }
 
     /// The first method that the route has; the others are HEAD, and DELETE of a response.

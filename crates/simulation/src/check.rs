@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::plan::STUCK_TIMEOUT_MS;
 use crate::role::{Life, Loop, Stage};
 use crate::world::{World, stage_name};
-use pinion_frontend::observe::health::Health;
+use pinion_frontend::observe::health;
 use pinion_frontend::requests::ledger::EntryState;
 use pinion_protocol::names::Counter;
 use pinion_protocol::status::{EDGE_WORDS, Gauge};
@@ -153,14 +153,14 @@ impl World {
                     }
                     continue;
                 }
-                for (gauge, name) in [
+                for (word, name) in [
                     (Gauge::KvBlocksUsed, "KV blocks are taken"),
                     (Gauge::RequestsRunning, "requests run"),
                     (Gauge::RequestsWaiting, "requests wait"),
                     (Gauge::DecodeStates, "streams are open"),
                     (Gauge::MalformedRecords, "records were malformed"),
                 ] {
-                    let count = Health::word(page, gauge as usize);
+                    let count = health::gauge(page, word);
                     if count > 0 {
                         left.push(format!("{peer}: {count} {name}"));
                     }

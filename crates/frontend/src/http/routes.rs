@@ -127,7 +127,9 @@ async fn dispatch(
         Route::Messages => translated::messages(app, arrival, request).await,
         Route::CountTokens => tokens::count(app, arrival, request).await,
         Route::Responses => translated::responses(app, arrival, request).await,
-        Route::Kept | Route::InputItems | Route::CancelResponse => stored::serve(app, &arrival, &request),
+        Route::StoredResponse | Route::InputItems | Route::CancelResponse => {
+            stored::serve(app, &arrival, &request)
+        }
         Route::Tokenize => tokens::tokenize(app, arrival, request).await,
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,
         Route::Models => Ok(info::models(app)),

@@ -15,11 +15,6 @@ pub struct Health {
 }
 
 impl Health {
-    /// A word of a page; 0 where there is none.
-    pub fn word(page: &Page, index: usize) -> u64 {
-        word(page, index)
-    }
-
     /// Age of a page's heartbeat in nanoseconds.
     pub fn heartbeat_age_ns(page: &Page, now_ns: u64) -> u64 {
         now_ns.saturating_sub(gauge(page, Gauge::HeartbeatNs))
@@ -98,7 +93,7 @@ impl Health {
 }
 
 /// A gauge of a role's page.
-pub(crate) fn gauge(page: &Page, gauge: Gauge) -> u64 {
+pub fn gauge(page: &Page, gauge: Gauge) -> u64 {
     word(page, gauge as usize)
 }
 

@@ -86,7 +86,7 @@ fn path_item(route: Route) -> Value {
         operation["parameters"] = parameters.into();
     }
     let mut item = Map::new();
-    if route == Route::Kept {
+    if route == Route::StoredResponse {
         let mut delete = operation.clone();
         delete["summary"] = "Forget it.".into();
         let deleted = json!({"schema": reference("ResponseDeleted")});
@@ -102,7 +102,7 @@ fn parameters(route: Route) -> Vec<Value> {
     let id = || json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
     let query = |name: &str, schema: Value| json!({"name": name, "in": "query", "schema": schema});
     match route {
-        Route::Model | Route::Kept | Route::CancelResponse => vec![id()],
+        Route::Model | Route::StoredResponse | Route::CancelResponse => vec![id()],
         Route::InputItems => {
             let limit = json!({"type": "integer", "minimum": 1, "maximum": INPUT_ITEMS_MAX});
             let order = json!({"enum": ["asc", "desc"]});

@@ -57,7 +57,7 @@ fn text(route: Route) -> Option<Operation> {
             "InvocationAnswer",
             events,
         ),
-        Route::Kept => Operation {
+        Route::StoredResponse => Operation {
             errors: &[400, 401, 404, 405],
             ..looks("A response that is kept.", Some("ResponseAnswer"))
         },

@@ -2,7 +2,7 @@
 
 use super::Kind::{Counter, Gauge, Histogram};
 use super::{Family, Series, View};
-use crate::observe::health::Health;
+use crate::observe::health::{Health, gauge, word};
 use pinion_protocol::Role;
 use pinion_protocol::names::Part;
 use pinion_protocol::status::{EDGE_WORDS, Gauge as Word, LauncherGauge, Phase};
@@ -176,7 +176,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family { name: "pinion_role_pause_seconds_total", kind: Counter, help: "Time of those turns.",
         labels: &["role"],
         write: |view, series| for (peer, page) in view.role_pages() {
-            series.put(&[&peer], Health::word(page, Word::PauseNs as usize) as f64 / 1e9);
+            series.put(&[&peer], gauge(page, Word::PauseNs) as f64 / 1e9);
         } },
     Family { name: "pinion_role_page_faults_total", kind: Counter,
         help: "Page faults of a role; the major ones waited for a disk.", labels: &["role", "kind"],
@@ -205,7 +205,7 @@ fn seconds(view: &View<'_>, series: &mut Series<'_>, word: Word) {
 fn rings(view: &View<'_>, series: &mut Series<'_>, offset: usize) {
     let Some(page) = view.launcher_page() else { return };
     for (index, edge) in view.topology.edges.iter().enumerate() {
-        let value = Health::word(page, EDGE_WORDS + 2 * index + offset);
+        let value = word(page, EDGE_WORDS + 2 * index + offset);
         series.put(&[&format_args!("{}->{}", edge.from, edge.to)], value);
     }
 }
@@ -229,9 +229,9 @@ fn device_memory(view: &View<'_>, series: &mut Series<'_>) {
     ];
     for (peer, page) in view.role_pages() {
         // Weights take something wherever there is a device.
-        if Health::word(page, Word::DeviceWeightBytes as usize) > 0 {
+        if gauge(page, Word::DeviceWeightBytes) > 0 {
             for (kind, word) in kinds {
-                series.put(&[&peer, &kind], Health::word(page, word as usize));
+                series.put(&[&peer, &kind], gauge(page, word));
             }
         }
     }
@@ -240,13 +240,13 @@ fn device_memory(view: &View<'_>, series: &mut Series<'_>) {
 fn two_kinds(view: &View<'_>, series: &mut Series<'_>, kinds: [(&str, Word); 2]) {
     for (peer, page) in view.role_pages() {
         for (kind, word) in kinds {
-            series.put(&[&peer, &kind], Health::word(page, word as usize));
+            series.put(&[&peer, &kind], gauge(page, word));
         }
     }
 }
 
 fn by_role(view: &View<'_>, series: &mut Series<'_>, word: Word) {
     for (peer, page) in view.role_pages() {
-        series.put(&[&peer], Health::word(page, word as usize));
+        series.put(&[&peer], gauge(page, word));
     }
 }

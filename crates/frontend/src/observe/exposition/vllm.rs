@@ -5,7 +5,7 @@
 
 use super::Kind::{Counter, Gauge, Histogram};
 use super::{Family, Series, View};
-use crate::observe::health::Health;
+use crate::observe::health::gauge;
 use crate::observe::metrics::{EndReason, Metrics};
 use pinion_protocol::Role;
 use pinion_protocol::status::{Gauge as Word, STEP_SIZES};
@@ -27,9 +27,9 @@ const fn family(
 #[rustfmt::skip]
 pub(super) const FAMILIES: &[Family] = &[
     family("vllm:num_requests_running", Gauge, "Number of requests in model execution batches.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::RequestsRunning as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::RequestsRunning) as f64)),
     family("vllm:num_requests_waiting", Gauge, "Number of requests waiting to be processed.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::RequestsWaiting as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::RequestsWaiting) as f64)),
     family("vllm:kv_cache_usage_perc", Gauge, "KV-cache usage. 1 means 100 percent usage.",
         |view, series| engines(view, series, kv_share)),
     Family { name: "vllm:cache_config_info", kind: Gauge, help: "Information of the KV cache's configuration.",
@@ -41,21 +41,21 @@ pub(super) const FAMILIES: &[Family] = &[
             }
         } },
     family("vllm:prefix_cache_queries_total", Counter, "Prefix cache queries, in terms of number of queried tokens.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::PrefixQueryTokens as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::PrefixQueryTokens) as f64)),
     family("vllm:prefix_cache_hits_total", Counter, "Prefix cache hits, in terms of number of cached tokens.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::PrefixHitTokens as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::PrefixHitTokens) as f64)),
     family("vllm:gpu_cache_usage_perc", Gauge, "The same as vllm:kv_cache_usage_perc, by its former name.",
         |view, series| engines(view, series, kv_share)),
     family("vllm:gpu_prefix_cache_queries_total", Counter, "The same as vllm:prefix_cache_queries_total, by its former name.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::PrefixQueryTokens as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::PrefixQueryTokens) as f64)),
     family("vllm:gpu_prefix_cache_hits_total", Counter, "The same as vllm:prefix_cache_hits_total, by its former name.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::PrefixHitTokens as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::PrefixHitTokens) as f64)),
     Family { name: "vllm:num_requests_waiting_by_reason", kind: Gauge,
         help: "Waiting requests by reason: no room in the batch or the cache, or a grammar that is being compiled.",
         labels: &["model_name", "engine", "reason"],
         write: |view, series| for (peer, page) in view.pages(Role::Engine) {
             for (reason, word) in [("capacity", Word::RequestsWaiting), ("deferred", Word::RequestsDeferred)] {
-                series.put(&[&view.constants.model, &peer.index, &reason], Health::word(page, word as usize));
+                series.put(&[&view.constants.model, &peer.index, &reason], gauge(page, word));
             }
         } },
     Family { name: "vllm:engine_sleep_state", kind: Gauge, help: "1 for the state that the engine is in; it never sleeps.",
@@ -66,7 +66,7 @@ pub(super) const FAMILIES: &[Family] = &[
             }
         } },
     family("vllm:num_preemptions_total", Counter, "Cumulative number of preemptions from the engine.",
-        |view, series| engines(view, series, |page| Health::word(page, Word::Preemptions as usize) as f64)),
+        |view, series| engines(view, series, |page| gauge(page, Word::Preemptions) as f64)),
     family("vllm:prompt_tokens_total", Counter, "Number of prefill tokens processed.",
         |view, series| number(view, series, |metrics| metrics.live_prompt_tokens.get())),
     family("vllm:generation_tokens_total", Counter, "Number of generation tokens processed.",
@@ -114,8 +114,8 @@ fn engines(view: &View<'_>, series: &mut Series<'_>, value: fn(&pinion_shm::page
 }
 
 fn kv_share(page: &pinion_shm::page::Page) -> f64 {
-    let blocks = Health::word(page, Word::KvBlocksTotal as usize);
-    let used = Health::word(page, Word::KvBlocksUsed as usize);
+    let blocks = gauge(page, Word::KvBlocksTotal);
+    let used = gauge(page, Word::KvBlocksUsed);
     if blocks == 0 { 0.0 } else { used as f64 / blocks as f64 }
 }
 
@@ -124,10 +124,10 @@ fn step_sizes(view: &View<'_>, series: &mut Series<'_>) {
     for (peer, page) in view.pages(Role::Engine) {
         let mut steps = 0;
         let [bounded @ .., (_, count)] = STEP_SIZES.map(|(bound, word)| {
-            steps += Health::word(page, word as usize);
+            steps += gauge(page, word);
             (f64::from(bound), steps)
         });
-        let sum = Health::word(page, Word::StepTokens as usize) as f64;
+        let sum = gauge(page, Word::StepTokens) as f64;
         let labels: [&dyn Display; 2] = [&view.constants.model, &peer.index];
         series.buckets(&labels, bounded.into_iter(), (sum, count));
     }
