@@ -29,13 +29,13 @@
 //! a request that fails leaves nothing behind that could fail another. Sharing changes what is computed, never the
 //! output.
 
-mod check;
+mod block_table;
 pub mod kv;
 mod plan;
-mod planning;
 mod policy;
 mod prefix;
 mod request;
+mod requests;
 mod scheduler;
 mod sequence;
 mod step_budget;

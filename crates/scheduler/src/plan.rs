@@ -34,8 +34,87 @@ pub struct StepPlan {
 
 impl StepPlan {
     /// An empty plan with capacity for `rows` rows.
-    pub(crate) fn with_capacity(rows: usize) -> StepPlan {
+    fn with_capacity(rows: usize) -> StepPlan {
         StepPlan { rows: Vec::with_capacity(rows), copies: Vec::with_capacity(rows), ..StepPlan::default() }
+    }
+
+    /// Empties it; the number and the capacity stay.
+    fn clear(&mut self) {
+        let StepPlan { step, mut rows, mut copies, .. } = std::mem::take(self);
+        rows.clear();
+        copies.clear();
+        *self = StepPlan { step, rows, copies, ..StepPlan::default() };
+    }
+
+    /// The step's size. A row of one token that is sampled counts as a decode row; it costs the same.
+    pub fn load(&self) -> StepLoad {
+        let decodes = self.rows.iter().filter(|row| row.len == 1 && row.draw.is_some()).count() as u32;
+        StepLoad { rows: self.rows.len() as u32, prefill_tokens: self.token_count - decodes }
+    }
+}
+
+/// The last plan, and the one before it while both are outstanding: without a commit.
+#[derive(Debug)]
+pub(crate) struct Plans {
+    last: StepPlan,
+    earlier: StepPlan,
+    /// 0, 1 or 2.
+    outstanding: u32,
+}
+
+impl Plans {
+    /// Empty plans with capacity for `rows` rows.
+    pub(crate) fn new(rows: usize) -> Plans {
+        Plans { last: StepPlan::with_capacity(rows), earlier: StepPlan::with_capacity(rows), outstanding: 0 }
+    }
+
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    pub(crate) fn last(&self) -> &StepPlan {
+        &self.last
+    }
+
+    /// The last plan, to fill it after [`Plans::begin`].
+    pub(crate) fn last_mut(&mut self) -> &mut StepPlan {
+        &mut self.last
+    }
+
+    /// The oldest outstanding plan, else the last one.
+    pub(crate) fn oldest(&self) -> &StepPlan {
+        if self.outstanding == 2 { &self.earlier } else { &self.last }
+    }
+
+    /// Empties the last plan to be filled again; an outstanding one becomes the earlier one.
+    ///
+    /// # Panics
+    /// If two plans are outstanding.
+    pub(crate) fn begin(&mut self) {
+        assert!(self.outstanding <= 1, "at most one plan is outstanding when the next is made");
+        if self.outstanding == 1 {
+            std::mem::swap(&mut self.last, &mut self.earlier);
+            self.last.step = self.earlier.step;
+        }
+        self.last.clear();
+    }
+
+    /// The last plan is filled: it is outstanding now. One without rows is dropped, and `None` returned.
+    pub(crate) fn launch(&mut self) -> Option<&StepPlan> {
+        if self.last.rows.is_empty() {
+            if self.outstanding == 1 {
+                std::mem::swap(&mut self.last, &mut self.earlier);
+            }
+            return None;
+        }
+        self.last.step += 1;
+        self.outstanding += 1;
+        Some(&self.last)
+    }
+
+    /// The oldest outstanding plan has its commit.
+    pub(crate) fn committed(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
     }
 }
 
@@ -165,14 +244,6 @@ impl Company {
         self.rows_max = self.rows_max.max(load.rows);
         self.prefill_sum += u64::from(load.prefill_tokens);
         self.prefill_max = self.prefill_max.max(load.prefill_tokens);
-    }
-}
-
-impl StepPlan {
-    /// The step's size. A row of one token that is sampled counts as a decode row; it costs the same.
-    pub fn load(&self) -> StepLoad {
-        let decodes = self.rows.iter().filter(|row| row.len == 1 && row.draw.is_some()).count() as u32;
-        StepLoad { rows: self.rows.len() as u32, prefill_tokens: self.token_count - decodes }
     }
 }
 

@@ -8,8 +8,9 @@
 //! waits for at most [`Policy::overtaken_max`] starts of its tenant, and then for four per request ahead of it. It is
 //! preempted for a higher priority at most four times.
 
+use crate::StepTime;
+use crate::requests::Requests;
 use crate::sequence::Sequence;
-use crate::{Scheduler, StepTime};
 
 /// Waiting requests that [`Admission::Pack`] looks at.
 const LOOKAHEAD_WINDOW: usize = 64;
@@ -23,7 +24,7 @@ const AGED_STARTS_EVERY: u64 = 4;
 /// Most times a request is preempted for a higher priority.
 const PRIORITY_PREEMPTIONS_MAX: u32 = 4;
 /// Most steps in a row in which prefill comes before decode.
-pub(crate) const PREFILL_FIRST_STEPS_MAX: u32 = 4;
+const PREFILL_FIRST_STEPS_MAX: u32 = 4;
 
 /// The order in which waiting requests start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -83,85 +84,73 @@ impl Default for Policy {
     }
 }
 
-impl Scheduler {
-    /// Queue index of the next request to start. O(1), O(window) or O(queue), by policy; O(queue) while requests
-    /// differ in priority or tenant.
-    pub(crate) fn pick(&self) -> Option<usize> {
-        let alike = self.ranked == 0 && self.tenants.live() <= 1;
-        let front = self.sequence(*self.waiting.front()?);
-        let tenant = if alike { front.tenant } else { self.next_tenant()? };
-        let queue = || self.waiting.iter().map(|&key| self.sequence(key)).enumerate();
-        let theirs = || queue().filter(|(_, sequence)| sequence.tenant == tenant);
-        let mut class = front.claim.priority;
+impl Policy {
+    /// Queue index of the next request to start, after `starts` of them. O(1), O(window) or O(queue), by policy;
+    /// O(queue) while requests differ in priority or tenant.
+    pub(crate) fn pick(&self, requests: &Requests, starts: u64) -> Option<usize> {
+        let is_aged =
+            |sequence: &Sequence| starts - sequence.arrival().starts_before >= u64::from(self.overtaken_max);
+        let alike = requests.are_alike();
+        let front = requests.waiting().next()?.arrival();
+        let tenant = if alike { front.tenant } else { next_tenant(requests)? };
+        let theirs = || requests.waiting().enumerate().filter(|(_, s)| s.arrival().tenant == tenant);
+        let mut class = front.priority;
         if !alike {
-            class = theirs().map(|(_, sequence)| sequence.claim.priority).min()?;
-            let (index, oldest) = theirs().min_by_key(|(_, sequence)| sequence.ordinal)?;
-            if self.is_aged(oldest) && self.tenants.starts(tenant).is_multiple_of(AGED_STARTS_EVERY) {
+            class = theirs().map(|(_, sequence)| sequence.arrival().priority).min()?;
+            let (index, oldest) = theirs().min_by_key(|(_, sequence)| sequence.arrival().ordinal)?;
+            if is_aged(oldest) && requests.tenants().starts(tenant).is_multiple_of(AGED_STARTS_EVERY) {
                 return Some(index);
             }
         }
-        let classmates = || theirs().filter(|(_, sequence)| sequence.claim.priority == class);
+        let classmates = || theirs().filter(|(_, sequence)| sequence.arrival().priority == class);
         let (first, sequence) = classmates().next()?;
-        if sequence.preemptions > 0 || self.is_aged(sequence) {
+        if sequence.preemptions() > 0 || is_aged(sequence) {
             return Some(first);
         }
         let least = |window: usize, cost: &dyn Fn(&Sequence) -> u64| {
             let costs = classmates().take(window).map(|(index, sequence)| (index, cost(sequence)));
             costs.min_by_key(|&(_, cost)| cost).map(|(index, _)| index) // the first of equals
         };
-        match self.policy.admission {
+        match self.admission {
             Admission::Fifo => Some(first),
             Admission::Pack => least(LOOKAHEAD_WINDOW, &|sequence| u64::from(sequence.len())),
             Admission::Shortest => least(usize::MAX, &|sequence| {
-                u64::from(sequence.len()) + sequence.starts_before * AGEING_TOKENS_PER_START
+                u64::from(sequence.len()) + sequence.arrival().starts_before * AGEING_TOKENS_PER_START
             }),
             Admission::Deadline { target_ns } => least(usize::MAX, &|sequence| {
                 let length = u64::from(sequence.len()).max(TARGET_PROMPT_TOKENS);
                 let time_ns = u128::from(target_ns) * u128::from(length) / u128::from(TARGET_PROMPT_TOKENS);
-                sequence.arrived_ns.saturating_add(u64::try_from(time_ns).unwrap_or(u64::MAX))
+                sequence.arrival().arrived_ns.saturating_add(u64::try_from(time_ns).unwrap_or(u64::MAX))
             }),
         }
     }
 
-    /// The least-served tenant with waiting requests; among equals, the one with the oldest request.
-    fn next_tenant(&self) -> Option<u32> {
-        let queue = self.waiting.iter().map(|&key| self.sequence(key));
-        let next = queue.min_by_key(|sequence| (self.tenants.served(sequence.tenant), sequence.ordinal));
-        next.map(|sequence| sequence.tenant)
+    /// Whether prefill comes before decode in a step; it did in the last `steps` ones.
+    pub(crate) fn puts_prefill_first(&self, requests: &Requests, steps: u32) -> bool {
+        steps < PREFILL_FIRST_STEPS_MAX
+            && self.prefill_first_from.is_some_and(|from| {
+                let prefills = requests.running().filter(|s| !s.decodes() && !s.completes()).count();
+                prefills + requests.waiting_count() >= from as usize
+            })
     }
+}
 
-    /// Whether the request is no longer overtaken.
-    fn is_aged(&self, sequence: &Sequence) -> bool {
-        self.totals.starts - sequence.starts_before >= u64::from(self.policy.overtaken_max)
-    }
+/// The least-served tenant with waiting requests; among equals, the one with the oldest request.
+fn next_tenant(requests: &Requests) -> Option<u32> {
+    let queue = requests.waiting().map(Sequence::arrival);
+    let next = queue.min_by_key(|arrival| (requests.tenants().served(arrival.tenant), arrival.ordinal));
+    next.map(|arrival| arrival.tenant)
+}
 
-    /// Index in the running set of the request to preempt: the lowest priority, among equals the one that started last.
-    /// A request that was preempted for a higher priority [`PRIORITY_PREEMPTIONS_MAX`] times ranks above all others;
-    /// among such requests the oldest ranks highest.
-    pub(crate) fn preemption_candidate(&self) -> Option<usize> {
-        let running = self.running.iter().map(|&key| self.sequence(key)).enumerate();
-        let last = running.max_by_key(|(index, sequence)| {
-            let protected = sequence.priority_preemptions >= PRIORITY_PREEMPTIONS_MAX;
-            let arrival = if protected { sequence.ordinal } else { 0 };
-            (!protected, if protected { 0 } else { sequence.claim.priority }, arrival, *index)
-        });
-        last.map(|(index, _)| index)
-    }
-
-    /// Whether a running request has a higher priority than this.
-    pub(crate) fn runs_higher_than(&self, priority: i32) -> bool {
-        self.ranked > 0 && self.running.iter().any(|&key| self.sequence(key).claim.priority < priority)
-    }
-
-    /// Whether prefill comes before decode in this step.
-    pub(crate) fn prefill_first(&mut self) -> bool {
-        let first = self.prefill_first_steps < PREFILL_FIRST_STEPS_MAX
-            && self.policy.prefill_first_from.is_some_and(|from| {
-                let prefills = self.running.iter().map(|&key| self.sequence(key));
-                let prefills = prefills.filter(|s| !s.decodes() && !s.completes()).count();
-                prefills + self.waiting.len() >= from as usize
-            });
-        self.prefill_first_steps = if first { self.prefill_first_steps + 1 } else { 0 };
-        first
-    }
+/// Index in the running set of the request to preempt: the lowest priority, among equals the one that started last.
+/// A request that was preempted for a higher priority [`PRIORITY_PREEMPTIONS_MAX`] times ranks above all others;
+/// among such requests the oldest ranks highest.
+pub(crate) fn preemption_candidate(requests: &Requests) -> Option<usize> {
+    let last = requests.running().enumerate().max_by_key(|(index, sequence)| {
+        let protected = sequence.priority_preemptions() >= PRIORITY_PREEMPTIONS_MAX;
+        let arrival = sequence.arrival();
+        let (priority, ordinal) = if protected { (0, arrival.ordinal) } else { (arrival.priority, 0) };
+        (!protected, priority, ordinal, *index)
+    });
+    last.map(|(index, _)| index)
 }

@@ -1,6 +1,6 @@
 //! The scheduler's limits and its input.
 
-use pinion_protocol::{Claim, Fault, RequestId, Sampling, StopIds};
+use pinion_protocol::{Claim, Fault, FaultCode, RequestId, Sampling, StopIds};
 
 /// The scheduler's limits. They do not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,32 @@ impl Limits {
     /// Most sequences that run at once. Each gets at least one token in every step.
     pub(crate) fn running_max(&self) -> u32 {
         self.max_num_seqs.min(self.max_num_batched_tokens)
+    }
+
+    /// The length at which a request ends, if it can run at all.
+    pub(crate) fn length_max(&self, request: &Request) -> Result<u32, Fault> {
+        let (prompt, ids) = (u64::from(request.prompt_tokens), request.ids.len() as u64);
+        if prompt == 0 || prompt > ids {
+            return Err(Fault::new(FaultCode::Internal, "an admitted request has no prompt"));
+        }
+        let context = u64::from(self.max_model_len);
+        let pool = u64::from(self.block_count) * u64::from(self.block_size);
+        let too_long = |message: String| Err(Fault::new(FaultCode::ContextLengthExceeded, message));
+        let wanted = match request.sampling.max_tokens {
+            Some(max_tokens) => prompt + u64::from(max_tokens),
+            None => context.min(pool).max(prompt + 1),
+        };
+        if wanted > context {
+            return too_long(format!("prompt and output need {wanted} tokens; the context holds {context}"));
+        }
+        if wanted > pool {
+            return too_long(format!("prompt and output need {wanted} tokens; the KV cache holds {pool}"));
+        }
+        if ids > wanted {
+            let message = format!("{ids} prompt and resumed tokens are more than the {wanted} asked for");
+            return Err(Fault::new(FaultCode::Internal, message));
+        }
+        Ok(wanted as u32)
     }
 }
 

@@ -1,13 +1,16 @@
 //! A request inside the scheduler.
 
-use crate::plan::Company;
+use crate::block_table::{BlockTable, Tail};
+use crate::kv::BlockPool;
+use crate::plan::{BlockCopy, Company, Ended, PlanRow, RowView, StepLoad};
+use crate::request::Request;
 use pinion_protocol::frontend_inbox::{FinishReason, Finished};
-use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
+use pinion_protocol::{RequestId, Sampling, StopIds};
 use std::ops::Range;
 
 /// Where a sequence is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+enum State {
     /// In the queue, without blocks. It did not fit when this many blocks were available (0: not tried yet).
     Waiting { refused_at: u32 },
     /// In the running set.
@@ -19,7 +22,7 @@ pub(crate) enum State {
 
 /// How far a sequence has come since it last started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+enum Progress {
     /// No token has been sampled.
     Prefill,
     /// The prompt is computed, but no token could be sampled: the grammar's mask is late.
@@ -28,48 +31,50 @@ pub(crate) enum Progress {
     Sampled,
 }
 
-/// A request's tokens and the blocks that hold their KV. `ids` and `blocks` have their final capacity from admission
-/// on, so that they never reallocate.
-#[derive(Debug, Clone)]
-pub(crate) struct Sequence {
+/// A request's place among the others. It does not change.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
     pub(crate) id: RequestId,
-    pub(crate) claim: Claim,
+    pub(crate) priority: i32,
     /// Its tenant's index in the table.
     pub(crate) tenant: u32,
-    pub(crate) sampling: Sampling,
-    /// The prompt, then the generated tokens.
-    pub(crate) ids: Vec<u32>,
-    pub(crate) prompt_tokens: u32,
-    /// Generated tokens that came with the request when it was resumed.
-    pub(crate) resumed_tokens: u32,
-    /// Length of `ids` at which the request ends.
-    pub(crate) length_max: u32,
-    /// Tokens whose KV is in `blocks`, or will be when the outstanding steps are done.
-    pub(crate) computed: u32,
-    /// Tokens that outstanding steps sample. They follow `ids`, and their values are not known yet.
-    pub(crate) in_flight: u32,
-    pub(crate) blocks: Vec<u32>,
-    /// Number of leading `blocks` that came from the prefix cache or are registered in it.
-    pub(crate) registered: u32,
-    /// The block that the beginning of the first own block was copied from, and its contents then.
-    pub(crate) copied_from: Option<(u32, u64)>,
-    pub(crate) progress: Progress,
-    /// Prompt tokens that the first start found in the prefix cache.
-    pub(crate) cached_tokens: u32,
-    pub(crate) state: State,
-    /// Prompt tokens whose logprobs have been reported; all of them if none are requested.
-    pub(crate) reported: u32,
     /// Index in the order of arrival.
     pub(crate) ordinal: u64,
     pub(crate) arrived_ns: u64,
     /// Starts of all requests before this one arrived.
     pub(crate) starts_before: u64,
+}
+
+/// A request's tokens and the blocks that hold their KV. `ids` has its final capacity from admission on, so that it
+/// never reallocates.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequence {
+    arrival: Arrival,
+    sampling: Sampling,
+    /// The prompt, then the generated tokens.
+    ids: Vec<u32>,
+    prompt_tokens: u32,
+    /// Generated tokens that came with the request when it was resumed.
+    resumed_tokens: u32,
+    /// Length of `ids` at which the request ends.
+    length_max: u32,
+    blocks: BlockTable,
+    /// Tokens whose KV is in `blocks`, or will be when the outstanding steps are done.
+    computed: u32,
+    /// Tokens that outstanding steps sample. They follow `ids`, and their values are not known yet.
+    in_flight: u32,
+    progress: Progress,
+    /// Prompt tokens that the first start found in the prefix cache.
+    cached_tokens: u32,
+    state: State,
+    /// Prompt tokens whose logprobs have been reported; all of them if none are requested.
+    reported: u32,
     /// It has had a row in a step.
-    pub(crate) had_row: bool,
-    pub(crate) preemptions: u32,
+    had_row: bool,
+    preemptions: u32,
     /// Preemptions for a request of higher priority.
-    pub(crate) priority_preemptions: u32,
-    pub(crate) company: Company,
+    priority_preemptions: u32,
+    company: Company,
 }
 
 /// How far a request is.
@@ -88,6 +93,81 @@ pub enum SequenceState {
 }
 
 impl Sequence {
+    /// A request in the queue. This is the only place that allocates a request's storage.
+    pub(crate) fn new(request: Request, arrival: Arrival, length_max: u32, block_size: u32) -> Sequence {
+        let Request { sampling, mut ids, prompt_tokens, .. } = request;
+        let resumed_tokens = ids.len() as u32 - prompt_tokens;
+        // A resumed request has reported its prompt before.
+        let asks = sampling.prompt_logprobs.is_some() && resumed_tokens == 0;
+        ids.reserve_exact(length_max as usize - ids.len());
+        Sequence {
+            arrival,
+            sampling,
+            ids,
+            prompt_tokens,
+            resumed_tokens,
+            length_max,
+            blocks: BlockTable::new(block_size, length_max),
+            computed: 0,
+            in_flight: 0,
+            progress: Progress::Prefill,
+            cached_tokens: 0,
+            state: State::Waiting { refused_at: 0 },
+            reported: if asks { 0 } else { prompt_tokens },
+            had_row: false,
+            preemptions: 0,
+            priority_preemptions: 0,
+            company: Company::default(),
+        }
+    }
+
+    pub(crate) fn arrival(&self) -> &Arrival {
+        &self.arrival
+    }
+
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Tokens whose KV is in its blocks, or will be when the outstanding steps are done.
+    pub(crate) fn computed(&self) -> u32 {
+        self.computed
+    }
+
+    /// Prompt tokens that its first start found in the prefix cache.
+    pub(crate) fn cached_tokens(&self) -> u32 {
+        self.cached_tokens
+    }
+
+    pub(crate) fn preemptions(&self) -> u32 {
+        self.preemptions
+    }
+
+    pub(crate) fn priority_preemptions(&self) -> u32 {
+        self.priority_preemptions
+    }
+
+    pub(crate) fn blocks(&self) -> &[u32] {
+        self.blocks.as_slice()
+    }
+
+    /// Tokens and blocks of a row.
+    pub(crate) fn view(&self, row: &PlanRow) -> RowView<'_> {
+        let known = self.ids.len();
+        let end = known.min((row.start + row.len) as usize);
+        RowView {
+            tokens: &self.ids[known.min(row.start as usize)..end],
+            ids: &self.ids,
+            blocks: self.blocks.as_slice(),
+            sampling: &self.sampling,
+            prompt_tokens: self.prompt_tokens,
+        }
+    }
+
     /// How far it is.
     pub(crate) fn summary(&self) -> SequenceState {
         match (self.state, self.progress) {
@@ -164,9 +244,156 @@ impl Sequence {
         len == self.pending() && self.len() < self.length_max
     }
 
+    /// Tokens that it has or soon needs blocks for: one more than its length. Otherwise a full last block would cause a
+    /// preemption in the next step.
+    fn soon(&self) -> u32 {
+        (self.len() + 1).min(self.length_max)
+    }
+
+    /// Looks it up in the prefix cache, for [`Sequence::take_blocks`]; see [`BlockTable::look_up`].
+    pub(crate) fn look_up(&mut self, partial: bool, pool: &BlockPool) -> Option<Tail> {
+        if self.lacks_prompt_logprobs() {
+            return None;
+        }
+        self.blocks.look_up(&self.ids, partial, pool)
+    }
+
+    /// Its first tokens that [`Sequence::look_up`] found.
+    pub(crate) fn found(&self, tail: Option<Tail>) -> u32 {
+        self.blocks.token_room() + tail.map_or(0, |tail| tail.tokens)
+    }
+
+    /// Blocks that it takes out of the available ones if it starts now: new ones, and the cached ones that were found.
+    pub(crate) fn cost(&self, pool: &BlockPool) -> u32 {
+        let found = self.blocks.as_slice();
+        self.blocks.lacks(self.soon()) + found.len() as u32 - pool.held_of(found)
+    }
+
+    /// Whether it did not fit when this number of blocks, or more, was available.
+    pub(crate) fn was_refused_at(&self, available: u32) -> bool {
+        matches!(self.state, State::Waiting { refused_at } if available <= refused_at)
+    }
+
+    /// It does not start, because it does not fit in the available blocks.
+    pub(crate) fn refuse(&mut self, available: u32) {
+        self.state = State::Waiting { refused_at: available };
+        self.drop_found();
+    }
+
+    /// It does not start now.
+    pub(crate) fn drop_found(&mut self) {
+        self.blocks.drop_found();
+    }
+
+    /// It enters the running set.
+    pub(crate) fn enter(&mut self, lane: u32) {
+        self.state = State::Running { lane };
+    }
+
+    /// Takes blocks for all its tokens: those that were found and new ones. Returns the copy to make.
+    pub(crate) fn take_blocks(&mut self, tail: Option<Tail>, pool: &mut BlockPool) -> Option<BlockCopy> {
+        self.computed = self.found(tail);
+        if self.preemptions == 0 {
+            self.cached_tokens = self.computed.min(self.prompt_tokens);
+        }
+        self.blocks.begin(self.len(), tail, pool)
+    }
+
+    /// Takes blocks for all its tokens while it runs. False if the pool has too few.
+    pub(crate) fn grow(&mut self, pool: &mut BlockPool) -> bool {
+        // The KV of a last token is never read.
+        self.completes() || self.blocks.grow(self.len(), pool)
+    }
+
+    /// A row of its next `len` tokens.
+    pub(crate) fn row(&mut self, key: u32, len: u32) -> PlanRow {
+        let start = self.computed;
+        let report = self.report(start, len);
+        PlanRow {
+            id: self.arrival.id,
+            key,
+            ordinal: self.arrival.ordinal,
+            lane: self.lane().expect("a running sequence has a lane"),
+            start,
+            len,
+            draw: self.samples_after(len).then(|| self.len() - self.prompt_tokens),
+            report_start: report.start,
+            report_len: report.len() as u32,
+            first: !std::mem::replace(&mut self.had_row, true),
+        }
+    }
+
+    /// A plan with this row of it is outstanding.
+    pub(crate) fn launch(&mut self, row: &PlanRow) {
+        self.computed += row.len;
+        self.in_flight += u32::from(row.draw.is_some());
+    }
+
+    /// A step of this size with this row of it is committed.
+    pub(crate) fn land(&mut self, row: &PlanRow, load: StepLoad, failed: bool) {
+        self.in_flight -= u32::from(row.draw.is_some());
+        self.company.join(load);
+        if row.report_len > 0 && !failed {
+            self.reported = row.report().end;
+        }
+    }
+
+    /// Appends a sampled token.
+    pub(crate) fn push(&mut self, token: u32) {
+        self.ids.push(token);
+    }
+
+    /// Registers the blocks of its first `computed` tokens in the prefix cache: the whole ones and, if `partial` and at
+    /// the first token since it started, the tokens behind those. Called only after a token was sampled from them: the
+    /// token depends on all KV before it, so no non-finite value is registered.
+    pub(crate) fn register(&mut self, computed: u32, partial: bool, pool: &mut BlockPool) {
+        let first = std::mem::replace(&mut self.progress, Progress::Sampled) != Progress::Sampled;
+        self.blocks.register(&self.ids, computed, first && partial, pool);
+    }
+
+    /// No token could be sampled after its last one, which is computed again.
+    pub(crate) fn again(&mut self) {
+        self.computed -= 1;
+        if self.progress == Progress::Prefill {
+            self.progress = Progress::AwaitingMask;
+        }
+    }
+
+    /// Takes its blocks out of the prefix cache: it had a non-finite value, which may be in any of them.
+    pub(crate) fn forget(&self, pool: &mut BlockPool) {
+        self.blocks.forget(pool);
+    }
+
+    /// Gives its blocks back and returns its lane, if it had one; it then counts as waiting.
+    pub(crate) fn release(&mut self, pool: &mut BlockPool) -> Option<u32> {
+        let lane = self.lane();
+        self.blocks.release(pool);
+        self.progress = Progress::Prefill;
+        self.state = State::Waiting { refused_at: 0 };
+        lane
+    }
+
+    /// The same for a request that will start again.
+    pub(crate) fn preempt(&mut self, for_priority: bool, pool: &mut BlockPool) -> Option<u32> {
+        self.computed = 0;
+        self.preemptions += 1;
+        self.priority_preemptions += u32::from(for_priority);
+        self.release(pool)
+    }
+
     /// Generated tokens whose values are known.
     pub(crate) fn generated(&self) -> u32 {
         self.ids.len() as u32 - self.prompt_tokens
+    }
+
+    /// Whether all its tokens are known and all its logprobs reported.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ids.len() as u32 >= self.length_max && !self.lacks_prompt_logprobs()
+    }
+
+    /// Whether the generated token with this index is the first one that is not resumed.
+    pub(crate) fn is_first(&self, index: u32) -> bool {
+        index == self.resumed_tokens
     }
 
     /// The finish reason, if the request ends with its last token.
@@ -184,13 +411,34 @@ impl Sequence {
         }
     }
 
-    pub(crate) fn finished(&self, reason: FinishReason) -> Finished {
-        Finished {
-            id: self.id,
+    /// What is reported of it at its end. `announced`: an event with `last` has.
+    pub(crate) fn ended(&self, reason: FinishReason, announced: bool) -> Ended {
+        let finished = Finished {
+            id: self.arrival.id,
             reason,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated(),
-        }
+        };
+        Ended { finished, preemptions: self.preemptions, company: self.company, announced }
+    }
+
+    /// # Panics
+    /// If an invariant of a running sequence does not hold.
+    pub(crate) fn check_running(&self, outstanding: u32) {
+        let has_work = self.pending() > 0 || self.lacks_prompt_logprobs();
+        assert!(!self.is_waiting() && has_work && !self.is_over(), "a running request has work");
+        assert!(self.in_flight <= outstanding, "at most one sampled token per step");
+        assert!(self.blocks.token_room() >= self.computed, "computed tokens lie in blocks");
+        self.blocks.check();
+    }
+
+    /// # Panics
+    /// If an invariant of a waiting sequence does not hold.
+    pub(crate) fn check_waiting(&self) {
+        assert!(self.is_waiting() && self.blocks().is_empty(), "a waiting request holds no block");
+        assert_eq!((self.computed, self.in_flight), (0, 0), "a waiting request has no row");
+        assert!(!self.is_over(), "a complete request has left");
+        self.blocks.check();
     }
 }

@@ -4,7 +4,6 @@
 //! that [`StepCost`] predicts for the whole step stays within it. [`PROMPT_TOKENS_MIN`] tokens join in any case, so
 //! that every prompt ends however little time is left.
 
-use crate::Scheduler;
 use crate::plan::{PlanRow, StepPlan};
 use crate::step_cost::{StepCost, StepWork};
 
@@ -58,7 +57,7 @@ pub(crate) struct StepBudget {
     limit_ns: Option<u64>,
     /// Prompt tokens that the budget kept out of this plan.
     deferred: u32,
-    pub(crate) times: StepTimes,
+    times: StepTimes,
 }
 
 impl StepBudget {
@@ -116,49 +115,38 @@ impl StepBudget {
     pub(crate) fn deferred(&self) -> u32 {
         self.deferred
     }
-}
 
-impl Scheduler {
-    /// The oldest outstanding step, which is about to be committed, took this long. Nothing else may be in that time.
-    pub fn measured(&mut self, took_ns: u64) {
-        if self.outstanding == 0 || !self.budget.is_on() {
+    /// How well predicted step times fit; `None` with [`StepTime::Unbounded`].
+    pub(crate) fn times(&self) -> Option<StepTimes> {
+        self.is_on().then_some(self.times)
+    }
+
+    /// A step of this plan took this long.
+    pub(crate) fn measured(&mut self, plan: &StepPlan, took_ns: u64) {
+        if !self.is_on() {
             return;
         }
-        let (work, predicted_ns) = (self.oldest_plan().work, self.oldest_plan().predicted_ns);
-        let budget = &mut self.budget;
-        if let Some(predicted_ns) = predicted_ns.filter(|_| took_ns > 0) {
-            let times = &mut budget.times;
+        if let Some(predicted_ns) = plan.predicted_ns.filter(|_| took_ns > 0) {
+            let times = &mut self.times;
             times.steps += 1;
             times.predicted_ns = times.predicted_ns.saturating_add(predicted_ns);
             times.measured_ns = times.measured_ns.saturating_add(took_ns);
             times.error_ns = times.error_ns.saturating_add(predicted_ns.abs_diff(took_ns));
         }
-        budget.cost.observe(&work, took_ns);
+        self.cost.observe(&plan.work, took_ns);
     }
 
-    /// How well predicted step times fit; `None` with [`StepTime::Unbounded`].
-    pub fn step_times(&self) -> Option<StepTimes> {
-        self.budget.is_on().then_some(self.budget.times)
-    }
-
-    /// The decode rows that the first `count` running sequences are about to get.
-    pub(crate) fn decode_work(&self, count: usize) -> StepWork {
-        let running = self.running[..count].iter().map(|&key| self.sequence(key));
-        let decodes = running.filter(|sequence| sequence.decodes() && !sequence.completes());
-        decodes.fold(StepWork::default(), |work, sequence| work.and_decode(sequence.len()))
-    }
-
-    /// Notes in the finished plan, whose last rows are the prompts', what it costs.
-    pub(crate) fn note_cost(&mut self) {
-        let StepPlan { rows, work, predicted_ns, budget_ns, .. } = &mut self.plan;
-        (*work, *predicted_ns, *budget_ns) = (StepWork::default(), None, self.budget.limit_ns);
-        if !self.budget.is_on() || rows.is_empty() {
+    /// Notes in a filled plan what it costs. Its last `prompt_rows` rows are the prompts'.
+    pub(crate) fn note(&mut self, plan: &mut StepPlan, prompt_rows: usize) {
+        let StepPlan { rows, work, predicted_ns, budget_ns, .. } = plan;
+        (*work, *predicted_ns, *budget_ns) = (StepWork::default(), None, self.limit_ns);
+        if !self.is_on() || rows.is_empty() {
             return;
         }
-        let (decodes, prompts) = rows.split_at(rows.len() - self.prefill_rows.len());
+        let (decodes, prompts) = rows.split_at(rows.len() - prompt_rows);
         let decoded = decodes.iter().fold(StepWork::default(), |work, row| work.and_decode(row.start + 1));
         *work = prompts.iter().fold(decoded, |work, &PlanRow { start, len, .. }| work.and_chunk(start, len));
-        *predicted_ns = self.budget.cost.known_ns(work);
-        self.budget.times.deferred_tokens += u64::from(self.budget.deferred());
+        *predicted_ns = self.cost.known_ns(work);
+        self.times.deferred_tokens += u64::from(self.deferred);
     }
 }
