@@ -27,14 +27,14 @@ const SWEEP_INTERVAL_NS: u64 = 200_000_000;
 /// The role's life: loads the codec, then serves.
 pub fn live(mut session: Session) -> ExitCode {
     session.reads(Reading::Tokenizer);
-    let codec = match TextCodec::load(&session.config.model_dir) {
+    let codec = match TextCodec::load(&session.config().model_dir) {
         Ok(codec) => codec,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
     let summary = format!("{} tokens", codec.vocab_size());
     let tables = slot_tables(&session);
     let detokenizer = Detokenizer::new(codec, tables, record_bytes_max(&session))
-        .with_interval(session.config.stream_interval);
+        .with_interval(session.config().stream_interval);
     session.reads(Reading::Nothing);
     session.ready(&summary);
     Server::new(session, detokenizer).run()
@@ -42,12 +42,13 @@ pub fn live(mut session: Session) -> ExitCode {
 
 /// The slot tables of all frontends, in order.
 fn slot_tables(session: &Session) -> Vec<SlotTable> {
-    (0..session.config.frontends).map_while(|index| session.links.slot_table(index).cloned()).collect()
+    (0..session.config().frontends).map_while(|index| session.links.slot_table(index).cloned()).collect()
 }
 
 /// Largest delta record that every frontend's ring takes.
 fn record_bytes_max(session: &Session) -> usize {
-    let edges = session.topology.edges.iter().filter(|e| e.from == session.me && e.to.role == Role::Frontend);
+    let edges =
+        session.topology().edges.iter().filter(|e| e.from == session.me() && e.to.role == Role::Frontend);
     edges.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0)
 }
 
@@ -157,7 +158,7 @@ impl Server {
 
     /// Everything that waits in the frontends' rings. False if nothing did.
     fn take_openings(&mut self) -> bool {
-        let (mut taken, clock) = (false, self.session.clock);
+        let (mut taken, clock) = (false, self.session.clock());
         for inbox in self.session.links.inboxes.iter_mut().filter(|inbox| inbox.from.role == Role::Frontend) {
             let from = inbox.from;
             while let Some(record) = inbox.next() {
@@ -182,13 +183,13 @@ impl Server {
     }
 
     fn handle_step(&mut self, record_kind: u16) -> Result<(), Malformed> {
-        let recorder = self.session.recorder.clone();
+        let recorder = self.session.recorder().clone();
         let now_ns = self.session.now_ns();
         recorder.push(SpanName::Detokenize);
         let before = self.detokenizer.counts();
         // What came before the fault in the record goes out: it was right.
         let handled = self.detokenizer.step(record_kind, &self.step, now_ns);
-        for frontend in 0..self.session.config.frontends {
+        for frontend in 0..self.session.config().frontends {
             if !send_records(&mut self.session.links, &self.detokenizer, frontend) {
                 tracing::error!(frontend, "frontend has stopped reading; its requests are cancelled");
                 self.detokenizer.abandon(frontend);

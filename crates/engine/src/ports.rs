@@ -107,6 +107,6 @@ impl Ports for Session {
     }
 
     fn recorder(&self) -> &Recorder {
-        &self.recorder
+        Session::recorder(self)
     }
 }

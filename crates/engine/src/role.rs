@@ -26,7 +26,8 @@ pub fn live(mut session: Session) -> ExitCode {
         Ok(tape) => tape,
         Err(reason) => return session.fail(&reason, i32::from(Exit::System.code())),
     };
-    let (engine, summary) = match build(&session.config, session.model_recorder.take().unwrap_or_default()) {
+    let recorder = session.take_model_recorder().unwrap_or_default();
+    let (engine, summary) = match build(session.config(), recorder) {
         Ok(built) => built,
         Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
     };
@@ -34,7 +35,7 @@ pub fn live(mut session: Session) -> ExitCode {
         tell_memory(&session, memory);
     }
     session.ready(&summary);
-    let profile = OpProfile::of(&session.config, session.me);
+    let profile = OpProfile::of(session.config(), session.me());
     Server { tape, profile, ..Server::new(session, engine) }.run()
 }
 
@@ -149,14 +150,14 @@ impl Server {
 /// The file to record into, if one is wanted. A successor does not overwrite its predecessor's file, and serves without
 /// a recording if it cannot create one of its own.
 fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
-    let Some(path) = &session.config.observe.record else { return Ok(None) };
+    let Some(path) = &session.config().observe.record else { return Ok(None) };
     let mut path = path.clone().into_os_string();
-    if session.epoch > 1 {
-        path.push(format!(".{}", session.epoch));
+    if session.epoch() > 1 {
+        path.push(format!(".{}", session.epoch()));
     }
-    match Tape::create(path.as_ref(), &session.config, session.links.inboxes.len()) {
+    match Tape::create(path.as_ref(), session.config(), session.links.inboxes.len()) {
         Ok(tape) => Ok(Some(tape)),
-        Err(error) if session.epoch > 1 => {
+        Err(error) if session.epoch() > 1 => {
             tracing::error!(path = %path.display(), %error, "cannot record; serving without a recording");
             session.status.set(Gauge::RecordingEnded as usize, 1);
             Ok(None)

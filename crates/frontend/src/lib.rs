@@ -61,8 +61,8 @@ pub fn live(session: Session) -> ExitCode {
 pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> {
     let outlet = Rc::new(RefCell::new(SessionOutlet(session.clone())));
     let session = session.borrow();
-    let config = &session.config;
-    let index = session.me.index;
+    let config = session.config();
+    let index = session.me().index;
     let Some(table) = session.links.slot_table(index) else {
         return Err(("the launcher gave no slot table".to_owned(), Exit::System));
     };
@@ -77,12 +77,12 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         buffer_bytes_max: config.stream_buffer_bytes_max,
         resume: config.lifecycle.resume,
         patience: Patience::of(&config.lifecycle),
-        recorder: session.recorder.clone(),
-        clock: session.clock,
+        recorder: session.recorder().clone(),
+        clock: session.clock(),
     };
     let mut pages = session.links.pages.clone();
     pages.push((Peer::new(Role::Frontend, index), session.status.clone()));
-    let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch) << 32;
+    let seed = config.seed ^ u64::from(index) << 48 ^ u64::from(session.epoch()) << 32;
     let unusable = |error: LoadError| (error.to_string(), Exit::Model);
     let given = config.chat_template.as_ref().map(|given| Given { name: &given.name, text: &given.text });
     let template = Described::read(&config.model_dir, given).map_err(unusable)?;
@@ -101,10 +101,10 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         template,
         settings: Settings::new(config),
         health: Health { pages },
-        topology: session.topology.clone(),
+        topology: session.topology().clone(),
         numbers: Numbers::new(seed),
         orders: Orders::new(outlet, limits::ORDER_TIMEOUT),
-        recorder: session.recorder.clone(),
+        recorder: session.recorder().clone(),
         spans: session.links.spans.clone(),
         leaving: Cell::new(false),
         load: RefCell::default(),
@@ -139,7 +139,7 @@ fn reasons(parser: ReasoningParser, template: &Described) -> bool {
 
 /// One line for the operator.
 pub fn summary(session: &Session, limits: &Limits) -> String {
-    let config = &session.config;
+    let config = session.config();
     let calls = match limits.calls {
         CallReading::Format(format) => format!("read as {}", format.name()),
         CallReading::AsText => "left in the text".to_owned(),
@@ -156,8 +156,8 @@ pub fn summary(session: &Session, limits: &Limits) -> String {
 
 /// Says once, at the first frontend, that strangers can reach a service that asks for no key.
 fn warn_if_open(session: &Session) {
-    let config = &session.config;
-    if session.me.index == 0 && config.api_keys.is_empty() && !config.host.is_loopback() {
+    let config = session.config();
+    if session.me().index == 0 && config.api_keys.is_empty() && !config.host.is_loopback() {
         tracing::warn!(
             host = %config.host,
             "listening beyond loopback without --api-key: every client that reaches the port can use the service"

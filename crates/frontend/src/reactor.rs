@@ -97,7 +97,7 @@ pub struct Reactor {
 impl Reactor {
     /// A reactor of this session, whose connections share `app`.
     pub fn new(session: Rc<RefCell<Session>>, app: Rc<App>) -> Reactor {
-        let (is_first, now_ns) = (session.borrow().me.index == 0, session.borrow().now_ns());
+        let (is_first, now_ns) = (session.borrow().me().index == 0, session.borrow().now_ns());
         let load_log = is_first.then(|| LoadLog::new(EngineTotals::of(&app.health, now_ns)));
         let memory_limit_hits = memory_limit_hits(&app.health).collect();
         Reactor {

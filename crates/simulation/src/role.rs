@@ -178,11 +178,11 @@ impl Life {
 }
 
 impl Loop {
-    fn build(mut session: Session, topology: &Topology) -> Result<Loop, String> {
+    fn build(session: Session, topology: &Topology) -> Result<Loop, String> {
         // The rings may be smaller than the config asks for, which is all that a session knows.
-        session.topology = topology.clone();
-        let config = session.config.clone();
-        let role = session.me.role;
+        let mut session = session.with_topology(topology.clone());
+        let config = session.config().clone();
+        let role = session.me().role;
         if role == Role::Frontend {
             let session = Rc::new(RefCell::new(session));
             let app = pinion_frontend::build(&session).map_err(|(reason, _)| reason)?;
@@ -254,7 +254,8 @@ fn engine(config: &Config) -> Result<Engine, String> {
 
 /// Largest delta record that every frontend's ring takes.
 fn record_bytes_max(session: &Session) -> usize {
-    let edges = session.topology.edges.iter().filter(|e| e.from == session.me && e.to.role == Role::Frontend);
+    let edges =
+        session.topology().edges.iter().filter(|e| e.from == session.me() && e.to.role == Role::Frontend);
     edges.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0)
 }
 

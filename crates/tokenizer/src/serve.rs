@@ -27,11 +27,11 @@ const ENGINE: Peer = Peer::new(Role::Engine, 0);
 /// The limits that a session's config and rings set.
 pub fn limits(session: &Session) -> Limits {
     let answers =
-        session.topology.edges.iter().filter(|e| e.from == session.me && e.to.role == Role::Frontend);
+        session.topology().edges.iter().filter(|e| e.from == session.me() && e.to.role == Role::Frontend);
     Limits {
-        max_model_len: session.config.max_model_len,
-        vocab_size: session.config.model.vocab_size,
-        max_new_tokens: session.config.sampling_defaults.max_new_tokens,
+        max_model_len: session.config().max_model_len,
+        vocab_size: session.config().model.vocab_size,
+        max_new_tokens: session.config().sampling_defaults.max_new_tokens,
         answer_bytes_max: answers.map(|edge| edge.payload_bytes_max()).min().unwrap_or(0),
     }
 }
@@ -39,18 +39,18 @@ pub fn limits(session: &Session) -> Limits {
 /// The role's life: loads codec and chat template, then serves.
 pub fn live(mut session: Session) -> ExitCode {
     session.reads(Reading::Tokenizer);
-    let codec = match TextCodec::load(&session.config.model_dir) {
+    let codec = match TextCodec::load(&session.config().model_dir) {
         Ok(codec) => codec,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
     session.reads(Reading::ChatTemplate);
-    let given = session.config.chat_template.as_ref();
+    let given = session.config().chat_template.as_ref();
     let given = given.map(|given| Given { name: &given.name, text: &given.text });
-    let chat = match ChatRenderer::load_given(&session.config.model_dir, given) {
+    let chat = match ChatRenderer::load_given(&session.config().model_dir, given) {
         Ok(chat) => chat,
         Err(error) => return session.fail(&error.to_string(), Exit::Model.code().into()),
     };
-    let (tokens, rows) = (codec.vocab_size(), session.config.model.vocab_size);
+    let (tokens, rows) = (codec.vocab_size(), session.config().model.vocab_size);
     if tokens > rows {
         tracing::warn!(
             tokens,
@@ -59,9 +59,9 @@ pub fn live(mut session: Session) -> ExitCode {
         );
     }
     let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
-    let summary = format!("{tokens} tokens, context {}, {form}", session.config.max_model_len);
+    let summary = format!("{tokens} tokens, context {}, {form}", session.config().max_model_len);
     let tokenizer =
-        Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config.model.stop_ids);
+        Tokenizer::new(codec, chat, limits(&session)).with_grammars(session.config().model.stop_ids);
     session.reads(Reading::Nothing);
     session.ready(&summary);
     Server::new(session, tokenizer).run()
@@ -142,7 +142,7 @@ fn take_turn(session: &mut Session, tokenizer: &Tokenizer, payload: &mut Vec<u8>
         taken = true;
         match TokenizerRecord::decode(record.kind, record.payload) {
             Ok(record) if is_from(&record, from, session) => {
-                let (id, recorder) = (request_id(&record), session.recorder.clone());
+                let (id, recorder) = (request_id(&record), session.recorder().clone());
                 let begin_ns = recorder.begin(SpanName::Tokenize);
                 take_record(session, tokenizer, record, payload);
                 let counter = Counter::PromptTokens as usize;

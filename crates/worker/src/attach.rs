@@ -1,11 +1,14 @@
 //! The first set of descriptors, and what a session is built from; later sets use the same openers.
 
 use crate::control::RoleEnd;
-use crate::links::{Inbox, Links, Outbox};
+use crate::edge::{Inbox, Outbox};
+use crate::launcher_link::LauncherLink;
+use crate::links::Links;
 use crate::pauses::Pauses;
 use crate::pin;
 use crate::recorder::Recorder;
-use crate::session::Session;
+use crate::session::{Assignment, Session};
+use crate::sleeper::Sleeper;
 use crate::start_error::StartError;
 use crate::telemetry::{self, LogPage};
 use pinion_config::{Config, Topology};
@@ -23,10 +26,8 @@ use pinion_shm::region::{Region, RegionKind};
 use pinion_shm::ring::{Reader, Writer};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::SpanWriter;
-use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::rc::Rc;
 use std::time::Duration;
 
 pub(crate) type AttachSet = Vec<(Attach, Vec<OwnedFd>)>;
@@ -206,7 +207,7 @@ impl Builder {
                 let role = self.hello.as_ref().ok_or_else(missing)?.0.role;
                 let config = self.config.as_ref().ok_or_else(missing)?;
                 let table = open_slots(epoch, &mut fds, role, config)?;
-                self.links()?.slots.push(table);
+                self.links()?.add_slots(table);
             }
             Attach::Spans { of, track } => {
                 let region = open_spans(&mut fds)?;
@@ -269,33 +270,20 @@ impl Builder {
         {
             tracing::warn!(%me, reason, "not pinned");
         }
-        // The launcher sends nothing before it is told that we have attached.
-        let control_seen = status.get(Gauge::ControlSequence as usize);
         let control = self.control.ok_or_else(missing("control channel"))?;
-        control.send(&FromRole::Hello { me, pid: std::process::id() });
+        // The launcher sends nothing before it is told that we have attached.
+        let launcher = LauncherLink::new(socket, control, &status);
+        launcher.send(&FromRole::Hello { me, pid: std::process::id() });
         let nvtx = nvtx(&config);
         let mut recorders = self.spans.into_iter().map(|ring| Recorder::new(SpanWriter::new(ring), nvtx));
         let recorder = recorders.next().unwrap_or_else(|| Recorder::new(None, nvtx));
         let model_recorder = recorders.next();
-        Ok(Session {
-            me,
-            clock: self.clock,
-            epoch,
-            topology,
-            status,
-            links: self.links.ok_or_else(missing("links"))?,
-            recorder: Rc::new(recorder),
-            model_recorder,
-            socket,
-            doorbell: self.doorbell.ok_or_else(missing("doorbell"))?,
-            control,
-            control_seen,
-            events: VecDeque::new(),
-            spin_ns,
-            pauses: Pauses::new(me, config.observe.pause_warn_ms, config.in_process),
-            corrupt_edges: 0,
-            config,
-        })
+        let doorbell = self.doorbell.ok_or_else(missing("doorbell"))?;
+        let pauses = Pauses::new(me, config.observe.pause_warn_ms, config.in_process);
+        let sleeper = Sleeper::new(self.clock, doorbell, spin_ns, pauses);
+        let links = self.links.ok_or_else(missing("links"))?;
+        let assignment = Assignment { me, clock: self.clock, epoch, config, topology };
+        Ok(Session::new(assignment, status, links, (recorder, model_recorder), launcher, sleeper))
     }
 }
 

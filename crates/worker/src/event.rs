@@ -1,6 +1,6 @@
 //! What the launcher says to a role, as the role's loop sees it.
 
-use crate::links::Inbox;
+use crate::edge::Inbox;
 use pinion_protocol::Peer;
 use pinion_protocol::control::{Admin, AdminOutcome, DeathCause};
 use std::time::Duration;

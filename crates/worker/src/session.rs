@@ -1,64 +1,49 @@
 //! One role process's side of the launcher's arrangement.
 
 use crate::attach::{Builder, open_inbox, open_outbox, open_slots, receive_set};
-use crate::channel::EdgeEnd;
-use crate::control::RoleEnd;
+use crate::corrupt::CorruptEdges;
+use crate::edge::Inbox;
 use crate::event::{ControlEvent, Pace};
-use crate::links::{Inbox, Links};
-use crate::pauses::Pauses;
+use crate::launcher_link::LauncherLink;
+use crate::links::Links;
 use crate::recorder::Recorder;
 use crate::sandbox;
+use crate::sleeper::Sleeper;
 use crate::start_error::StartError;
 use crate::{memory, memory_limit, telemetry};
 use pinion_config::{Config, Topology};
 use pinion_os::clock::{self, Clock};
-use pinion_os::{fdpass, process};
+use pinion_os::process;
 use pinion_protocol::control::{Admin, AdminOutcome, Attach, FromRole, ToRole};
 use pinion_protocol::status::{Gauge, Phase, Reading};
 use pinion_protocol::{Peer, Role};
-use pinion_shm::doorbell::{self, Doorbell};
 use pinion_shm::page::Page;
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a role waits for the ends of its channels before it gives up.
-const EDGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest any sleep lasts, so that a heartbeat is never older than this in an idle role.
-const SLEEP_MAX: Duration = Duration::from_millis(100);
+/// What a role is told when it starts. It does not change.
+pub(crate) struct Assignment {
+    pub(crate) me: Peer,
+    pub(crate) clock: Clock,
+    pub(crate) epoch: u32,
+    pub(crate) config: Config,
+    pub(crate) topology: Topology,
+}
 
 /// A role that is attached.
 pub struct Session {
-    /// This process's role and index.
-    pub me: Peer,
-    /// What time it is for its loop.
-    pub clock: Clock,
-    /// 1 at the first start, one more at each restart.
-    pub epoch: u32,
-    /// The resolved config.
-    pub config: Config,
-    /// The processes and rings that follow from it.
-    pub topology: Topology,
+    assignment: Assignment,
     /// Own status page, indexed by [`Gauge`].
     pub status: Page,
     /// The data edges.
     pub links: Links,
-    /// What this role's thread does.
-    pub recorder: Rc<Recorder>,
-    /// The same for the engine's model, if that gets a thread of its own.
-    pub model_recorder: Option<Recorder>,
-    /// Over it came, and come, this role's descriptors.
-    pub(crate) socket: OwnedFd,
-    pub(crate) doorbell: Doorbell,
-    pub(crate) control: RoleEnd,
-    pub(crate) control_seen: u64,
-    pub(crate) events: VecDeque<ControlEvent>,
-    pub(crate) spin_ns: u64,
-    pub(crate) pauses: Pauses,
-    /// Corrupt edges, as the status page says.
-    pub(crate) corrupt_edges: usize,
+    recorder: Rc<Recorder>,
+    model_recorder: Option<Recorder>,
+    launcher: LauncherLink,
+    sleeper: Sleeper,
+    corrupt_edges: CorruptEdges,
 }
 
 /// Stores the heartbeat of the role that has this status page.
@@ -76,8 +61,8 @@ impl Session {
         let socket = std::io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|e| StartError::attach("descriptor socket", e))?;
         let session = Session::attach_over(role, socket, clock::now_ns)?;
-        memory_limit::enter(session.me, &session.config, &session.status);
-        sandbox::confine(session.me, &session.config);
+        memory_limit::enter(session.me(), session.config(), &session.status);
+        sandbox::confine(session.me(), session.config());
         // Only now, so that the thread that writes the log is confined, too.
         telemetry::start()
             .map_err(|e| StartError::attach("log", format!("{e}{}", process::limit_behind(e))))?;
@@ -93,27 +78,80 @@ impl Session {
             builder.take(message, fds)?;
         }
         let mut session = builder.finish(role, socket)?;
-        fdpass::send(session.socket.as_fd(), &[1], &[]).map_err(|e| StartError::attach("control", e))?;
+        session.launcher.wake().map_err(|e| StartError::attach("control", e))?;
         session.take_edges(session.links.inboxes.len() + session.links.outboxes.len())?;
         Ok(session)
+    }
+
+    pub(crate) fn new(
+        assignment: Assignment,
+        status: Page,
+        links: Links,
+        (recorder, model_recorder): (Recorder, Option<Recorder>),
+        launcher: LauncherLink,
+        sleeper: Sleeper,
+    ) -> Session {
+        let (recorder, corrupt_edges) = (Rc::new(recorder), CorruptEdges::default());
+        Session { assignment, status, links, recorder, model_recorder, launcher, sleeper, corrupt_edges }
+    }
+
+    /// The same with rings of other sizes than the config asks for, which is all that a session knows.
+    pub fn with_topology(mut self, topology: Topology) -> Session {
+        self.assignment.topology = topology;
+        self
+    }
+
+    /// This process's role and index.
+    pub fn me(&self) -> Peer {
+        self.assignment.me
+    }
+
+    /// What time it is for the role's loop.
+    pub fn clock(&self) -> Clock {
+        self.assignment.clock
+    }
+
+    /// 1 at the first start, one more at each restart.
+    pub fn epoch(&self) -> u32 {
+        self.assignment.epoch
+    }
+
+    /// The resolved config.
+    pub fn config(&self) -> &Config {
+        &self.assignment.config
+    }
+
+    /// The processes and rings that follow from it.
+    pub fn topology(&self) -> &Topology {
+        &self.assignment.topology
+    }
+
+    /// Records what this role's thread does.
+    pub fn recorder(&self) -> &Rc<Recorder> {
+        &self.recorder
+    }
+
+    /// The same for the engine's model, if that gets a thread of its own. It can be taken once.
+    pub fn take_model_recorder(&mut self) -> Option<Recorder> {
+        self.model_recorder.take()
     }
 
     /// Tells the launcher that this role can serve: everything that it needs is there. `summary` is one line for the
     /// operator.
     pub fn ready(&mut self, summary: &str) {
         let mut summary = summary.to_owned();
-        if self.config.jitter_control {
+        if self.config().jitter_control {
             summary = format!("{summary}, {}", memory::lock());
         }
         self.set_phase(Phase::Ready);
-        self.control.send(&FromRole::Ready { summary });
-        // Wakes the launcher, which would see the message at its next look only. One that is gone ends us anyway.
-        let _ = fdpass::send(self.socket.as_fd(), &[1], &[]);
+        self.launcher.send(&FromRole::Ready { summary });
+        // A launcher that is gone ends us anyway.
+        let _ = self.launcher.wake();
     }
 
     /// Tells the launcher why this role cannot serve, and gives the process's exit code.
     pub fn fail(self, reason: &str, exit_code: i32) -> ExitCode {
-        self.control.send(&FromRole::Failed { reason: reason.to_owned(), exit_code });
+        self.launcher.send(&FromRole::Failed { reason: reason.to_owned(), exit_code });
         ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
     }
 
@@ -136,23 +174,23 @@ impl Session {
     fn set_phase(&self, phase: Phase) {
         self.beat();
         self.status.set(Gauge::Phase as usize, phase as u64);
-        self.control.send(&FromRole::Phase { phase });
+        self.launcher.send(&FromRole::Phase { phase });
     }
 
     /// Asks the launcher to have an order carried out. Its end comes as [`ControlEvent::AdminDone`] with the same
     /// number, if it comes before the deadline.
     pub fn order(&self, number: u64, deadline_ns: u64, admin: Admin) {
-        self.control.send(&FromRole::Admin { number, deadline_ns, admin });
+        self.launcher.send(&FromRole::Admin { number, deadline_ns, admin });
     }
 
     /// Answers a [`ControlEvent::Admin`].
     pub fn admin_done(&self, number: u64, outcome: AdminOutcome) {
-        self.control.send(&FromRole::AdminDone { number, outcome });
+        self.launcher.send(&FromRole::AdminDone { number, outcome });
     }
 
     /// What time it is.
     pub fn now_ns(&self) -> u64 {
-        (self.clock)()
+        (self.assignment.clock)()
     }
 
     /// See [`beat`]: one clock read, one store.
@@ -165,25 +203,23 @@ impl Session {
     pub fn control(&mut self) -> Option<ControlEvent> {
         let now_ns = self.now_ns();
         self.status.set(Gauge::HeartbeatNs as usize, now_ns);
-        self.pauses.turn(now_ns, &self.status, &self.recorder);
-        self.report_corrupt_edges();
-        let sent = self.status.get(Gauge::ControlSequence as usize);
-        if sent != self.control_seen {
-            self.control_seen = sent;
+        self.sleeper.turn(now_ns, &self.status, &self.recorder);
+        self.corrupt_edges.report(&mut self.links, &self.status, &self.launcher);
+        if let Some(count) = self.launcher.new_count(&self.status) {
             self.take_control();
-            self.status.set(Gauge::ControlSeen as usize, sent);
+            self.status.set(Gauge::ControlSeen as usize, count);
         }
-        self.events.pop_front()
+        self.launcher.next_event()
     }
 
     fn take_control(&mut self) {
         loop {
-            match self.control.next() {
+            match self.launcher.next_message() {
                 Ok(Some(message)) => self.take_message(message),
                 Ok(None) => return,
                 Err(error) => {
                     tracing::error!(%error, "control channel is broken");
-                    self.events.push_back(ControlEvent::Stop);
+                    self.launcher.push(ControlEvent::Stop);
                     return;
                 }
             }
@@ -203,42 +239,39 @@ impl Session {
             ToRole::Attached => {
                 if let Err(error) = self.take_attachments() {
                     tracing::error!(%error, "cannot take new links");
-                    self.events.push_back(ControlEvent::Stop);
+                    self.launcher.push(ControlEvent::Stop);
                 }
                 return;
             }
         };
-        self.events.push_back(event);
+        self.launcher.push(event);
     }
 
     /// Takes one set of replacement links. The launcher put it on the socket before it said so.
     fn take_attachments(&mut self) -> Result<(), StartError> {
-        let set = receive_set(self.socket.as_fd()).map_err(|error| error.unwrap_or(StartError::Orphan))?;
+        let set = self.launcher.next_set()?;
         let is_edge =
             |(message, _): &&(Attach, _)| matches!(message, Attach::Inbox { .. } | Attach::Outbox { .. });
         let edge_count = set.iter().filter(is_edge).count();
+        let Assignment { me, clock, config, .. } = &self.assignment;
         for (message, mut fds) in set {
             match message {
                 Attach::Inbox { from, epoch } => {
                     let inbox = open_inbox(from, epoch, &mut fds, &self.status)?;
-                    if let Some(place) = self.links.inboxes.iter_mut().find(|inbox| inbox.from == from) {
-                        let old = std::mem::replace(place, inbox);
-                        self.events.push_back(ControlEvent::InboxReplaced { from, old });
+                    if let Some(old) = self.links.replace_inbox(inbox) {
+                        self.launcher.push(ControlEvent::InboxReplaced { from, old });
                     }
                 }
                 Attach::Outbox { to, epoch } => {
-                    let outbox = open_outbox(to, epoch, &mut fds, self.clock)?;
-                    if let Some(place) = self.links.outbox(to) {
-                        *place = outbox;
-                        self.events.push_back(ControlEvent::OutboxReplaced { to });
+                    if self.links.replace_outbox(open_outbox(to, epoch, &mut fds, *clock)?) {
+                        self.launcher.push(ControlEvent::OutboxReplaced { to });
                     }
                 }
                 Attach::Slots { frontend, epoch } => {
-                    let table = open_slots(epoch, &mut fds, self.me.role, &self.config)?;
-                    if let Some(place) = self.links.slots.get_mut(usize::from(frontend)) {
-                        *place = table;
+                    let table = open_slots(epoch, &mut fds, me.role, config)?;
+                    if self.links.replace_slots(frontend, table) {
                         // Its rings are replaced with it: they must not be read with the old table.
-                        self.events.push_front(ControlEvent::SlotsReplaced { frontend });
+                        self.launcher.push_first(ControlEvent::SlotsReplaced { frontend });
                     }
                 }
                 Attach::Hello { .. }
@@ -256,22 +289,8 @@ impl Session {
     /// Under `--ipc channel` one end follows for every edge that was attached.
     fn take_edges(&mut self, count: usize) -> Result<(), StartError> {
         for _ in 0..count {
-            let end = self.control.edge(EDGE_TIMEOUT).map_err(|e| StartError::attach("channel", e))?;
-            match end {
-                Some(EdgeEnd::Read { from, receiver }) => {
-                    if let Some(inbox) = self.links.inboxes.iter_mut().find(|inbox| inbox.from == from) {
-                        inbox.use_channel(receiver);
-                    }
-                }
-                Some(EdgeEnd::Write { to, sender }) => {
-                    if let Some(index) = self.links.outboxes.iter().position(|outbox| outbox.to == to) {
-                        let outbox = self.links.outboxes.remove(index).use_channel(sender);
-                        self.links.outboxes.insert(index, outbox);
-                    }
-                }
-                Some(EdgeEnd::Unchanged) => {}
-                None => return Ok(()),
-            }
+            let Some(end) = self.launcher.next_edge()? else { return Ok(()) };
+            self.links.use_channel(end);
         }
         Ok(())
     }
@@ -294,54 +313,32 @@ impl Session {
     /// has passed. Returns at once if something is there. Spins first only if the plan says so.
     pub fn wait(&mut self, timeout: Duration) {
         self.beat();
-        let now_ns = self.now_ns();
-        self.pauses.turn(now_ns, &self.status, &self.recorder);
-        let found = self.spin();
-        let now_ns = self.now_ns();
-        self.pauses.slept(now_ns);
+        self.sleeper.turn(self.now_ns(), &self.status, &self.recorder);
+        let found = self.sleeper.spin(|| self.has_input());
+        self.sleeper.slept();
         if found || !self.arm() {
             return;
         }
         self.status.add(Gauge::Sleeps as usize, 1);
-        let ready = doorbell::wait(&[self.doorbell.fd()], timeout.min(SLEEP_MAX));
-        if let Err(error) = ready {
-            tracing::error!(%error, "cannot wait on the doorbell");
-        }
+        self.sleeper.wait(timeout);
         self.disarm();
         self.drain_doorbell();
         self.beat();
     }
 
-    fn spin(&self) -> bool {
-        if self.spin_ns == 0 {
-            return false;
-        }
-        let end = self.now_ns() + self.spin_ns;
-        while self.now_ns() < end {
-            if self.has_input() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        false
-    }
-
     fn has_input(&self) -> bool {
-        self.status.get(Gauge::ControlSequence as usize) != self.control_seen
-            || !self.events.is_empty()
-            || self.links.inboxes.iter().any(Inbox::has_data)
+        self.launcher.has_news(&self.status) || self.links.inboxes.iter().any(Inbox::has_data)
     }
 
     /// The eventfd that peers ring.
     pub fn doorbell_fd(&self) -> BorrowedFd<'_> {
-        self.doorbell.fd()
+        self.sleeper.doorbell_fd()
     }
 
     /// Says to every writer that this role sleeps. `false` if there is input already: then nothing is armed.
     pub fn arm(&mut self) -> bool {
-        self.report_corrupt_edges();
-        let now_ns = self.now_ns();
-        self.pauses.turn(now_ns, &self.status, &self.recorder);
+        self.corrupt_edges.report(&mut self.links, &self.status, &self.launcher);
+        self.sleeper.turn(self.now_ns(), &self.status, &self.recorder);
         let armed = self.links.inboxes.iter().all(Inbox::arm);
         if armed && !self.has_input() {
             return true;
@@ -353,17 +350,16 @@ impl Session {
     /// Takes back what [`Session::arm`] said.
     pub fn disarm(&mut self) {
         self.links.inboxes.iter().for_each(Inbox::disarm);
-        let now_ns = self.now_ns();
-        self.pauses.slept(now_ns);
+        self.sleeper.slept();
     }
 
-    /// So much of this turn of the loop passed in something that is watched elsewhere: it is no pause.
+    /// This much of the turn under way passed in something that is watched elsewhere: it is no pause.
     pub fn excuse(&mut self, ns: u64) {
-        self.pauses.excuse(ns);
+        self.sleeper.excuse(ns);
     }
 
     /// Empties the doorbell.
     pub fn drain_doorbell(&self) {
-        self.doorbell.drain();
+        self.sleeper.drain_doorbell();
     }
 }

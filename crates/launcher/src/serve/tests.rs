@@ -281,7 +281,7 @@ static STOOD: AtomicU32 = AtomicU32::new(0);
 fn stalls(peer: Peer, socket: OwnedFd) -> ExitCode {
     let mut session = Session::attach_over(peer.role, socket, clock::now_ns).unwrap();
     session.ready("");
-    let first = session.epoch == 1;
+    let first = session.epoch() == 1;
     while first && STOOD.load(Ordering::Relaxed) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
