@@ -6,6 +6,7 @@
 
 use crate::batch::{Batch, PlanShaping};
 use crate::constraints::Constraints;
+use crate::gauges::set_gauges;
 use crate::ports::Ports;
 use crate::publish::Streams;
 use crate::step_sizes::StepSizes;
@@ -329,7 +330,7 @@ impl Engine {
             ended_count += end_where(scheduler, FaultCode::Unavailable, theirs);
         });
         // Before the records: a client that has its answer finds it counted.
-        self.set_gauges(ports);
+        set_gauges(&self.scheduler, self.step, self.constraints.waiting(), ports);
         ports.publish();
         ended_count
     }
@@ -391,7 +392,7 @@ impl Engine {
     /// Forgets what the prefix cache holds; requests that are here go on undisturbed.
     pub fn clear_prefix_cache(&mut self, ports: &impl Ports) {
         self.scheduler.clear_prefix_cache();
-        self.set_gauges(ports);
+        set_gauges(&self.scheduler, self.step, self.constraints.waiting(), ports);
     }
 
     /// The detokenizer has died: pending events for it are dropped. Its frontends take its requests back by their

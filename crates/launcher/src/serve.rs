@@ -1,7 +1,6 @@
 //! The life of a service in one loop: start every role, open the port when all are ready, watch, restart,
 //! drain, end. One thread; every wait has a deadline.
 
-mod edges;
 #[cfg(test)]
 pub(crate) mod tests;
 mod watch;

@@ -9,7 +9,6 @@
 
 mod entries;
 mod entry;
-mod losses;
 mod recovery;
 mod recovery_state;
 mod report;
@@ -17,7 +16,6 @@ mod submit;
 
 use crate::limits::{LAST_TEXT_GRACE, RESTART_PAUSE_MAX};
 use crate::observe::metrics::Metrics;
-use crate::observe::slow::SlowLog;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::outgoing::{Job, Outgoing, Outlet};
 use crate::requests::request::{AnswerPlan, Beginning, Facts, Next, Outcome, Request};
@@ -35,9 +33,11 @@ use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
 use pinion_worker::Recorder;
+use report::Reports;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
+use submit::Sent;
 
 /// What the ledger is built from.
 pub struct Setup {
@@ -63,6 +63,18 @@ pub struct Setup {
     pub recorder: Rc<Recorder>,
     /// What time it is.
     pub clock: Clock,
+}
+
+impl Setup {
+    fn slot(&self, id: RequestId) -> Option<Slot<'_>> {
+        self.table.slot(usize::from(id.slot))
+    }
+
+    /// What a role has counted of a request.
+    fn counted(&self, id: RequestId, counter: Counter) -> u32 {
+        let counted = self.slot(id).map_or(0, |slot| slot.counter(id.generation, counter as usize));
+        u32::try_from(counted).unwrap_or(u32::MAX)
+    }
 }
 
 /// How long requests wait for others.
@@ -109,7 +121,7 @@ pub struct Ledger {
     /// The drain ended some with an error because a role is gone.
     cut: bool,
     metrics: Rc<Metrics>,
-    slow: SlowLog,
+    reports: Reports,
 }
 
 impl Ledger {
@@ -122,8 +134,8 @@ impl Ledger {
             setup,
             draining: false,
             cut: false,
+            reports: Reports::new(metrics.clone()),
             metrics,
-            slow: SlowLog::default(),
         }
     }
 
@@ -218,10 +230,15 @@ impl Ledger {
         let request = Rc::new(RefCell::new(Request::new(facts, plan, tokens_hint)));
         let mut entry = Entry::new(request.clone(), origin.received_ns, job);
         entry.siblings = origin.siblings;
-        if let Err(fault) = self.submit_new(entry) {
-            self.close(id);
-            return Err(fault);
-        }
+        let place = match entry.send_on(&mut self.outgoing, &self.setup) {
+            Sent::Submitted(submission) => Place::Submitted(submission),
+            Sent::Waits { opened } => Place::Parked { opened },
+            Sent::Stuck { fault, .. } => {
+                self.close(id);
+                return Err(fault);
+            }
+        };
+        self.entries.insert(entry, place);
         Ok(request)
     }
 
@@ -236,9 +253,12 @@ impl Ledger {
                     let id = delta.header.id;
                     let reasoning = Counter::Reasoning as usize;
                     let beginning = Beginning {
-                        reasoning: self.slot(id).map_or(0, |slot| slot.counter(id.generation, reasoning)),
-                        prompt_tokens: self.counted(id, Counter::PromptTokens),
-                        cached_tokens: self.counted(id, Counter::CachedTokens),
+                        reasoning: self
+                            .setup
+                            .slot(id)
+                            .map_or(0, |slot| slot.counter(id.generation, reasoning)),
+                        prompt_tokens: self.setup.counted(id, Counter::PromptTokens),
+                        cached_tokens: self.setup.counted(id, Counter::CachedTokens),
                     };
                     self.with(id, |request| {
                         request.begin_text(beginning);
@@ -293,7 +313,7 @@ impl Ledger {
             let first_ns = now_ns.saturating_sub(received_ns);
             entry.request.borrow_mut().timeline.first_ns = Some(first_ns);
             metrics.first_token.observe_ns(first_ns);
-            metrics.live_prompt_tokens.add(u64::from(self.counted(id, Counter::PromptTokens)));
+            metrics.live_prompt_tokens.add(u64::from(self.setup.counted(id, Counter::PromptTokens)));
         }
     }
 
@@ -308,7 +328,7 @@ impl Ledger {
     /// record does not follow the one before.
     fn with(&mut self, id: RequestId, apply: impl FnOnce(&mut Request) -> Next) -> Result<(), Malformed> {
         let Some(entry) = self.entries.open(id) else {
-            let slot = self.slot(id).filter(|_| id.frontend == self.setup.frontend);
+            let slot = self.setup.slot(id).filter(|_| id.frontend == self.setup.frontend);
             if !slot.is_some_and(|slot| slot.state().has_reached(id.generation)) {
                 return Err(Malformed("request of a record"));
             }
@@ -320,7 +340,7 @@ impl Ledger {
             request.borrow_mut().timeline = self.timeline(id, received_ns);
         }
         if request.borrow().shows_counts() {
-            let counted = |counter| self.counted(id, counter);
+            let counted = |counter| self.setup.counted(id, counter);
             let (prompt, cached) = (counted(Counter::PromptTokens), counted(Counter::CachedTokens));
             request.borrow_mut().count_prompt(prompt, cached);
         }
@@ -333,18 +353,14 @@ impl Ledger {
         Ok(())
     }
 
-    fn slot(&self, id: RequestId) -> Option<Slot<'_>> {
-        self.setup.table.slot(usize::from(id.slot))
-    }
-
     fn cancel(&self, id: RequestId) {
-        if let Some(slot) = self.slot(id) {
+        if let Some(slot) = self.setup.slot(id) {
             slot.cancel(id.generation);
         }
     }
 
     fn close(&self, id: RequestId) {
-        if let Some(slot) = self.slot(id) {
+        if let Some(slot) = self.setup.slot(id) {
             slot.close(id.generation);
         }
     }
@@ -352,7 +368,7 @@ impl Ledger {
     /// Stamps a stage of a request whose slot is still its own.
     pub fn stamp(&mut self, id: RequestId, stage: Stage) {
         if self.entries.open(id).is_some()
-            && let Some(slot) = self.slot(id)
+            && let Some(slot) = self.setup.slot(id)
         {
             slot.stamp(id.generation, stage as usize, (self.setup.clock)());
         }
@@ -374,24 +390,19 @@ impl Ledger {
         if entry.place != Place::Closed {
             self.close(id);
         }
-        self.report(&entry);
+        self.reports.report(&entry, &self.setup);
     }
 
     /// Where the time of a request went up to now.
     pub(crate) fn timeline(&self, id: RequestId, received_ns: u64) -> Timeline {
         let earlier = self.entries.get(id).and_then(|entry| entry.recovery.earlier());
-        let stamps = Stamps::of_slot(self.slot(id), id.generation, earlier);
-        Timeline::of_slot(self.slot(id), id.generation, &stamps, received_ns, (self.setup.clock)())
+        let stamps = Stamps::of_slot(self.setup.slot(id), id.generation, earlier);
+        Timeline::of_slot(self.setup.slot(id), id.generation, &stamps, received_ns, (self.setup.clock)())
     }
 
     /// The worst requests of the last hour.
     pub(crate) fn slow_json(&mut self) -> serde_json::Value {
-        self.slow.page(self.setup.frontend, (self.setup.clock)())
-    }
-
-    fn counted(&self, id: RequestId, counter: Counter) -> u32 {
-        let counted = self.slot(id).map_or(0, |slot| slot.counter(id.generation, counter as usize));
-        u32::try_from(counted).unwrap_or(u32::MAX)
+        self.reports.slow_json(&self.setup)
     }
 
     fn ids(&self, wanted: impl Fn(&Entry, &Request) -> bool) -> Vec<RequestId> {

@@ -1,6 +1,6 @@
 //! After the death of a role: what it held keeps its slot under a new generation, so that everything said of the old
 //! one is stale at once, and goes on from its last token when the successor serves. Requests that arrive meanwhile wait
-//! with them.
+//! with them. What cannot go on, or waits for too long, is given up here.
 //!
 //! A request may be the cause of the death. One that made no progress since its last submission is suspect, and more so
 //! if the role was computing it; a role that was killed to replace a corrupt edge makes no request suspect. The others
@@ -9,6 +9,9 @@
 //! docs/design/0009-recovery.md.
 
 use super::Ledger;
+use super::entry::{Entry, over};
+use super::submit::Sent;
+use crate::limits::LAST_TEXT_GRACE;
 use crate::observe::incidents::Change;
 use crate::observe::timeline::Stamps;
 use pinion_protocol::control::DeathCause;
@@ -85,7 +88,7 @@ impl Ledger {
     }
 
     /// Whether a request that the engine has finished can get the text that is missing once more.
-    pub(super) fn goes_on_without_text(&self, id: RequestId) -> bool {
+    fn goes_on_without_text(&self, id: RequestId) -> bool {
         self.entries.get(id).is_some_and(|entry| {
             let open = entry.request.borrow().outcome().is_none();
             entry.has_lost_engine() && entry.recovery.job().is_some() && open && !self.draining
@@ -111,7 +114,7 @@ impl Ledger {
     }
 
     fn stage(&self, id: RequestId, stage: Stage) -> u64 {
-        self.slot(id).map_or(0, |slot| slot.stamped(id.generation, stage as usize))
+        self.setup.slot(id).map_or(0, |slot| slot.stamped(id.generation, stage as usize))
     }
 
     /// How much a request is suspected of the death of a role that held it.
@@ -162,7 +165,7 @@ impl Ledger {
     }
 
     /// Gives a request a new generation in its slot, and lets it wait.
-    pub(super) fn park(&mut self, id: RequestId) {
+    fn park(&mut self, id: RequestId) {
         let Some(slot) = self.setup.table.slot(usize::from(id.slot)) else { return };
         let Some(entry) = self.entries.get_mut(id) else { return };
         let stamps = Stamps::of_slot(Some(slot), id.generation, entry.recovery.earlier());
@@ -193,5 +196,97 @@ impl Ledger {
         // Those that a role that is still down keeps do not hold up the others.
         let suspects = self.ids(|entry, _| entry.is_parked());
         let _ = suspects.into_iter().find(|id| self.resume(*id));
+    }
+
+    /// Sends a parked request on. Whether its roles have it now.
+    fn resume(&mut self, id: RequestId) -> bool {
+        let Some(entry) = self.entries.get_mut(id) else { return false };
+        match entry.send_on(&mut self.outgoing, &self.setup) {
+            Sent::Submitted(submission) => {
+                self.metrics.resumptions.add(u64::from(entry.recovery.earlier().is_some()));
+                self.entries.submit(id, submission);
+                true
+            }
+            Sent::Waits { opened } | Sent::Stuck { opened, .. } => {
+                self.entries.set_opened(id, opened);
+                false
+            }
+        }
+    }
+
+    /// Ends requests for which no role can say anything more.
+    fn give_up(&mut self, lost: &[RequestId], fault: &Fault) {
+        for id in lost {
+            let prompt_tokens = self.setup.counted(*id, Counter::PromptTokens);
+            let cached_tokens = self.setup.counted(*id, Counter::CachedTokens);
+            let Some(entry) = self.entries.open(*id) else { continue };
+            entry.request.borrow_mut().lose(fault.clone(), prompt_tokens, cached_tokens);
+            self.entries.close(*id);
+            self.cancel(*id);
+            self.close(*id);
+            self.release_if_done(*id);
+        }
+    }
+
+    /// Looks at what only time can tell: a text that does not come, a role that does not come back.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.give_up_text(now_ns);
+        if self.entries.parked() > 0 {
+            let waited = |since_ns: u64| over(since_ns, self.setup.patience.role, now_ns);
+            let fault =
+                Fault::new(FaultCode::RoleRestarted, "a role that this request needs does not come back");
+            let waiting = self.unserved(waited);
+            self.give_up(&waiting, &fault);
+        }
+    }
+
+    /// Requests that wait for a role that is down, and since when it is down.
+    fn unserved(&self, since: impl Fn(u64) -> bool) -> Vec<RequestId> {
+        self.ids(|entry, request| {
+            let generates = request.facts.route.generates();
+            entry.is_parked() && self.outgoing.unserved_since(entry.id.slot, generates).is_some_and(&since)
+        })
+    }
+
+    /// Texts whose engine has finished and that did not come. Where the engine has died since, the detokenizer may
+    /// never have got them: their requests go on from their last token, to the same end.
+    fn give_up_text(&mut self, now_ns: u64) {
+        let patience = self.setup.patience.text;
+        let (orphans, late): (Vec<_>, Vec<_>) = self
+            .ids(|entry, request| {
+                let Some(submission) = entry.submission() else { return false };
+                // Requests that have their outcome wait for no text.
+                let soon = entry.has_lost_engine() || request.outcome().is_some();
+                let patience = if soon { LAST_TEXT_GRACE } else { patience };
+                let late = |finished_ns| over(finished_ns, patience, now_ns);
+                request.lacks_only_text() && submission.finished_ns.is_some_and(late)
+            })
+            .into_iter()
+            .partition(|id| self.goes_on_without_text(*id));
+        orphans.into_iter().for_each(|id| self.park(id));
+        if late.is_empty() {
+            return;
+        }
+        tracing::error!(count = late.len(), "finished requests whose text never came");
+        let (died_with_engine, lost): (Vec<_>, Vec<_>) =
+            late.into_iter().partition(|id| self.entries.get(*id).is_some_and(Entry::has_lost_engine));
+        let waits = |id: &RequestId| {
+            self.entries.get(*id).is_some_and(|entry| entry.request.borrow().outcome().is_none())
+        };
+        self.cut |= self.draining && died_with_engine.iter().any(waits);
+        let message = "the engine restarted before all of this request's text was sent; send it again";
+        self.give_up(&died_with_engine, &Fault::new(FaultCode::RoleRestarted, message));
+        let message = "the end of the text was lost inside the service";
+        self.give_up(&lost, &Fault::new(FaultCode::Internal, message));
+    }
+
+    /// Ends everything that is still open, with an error: the drain deadline has come.
+    pub fn fail_all(&mut self, fault: &Fault) {
+        for id in self.ids(|_, request| request.outcome().is_none()) {
+            if let Some(entry) = self.entries.open(id) {
+                entry.request.borrow_mut().fail(fault.clone());
+                self.cancel(id);
+            }
+        }
     }
 }

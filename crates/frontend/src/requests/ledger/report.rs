@@ -1,17 +1,33 @@
 //! What is said of a request that has ended: one log line, its metrics, its timeline.
 
-use super::{Entry, Ledger};
+use super::{Entry, Setup};
 use crate::answers::openai::Ending;
-use crate::observe::metrics::{EndReason, Life};
-use crate::observe::slow::Slow;
+use crate::observe::metrics::{EndReason, Life, Metrics};
+use crate::observe::slow::{Slow, SlowLog};
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::request::Outcome;
 use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
+use std::rc::Rc;
 
-impl Ledger {
+/// What is kept of ended requests.
+pub(super) struct Reports {
+    metrics: Rc<Metrics>,
+    slow: SlowLog,
+}
+
+impl Reports {
+    pub(super) fn new(metrics: Rc<Metrics>) -> Reports {
+        Reports { metrics, slow: SlowLog::default() }
+    }
+
+    /// The worst requests of the last hour.
+    pub(super) fn slow_json(&mut self, setup: &Setup) -> serde_json::Value {
+        self.slow.page(setup.frontend, (setup.clock)())
+    }
+
     /// The one log line of a request, and its metrics.
-    pub(super) fn report(&mut self, entry: &Entry) {
+    pub(super) fn report(&mut self, entry: &Entry, setup: &Setup) {
         let request = entry.request.borrow();
         let reason = match request.outcome() {
             Some(Outcome::Text(Ending::Stop | Ending::ToolCalls, _)) => EndReason::Stop,
@@ -21,18 +37,18 @@ impl Ledger {
             Some(Outcome::Withdrawn) => EndReason::Withdrawn,
             Some(Outcome::Disconnected) | None => EndReason::Disconnected,
         };
-        let slot = self.slot(entry.id);
+        let slot = setup.slot(entry.id);
         let stamps = Stamps::of_slot(slot, entry.id.generation, entry.recovery.earlier());
         let stamped = |stage: Stage| stamps.of(stage);
         let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
-        let now_ns = (self.setup.clock)();
+        let now_ns = (setup.clock)();
         let until_ns = last_write.unwrap_or(now_ns);
         let timeline = Timeline::of_slot(slot, entry.id.generation, &stamps, entry.received_ns, until_ns);
         let end = last_write.map(|_| timeline.total_ns);
         let generated_tokens = request.token_count();
         let prompt_tokens = match request.finished() {
             Some(finished) => finished.prompt_tokens,
-            None => self.counted(entry.id, Counter::PromptTokens),
+            None => setup.counted(entry.id, Counter::PromptTokens),
         };
         self.metrics.end(request.facts.route, reason);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
@@ -69,8 +85,8 @@ impl Ledger {
         );
         if request.facts.route.generates() {
             let facts = &request.facts;
-            let detokenizer = facts.id.detokenizer(self.setup.detokenizers);
-            timeline.record(&self.setup.recorder, facts.id, facts.tokenizer, detokenizer);
+            let detokenizer = facts.id.detokenizer(setup.detokenizers);
+            timeline.record(&setup.recorder, facts.id, facts.tokenizer, detokenizer);
             self.slow.look(&timeline, now_ns, || Slow {
                 label: request.facts.label.clone(),
                 id: entry.id,

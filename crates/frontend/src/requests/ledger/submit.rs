@@ -1,10 +1,10 @@
 //! How a request is sent to its roles: a new one, and one that goes on after a death.
 
+use super::Setup;
 use super::entry::{Entry, Place, Submission};
-use super::{Ledger, Setup};
 use crate::requests::outgoing::{Job, Outgoing};
+use pinion_protocol::Fault;
 use pinion_protocol::names::{Counter, Stage};
-use pinion_protocol::{Fault, RequestId};
 
 /// What came of sending a parked request on. `opened`: its detokenizer was told of it.
 #[derive(Debug)]
@@ -48,34 +48,5 @@ impl Entry {
         request.facts.tokenizer = way.tokenizer;
         let tokens_before = request.ids().len();
         Sent::Submitted(Submission { at_ns, tokens_before, finished_ns: None, engine_died: false })
-    }
-}
-
-impl Ledger {
-    /// Sends a new request on and gives it its slot, also if it has to wait. Errors: a reader is stuck.
-    pub(super) fn submit_new(&mut self, mut entry: Entry) -> Result<(), Fault> {
-        let place = match entry.send_on(&mut self.outgoing, &self.setup) {
-            Sent::Submitted(submission) => Place::Submitted(submission),
-            Sent::Waits { opened } => Place::Parked { opened },
-            Sent::Stuck { fault, .. } => return Err(fault),
-        };
-        self.entries.insert(entry, place);
-        Ok(())
-    }
-
-    /// Sends a parked request on. Whether its roles have it now.
-    pub(super) fn resume(&mut self, id: RequestId) -> bool {
-        let Some(entry) = self.entries.get_mut(id) else { return false };
-        match entry.send_on(&mut self.outgoing, &self.setup) {
-            Sent::Submitted(submission) => {
-                self.metrics.resumptions.add(u64::from(entry.recovery.earlier().is_some()));
-                self.entries.submit(id, submission);
-                true
-            }
-            Sent::Waits { opened } | Sent::Stuck { opened, .. } => {
-                self.entries.set_opened(id, opened);
-                false
-            }
-        }
     }
 }
