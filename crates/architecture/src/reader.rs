@@ -182,7 +182,7 @@ impl Reader<'_> {
         self.asked.borrow().contains(key)
     }
 
-    /// Whether the key stands there with the value null.
+    /// Whether the key is present and its value is null.
     pub(crate) fn has_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }

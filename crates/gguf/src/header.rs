@@ -93,7 +93,7 @@ impl Header {
         Ok(header)
     }
 
-    /// That this is no part of a model in several files.
+    /// Refuses a file that is one part of a split model.
     fn check_whole(&self) -> Result<(), Error> {
         const KEY: &str = "split.count";
         match self.number(KEY)?.unwrap_or(0) {

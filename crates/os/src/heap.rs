@@ -22,8 +22,8 @@ pub fn limit(bytes: u64, on_exhausted: fn()) -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_DATA, bytes, bytes)?)
 }
 
-/// Gives free pages in the middle of the heap back to the system, which `free` does at its end only; says whether there
-/// were any. Allocations of all threads wait meanwhile, some milliseconds for 100 MiB.
+/// Returns the heap's free pages to the system; `free` does that only at the heap's end. True if there were any. Blocks
+/// the allocations of all threads meanwhile: some milliseconds for 100 MiB.
 pub fn trim() -> bool {
     // SAFETY: the function takes no pointer; it locks the heap as malloc does.
     unsafe { libc::malloc_trim(0) != 0 }

@@ -295,7 +295,7 @@ impl Tools {
     }
 }
 
-/// The grammar of a forced call; no other one can say then what the text must be.
+/// The grammar of a forced call. Errors: the request has a grammar of its own, which the text would have to follow too.
 fn forced(schema: &Value, written: Option<Grammar>) -> Result<Grammar, Fault> {
     if let Some(written) = written.filter(|written| written.field != GrammarField::ResponseFormat) {
         let name = written.field.name();

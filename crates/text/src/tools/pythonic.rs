@@ -61,7 +61,7 @@ pub(super) struct PythonScan {
 }
 
 impl PythonScan {
-    /// Behind the bracket that opens the list.
+    /// A scan that begins behind the bracket that opens the list of calls.
     pub(super) fn new() -> PythonScan {
         PythonScan {
             at: At::Call,

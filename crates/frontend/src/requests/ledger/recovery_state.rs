@@ -43,7 +43,7 @@ impl Recovery {
         self.resumptions + u32::from(self.earlier.is_some())
     }
 
-    /// Its roles have it. `resumes`: it may go on after a death.
+    /// The request was submitted. Unless it `resumes`, a death ends it: it cannot be submitted again.
     pub(super) fn sent(&mut self, resumes: bool) {
         self.resumptions = self.resumptions_when_sent();
         if !resumes {
