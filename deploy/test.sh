@@ -63,14 +63,12 @@ step_tests() {
 # Unit, property and parity tests of every crate but those that start processes.
 step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude pinion-bench; }
 
-# The fake backend must build and pass with no libtorch at all. Nearly the whole workspace is named so that Cargo chooses the
-# features of `tests` for the dependencies, which are not built again. The tests on the emulated device do not run again:
-# `tests` ran them, and `gpu_dry_run` has an engine without libtorch there.
+# The fake backend must build and pass with no libtorch at all. Nearly the whole workspace is named so that Cargo
+# chooses the features of `tests` for the dependencies, which are not built again. Of the integration tests the engine's
+# run, and those of the fake model: the others call code that `tests` ran with libtorch beside it.
 step_no_torch() {
-    local tests=() file
-    for file in "$ROOT"/crates/{ops,model,engine}/tests/*.rs; do
-        case ${file##*/} in cuda*) ;; *) tests+=(--test "$(basename "$file" .rs)") ;; esac
-    done
+    local tests=(--test fake) file
+    for file in "$ROOT"/crates/engine/tests/*.rs; do tests+=(--test "$(basename "$file" .rs)"); done
     cargo test --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench --lib "${tests[@]}"
 }
 
@@ -186,25 +184,11 @@ step_gpu_dry_run() {
     ! grep ' skipped ' "$bundle/out/table.txt" | grep -v -e '^greedy_reference ' -e '^baseline '
 }
 
-# Many seeds of the whole service, optimised and with debug assertions, as one process for each CPU: a run has one thread.
-# PINION_SIM_RUNS says how many.
+# Many seeds of the whole service, optimised and with debug assertions, in a thread for each CPU. PINION_SIM_RUNS says how
+# many.
 step_simulation() {
-    local runs=${PINION_SIM_RUNS:-100000} shards each shard status=0 pids=()
-    shards=$(nproc)
-    each=$(((runs + shards - 1) / shards))
-    local seeds=(cargo test --locked --package pinion-simulation --test seeds --target-dir "$TARGET/simulation")
-    export CARGO_PROFILE_DEV_OPT_LEVEL=2
-    "${seeds[@]}" --no-run || return 1
-    for shard in $(seq 0 $((shards - 1))); do
-        PINION_SIM_FIRST=$((shard * each)) PINION_SIM_RUNS=$each \
-            "${seeds[@]}" -- --nocapture >"$LOGS/simulation-$shard.log" 2>&1 &
-        pids+=($!)
-    done
-    for shard in "${!pids[@]}"; do
-        wait "${pids[$shard]}" || status=1
-        grep -v -e '^warning' -e Compiling "$LOGS/simulation-$shard.log"
-    done
-    return "$status"
+    PINION_SIM_RUNS=${PINION_SIM_RUNS:-100000} CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test --locked \
+        --package pinion-simulation --test seeds --target-dir "$TARGET/simulation" -- --nocapture
 }
 
 # Three hundred rounds of deaths over the demo model, with every kind of request. By name only: a quarter of an hour.
@@ -271,6 +255,8 @@ done
 setup
 cd "$ROOT"
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
+# A build from nothing keeps no state for later ones, which would make it longer.
+[ -d "$TARGET/debug/incremental" ] || export CARGO_INCREMENTAL=0
 LOGS=$TARGET/test-logs
 mkdir -p "$LOGS"
 [ $# -gt 0 ] && STEPS=("$@")

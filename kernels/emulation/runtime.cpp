@@ -45,7 +45,9 @@ struct Stream {
     }
 };
 
-std::atomic<uint64_t> launches, captures, replays, to_device_bytes, to_host_bytes, allocated_bytes;
+// Of this thread's device.
+thread_local uint64_t launches, captures, replays;
+std::atomic<uint64_t> to_device_bytes, to_host_bytes, allocated_bytes;
 constexpr int32_t CAPTURE_INVALID = 901;
 constexpr int32_t OUT_OF_MEMORY = 2;
 constexpr uint64_t MEMORY_BYTES = uint64_t{1} << 28;

@@ -1,5 +1,5 @@
 //! The CUDA engine on the emulated device, against the parity fixtures and the CPU engine: whole steps through the same
-//! host side, kernels and graphs that a GPU would run. One test: the counts are the process's.
+//! host side, kernels and graphs that a GPU would run.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
@@ -402,13 +402,16 @@ fn check_tiles() {
     }
 }
 
+fn fused() -> CudaOptions {
+    CudaOptions { decode: DecodePath::Fused, ..options() }
+}
+
 #[test]
-fn the_cuda_engine_on_the_emulated_device() {
-    let fused = CudaOptions { decode: DecodePath::Fused, ..options() };
+fn the_goldens_come_out_with_every_switch() {
     let every_switch = [
         options(),
-        fused.clone(),
-        CudaOptions { graphs: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..fused.clone() },
+        fused(),
+        CudaOptions { graphs: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..fused() },
         CudaOptions { graphs: false, measured_products: true, ..options() },
         CudaOptions { fused: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..options() },
     ];
@@ -420,13 +423,17 @@ fn the_cuda_engine_on_the_emulated_device() {
             check_ids(name, options, [20, 12, 7][index.min(2)]);
         }
     }
+}
+
+#[test]
+fn other_shapes_types_and_steps_agree_with_the_cpu_engine() {
     // Heads of 20, which the general attention kernel takes.
     check_logits("tiny-c", &options(), 1e-4);
     check_ids("tiny-c", &options(), 7);
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::F16, ..options() }, 0.01);
     check_logits("tiny-a", &CudaOptions { dtype: CudaDtype::Bf16, ..options() }, 0.05);
     check_tiles();
-    for options in [&options(), &fused] {
+    for options in [&options(), &fused()] {
         check_host_rows(options);
         check_overlap(options);
         check_allocations(options);

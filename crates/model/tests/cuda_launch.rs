@@ -84,12 +84,13 @@ fn the_way_of_launching_changes_no_bit() {
             assert_eq!(model.counts().replays > replays, graphs, "graphs are replayed, if asked for");
         }
     }
-    check_mixed_graphs(&folder);
 }
 
 /// Graphs of steps with prompt chunks split the contexts of more single queries than there are, so the last bits may
 /// differ.
-fn check_mixed_graphs(folder: &Path) {
+#[test]
+fn graphs_of_steps_with_prompt_chunks_give_the_same_tokens() {
+    let folder = &model_of_64("mixed-launches");
     let plain = CudaOptions { dtype: CudaDtype::F16, ..options() };
     let mut model = ready(folder, &plain);
     let values =

@@ -5,11 +5,13 @@
 
 use pinion_simulation::{Coverage, Failure, run};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, available_parallelism};
 use std::time::Instant;
 
 /// Runs of an ordinary test.
 const RUNS: u64 = 1000;
-/// Failures after which no more are looked for.
+/// Failures after which a thread looks for no more.
 const FAILURES_MAX: usize = 5;
 
 fn number(name: &str) -> Option<u64> {
@@ -38,25 +40,50 @@ fn every_seed_gives_every_client_its_answer() {
         return;
     }
     let (first, runs) = (number("PINION_SIM_FIRST").unwrap_or(0), number("PINION_SIM_RUNS").unwrap_or(RUNS));
-    let (begin, mut coverage, mut choices, mut failures) =
-        (Instant::now(), Coverage::default(), 0, Vec::new());
-    for seed in first..first + runs {
+    let (begin, seeds) = (Instant::now(), AtomicU64::new(first));
+    let threads = available_parallelism().map_or(1, usize::from);
+    let seen = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| try_seeds(&seeds, first + runs))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("panics are caught")).collect::<Vec<Seen>>()
+    });
+    let (mut coverage, mut choices, mut failures) = (Coverage::default(), 0, 0);
+    for part in seen {
+        coverage.merge(&part.coverage);
+        choices += part.choices;
+        failures += part.failures;
+    }
+    println!("{runs} runs from seed {first}, {choices} choices, {:.1?}\n{coverage}", begin.elapsed());
+    assert_eq!(failures, 0, "some seeds fail; PINION_SIM_SEED=N replays one");
+}
+
+/// What one thread's seeds came to.
+#[derive(Default)]
+struct Seen {
+    coverage: Coverage,
+    choices: u64,
+    failures: usize,
+}
+
+/// Takes seeds below `end` until there are none, or too many have failed. A run has one thread.
+fn try_seeds(seeds: &AtomicU64, end: u64) -> Seen {
+    let mut seen = Seen::default();
+    while seen.failures < FAILURES_MAX {
+        let seed = seeds.fetch_add(1, Ordering::Relaxed);
+        if seed >= end {
+            break;
+        }
         match tried(seed, 0) {
             Ok(report) => {
-                choices += report.choices;
-                coverage.merge(&report.coverage);
+                seen.choices += report.choices;
+                seen.coverage.merge(&report.coverage);
             }
             Err(failure) => {
                 eprintln!("{failure}");
-                failures.push(failure);
-                if failures.len() == FAILURES_MAX {
-                    break;
-                }
+                seen.failures += 1;
             }
         }
     }
-    println!("{runs} runs from seed {first}, {choices} choices, {:.1?}\n{coverage}", begin.elapsed());
-    assert!(failures.is_empty(), "{} seeds fail; PINION_SIM_SEED=N replays one", failures.len());
+    seen
 }
 
 #[test]
