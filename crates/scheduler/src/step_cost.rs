@@ -129,8 +129,8 @@ impl Steps {
         if work.prompt_tokens > 0 { &mut self.prompts } else { &mut self.decodes }
     }
 
-    /// The machine's steps take `ratio` times as long from now on. What was measured before counts for little and as if
-    /// it had taken that long: no step since may have had prompt tokens, or decode rows.
+    /// The machine's steps take `ratio` times as long from now on. What was measured before counts for little, and as
+    /// if it had taken that much longer: perhaps no step since the change had prompt tokens, or none had decode rows.
     fn change(&mut self, ratio: f64) {
         for kind in [&mut self.decodes, &mut self.prompts] {
             kind.retime(ratio);
@@ -145,8 +145,8 @@ impl Steps {
     }
 }
 
-/// Steps in a row that all took much longer than predicted, or all much less. They are not among the others while it is
-/// open whether the machine has changed.
+/// Steps in a row that all took much longer than predicted, or all much less. They are kept apart until it is clear
+/// whether the machine has changed.
 #[derive(Debug, Clone, Copy, Default)]
 struct Deviation {
     longer: bool,
@@ -214,7 +214,7 @@ impl StepCost {
         }
     }
 
-    /// Its steps were steps as others.
+    /// The machine has not changed: these steps count as all others do.
     fn end_deviation(&mut self) {
         let deviation = std::mem::take(&mut self.deviation);
         if deviation.count > 0 {

@@ -134,7 +134,8 @@ impl<S> TimedStream<S> {
     ) -> Poll<io::Result<T>> {
         if result.is_ready() {
             if self.write.running && self.activity.doing() == Doing::Waiting {
-                // Idle from here on, if this was the last of the answer: the deadline of reads is set by a read.
+                // If this was the last of the answer, the connection is idle from here on. Only a read starts that
+                // deadline, so hyper is woken to read.
                 context.waker().wake_by_ref();
             }
             self.write.stop();
@@ -163,7 +164,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let Limits { idle, head, .. } = this.limits;
         let doing = this.activity.doing();
         match doing {
-            // hyper has the whole answer, the client not yet.
+            // hyper has sent the whole answer into its buffer, and the client has not read it yet: not idle.
             Doing::Waiting if this.write.running => {
                 this.read.stop();
                 Poll::Pending
