@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 /// Most merges.
 const MERGES_MAX: usize = 2 << 20;
-/// Most bytes of them in tokenizer.json; those of Llama 3 have 5 MB.
+/// Most bytes of them in tokenizer.json.
 const MERGES_JSON_BYTES_MAX: usize = 64 << 20;
 /// Longest piece in bytes: each of its parts is looked up.
 const PIECE_BYTES_MAX: usize = 256;

@@ -35,7 +35,7 @@ pub(crate) fn begin(header: &Header) -> Result<Option<u32>, Error> {
     Role::Begin.id(header)
 }
 
-/// What tokenizer.json has. A tree of its JSON would take twenty times the memory.
+/// What tokenizer.json has. A tree of its JSON would take many times the memory.
 #[derive(Serialize)]
 struct Tokenizer<'a> {
     version: &'static str,
