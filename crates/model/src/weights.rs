@@ -2,11 +2,13 @@
 
 mod kept;
 mod packed;
+mod tensors;
 
 use crate::checkpoint::Checkpoint;
 use crate::load::{LoadError, LoadEvent, ModelOptions};
 use pinion_architecture::{Activation, Architecture, Layout, NormKind, QkNorm, Source};
 use pinion_ops::linear::{Layout as Dense, Linear};
+use pinion_ops::packed::PackedWeights;
 use pinion_ops::product::{Product, QuantizedLinear};
 use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source as Stored, SourceType, WeightForm};
 use pinion_ops::tensor::{TensorError, copy_to_f32, kind_of, tensor_from_bytes};
@@ -14,6 +16,7 @@ use pinion_ops::{Activation as Fused, Dtype, IntegerLevel, LinearKind, Quantizat
 use safetensors::Dtype as StoredDtype;
 use std::path::Path;
 use tch::{Kind, Tensor};
+use tensors::Tensors;
 
 /// The weights of one norm.
 #[derive(Debug)]
@@ -83,13 +86,12 @@ pub(crate) struct Weights {
 }
 
 struct Reader<'a> {
-    checkpoint: Checkpoint,
+    tensors: Tensors<'a>,
     model: &'a Architecture,
     kind: Kind,
     options: &'a ModelOptions,
     /// Products are packed by us.
     packs: bool,
-    watch: &'a mut dyn FnMut(LoadEvent<'_>),
     bytes: u64,
 }
 
@@ -112,7 +114,7 @@ fn tensor_error(error: tch::TchError) -> LoadError {
 impl Reader<'_> {
     /// A tensor of this name behind one of the family's prefixes, in the compute dtype (a copy either way).
     fn tensor(&mut self, name: &str, shape: &[u32]) -> Result<Tensor, LoadError> {
-        let full = self.checkpoint.full_name(self.model.names.prefixes, name)?;
+        let full = self.tensors.full_name(name)?;
         self.whole(&full, shape)
     }
 
@@ -128,24 +130,18 @@ impl Reader<'_> {
         shape: &[u32],
         choose: impl FnOnce(Kind) -> Kind,
     ) -> Result<Tensor, LoadError> {
-        let stored = self.checkpoint.tensor(full, shape)?;
-        let kind = match source_type(stored.dtype) {
-            SourceType::F16 => Kind::Half,
-            SourceType::Bf16 => Kind::BFloat16,
-            SourceType::F32 => Kind::Float,
-        };
-        let axes: Vec<i64> = shape.iter().map(|&axis| i64::from(axis)).collect();
-        let tensor = tensor_from_bytes(&stored.data, &axes, kind).map_err(backend)?;
-        let tensor = tensor.f_to_kind(choose(kind)).map_err(tensor_error)?;
-        self.checkpoint.release(full);
+        let tensor = self.tensors.take(full, shape, |stored| {
+            let kind = match source_type(stored.dtype) {
+                SourceType::F16 => Kind::Half,
+                SourceType::Bf16 => Kind::BFloat16,
+                SourceType::F32 => Kind::Float,
+            };
+            let axes: Vec<i64> = shape.iter().map(|&axis| i64::from(axis)).collect();
+            let tensor = tensor_from_bytes(&stored.data, &axes, kind).map_err(backend)?;
+            tensor.f_to_kind(choose(kind)).map_err(tensor_error)
+        })?;
         self.bytes += (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
-        self.tell();
         Ok(tensor)
-    }
-
-    fn tell(&mut self) {
-        let (done, total) = self.checkpoint.progress();
-        (self.watch)(LoadEvent::Bytes { done, total });
     }
 
     /// A vector in fp32, rounded to the compute dtype as its tensor would be.
@@ -187,53 +183,59 @@ impl Reader<'_> {
     ) -> Result<Product, LoadError> {
         let whole = [parts.iter().sum()];
         let parts = if source.names.len() == 1 { &whole[..] } else { parts };
-        let exact = self.kept_form(&source, parts, inputs)?;
+        let threads = self.options.threads;
         let form = match self.options.quantization {
-            Quantization::Int8 => WeightForm::Int8,
-            Quantization::Int4 => WeightForm::int4(inputs as usize),
-            Quantization::Checkpoint | Quantization::None => match exact {
-                Some(form) => return self.kept_linear(&source, parts, (form, inputs), has_bias, activation),
-                None if self.packs => {
-                    return self.packed_linear(&source, parts, inputs, has_bias, activation);
-                }
-                None => return self.dense(source, parts, inputs, has_bias, activation),
-            },
+            Quantization::Int8 => Some(WeightForm::Int8),
+            Quantization::Int4 => Some(WeightForm::int4(inputs as usize)),
+            Quantization::Checkpoint | Quantization::None => None,
         };
-        let mut weights = room(form, whole[0], inputs)?;
+        if let Some(form) = form {
+            let mut weights = room(form, whole[0], inputs)?;
+            let layout = source.layout;
+            let bias = self.pack(&source, parts, has_bias, |tensors, full, first, rows| {
+                quantise(tensors, full, &mut weights, first, rows, layout, threads)
+            })?;
+            return self.quantized(weights, bias, activation);
+        }
+        if self.options.quantization == Quantization::Checkpoint
+            && let Some(form) = kept::form(&self.tensors, &source, parts, inputs)?
+        {
+            let mut weights = room(form, whole[0], inputs)?;
+            let bias = self.pack(&source, parts, has_bias, |tensors, full, first, rows| {
+                kept::pack(tensors, full, &mut weights, first, rows, threads)
+            })?;
+            return self.quantized(weights, bias, activation);
+        }
+        if !self.packs {
+            return self.dense(source, parts, inputs, has_bias, activation);
+        }
+        let names =
+            source.names.iter().map(|name| self.tensors.weight(name)).collect::<Result<Vec<_>, _>>()?;
+        let mut weights = packed::room(&self.tensors, &names, self.kind, whole[0], inputs)?;
+        let bias = self.pack(&source, parts, has_bias, |tensors, full, first, rows| {
+            packed::pack(tensors, full, &mut weights, first, rows, source.layout, threads)
+        })?;
+        self.packed(weights, bias, activation)
+    }
+
+    /// Has `pack_part` pack the weight of each part, by its full name, its first output and its rows; gives the biases.
+    fn pack(
+        &mut self,
+        source: &Source,
+        parts: &[u32],
+        has_bias: bool,
+        mut pack_part: impl FnMut(&mut Tensors<'_>, &str, u32, u32) -> Result<(), LoadError>,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
         let (mut first, mut biases) = (0, Vec::new());
         for (name, &rows) in source.names.iter().zip(parts) {
-            let full = self.weight(name)?;
-            self.pack(&full, &mut weights, first, rows, source.layout)?;
+            let full = self.tensors.weight(name)?;
+            pack_part(&mut self.tensors, &full, first, rows)?;
             first += rows;
             if has_bias {
                 biases.extend(self.values(&format!("{name}.bias"), rows)?);
             }
         }
-        self.quantized(weights, has_bias.then_some(biases), activation)
-    }
-
-    /// Quantises a tensor of the checkpoint into the outputs from `first` on.
-    fn pack(
-        &mut self,
-        full: &str,
-        weights: &mut QuantizedWeights,
-        first: u32,
-        rows: u32,
-        layout: Layout,
-    ) -> Result<(), LoadError> {
-        let inputs = weights.inputs() as u32;
-        let is_transposed = layout == Layout::InOut;
-        let stored =
-            self.checkpoint.tensor(full, &if is_transposed { [inputs, rows] } else { [rows, inputs] })?;
-        let source_type = source_type(stored.dtype);
-        let source = Stored { bytes: &stored.data, source_type, rows: rows as usize, is_transposed };
-        weights.pack(first as usize, source, self.options.threads).map_err(|error| LoadError::Backend {
-            operation: "quantising weights",
-            message: format!("{full}: {error}"),
-        })?;
-        self.checkpoint.release(full);
-        self.tell();
-        Ok(())
+        Ok(has_bias.then_some(biases))
     }
 
     fn quantized(
@@ -245,6 +247,16 @@ impl Reader<'_> {
         self.bytes += weights.bytes();
         let launch = IntegerLaunch { level: IntegerLevel::best(), threads: self.options.threads };
         QuantizedLinear::new(weights, bias, activation, launch).map(Product::Quantized).map_err(backend)
+    }
+
+    fn packed(
+        &mut self,
+        weights: PackedWeights,
+        bias: Option<Vec<f32>>,
+        activation: Fused,
+    ) -> Result<Product, LoadError> {
+        self.bytes += weights.packed().len() as u64;
+        packed::product(weights, bias, activation, self.options.threads)
     }
 
     /// A product of parts in the compute dtype.
@@ -333,19 +345,29 @@ impl Reader<'_> {
             true => (model.names.prefixes, model.names.token_embedding),
             false => (model.names.head_prefixes, model.names.head),
         };
-        let full = self.checkpoint.full_name(prefixes, &format!("{name}.weight"))?;
-        if let Some(head) = self.kept_head(&full)? {
-            return Ok(head);
+        let full = self.tensors.full_name_behind(prefixes, &format!("{name}.weight"))?;
+        let (rows, inputs, threads) = (model.vocab, model.hidden, self.options.threads);
+        let kept = match self.options.quantization {
+            Quantization::Checkpoint => self.tensors.exact_form(&full, rows, inputs)?,
+            _ => None,
+        };
+        if let Some(form) = kept {
+            let mut weights = room(form, rows, inputs)?;
+            kept::pack(&mut self.tensors, &full, &mut weights, 0, rows, threads)?;
+            return self.quantized(weights, None, Fused::None);
         }
         if matches!(self.options.quantization, Quantization::Int8 | Quantization::Int4) {
             // The head keeps 8 bits: its logits are compared with one another, and 4 bits there cost the most loss
             // (0012).
-            let mut weights = room(WeightForm::Int8, model.vocab, model.hidden)?;
-            self.pack(&full, &mut weights, 0, model.vocab, Layout::OutIn)?;
+            let mut weights = room(WeightForm::Int8, rows, inputs)?;
+            quantise(&mut self.tensors, &full, &mut weights, 0, rows, Layout::OutIn, threads)?;
             return self.quantized(weights, None, Fused::None);
         }
         if self.packs {
-            return self.packed_head(&full);
+            let names = [full];
+            let mut weights = packed::room(&self.tensors, &names, self.kind, rows, inputs)?;
+            packed::pack(&mut self.tensors, &names[0], &mut weights, 0, rows, Layout::OutIn, threads)?;
+            return self.packed(weights, None, Fused::None);
         }
         if model.head.tied {
             self.bytes += (token_embedding.numel() * self.kind.elt_size_in_bytes()) as u64;
@@ -355,6 +377,29 @@ impl Reader<'_> {
         let weight = self.whole(&full, &[model.vocab, model.hidden])?;
         self.on_libtorch(&weight, None, Fused::None)
     }
+}
+
+/// Quantises a tensor of the checkpoint into the outputs from `first` on.
+fn quantise(
+    tensors: &mut Tensors<'_>,
+    full: &str,
+    weights: &mut QuantizedWeights,
+    first: u32,
+    rows: u32,
+    layout: Layout,
+    threads: u32,
+) -> Result<(), LoadError> {
+    let inputs = weights.inputs() as u32;
+    let is_transposed = layout == Layout::InOut;
+    let shape = if is_transposed { [inputs, rows] } else { [rows, inputs] };
+    tensors.take(full, &shape, |stored| {
+        let source_type = source_type(stored.dtype);
+        let source = Stored { bytes: &stored.data, source_type, rows: rows as usize, is_transposed };
+        weights.pack(first as usize, source, threads).map_err(|error| LoadError::Backend {
+            operation: "quantising weights",
+            message: format!("{full}: {error}"),
+        })
+    })
 }
 
 /// Memory for quantised weights.
@@ -384,10 +429,10 @@ impl Weights {
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(folder, model.packed, options.threads)?;
         let (kind, packs) = (kind_of(dtype), packed::packs(options, dtype, &checkpoint));
-        let mut reader = Reader { checkpoint, model, kind, options, packs, watch, bytes: 0 };
+        let tensors = Tensors::new(checkpoint, model.names.prefixes, watch);
+        let mut reader = Reader { tensors, model, kind, options, packs, bytes: 0 };
         let name = |part: &str| format!("{part}.weight");
-        let embedding =
-            reader.checkpoint.full_name(model.names.prefixes, &name(model.names.token_embedding))?;
+        let embedding = reader.tensors.weight(model.names.token_embedding)?;
         let narrow = |stored: Kind| if kind == Kind::Float { stored } else { kind };
         let token_embedding = reader.whole_as(&embedding, &[model.vocab, model.hidden], narrow)?;
         let position_embedding = match model.position {
@@ -403,13 +448,7 @@ impl Weights {
         let final_norm = reader.norm(model.names.final_norm)?;
         let mut head = reader.head(&token_embedding)?;
         let head_name = name(model.names.head);
-        let unused = reader.checkpoint.unused(|name| model.head.tied && name.ends_with(&head_name));
-        if let Some(error) = reader.checkpoint.lost_bias(&unused) {
-            return Err(error);
-        }
-        if !unused.is_empty() {
-            (reader.watch)(LoadEvent::Unused(&unused));
-        }
+        reader.tensors.end(|name| model.head.tied && name.ends_with(&head_name))?;
         settle_rows(&mut layers, &mut head).map_err(backend)?;
         let bytes = reader.bytes;
         Ok(Self { token_embedding, position_embedding, layers, final_norm, head, bytes, kind })

@@ -1,0 +1,99 @@
+//! The tensors of a checkpoint while its weights are made: found by name, used once, their memory given back, and the
+//! progress told.
+
+use crate::checkpoint::{Checkpoint, Stored};
+use crate::load::{LoadError, LoadEvent};
+use pinion_ops::quantized::WeightForm;
+use safetensors::Dtype;
+
+pub(super) struct Tensors<'a> {
+    checkpoint: Checkpoint,
+    /// Of the family: one of them stands before a tensor's name.
+    prefixes: &'a [&'a str],
+    watch: &'a mut dyn FnMut(LoadEvent<'_>),
+}
+
+impl<'a> Tensors<'a> {
+    pub(super) fn new(
+        checkpoint: Checkpoint,
+        prefixes: &'a [&'a str],
+        watch: &'a mut dyn FnMut(LoadEvent<'_>),
+    ) -> Tensors<'a> {
+        Tensors { checkpoint, prefixes, watch }
+    }
+
+    pub(super) fn full_name(&self, name: &str) -> Result<String, LoadError> {
+        self.full_name_behind(self.prefixes, name)
+    }
+
+    /// The full name of the weight of a product, a norm or an embedding.
+    pub(super) fn weight(&self, part: &str) -> Result<String, LoadError> {
+        self.full_name(&format!("{part}.weight"))
+    }
+
+    /// The full name behind one of other prefixes than the family's.
+    pub(super) fn full_name_behind(&self, prefixes: &[&str], name: &str) -> Result<String, LoadError> {
+        self.checkpoint.full_name(prefixes, name)
+    }
+
+    pub(super) fn dtype(&self, full: &str) -> Option<Dtype> {
+        self.checkpoint.dtype(full)
+    }
+
+    /// See [`Checkpoint::exact_form`].
+    pub(super) fn exact_form(
+        &self,
+        full: &str,
+        outputs: u32,
+        inputs: u32,
+    ) -> Result<Option<WeightForm>, LoadError> {
+        self.checkpoint.exact_form(full, outputs, inputs)
+    }
+
+    /// What `make` makes of the tensor of this full name and shape.
+    pub(super) fn take<T>(
+        &mut self,
+        full: &str,
+        shape: &[u32],
+        make: impl FnOnce(Stored<'_>) -> Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
+        let made = make(self.checkpoint.tensor(full, shape)?)?;
+        self.done(full);
+        Ok(made)
+    }
+
+    /// What `make` makes of the integers and scales of a weight: [`Checkpoint::integers`].
+    pub(super) fn take_integers<T>(
+        &mut self,
+        full: &str,
+        (outputs, inputs): (u32, u32),
+        form: WeightForm,
+        make: impl FnOnce(&[i8], &[f32]) -> Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
+        let (values, scales) = self.checkpoint.integers(full, outputs, inputs, form)?;
+        let made = make(&values, &scales)?;
+        self.done(full);
+        Ok(made)
+    }
+
+    fn done(&mut self, full: &str) {
+        self.checkpoint.release(full);
+        let (done, total) = self.checkpoint.progress();
+        (self.watch)(LoadEvent::Bytes { done, total });
+    }
+
+    /// Tells of tensors that nothing used, but for those that are known to be superfluous.
+    ///
+    /// # Errors
+    /// One of them changes the model: [`Checkpoint::lost_bias`].
+    pub(super) fn end(&mut self, is_superfluous: impl Fn(&str) -> bool) -> Result<(), LoadError> {
+        let unused = self.checkpoint.unused(is_superfluous);
+        if let Some(error) = self.checkpoint.lost_bias(&unused) {
+            return Err(error);
+        }
+        if !unused.is_empty() {
+            (self.watch)(LoadEvent::Unused(&unused));
+        }
+        Ok(())
+    }
+}
