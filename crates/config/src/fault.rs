@@ -59,6 +59,13 @@ impl Faults {
         let model_only = self.0.iter().all(|f| matches!(f.origin, Origin::Model(_)));
         if model_only { Exit::Model } else { Exit::Usage }
     }
+
+    /// What a program says of them before it ends: one line for each, in the form of every other error.
+    pub fn told(&self) -> String {
+        let lines: Vec<String> =
+            self.0.iter().map(|fault| format!("pinion: error: {}: {}", fault.origin, fault.reason)).collect();
+        lines.join("\n")
+    }
 }
 
 impl std::fmt::Display for Faults {

@@ -1,5 +1,6 @@
 //! Start, stop, restarts and logs.
 
+use crate::log::LogForm;
 use crate::sources::{Settings, Take};
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +25,9 @@ pub struct Lifecycle {
     pub stuck_timeout_ms: u64,
     /// What is logged, in tracing's filter syntax.
     pub log_filter: String,
-    /// Log lines are JSON.
-    pub log_json: bool,
+    /// Form of log lines. Older recordings do not say it.
+    #[serde(default)]
+    pub log_form: LogForm,
 }
 
 impl Lifecycle {
@@ -41,7 +43,11 @@ impl Lifecycle {
             spare_engine: settings.switch("spare-engine").unwrap_or(true),
             stuck_timeout_ms: take.number("stuck-timeout"),
             log_filter: settings.text("log").unwrap_or("info").to_owned(),
-            log_json: take.is("log-format", "json"),
+            log_form: match settings.text("log-format") {
+                Some("json") => LogForm::Json,
+                Some("text") => LogForm::Text,
+                _ => LogForm::Auto,
+            },
         }
     }
 }

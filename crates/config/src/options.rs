@@ -357,9 +357,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "access-log", group: Lifecycle, kind: Switch, preset: Is("false"),
         help: "Log one line for each HTTP request at its end, at the level info: method, path, status, bytes, tokens, \
                times, finish reason, request id; never a text or a key." },
-    Opt { name: "log-format", group: Lifecycle, preset: Is("text"),
-        kind: Choice { accepted: &[choice("text", &[]), choice("json", &[])], refused: &[] },
-        help: "Form of log lines." },
+    Opt { name: "log-format", group: Lifecycle, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("text", &[]), choice("json", &[])], refused: &[] },
+        help: "Form of log lines: text has a line of key=value for each event, json an object. auto is text, but short \
+               coloured lines where standard error is a terminal (no colours with NO_COLOR or TERM=dumb)." },
     Opt { name: "config", group: Lifecycle, kind: File, preset: Absent,
         help: "TOML file with options as top-level keys, named like the flags without the dashes in front." },
 ];

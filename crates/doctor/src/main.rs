@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     let command = match pinion_config::doctor_command() {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{faults}");
+            eprintln!("{}", faults.told());
             return faults.exit().into();
         }
     };

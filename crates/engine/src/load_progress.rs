@@ -1,7 +1,8 @@
 //! What an operator sees of a load: a bar that is drawn again on a terminal, a log line now and then elsewhere.
 
 use pinion_model::LoadEvent;
-use std::io::{IsTerminal, Write};
+use pinion_worker::telemetry;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Between two rewritings of the line.
@@ -23,7 +24,7 @@ pub(crate) struct LoadProgress {
 impl LoadProgress {
     pub(crate) fn new() -> Self {
         let now = Instant::now();
-        Self { began: now, told: now, is_terminal: std::io::stderr().is_terminal(), is_drawn: false }
+        Self { began: now, told: now, is_terminal: telemetry::can_redraw(), is_drawn: false }
     }
 
     /// Takes one event of the load.

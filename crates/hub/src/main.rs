@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let command = match pinion_config::pull_command() {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{faults}");
+            eprintln!("{}", faults.told());
             return faults.exit().into();
         }
     };

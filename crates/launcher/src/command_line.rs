@@ -45,7 +45,7 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
     let command = match command {
         Ok(command) => command,
         Err(faults) => {
-            telemetry::say(&faults.to_string());
+            telemetry::say(&faults.told());
             telemetry::flush();
             return faults.exit().into();
         }
@@ -101,7 +101,7 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         let _ = pinion_os::process::wipe_variable(variable);
     }
     let lifecycle = &config.lifecycle;
-    telemetry::install(&lifecycle.log_filter, lifecycle.log_json);
+    telemetry::install(&lifecycle.log_filter, lifecycle.log_form);
     if let Err(error) = telemetry::start() {
         telemetry::say(&format!("pinion: error: cannot start the log: {error}{}", limit_behind(error)));
         return Exit::System.into();

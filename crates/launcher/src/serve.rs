@@ -172,7 +172,8 @@ impl Service {
         let was_spare = spare.is_some();
         let started = member.spawn(&self.wiring, &self.host, spare);
         started.map_err(|error| not_started(member.peer, &error))?;
-        tracing::info!(peer = %member.peer, pid = member.pid(), was_spare, "started");
+        let how = if was_spare { "started from the spare process" } else { "started" };
+        tracing::info!(peer = %member.peer, pid = member.pid(), "{how}");
         Ok(())
     }
 
@@ -295,11 +296,12 @@ impl Service {
                 Ok(())
             }
             RoleEvent::Failed { reason, exit_code } => {
-                tracing::error!(%peer, "{reason}");
                 if matches!(self.stage, Stage::Starting) {
+                    // The service ends with these words.
                     let code = role_exit(exit_code);
                     return Err(Ending::new(code, format!("{peer}: {reason}")));
                 }
+                tracing::error!(%peer, "{reason}");
                 Ok(())
             }
             RoleEvent::Ordered { number, deadline_ns, admin } => {

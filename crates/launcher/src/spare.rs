@@ -87,7 +87,10 @@ impl Spare {
         }
         match start(&self.process, host) {
             Ok(waiting) => {
-                tracing::info!(pid = waiting.body.pid(), "spare engine started");
+                tracing::info!(
+                    pid = waiting.body.pid(),
+                    "spare engine started: it takes the place of one that dies; --no-spare-engine leaves it out"
+                );
                 self.waiting = Some(waiting);
             }
             Err(error) => {

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let command = match pinion_config::terminal_command() {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{faults}");
+            eprintln!("{}", faults.told());
             return faults.exit().into();
         }
     };

@@ -15,6 +15,12 @@ fn check_ended(name: &str, ended: &Ended, code: i32, says: &[&str]) {
     for part in says {
         assert!(ended.stderr.contains(part), "{name}: does not say {part:?}:\n{}", ended.stderr);
     }
+    // One fault a line, each said once and in one form.
+    let errors: Vec<&str> =
+        ended.stderr.lines().filter(|line| line.contains(" ERROR ") || line.contains("error: ")).collect();
+    assert!(errors.iter().all(|line| line.starts_with("pinion: error: ")), "{name}: {}", ended.stderr);
+    let once: std::collections::BTreeSet<&&str> = errors.iter().collect();
+    assert!(!errors.is_empty() && once.len() == errors.len(), "{name}: {}", ended.stderr);
     assert!(!ended.stderr.contains("panicked"), "{name}: a panic is no message:\n{}", ended.stderr);
     assert!(!ended.stderr.contains("pinion is ready"), "{name}: {}", ended.stderr);
     assert_eq!((&ended.left, &ended.files), (&vec![], &vec![]), "{name}");

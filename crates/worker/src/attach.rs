@@ -248,7 +248,7 @@ impl Builder {
         }
         let config = self.config.ok_or_else(missing("config"))?;
         let status = self.status.ok_or_else(missing("status page"))?;
-        telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_json);
+        telemetry::install(&config.lifecycle.log_filter, config.lifecycle.log_form);
         telemetry::show_on(
             me.to_string(),
             LogPage {

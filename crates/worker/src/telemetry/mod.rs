@@ -3,7 +3,11 @@
 //! No thread that logs can block, fail or panic by it: lines go into a bounded `queue`, and one thread of the process
 //! writes them (`writer`). What finds no room or cannot be written is dropped and counted, and the next line that is
 //! written tells of it. Whatever else a process says on standard error ([`say`]) takes the same way.
+//!
+//! Where standard error is a terminal, lines are short, and each begins by clearing what is drawn on its own line: the
+//! bar of a load, which another process may draw.
 
+mod clock;
 mod notice;
 mod queue;
 #[cfg(test)]
@@ -12,11 +16,13 @@ mod writer;
 
 pub use queue::LogPage;
 
+use clock::Clock;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use notice::Format;
+use pinion_config::{LogForm, Terminal};
 use queue::Queue;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
@@ -31,6 +37,8 @@ static QUEUE: LazyLock<Arc<Queue>> = LazyLock::new(|| Arc::new(Queue::new()));
 static CPUS: OnceLock<CpuSet> = OnceLock::new();
 /// The error with which the writer could not be started, if it could not.
 static WRITER: OnceLock<Option<io::Error>> = OnceLock::new();
+/// The terminal that has the log, if one has.
+static TERMINAL: OnceLock<Option<Terminal>> = OnceLock::new();
 
 /// Starts the thread that writes; until then lines wait. Twice is once. Errors: the system does not grant a thread.
 pub fn start() -> Result<(), &'static io::Error> {
@@ -65,23 +73,32 @@ impl<'a> MakeWriter<'a> for Lines {
 /// Installs the process's subscriber, before the process is pinned, and has panics logged by it. A filter that does not
 /// parse falls back to `info` (the config has already refused it, so that only happens across builds). Calling it twice
 /// keeps the first.
-pub fn install(filter: &str, json: bool) {
+pub fn install(filter: &str, form: LogForm) {
     if let Ok(cpus) = sched_getaffinity(Pid::from_raw(0)) {
         CPUS.get_or_init(|| cpus);
     }
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines(&QUEUE));
     let builder = builder.log_internal_errors(false);
-    let installed = if json {
-        builder.json().flatten_event(true).try_init()
-    } else {
-        builder.with_target(false).with_ansi(false).try_init()
+    let terminal = (form == LogForm::Auto && io::stderr().is_terminal()).then(Terminal::of_process);
+    let installed = match (form, terminal) {
+        (LogForm::Json, _) => builder.json().flatten_event(true).try_init(),
+        (LogForm::Auto | LogForm::Text, None) => builder.with_target(false).with_ansi(false).try_init(),
+        (LogForm::Auto | LogForm::Text, Some(terminal)) => {
+            let builder = builder.compact().with_target(false).with_timer(Clock);
+            builder.with_ansi(terminal.coloured).try_init()
+        }
     };
     if installed.is_err() {
         tracing::debug!("a subscriber is already installed");
         return;
     }
-    QUEUE.set_format(if json { Format::Json } else { Format::Text });
+    TERMINAL.get_or_init(|| terminal);
+    QUEUE.set_format(match (form, terminal) {
+        (LogForm::Json, _) => Format::Json,
+        (_, None) => Format::Text,
+        (_, Some(terminal)) => Format::Short { redraws: terminal.redraws },
+    });
     std::panic::set_hook(Box::new(log_panic));
 }
 
@@ -101,6 +118,11 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     };
     tracing::error!("thread '{name}' panicked at {place}: {message}{backtrace}");
     flush();
+}
+
+/// Whether something may be drawn again and again on the last line of the log.
+pub fn can_redraw() -> bool {
+    TERMINAL.get().copied().flatten().is_some_and(|terminal| terminal.redraws)
 }
 
 /// Says `text`, one line or several, on standard error, as it is.

@@ -68,7 +68,9 @@ impl Queue {
     /// Takes lines, all or none of them; never waits for the writer.
     pub(super) fn push(&self, lines: &[u8]) {
         let mut state = self.state();
-        if state.lines.len() + lines.len() <= LOG_BUFFER_BYTES {
+        let prefix = state.notice.format.prefix();
+        if state.lines.len() + prefix.len() + lines.len() <= LOG_BUFFER_BYTES {
+            state.lines.extend_from_slice(prefix);
             state.lines.extend_from_slice(lines);
             drop(state);
             self.filled.notify_one();

@@ -70,7 +70,10 @@ fn lines_come_out_in_order_and_whole() {
 /// how many are missing and where.
 #[test]
 fn an_unread_pipe_blocks_no_writer_and_what_is_missing_is_told() {
-    for (format, level) in [(Format::Text, " WARN "), (Format::Json, "\"level\":\"WARN\"")] {
+    let short = Format::Short { redraws: false };
+    for (format, level) in
+        [(Format::Text, " WARN "), (Format::Json, "\"level\":\"WARN\""), (short, "Z  WARN ")]
+    {
         let (mut reader, output) = pipe();
         let (queue, page) = start(output);
         queue.set_format(format);
@@ -96,6 +99,22 @@ fn an_unread_pipe_blocks_no_writer_and_what_is_missing_is_told() {
         queue.push(b"after\n");
         assert_eq!(read_lines(&mut reader, 1), ["after\n"]);
         assert_eq!(page.get(0), dropped);
+    }
+}
+
+/// On a terminal the row of a line may hold what was drawn there.
+#[test]
+fn a_short_line_clears_its_row() {
+    for (format, line) in [
+        (Format::Short { redraws: true }, "\r\u{1b}[Kshort\n"),
+        (Format::Short { redraws: false }, "short\n"),
+        (Format::Text, "short\n"),
+    ] {
+        let (mut reader, output) = pipe();
+        let (queue, _) = start(output);
+        queue.set_format(format);
+        queue.push(b"short\n");
+        assert_eq!(read_lines(&mut reader, 1), [line], "{format:?}");
     }
 }
 
