@@ -4,6 +4,10 @@
 #
 #   deploy/cuda.sh            builds target/cuda/libpinion_cuda.so for sm_80, sm_89, sm_90a and as PTX
 #   deploy/cuda.sh --check    the same, and holds the compiler's report on registers and spills against kernels/README.md
+#   deploy/cuda.sh --serve    the same as the first, and puts cuBLASLt beside it: all that `--device cuda` needs but a driver
+#
+# The engine looks for cuBLASLt in target/cuda/lib, and then where the loader does. PINION_CUBLASLT names a libcublasLt.so.13
+# that is here already; otherwise it comes from PyPI, too (423 MB, kept).
 #
 # Objects are kept in the cache folder under a hash of what they are made from, so a second build is a link.
 set -euo pipefail
@@ -14,6 +18,9 @@ CUDA_VERSION=13.0.2
 CUDA_WHEELS="cuda-toolkit[nvcc,nvvm,crt,cccl,cudart]==$CUDA_VERSION"
 CUDA_TARGETS=(-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_89,code=sm_89
               -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_90,code=compute_90)
+# What cuda-toolkit[cublas] of this version asks for.
+CUBLAS_VERSION=13.1.0.3
+CUBLASLT=libcublasLt.so.13
 NVCC_FLAGS=(-std=c++17 -O3 -Xcompiler -fPIC --expt-relaxed-constexpr -Xptxas -v --threads 2)
 
 setup_nvcc() {
@@ -69,12 +76,49 @@ build_cuda() {
     "$PYTHON" "$ROOT/kernels/registers.py" "$out/ptxas.log" ${1:+"$ROOT/kernels/README.md"}
 }
 
+# A link to the folder, not to the file: the library looks for others beside itself.
+setup_cublaslt() {
+    local out=${CARGO_TARGET_DIR:-$ROOT/target}/cuda folder=$CACHE/cublas-$CUBLAS_VERSION/nvidia/cu13/lib part
+    if [ -n "${PINION_CUBLASLT:-}" ]; then
+        [ "$(basename "$PINION_CUBLASLT")" = "$CUBLASLT" ] && [ -e "$PINION_CUBLASLT" ] ||
+            die "PINION_CUBLASLT=$PINION_CUBLASLT is not a file of the name $CUBLASLT"
+        folder=$(cd "$(dirname "$PINION_CUBLASLT")" && pwd)
+    elif [ ! -e "$folder/$CUBLASLT" ]; then
+        need "$PYTHON" "downloading cuBLASLt"
+        make_cache
+        part=$(mktemp -d "$CACHE/cublas.XXXXXX")
+        chmod 755 "$part"
+        say "downloading cuBLASLt $CUBLAS_VERSION (423 MB)"
+        pip_install "$part" --no-deps "nvidia-cublas==$CUBLAS_VERSION"
+        [ -e "$part/nvidia/cu13/lib/$CUBLASLT" ] || die "what was downloaded holds no $CUBLASLT"
+        mv -T "$part" "$CACHE/cublas-$CUBLAS_VERSION" 2>/dev/null || rm -rf "$part"
+    fi
+    mkdir -p "$out"
+    ln -sfn "$folder" "$out/lib"
+    say "$CUBLASLT is in $folder"
+}
+
+# cuBLASLt, and the object unless one that is built already will be served.
+setup_cuda() { # setup_cuda [OBJECT]
+    if [ -n "${1:-}" ]; then
+        [ -r "$1" ] || die "the CUDA object $1 cannot be read"
+        say "the CUDA object is $1"
+    else
+        need g++ "linking the CUDA object"
+        setup_nvcc
+        build_cuda
+    fi
+    setup_cublaslt
+}
+
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     need g++ "linking the CUDA object"
-    setup_nvcc
     case "${1:-}" in
-    "") build_cuda ;;
-    --check) build_cuda check ;;
+    "" | --check)
+        setup_nvcc
+        build_cuda ${1:+check}
+        ;;
+    --serve) setup_cuda ;;
     *) die "unknown argument $1" ;;
     esac
 fi

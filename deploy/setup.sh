@@ -14,9 +14,9 @@ PYTHON=${PINION_PYTHON:-python3}
 # tch 0.24.0 compiles against exactly this libtorch; the wheel carries no build-version file, so the
 # version is checked here.
 TORCH_VERSION=2.11.0
+# Without most of what the wheel asks for: on the CPU none of it is used, and on a GPU cuBLASLt alone (deploy/cuda.sh).
 SLIM_WHEELS=(torch==$TORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
              nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
-FULL_WHEELS=(torch==$TORCH_VERSION nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
 
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
@@ -33,8 +33,6 @@ make_cache() {
     mkdir -p "$CACHE" 2>/dev/null && [ -w "$CACHE" ] || die "cannot write to the cache folder $CACHE: PINION_CACHE names another"
 }
 
-has_nvidia_driver() { [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]; }
-
 libtorch_version() { # libtorch_version TORCH_FOLDER
     sed -n "s/^__version__ = '\([^'+]*\).*/\1/p" "$1/version.py" 2>/dev/null
 }
@@ -44,11 +42,9 @@ libtorch_is_good() { # libtorch_is_good FOLDER
 }
 
 setup_libtorch() {
-    local kind=slim
-    has_nvidia_driver && kind=full
-    local folder=$CACHE/libtorch-$TORCH_VERSION-$kind
+    local folder=$CACHE/libtorch-$TORCH_VERSION-slim
     if libtorch_is_good "$folder"; then
-        say "libtorch $TORCH_VERSION ($kind) found in $folder"
+        say "libtorch $TORCH_VERSION found in $folder"
     else
         need "$PYTHON" "downloading libtorch"
         "$PYTHON" -m pip --version >/dev/null 2>&1 || die "$PYTHON has no pip, which downloads libtorch"
@@ -59,16 +55,11 @@ setup_libtorch() {
         part=$(mktemp -d "$CACHE/libtorch.XXXXXX")
         # Another user may run what this one has set up.
         chmod 755 "$part"
-        if [ "$kind" = full ]; then
-            say "NVIDIA driver found: downloading libtorch $TORCH_VERSION with its CUDA libraries (2.6 GB)"
-            pip_install "$part" "${FULL_WHEELS[@]}"
-        else
-            say "no NVIDIA driver: downloading libtorch $TORCH_VERSION, CPU use only (550 MB, about a minute)"
-            pip_install "$part" --no-deps "${SLIM_WHEELS[@]}"
-        fi
+        say "downloading libtorch $TORCH_VERSION (550 MB, about a minute)"
+        pip_install "$part" --no-deps "${SLIM_WHEELS[@]}"
         libtorch_is_good "$part" || die "what was downloaded is not libtorch $TORCH_VERSION (got '$(libtorch_version "$part/torch")')"
         mv -T "$part" "$folder" 2>/dev/null || rm -rf "$part"
-        say "libtorch $TORCH_VERSION ($kind) is in $folder"
+        say "libtorch $TORCH_VERSION is in $folder"
     fi
     ln -sfn "$folder/torch" "$ROOT/.libtorch"
 }

@@ -166,8 +166,46 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
     return "$status"
 }
 
-# Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md.
-step_cuda() { "$ROOT/deploy/cuda.sh" --check; }
+# Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md. Then the set-up
+# for a GPU on a machine that has none, with the object that was built: each start ends with one sentence.
+step_cuda() {
+    "$ROOT/deploy/cuda.sh" --check || return 1
+    if [ -e /proc/driver/nvidia/version ]; then
+        say "this machine has an NVIDIA driver: the starts without one are left out"
+        return 0
+    fi
+    local work=$TARGET/gpu-setup lib=$TARGET/cuda/lib before status=0
+    before=$(readlink "$lib") || before=
+    mkdir -p "$work/driver"
+    # It is never opened: without a device nothing is computed.
+    : >"$work/libcublasLt.so.13"
+    printf '%s' 'int cuInit(unsigned f) { return 999; } int cuGetErrorString(int c, const char** t) { return 1; }' \
+        'int cuDriverGetVersion(int* v) { return 1; } int cuDeviceGetCount(int* n) { return 1; }' \
+        'int cuDeviceGet(int* d, int i) { return 1; } int cuDeviceGetName(char* n, int l, int d) { return 1; }' \
+        'int cuDeviceTotalMem_v2(unsigned long* b, int d) { return 1; }' \
+        'int cuDeviceGetAttribute(int* v, int a, int d) { return 1; }' >"$work/driver.c"
+    gcc -shared -fPIC -o "$work/driver/libcuda.so.1" "$work/driver.c" || return 1
+    launch_ends 0 'set up for a GPU, and no NVIDIA driver is here: install' --setup-only --device cuda &&
+        launch_ends 9 'error: no NVIDIA driver is here: install' --device cuda --port 0 &&
+        LD_LIBRARY_PATH=$work/driver launch_ends 9 'the NVIDIA driver fails: cuInit answers 999, ' --device cuda --port 0 &&
+        LD_LIBRARY_PATH=$work/driver launch_ends 9 'libcuda.so.1 cannot be used: it has no pinion_cuda_abi: build it' \
+            --device cuda --port 0 --cuda-object "$work/driver/libcuda.so.1" || status=1
+    rm -f "$lib"
+    [ -z "$before" ] || ln -sfn "$before" "$lib"
+    return "$status"
+}
+
+# launch_ends CODE SENTENCE FLAG...: what launch.sh ends with, and the sentence that stands in its output once.
+launch_ends() {
+    local code=$1 sentence=$2 status=0 log=$LOGS/gpu-launch.log
+    shift 2
+    PINION_BUILD=dev PINION_CUBLASLT=$TARGET/gpu-setup/libcublasLt.so.13 "$ROOT/deploy/launch.sh" "$@" >"$log" 2>&1 || status=$?
+    # The engine's own log line has it, too.
+    if [ "$status" != "$code" ] || [ "$(grep -F -- "$sentence" "$log" | grep -cv ' ERROR ')" != 1 ]; then
+        say "launch.sh $* ends with $status and not $code, or does not say '$sentence' once: $(tail -n 3 "$log")"
+        return 1
+    fi
+}
 
 # What a machine with a GPU is asked, on the emulated device and a tiny model: every stage must run, and only the two that
 # want transformers may be left out. Without a device the run must end at once.

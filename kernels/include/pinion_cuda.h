@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 7 };
+enum { PINION_CUDA_ABI = 8 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -70,6 +70,8 @@ int32_t pinion_cuda_event_destroy(void* event);
 int32_t pinion_cuda_event_record(void* event, void* stream);
 // *done is 1 when everything before the record has run.
 int32_t pinion_cuda_event_query(void* event, int32_t* done);
+// Sleeps until then; only for an event without a time.
+int32_t pinion_cuda_event_wait(void* event);
 int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms);
 int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream);
 int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream);

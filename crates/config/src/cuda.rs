@@ -12,14 +12,17 @@ use std::path::{Path, PathBuf};
 pub(crate) const FP16_REASON: &str =
     "fp16 is not served on the CPU: it computes fp16 up to 33 times slower than bf16; use bf16, fp32 or auto";
 
-/// The object's file name.
+/// File names of the object and of cuBLASLt.
 const OBJECT: &str = "libpinion_cuda.so";
+const CUBLASLT: &str = "libcublasLt.so.13";
 
 /// What the CUDA engine is told; there if the model runs on a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaConfig {
     /// The shared object with the kernels.
     pub object: PathBuf,
+    /// cuBLASLt, if it is near the object or the program; else the loader looks for it.
+    pub products: Option<PathBuf>,
     /// The share of free device memory for the KV cache, if one was asked for; else `kv_blocks` says.
     pub kv_share: Option<f64>,
     /// Replay captured graphs for decode steps.
@@ -59,7 +62,11 @@ impl CudaConfig {
                 return None;
             }
             Some("cuda") => {}
-            Some("auto") if backend == Backend::Torch && machine.has_nvidia_driver && object.is_file() => {}
+            Some("auto") if backend == Backend::Torch && machine.has_nvidia_gpu && object.is_file() => {
+                if is_quantised(settings) {
+                    return None;
+                }
+            }
             _ => return None,
         }
         let take = Take(settings);
@@ -68,6 +75,7 @@ impl CudaConfig {
             _ => None,
         };
         Some(CudaConfig {
+            products: cublaslt_near(&object),
             object,
             kv_share: share,
             graphs: settings.switch("cuda-graphs").unwrap_or(true),
@@ -93,6 +101,19 @@ impl CudaConfig {
     }
 }
 
+/// Whether integers are asked for, which the CPU engine alone computes with.
+fn is_quantised(settings: &Settings) -> bool {
+    matches!(settings.text("quantization"), Some("int8" | "int4"))
+}
+
+/// cuBLASLt in a folder `lib` beside the object or the program, or where `deploy/cuda.sh --serve` puts it.
+pub fn cublaslt_near(object: &Path) -> Option<PathBuf> {
+    let program = std::env::current_exe().unwrap_or_default();
+    let folders =
+        [object.parent()?.join("lib"), program.parent()?.join("lib"), program.parent()?.join("../cuda/lib")];
+    folders.map(|folder| folder.join(CUBLASLT)).into_iter().find(|file| file.is_file())
+}
+
 /// Beside the program, or where `deploy/cuda.sh` puts it beside `target/<profile>`. The first place is named if it is
 /// in neither.
 pub(crate) fn default_object() -> PathBuf {
@@ -101,4 +122,45 @@ pub(crate) fn default_object() -> PathBuf {
     let places = [folder.join(OBJECT), folder.join("../cuda").join(OBJECT)];
     let found = places.iter().find(|place| place.is_file());
     found.unwrap_or(&places[0]).clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Origin;
+
+    #[test]
+    fn cublaslt_is_found_beside_the_object() {
+        let folder = std::env::temp_dir().join(format!("pinion-cublaslt-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("lib")).unwrap();
+        let object = folder.join(OBJECT);
+        assert_eq!(cublaslt_near(&object), None);
+        let file = folder.join("lib").join(CUBLASLT);
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(cublaslt_near(&object), Some(file));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn auto_takes_a_gpu_that_is_there_and_serves_integers_on_the_cpu() {
+        for (words, has_gpu, on_gpu) in [
+            (&[("device", "auto")][..], true, true),
+            (&[][..], true, true),
+            (&[][..], false, false),
+            (&[("device", "cpu")][..], true, false),
+            (&[("device", "cuda")][..], false, true),
+            (&[("quantization", "int8")][..], true, false),
+        ] {
+            let mut settings = Settings::defaults();
+            let own = std::env::current_exe().unwrap();
+            settings.set("cuda-object", Value::Text(own.display().to_string()), Origin::Default);
+            for &(name, word) in words {
+                settings.set(name, Value::Word(word), Origin::Default);
+            }
+            let machine = Machine { has_nvidia_gpu: has_gpu, ..Machine::uniform(2, 1) };
+            let mut faults = Collector::default();
+            let config = CudaConfig::resolve(&settings, &machine, Backend::Torch, &mut faults);
+            assert_eq!(config.is_some(), on_gpu, "{words:?} {has_gpu}");
+        }
+    }
 }

@@ -98,8 +98,8 @@ fn read(
         address: SocketAddr::new(host, port),
         device: match settings.text("device") {
             Some("cuda") => DeviceChoice::Cuda,
-            Some("auto") => DeviceChoice::Auto,
-            _ => DeviceChoice::Cpu,
+            Some("cpu") => DeviceChoice::Cpu,
+            _ => DeviceChoice::Auto,
         },
         cuda_object: settings.text("cuda-object").map_or_else(default_object, PathBuf::from),
         cache: hub::cache(&settings, environment),
@@ -121,7 +121,7 @@ mod tests {
     fn the_words_are_those_of_serve_and_json() {
         let plain = command(&["doctor"], &[("HOME", "/h"), ("NO_COLOR", "1")]).unwrap();
         assert!(!plain.json && plain.no_colour && plain.model.is_none());
-        assert_eq!((plain.device, plain.address.port()), (DeviceChoice::Cpu, 8000));
+        assert_eq!((plain.device, plain.address.port()), (DeviceChoice::Auto, 8000));
         assert_eq!(plain.cache.as_deref(), Some(Path::new("/h/.cache/huggingface/hub")));
         let words =
             ["doctor", "/models/a", "--json", "--port", "9", "--device", "gpu", "--cuda-object", "/o"];

@@ -23,11 +23,13 @@ pub enum Exit {
     DrainCut = 7,
     /// The model could not be pulled from the hub, or the pull was stopped by a signal.
     Pull = 8,
+    /// The GPU cannot be used: driver, device, its memory, our object or cuBLASLt is missing or of the wrong kind.
+    Device = 9,
 }
 
 impl Exit {
     /// Every code.
-    pub const ALL: [Exit; 9] = [
+    pub const ALL: [Exit; 10] = [
         Exit::Ok,
         Exit::System,
         Exit::Usage,
@@ -37,6 +39,7 @@ impl Exit {
         Exit::RestartLimit,
         Exit::DrainCut,
         Exit::Pull,
+        Exit::Device,
     ];
 
     /// The number that the process ends with.
@@ -62,6 +65,9 @@ impl Exit {
                 "The drain deadline passed, a second signal came, or a role was gone, while requests were open: they were cut."
             }
             Exit::Pull => "The model could not be pulled from the hub, or the pull was stopped by a signal.",
+            Exit::Device => {
+                "The GPU cannot be used: what is missing (driver, device, memory, object, cuBLASLt) is on stderr, with its remedy."
+            }
         }
     }
 }

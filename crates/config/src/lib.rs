@@ -53,7 +53,7 @@ pub use choices::{
 };
 pub use config::{Config, ResponseStore};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
-pub use cuda::CudaConfig;
+pub use cuda::{CudaConfig, cublaslt_near};
 pub use doctor_command::{DeviceChoice, DoctorCommand, NamedModel, doctor_command};
 pub use exit::Exit;
 pub use fairness::{FairShare, Fairness};

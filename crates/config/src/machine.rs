@@ -33,8 +33,8 @@ pub struct Machine {
     pub has_bf16: bool,
     /// It does so faster than fp32: with amx_bf16, or on AMD's cores. Intel's avx512_bf16 alone has half the rate.
     pub prefers_bf16: bool,
-    /// An NVIDIA driver is loaded.
-    pub has_nvidia_driver: bool,
+    /// An NVIDIA driver is loaded, and a device of it is seen from here: containers see the host's driver without one.
+    pub has_nvidia_gpu: bool,
 }
 
 impl Machine {
@@ -71,8 +71,7 @@ impl Machine {
             quota_cpus: read_quota(root),
             memory_bytes,
             has_bf16: flag("avx512_bf16") || flag("amx_bf16"),
-            has_nvidia_driver: root.join("proc/driver/nvidia/version").exists()
-                || root.join("dev/nvidiactl").exists(),
+            has_nvidia_gpu: has_nvidia_gpu(root),
             prefers_bf16: flag("amx_bf16") || (flag("avx512_bf16") && amd),
         }
     }
@@ -86,7 +85,7 @@ impl Machine {
             quota_cpus: None,
             memory_bytes: None,
             has_bf16: false,
-            has_nvidia_driver: false,
+            has_nvidia_gpu: false,
             prefers_bf16: false,
         }
     }
@@ -156,6 +155,15 @@ fn meminfo(root: &Path, name: &str) -> Option<u64> {
     let text = read_text(&root.join("proc/meminfo"))?;
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn has_nvidia_gpu(root: &Path) -> bool {
+    let has_driver = root.join("proc/driver/nvidia/version").exists() || root.join("dev/nvidiactl").exists();
+    // /dev/nvidia0 and so on; nvidiactl and nvidia-uvm are the driver's own.
+    let is_device =
+        |name: &str| name.strip_prefix("nvidia").is_some_and(|number| number.parse::<u32>().is_ok());
+    let mut nodes = std::fs::read_dir(root.join("dev")).into_iter().flatten().flatten();
+    has_driver && nodes.any(|node| node.file_name().to_str().is_some_and(is_device))
 }
 
 /// cgroup 2 writes `quota period` or `max period`; cgroup 1 has a file for each and −1 for no limit.

@@ -43,10 +43,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
             refused: &[] },
         help: "Type of activations and KV, and of weights but for --linear packed. `auto` is bf16 where the CPU multiplies it faster than fp32 \
                (amx_bf16, or AMD with avx512_bf16), else fp32; fp16 on a GPU, and only there. The fake backend takes no notice." },
-    Opt { name: "device", group: Model, preset: Is("cpu"),
-        kind: Choice { accepted: &[choice("cpu", &[]), choice("cuda", &["gpu"]), choice("auto", &[])], refused: &[] },
-        help: "Where the model runs. `cuda` needs libpinion_cuda.so (deploy/cuda.sh) and an NVIDIA driver; `auto` takes \
-               it where both are there. The CUDA engine has not run on a GPU yet: see docs/FEATURES.md." },
+    Opt { name: "device", group: Model, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("cpu", &[]), choice("cuda", &["gpu"])], refused: &[] },
+        help: "Where the model runs. `cuda` needs an NVIDIA GPU and libpinion_cuda.so (docs/GPU.md); `auto` is `cuda` where \
+               both are there and --quantization asks for no integers, else `cpu`. The CUDA engine has not run on a GPU yet." },
     Opt { name: "cuda-object", group: Model, kind: Text,
         preset: WorkedOut("libpinion_cuda.so beside the program, or in ../cuda"),
         help: "The CUDA engine's shared object." },
@@ -283,7 +283,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "jitter-control", group: Processes, kind: Switch, preset: Is("true"),
         help: "Before a role is ready: bring the rings and the KV cache into memory, lock all of it where RLIMIT_MEMLOCK \
                allows (its ready line says so), and run the model over the shapes to come. Off, all of that happens \
-               under traffic." },
+               under traffic. On a GPU the shapes are run in any case: --cuda-graphs and --cuda-gemm say what for." },
     Opt { name: "pause-warn-ms", group: Processes, kind: Number { min: 0, max: HOUR }, preset: Is("100"),
         help: "A turn of a role's loop that takes this long, in ms, counts as a pause; a line in the log, at most one in \
                10 s, says how long it was and how many page faults and context switches there were. Sleeping without \
@@ -309,7 +309,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CPUs of the detokenizers." },
     Opt { name: "spin-us", group: Processes, kind: Number { min: 0, max: 10_000 }, preset: Is("20"),
         help: "How long a role that owns its cores looks for work before it sleeps, in µs. A role that shares a core \
-               sleeps at once." },
+               sleeps at once. An engine that waits for a GPU looks for up to 20 ms instead, or not at all." },
     Opt { name: "step-spin", group: Processes, kind: Switch,
         preset: WorkedOut("on with pinned processes, unless a cgroup quota counts the time"),
         help: "The engine's threads spin for up to about 1 ms at the parallel regions of a step before they sleep. Off, each \
@@ -391,7 +391,8 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
 ];
 
 /// `PINION_*` variables that belong to the scripts in deploy/ and to the tests, and are no option of the service.
-pub(crate) const SCRIPT_VARIABLES: &[&str] = &["PINION_CACHE", "PINION_PYTHON", "PINION_TEST_SEED"];
+pub(crate) const SCRIPT_VARIABLES: &[&str] =
+    &["PINION_BUILD", "PINION_CACHE", "PINION_CUBLASLT", "PINION_PYTHON", "PINION_TEST_SEED"];
 
 /// The option of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Opt> {

@@ -1,6 +1,8 @@
 //! A device, its memory, streams, events and graphs.
 
+use super::driver::driver;
 use super::memory::{Pinned, Span};
+use super::refusal::Refusal;
 use super::symbols::{RawCounts, RawFacts, Symbols};
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
@@ -25,6 +27,14 @@ impl fmt::Display for CudaError {
 }
 
 impl std::error::Error for CudaError {}
+
+fn refused(operation: &'static str, refusal: &Refusal) -> CudaError {
+    CudaError { operation, message: refusal.to_string() }
+}
+
+/// `cudaErrorMemoryAllocation` and `cudaErrorInvalidDevice`.
+const OUT_OF_MEMORY: i32 = 2;
+const NO_SUCH_DEVICE: i32 = 101;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,23 +104,38 @@ impl Device {
     /// Opens the shared object at `path` and device `index` through it.
     ///
     /// # Errors
-    /// No such object, an object of another version, no driver, or no such device: one line that says which.
+    /// What is missing: one sentence with its remedy.
     pub fn open(path: &Path, index: u32) -> Result<Device, CudaError> {
-        let fail = |message| CudaError { operation: "opening the CUDA device", message };
+        let fail = |refusal: Refusal| refused("opening the CUDA device", &refusal);
+        Device::look(path, index).map_err(fail)
+    }
+
+    /// [`Device::open`] with what is missing and its remedy apart.
+    ///
+    /// # Errors
+    /// No such object, an object of another version, no driver, no such device, or one that the object has no code for.
+    pub fn look(path: &Path, index: u32) -> Result<Device, Refusal> {
         if !path.exists() {
-            return Err(fail(format!("there is no {}; deploy/cuda.sh makes it", path.display())));
+            return Err(Refusal::no_object(path));
         }
-        let symbols = Symbols::open(path)
-            .map_err(|reason| fail(format!("{} cannot be used: {reason}", path.display())))?;
+        let symbols = Symbols::open(path).map_err(|reason| Refusal::wrong_object(path, &reason))?;
         // SAFETY: plain old data for which zeros are valid.
         let mut raw: RawFacts = unsafe { std::mem::zeroed() };
         // SAFETY: `raw` is writable for the call.
         let code = unsafe { (symbols.open)(i32::try_from(index).unwrap_or(i32::MAX), &raw mut raw) };
+        if code == NO_SUCH_DEVICE && index > 0 {
+            return Err(Refusal::no_such_device(index));
+        }
         if code != 0 {
-            return Err(fail(format!("device {index}: {}", symbols.text(code))));
+            return Err(Refusal::of_device(driver(), &symbols.text(code)));
         }
         // SAFETY: the object fills at most all but the last byte of the zeroed name.
         let name = unsafe { CStr::from_ptr(raw.name.as_ptr()) }.to_string_lossy().into_owned();
+        if raw.emulated == 0
+            && let Some(refusal) = Refusal::of_capability(&name, raw.capability)
+        {
+            return Err(refusal);
+        }
         let facts = DeviceFacts {
             name,
             memory_bytes: raw.memory_bytes,
@@ -162,6 +187,10 @@ impl Device {
         let mut address = 0;
         // SAFETY: `address` is writable for the call.
         let code = unsafe { (self.symbols().alloc)(bytes.max(16) as u64, &raw mut address) };
+        if code == OUT_OF_MEMORY {
+            let refusal = Refusal::no_memory(bytes as u64, self.counts().free_bytes);
+            return Err(refused("allocating device memory", &refusal));
+        }
         self.check("allocating device memory", code)?;
         self.0.allocations.lock().expect("no holder of this lock panics").push(address);
         Ok(Span { address, bytes: bytes as u64 })
@@ -205,14 +234,23 @@ impl Device {
     /// # Errors
     /// It is not there.
     pub fn open_products(&self, path: Option<&Path>, workspace_bytes: u64) -> Result<(), CudaError> {
+        let fail = |refusal: Refusal| refused("opening cuBLASLt", &refusal);
+        self.look_for_products(path, workspace_bytes).map_err(fail)
+    }
+
+    /// [`Device::open_products`] with what is missing and its remedy apart.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn look_for_products(&self, path: Option<&Path>, workspace_bytes: u64) -> Result<(), Refusal> {
         let path = path.map(|path| CString::new(path.as_os_str().as_bytes()));
-        let path = path.transpose().map_err(|_| CudaError {
-            operation: "opening cuBLASLt",
-            message: "its name holds a NUL".into(),
-        })?;
+        let path = path.transpose().map_err(|_| Refusal::no_products("its name holds a NUL"))?;
         let name = path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
         // SAFETY: null or a NUL-terminated name.
-        self.check("opening cuBLASLt", unsafe { (self.symbols().products_open)(name, workspace_bytes) })
+        match unsafe { (self.symbols().products_open)(name, workspace_bytes) } {
+            0 => Ok(()),
+            code => Err(Refusal::no_products(&self.symbols().text(code))),
+        }
     }
 }
 
@@ -401,6 +439,16 @@ impl Event {
         let code = unsafe { (self.device.symbols().event_query)(self.handle, &raw mut done) };
         self.device.check("waiting for the device", code)?;
         Ok(done != 0)
+    }
+
+    /// Sleeps until [`Event::passed`]; not for a timed event.
+    ///
+    /// # Errors
+    /// As [`Event::passed`].
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event is alive.
+        let code = unsafe { (self.device.symbols().event_wait)(self.handle) };
+        self.device.check("waiting for the device", code)
     }
 
     /// Milliseconds on the device from this event to `end`; both timed and passed.

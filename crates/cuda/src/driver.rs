@@ -1,6 +1,7 @@
 //! What the driver says for itself, before our object or the CUDA runtime are asked: `pinion doctor` tells a machine
 //! without a driver from one whose driver is too old or refuses.
 
+use super::refusal::Refusal;
 use super::symbols::loader_message;
 use std::ffi::{CStr, c_char, c_void};
 
@@ -47,22 +48,25 @@ struct Driver {
 /// Loads the driver's library and asks it.
 ///
 /// # Errors
-/// It is not there or refuses: one line with its own words.
-pub fn driver() -> Result<DriverFacts, String> {
-    let driver = Driver::load()?;
-    // SAFETY: the flags must be 0.
-    driver.check("cuInit", unsafe { (driver.init)(0) })?;
-    let (mut version, mut count) = (0, 0);
-    // SAFETY: both are writable for the calls.
-    driver.check("cuDriverGetVersion", unsafe { (driver.version)(&raw mut version) })?;
-    // SAFETY: as above.
-    driver.check("cuDeviceGetCount", unsafe { (driver.count)(&raw mut count) })?;
-    let devices: Result<_, String> =
-        (0..count.clamp(0, DEVICES_MAX)).map(|index| driver.device_facts(index)).collect();
-    Ok(DriverFacts { cuda_version: version.unsigned_abs(), devices: devices? })
+/// It is not there or refuses: its own words, and what helps.
+pub fn driver() -> Result<DriverFacts, Refusal> {
+    let driver = Driver::load().map_err(|reason| Refusal::no_driver(&reason))?;
+    driver.facts().map_err(|reason| Refusal::driver_fails(&reason))
 }
 
 impl Driver {
+    fn facts(&self) -> Result<DriverFacts, String> {
+        // SAFETY: the flags must be 0.
+        self.check("cuInit", unsafe { (self.init)(0) })?;
+        let (mut version, mut count) = (0, 0);
+        // SAFETY: both are writable for the calls.
+        self.check("cuDriverGetVersion", unsafe { (self.version)(&raw mut version) })?;
+        // SAFETY: as above.
+        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        let devices: Result<_, String> =
+            (0..count.clamp(0, DEVICES_MAX)).map(|index| self.device_facts(index)).collect();
+        Ok(DriverFacts { cuda_version: version.unsigned_abs(), devices: devices? })
+    }
     fn load() -> Result<Driver, String> {
         // SAFETY: a NUL-terminated name. The library's initialisers are the driver's.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };

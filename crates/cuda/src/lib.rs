@@ -16,6 +16,7 @@ mod kernels;
 mod launch;
 mod layers;
 mod memory;
+mod refusal;
 mod symbols;
 pub mod twin;
 
@@ -35,6 +36,7 @@ pub use kernels::{
 };
 pub use layers::{GENERAL_DIM_MAX, Gate, GateActivation, GeneralAttention, Rms, RmsOrder, Rope, Scale};
 pub use memory::{Pinned, Span};
+pub use refusal::Refusal;
 
 /// In place of a lane: the token is padding.
 pub const NO_LANE: u32 = u32::MAX;

@@ -9,18 +9,15 @@ use pinion_config::{DeviceChoice, DoctorCommand, human_bytes};
 use serde_json::Value;
 use std::path::Path;
 
-/// The CUDA that the object's runtime is of, as drivers number it, and the first driver for that.
-const CUDA_VERSION: u64 = 13_000;
-const DRIVER: &str = "580";
-
 /// All that was found of a GPU; one line where none was looked for.
-pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe) -> Vec<Check> {
+pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe, has_gpu: bool) -> Vec<Check> {
     let module = module_version(&tree::text(root, "proc/driver/nvidia/version"));
     let Some(answer) = &probe.cuda else {
         return vec![Check::ok("cuda.driver", "no NVIDIA driver here; the CPU needs none")];
     };
     let missing = match command.device {
         DeviceChoice::Cuda => Status::Failure,
+        DeviceChoice::Auto if has_gpu && command.cuda_object.is_file() => Status::Failure,
         DeviceChoice::Cpu | DeviceChoice::Auto => Status::Note,
     };
     let answer = match answer {
@@ -36,12 +33,15 @@ pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe) -> Vec<Ch
         }
     };
     let targets = std::fs::read(&command.cuda_object).map(|bytes| fatbin::targets(&bytes));
-    vec![
-        driver(&answer["driver"], module.as_deref(), missing),
-        object(&command.cuda_object, targets.as_deref().ok(), &answer["device"], missing),
-        device(&answer["device"], &answer["driver"], targets.as_deref().unwrap_or(&[]), missing),
-        products(&answer["products"], missing),
-    ]
+    let driver_line = driver(&answer["driver"], module.as_deref(), missing);
+    let object_line = object(&command.cuda_object, targets.as_deref().ok(), &answer["device"], missing);
+    let is_blamed = [&driver_line, &object_line].iter().any(|check| check.status != Status::Ok);
+    let targets = targets.as_deref().unwrap_or(&[]);
+    let device_line = match is_blamed {
+        true => Check::with("cuda.device", missing, "no device was opened", "Mend the lines above first."),
+        false => device(&answer["device"], &answer["driver"], targets, missing),
+    };
+    vec![driver_line, object_line, device_line, products(&answer["products"], missing)]
 }
 
 /// `580.95.05` of the line that the kernel module has in /proc.
@@ -52,20 +52,21 @@ fn module_version(text: &str) -> Option<String> {
     line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
+/// What is missing and its remedy, as the engine's libraries tell them.
+fn refusal(found: &Value) -> Option<(&str, String)> {
+    let reason = found["error"].as_str()?;
+    let mut remedy = found["remedy"].as_str().unwrap_or("see docs/GPU.md").to_owned();
+    remedy[..1].make_ascii_uppercase();
+    Some((reason, remedy + "."))
+}
+
 fn driver(found: &Value, module: Option<&str>, missing: Status) -> Check {
     let id = "cuda.driver";
-    let module = module.map_or(String::new(), |version| format!(" {version}"));
-    if let Some(reason) = found["error"].as_str() {
-        let remedy = format!(
-            "Install NVIDIA driver {DRIVER} or newer; in a container start it with the NVIDIA runtime (docker --gpus all)."
-        );
-        return Check::with(
-            id,
-            missing,
-            format!("the NVIDIA driver{module} cannot be used: {reason}"),
-            &remedy,
-        );
+    if let Some((reason, remedy)) = refusal(found) {
+        let module = module.map_or(String::new(), |version| format!(" (kernel module {version})"));
+        return Check::with(id, missing, format!("{reason}{module}"), &remedy);
     }
+    let module = module.map_or(String::new(), |version| format!(" {version}"));
     let (version, count) =
         (found["cuda_version"].as_u64().unwrap_or(0), found["devices"].as_array().map_or(0, Vec::len));
     let said = format!(
@@ -73,22 +74,6 @@ fn driver(found: &Value, module: Option<&str>, missing: Status) -> Check {
         version / 1000,
         version % 1000 / 10
     );
-    if version < CUDA_VERSION {
-        return Check::with(
-            id,
-            missing,
-            said,
-            &format!("Update the driver to {DRIVER} or newer: the object needs CUDA 13."),
-        );
-    }
-    if count == 0 {
-        return Check::with(
-            id,
-            missing,
-            said,
-            "Give this machine or container a GPU (CUDA_VISIBLE_DEVICES, docker --gpus).",
-        );
-    }
     Check::ok(id, said)
 }
 
@@ -99,11 +84,9 @@ fn object(path: &Path, targets: Option<&[Target]>, device: &Value, missing: Stat
         return Check::with(id, missing, format!("there is no {}", path.display()), remedy);
     };
     // What the device refuses is said below; what the loader refuses names the file.
-    let refused = device["error"].as_str().filter(|reason| reason.starts_with(&*path.to_string_lossy()));
-    if let Some(reason) = refused {
-        let remedy =
-            "Build it again with deploy/cuda.sh of this version, or name another with --cuda-object.";
-        return Check::with(id, missing, reason, remedy);
+    let names_object = |reason: &str| reason.contains(&*path.to_string_lossy());
+    if let Some((reason, remedy)) = refusal(device).filter(|(reason, _)| names_object(reason)) {
+        return Check::with(id, missing, reason, &remedy);
     }
     let shown: Vec<String> = targets.iter().map(Target::to_string).collect();
     let code = if shown.is_empty() { "no device code".to_owned() } else { shown.join(", ") };
@@ -112,10 +95,8 @@ fn object(path: &Path, targets: Option<&[Target]>, device: &Value, missing: Stat
 
 fn device(found: &Value, driver: &Value, targets: &[Target], missing: Status) -> Check {
     let id = "cuda.device";
-    if let Some(reason) = found["error"].as_str() {
-        let remedy =
-            "Mend the lines above first; then ask nvidia-smi whether the device is free and healthy.";
-        return Check::with(id, missing, format!("no device was opened: {reason}"), remedy);
+    if let Some((reason, remedy)) = refusal(found) {
+        return Check::with(id, missing, reason, &remedy);
     }
     let capability = found["capability"].as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
     let bytes = |key: &str| human_bytes(found[key].as_u64().unwrap_or(0));
@@ -144,15 +125,10 @@ fn device(found: &Value, driver: &Value, targets: &[Target], missing: Status) ->
 
 fn products(found: &Value, missing: Status) -> Check {
     let id = "cuda.cublaslt";
-    match (found.is_null(), found["error"].as_str()) {
+    match (found.is_null(), refusal(found)) {
         (true, _) => Check::note(id, "not looked for without a device", "Mend the lines above first."),
         (false, None) => Check::ok(id, "found, and it opens"),
-        (false, Some(reason)) => Check::with(
-            id,
-            missing,
-            format!("libcublasLt.so.13 does not open: {reason}"),
-            "Install it (pip install nvidia-cublas, or the CUDA toolkit) and name its folder in LD_LIBRARY_PATH.",
-        ),
+        (false, Some((reason, remedy))) => Check::with(id, missing, reason, &remedy),
     }
 }
 
@@ -169,23 +145,21 @@ mod tests {
         assert_eq!(module_version(""), None);
         for (found, status, says, remedy) in [
             (
-                json!({"error": "libcuda.so.1: cannot open"}),
+                json!({"error": "the NVIDIA driver has no device", "remedy": "give it one"}),
                 Status::Failure,
-                "cannot be used: libcuda.so.1",
-                "Install",
+                "the NVIDIA driver has no device (kernel module 580.95.05)",
+                "Give it one.",
             ),
-            (json!({"cuda_version": 12080, "devices": [1]}), Status::Failure, "CUDA 12.8", "Update"),
-            (json!({"cuda_version": 13000, "devices": []}), Status::Failure, "devices: 0", "--gpus"),
             (
                 json!({"cuda_version": 13010, "devices": [1]}),
                 Status::Ok,
-                "driver 580.95.05 for CUDA 13.1",
+                "NVIDIA driver 580.95.05 for CUDA 13.1; devices: 1",
                 "",
             ),
         ] {
             let check = driver(&found, Some("580.95.05"), Status::Failure);
-            assert_eq!(check.status, status, "{check:?}");
-            assert!(check.found.contains(says) && check.remedy.unwrap_or_default().contains(remedy));
+            assert_eq!((check.status, check.found.as_str()), (status, says));
+            assert_eq!(check.remedy.unwrap_or_default(), remedy);
         }
     }
 
@@ -195,9 +169,9 @@ mod tests {
         let sm = |number| Target { number, is_ptx: false };
         assert!(object(path, None, &json!({}), Status::Note).remedy.unwrap().contains("deploy/cuda.sh"));
         let wrong =
-            json!({"error": "/o/libpinion_cuda.so cannot be used: it has interface 5, this program needs 6"});
+            json!({"error": "/o/libpinion_cuda.so cannot be used: it has interface 5", "remedy": "build"});
         assert_eq!(object(path, Some(&[sm(80)]), &wrong, Status::Failure).status, Status::Failure);
-        let refused = json!({"error": "device 0: no CUDA-capable device is detected"});
+        let refused = json!({"error": "the device does not open: busy", "remedy": "ask nvidia-smi"});
         let fine = object(path, Some(&[sm(80), sm(89)]), &refused, Status::Failure);
         assert_eq!(fine, Check::ok("cuda.object", "/o/libpinion_cuda.so has sm_80, sm_89"));
 
@@ -210,8 +184,8 @@ mod tests {
         );
         assert_eq!(device(&card, &json!({}), &[sm(75)], Status::Failure).status, Status::Ok);
         assert_eq!(device(&refused, &json!({}), &[], Status::Note).status, Status::Note);
-        let check = products(&json!({"error": "no"}), Status::Failure);
-        assert!(check.status == Status::Failure && check.remedy.unwrap().contains("nvidia-cublas"));
+        let check = products(&json!({"error": "no", "remedy": "install it"}), Status::Failure);
+        assert_eq!((check.status, check.remedy.as_deref()), (Status::Failure, Some("Install it.")));
         assert_eq!(products(&json!({}), Status::Failure).status, Status::Ok);
     }
 }

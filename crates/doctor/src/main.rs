@@ -61,7 +61,7 @@ fn all(command: &DoctorCommand, root: &Path) -> Vec<Check> {
     let resolved = model::resolved(command, &machine, pulled.as_ref());
     let probe = Probe::take(&folder.join(programs::ENGINE), &resolved, command);
     checks.push(engine::libtorch(&probe));
-    checks.extend(gpu::all(command, root, &probe));
+    checks.extend(gpu::all(command, root, &probe, machine.has_nvidia_gpu));
     checks.push(kernel::port(command.address));
     checks.extend(model::checks(command, &resolved, &probe, memory));
     checks.extend(disk::cache(command.cache.as_deref()));

@@ -4,7 +4,13 @@ use crate::recorded_device::RecordedDevice;
 use pinion_config::{Config, CudaConfig, Dtype};
 use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{KvSize, LoadError, Pipeline};
+use pinion_protocol::{Peer, Role};
 use pinion_worker::Recorder;
+use std::time::Duration;
+
+/// How long an engine on a core of its own looks for the end of a step before it sleeps: longer than most steps, so
+/// that only a long prompt pays for the wake-up.
+const STEP_SPIN: Duration = Duration::from_millis(20);
 
 /// Opens the device and loads the model. The device queues steps itself, so overlap needs no thread: it is how many
 /// steps the loop launches before it takes results.
@@ -13,17 +19,33 @@ pub(crate) fn start(
     cuda: &CudaConfig,
     recorder: Recorder,
 ) -> Result<Box<dyn Pipeline>, LoadError> {
-    let model = load_cuda(&config.model_dir, &options(config, cuda))?;
+    let model = load_cuda(&config.model_dir, &options(config, cuda)).map_err(with_way_out)?;
     let decode = if cuda.fused_decode { "fused" } else { "graph" };
     tracing::info!(device = model.device_name(), decode, "the model is on the GPU");
     Ok(Box::new(RecordedDevice::new(model, config.scheduling.overlap, recorder)))
+}
+
+/// As the CPU plan says of the first engine; `--spin-us 0` keeps every role from spinning.
+fn owns_its_core(config: &Config) -> bool {
+    let engine = Peer { role: Role::Engine, index: 0 };
+    config.cpu_plan.placement(engine).is_some_and(|placement| placement.spin_us > 0)
+}
+
+/// What the CUDA engine does not take may be served without it.
+fn with_way_out(error: LoadError) -> LoadError {
+    match error {
+        LoadError::Options { reason } => {
+            LoadError::Options { reason: format!("{reason}; --device cpu serves without the GPU") }
+        }
+        other => other,
+    }
 }
 
 fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
     CudaOptions {
         object: cuda.object.clone(),
         device: 0,
-        products: None,
+        products: cuda.products.clone(),
         dtype: match config.dtype {
             Dtype::Fp32 => CudaDtype::F32,
             Dtype::Bf16 => CudaDtype::Bf16,
@@ -48,5 +70,6 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
         shaped_on_device: cuda.shaped_on_device,
         scored_on_device: cuda.scored_on_device,
         masked_on_device: cuda.masked_on_device,
+        spin: if owns_its_core(config) { STEP_SPIN } else { Duration::ZERO },
     }
 }

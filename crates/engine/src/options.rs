@@ -136,13 +136,15 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
     let mut pipeline = start(config, recorder).map_err(|error| {
         let exit = match error {
             LoadError::Options { .. } => Exit::Usage,
+            LoadError::Backend { .. } if config.cuda.is_some() => Exit::Device,
             LoadError::Backend { .. } => Exit::System,
             LoadError::Config { .. } | LoadError::Weights { .. } | LoadError::Tensor { .. } => Exit::Model,
         };
         (error.to_string(), exit)
     })?;
     let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
-    if config.jitter_control {
+    // On a GPU this captures its graphs and chooses its products, which are switches of their own.
+    if config.jitter_control || config.cuda.is_some() {
         pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
     }
     let info = pipeline.info().clone();

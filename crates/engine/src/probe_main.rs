@@ -1,8 +1,8 @@
 //! `pinion-engine probe`: what only the engine can tell, in a process of its own, for `pinion doctor`: that libtorch is
 //! found, what a model's folder holds, what the CUDA object finds. Prints one JSON object.
 
-use pinion_config::{Exit, ProbeCommand};
-use pinion_model::cuda::CudaProbe;
+use pinion_config::{Exit, ProbeCommand, cublaslt_near};
+use pinion_model::cuda::{CudaProbe, Refusal};
 use pinion_text::TextCodec;
 use pinion_worker::telemetry;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub fn probe(command: Result<ProbeCommand, String>) -> ExitCode {
         "libtorch": mapped("libtorch_cpu.so"),
         "weights": command.model.as_deref().map(weights),
         "tokenizer": command.model.as_deref().map(tokenizer),
-        "cuda": command.cuda_object.as_deref().map(|object| cuda(&pinion_model::cuda::probe(object))),
+        "cuda": command.cuda_object.as_deref().map(|object| cuda(&pinion_model::cuda::probe(object, cublaslt_near(object).as_deref()))),
     });
     match writeln!(std::io::stdout(), "{found}") {
         Ok(()) => Exit::Ok.into(),
@@ -66,7 +66,7 @@ fn cuda(probe: &CudaProbe) -> Value {
                 "devices": driver.devices.iter()
                     .map(|found| device(&found.name, found.capability, found.memory_bytes)).collect::<Vec<_>>(),
             }),
-            Err(reason) => json!({"error": reason}),
+            Err(refusal) => missing(refusal),
         },
         "device": match &probe.device {
             Ok(facts) => {
@@ -75,12 +75,16 @@ fn cuda(probe: &CudaProbe) -> Value {
                 value["emulated"] = facts.emulated.into();
                 value
             }
-            Err(reason) => json!({"error": reason}),
+            Err(refusal) => missing(refusal),
         },
         "products": match &probe.products {
             None => Value::Null,
             Some(Ok(())) => json!({}),
-            Some(Err(reason)) => json!({"error": reason}),
+            Some(Err(refusal)) => missing(refusal),
         },
     })
+}
+
+fn missing(refusal: &Refusal) -> Value {
+    json!({"error": refusal.reason, "remedy": refusal.remedy})
 }

@@ -22,6 +22,7 @@ mod oracle;
 mod port;
 mod process;
 mod server;
+mod stub_gpu;
 mod wait;
 
 pub use answer::{Answer, Api, End, Usage};
@@ -38,6 +39,7 @@ pub use pinion_random::Random;
 pub use port::free_port;
 pub use process::{Process, cpus_allowed, descriptor_count, is_alive, kill};
 pub use server::{Ended, Server, launcher_binary, run_binary_to_end, run_to_end, run_under_to_end};
+pub use stub_gpu::{StubDriver, StubObject};
 pub use wait::{PATIENCE, wait_until};
 
 pub use nix::sys::signal::Signal;

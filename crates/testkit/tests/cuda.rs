@@ -1,6 +1,6 @@
 //! `--device cuda` through the real processes: on the emulated device, and on machines that have none.
 
-use pinion_testkit::{Api, End, PATIENCE, Server, fixture_model, run_to_end};
+use pinion_testkit::{Api, End, Folder, PATIENCE, Server, StubDriver, StubObject, fixture_model, run_to_end};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -114,7 +114,10 @@ fn the_emulated_device_gives_the_text_of_the_cpu() {
         // The device's own choice is overlap.
         (&[][..], "overlap on"),
         (&["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused"], "overlap off"),
-        (&["--no-cuda-shaping", "--no-cuda-logprobs", "--no-cuda-masks"], "overlap on"),
+        (
+            &["--no-cuda-shaping", "--no-cuda-logprobs", "--no-cuda-masks", "--no-jitter-control"],
+            "overlap on",
+        ),
         (&["--decode", "fused"], "overlap on"),
     ] {
         let flags = [&sizes[..], &["--device", "cuda", "--cuda-object", object], switches].concat();
@@ -154,17 +157,66 @@ fn a_gguf_file_is_served_on_the_emulated_device() {
     assert_eq!(ids(&on_device), ids(&["--quantization", "none"]));
 }
 
+/// Each thing that can be missing ends the start with one sentence, its remedy and the exit code of the GPU.
 #[test]
-fn without_a_device_one_line_says_why() {
-    let folder = fixture_model();
-    let serve = ["serve", "--model", folder.text(), "--port", "0", "--device", "cuda"];
-    let missing = [&serve[..], &["--cuda-object", "/no/such/object.so"]].concat();
-    let not_one = [&serve[..], &["--cuda-object", "/dev/null"]].concat();
-    for (flags, says) in [(missing, "/no/such/object.so"), (not_one, "/dev/null cannot be used")] {
-        let ended = run_to_end(&flags, &[], PATIENCE);
-        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
-        let lines = ended.stderr.lines().filter(|line| line.contains(says)).count();
-        assert!(lines >= 1, "does not say {says:?}:\n{}", ended.stderr);
+fn without_a_device_one_sentence_says_why_and_what_helps() {
+    let (folder, work) = (fixture_model(), Folder::new());
+    let object = |name: &str, stub: StubObject<'_>| stub.build(&work.path().join(name)).display().to_string();
+    let driver = |name: &str, stub: StubDriver| stub.build(&work.path().join(name));
+    let ours = object("ours", StubObject::OURS);
+    let refuses = driver("refuses", StubDriver { init: 999, ..StubDriver::GOOD });
+    let cases = [
+        ("/no/such/object.so", "", "there is no /no/such/object.so: build it with deploy/cuda.sh"),
+        ("/dev/null", "", "/dev/null cannot be used: "),
+        (
+            &object("lacking", StubObject { lacks: "pinion_cuda_rope", ..StubObject::OURS }),
+            "",
+            "cannot be used: it has no pinion_cuda_rope: build it with deploy/cuda.sh of this version",
+        ),
+        (
+            &object("ahead", StubObject { abi_ahead: 1, ..StubObject::OURS }),
+            "",
+            "cannot be used: it has interface ",
+        ),
+        (&ours, "", "no NVIDIA driver is here (libcuda.so.1: "),
+        (
+            &ours,
+            &refuses,
+            "the NVIDIA driver fails: cuInit answers 999, the stub refuses: look at nvidia-smi",
+        ),
+        (
+            &ours,
+            &driver("old", StubDriver { version: 12_040, ..StubDriver::GOOD }),
+            "the NVIDIA driver runs CUDA 12.4, and the object needs CUDA 13: update the driver to 580 or newer",
+        ),
+        (
+            &ours,
+            &driver("none", StubDriver { devices: 0, ..StubDriver::GOOD }),
+            "the NVIDIA driver has no device: give this machine or container a GPU",
+        ),
+        (
+            &ours,
+            &driver("good", StubDriver::GOOD),
+            "the device does not open: the stub refuses: ask nvidia-smi",
+        ),
+        (
+            &object("old-card", StubObject { open: 0, capability: 75, ..StubObject::OURS }),
+            "",
+            "Stub T4 has compute capability 7.5, and the object has no code for it: take a GPU of 8.0 or newer",
+        ),
+        (
+            &object("bare", StubObject { open: 0, ..StubObject::OURS }),
+            "",
+            "libcublasLt.so.13 does not open: the stub refuses: deploy/launch.sh --device cuda sets it up",
+        ),
+    ];
+    for (object, libraries, says) in cases {
+        let flags =
+            ["serve", "--model", folder.text(), "--port", "0", "--device", "cuda", "--cuda-object", object];
+        let ended = run_to_end(&flags, &[("LD_LIBRARY_PATH", libraries)], PATIENCE);
+        assert_eq!(ended.code, Some(9), "{}", ended.stderr);
+        let errors: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("error: ")).collect();
+        assert!(errors.len() == 1 && errors[0].contains(says), "{says:?} in {}", ended.stderr);
         assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
     }
 }

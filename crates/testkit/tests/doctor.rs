@@ -1,11 +1,10 @@
 //! `pinion doctor` as an operator runs it: every check of a good world, and one fault at a time.
 
-use pinion_testkit::{Ended, Folder, PATIENCE, fixture_model, run_to_end};
+use pinion_testkit::{Ended, Folder, PATIENCE, StubDriver, fixture_model, run_to_end};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
 
 /// Runs it with `--json`, holds the exit code against what it says, and gives the checks.
 fn checks(words: &[&str], variables: &[(&str, &str)]) -> Vec<Value> {
@@ -157,7 +156,7 @@ fn a_gpu_that_is_asked_for_and_not_there_is_a_failure() {
     let words = ["--port", "0", "--device", "cuda", "--cuda-object", object.to_str().unwrap()];
     let absent = checks(&words, &[]);
     for (id, says, remedy) in [
-        ("cuda.driver", "libcuda.so.1", "Install NVIDIA driver 580"),
+        ("cuda.driver", "no NVIDIA driver is here (libcuda.so.1", "Install NVIDIA driver 580"),
         ("cuda.object", "there is no ", "deploy/cuda.sh"),
         ("cuda.device", "no device was opened", "first"),
     ] {
@@ -175,41 +174,20 @@ fn a_gpu_that_is_asked_for_and_not_there_is_a_failure() {
         "{check}"
     );
 
-    let stub = stub_driver(&folder);
-    let refused = checks(&words, &[("LD_LIBRARY_PATH", &stub)]);
-    let check = find(&refused, "cuda.driver");
-    assert!(
-        check["found"].as_str().unwrap().ends_with("cuInit answers 100, the stub has no device"),
-        "{check}"
-    );
+    let place = folder.path().join("driver");
+    for (stub, says) in [
+        (
+            StubDriver { init: 100, ..StubDriver::GOOD },
+            "the NVIDIA driver fails: cuInit answers 100, the stub refuses",
+        ),
+        (StubDriver { version: 12_080, ..StubDriver::GOOD }, "runs CUDA 12.8, and the object needs CUDA 13"),
+        (StubDriver { devices: 0, ..StubDriver::GOOD }, "has no device"),
+    ] {
+        let found = checks(&words, &[("LD_LIBRARY_PATH", &stub.build(&place))]);
+        let check = find(&found, "cuda.driver");
+        assert!(check["status"] == "failure" && check["found"].as_str().unwrap().ends_with(says), "{check}");
+    }
 
     let on_cpu = checks(&["--port", "0"], &[]);
     assert_eq!(find(&on_cpu, "cuda.driver")["status"], "ok");
-}
-
-/// A folder with a libcuda.so.1 that refuses.
-fn stub_driver(folder: &Folder) -> String {
-    let source = r#"
-        int cuInit(unsigned flags) { return 100; }
-        int cuGetErrorString(int code, const char** text) { *text = "the stub has no device"; return 0; }
-        int cuDriverGetVersion(int* version) { return 1; }
-        int cuDeviceGetCount(int* count) { return 1; }
-        int cuDeviceGet(int* device, int index) { return 1; }
-        int cuDeviceGetName(char* name, int length, int device) { return 1; }
-        int cuDeviceTotalMem_v2(unsigned long* bytes, int device) { return 1; }
-        int cuDeviceGetAttribute(int* value, int attribute, int device) { return 1; }
-    "#;
-    let place = folder.path().join("driver");
-    std::fs::create_dir(&place).expect("a folder can be made");
-    std::fs::write(place.join("stub.c"), source).expect("a file can be written");
-    let output = place.join("libcuda.so.1");
-    let made = Command::new("gcc")
-        .arg("-shared")
-        .arg("-fPIC")
-        .arg("-o")
-        .arg(&output)
-        .arg(place.join("stub.c"))
-        .status();
-    assert!(made.expect("there is gcc").success());
-    place.to_str().expect("temporary folders have UTF-8 names").to_owned()
 }

@@ -104,6 +104,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         shaped_on_device: true,
         scored_on_device: true,
         masked_on_device: true,
+        spin: std::time::Duration::from_millis(20),
     }
 }
 

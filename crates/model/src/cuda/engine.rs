@@ -9,13 +9,14 @@ use super::memory::{Sizes, changes_max};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
 use super::shape::Shape;
+use super::wait::wait;
 use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::load::LoadError;
 use crate::sampler::Sampler;
 use crate::{
-    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
-    StepOutput, WarmUp,
+    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, StepBatch, StepError, StepOutput,
+    WarmUp,
 };
 use pinion_cuda::{
     CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, SAMPLED_BYTES, Sampled,
@@ -23,14 +24,12 @@ use pinion_cuda::{
 };
 use std::collections::VecDeque;
 use std::path::Path;
-use std::time::Instant;
+use std::time::Duration;
 
 /// Steps in flight: one runs, one is queued behind it.
 const DEPTH: usize = 2;
 /// Smallest padded size of a step that is no decode step: below it a product costs the same.
 const MIXED_TOKENS_MIN: u32 = 16;
-/// Looks at an event between two looks at the clock.
-const LOOKS_PER_CLOCK: u32 = 256;
 
 /// What travels with one step in flight.
 #[derive(Debug)]
@@ -116,12 +115,22 @@ pub struct CudaDecoder {
     /// What the rows of the step being launched do to their logits.
     changes: Changes,
     on_device: OnDevice,
+    /// How long a wait for a step spins before it sleeps.
+    spin: Duration,
     pub(super) mask_bits: Vec<u32>,
 }
 
 pub(super) fn gone(error: CudaError) -> StepError {
     // A device error does not pass: every later call would report it too.
     StepError::Gone { reason: error.to_string() }
+}
+
+fn on_device(options: &CudaOptions) -> OnDevice {
+    OnDevice {
+        shaped: options.shaped_on_device,
+        scored: options.scored_on_device,
+        masked: options.masked_on_device,
+    }
 }
 
 /// Whether every row has one token and samples.
@@ -177,6 +186,7 @@ impl CudaDecoder {
             spare: (0..DEPTH).map(|_| Launched::new(options.max_rows as usize)).collect(),
             decode_buckets,
             graphs: Vec::new(),
+            spin: options.spin,
             wants_graphs: options.graphs,
             mixed_graphs: (options.mixed_graphs && forward.tiled).then(MixedGraphs::default),
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
@@ -190,11 +200,7 @@ impl CudaDecoder {
             memory,
             changes: Changes::new(changes_max(options), vocab),
             mask_bits: Vec::with_capacity(vocab as usize / 32 + 2),
-            on_device: OnDevice {
-                shaped: options.shaped_on_device,
-                scored: options.scored_on_device,
-                masked: options.masked_on_device,
-            },
+            on_device: on_device(options),
             info,
             stream,
             forward,
@@ -316,21 +322,11 @@ impl CudaDecoder {
         Ok(layout)
     }
 
-    /// Waits for the end of the step in `slot`.
+    /// Waits for the end of the step in `slot`. The launcher ends an engine whose device never answers
+    /// (`--stuck-timeout`).
     pub(super) fn wait(&self, slot: usize) -> Result<(), StepError> {
-        let began = Instant::now();
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if self.slots[slot].event.passed().map_err(gone)? {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
-            }
-            if began.elapsed() > STEP_DEADLINE {
-                let reason = format!("the device has not answered for {STEP_DEADLINE:?}");
-                return Err(StepError::Gone { reason });
-            }
-        }
+        let event = &self.slots[slot].event;
+        wait(self.spin, || event.passed(), || event.wait()).map_err(gone)
     }
 
     fn launch_checked(&mut self, batch: &StepBatch<'_>, launched: &mut Launched) -> Result<(), StepError> {

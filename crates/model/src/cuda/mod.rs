@@ -21,12 +21,13 @@ mod prepare;
 mod probe;
 mod sampling;
 mod shape;
+mod wait;
 mod weights;
 
 pub use engine::CudaDecoder;
 pub use fused_decode::fused_splits;
 pub use memory::splits;
-pub use pinion_cuda::CudaDtype;
+pub use pinion_cuda::{CudaDtype, Refusal};
 pub use probe::{CudaProbe, probe};
 
 use self::shape::Shape;
@@ -34,6 +35,7 @@ use crate::config_json;
 use crate::load::{KvSize, LoadError};
 use pinion_cuda::{CudaError, Device};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Bytes that cuBLASLt may use beside its operands.
 const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
@@ -122,6 +124,8 @@ pub struct CudaOptions {
     pub scored_on_device: bool,
     /// Masks of grammars are the sampler kernel's; off, the host's, to which such rows are copied.
     pub masked_on_device: bool,
+    /// How long the host looks for the end of a step before it sleeps: nothing where it shares its core.
+    pub spin: Duration,
 }
 
 fn backend(error: CudaError) -> LoadError {

@@ -45,6 +45,7 @@ pub(crate) fn options() -> CudaOptions {
         shaped_on_device: true,
         scored_on_device: true,
         masked_on_device: true,
+        spin: std::time::Duration::from_millis(20),
     }
 }
 
