@@ -1,34 +1,43 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, on a machine that has one, from a bundle built on a machine that has none.
 #
-#   benchmarks/gpu.sh bundle FOLDER          builds it here: programs, CUDA object, this script; under 60 MB, and FOLDER.tar.gz
+#   benchmarks/gpu.sh bundle FOLDER          builds it here: programs, CUDA object, these scripts; under 60 MB, and FOLDER.tar.gz
 #                                            of all that, a third of it
 #   benchmarks/gpu.sh bundle FOLDER dev      the same from dev builds and without the CUDA object, for a dry run
-#   FOLDER/gpu.sh run OUT                    there: needs an NVIDIA driver for CUDA 13 and cuBLASLt; under 8 minutes
-#   FOLDER/gpu.sh run OUT --dry-run OBJECT   the same logic on the emulated device and a tiny model
+#   FOLDER/gpu.sh run OUT [PART ...]         there: needs an NVIDIA driver for CUDA 13 and cuBLASLt; every part, or those named
+#   FOLDER/gpu.sh run OUT --dry-run OBJECT [PART ...]    the same logic on the emulated device and tiny models
+#   FOLDER/gpu.sh next OUT                   what to look at first, from what there is
+#
+# Parts, each under 8 minutes:
+#   equality    every kernel against its twin, every way of launching, greedy tokens of each family against transformers and libtorch
+#   gpt2        GPT-2 in fp16: steps against the bandwidth of a copy, kernels, offline and online service, transformers
+#   families    Qwen3 0.6B and Llama 3.2 1B in bf16: steps, offline service
+#   ablations   every switch against the defaults, in paired rounds
+#   profiles    nsys and torch's profiler, if they are there
 #
 #   TRACE=FILE    a trace to replay as well, in any format that `pinion bench online --trace` reads
 #   PYTHON=...    a Python with torch and transformers, for cuBLASLt and for comparisons (default: python3)
 #
+# A part that was cut short goes on where it was when it is named again: a stage that has passed is not repeated, one that failed
+# or was skipped is. OUT/stages.txt has a line for each; OUT/PART.txt is the part's table against its bounds with the stages that
+# were skipped or failed. OUT/results.jsonl holds every figure; OUT.tar.gz is all of OUT but the models, a few hundred KB.
+#
 # The programs need no libtorch; cuBLASLt is taken from the Python's packages or from CUDA, wherever it is. Only the stage
-# `parity` compares with the CPU engine on libtorch, and is skipped where the Python has another version of it.
-# Each stage has a deadline of its own, writes OUT/<stage>.jsonl and .log, and a line in OUT/table.txt says what became of
-# it. A stage that fails or is out of time does not end the run; it is listed as such. At the end OUT/results.jsonl holds
-# every figure and OUT/table.txt the short of it, which is printed last; OUT.tar.gz is all of OUT, a few hundred KB. Exit
-# code 1 if any stage failed, 2 if there was nothing to run on.
+# `parity` compares with the CPU engine on libtorch, and is skipped where the Python has another version of it. Each stage has a
+# deadline of its own and writes OUT/STAGE.jsonl and .log; one that fails or is out of time does not end the run. Exit code 1 if
+# any stage failed, 2 if there was nothing to run on.
 set -uo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-python3}
 BUNDLE_BYTES_MAX=$((60 * 1000 * 1000))
-RUN_SECONDS_MAX=470
-# Correctness has to be through by the first, steps and service by the second; the rest compares switches.
-CHECKS_SECONDS_MAX=220
-FIGURES_SECONDS_MAX=370
+PART_SECONDS_MAX=470
+PARTS=(equality gpt2 families ablations profiles)
 READY_SECONDS_MAX=60
 STOP_SECONDS_MAX=10
 # What one file of a stage may hold when the stage is over.
 LOG_BYTES_MAX=400000
 DRIVER_MIN=580
+source "$HERE/gpu_parts.sh"
 PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-detokenizer pinion-bench xtask)
 
 say() { printf '[gpu] %s\n' "$*" >&2; }
@@ -47,7 +56,7 @@ bundle() { # bundle FOLDER [dev]
     else
         build_release || exit 1
     fi
-    cp "$root"/benchmarks/{gpu.sh,gpu_reference.py,gpu_table.py} "$folder/"
+    cp "$root"/benchmarks/{gpu.sh,gpu_parts.sh,gpu_reference.py,gpu_table.py} "$folder/"
     sed -n 's/^TORCH_VERSION=//p' "$root/deploy/setup.sh" >"$folder/torch_version"
     commit >"$folder/commit"
     [ "${2:-}" != dev ] || return 0
@@ -95,17 +104,18 @@ commit() {
     printf '%s\n' "$id"
 }
 
-# seconds_for SECONDS: this number, or what the phase has left; none if that is too little to begin.
+# seconds_for SECONDS: this number, or what the part has left; none if that is too little to begin.
 seconds_for() {
-    local left=$((PHASE_END * PATIENCE - SECONDS)) wanted=$(($1 * PATIENCE))
+    local left=$((PART_END - SECONDS)) wanted=$(($1 * PATIENCE))
     [ "$left" -ge 5 ] || return 1
     printf '%s' "$((left < wanted ? left : wanted))"
 }
 
-# stage NAME SECONDS COMMAND...: runs it under its deadline and notes the outcome.
+# stage NAME SECONDS COMMAND...: runs it under its deadline and notes the outcome; nothing if it has passed before.
 stage() {
     local name=$1 seconds status=0 began=$SECONDS
-    seconds=$(seconds_for "$2") || { note "$name" skipped "no time is left"; return 0; }
+    ! has_passed "$name" || return 0
+    seconds=$(seconds_for "$2") || { note "$name" skipped "no time is left in this run"; return 0; }
     shift 2
     # `timeout` heads a process group of its own, so what a stage leaves behind can be ended.
     timeout --kill-after=5 "$seconds" "$@" >"$OUT/$name.jsonl" 2>"$OUT/$name.log" </dev/null &
@@ -139,10 +149,16 @@ cut_short() {
     done
 }
 
+# One line for each stage, of its last run.
 note() { # note STAGE OUTCOME WHY
-    printf '%-26s %-8s %s\n' "$1" "$2" "$3" | tee -a "$OUT/table.txt" >&2
+    grep -v "^$PART $1 " "$OUT/stages.txt" >"$OUT/stages.part"
+    printf '%s %s %s %s\n' "$PART" "$1" "$2" "$3" >>"$OUT/stages.part"
+    mv "$OUT/stages.part" "$OUT/stages.txt"
+    printf '%-26s %-8s %s\n' "$1" "$2" "$3" >&2
     [ "$2" != failed ] || FAILED=$((FAILED + 1))
 }
+
+has_passed() { grep -q "^$PART $1 passed " "$OUT/stages.txt"; }
 
 # The driver's version, from the first source that has it. Where none has but a device is there, the stage `device` decides.
 check_driver() {
@@ -184,14 +200,19 @@ version_of() {
     "$PYTHON" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]).split("+")[0])' "$1" 2>/dev/null
 }
 
-# server NAME FLAG...: starts the server that the stages after it share, in place of the one before.
+# server NAME FLAG...: the server that the stages after it share, in place of the one before. The first that has not passed starts it.
 server() {
+    stop_server
+    WANTED=("$@")
+}
+
+start_server() { # start_server NAME FLAG...
     local name=server_$1 seconds began=$SECONDS log=$OUT/server_$1.log
     shift
-    stop_server
-    seconds=$(seconds_for "$READY_SECONDS_MAX") || { note "$name" skipped "no time is left"; return 0; }
+    WANTED=()
+    seconds=$(seconds_for "$READY_SECONDS_MAX") || { note "$name" skipped "no time is left in this run"; return 0; }
     # It may stay until the end of the run, and no longer.
-    "${ON_SERVER_CPUS[@]}" timeout --kill-after=5 $((RUN_SECONDS_MAX * PATIENCE + 30)) "$HERE/pinion" serve --model "$MODEL" --port 0 \
+    "${ON_SERVER_CPUS[@]}" timeout --kill-after=5 $((PART_SECONDS_MAX * PATIENCE + 30)) "$HERE/pinion" serve --model "$MODEL" --port 0 \
         --device cuda --cuda-object "$OBJECT" "${SIZES[@]}" "$@" >/dev/null 2>"$log" </dev/null &
     SERVER=$!
     local began_ms now_ms
@@ -215,7 +236,7 @@ server() {
 
 stop_server() {
     local began=$SECONDS
-    URL=
+    URL= WANTED=()
     [ -n "$SERVER" ] || return 0
     kill -TERM "$SERVER" 2>/dev/null
     while kill -0 "$SERVER" 2>/dev/null && [ $((SECONDS - began)) -lt "$STOP_SECONDS_MAX" ]; do
@@ -231,6 +252,8 @@ stop_server() {
 served() {
     local name=$1 seconds=$2
     shift 2
+    ! has_passed "$name" || return 0
+    [ ${#WANTED[@]} = 0 ] || start_server "${WANTED[@]}"
     if [ -z "$URL" ]; then
         note "$name" skipped "there is no server"
     else
@@ -239,35 +262,10 @@ served() {
     fi
 }
 
-offline() { served "$1" 30 offline "${BATCH[@]}" --rounds "$ROUNDS"; }
-online() { served "$1" 60 online "${ARRIVALS[@]}" --requests "$REQUESTS" --timings; }
-replay() { [ -z "$TRACE" ] || served online_trace 80 online --trace "$TRACE" "${REPLAY[@]}" --timings; }
-
 check() { # check NAME SECONDS CHORE...: a chore of cuda_check
     local name=$1 seconds=$2
     shift 2
     stage "$name" "$seconds" "$HERE/cuda_check" "$OBJECT" "$@"
-}
-
-# Each sweep by itself: a fault or a hang of one kernel takes no other along. What fails is looked at with NVIDIA's checker.
-kernels() {
-    local sweep checker
-    checker=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
-    for sweep in $("$HERE/cuda_check" "$OBJECT" sweeps); do
-        check "kernels_$sweep" 25 kernels "$sweep" || [ -z "$checker" ] ||
-            stage "memcheck_$sweep" 40 "$checker" --tool memcheck --error-exitcode 3 "$HERE/cuda_check" "$OBJECT" kernels "$sweep"
-    done
-}
-
-# The Python's libtorch, if it is the one that the CPU engine was built for. A dry run may find one beside the build.
-parity() {
-    local version
-    version=$(cat "$HERE/torch_version")
-    if [ "$TORCH" = "$version" ] || ! ldd "$HERE/cuda_check_torch" | grep -q 'libtorch.*not found'; then
-        stage parity 60 "$HERE/cuda_check_torch" "$OBJECT" parity "$MODEL"
-    else
-        note parity skipped "the CPU engine needs torch $version, $PYTHON has ${TORCH:-none}"
-    fi
 }
 
 reference() { # reference NAME SECONDS ARGUMENT...
@@ -278,57 +276,6 @@ reference() { # reference NAME SECONDS ARGUMENT...
     else
         stage "$name" "$seconds" env HF_HUB_OFFLINE=1 "$PYTHON" "$HERE/gpu_reference.py" --model "$MODEL" "${ON_DEVICE[@]}" "$@"
     fi
-}
-
-# What the run is for comes first, so that a run that is cut short has it.
-stages() {
-    PHASE_END=$CHECKS_SECONDS_MAX
-    check copy 20 copy
-    kernels
-    check greedy 40 greedy "$MODEL"
-    check launches 40 launches "$MODEL"
-    stage greedy_read 10 "$PYTHON" "$HERE/gpu_reference.py" --model "$MODEL" --read "$OUT/greedy.jsonl"
-    reference greedy_reference 60 --greedy "$OUT/greedy.jsonl"
-    parity
-    PHASE_END=$FIGURES_SECONDS_MAX
-    check steps 40 steps "$MODEL"
-    check steps_fused 30 steps "$MODEL" fused
-    check steps_dependent 30 steps "$MODEL" dependent
-    check steps_mixed_graphs 30 steps "$MODEL" mixed-graphs dependent
-    check steps_sampled 25 steps "$MODEL" sampled
-    check rates 40 rates
-    check phases 20 phases
-    server graph
-    offline offline
-    online online
-    replay
-    server fused --decode fused
-    offline offline_fused
-    online online_fused
-    server launches --cuda-dependent-launch --cuda-mixed-graphs
-    offline offline_launches
-    online online_launches
-    PHASE_END=$RUN_SECONDS_MAX
-    stop_server
-    check steps_no_graphs 25 steps "$MODEL" no-graphs
-    check steps_no_fused 25 steps "$MODEL" no-fused
-    check steps_plain_prefill 25 steps "$MODEL" plain-prefill
-    check steps_first_algorithm 25 steps "$MODEL" first-algorithm
-    check steps_nucleus 25 steps "$MODEL" nucleus
-    server no_overlap --no-overlap
-    offline offline_no_overlap
-    online online_no_overlap
-    server no_graphs --no-cuda-graphs
-    offline offline_no_graphs
-    stop_server
-    reference baseline 60 --baseline
-    check steps_bf16 25 steps "$MODEL" bf16
-    check load 20 load "$MODEL"
-    local asked
-    for asked in logprobs masked penalised; do
-        check "steps_$asked" 25 steps "$MODEL" "$asked"
-        check "steps_${asked}_on_host" 25 steps "$MODEL" "$asked" host-sampler
-    done
 }
 
 # Two CPUs for the client where there are enough, so that no role's core is shared with it.
@@ -345,22 +292,20 @@ real_run() {
     SIZES=(--max-num-seqs 128 --max-num-batched-tokens 8192)
     BATCH=(--num-prompts 128 --input-len 256 --output-len 64)
     ARRIVALS=(--poisson 40 --gamma-shape 0.25 --input-len 256 --output-len 64 --length-spread 0.5 --scales 0.4,0.8,1.6)
-    # Lighter ones than these would take minutes, and leave the GPU idle.
-    REPLAY=(--scales 0.4,0.2,0.1 --requests 200)
+    REPLAY=(--requests 200)
     ON_DEVICE=(--device cuda)
     check_driver
     # Without a device nothing else has a meaning.
     check device 30 device || die "$(last_words "$OUT/device.log")"
-    find_torch
-    # So random that a greedy token is not only the one before it again.
-    stage make_model 60 "$HERE/xtask" make-model gpt2 --out "$MODEL" --deviation 0.05 || die "there is no model: $(last_words "$OUT/make_model.log")"
 }
 
 dry_run() {
+    # A machine that tests may do much else beside: there only what hangs is out of time.
+    PATIENCE=4 ROUNDS=2 PAIRS=1 REQUESTS=3 DRY=yes
     SIZES=(--dtype fp32 --max-num-seqs 4 --max-num-batched-tokens 64 --cuda-gemm heuristic)
     BATCH=(--num-prompts 2 --input-len 8 --output-len 3)
     ARRIVALS=(--poisson 8 --input-len 8 --output-len 3 --scales 0.4,0.8,1.6 --warmup 0)
-    REPLAY=(--scales 0.4,0.2,0.1 --requests 3 --max-input 8 --max-output 3 --warmup 0)
+    REPLAY=(--requests 3 --max-input 8 --max-output 3 --warmup 0)
     ON_DEVICE=(--device cpu --small)
     if [ -z "$TRACE" ]; then
         TRACE=$OUT/trace.csv
@@ -368,20 +313,20 @@ dry_run() {
             '2023-11-16 18:17:03.6,5,9' >"$TRACE"
     fi
     check device 30 device || die "$(last_words "$OUT/device.log")"
-    find_torch
-    stage make_model 60 "$HERE/xtask" make-model gpt2 --size tiny --out "$MODEL" --deviation 0.2 || die "there is no model: $(last_words "$OUT/make_model.log")"
 }
 
-run() { # run OUT [--dry-run OBJECT]
-    OUT=$1 FAILED=0 PATIENCE=1 ROUNDS=3 REQUESTS=400 OBJECT=$HERE/libpinion_cuda.so TRACE=${TRACE:-} RUNNING='' SERVER='' URL=''
-    PHASE_END=$CHECKS_SECONDS_MAX
+run() { # run OUT [--dry-run OBJECT] [PART ...]
+    OUT=$1 FAILED=0 PATIENCE=1 ROUNDS=3 PAIRS=3 REQUESTS=400 DRY='' OBJECT=$HERE/libpinion_cuda.so TRACE=${TRACE:-} RUNNING='' SERVER=''
+    URL='' WANTED=() PART=start PART_END=$((SECONDS + PART_SECONDS_MAX))
+    local setup=real_run
     shift
     mkdir -p "$OUT" || exit 2
     OUT=$(cd "$OUT" && pwd)
-    MODEL=$OUT/model
+    MODELS=$OUT/models
     [ -z "$TRACE" ] || [ -r "$TRACE" ] || die "TRACE=$TRACE cannot be read"
-    rm -rf "$OUT"/{*.jsonl,*.log,table.txt,figures.txt,online*,offline*,model}
-    : >"$OUT/table.txt"
+    touch "$OUT/stages.txt"
+    # What the machine is, is looked at in every run.
+    sed -i -e '/^start /d' -e '/^[a-z0-9]* run /d' "$OUT/stages.txt"
     trap 'kill -KILL -- "-$RUNNING" "-$SERVER" 2>/dev/null' EXIT
     trap 'note run failed "stopped from outside"; collect; exit 2' INT TERM
     # The reason of a panic is what it says last.
@@ -389,35 +334,50 @@ run() { # run OUT [--dry-run OBJECT]
     choose_cpus
     find_libraries
     if [ "${1:-}" = --dry-run ]; then
-        [ $# = 2 ] || die "--dry-run OBJECT"
-        # A machine that tests may do much else beside: there only what hangs is out of time.
-        PATIENCE=4 ROUNDS=2 REQUESTS=3 OBJECT=$2
-        dry_run
-    else
-        real_run
+        [ $# -ge 2 ] || die "--dry-run OBJECT"
+        OBJECT=$2 setup=dry_run
+        shift 2
     fi
-    stages
-    stop_server
+    local wanted=("$@")
+    for PART in "${wanted[@]}"; do
+        [[ " ${PARTS[*]} " == *" $PART "* ]] || die "no part is called $PART; there are ${PARTS[*]}"
+    done
+    PART=start
+    "$setup"
+    find_torch
+    for PART in "${wanted[@]:-${PARTS[@]}}"; do
+        run_part
+    done
     collect
     say "$OUT.tar.gz holds $(stat -c %s "$OUT.tar.gz") bytes; $FAILED failed, $SECONDS s"
-    cat "$OUT/table.txt"
     [ "$FAILED" = 0 ]
 }
 
-# The short of it, and one file to carry home.
+# Its stages; then its table, and what was left out.
+run_part() {
+    say "== $PART"
+    PART_END=$((SECONDS + PART_SECONDS_MAX * PATIENCE))
+    "part_$PART"
+    stop_server
+    "$PYTHON" "$HERE/gpu_table.py" "$OUT" "$PART" >"$OUT/$PART.txt" 2>"$OUT/table_$PART.log" ||
+        note "table_$PART" failed "$(last_words "$OUT/table_$PART.log")"
+    cat "$OUT/$PART.txt"
+}
+
+# One file to carry home.
 collect() {
-    rm -rf "$MODEL"
     { cat "$HERE/commit"; date -u +%FT%TZ; } >"$OUT/commit.txt"
-    "$PYTHON" "$HERE/gpu_table.py" "$OUT" >"$OUT/figures.txt" 2>"$OUT/figures.log" || note figures failed "$(last_words "$OUT/figures.log")"
-    cat "$OUT/figures.txt" >>"$OUT/table.txt"
-    tar -C "$OUT/.." -czf "$OUT.tar.gz" "$(basename "$OUT")" || note archive failed "tar could not write $OUT.tar.gz"
+    "$PYTHON" "$HERE/gpu_table.py" "$OUT" results || note results failed "$OUT/results.jsonl could not be written"
+    tar -C "$OUT/.." --exclude="$(basename "$OUT")/models" -czf "$OUT.tar.gz" "$(basename "$OUT")" ||
+        note archive failed "tar could not write $OUT.tar.gz"
 }
 
 main() {
     case ${1:-} in
     bundle) [ $# = 2 ] || [ "${3:-}" = dev ] || die "bundle FOLDER [dev]"; bundle "$2" "${3:-}" ;;
-    run) [ $# -ge 2 ] || die "run OUT [--dry-run OBJECT]"; shift; run "$@" ;;
-    *) sed -n '2,22p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    run) [ $# -ge 2 ] || die "run OUT [--dry-run OBJECT] [PART ...]"; shift; run "$@" ;;
+    next) [ $# = 2 ] || die "next OUT"; "$PYTHON" "$HERE/gpu_table.py" "$2" next ;;
+    *) sed -n '2,34p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
     esac
 }
 

@@ -3,6 +3,7 @@
 
     gpu_reference.py --model FOLDER --greedy FILE    judges what `cuda_check greedy` wrote by transformers in fp32
     gpu_reference.py --model FOLDER --baseline       times decode steps and a batch of 128 x 256 -> 64 in fp16
+    gpu_reference.py --model FOLDER --trace FILE     writes torch's own trace of one prefill and eight decode steps
     gpu_reference.py --model FOLDER --read FILE      looks at what `cuda_check greedy` wrote, without torch
 
 Prints one JSON object a line. `--read` needs nothing but Python, the others torch and transformers; with `--device cpu`
@@ -52,7 +53,7 @@ def load(folder, dtype, device):
     import transformers
 
     # The keyword for the type has changed its name between versions.
-    return transformers.GPT2LMHeadModel.from_pretrained(folder).to(dtype).to(device).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).to(dtype).to(device).eval()
 
 
 def judge(folder, path, device):
@@ -126,6 +127,20 @@ def baseline(folder, device, small):
                       "by": f"transformers generate, {name}"}))
 
 
+def trace(folder, path, device):
+    """What the card runs under transformers: the same view of a reference that `nsys` gives of ours."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    model = load(folder, torch.float16 if device == "cuda" else torch.float32, device)
+    generate(model, 1, 16, 4)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with profile(activities=activities) as profiled:
+        generate(model, 1, 16, 8)
+    profiled.export_chrome_trace(path)
+    print(json.dumps({"trace": os.path.basename(path), "bytes": os.path.getsize(path)}))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
@@ -135,11 +150,14 @@ def main():
     task.add_argument("--greedy", metavar="FILE")
     task.add_argument("--read", metavar="FILE")
     task.add_argument("--baseline", action="store_true")
+    task.add_argument("--trace", metavar="FILE")
     arguments = parser.parse_args()
     if arguments.greedy:
         judge(arguments.model, arguments.greedy, arguments.device)
     elif arguments.read:
         read(arguments.model, arguments.read)
+    elif arguments.trace:
+        trace(arguments.model, arguments.trace, arguments.device)
     else:
         baseline(arguments.model, arguments.device, arguments.small)
 

@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""The short of a run of gpu.sh: gpu_table.py OUT. Steps against the bandwidth that a copy reached, throughput and tails
-against docs/PERFORMANCE.md's targets, and what each switch does. Writes OUT/results.jsonl, every figure with its stage.
-Needs nothing but Python."""
+"""The short of a run of gpu.sh: gpu_table.py OUT PART prints the table of a part against its bounds, and what of the part was
+left out; `next` what to look at first; `results` writes OUT/results.jsonl, every figure with its stage; `manifest` lists
+OUT/profiles with where it comes from. Needs nothing but Python."""
+import csv
 import json
 import os
+import re
 import sys
 
 # One row's step in ms, output tokens per second, ms at the 99th percentile for arrivals at 0.4 of the trace's times,
 # seconds from start to ready.
 STEP_MS, OFFLINE_TOKENS_S, TTFT_P99_MS, TPOT_P99_MS, READY_S = 0.35, 60_000, 6.0, 0.8, 3.0
-STEPS = ["steps", "steps_fused", "steps_dependent", "steps_mixed_graphs", "steps_no_graphs", "steps_no_fused", "steps_plain_prefill", "steps_first_algorithm", "steps_bf16",
-         "steps_sampled", "steps_nucleus", "steps_logprobs", "steps_logprobs_on_host", "steps_masked", "steps_masked_on_host",
-         "steps_penalised", "steps_penalised_on_host"]
-SERVERS = ["graph", "fused", "launches", "no_overlap", "no_graphs"]
-OFFLINE = ["offline", "offline_fused", "offline_launches", "offline_no_overlap", "offline_no_graphs"]
+STEPS = ["steps", "steps_bf16", "steps_sampled", "steps_nucleus", "steps_logprobs", "steps_logprobs_on_host", "steps_masked",
+         "steps_masked_on_host", "steps_penalised", "steps_penalised_on_host"]
+ONLINE = ["online", "online_trace_0.4", "online_trace_0.8", "online_trace_1.6"]
+FAMILIES = ["qwen3", "llama"]
+PARTS = ["equality", "gpt2", "families", "ablations", "profiles"]
+# Nearer than this is the same: clocks alone do more.
+SAME = 0.02
+# Lines of `next` for one question.
+FIRST = 5
 # Times of an emulated device have no target.
 IS_REAL = True
 ONLINE = ["online", "online_trace", "online_fused", "online_launches", "online_no_overlap"]
@@ -53,10 +59,24 @@ def results(out):
         for stage in stages:
             for line in lines(out, stage):
                 file.write(json.dumps({"stage": stage, **line}) + "\n")
-        for stage in OFFLINE + ONLINE:
             for record in runs(out, stage):
                 kept = {key: record[key] for key in ("scale", "round", "offered_per_s", "figures")}
                 file.write(json.dumps({"stage": stage, **kept}) + "\n")
+
+
+def stages(out):
+    """(part, stage, outcome, why) of every stage's last run."""
+    with open(os.path.join(out, "stages.txt")) as file:
+        return [tuple(line.rstrip("\n").split(" ", 3)) for line in file]
+
+
+def left_out(out, part):
+    """What has no figures in the table above, and why."""
+    found = [stage for stage in stages(out) if stage[0] == part]
+    print(f"{part}: {sum(stage[2] == 'passed' for stage in found)} stages passed")
+    for _, name, outcome, why in found:
+        if outcome != "passed":
+            print(f"  {name} {outcome}: {why}")
 
 
 def median(values):
@@ -96,11 +116,17 @@ def step_cell(line, copy):
     return f"{line['step_ms']:.3f}" + (f" ({floor / line['step_ms']:.0%})" if floor and line["query"] == 1 else "")
 
 
-def steps(out):
-    copy = next((line["copy_TB_s"] for line in lines(out, "copy") if "copy_TB_s" in line), None)
+def copied(out):
+    """TB/s of a copy on the device, read and written: of the part that looked last."""
+    found = [line["copy_TB_s"] for stage in ("copy", "copy_families") for line in lines(out, stage) if "copy_TB_s" in line]
+    return found[-1] if found else None
+
+
+def steps(out, stages_of=STEPS):
+    copy = copied(out)
     if copy:
-        print(f"a copy on the device moves {copy:.3f} TB/s, bytes read and written")
-    times = {name: {(line["rows"], line["query"]): line for line in lines(out, name) if "step_ms" in line} for name in STEPS}
+        print(f"bound: a copy on the device moves {copy:.3f} TB/s, bytes read and written")
+    times = {name: {(line["rows"], line["query"]): line for line in lines(out, name) if "step_ms" in line} for name in stages_of}
     times = {name: found for name, found in times.items() if found}
     if not times:
         return
@@ -117,7 +143,7 @@ def steps(out):
 
 def rates(out):
     """Kernels by themselves: microseconds a launch, and the share of the copy's bandwidth; of large products TFLOP/s."""
-    copy = next((line["copy_TB_s"] for line in lines(out, "copy") if "copy_TB_s" in line), None)
+    copy = copied(out)
     found = [line for line in lines(out, "rates") if "us" in line]
     if not found or not copy:
         return
@@ -163,39 +189,54 @@ def phase_cell(line):
     return f"{line['rows_us']:.2f} + {line['work_us']:.2f} + {line['barrier_us']:.2f} ({line['barrier_least_us']:.2f})"
 
 
+def offline(out, name):
+    """Output tokens per second of each round."""
+    return [run["figures"]["output_tokens_per_s"] for run in runs(out, name)]
+
+
+def show_offline(out, name, target=None):
+    speeds = offline(out, name)
+    if speeds:
+        bound = f" ({against(median(speeds), target, 'tokens/s', least=True)})" if target else ""
+        print(f"{name}: {median(speeds):.0f} output tokens/s, {min(speeds):.0f} to {max(speeds):.0f} in {len(speeds)} rounds{bound}")
+
+
 def served(out):
-    for name in SERVERS:
-        for line in lines(out, "server_" + name):
-            print(f"server {name}: ready after {line['ready_s']:.2f} s ({against(line['ready_s'], READY_S, 's')})")
-    for name in OFFLINE:
-        speeds = [run["figures"]["output_tokens_per_s"] for run in runs(out, name)]
-        if speeds:
-            print(f"{name}: {median(speeds):.0f} output tokens/s, {min(speeds):.0f} to {max(speeds):.0f} in {len(speeds)} rounds "
-                  f"({against(median(speeds), OFFLINE_TOKENS_S, 'tokens/s', least=True)})")
-    rows = [["arrivals", "scale", "arrivals/s", "done", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "E2E p50 ms", "p99", "p99/p50"]]
+    for line in lines(out, "server_graph"):
+        print(f"server: ready after {line['ready_s']:.2f} s ({against(line['ready_s'], READY_S, 's')})")
+    show_offline(out, "offline", OFFLINE_TOKENS_S)
+    rows = [["arrivals", "scale", "arrivals/s", "done", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "ITL p99 ms", "E2E p50 ms", "p99", "p99/p50"]]
     for name in ONLINE:
         for run in runs(out, name):
             figures = run["figures"]
-            spreads = [figures["ttft_ms"], figures["tpot_ms"], figures["e2e_ms"]]
-            cells = [f"{spread[part]:.3f}" for spread in spreads for part in ("p50", "p99")]
+            cells = [f"{figures[key][part]:.3f}" for key, part in
+                     (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("itl_ms", "p99"), ("e2e_ms", "p50"), ("e2e_ms", "p99"))]
             rows.append([name, f"{run['scale']:g}", f"{run['offered_per_s']:.1f}", f"{figures['completed']} of {figures['requests']}",
                          *cells, f"{figures['e2e_p99_over_p50']:.2f}"])
     if len(rows) > 1:
         aligned(rows)
-    for name in ("online_trace", "online"):
+    for name, value, target in tails(out):
+        print(f"  {name}: {value:.3f} ms ({against(value, target, 'ms')})")
+
+
+def tails(out):
+    """Times at the 99th percentile for the heaviest arrivals, which have targets."""
+    found = []
+    for name in ("online_trace_0.4", "online"):
         for run in runs(out, name):
             if run["scale"] == 0.4:
-                ttft, tpot = run["figures"]["ttft_ms"]["p99"], run["figures"]["tpot_ms"]["p99"]
-                print(f"  {name} at 0.4, p99: TTFT {ttft:.2f} ms ({against(ttft, TTFT_P99_MS, 'ms')}), "
-                      f"TPOT {tpot:.3f} ms ({against(tpot, TPOT_P99_MS, 'ms')})")
+                for key, target in (("ttft_ms", TTFT_P99_MS), ("tpot_ms", TPOT_P99_MS)):
+                    found.append((f"{name} at 0.4, {key[:4].upper()} p99", run["figures"][key]["p99"], target))
+    return found
 
 
 def compared(out):
-    for line in lines(out, "greedy_read"):
-        print(f"greedy {line['dtype']}: {line['equal_alone_and_together']} of {line['tokens']} tokens the same alone and in a batch")
-    for line in lines(out, "greedy_reference"):
-        print(f"greedy {line['dtype']} {line['prompts']}: {line['likeliest']} of {line['tokens']} tokens are the likeliest of "
-              f"{line['against']}, the furthest {line['furthest_behind']:.1e} behind (at most {line['tolerance']:g})")
+    for model in ["gpt2"] + FAMILIES:
+        for line in lines(out, "greedy_read_" + model):
+            print(f"greedy {model} {line['dtype']}: {line['equal_alone_and_together']} of {line['tokens']} tokens the same alone and in a batch")
+        for line in lines(out, "greedy_reference_" + model):
+            print(f"greedy {model} {line['dtype']} {line['prompts']}: {line['likeliest']} of {line['tokens']} tokens are the likeliest of "
+                  f"{line['against']}, the furthest {line['furthest_behind']:.1e} behind (at most {line['tolerance']:g})")
     worst = {}
     for line in lines(out, "parity"):
         key = (line["parity"], line["decode"])
@@ -205,6 +246,9 @@ def compared(out):
     for line in lines(out, "launches"):
         print(f"launches, {line['launches']}: the tokens of plain ones; {line['differing_logits']} logits differ in "
               f"{line['repeats']} runs, by {line['relative_error']:.1e} (at most {line['tolerance']:g})")
+
+
+def baseline(out):
     for line in lines(out, "baseline"):
         if "step_ms" in line:
             print(f"{line['by']}: {line['step_ms']:.2f} ms a step of {line['rows']} rows, context {line['context']}")
@@ -212,11 +256,153 @@ def compared(out):
             print(f"{line['by']}: {line['output_tokens_per_s']:.0f} output tokens/s, {line['offline']}")
 
 
+def families(out):
+    steps(out, ["steps_" + name for name in FAMILIES])
+    for name in FAMILIES:
+        show_offline(out, "offline_" + name)
+
+
+def ablated(out):
+    """What each switch does to steps and to offline throughput: (of what, switch, ratios of the rounds; below 1 the switch wins)."""
+    found = {}
+    for name in sorted(name[: -len(".jsonl")] for name in os.listdir(out) if name.startswith("ablate_steps_") and name.endswith(".jsonl")):
+        switch, number = name.removeprefix("ablate_steps_").rsplit("_", 1)
+        base = {(line["rows"], line["query"]): line["step_ms"] for line in lines(out, f"ablate_steps_base_{number}") if "step_ms" in line}
+        for line in lines(out, name):
+            shape = line.get("rows"), line.get("query")
+            if switch != "base" and "step_ms" in line and shape in base:
+                found.setdefault((f"step {shape[0]} x {shape[1]}", switch), []).append(line["step_ms"] / base[shape])
+    for name in sorted(name for name in os.listdir(out) if name.startswith("ablate_offline_") and os.path.isdir(os.path.join(out, name))):
+        switch, number = name.removeprefix("ablate_offline_").rsplit("_", 1)
+        speeds, base = median(offline(out, name)), median(offline(out, f"ablate_offline_base_{number}"))
+        if switch != "base" and speeds and base:
+            found.setdefault(("offline", "--" + switch), []).append(base / speeds)
+    return [(of, switch, ratios) for (of, switch), ratios in found.items()]
+
+
+def verdict(ratios):
+    """Beyond the noise in every round, or the same."""
+    if max(ratios) < 1 - SAME:
+        return "default loses"
+    return "default wins" if min(ratios) > 1 + SAME else "same"
+
+
+def ablations(out):
+    found = ablated(out)
+    if not found:
+        return
+    print(f"time with the switch / time without, of the same round; beyond {SAME:.0%} in every round one of them wins")
+    rows = [["what", "switch", "median", "least", "most", "rounds", ""]]
+    for of, switch, ratios in sorted(found, key=lambda entry: (entry[1], entry[0])):
+        rows.append([of, switch, f"{median(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}", str(len(ratios)), verdict(ratios)])
+    aligned(rows)
+
+
+def profiles(out):
+    """Kernels by the time that nsys saw, and the files to open."""
+    folder = os.path.join(out, "profiles")
+    found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for name in found:
+        if name.endswith("cuda_gpu_kern_sum.csv"):
+            with open(os.path.join(folder, name)) as file:
+                for row in list(csv.DictReader(file))[:12]:
+                    print(f"  {row['Time (%)']:>5} %  {row['Instances']:>7} x {row['Avg (ns)']:>10} ns  {row['Name'][:80]}")
+    for name in found:
+        print(f"  profiles/{name}: {os.path.getsize(os.path.join(folder, name))} bytes")
+
+
+def manifest(out):
+    """Where the profiles come from."""
+    folder = os.path.join(out, "profiles")
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "commit")) as file:
+        commit = file.read().strip()
+    try:
+        with open(os.path.join(out, "machine.txt")) as file:
+            driver = re.search(r"Driver Version: *(\S+)", file.read())
+    except OSError:
+        driver = None
+    files = {name: os.path.getsize(os.path.join(folder, name)) for name in sorted(os.listdir(folder)) if name != "manifest.json"}
+    facts = {"commit": commit, "card": next((line["device"] for line in lines(out, "device")), None),
+             "driver": driver.group(1) if driver else None, "commands": {
+                 "steps.nsys-rep": "nsys profile of cuda_check steps on GPT-2", "transformers.json": "gpu_reference.py --trace"}, "files": files}
+    with open(os.path.join(folder, "manifest.json"), "w") as file:
+        json.dump(facts, file, indent=1)
+    print(json.dumps(facts))
+
+
+def head(number, text, found):
+    print(f"{number}. {text}" + ("" if found else ": none"))
+    for line in found[:FIRST]:
+        print(f"   {line}")
+    if len(found) > FIRST:
+        print(f"   and {len(found) - FIRST} more")
+
+
+def look_next(out):
+    """What is wrong comes before what is slow."""
+    have = stages(out)
+    failed = [f"{part}: {name}: {why}" for part in ["start"] + PARTS for of, name, outcome, why in have if of == part and outcome == "failed"]
+    head(1, "what fails (OUT/STAGE.log)", failed)
+    missing = [part for part in PARTS if not any(of == part for of, *_ in have)]
+    cut = [f"{of}: {name}: {why}" for of, name, outcome, why in have if outcome == "skipped"]
+    head(2, "what has not run", [f"{part}: no stage of it" for part in missing] + cut)
+    lost = sorted((median(ratios), of, switch, len(ratios)) for of, switch, ratios in ablated(out) if verdict(ratios) == "default loses")
+    head(3, "which default loses", [f"{switch}: {of} takes {ratio:.3f} of the default's time, in each of {count} rounds" for ratio, of, switch, count in lost])
+    far = sorted(kernels_by_distance(out), key=lambda entry: entry[0], reverse=True)
+    head(4, "which kernel is furthest from its bound", [f"{name}: {us:.2f} us, {share:.0%} of the copy's bandwidth, {over:.2f} us over" for over, share, us, name in far])
+    head(5, "which target is missed", missed(out))
+
+
+def kernels_by_distance(out):
+    """Kernels that memory bounds: us over what their bytes take at the copy's bandwidth, share, us, name. Of ways to do the same
+    the quickest counts, and of the numbers of rows the one that is furthest."""
+    copy, quickest, worst = copied(out), {}, {}
+    for line in lines(out, "rates"):
+        # Where arithmetic may be the bound, the bytes say nothing.
+        if "us" in line and copy and line["flops"] < 100 * line["bytes"]:
+            is_way = line["by"] in ("own", "library") or line["by"].endswith(" parts")
+            key = (line["kernel"] if is_way else f"{line['kernel']} {line['by']}", line["rows"])
+            quickest[key] = min(quickest.get(key, line), line, key=lambda other: other["us"])
+    for (kernel, rows), line in quickest.items():
+        share = line["TB_s"] / copy
+        entry = (line["us"] * (1 - share), share, line["us"], f"{line['kernel']} by {line['by']}, {rows} rows")
+        worst[kernel] = max(worst.get(kernel, entry), entry)
+    return [entry for entry in worst.values() if entry[0] > 0]
+
+
+def missed(out):
+    found = []
+    one = next((line["step_ms"] for line in lines(out, "steps") if (line.get("rows"), line.get("query")) == (1, 1)), None)
+    speeds = median(offline(out, "offline"))
+    ready = next((line["ready_s"] for line in lines(out, "server_graph")), None)
+    values = [("a step of one row", one, STEP_MS, "ms", False), ("offline", speeds, OFFLINE_TOKENS_S, "tokens/s", True), ("ready", ready, READY_S, "s", False)]
+    values += [(name, value, target, "ms", False) for name, value, target in tails(out)]
+    for name, value, target, unit, least in values:
+        if IS_REAL and value is not None and (value < target if least else value > target):
+            found.append(f"{name}: {value:.3g} {unit}, target {'at least' if least else 'at most'} {target:g}")
+    return found
+
+
+TABLES = {"equality": [compared], "gpt2": [steps, rates, phases, served, baseline], "families": [families], "ablations": [ablations],
+          "profiles": [profiles]}
+
+
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3 or sys.argv[2] not in [*TABLES, "next", "results", "manifest"]:
         sys.exit(__doc__)
-    for part in (results, device, steps, rates, phases, served, compared):
-        part(sys.argv[1])
+    out, what = sys.argv[1:]
+    if what == "results":
+        results(out)
+    elif what == "manifest":
+        manifest(out)
+    elif what == "next":
+        device(out)
+        look_next(out)
+    else:
+        device(out)
+        for table in TABLES[what]:
+            table(out)
+        left_out(out, what)
 
 
 if __name__ == "__main__":

@@ -207,19 +207,25 @@ launch_ends() {
     fi
 }
 
-# What a machine with a GPU is asked, on the emulated device and a tiny model: every stage must run, and only the two that
-# want transformers may be left out. Without a device the run must end at once.
+# What a machine with a GPU is asked, on the emulated device and tiny models: every stage must run, and only those that want
+# transformers or nsys may be left out. Without a device the run must end at once; a second run has nothing left to do.
 step_gpu_dry_run() {
     local bundle=$TARGET/gpu-dry-run object status=0
     object=$("$ROOT/kernels/emulation/build.sh") || return 1
     "$ROOT/benchmarks/gpu.sh" bundle "$bundle" dev || return 1
+    rm -rf "$bundle/out"
     PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$bundle/no-such-object" 2>"$LOGS/gpu-no-device.log" || status=$?
     if [ "$status" != 2 ] || ! grep -q 'error: .*no-such-object' "$LOGS/gpu-no-device.log"; then
         say "without a device gpu.sh ends with $status and says: $(tail -n 1 "$LOGS/gpu-no-device.log")"
         return 1
     fi
-    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$object" 2>"$LOGS/gpu-dry-run.log" || return 1
-    ! grep ' skipped ' "$bundle/out/table.txt" | grep -v -e '^greedy_reference ' -e '^baseline '
+    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$object" >"$LOGS/gpu-dry-run.log" 2>&1 || return 1
+    ! grep ' skipped ' "$bundle/out/stages.txt" | grep -v -E '^[a-z0-9]+ (greedy_reference_[a-z0-9]+|baseline|nsys_steps|kineto) ' || return 1
+    cp "$bundle/out/stages.txt" "$LOGS/gpu-stages.txt"
+    PYTHON=$PYTHON "$bundle/gpu.sh" run "$bundle/out" --dry-run "$object" gpt2 ablations 2>>"$LOGS/gpu-dry-run.log" >/dev/null || return 1
+    cmp <(sort "$LOGS/gpu-stages.txt") <(sort "$bundle/out/stages.txt") || return 1
+    PYTHON=$PYTHON "$bundle/gpu.sh" next "$bundle/out" >"$LOGS/gpu-next.txt" || return 1
+    [ "$(grep -c '^[1-5]\. ' "$LOGS/gpu-next.txt")" = 5 ]
 }
 
 # Many seeds of the whole service, optimised and with debug assertions, in a thread for each CPU. PINION_SIM_RUNS says how
