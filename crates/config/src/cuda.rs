@@ -91,12 +91,13 @@ impl CudaConfig {
         })
     }
 
-    /// The type to compute in: fp16 unless something else is asked for.
-    pub(crate) fn dtype(settings: &Settings) -> Dtype {
+    /// The type to compute in: `own`, the model's, unless another is asked for.
+    pub(crate) fn dtype(settings: &Settings, own: Dtype) -> Dtype {
         match settings.text("dtype") {
             Some("fp32") => Dtype::Fp32,
             Some("bf16") => Dtype::Bf16,
-            _ => Dtype::Fp16,
+            Some("fp16") => Dtype::Fp16,
+            _ => own,
         }
     }
 }

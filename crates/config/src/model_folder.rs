@@ -1,7 +1,7 @@
 //! Reads what the configuration needs from a Hugging Face folder or a GGUF file, and says what is wrong with it before
 //! any process starts. Weights are not opened here; that is the engine's.
 
-use crate::choices::Backend;
+use crate::choices::{Backend, Dtype};
 use crate::conversion;
 use crate::fault::Collector;
 use crate::generation::{Generation, all_stop_ids};
@@ -37,13 +37,20 @@ pub(crate) fn text_memory_bytes_max(dir: &Path) -> u64 {
     TEXT_MEMORY_BYTES.saturating_add(file_bytes.saturating_mul(TEXT_MEMORY_PER_FILE_BYTE))
 }
 
-/// Facts about the model in `dir`, or `None` after every fault was noted with its file.
+/// What a folder says.
+pub(crate) struct Folder {
+    pub(crate) model: ModelFacts,
+    /// What a GPU computes in unless told.
+    pub(crate) gpu_dtype: Dtype,
+}
+
+/// What the folder `dir` says of its model, or `None` after every fault was noted with its file.
 pub(crate) fn read(
     dir: &Path,
     backend: Backend,
     generation: &Generation,
     faults: &mut Collector,
-) -> Option<ModelFacts> {
+) -> Option<Folder> {
     let before = faults.0.len();
     let is_gguf = pinion_gguf::is_gguf(dir);
     if !dir.is_dir() && !is_gguf {
@@ -69,8 +76,8 @@ pub(crate) fn read(
     let tokenizer = optional_object(dir, "tokenizer_config.json", faults);
     let config = config?;
     let path = origin(&dir.join("config.json"));
-    let (mut facts, of_config) = match facts(&config, backend) {
-        Ok(facts) => facts,
+    let (mut folder, of_config) = match facts(&config, backend) {
+        Ok(found) => found,
         Err(reasons) => {
             reasons.into_iter().for_each(|reason| faults.add(&path, reason));
             return None;
@@ -79,12 +86,12 @@ pub(crate) fn read(
     // Absent, or as large as a float can be, where the tokenizer knows no limit.
     let tokenizer_max = tokenizer.as_ref().and_then(|map| map.get("model_max_length")?.as_f64());
     if let Some(length) = tokenizer_max.filter(|&length| (1.0..f64::from(CONTEXT_MAX)).contains(&length)) {
-        facts.default_context = facts.default_context.min(length as u32);
+        folder.model.default_context = folder.model.default_context.min(length as u32);
     }
     let of_tokenizer = tokenizer.as_ref().and_then(|config| tokenizer_end(config, &added_tokens));
     let of_files = [of_config.as_slice(), generation.stop_ids.as_slice()];
-    facts.stop_ids = all_stop_ids(of_files, of_tokenizer, facts.vocab_size, &path, faults);
-    (faults.0.len() == before).then_some(facts)
+    folder.model.stop_ids = all_stop_ids(of_files, of_tokenizer, folder.model.vocab_size, &path, faults);
+    (faults.0.len() == before).then_some(folder)
 }
 
 /// The tokens that tokenizer.json adds to its vocabulary. Of the rest only the syntax is checked, without building the
@@ -134,7 +141,7 @@ fn check_weights(dir: &Path, faults: &mut Collector) {
 
 /// What the other settings follow from, and the tokens that config.json says end a text. The fake backend, which runs
 /// no model, takes a folder of any family.
-fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(ModelFacts, Vec<u32>), Vec<String>> {
+fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(Folder, Vec<u32>), Vec<String>> {
     if backend == Backend::Fake {
         let facts = pinion_architecture::facts(config)?;
         let model = ModelFacts {
@@ -147,7 +154,7 @@ fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(ModelFacts, V
             head_dim: 1,
             hidden: 1,
         };
-        return Ok((model, facts.stop_ids));
+        return Ok((Folder { model, gpu_dtype: Dtype::Fp16 }, facts.stop_ids));
     }
     let model = pinion_architecture::read(config)?;
     let facts = ModelFacts {
@@ -160,5 +167,43 @@ fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(ModelFacts, V
         head_dim: model.attention.head_dim,
         hidden: model.hidden,
     };
-    Ok((facts, model.stop_ids))
+    Ok((Folder { model: facts, gpu_dtype: gpu_dtype(config, model.fits_f16) }, model.stop_ids))
+}
+
+/// The type of the weights if it has two bytes; for others fp16, which is the finer one. bf16 where activations leave
+/// the range of fp16.
+fn gpu_dtype(config: &Map<String, Value>, fits_f16: bool) -> Dtype {
+    let text = config.get("text_config").and_then(Value::as_object);
+    match stored_dtype(config).or_else(|| text.and_then(stored_dtype)) {
+        Some("bfloat16") => Dtype::Bf16,
+        _ if fits_f16 => Dtype::Fp16,
+        _ => Dtype::Bf16,
+    }
+}
+
+/// transformers 4 calls the key `torch_dtype`.
+fn stored_dtype(config: &Map<String, Value>) -> Option<&str> {
+    ["dtype", "torch_dtype"].into_iter().find_map(|key| config.get(key)?.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_computes_in_the_checkpoints_type_where_its_range_is_enough() {
+        for (config, fits_f16, wanted) in [
+            (r#"{"torch_dtype": "bfloat16"}"#, true, Dtype::Bf16),
+            (r#"{"dtype": "bfloat16"}"#, true, Dtype::Bf16),
+            (r#"{"torch_dtype": "float16"}"#, true, Dtype::Fp16),
+            (r#"{"torch_dtype": "float16"}"#, false, Dtype::Bf16),
+            (r#"{"torch_dtype": "float32"}"#, true, Dtype::Fp16),
+            ("{}", true, Dtype::Fp16),
+            ("{}", false, Dtype::Bf16),
+            (r#"{"text_config": {"torch_dtype": "bfloat16"}}"#, true, Dtype::Bf16),
+        ] {
+            let keys = serde_json::from_str(config).unwrap();
+            assert_eq!(gpu_dtype(&keys, fits_f16), wanted, "{config} {fits_f16}");
+        }
+    }
 }

@@ -15,7 +15,7 @@ use crate::generation::{Generation, SamplingDefaults};
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
 use crate::model_facts::ModelFacts;
-use crate::model_folder;
+use crate::model_folder::{self, Folder};
 use crate::observe::Observe;
 use crate::scheduling::Scheduling;
 use crate::sources::{Settings, Take};
@@ -50,8 +50,8 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
         return None;
     };
     let generation = Generation::read(&dir, faults);
-    let facts = model_folder::read(&dir, backend, &generation, faults);
-    let mut config = from_facts(settings, machine, &dir, facts, faults)?;
+    let folder = model_folder::read(&dir, backend, &generation, faults);
+    let mut config = from_folder(settings, machine, &dir, folder, faults)?;
     if settings.text("generation-config") != Some("none") {
         config.sampling_defaults = generation.defaults;
     }
@@ -62,7 +62,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
 /// Notes what is wrong with everything but the model, which is not here yet.
 pub(crate) fn check_all_but_model(settings: &Settings, machine: &Machine, faults: &mut Collector) {
     Observe::check(settings, backend(settings), faults);
-    from_facts(settings, machine, Path::new("."), None, faults);
+    from_folder(settings, machine, Path::new("."), None, faults);
 }
 
 /// Rings are prefaulted, and there is one for every pair of processes that talk.
@@ -81,7 +81,6 @@ fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
 
 /// What computes, where, and in which type.
 struct Computing {
-    backend: Backend,
     plan: Option<(CpuPlan, bool)>,
     cuda: Option<CudaConfig>,
     dtype: Dtype,
@@ -89,27 +88,33 @@ struct Computing {
     on_cpu: bool,
 }
 
-fn computing(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Computing {
+fn computing(
+    settings: &Settings,
+    machine: &Machine,
+    folder: &Option<Folder>,
+    faults: &mut Collector,
+) -> Computing {
     let backend = backend(settings);
     let plan = plan_cpus(settings, machine, backend, faults);
     check_batch(settings, faults);
     let cuda = CudaConfig::resolve(settings, machine, backend, faults);
-    let dtype = dtype(settings, machine, backend, cuda.is_some(), faults);
+    let own = folder.as_ref().map_or(Dtype::Fp16, |folder| folder.gpu_dtype);
+    let dtype = dtype(settings, machine, backend, cuda.is_some().then_some(own), faults);
     let quantization = quantization(settings, backend, cuda.is_some(), faults);
     let on_cpu = backend == Backend::Torch && cuda.is_none();
-    Computing { backend, plan, cuda, dtype, quantization, on_cpu }
+    Computing { plan, cuda, dtype, quantization, on_cpu }
 }
 
-/// The part after the folder was read. Without facts only what does not need them is checked.
-pub(crate) fn from_facts(
+/// The part after the folder was read. Without it only what does not need it is checked.
+pub(crate) fn from_folder(
     settings: &Settings,
     machine: &Machine,
     dir: &Path,
-    facts: Option<ModelFacts>,
+    folder: Option<Folder>,
     faults: &mut Collector,
 ) -> Option<Config> {
-    let Computing { backend, plan, cuda, dtype, quantization, on_cpu } = computing(settings, machine, faults);
-    let (name, model) = (model_name(settings, dir, faults), facts?);
+    let Computing { plan, cuda, dtype, quantization, on_cpu } = computing(settings, machine, &folder, faults);
+    let (name, model) = (model_name(settings, dir, faults), folder?.model);
     let (max_model_len, kv_blocks) = lengths(settings, machine, on_cpu, (&model, dtype), faults);
     let (take, (cpu_plan, pin)) = (Take(settings), plan?);
     Some(Config {
@@ -118,7 +123,7 @@ pub(crate) fn from_facts(
         model_dir: absolute(dir, faults),
         served_model_name: name,
         model,
-        backend,
+        backend: backend(settings),
         scheduling: Scheduling::new(settings, cuda.is_some()),
         cuda,
         dtype,
@@ -229,7 +234,8 @@ impl Config {
         let word = if backend == Backend::Fake { "fake" } else { "torch" };
         settings.set("backend", Value::Word(word), Origin::Default);
         let mut faults = Collector::default();
-        let config = from_facts(&settings, machine, dir, Some(model), &mut faults);
+        let folder = Folder { model, gpu_dtype: Dtype::Fp16 };
+        let config = from_folder(&settings, machine, dir, Some(folder), &mut faults);
         faults.into_result()?;
         Ok(config.expect("a config without a fault is complete"))
     }
@@ -256,11 +262,11 @@ fn dtype(
     settings: &Settings,
     machine: &Machine,
     backend: Backend,
-    on_gpu: bool,
+    on_gpu: Option<Dtype>,
     faults: &mut Collector,
 ) -> Dtype {
-    if on_gpu {
-        return CudaConfig::dtype(settings);
+    if let Some(own) = on_gpu {
+        return CudaConfig::dtype(settings, own);
     }
     match settings.text("dtype") {
         Some("fp32") => Dtype::Fp32,
