@@ -61,7 +61,7 @@ Usage:
 
   DIR, --model DIR     check this model too, as `pinion serve` would read it, and whether it fits the memory
   --port N             check this port [8000]
-  --device DEVICE      auto, cpu or cuda; what a GPU lacks is a failure where it would be used [auto]
+  --device DEVICE      auto, cpu or cuda; what a GPU lacks is a failure with cuda and a warning with auto [auto]
   --json               one JSON object, with an id for each check that stays the same
   and every other flag of `pinion serve`, which is checked as the service would read it
 

@@ -45,6 +45,8 @@ pub struct CudaConfig {
     pub scored_on_device: bool,
     /// Masks of grammars are the device's.
     pub masked_on_device: bool,
+    /// The GPU was chosen because it is here: where it cannot serve the model, the CPU does.
+    pub may_fall_back: bool,
 }
 
 impl CudaConfig {
@@ -88,6 +90,7 @@ impl CudaConfig {
             scored_on_device: settings.switch("cuda-logprobs").unwrap_or(true),
             masked_on_device: settings.switch("cuda-masks").unwrap_or(true),
             gemm_measured: !take.is("cuda-gemm", "heuristic"),
+            may_fall_back: take.is("device", "auto"),
         })
     }
 
@@ -162,6 +165,8 @@ mod tests {
             let mut faults = Collector::default();
             let config = CudaConfig::resolve(&settings, &machine, Backend::Torch, &mut faults);
             assert_eq!(config.is_some(), on_gpu, "{words:?} {has_gpu}");
+            let may_fall_back = on_gpu && words != [("device", "cuda")];
+            assert_eq!(config.is_some_and(|config| config.may_fall_back), may_fall_back, "{words:?}");
         }
     }
 }

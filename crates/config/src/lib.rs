@@ -66,7 +66,7 @@ pub use log::{LogForm, Terminal};
 pub use machine::{Cpu, Machine, Memory};
 pub use model_facts::ModelFacts;
 pub use observe::{Observe, Profiler, nvtx_injection};
-pub use probe_command::{ProbeCommand, probe_command};
+pub use probe_command::{CudaModel, ProbeCommand, probe_command};
 pub use replay_command::{ReplayCommand, replay_command};
 pub use scheduling::{AdmissionKind, Scheduling, StepTimeKind};
 pub use secret::{ApiKeys, SECRET_VARIABLES};

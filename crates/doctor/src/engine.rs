@@ -5,10 +5,10 @@ use crate::check::Check;
 use crate::model::Resolved;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pinion_config::{DeviceChoice, DoctorCommand};
+use pinion_config::{CudaModel, DeviceChoice, DoctorCommand, ProbeCommand};
 use pinion_os::process::dies_with_parent;
 use serde_json::Value;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -30,23 +30,32 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) fn take(engine: &Path, resolved: &Resolved, command: &DoctorCommand) -> Probe {
-        let mut words: Vec<OsString> = vec!["probe".into()];
-        if let Some(config) = resolved.config() {
-            words.extend(["--model".into(), config.model_dir.clone().into()]);
-        }
-        let base = answer(engine, &words);
+        let config = resolved.config();
+        let model = config.map(|config| config.model_dir.clone());
+        let base = answer(engine, &ProbeCommand { model, ..ProbeCommand::default() });
         let driver =
             Path::new("/proc/driver/nvidia/version").exists() || Path::new("/dev/nvidiactl").exists();
         let cuda = (driver || command.device == DeviceChoice::Cuda).then(|| {
-            let object = command.cuda_object.as_os_str().to_owned();
-            answer(engine, &["probe".into(), "--cuda-object".into(), object])
+            let cuda_object = Some(command.cuda_object.clone());
+            let served = config.and_then(|config| Some((config, config.cuda.as_ref()?)));
+            let cuda_model = served.map(|(config, cuda)| CudaModel::of(config, cuda));
+            answer(engine, &ProbeCommand { model: None, cuda_object, cuda_model })
         });
         Probe { base, cuda }
     }
+
+    /// Whether `pinion serve --device auto` would not use the GPU.
+    pub(crate) fn refuses_gpu(&self) -> bool {
+        match &self.cuda {
+            None => false,
+            Some(Ok(answer)) => !answer["cuda"]["refusal"].is_null(),
+            Some(Err(_)) => true,
+        }
+    }
 }
 
-fn answer(engine: &Path, words: &[OsString]) -> Result<Value, String> {
-    let said = run(engine, words)?;
+fn answer(engine: &Path, question: &ProbeCommand) -> Result<Value, String> {
+    let said = run(engine, &question.words())?;
     serde_json::from_str(said.trim()).map_err(|error| format!("its answer is not understood: {error}"))
 }
 

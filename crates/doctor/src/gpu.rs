@@ -1,5 +1,6 @@
-//! The NVIDIA driver, our CUDA object, the device and cuBLASLt. What is missing is a failure with `--device cuda`, else
-//! a note: the CPU serves without any of it.
+//! The NVIDIA driver, our CUDA object, the device, cuBLASLt, and whether the CUDA engine takes the model. What is
+//! missing is a failure with `--device cuda`, a warning where `auto` would have used the GPU, else a note: the CPU
+//! serves without any of it.
 
 use crate::check::{Check, Status};
 use crate::engine::Probe;
@@ -17,7 +18,7 @@ pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe, has_gpu: 
     };
     let missing = match command.device {
         DeviceChoice::Cuda => Status::Failure,
-        DeviceChoice::Auto if has_gpu && command.cuda_object.is_file() => Status::Failure,
+        DeviceChoice::Auto if has_gpu && command.cuda_object.is_file() => Status::Warning,
         DeviceChoice::Cpu | DeviceChoice::Auto => Status::Note,
     };
     let answer = match answer {
@@ -41,7 +42,9 @@ pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe, has_gpu: 
         true => Check::with("cuda.device", missing, "no device was opened", "Mend the lines above first."),
         false => device(&answer["device"], &answer["driver"], targets, missing),
     };
-    vec![driver_line, object_line, device_line, products(&answer["products"], missing)]
+    let mut checks = vec![driver_line, object_line, device_line, products(&answer["products"], missing)];
+    checks.extend(model(&answer["model"], missing));
+    checks
 }
 
 /// `580.95.05` of the line that the kernel module has in /proc.
@@ -56,7 +59,9 @@ fn module_version(text: &str) -> Option<String> {
 fn refusal(found: &Value) -> Option<(&str, String)> {
     let reason = found["error"].as_str()?;
     let mut remedy = found["remedy"].as_str().unwrap_or("see docs/GPU.md").to_owned();
-    remedy[..1].make_ascii_uppercase();
+    if let Some(first) = remedy.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
     Some((reason, remedy + "."))
 }
 
@@ -132,6 +137,16 @@ fn products(found: &Value, missing: Status) -> Check {
     }
 }
 
+/// Whether the CUDA engine takes the model, where one was named that would be served on a GPU.
+fn model(found: &Value, missing: Status) -> Option<Check> {
+    let id = "cuda.model";
+    match (found.is_null(), found["error"].as_str()) {
+        (true, _) => None,
+        (false, None) => Some(Check::ok(id, "the CUDA engine takes it")),
+        (false, Some(reason)) => Some(Check::with(id, missing, reason, "Serve it with --device cpu.")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +199,14 @@ mod tests {
         );
         assert_eq!(device(&card, &json!({}), &[sm(75)], Status::Failure).status, Status::Ok);
         assert_eq!(device(&refused, &json!({}), &[], Status::Note).status, Status::Note);
+        for remedy in ["", "\u{e9}teindre"] {
+            let shown = refusal(&json!({"error": "no", "remedy": remedy})).map(|(_, remedy)| remedy);
+            assert_eq!(shown, Some(format!("{remedy}.")), "what begins with no ASCII letter stays");
+        }
+        assert_eq!(model(&Value::Null, Status::Warning), None);
+        assert_eq!(model(&json!({}), Status::Warning).map(|check| check.status), Some(Status::Ok));
+        let check = model(&json!({"error": "head_dim 12"}), Status::Warning).unwrap();
+        assert_eq!((check.status, check.found.as_str()), (Status::Warning, "head_dim 12"));
         let check = products(&json!({"error": "no", "remedy": "install it"}), Status::Failure);
         assert_eq!((check.status, check.remedy.as_deref()), (Status::Failure, Some("Install it.")));
         assert_eq!(products(&json!({}), Status::Failure).status, Status::Ok);

@@ -24,7 +24,7 @@ mod tree;
 use check::Check;
 use engine::Probe;
 use nix::sys::resource::{Resource, getrlimit};
-use pinion_config::{DoctorCommand, Exit, Machine, Memory};
+use pinion_config::{DeviceChoice, DoctorCommand, Exit, Machine, Memory};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -58,8 +58,13 @@ fn all(command: &DoctorCommand, root: &Path) -> Vec<Check> {
     checks.extend([kernel::shared_memory(), kernel::start()]);
     checks.push(programs::present(&folder));
     let pulled = model::pulled(command, &folder.join(programs::PULL));
-    let resolved = model::resolved(command, &machine, pulled.as_ref());
+    let mut resolved = model::resolved(command, &machine, pulled.as_ref());
     let probe = Probe::take(&folder.join(programs::ENGINE), &resolved, command);
+    if command.device == DeviceChoice::Auto && probe.refuses_gpu() {
+        // As `pinion serve` falls back to the CPU.
+        let without_gpu = Machine { has_nvidia_gpu: false, ..machine.clone() };
+        resolved = model::resolved(command, &without_gpu, pulled.as_ref());
+    }
     checks.push(engine::libtorch(&probe));
     checks.extend(gpu::all(command, root, &probe, machine.has_nvidia_gpu));
     checks.push(kernel::port(command.address));

@@ -1,11 +1,12 @@
 //! The CUDA engine as a pipeline.
 
 use crate::recorded_device::RecordedDevice;
-use pinion_config::{Config, CudaConfig, Dtype};
-use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
+use pinion_config::{Config, CudaConfig, CudaModel, Dtype};
+use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda};
 use pinion_model::{KvSize, LoadError, Pipeline};
 use pinion_protocol::{Peer, Role};
 use pinion_worker::Recorder;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long an engine on a core of its own looks for the end of a step before it sleeps: longer than most steps, so
@@ -41,35 +42,61 @@ fn with_way_out(error: LoadError) -> LoadError {
     }
 }
 
-fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
+/// Why the CUDA engine does not take this model, if it does not. No device is opened.
+pub(crate) fn refusal(model: &CudaModel) -> Option<String> {
+    check_cuda(&model.folder, &options_of(model)).err().map(|error| with_way_out(error).to_string())
+}
+
+/// Those that decide whether a model is taken; everything else is off or at its smallest.
+fn options_of(model: &CudaModel) -> CudaOptions {
     CudaOptions {
-        object: cuda.object.clone(),
+        object: PathBuf::new(),
         device: 0,
-        products: cuda.products.clone(),
-        dtype: match config.dtype {
+        products: None,
+        dtype: match model.dtype {
             Dtype::Fp32 => CudaDtype::F32,
             Dtype::Bf16 => CudaDtype::Bf16,
             Dtype::Fp16 => CudaDtype::F16,
         },
+        load_threads: 1,
+        block_size: model.block_size,
+        kv: CudaKv::Size(KvSize::Blocks(1)),
+        max_model_len: Some(model.max_model_len),
+        max_rows: model.max_num_seqs,
+        max_tokens: model.max_num_batched_tokens,
+        graphs: false,
+        mixed_graphs: false,
+        dependent_launch: false,
+        fused: false,
+        prefill: PrefillAttention::Plain,
+        decode: if model.fused_decode { DecodePath::Fused } else { DecodePath::Graph },
+        measured_products: false,
+        shaped_on_device: false,
+        scored_on_device: false,
+        masked_on_device: false,
+        spin: Duration::ZERO,
+    }
+}
+
+fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
+    CudaOptions {
+        object: cuda.object.clone(),
+        products: cuda.products.clone(),
         load_threads: config.engine_threads,
-        block_size: config.block_size,
         kv: match cuda.kv_share {
             Some(share) => CudaKv::FreeShare(share as f32),
             None => CudaKv::Size(KvSize::Blocks(config.kv_blocks)),
         },
-        max_model_len: Some(config.max_model_len),
-        max_rows: config.max_num_seqs,
-        max_tokens: config.max_num_batched_tokens,
         graphs: cuda.graphs,
         mixed_graphs: cuda.mixed_graphs,
         dependent_launch: cuda.dependent_launch,
         fused: cuda.fused,
         prefill: if cuda.prefill_on_tensor_cores { PrefillAttention::Auto } else { PrefillAttention::Plain },
-        decode: if cuda.fused_decode { DecodePath::Fused } else { DecodePath::Graph },
         measured_products: cuda.gemm_measured,
         shaped_on_device: cuda.shaped_on_device,
         scored_on_device: cuda.scored_on_device,
         masked_on_device: cuda.masked_on_device,
         spin: if owns_its_core(config) { STEP_SPIN } else { Duration::ZERO },
+        ..options_of(&CudaModel::of(config, cuda))
     }
 }

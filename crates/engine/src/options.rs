@@ -145,7 +145,8 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
     let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
     // On a GPU this captures its graphs and chooses its products, which are switches of their own.
     if config.jitter_control || config.cuda.is_some() {
-        pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), Exit::Start))?;
+        let exit = if config.cuda.is_some() { Exit::Device } else { Exit::Start };
+        pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), exit))?;
     }
     let info = pipeline.info().clone();
     let summary = format!(

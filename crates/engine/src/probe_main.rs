@@ -1,7 +1,9 @@
-//! `pinion-engine probe`: what only the engine can tell, in a process of its own, for `pinion doctor`: that libtorch is
-//! found, what a model's folder holds, what the CUDA object finds. Prints one JSON object.
+//! `pinion-engine probe`: what only the engine can tell, in a process of its own, for `pinion doctor` and the launcher:
+//! that libtorch is found, what a model's folder holds, what the CUDA object finds, whether the CUDA engine takes a
+//! model. Prints one JSON object.
 
-use pinion_config::{Exit, ProbeCommand, cublaslt_near};
+use crate::cuda_start;
+use pinion_config::{CudaModel, Exit, ProbeCommand, cublaslt_near};
 use pinion_model::cuda::{CudaProbe, Refusal};
 use pinion_text::TextCodec;
 use pinion_worker::telemetry;
@@ -25,7 +27,7 @@ pub fn probe(command: Result<ProbeCommand, String>) -> ExitCode {
         "libtorch": mapped("libtorch_cpu.so"),
         "weights": command.model.as_deref().map(weights),
         "tokenizer": command.model.as_deref().map(tokenizer),
-        "cuda": command.cuda_object.as_deref().map(|object| cuda(&pinion_model::cuda::probe(object, cublaslt_near(object).as_deref()))),
+        "cuda": command.cuda_object.as_deref().map(|object| cuda(object, command.cuda_model.as_ref())),
     });
     match writeln!(std::io::stdout(), "{found}") {
         Ok(()) => Exit::Ok.into(),
@@ -57,7 +59,27 @@ fn tokenizer(folder: &Path) -> Value {
     }
 }
 
-fn cuda(probe: &CudaProbe) -> Value {
+fn cuda(object: &Path, model: Option<&CudaModel>) -> Value {
+    let probe = pinion_model::cuda::probe(object, cublaslt_near(object).as_deref());
+    let of_model = model.and_then(cuda_start::refusal);
+    let mut value = found(&probe);
+    value["model"] = match (model, &of_model) {
+        (None, _) => Value::Null,
+        (Some(_), None) => json!({}),
+        (Some(_), Some(reason)) => json!({"error": reason}),
+    };
+    // The first thing that keeps the GPU from serving.
+    value["refusal"] = of_model.or_else(|| of_device(&probe)).into();
+    value
+}
+
+/// A device may open without the driver's library: the emulated one.
+fn of_device(probe: &CudaProbe) -> Option<String> {
+    let products = probe.products.as_ref().and_then(|products| products.as_ref().err());
+    probe.device.as_ref().err().or(products).map(Refusal::to_string)
+}
+
+fn found(probe: &CudaProbe) -> Value {
     let device = |name: &str, capability: u32, memory_bytes: u64| json!({"name": name, "capability": capability, "memory_bytes": memory_bytes});
     json!({
         "driver": match &probe.driver {

@@ -1,10 +1,11 @@
 //! The command line of `pinion`, for the two binaries that have it: `pinion`, whose roles are processes, and
 //! `pinion-in-process`, whose roles are threads. The first becomes the second when it is asked to.
 
+use crate::gpu::{self, Choice};
 use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
 use crate::{descriptors, ending, pull, serve};
-use pinion_config::{Command, Config, Exit, Machine, SECRET_VARIABLES, Topology};
+use pinion_config::{Command, Config, Exit, Faults, Machine, SECRET_VARIABLES, Topology};
 use pinion_os::process::{limit_behind, survive_file_limit};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
@@ -28,12 +29,17 @@ const DOCTOR_BINARY: &str = "pinion-doctor";
 pub fn run(threads: Option<RoleMain>) -> ExitCode {
     let machine = Machine::detect();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let parsed = |folder: Option<&Path>| {
-        pinion_config::parse_pulled(arguments.clone(), std::env::vars_os(), &machine, folder)
+    let parsed = |machine: &Machine, folder: Option<&Path>| {
+        pinion_config::parse_pulled(arguments.clone(), std::env::vars_os(), machine, folder)
     };
-    let command = match parsed(None) {
+    let mut pulled = None;
+    let command = match parsed(&machine, None) {
         Ok(Command::PullFirst(_)) => match pull::folder(&beside_this(pull::BINARY), &arguments) {
-            Ok(folder) => parsed(Some(&folder)),
+            Ok(folder) => {
+                let command = parsed(&machine, Some(&folder));
+                pulled = Some(folder);
+                command
+            }
             Err(end) => {
                 ending::report(&end);
                 telemetry::flush();
@@ -61,9 +67,43 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
         Command::Doctor => return become_program(DOCTOR_BINARY, DOCTOR_BINARY, &arguments),
         Command::Terminal => return become_program(TERMINAL_BINARY, TERMINAL_BINARY, &arguments),
         Command::Trace(command) => return crate::trace::run(&command).into(),
-        Command::Serve(config) => return run_service(*config, threads),
+        Command::Serve(config) => {
+            let without_gpu = Machine { has_nvidia_gpu: false, ..machine };
+            let on_cpu = || parsed(&without_gpu, pulled.as_deref());
+            return run_service(Plan::of(*config, on_cpu), threads);
+        }
     }
     Exit::Ok.into()
+}
+
+/// What is to be served.
+enum Plan {
+    /// Where the command line says.
+    One(Box<Config>),
+    /// On the GPU if it can.
+    GpuFirst(Box<Choice>),
+}
+
+impl Plan {
+    /// `on_cpu` reads the command line as on a machine without a GPU. Where the CPU cannot serve either, the GPU's
+    /// reason is the one to be told.
+    fn of(config: Config, on_cpu: impl FnOnce() -> Result<Command, Faults>) -> Plan {
+        let may_fall_back = config.cuda.as_ref().is_some_and(|cuda| cuda.may_fall_back);
+        match may_fall_back.then(on_cpu) {
+            Some(Ok(Command::Serve(on_cpu))) => {
+                Plan::GpuFirst(Box::new(Choice { on_gpu: config, on_cpu: *on_cpu }))
+            }
+            _ => Plan::One(Box::new(config)),
+        }
+    }
+
+    /// What both forms agree in: everything but the device and what follows from it.
+    fn config(&self) -> &Config {
+        match self {
+            Plan::One(config) => config,
+            Plan::GpuFirst(choice) => &choice.on_gpu,
+        }
+    }
 }
 
 /// A closed pipe, as `head` leaves it, is no fault.
@@ -71,13 +111,14 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
-fn run_service(config: Config, threads: Option<RoleMain>) -> ExitCode {
-    let code = service(config, threads);
+fn run_service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
+    let code = service(plan, threads);
     telemetry::flush();
     code
 }
 
-fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
+fn service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
+    let config = plan.config();
     if let Err(error) = survive_file_limit() {
         telemetry::say(&format!("pinion: error: cannot ignore SIGXFSZ: {error}"));
         return Exit::System.into();
@@ -89,10 +130,10 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
         return Exit::System.into();
     };
     let host = match threads {
-        None if config.in_process => return become_one_process(&config, folder.join(IN_PROCESS_BINARY)),
+        None if config.in_process => return become_one_process(config, folder.join(IN_PROCESS_BINARY)),
         None => {
-            let profile = Profile::of(&config).map(Rc::new);
-            Host::Processes { folder, profile, confined: config.sandbox }
+            let profile = Profile::of(config).map(Rc::new);
+            Host::Processes { folder: folder.clone(), profile, confined: config.sandbox }
         }
         Some(main) => Host::Threads(main),
     };
@@ -111,7 +152,10 @@ fn service(config: Config, threads: Option<RoleMain>) -> ExitCode {
             "roles keep all privileges (--no-sandbox, or what implies it: --in-process, --profile, --nvtx)"
         );
     }
-    let end = serve::serve(config, host);
+    let end = match plan {
+        Plan::One(config) => serve::serve(*config, host),
+        Plan::GpuFirst(choice) => gpu::serve(*choice, &folder, host),
+    };
     ending::report(&end);
     end.code.into()
 }

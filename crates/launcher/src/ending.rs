@@ -39,6 +39,7 @@ pub(crate) fn start_failure(peer: Peer, status: ExitStatus, reading: Reading, co
     if status.code() == Some(EXIT_MEMORY_LIMIT) {
         return out_of_memory(peer, reading, config);
     }
+    let unready = || format!("{peer} ended before it was ready ({status}); its last lines are above");
     let (code, reason) = match (peer.role, status.code()) {
         (Role::Engine, Some(127)) => (
             Exit::Start,
@@ -50,7 +51,9 @@ pub(crate) fn start_failure(peer: Peer, status: ExitStatus, reading: Reading, co
         (_, Some(code)) if code == i32::from(Exit::System.code()) => {
             (Exit::System, format!("{peer} could not start; the line above says why"))
         }
-        _ => (Exit::Start, format!("{peer} ended before it was ready ({status}); its last lines are above")),
+        // By a signal: the driver of a GPU may take the process along.
+        (Role::Engine, None) if config.cuda.is_some() => (Exit::Device, unready()),
+        _ => (Exit::Start, unready()),
     };
     Ending::new(code, reason)
 }

@@ -214,6 +214,6 @@ fn surround(command: &mut Command, process: &Process) {
     }
 }
 
-fn binary_name(role: Role) -> String {
+pub(crate) fn binary_name(role: Role) -> String {
     format!("pinion-{}", role.name())
 }

@@ -6,10 +6,12 @@
 //! when to bring one back.
 
 pub mod admin;
+mod child;
 pub mod command_line;
 pub mod corrupt;
 mod descriptors;
 pub mod ending;
+mod gpu;
 mod host;
 pub mod member;
 mod notify;

@@ -4,29 +4,20 @@
 //! A download takes as long as it takes, so this wait has no deadline: `pinion-pull` gives up by itself when nothing
 //! comes, it ends with this process, and a signal ends both.
 
+use crate::child::{self, End};
 use crate::ending::{Ending, role_exit};
 use crate::signals::Signals;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use pinion_config::Exit;
 use pinion_os::process::dies_with_parent;
-use pinion_os::{clock, pidfd};
-use pinion_shm::doorbell;
 use std::ffi::OsString;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 /// Of the program that pulls.
 pub(crate) const BINARY: &str = "pinion-pull";
-/// The longest sleep between two looks.
-const TICK: Duration = Duration::from_millis(500);
-/// How long the program has to leave after a signal, before it is killed.
-const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 
 /// Pulls the model that the command line names; its folder. Errors: what is left to say, and the exit code.
 pub(crate) fn folder(binary: &Path, arguments: &[OsString]) -> Result<PathBuf, Ending> {
@@ -38,9 +29,8 @@ pub(crate) fn folder(binary: &Path, arguments: &[OsString]) -> Result<PathBuf, E
     let cannot =
         |error: io::Error| Ending::new(Exit::System, format!("cannot start {}: {error}", binary.display()));
     let mut child = command.spawn().map_err(cannot)?;
-    let status =
-        wait(&mut child, &signals).map_err(|error| Ending::system("cannot wait for the pull", error))?;
-    let Some(status) = status else {
+    let end = child::wait(&mut child, &signals, None);
+    let End::Exited(status) = end.map_err(|error| Ending::system("cannot wait for the pull", error))? else {
         return Err(Ending::new(Exit::Ok, "stopped before it was ready"));
     };
     match status.code() {
@@ -54,23 +44,4 @@ pub(crate) fn folder(binary: &Path, arguments: &[OsString]) -> Result<PathBuf, E
     read.map_err(|error| Ending::system("cannot read what the pull says", error))?;
     let path = line.strip_suffix(b"\n").unwrap_or(&line);
     Ok(PathBuf::from(OsString::from_vec(path.to_vec())))
-}
-
-/// Until it ends; `None` if a signal ended it.
-fn wait(child: &mut Child, signals: &Signals) -> io::Result<Option<ExitStatus>> {
-    let ended = pidfd::open(child.id())?;
-    let mut stop_by_ns = None;
-    loop {
-        doorbell::wait(&[signals.fd(), ended.as_fd()], TICK)?;
-        if signals.ending() > 0 && stop_by_ns.is_none() {
-            kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
-            stop_by_ns = Some(clock::now_ns() + STOP_TIMEOUT_NS);
-        }
-        if let Some(status) = child.try_wait()? {
-            return Ok(stop_by_ns.is_none().then_some(status));
-        }
-        if stop_by_ns.is_some_and(|by| clock::now_ns() > by) {
-            child.kill()?;
-        }
-    }
 }

@@ -135,12 +135,6 @@ impl Forward {
         if options.decode == DecodePath::Graph {
             return Ok(());
         }
-        if !self.shape.fits_fused_decode() {
-            let family = self.shape.model.family;
-            let reason =
-                format!("model_type {family:?} does not fit the fused decode step; use --decode graph");
-            return Err(LoadError::Options { reason });
-        }
         self.fused_decode = Some(FusedDecode::new(stream, self, buckets).map_err(backend)?);
         Ok(())
     }

@@ -138,12 +138,24 @@ fn backend(error: CudaError) -> LoadError {
 /// [`LoadError::Backend`] when there is no device or not enough of its memory: one line says which.
 /// [`LoadError::Options`] for a model or an option that the kernels do not take.
 pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaDecoder, LoadError> {
-    check(options)?;
-    let shape = Shape::of(config_json::architecture(folder)?, folder, options)?;
+    let shape = shape_of(folder, options)?;
     let device = Device::open(&options.object, options.device).map_err(backend)?;
     let allocated_before = device.counts().allocated_bytes;
     device.open_products(options.products.as_deref(), PRODUCT_WORKSPACE_BYTES).map_err(backend)?;
     CudaDecoder::new(device, allocated_before, folder, shape, options)
+}
+
+/// Whether the engine takes the model in `folder` with these options, as far as that can be told without a device.
+///
+/// # Errors
+/// What it does not take.
+pub fn check_cuda(folder: &Path, options: &CudaOptions) -> Result<(), LoadError> {
+    shape_of(folder, options).map(drop)
+}
+
+fn shape_of(folder: &Path, options: &CudaOptions) -> Result<Shape, LoadError> {
+    check(options)?;
+    Shape::of(config_json::architecture(folder)?, folder, options)
 }
 
 fn check(options: &CudaOptions) -> Result<(), LoadError> {

@@ -1,6 +1,6 @@
 //! What the device runs of an architecture: its sizes, and what it refuses by name.
 
-use super::{CudaDtype, CudaOptions};
+use super::{CudaDtype, CudaOptions, DecodePath};
 use crate::config_json;
 use crate::load::LoadError;
 use pinion_architecture::{Activation, Architecture, NormKind, NormPlaces, Position, QkNorm};
@@ -57,7 +57,14 @@ impl Shape {
             return Err(LoadError::Options { reason });
         }
         let max_context = options.max_model_len.unwrap_or(model.context.default).min(model.context.max);
-        Ok(Self { model, max_context })
+        let shape = Self { model, max_context };
+        if options.decode == DecodePath::Fused && !shape.fits_fused_decode() {
+            let family = shape.model.family;
+            let reason =
+                format!("model_type {family:?} does not fit the fused decode step; use --decode graph");
+            return Err(LoadError::Options { reason });
+        }
+        Ok(shape)
     }
 
     pub(super) fn layers(&self) -> u32 {
@@ -97,7 +104,7 @@ impl Shape {
     }
 
     /// Whether the model is what the fused decode step computes: GPT-2 in all but its sizes.
-    pub(super) fn fits_fused_decode(&self) -> bool {
+    fn fits_fused_decode(&self) -> bool {
         let (model, attention) = (&self.model, &self.model.attention);
         matches!(model.position, Position::Learned { .. })
             && model.norm.kind == NormKind::Layer
