@@ -90,8 +90,7 @@ int32_t pinion_cuda_stream_destroy(void* stream) {
 int32_t pinion_cuda_stream_synchronize(void* stream) { return told(cudaStreamSynchronize(raw_of(stream))); }
 
 int32_t pinion_cuda_event_create(void** event, int32_t timed) {
-    const unsigned waited_for = cudaEventDisableTiming | cudaEventBlockingSync;
-    return told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), timed ? cudaEventDefault : waited_for));
+    return told(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), timed ? cudaEventDefault : cudaEventDisableTiming));
 }
 int32_t pinion_cuda_event_destroy(void* event) { return told(cudaEventDestroy(event_of(event))); }
 int32_t pinion_cuda_event_record(void* event, void* stream) { return told(cudaEventRecord(event_of(event), raw_of(stream))); }
@@ -101,7 +100,6 @@ int32_t pinion_cuda_event_query(void* event, int32_t* done) {
     told(code); // "not ready" would be the next launch's error as well
     return code == cudaErrorNotReady ? 0 : code;
 }
-int32_t pinion_cuda_event_wait(void* event) { return told(cudaEventSynchronize(event_of(event))); }
 int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
     return told(cudaEventElapsedTime(ms, event_of(begin), event_of(end)));
 }

@@ -171,8 +171,6 @@ int32_t pinion_cuda_event_query(void*, int32_t* done) {
     *done = 1;
     return 0;
 }
-// Work has run when it is recorded.
-int32_t pinion_cuda_event_wait(void*) { return 0; }
 int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms) {
     *ms = float(*static_cast<uint64_t*>(end) - *static_cast<uint64_t*>(begin)) / 1000.0f;
     return 0;

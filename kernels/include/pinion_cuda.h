@@ -70,8 +70,6 @@ int32_t pinion_cuda_event_destroy(void* event);
 int32_t pinion_cuda_event_record(void* event, void* stream);
 // *done is 1 when everything before the record has run.
 int32_t pinion_cuda_event_query(void* event, int32_t* done);
-// Sleeps until then; only for an event without a time.
-int32_t pinion_cuda_event_wait(void* event);
 int32_t pinion_cuda_event_elapsed_ms(void* begin, void* end, float* ms);
 int32_t pinion_cuda_to_device(uint64_t to, const void* from, uint64_t bytes, void* stream);
 int32_t pinion_cuda_to_host(void* to, uint64_t from, uint64_t bytes, void* stream);

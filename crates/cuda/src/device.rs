@@ -441,16 +441,6 @@ impl Event {
         Ok(done != 0)
     }
 
-    /// Sleeps until [`Event::passed`]; not for a timed event.
-    ///
-    /// # Errors
-    /// As [`Event::passed`].
-    pub fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: the event is alive.
-        let code = unsafe { (self.device.symbols().event_wait)(self.handle) };
-        self.device.check("waiting for the device", code)
-    }
-
     /// Milliseconds on the device from this event to `end`; both timed and passed.
     ///
     /// # Errors

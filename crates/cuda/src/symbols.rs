@@ -74,7 +74,6 @@ symbols! {
     event_destroy = "pinion_cuda_event_destroy": unsafe extern "C" fn(*mut c_void) -> i32,
     event_record = "pinion_cuda_event_record": unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32,
     event_query = "pinion_cuda_event_query": unsafe extern "C" fn(*mut c_void, *mut i32) -> i32,
-    event_wait = "pinion_cuda_event_wait": unsafe extern "C" fn(*mut c_void) -> i32,
     event_elapsed_ms = "pinion_cuda_event_elapsed_ms": unsafe extern "C" fn(*mut c_void, *mut c_void, *mut f32) -> i32,
     to_device = "pinion_cuda_to_device": unsafe extern "C" fn(u64, *const c_void, u64, *mut c_void) -> i32,
     to_host = "pinion_cuda_to_host": unsafe extern "C" fn(*mut c_void, u64, u64, *mut c_void) -> i32,

@@ -9,14 +9,14 @@ use super::memory::{Sizes, changes_max};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
 use super::shape::Shape;
-use super::wait::wait;
+use super::wait::{Patience, wait};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::load::LoadError;
 use crate::sampler::Sampler;
 use crate::{
-    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, StepBatch, StepError, StepOutput,
-    WarmUp,
+    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
+    StepOutput, WarmUp,
 };
 use pinion_cuda::{
     CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, SAMPLED_BYTES, Sampled,
@@ -24,7 +24,6 @@ use pinion_cuda::{
 };
 use std::collections::VecDeque;
 use std::path::Path;
-use std::time::Duration;
 
 /// Steps in flight: one runs, one is queued behind it.
 const DEPTH: usize = 2;
@@ -115,8 +114,7 @@ pub struct CudaDecoder {
     /// What the rows of the step being launched do to their logits.
     changes: Changes,
     on_device: OnDevice,
-    /// How long a wait for a step spins before it sleeps.
-    spin: Duration,
+    patience: Patience,
     pub(super) mask_bits: Vec<u32>,
 }
 
@@ -186,7 +184,7 @@ impl CudaDecoder {
             spare: (0..DEPTH).map(|_| Launched::new(options.max_rows as usize)).collect(),
             decode_buckets,
             graphs: Vec::new(),
-            spin: options.spin,
+            patience: Patience { spin: options.spin, deadline: STEP_DEADLINE },
             wants_graphs: options.graphs,
             mixed_graphs: (options.mixed_graphs && forward.tiled).then(MixedGraphs::default),
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
@@ -322,11 +320,13 @@ impl CudaDecoder {
         Ok(layout)
     }
 
-    /// Waits for the end of the step in `slot`. The launcher ends an engine whose device never answers
-    /// (`--stuck-timeout`).
+    /// Waits for the end of the step in `slot`.
     pub(super) fn wait(&self, slot: usize) -> Result<(), StepError> {
         let event = &self.slots[slot].event;
-        wait(self.spin, || event.passed(), || event.wait()).map_err(gone)
+        if wait(self.patience, || event.passed(), std::thread::sleep).map_err(gone)? {
+            return Ok(());
+        }
+        Err(StepError::Gone { reason: format!("the device has not answered for {STEP_DEADLINE:?}") })
     }
 
     fn launch_checked(&mut self, batch: &StepBatch<'_>, launched: &mut Launched) -> Result<(), StepError> {
