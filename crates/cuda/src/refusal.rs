@@ -101,13 +101,11 @@ impl Refusal {
     }
 
     pub(super) fn no_memory(wanted: u64, free: u64) -> Refusal {
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let (wanted, free) = (wanted.div_ceil(1 << 20), free >> 20);
         let remedy = "take a smaller --kv-cache-memory-share, --kv-cache-bytes, --max-num-batched-tokens or model, or \
                       end other programs on the device (nvidia-smi)";
-        Refusal::new(
-            format!("the device has {} MiB free where {} are needed", free >> 20, mib(wanted)),
-            remedy,
-        )
+        let reason = format!("the device has {free} MiB free and cannot give {wanted} MiB in one piece");
+        Refusal::new(reason, remedy)
     }
 }
 
@@ -146,6 +144,7 @@ mod tests {
         assert!(old.starts_with("Tesla T4 has compute capability 7.5, and the object has no code for it"));
         assert_eq!(Refusal::of_capability("A100", 80), None);
         let memory = Refusal::no_memory(3 << 30, 1 << 30).to_string();
-        assert!(memory.starts_with("the device has 1024 MiB free where 3072 are needed: take"), "{memory}");
+        let says = "the device has 1024 MiB free and cannot give 3072 MiB in one piece: take";
+        assert!(memory.starts_with(says), "{memory}");
     }
 }

@@ -68,7 +68,8 @@ fn command(wrapper: &[&str], binary: &Path, arguments: &[&str], scratch: &Folder
             command.env_remove(name);
         }
     }
-    command.env_remove("RUST_LOG").env("TMPDIR", scratch.path());
+    // Also where there is a GPU: what a test expects is the CPU's, unless its flags ask for another device.
+    command.env_remove("RUST_LOG").env("TMPDIR", scratch.path()).env("PINION_DEVICE", "cpu");
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -18,7 +18,15 @@ impl StubDriver {
     /// A driver with nothing wrong.
     pub const GOOD: StubDriver = StubDriver { init: 0, version: 13_000, devices: 1 };
 
-    /// Builds it in `folder`, which is made; gives the folder, for `LD_LIBRARY_PATH`.
+    /// A library that cannot be loaded, in `folder`, which is made: as on a machine without a driver, also where there
+    /// is one. Gives the `LD_LIBRARY_PATH` that finds it first.
+    pub fn absent(folder: &Path) -> String {
+        std::fs::create_dir_all(folder).expect("a folder can be made");
+        std::fs::write(folder.join("libcuda.so.1"), "").expect("a file can be written");
+        library_path(folder)
+    }
+
+    /// Builds it in `folder`, which is made; gives the `LD_LIBRARY_PATH` that finds it first.
     pub fn build(&self, folder: &Path) -> String {
         let StubDriver { init, version, devices } = self;
         let source = format!(
@@ -35,7 +43,7 @@ impl StubDriver {
             "#
         );
         compile(&source, folder, "libcuda.so.1");
-        folder.to_str().expect("temporary folders have UTF-8 names").to_owned()
+        library_path(folder)
     }
 }
 
@@ -90,11 +98,21 @@ fn functions(header: &str) -> Vec<&str> {
     names.collect()
 }
 
+/// The loader's folders with this one first.
+fn library_path(folder: &Path) -> String {
+    let folder = folder.to_str().expect("temporary folders have UTF-8 names");
+    match std::env::var("LD_LIBRARY_PATH") {
+        Ok(others) if !others.is_empty() => format!("{folder}:{others}"),
+        _ => folder.to_owned(),
+    }
+}
+
 fn compile(source: &str, folder: &Path, name: &str) -> PathBuf {
     std::fs::create_dir_all(folder).expect("a folder can be made");
     let (text, library) = (folder.join("stub.c"), folder.join(name));
     std::fs::write(&text, source).expect("a file can be written");
-    let made = Command::new("gcc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&text).status();
-    assert!(made.expect("there is gcc").success(), "{source}");
+    let flags = ["-shared", "-fPIC", "-w", "-x", "c", "-o"];
+    let made = Command::new("g++").args(flags).arg(&library).arg(&text).status();
+    assert!(made.expect("there is g++").success(), "{source}");
     library
 }

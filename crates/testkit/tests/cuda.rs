@@ -164,21 +164,23 @@ fn without_a_device_one_sentence_says_why_and_what_helps() {
     let object = |name: &str, stub: StubObject<'_>| stub.build(&work.path().join(name)).display().to_string();
     let driver = |name: &str, stub: StubDriver| stub.build(&work.path().join(name));
     let ours = object("ours", StubObject::OURS);
+    let absent = StubDriver::absent(&work.path().join("no-driver"));
+    let none = absent.as_str();
     let refuses = driver("refuses", StubDriver { init: 999, ..StubDriver::GOOD });
     let cases = [
-        ("/no/such/object.so", "", "there is no /no/such/object.so: build it with deploy/cuda.sh"),
-        ("/dev/null", "", "/dev/null cannot be used: "),
+        ("/no/such/object.so", none, "there is no /no/such/object.so: build it with deploy/cuda.sh"),
+        ("/dev/null", none, "/dev/null cannot be used: "),
         (
             &object("lacking", StubObject { lacks: "pinion_cuda_rope", ..StubObject::OURS }),
-            "",
+            none,
             "cannot be used: it has no pinion_cuda_rope: build it with deploy/cuda.sh of this version",
         ),
         (
             &object("ahead", StubObject { abi_ahead: 1, ..StubObject::OURS }),
-            "",
+            none,
             "cannot be used: it has interface ",
         ),
-        (&ours, "", "no NVIDIA driver is here (libcuda.so.1: "),
+        (&ours, none, "no NVIDIA driver is here ("),
         (
             &ours,
             &refuses,
@@ -201,12 +203,12 @@ fn without_a_device_one_sentence_says_why_and_what_helps() {
         ),
         (
             &object("old-card", StubObject { open: 0, capability: 75, ..StubObject::OURS }),
-            "",
+            none,
             "Stub T4 has compute capability 7.5, and the object has no code for it: take a GPU of 8.0 or newer",
         ),
         (
             &object("bare", StubObject { open: 0, ..StubObject::OURS }),
-            "",
+            none,
             "libcublasLt.so.13 does not open: the stub refuses: deploy/launch.sh --device cuda sets it up",
         ),
     ];

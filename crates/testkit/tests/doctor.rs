@@ -154,9 +154,10 @@ fn a_gpu_that_is_asked_for_and_not_there_is_a_failure() {
     let folder = Folder::new();
     let object = folder.path().join("libpinion_cuda.so");
     let words = ["--port", "0", "--device", "cuda", "--cuda-object", object.to_str().unwrap()];
-    let absent = checks(&words, &[]);
+    let none = StubDriver::absent(&folder.path().join("no-driver"));
+    let absent = checks(&words, &[("LD_LIBRARY_PATH", &none)]);
     for (id, says, remedy) in [
-        ("cuda.driver", "no NVIDIA driver is here (libcuda.so.1", "Install NVIDIA driver 580"),
+        ("cuda.driver", "no NVIDIA driver is here (", "Install NVIDIA driver 580"),
         ("cuda.object", "there is no ", "deploy/cuda.sh"),
         ("cuda.device", "no device was opened", "first"),
     ] {
@@ -167,7 +168,7 @@ fn a_gpu_that_is_asked_for_and_not_there_is_a_failure() {
     }
 
     folder.write("libpinion_cuda.so", "no object");
-    let wrong = checks(&words, &[]);
+    let wrong = checks(&words, &[("LD_LIBRARY_PATH", &none)]);
     let check = find(&wrong, "cuda.object");
     assert!(
         check["status"] == "failure" && check["found"].as_str().unwrap().contains("cannot be used"),
