@@ -15,11 +15,16 @@ use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{LoadError, Model, OwnedBatch, Pipeline, SampleParams};
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tiny::{Golden, folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;
+/// Models at once, in one test.
+const THREADS_MAX: usize = 4;
+/// Fixtures whose heads are no multiple of 16 bytes in half precision; every other one is served in it.
+const ODD_HEADS: [&str; 5] = ["gemma3", "llama-all-heads", "mistral", "mistral-window", "phi3-window"];
 
 fn served(golden: &Golden) -> CudaOptions {
     CudaOptions { max_model_len: Some(golden.served), ..options() }
@@ -37,7 +42,7 @@ fn family(name: &str) -> &str {
     name.split('-').next().unwrap()
 }
 
-/// Checks the families on all CPUs: a thread's device is its own.
+/// Checks the families on some of the CPUs: a thread's device is its own, and other tests run beside this one.
 fn for_each(names: &[String], check: impl Fn(&str, &Golden) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -46,7 +51,7 @@ fn for_each(names: &[String], check: impl Fn(&str, &Golden) + Sync) {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX) {
             scope.spawn(work);
         }
     });
@@ -113,6 +118,7 @@ fn logits_and_greedy_ids_of_every_family_equal_the_goldens() {
 /// Half precision where the head is a multiple of 16 bytes; what the fixtures have beyond that is refused by name.
 #[test]
 fn bf16_logits_are_near_the_goldens() {
+    let refused = Mutex::new(Vec::new());
     for_each(&names(), |name, golden| {
         let bf16 = CudaOptions { dtype: CudaDtype::Bf16, ..served(golden) };
         let mut model = match load_cuda(&folder(name, golden).0, &bf16) {
@@ -122,6 +128,7 @@ fn bf16_logits_are_near_the_goldens() {
                     error.to_string().contains("is not supported on CUDA (a multiple of 8"),
                     "{name}: {error}"
                 );
+                refused.lock().unwrap().push(name.to_owned());
                 return;
             }
         };
@@ -131,6 +138,9 @@ fn bf16_logits_are_near_the_goldens() {
             assert!(error <= 0.15, "{name} case {index}: relative error {error:e}");
         }
     });
+    let mut refused = refused.into_inner().unwrap();
+    refused.sort();
+    assert_eq!(refused, ODD_HEADS);
 }
 
 /// Every type of block is unpacked to the engine's own, as on the CPU (tests/gguf.rs).
