@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Builds libpinion_cuda.so: our CUDA kernels and the runtime half of kernels/include/pinion_cuda.h, with the CUDA runtime
-# linked in. Needs g++ and pip, no GPU, no driver and no CUDA on the machine: the compiler comes from PyPI (118 MB, kept).
+# Builds libpinion_cuda.so: our CUDA kernels and the runtime half of kernels/include/pinion_cuda.h, with the CUDA
+# runtime linked in. Needs g++ and pip, no GPU, no driver and no CUDA on the machine: the compiler comes from PyPI
+# (118 MB, kept).
 #
 #   deploy/cuda.sh            builds target/cuda/libpinion_cuda.so for sm_80, sm_89, sm_90a and as PTX
-#   deploy/cuda.sh --check    the same, and holds the compiler's report on registers and spills against kernels/README.md
-#   deploy/cuda.sh --serve    the same as the first, and puts cuBLASLt beside it: all that `--device cuda` needs but a driver
+#   deploy/cuda.sh --check    the same, and holds the compiler's report on registers and spills against
+#                             kernels/README.md
+#   deploy/cuda.sh --serve [OBJECT]    the same as the first, unless an object is named that is built already, and puts
+#                             cuBLASLt beside it: all that `--device cuda` needs but a driver
 #
-# The engine looks for cuBLASLt in target/cuda/lib, and then where the loader does. PINION_CUBLASLT names a libcublasLt.so.13
-# that is here already; otherwise it comes from PyPI, too (423 MB, kept).
+# The engine looks for cuBLASLt in target/cuda/lib, and then where the loader does. PINION_CUBLASLT names a
+# libcublasLt.so.13 that is here already; otherwise it comes from PyPI, too (423 MB, kept).
 #
 # Objects are kept in the cache folder under a hash of what they are made from, so a second build is a link.
 set -euo pipefail
@@ -24,7 +27,8 @@ CUBLASLT=libcublasLt.so.13
 NVCC_FLAGS=(-std=c++17 -O3 -Xcompiler -fPIC --expt-relaxed-constexpr -Xptxas -v --threads 2)
 
 setup_nvcc() {
-    CUDA_HOME=$CACHE/cuda-$CUDA_VERSION/nvidia/cu13
+    local whole=$CACHE/cuda-$CUDA_VERSION
+    CUDA_HOME=$whole/nvidia/cu13
     if [ -x "$CUDA_HOME/bin/nvcc" ]; then
         return
     fi
@@ -35,7 +39,15 @@ setup_nvcc() {
     say "downloading nvcc of CUDA $CUDA_VERSION (118 MB)"
     pip_install "$part" "$CUDA_WHEELS"
     [ -x "$part/nvidia/cu13/bin/nvcc" ] || die "what was downloaded holds no nvcc"
-    mv -T "$part" "$CACHE/cuda-$CUDA_VERSION" 2>/dev/null || rm -rf "$part"
+    keep "$part" "$whole" nvidia/cu13/bin/nvcc
+}
+
+# Puts a folder that was downloaded in its place. What is there without FILE is the rest of another download; what is
+# there with it is that of another clone, which was faster.
+keep() { # keep PART FOLDER FILE
+    [ -e "$2/$3" ] || rm -rf "$2"
+    mv -T "$1" "$2" 2>/dev/null || rm -rf "$1"
+    [ -e "$2/$3" ] || die "cannot move what was downloaded to $2: remove that folder, or name another cache in PINION_CACHE"
 }
 
 # An object depends on its own source, the headers and the flags.
@@ -67,7 +79,8 @@ build_cuda() {
         objects+=("$(object_of "$source").o")
         logs+=("$(object_of "$source").log")
     done
-    # What comes from archives is hidden, and dropped where nothing calls it: some of libstdc++ asks for a newer libc than we do.
+    # What comes from archives is hidden, and dropped where nothing calls it: some of libstdc++ asks for a newer libc
+    # than we do.
     g++ -shared -s -o "$out/libpinion_cuda.so.part" "${objects[@]}" -L"$CUDA_HOME/lib" -l:libcudart_static.a -ldl -lrt -lpthread \
         -static-libstdc++ -static-libgcc -Wl,-z,defs -Wl,--exclude-libs,ALL -Wl,--gc-sections
     mv "$out/libpinion_cuda.so.part" "$out/libpinion_cuda.so"
@@ -78,7 +91,14 @@ build_cuda() {
 
 # A link to the folder, not to the file: the library looks for others beside itself.
 setup_cublaslt() {
-    local out=${CARGO_TARGET_DIR:-$ROOT/target}/cuda folder=$CACHE/cublas-$CUBLAS_VERSION/nvidia/cu13/lib part
+    local out=${CARGO_TARGET_DIR:-$ROOT/target}/cuda whole=$CACHE/cublas-$CUBLAS_VERSION part
+    local folder=$whole/nvidia/cu13/lib
+    if [ -z "${PINION_CUBLASLT:-}" ] && [ -d "$out/lib" ] && [ ! -L "$out/lib" ] && [ -e "$out/lib/$CUBLASLT" ]; then
+        say "$CUBLASLT found in $out/lib"
+        return
+    fi
+    [ -L "$out/lib" ] || [ ! -e "$out/lib" ] ||
+        die "$out/lib is a folder and not the link to cuBLASLt that belongs there: move it away"
     if [ -n "${PINION_CUBLASLT:-}" ]; then
         [ "$(basename "$PINION_CUBLASLT")" = "$CUBLASLT" ] && [ -e "$PINION_CUBLASLT" ] ||
             die "PINION_CUBLASLT=$PINION_CUBLASLT is not a file of the name $CUBLASLT"
@@ -91,10 +111,11 @@ setup_cublaslt() {
         say "downloading cuBLASLt $CUBLAS_VERSION (423 MB)"
         pip_install "$part" --no-deps "nvidia-cublas==$CUBLAS_VERSION"
         [ -e "$part/nvidia/cu13/lib/$CUBLASLT" ] || die "what was downloaded holds no $CUBLASLT"
-        mv -T "$part" "$CACHE/cublas-$CUBLAS_VERSION" 2>/dev/null || rm -rf "$part"
+        keep "$part" "$whole" "nvidia/cu13/lib/$CUBLASLT"
     fi
     mkdir -p "$out"
-    ln -sfn "$folder" "$out/lib"
+    ln -sfnT "$folder" "$out/lib"
+    [ -e "$out/lib/$CUBLASLT" ] || die "$out/lib leads to no $CUBLASLT: does the path of PINION_CACHE still exist?"
     say "$CUBLASLT is in $folder"
 }
 
@@ -112,13 +133,13 @@ setup_cuda() { # setup_cuda [OBJECT]
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    need g++ "linking the CUDA object"
     case "${1:-}" in
     "" | --check)
+        need g++ "linking the CUDA object"
         setup_nvcc
         build_cuda ${1:+check}
         ;;
-    --serve) setup_cuda ;;
+    --serve) setup_cuda "${2:-}" ;;
     *) die "unknown argument $1" ;;
     esac
 fi

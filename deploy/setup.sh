@@ -9,6 +9,8 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 # Without a home everything stays in the repository.
 CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-${HOME:-$ROOT/target}/.cache}/pinion}
+# Links lead there: a relative path would begin in another folder.
+CACHE=$(realpath -m -- "$CACHE")
 PYTHON=${PINION_PYTHON:-python3}
 
 # tch 0.24.0 compiles against exactly this libtorch; the wheel carries no build-version file, so the

@@ -148,7 +148,8 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
     local log=$LOGS/$1-server.log check=$2
     shift 2
     cargo build --locked --workspace --bins
-    "$TARGET/debug/pinion" serve --port 0 --model "${MODEL:-$ROOT/deploy/demo-model}" "$@" 2>"$log" &
+    # What is checked is the CPU's, also where there is a GPU.
+    PINION_DEVICE=cpu "$TARGET/debug/pinion" serve --port 0 --model "${MODEL:-$ROOT/deploy/demo-model}" "$@" 2>"$log" &
     local server=$! url= status=0
     for _ in $(seq 300); do
         url=$(sed -n 's/^pinion is ready: \(http[^ ]*\).*/\1/p' "$log")
@@ -184,25 +185,31 @@ step_cuda() {
         'int cuDeviceGet(int* d, int i) { return 1; } int cuDeviceGetName(char* n, int l, int d) { return 1; }' \
         'int cuDeviceTotalMem_v2(unsigned long* b, int d) { return 1; }' \
         'int cuDeviceGetAttribute(int* v, int a, int d) { return 1; }' >"$work/driver.c"
-    gcc -shared -fPIC -o "$work/driver/libcuda.so.1" "$work/driver.c" || return 1
+    g++ -shared -fPIC -x c -o "$work/driver/libcuda.so.1" "$work/driver.c" || return 1
     launch_ends 0 'set up for a GPU, and no NVIDIA driver is here: install' --setup-only --device cuda &&
         launch_ends 9 'error: no NVIDIA driver is here: install' --device cuda --port 0 &&
         LD_LIBRARY_PATH=$work/driver launch_ends 9 'the NVIDIA driver fails: cuInit answers 999, ' --device cuda --port 0 &&
-        LD_LIBRARY_PATH=$work/driver launch_ends 9 'libcuda.so.1 cannot be used: it has no pinion_cuda_abi: build it' \
-            --device cuda --port 0 --cuda-object "$work/driver/libcuda.so.1" || status=1
+        ends 9 'libcuda.so.1 cannot be used: it has no pinion_cuda_abi: build it' "$TARGET/debug/pinion" serve \
+            "$ROOT/deploy/demo-model" --device cuda --port 0 --cuda-object "$work/driver/libcuda.so.1" || status=1
     rm -f "$lib"
     [ -z "$before" ] || ln -sfn "$before" "$lib"
     return "$status"
 }
 
-# launch_ends CODE SENTENCE FLAG...: what launch.sh ends with, and the sentence that stands in its output once.
-launch_ends() {
+launch_ends() { # launch_ends CODE SENTENCE FLAG...
+    local code=$1 sentence=$2
+    shift 2
+    PINION_BUILD=dev PINION_CUBLASLT=$TARGET/gpu-setup/libcublasLt.so.13 ends "$code" "$sentence" "$ROOT/deploy/launch.sh" "$@"
+}
+
+# What a command ends with, and the sentence that stands in its output once.
+ends() { # ends CODE SENTENCE COMMAND...
     local code=$1 sentence=$2 status=0 log=$LOGS/gpu-launch.log
     shift 2
-    PINION_BUILD=dev PINION_CUBLASLT=$TARGET/gpu-setup/libcublasLt.so.13 "$ROOT/deploy/launch.sh" "$@" >"$log" 2>&1 || status=$?
+    "$@" >"$log" 2>&1 || status=$?
     # The engine's own log line has it, too.
     if [ "$status" != "$code" ] || [ "$(grep -F -- "$sentence" "$log" | grep -cv ' ERROR ')" != 1 ]; then
-        say "launch.sh $* ends with $status and not $code, or does not say '$sentence' once: $(tail -n 3 "$log")"
+        say "$* ends with $status and not $code, or does not say '$sentence' once: $(tail -n 3 "$log")"
         return 1
     fi
 }
