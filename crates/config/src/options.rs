@@ -47,8 +47,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
                no notice." },
     Opt { name: "device", group: Model, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("cpu", &[]), choice("cuda", &["gpu"])], refused: &[] },
-        help: "Where the model runs. `cuda` needs an NVIDIA GPU and libpinion_cuda.so (docs/GPU.md); `auto` is `cuda` where \
-               both are there and --quantization asks for no integers, else `cpu`. The CUDA engine has not run on a GPU yet." },
+        help: "Where the model runs. `cuda` needs an NVIDIA GPU and libpinion_cuda.so (docs/GPU.md). `auto` is `cuda` where \
+               both are there and --quantization asks for no integers, and `cpu` else; if the GPU then cannot serve the model, \
+               a warning says why and the CPU serves it. The CUDA engine has not run on a GPU yet." },
     Opt { name: "cuda-object", group: Model, kind: Text,
         preset: WorkedOut("libpinion_cuda.so beside the program, or in ../cuda"),
         help: "The CUDA engine's shared object." },
