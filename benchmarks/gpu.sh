@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, on a machine that has one, from a bundle built on a machine that has none.
 #
-#   benchmarks/gpu.sh bundle FOLDER          builds it here: programs, CUDA object, these scripts; under 60 MB, and FOLDER.tar.gz
-#                                            of all that, a third of it
+#   benchmarks/gpu.sh bundle FOLDER          builds it here: programs, CUDA object, these scripts; under 60 MB, and
+#                                            FOLDER.tar.gz of all that, a third of it
 #   benchmarks/gpu.sh bundle FOLDER dev      the same from dev builds and without the CUDA object, for a dry run
-#   FOLDER/gpu.sh run OUT [PART ...]         there: needs an NVIDIA driver for CUDA 13 and cuBLASLt; every part, or those named
+#   FOLDER/gpu.sh run OUT [PART ...]         there: needs an NVIDIA driver for CUDA 13 and cuBLASLt; every part, or
+#                                            those named
 #   FOLDER/gpu.sh run OUT --dry-run OBJECT [PART ...]    the same logic on the emulated device and tiny models
 #   FOLDER/gpu.sh next OUT                   what to look at first, from what there is
 #
 # Parts, each under 8 minutes:
-#   equality    every kernel against its twin, every way of launching, greedy tokens of each family against transformers and libtorch
+#   equality    every kernel against its twin, every way of launching, greedy tokens of each family against
+#               transformers and libtorch
 #   gpt2        GPT-2 in fp16: steps against the bandwidth of a copy, kernels, offline and online service, transformers
 #   families    Qwen3 0.6B and Llama 3.2 1B in bf16: steps, offline service
 #   ablations   every switch against the defaults, in paired rounds
@@ -18,14 +20,15 @@
 #   TRACE=FILE    a trace to replay as well, in any format that `pinion bench online --trace` reads
 #   PYTHON=...    a Python with torch and transformers, for cuBLASLt and for comparisons (default: python3)
 #
-# A part that was cut short goes on where it was when it is named again: a stage that has passed is not repeated, one that failed
-# or was skipped is. OUT/stages.txt has a line for each; OUT/PART.txt is the part's table against its bounds with the stages that
-# were skipped or failed. OUT/results.jsonl holds every figure; OUT.tar.gz is all of OUT but the models, a few hundred KB.
+# A part that was cut short goes on where it was when it is named again: a stage that has passed is not repeated, one
+# that failed or was skipped is. OUT/stages.txt has a line for each; OUT/PART.txt is the part's table against its bounds
+# with the stages that were skipped or failed. OUT/results.jsonl holds every figure; OUT.tar.gz is all of OUT but the
+# models, a few hundred KB.
 #
-# The programs need no libtorch; cuBLASLt is taken from the Python's packages or from CUDA, wherever it is. Only the stage
-# `parity` compares with the CPU engine on libtorch, and is skipped where the Python has another version of it. Each stage has a
-# deadline of its own and writes OUT/STAGE.jsonl and .log; one that fails or is out of time does not end the run. Exit code 1 if
-# any stage failed, 2 if there was nothing to run on.
+# The programs need no libtorch; cuBLASLt is taken from the Python's packages or from CUDA, wherever it is. Only the
+# stage `parity` compares with the CPU engine on libtorch, and is skipped where the Python has another version of it.
+# Each stage has a deadline of its own and writes OUT/STAGE.jsonl and .log; one that fails or is out of time does not
+# end the run. Exit code 1 if any stage failed, 2 if there was nothing to run on.
 set -uo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=${PYTHON:-python3}
@@ -43,7 +46,8 @@ PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-detokenizer pinion-benc
 say() { printf '[gpu] %s\n' "$*" >&2; }
 die() { say "error: $*"; exit 2; }
 
-# The engine of a bundle is built without libtorch, in a folder of its own: the other programs do not know the difference.
+# The engine of a bundle is built without libtorch, in a folder of its own: the other programs do not know the
+# difference.
 bundle() { # bundle FOLDER [dev]
     local folder=$1 root target program bytes
     root=$(cd "$HERE/.." && pwd)
@@ -80,7 +84,7 @@ build_release() {
     cp "$target/cuda/libpinion_cuda.so" "$folder/"
 }
 
-# With the packages and features of deploy/test.sh's steps no_torch and tests, so that after them next to nothing is built.
+# With the packages and features of deploy/test.sh's steps no_torch and tests: after them next to nothing is built.
 # Both leave their programs in the same place: the second brings back those with libtorch.
 build_dev() {
     cargo build --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench \
@@ -160,7 +164,8 @@ note() { # note STAGE OUTCOME WHY
 
 has_passed() { grep -q "^$PART $1 passed " "$OUT/stages.txt"; }
 
-# The driver's version, from the first source that has it. Where none has but a device is there, the stage `device` decides.
+# The driver's version, from the first source that has it. Where none has it but a device is there, the stage `device`
+# decides.
 check_driver() {
     local version
     version=$(timeout 15 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
@@ -200,7 +205,8 @@ version_of() {
     "$PYTHON" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]).split("+")[0])' "$1" 2>/dev/null
 }
 
-# server NAME FLAG...: the server that the stages after it share, in place of the one before. The first that has not passed starts it.
+# server NAME FLAG...: the server that the stages after it share, in place of the one before. The first that has not
+# passed starts it.
 server() {
     stop_server
     WANTED=("$@")
@@ -377,7 +383,7 @@ main() {
     bundle) [ $# = 2 ] || [ "${3:-}" = dev ] || die "bundle FOLDER [dev]"; bundle "$2" "${3:-}" ;;
     run) [ $# -ge 2 ] || die "run OUT [--dry-run OBJECT] [PART ...]"; shift; run "$@" ;;
     next) [ $# = 2 ] || die "next OUT"; "$PYTHON" "$HERE/gpu_table.py" "$2" next ;;
-    *) sed -n '2,34p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    *) sed -n '2,/^set /{/^#/p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
     esac
 }
 

@@ -1,5 +1,5 @@
-# The parts of a run of gpu.sh, which sources this: what is asked, in which order. The most telling comes first in each, so that a
-# part that is cut short has it.
+# The parts of a run of gpu.sh, which sources this: what is asked, in which order. The most telling comes first in each,
+# so that a part that is cut short has it.
 
 offline() { served "$1" 30 offline "${BATCH[@]}" --rounds "$ROUNDS"; }
 online() { served "$1" 60 online "${ARRIVALS[@]}" --requests "$REQUESTS" --timings; }
@@ -36,7 +36,8 @@ is_taken() { # is_taken NAME
     return 1
 }
 
-# Each sweep by itself: a fault or a hang of one kernel takes no other along. What fails is looked at with NVIDIA's checker.
+# Each sweep by itself: a fault or a hang of one kernel takes no other along. What fails is looked at with NVIDIA's
+# checker.
 kernels() {
     local sweep checker
     checker=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
@@ -113,8 +114,8 @@ part_families() {
     done
 }
 
-# Switches of `cuda_check steps`, and of the service. Each round has every one of them, so that what the card does meanwhile
-# (clocks, heat) is the same for all.
+# Switches of `cuda_check steps`, and of the service. Each round has every one of them, so that what the card does
+# meanwhile (clocks, heat) is the same for all.
 STEP_SWITCHES=(fused dependent mixed-graphs no-graphs no-fused plain-prefill first-algorithm)
 SERVER_SWITCHES=(--decode=fused --cuda-dependent-launch --cuda-mixed-graphs --no-overlap --no-cuda-graphs --no-cuda-fused)
 

@@ -167,8 +167,8 @@ with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
     return "$status"
 }
 
-# Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md. Then the set-up
-# for a GPU on a machine that has none, with the object that was built: each start ends with one sentence.
+# Every CUDA kernel for every target; the compiler's report on registers and spills against kernels/README.md. Then the
+# set-up for a GPU on a machine that has none, with the object that was built: each start ends with one sentence.
 step_cuda() {
     "$ROOT/deploy/cuda.sh" --check || return 1
     if [ -e /proc/driver/nvidia/version ]; then
@@ -214,8 +214,9 @@ ends() { # ends CODE SENTENCE COMMAND...
     fi
 }
 
-# What a machine with a GPU is asked, on the emulated device and tiny models: every stage must run, and only those that want
-# transformers or nsys may be left out. Without a device the run must end at once; a second run has nothing left to do.
+# What a machine with a GPU is asked, on the emulated device and tiny models: every stage must run, and only those that
+# want transformers or nsys may be left out. Without a device the run must end at once; a second run has nothing left to
+# do.
 step_gpu_dry_run() {
     local bundle=$TARGET/gpu-dry-run object status=0
     object=$("$ROOT/kernels/emulation/build.sh") || return 1
