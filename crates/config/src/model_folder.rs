@@ -202,7 +202,7 @@ mod tests {
             ("{}", false, Dtype::Bf16),
             (r#"{"text_config": {"torch_dtype": "bfloat16"}}"#, true, Dtype::Bf16),
         ] {
-            let keys = serde_json::from_str(config).unwrap();
+            let keys: Map<String, Value> = serde_json::from_str(config).unwrap();
             assert_eq!(gpu_dtype(&keys, fits_f16), wanted, "{config} {fits_f16}");
         }
     }

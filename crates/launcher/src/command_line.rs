@@ -25,7 +25,7 @@ const TERMINAL_BINARY: &str = "pinion-terminal";
 /// Of the program that checks the machine.
 const DOCTOR_BINARY: &str = "pinion-doctor";
 
-/// Parses once, then runs the command. `threads` are the roles that are linked into this binary, if they are.
+/// Parses, then runs the command. `threads` are the roles that are linked into this binary, if they are.
 pub fn run(threads: Option<RoleMain>) -> ExitCode {
     let machine = Machine::detect();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
