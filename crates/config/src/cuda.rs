@@ -45,8 +45,8 @@ pub struct CudaConfig {
     pub scored_on_device: bool,
     /// Masks of grammars are the device's.
     pub masked_on_device: bool,
-    /// The GPU was chosen because it is here: where it cannot serve the model, the CPU does. Older recordings do not say
-    /// it.
+    /// The GPU was chosen because it is here: where it cannot serve the model, the CPU does. Older recordings do not
+    /// say it.
     #[serde(default)]
     pub may_fall_back: bool,
 }

@@ -41,10 +41,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
             accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"]),
                         choice("fp16", &["float16", "half"])],
             refused: &[] },
-        help: "Type of activations and KV, and of weights but for --linear packed. `auto` is bf16 where the CPU multiplies it faster than fp32 \
-               (amx_bf16, or AMD with avx512_bf16), else fp32. On a GPU it is the checkpoint's own, bf16 or fp16; for other \
-               checkpoints fp16, or bf16 where the range of fp16 is not enough. fp16 is for GPUs only. The fake backend takes \
-               no notice." },
+        help: "Type of activations and KV, and of weights but for --linear packed. `auto` is bf16 where the CPU multiplies it \
+               faster than fp32 (amx_bf16, or AMD with avx512_bf16), else fp32; on a GPU the checkpoint's 16-bit type, \
+               else fp16, or bf16 for what fp16 cannot hold. fp16 is for GPUs only." },
     Opt { name: "device", group: Model, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("cpu", &[]), choice("cuda", &["gpu"])], refused: &[] },
         help: "Where the model runs. `cuda` needs an NVIDIA GPU and libpinion_cuda.so (docs/GPU.md). `auto` is `cuda` where \

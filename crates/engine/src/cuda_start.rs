@@ -2,7 +2,9 @@
 
 use crate::recorded_device::RecordedDevice;
 use pinion_config::{Config, CudaConfig, CudaModel, Dtype};
-use pinion_model::cuda::{CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda};
+use pinion_model::cuda::{
+    CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda,
+};
 use pinion_model::{KvSize, LoadError, Pipeline};
 use pinion_protocol::{Peer, Role};
 use pinion_worker::Recorder;
