@@ -116,8 +116,9 @@ part_families() {
 
 # Switches of `cuda_check steps`, and of the service. Each round has every one of them, so that what the card does
 # meanwhile (clocks, heat) is the same for all.
-STEP_SWITCHES=(fused dependent mixed-graphs no-graphs no-fused plain-prefill first-algorithm)
-SERVER_SWITCHES=(--decode=fused --cuda-dependent-launch --cuda-mixed-graphs --no-overlap --no-cuda-graphs --no-cuda-fused)
+STEP_SWITCHES=(fused dependent mixed-graphs no-graphs no-fused-norms no-fused-products plain-prefill first-algorithm)
+SERVER_SWITCHES=(--decode=fused --cuda-dependent-launch --cuda-mixed-graphs --no-overlap --no-cuda-graphs
+    --no-cuda-fused-norms --no-cuda-fused-products)
 
 part_ablations() {
     local round switch

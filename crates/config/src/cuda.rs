@@ -31,8 +31,10 @@ pub struct CudaConfig {
     pub mixed_graphs: bool,
     /// Kernels begin before the ones ahead of them have ended.
     pub dependent_launch: bool,
-    /// Fuse residual sums with norms, and biases and activations with products.
-    pub fused: bool,
+    /// A layer norm adds the residual sum before it.
+    pub fused_norms: bool,
+    /// A product adds its bias and applies its activation.
+    pub fused_products: bool,
     /// Attention of prompt chunks on tensor cores where they take the shape.
     pub prefill_on_tensor_cores: bool,
     /// Decode steps of up to eight rows as one kernel.
@@ -85,7 +87,8 @@ impl CudaConfig {
             graphs: settings.switch("cuda-graphs").unwrap_or(true),
             mixed_graphs: settings.switch("cuda-mixed-graphs").unwrap_or(false),
             dependent_launch: settings.switch("cuda-dependent-launch").unwrap_or(false),
-            fused: settings.switch("cuda-fused").unwrap_or(true),
+            fused_norms: settings.switch("cuda-fused-norms").unwrap_or(true),
+            fused_products: settings.switch("cuda-fused-products").unwrap_or(true),
             prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
             fused_decode: take.is("decode", "fused"),
             shaped_on_device: settings.switch("cuda-shaping").unwrap_or(true),

@@ -242,8 +242,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "cuda-dependent-launch", group: Engine, kind: Switch, preset: Is("false"),
         help: "CUDA: a step's kernels begin before the ones ahead of them have ended, ask for their weights and then wait \
                (programmatic dependent launch), on sm_90 and newer. It has not been measured." },
-    Opt { name: "cuda-fused", group: Engine, kind: Switch, preset: Is("true"),
-        help: "CUDA: residual sum and norm in one kernel, bias and activation with the product; off, a kernel for each." },
+    Opt { name: "cuda-fused-norms", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: a layer norm adds the residual sum before it in one kernel; off, a kernel for each." },
+    Opt { name: "cuda-fused-products", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CUDA: a product adds its bias and applies its activation; off, a kernel for each." },
     Opt { name: "cuda-shaping", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: penalties, logit biases and banned ids are applied by the device's sampler; off, by the host, which \
                such a step then waits for." },

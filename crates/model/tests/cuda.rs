@@ -413,7 +413,13 @@ fn the_goldens_come_out_with_every_switch() {
         fused(),
         CudaOptions { graphs: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..fused() },
         CudaOptions { graphs: false, measured_products: true, ..options() },
-        CudaOptions { fused: false, block_size: 4, kv: CudaKv::Size(KvSize::Blocks(1024)), ..options() },
+        CudaOptions {
+            fused_products: false,
+            block_size: 4,
+            kv: CudaKv::Size(KvSize::Blocks(1024)),
+            ..options()
+        },
+        CudaOptions { fused_norms: false, ..options() },
     ];
     for (index, options) in every_switch.iter().enumerate() {
         for name in &["tiny-b", "tiny-a"][..if index < 2 { 2 } else { 1 }] {

@@ -5,11 +5,12 @@
 //! holds the engine against the CPU engine in fp32, in a build that has one (feature `torch`), and `launches` every way
 //! of launching a step's kernels against one by one. `load` times how weights get to the device. `greedy` generates for
 //! benchmarks/gpu_reference.py to judge. `copy` and `steps` measure; `rates` times each kernel of a step by itself,
-//! `phases` looks into the fused step. All print one JSON object a line. Switches of `steps`: no-graphs, no-fused,
-//! plain-prefill, first-algorithm, fused (the fused decode step), dependent (launches), mixed-graphs, bf16, f32;
-//! penalised, logprobs and masked, which all rows then are; sampled (the API's defaults: temperature 1 and nothing cut
-//! off) and nucleus (top-k and top-p), where rows are greedy otherwise; host-sampler, which then does what the device's
-//! would. It also runs on the emulated device (kernels/emulation/build.sh), where times mean nothing.
+//! `phases` looks into the fused step. All print one JSON object a line. Switches of `steps`: no-graphs,
+//! no-fused-norms, no-fused-products, plain-prefill, first-algorithm, fused (the fused decode step), dependent
+//! (launches), mixed-graphs, bf16, f32; penalised, logprobs and masked, which all rows then are; sampled (the API's
+//! defaults: temperature 1 and nothing cut off) and nucleus (top-k and top-p), where rows are greedy otherwise;
+//! host-sampler, which then does what the device's would. It also runs on the emulated device
+//! (kernels/emulation/build.sh), where times mean nothing.
 
 mod agree;
 mod filled;
@@ -97,7 +98,8 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         graphs: true,
         mixed_graphs: false,
         dependent_launch: false,
-        fused: true,
+        fused_norms: true,
+        fused_products: true,
         prefill: PrefillAttention::Auto,
         decode: DecodePath::Graph,
         measured_products: true,

@@ -27,7 +27,8 @@ pub(super) struct Forward {
     pub(super) lanes: u32,
     /// The cache: `[layers, blocks, kv_heads, 2, block_size, head_dim]`.
     pub(super) cache: Span,
-    pub(super) fused: bool,
+    pub(super) fused_norms: bool,
+    pub(super) fused_products: bool,
     /// Whether prompt chunks go to the tensor-core kernel.
     pub(super) tiled: bool,
     /// The kernel that runs small decode steps whole, if it is asked for.
@@ -82,7 +83,8 @@ impl Forward {
             table_stride: sizes.table_stride,
             lanes: options.max_rows,
             cache: empty,
-            fused: options.fused,
+            fused_norms: options.fused_norms,
+            fused_products: options.fused_products,
             fused_decode: None,
             multiprocessors: device.facts().multiprocessors.max(1),
         })

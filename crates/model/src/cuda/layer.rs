@@ -124,7 +124,7 @@ impl Forward {
         activation: CudaActivation,
     ) -> Result<(), CudaError> {
         let args = self.product(tokens, linear, x, y);
-        if self.fused {
+        if self.fused_products {
             return stream.product(&Product { bias: linear.bias, activation, ..args });
         }
         stream.product(&args)?;
@@ -169,7 +169,7 @@ impl Forward {
         norm: Option<&Norm>,
     ) -> Result<Span, CudaError> {
         let (residual, normed) = (self.memory.residual, self.memory.normed);
-        if let (Some(before), Some(&Norm::Layer { weight, bias }), true) = (before, norm, self.fused) {
+        if let (Some(before), Some(&Norm::Layer { weight, bias }), true) = (before, norm, self.fused_norms) {
             let whole = self.layer_norm(tokens, weight, Some(bias), residual, Some(normed));
             stream.norm(&with_sum(whole, self.memory.delta, before))?;
             return Ok(normed);

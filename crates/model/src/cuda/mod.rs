@@ -110,8 +110,10 @@ pub struct CudaOptions {
     pub mixed_graphs: bool,
     /// A step's kernels begin before the ones ahead of them have ended (programmatic dependent launch).
     pub dependent_launch: bool,
-    /// Residual sum and norm in one kernel, bias and activation inside the product.
-    pub fused: bool,
+    /// A layer norm adds the residual sum before it in one kernel.
+    pub fused_norms: bool,
+    /// A product adds its bias and applies its activation.
+    pub fused_products: bool,
     /// Attention of prompt chunks.
     pub prefill: PrefillAttention,
     /// Small decode steps.
