@@ -71,6 +71,8 @@ pub struct PlanRequest {
     pub sets: BTreeMap<Role, BTreeSet<usize>>,
     /// Threads of the engine; absent: one per core of its set.
     pub engine_threads: Option<u32>,
+    /// The engine has no more threads than CPUs. Off, it has `engine_threads`, or one for each CPU of the machine.
+    pub thread_cap: bool,
     /// Spin time of processes that own their cores, in µs.
     pub spin_us: u32,
     /// The engine's threads spin for each other within a step, where nothing speaks against it.
@@ -291,7 +293,10 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
         let mut cpus: Vec<usize> = cores.iter().flat_map(|core| core.cpus.iter().copied()).collect();
         let owned = request.pin && cpus.iter().all(|cpu| users.get(cpu) == Some(&1));
         let threads = match peer.role {
-            Role::Engine => request.engine_threads.unwrap_or(cores.len() as u32),
+            Role::Engine => {
+                let own = if request.thread_cap { cores.len() } else { machine.cpus.len() };
+                request.engine_threads.unwrap_or(own as u32)
+            }
             Role::Frontend if owned => FRONTEND_THREADS_MAX.min(cpus.len() as u32),
             Role::Launcher | Role::Frontend | Role::Tokenizer | Role::Detokenizer => 1,
         };
@@ -300,7 +305,8 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
         }
         cpus.sort_unstable();
         let spin_us = if owned { request.spin_us } else { 0 };
-        Placement { peer, cpus, owned, threads, spin_us, step_spin: step_spin && threads > 1 }
+        let step_spin = step_spin && threads > 1 && threads as usize <= cpus.len();
+        Placement { peer, cpus, owned, threads, spin_us, step_spin }
     };
     let placements: Vec<Placement> = homes.iter().map(place).collect();
     let used: BTreeSet<usize> = placements.iter().flat_map(|p| p.cpus.iter().copied()).collect();
@@ -309,7 +315,7 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
 }
 
 fn too_many_threads(request: &PlanRequest, plan: &CpuPlan) -> Option<String> {
-    let threads = request.engine_threads?;
+    let threads = request.engine_threads.filter(|_| request.thread_cap)?;
     let engine = plan.placements.iter().find(|p| p.peer.role == Role::Engine)?;
     (threads as usize > engine.cpus.len()).then(|| {
         let cpus = show_cpu_set(engine.cpus.iter().copied());

@@ -213,6 +213,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels; on a GPU, of the conversion of its weights at start." },
+    Opt { name: "thread-cap", group: Engine, kind: Switch, preset: Is("true"),
+        help: "The engine has no more threads than the CPU plan gives it CPUs. Off, it has a thread for each CPU of the \
+               machine, or as many as engine-threads says: what a program has that sets nothing." },
     Opt { name: "linear", group: Engine, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("packed", &[]), choice("onednn", &[]), choice("plain", &[])],
                        refused: &[] },

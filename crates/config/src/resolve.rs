@@ -455,7 +455,8 @@ fn plan_cpus(
     let engine_threads = narrow("engine-threads").or((backend == Backend::Fake).then_some(1));
     let spin_us = narrow("spin-us").unwrap_or(0);
     let step_spin = settings.switch("step-spin").unwrap_or(true);
-    let request = PlanRequest { counts, sets, engine_threads, spin_us, step_spin, pin };
+    let thread_cap = settings.switch("thread-cap").unwrap_or(true);
+    let request = PlanRequest { counts, sets, engine_threads, thread_cap, spin_us, step_spin, pin };
     match cpu_plan::plan(machine, &request) {
         Ok(plan) => Some((plan, pin)),
         Err(plan_faults) => {

@@ -13,6 +13,7 @@ fn request() -> PlanRequest {
         counts,
         sets: BTreeMap::new(),
         engine_threads: None,
+        thread_cap: true,
         spin_us: 20,
         step_spin: true,
         pin: true,
@@ -165,6 +166,12 @@ fn threads_quota_and_no_pin() {
     assert_eq!(sketch(&plan(&eight, &asked).unwrap()), "3,4,5,6,7*x2 / 1* / 0* / 2*");
     let faults = plan(&Machine::uniform(1, 1), &asked).unwrap_err();
     assert!(faults.len() == 1 && faults[0].threads, "{faults:?}");
+    let uncapped = PlanRequest { thread_cap: false, ..request() };
+    let got = plan(&eight, &uncapped).unwrap();
+    assert_eq!(sketch(&got), "3,4,5,6,7*x8 / 1* / 0* / 2*");
+    assert!(got.placements.iter().all(|p| !p.step_spin), "threads that share a CPU do not spin for each other");
+    let got = plan(&Machine::uniform(1, 1), &PlanRequest { thread_cap: false, ..asked }).unwrap();
+    assert!(sketch(&got).starts_with("0x2 /"), "{}", sketch(&got));
     let loose = PlanRequest { pin: false, ..request() };
     let got = plan(&Machine::uniform(4, 1), &loose).unwrap();
     assert_eq!(sketch(&got), "0,1,2,3x3 / 0,1,2,3 / 0,1,2,3 / 0,1,2,3");
