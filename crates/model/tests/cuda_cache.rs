@@ -100,7 +100,9 @@ fn a_copied_beginning_is_as_good_as_a_computed_one() {
         ..ModelOptions::default()
     };
     let mut cpu = load(&fixture("tiny-a"), &cpu).unwrap();
-    for options in [options(), CudaOptions { graphs: false, fused_norms: false, fused_products: false, ..options() }] {
+    for options in
+        [options(), CudaOptions { graphs: false, fused_norms: false, fused_products: false, ..options() }]
+    {
         let mut model = ready("tiny-a", &options);
         // One token more than is shared makes a decode row, and with it a replayed graph, of a step with copies.
         for (shared, len, path) in [

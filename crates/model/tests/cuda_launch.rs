@@ -71,7 +71,14 @@ fn the_way_of_launching_changes_no_bit() {
         (CudaDtype::F32, false, DecodePath::Graph, &every_way[1..2]),
         (CudaDtype::Bf16, true, DecodePath::Fused, &every_way[2..]),
     ] {
-        let plain = CudaOptions { dtype, fused, decode, graphs: false, ..options() };
+        let plain = CudaOptions {
+            dtype,
+            fused_norms: fused,
+            fused_products: fused,
+            decode,
+            graphs: false,
+            ..options()
+        };
         let mut model = ready(&folder, &plain);
         let want = (ids(&mut model), logits(&mut model));
         for &(graphs, dependent_launch) in ways {

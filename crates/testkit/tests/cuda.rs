@@ -113,7 +113,10 @@ fn the_emulated_device_gives_the_text_of_the_cpu() {
     for (switches, ready) in [
         // The device's own choice is overlap.
         (&[][..], "overlap on"),
-        (&["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused-norms", "--no-cuda-fused-products"], "overlap off"),
+        (
+            &["--no-overlap", "--no-cuda-graphs", "--no-cuda-fused-norms", "--no-cuda-fused-products"],
+            "overlap off",
+        ),
         (
             &["--no-cuda-shaping", "--no-cuda-logprobs", "--no-cuda-masks", "--no-jitter-control"],
             "overlap on",

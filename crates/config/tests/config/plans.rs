@@ -169,7 +169,10 @@ fn threads_quota_and_no_pin() {
     let uncapped = PlanRequest { thread_cap: false, ..request() };
     let got = plan(&eight, &uncapped).unwrap();
     assert_eq!(sketch(&got), "3,4,5,6,7*x8 / 1* / 0* / 2*");
-    assert!(got.placements.iter().all(|p| !p.step_spin), "threads that share a CPU do not spin for each other");
+    assert!(
+        got.placements.iter().all(|p| !p.step_spin),
+        "threads that share a CPU do not spin for each other"
+    );
     let got = plan(&Machine::uniform(1, 1), &PlanRequest { thread_cap: false, ..asked }).unwrap();
     assert!(sketch(&got).starts_with("0x2 /"), "{}", sketch(&got));
     let loose = PlanRequest { pin: false, ..request() };
