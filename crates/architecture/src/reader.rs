@@ -326,10 +326,12 @@ impl Reader<'_> {
         Mlp { inner, gated: true, activation, bias: false }
     }
 
-    /// Heads, KV heads and the width of a head under the common names, with these defaults.
+    /// Heads, KV heads and the width of a head under the common names, with these defaults of the family. Where the
+    /// number of KV heads is null, each head has its own; where it is absent, that is so without a default.
     pub(crate) fn heads(&mut self, hidden: u32, defaults: [Option<u32>; 3]) -> [u32; 3] {
         let heads = self.width("num_attention_heads", defaults[0]);
-        let kv_heads = self.width("num_key_value_heads", defaults[1].or(Some(heads)));
+        let kv_default = defaults[1].filter(|_| !self.has_null("num_key_value_heads"));
+        let kv_heads = self.width("num_key_value_heads", kv_default.or(Some(heads)));
         if !heads.is_multiple_of(kv_heads) {
             self.fault(format!("num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"));
         }

@@ -93,6 +93,33 @@ fn what_each_family_changes_of_llama() {
     assert_eq!(olmo2.attention.qk_norm, QkNorm::Whole);
 }
 
+/// A class may have KV heads and a width of heads of its own for a file that lacks the key; null means each head's own.
+#[test]
+fn heads_that_the_file_does_not_name_are_those_of_the_class() {
+    for (model_type, absent, null) in [
+        ("llama", [32, 32, 2], [32, 32, 2]),
+        ("mistral", [32, 8, 2], [32, 32, 2]),
+        ("smollm3", [32, 4, 2], [32, 32, 2]),
+        ("qwen2", [32, 32, 2], [32, 32, 2]),
+        ("qwen3", [32, 32, 128], [32, 32, 128]),
+        ("gemma2", [32, 4, 256], [32, 32, 256]),
+    ] {
+        let heads = |keys: Value| {
+            let mut keys = config(model_type, keys);
+            let map = keys.as_object_mut().expect("an object");
+            map.retain(|_, value| *value != json!("absent"));
+            let found = architecture(&keys).attention;
+            [found.heads, found.kv_heads, found.head_dim]
+        };
+        let shape = |kv_heads: Value| {
+            json!({"hidden_size": 64, "num_attention_heads": 32, "num_key_value_heads": kv_heads,
+                "head_dim": null})
+        };
+        assert_eq!(heads(shape(json!("absent"))), absent, "{model_type}");
+        assert_eq!(heads(shape(json!(null))), null, "{model_type}");
+    }
+}
+
 #[test]
 fn phi3_means_longrope_whatever_it_says() {
     for kind in ["su", "yarn", "longrope"] {

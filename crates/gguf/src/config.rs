@@ -146,7 +146,12 @@ pub(crate) fn config(header: &Header, path: &Path) -> Result<Json, Error> {
         "eos_token_id": crate::tokenizer::ends(header)?,
         "bos_token_id": crate::tokenizer::begin(header)?,
     });
-    if let Some(width) = keys.head_dim()? {
+    let width = match keys.head_dim()? {
+        // llama.cpp divides; a config.json without the key means the width that Qwen3's class has.
+        None if architecture == "qwen3" => Some(keys.needed("embedding_length")? / heads),
+        width => width,
+    };
+    if let Some(width) = width {
         config["head_dim"] = width.into();
     }
     if let Some(scaling) = scaling(&keys, path, positions)? {

@@ -7,7 +7,7 @@ use crate::reader::Reader;
 use crate::rope_keys::RopeRule;
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
-    let mut found = llama::base(reader, "granite", RopeRule::common);
+    let mut found = llama::base(reader, "granite", [None; 2], RopeRule::common);
     let bias = reader.flag("attention_bias", false);
     found.attention.qkv_bias = bias;
     found.attention.out_bias = bias;

@@ -6,7 +6,7 @@ use crate::rope_keys::RopeRule;
 use crate::{Architecture, Attention, Head, Names, Norm, NormKind, NormPlaces, Position, QkNorm};
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
-    let mut found = base(reader, "llama", RopeRule::common);
+    let mut found = base(reader, "llama", [None; 2], RopeRule::common);
     let bias = reader.flag("attention_bias", false);
     found.attention.qkv_bias = bias;
     found.attention.out_bias = bias;
@@ -14,16 +14,18 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     found
 }
 
-/// What Llama's relatives start from: no bias, no window, one rotation in every layer.
+/// What Llama's relatives start from: no bias, no window, one rotation in every layer. The class's own number of KV
+/// heads and width of a head, if it has any, hold where the file has no such key.
 pub(super) fn base(
     reader: &mut Reader<'_>,
     family: &'static str,
+    [kv_heads, head_dim]: [Option<u32>; 2],
     rope: impl Fn(u32) -> RopeRule,
 ) -> Architecture {
     let hidden = reader.width("hidden_size", None);
     let vocab = reader.vocab();
     let layers = reader.layers("num_hidden_layers");
-    let [heads, kv_heads, head_dim] = reader.heads(hidden, [None; 3]);
+    let [heads, kv_heads, head_dim] = reader.heads(hidden, [None, kv_heads, head_dim]);
     let (rotary, context) = reader.rope(rope(head_dim));
     let scale = inverse_root(f64::from(head_dim));
     Architecture {

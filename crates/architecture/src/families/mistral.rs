@@ -9,7 +9,7 @@ use crate::rope_keys::RopeRule;
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     reader.refuse("attention_bias");
     reader.refuse("mlp_bias");
-    let mut found = llama::base(reader, "mistral", RopeRule::common);
+    let mut found = llama::base(reader, "mistral", [Some(8), None], RopeRule::common);
     let window = reader.window();
     // `MistralModel` gives every layer the same mask, whatever `layer_types` says.
     let sliding = reader.sliding(found.layers.len() as u32, |_| window.is_some());

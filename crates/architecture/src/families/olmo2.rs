@@ -15,7 +15,7 @@ const NAMES: Names = Names {
 };
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
-    let mut found = llama::base(reader, "olmo2", RopeRule::common);
+    let mut found = llama::base(reader, "olmo2", [None; 2], RopeRule::common);
     let bias = reader.flag("attention_bias", false);
     found.attention.qkv_bias = bias;
     found.attention.out_bias = bias;

@@ -16,7 +16,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
         trained: Some(4096),
         ..RopeRule::common(head_dim)
     };
-    let mut found = llama::base(reader, "phi3", rule);
+    let mut found = llama::base(reader, "phi3", [None; 2], rule);
     if reader.get("rms_norm_eps").is_none() {
         found.norm.epsilon = 1e-5;
     }

@@ -7,13 +7,13 @@ use crate::rope_keys::RopeRule;
 use crate::{Architecture, QkNorm};
 
 pub(super) fn read_qwen2(reader: &mut Reader<'_>) -> Architecture {
-    let mut found = windowed(reader, "qwen2");
+    let mut found = windowed(reader, "qwen2", None);
     found.attention.qkv_bias = true;
     found
 }
 
 pub(super) fn read_qwen3(reader: &mut Reader<'_>) -> Architecture {
-    let mut found = windowed(reader, "qwen3");
+    let mut found = windowed(reader, "qwen3", Some(128));
     let bias = reader.flag("attention_bias", false);
     found.attention.qkv_bias = bias;
     found.attention.out_bias = bias;
@@ -22,8 +22,8 @@ pub(super) fn read_qwen3(reader: &mut Reader<'_>) -> Architecture {
 }
 
 /// Layers from `max_window_layers` on have a window, if there are windows at all.
-fn windowed(reader: &mut Reader<'_>, family: &'static str) -> Architecture {
-    let mut found = llama::base(reader, family, RopeRule::common);
+fn windowed(reader: &mut Reader<'_>, family: &'static str, head_dim: Option<u32>) -> Architecture {
+    let mut found = llama::base(reader, family, [Some(32), head_dim], RopeRule::common);
     if !reader.flag("use_sliding_window", false) {
         return found;
     }

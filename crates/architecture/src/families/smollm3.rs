@@ -8,7 +8,7 @@ use crate::rope_keys::RopeRule;
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     let rule = |head_dim| RopeRule { theta: 2_000_000.0, ..RopeRule::common(head_dim) };
-    let mut found = llama::base(reader, "smollm3", rule);
+    let mut found = llama::base(reader, "smollm3", [Some(4), None], rule);
     let bias = reader.flag("attention_bias", false);
     found.attention.qkv_bias = bias;
     found.attention.out_bias = bias;
