@@ -4,6 +4,9 @@ use crate::reader::{CONTEXT_MAX, Reader};
 use crate::{Context, Rotary, Scaling};
 use serde_json::{Map, Value};
 
+/// Positions of the training, for rotations that stretch them.
+const TRAINED: &str = "original_max_position_embeddings";
+
 /// What the rules for rotary embeddings start from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RopeRule {
@@ -82,9 +85,14 @@ impl Reader<'_> {
         if !dim.is_multiple_of(2) || dim == 0 {
             inner.fault(format!("{dim} columns of a head cannot be rotated in pairs"));
         }
-        let trained = ["original_max_position_embeddings"].into_iter().find_map(|key| {
-            let value = top.get(key).or_else(|| keys.get(key))?.as_f64()?;
-            (1.0..=f64::from(CONTEXT_MAX)).contains(&value).then_some(value as u32)
+        // Beside the dict it counts more than inside.
+        let given = [top, keys].into_iter().find_map(|map| map.get(TRAINED).filter(|value| !value.is_null()));
+        let trained = given.and_then(|value| {
+            let number = value.as_f64().filter(|number| (1.0..=f64::from(CONTEXT_MAX)).contains(number));
+            if number.is_none() {
+                inner.fault(format!("{TRAINED} is {value}; expected a number from 1 to {CONTEXT_MAX}"));
+            }
+            number.map(|number| number as u32)
         });
         let trained = trained.or(rule.trained).unwrap_or(positions);
         let scaling = inner.scaling(rule, dim, positions, trained);

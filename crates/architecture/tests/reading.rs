@@ -218,6 +218,11 @@ fn what_is_not_supported_is_refused_by_its_key() {
         ("llama", json!({"rope_scaling": {"rope_type": "linear", "factor": -1}}), "factor is -1"),
         ("llama", json!({"rope_scaling": "linear"}), "rope_scaling is not an object"),
         ("llama", json!({"rope_scaling": lists(3)}), "short_factor is not a list of 4"),
+        (
+            "llama",
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": "32"}}),
+            "original_max_position_embeddings is \"32\"; expected a number",
+        ),
         ("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5"),
         ("llama", json!({"rope_parameters": {"full_attention": {}}}), "rope_parameters.full_attention"),
         ("phi3", json!({"rope_scaling": {"type": "linear", "factor": 2}}), "rope_type \"linear\""),
@@ -274,8 +279,11 @@ fn yarn_dynamic_and_linear_stretch_the_context() {
     assert_eq!(dynamic.context.default, 128);
     let [short, long] = [64, 128].map(|served| rotaries(&dynamic)[0].frequencies(served).inverse[1]);
     assert!(short == 0.1 && long < short, "{short} {long}");
-    let yarn = with(json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}));
+    let scaling = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+    let yarn = with(scaling.clone());
     assert_eq!(yarn.context.max, 128);
+    let beside = json!({"rope_scaling": scaling, "original_max_position_embeddings": null});
+    assert_eq!(architecture(&config("llama", beside)), yarn);
     let Scaling::Yarn { attention_factor, .. } = rotaries(&yarn)[0].scaling else { panic!("{yarn:?}") };
     assert!((attention_factor - (0.1 * 4f32.ln() + 1.0)).abs() < 1e-6);
 }
