@@ -72,6 +72,10 @@ fn what_each_family_changes_of_llama() {
     assert_eq!(windows(&qwen2), [None; 4]);
     let keys = json!({"sliding_window": 9, "max_window_layers": 2, "use_sliding_window": true});
     assert_eq!(windows(&architecture(&config("qwen2", keys))), [None, None, Some(9), Some(9)]);
+    let keys = json!({"sliding_window": null, "max_window_layers": 2, "use_sliding_window": true});
+    assert_eq!(windows(&architecture(&config("qwen2", keys))), [None; 4]);
+    let keys = json!({"max_window_layers": 3, "use_sliding_window": true});
+    assert_eq!(windows(&architecture(&config("qwen2", keys))), [None, None, None, Some(4096)]);
     let qwen3 = architecture(&config("qwen3", json!({"head_dim": 16, "tie_word_embeddings": true})));
     assert_eq!((qwen3.attention.qk_norm, qwen3.query_width()), (QkNorm::PerHead, 96));
     assert!(qwen3.head.tied);
