@@ -119,7 +119,7 @@ pub fn ids(value: &Value, vocab: u32) -> Vec<u32> {
     ids
 }
 
-/// The family that `model_type` names; of a multimodal model, that of its `text_config`.
+/// The family that `model_type` names; of a multimodal model, that of its `text_config`, which need not name it.
 fn family_of(
     config: &Map<String, Value>,
 ) -> Option<(&'static families::Family, Option<&Map<String, Value>>)> {
@@ -132,13 +132,26 @@ fn family_of(
     }
     let wrapper = config.get("model_type")?.as_str()?;
     let inner = config.get("text_config")?.as_object()?;
-    let family = named(inner)?;
+    let family = match inner.get("model_type").filter(|name| !name.is_null()) {
+        Some(_) => named(inner)?,
+        None => wrapped_in(wrapper)?,
+    };
     family.wrappers.contains(&wrapper).then_some((family, Some(inner)))
+}
+
+/// The family of the text of this multimodal model.
+fn wrapped_in(wrapper: &str) -> Option<&'static families::Family> {
+    FAMILIES.iter().find(|family| family.wrappers.contains(&wrapper))
 }
 
 fn unknown_type(config: &Map<String, Value>) -> String {
     let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
     let supported = names.join(", ");
+    // Of a multimodal model whose text could be served, the text's own is what is not supported.
+    let wrapper = config.get("model_type").and_then(Value::as_str).and_then(wrapped_in);
+    if let Some(other) = wrapper.and(config.get("text_config")).and_then(|text| text.get("model_type")) {
+        return format!("text_config.model_type {other} is not supported; supported: {supported}");
+    }
     match config.get("model_type") {
         Some(other) => format!("model_type {other} is not supported; supported: {supported}"),
         None => format!("has no model_type; supported: {supported}"),

@@ -181,6 +181,9 @@ fn gemma_in_both_dialects_and_wrapped() {
     let wrapped = architecture(&wrapper);
     assert_eq!((wrapped.layers.clone(), wrapped.stop_ids.clone()), (model.layers, vec![1, 106]));
     assert_eq!(wrapped.names.head_prefixes, ["", "language_model."]);
+    let mut nameless = wrapper.clone();
+    nameless["text_config"].as_object_mut().expect("an object").remove("model_type");
+    assert_eq!(architecture(&nameless), wrapped);
 }
 
 #[test]
@@ -256,6 +259,11 @@ fn what_is_not_supported_is_refused_by_its_key() {
         ("smollm3", json!({"no_rope_layers": [1]}), "no_rope_layers is [1]; expected 4 numbers"),
         ("mixtral", json!({}), "model_type \"mixtral\" is not supported; supported: gpt2, llama"),
         ("qwen2_vl", json!({"text_config": {"model_type": "qwen2"}}), "model_type \"qwen2_vl\""),
+        (
+            "mistral3",
+            json!({"text_config": {"model_type": "ministral3"}}),
+            "text_config.model_type \"ministral3\" is not supported; supported: gpt2",
+        ),
     ] {
         let config = config(model_type, keys);
         let faults = read(config.as_object().expect("an object")).expect_err(part);
