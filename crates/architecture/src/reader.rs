@@ -85,7 +85,7 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
 pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
     let inner = config.get("text_config").and_then(Value::as_object);
     let mut reader = Reader::new(inner.unwrap_or(config));
-    let context = reader.context_of(&["n_positions", "n_ctx", "max_position_embeddings"]);
+    let context = reader.positions_of(&["n_positions", "n_ctx", "max_position_embeddings"]).min(CONTEXT_MAX);
     let vocab = reader.vocab();
     let list = |key: &str| config.get(key).map(|value| ids(value, vocab)).unwrap_or_default();
     let (stop_ids, begin_id) = (list("eos_token_id"), list("bos_token_id").first().copied());
@@ -239,10 +239,10 @@ impl Reader<'_> {
         self.number("vocab_size", VOCAB_MAX, default)
     }
 
-    /// The context's length under the first of these names that the file has.
-    pub(crate) fn context_of(&mut self, keys: &[&str]) -> u32 {
+    /// The positions that the file names under the first of these keys that it has. They may be more than are served.
+    pub(crate) fn positions_of(&mut self, keys: &[&str]) -> u32 {
         match keys.iter().find(|key| self.get(key).is_some()) {
-            Some(key) => self.number(key, CONTEXT_MAX, None),
+            Some(key) => self.number(key, u32::MAX, None),
             None => {
                 self.fault(format!("has no {}", keys.join(" or ")));
                 1

@@ -30,7 +30,7 @@ impl RopeRule {
 impl Reader<'_> {
     /// The one rotation of a model, and the context that follows from it.
     pub(crate) fn rope(&mut self, rule: RopeRule) -> (Rotary, Context) {
-        let positions = self.context_of(&["max_position_embeddings"]);
+        let positions = self.positions_of(&["max_position_embeddings"]);
         let empty = Map::new();
         let is_some = |value: &&Map<String, Value>| !value.is_empty();
         let dict = |key: &str| self.map.get(key).and_then(Value::as_object).filter(is_some);
@@ -61,7 +61,7 @@ impl Reader<'_> {
             Scaling::Default | Scaling::Llama3 { .. } => whole(positions),
             Scaling::Linear { factor } | Scaling::Dynamic { factor, .. } => whole(times(positions, *factor)),
             Scaling::Yarn { factor, trained, .. } => whole(positions.max(times(*trained, *factor))),
-            Scaling::Long { trained, .. } => Context { default: positions.min(*trained), max: positions },
+            Scaling::Long { trained, .. } => Context { default: whole(positions).max.min(*trained), ..whole(positions) },
         }
     }
 

@@ -287,6 +287,9 @@ fn facts_of_a_family_that_is_not_run() {
 fn yarn_dynamic_and_linear_stretch_the_context() {
     let with = |scaling: Value| architecture(&config("llama", json!({"rope_scaling": scaling})));
     assert_eq!(with(json!({"rope_type": "linear", "factor": 2.5})).context.max, 160);
+    // More than is served is no fault.
+    let long = architecture(&config("llama", json!({"max_position_embeddings": 4_194_304})));
+    assert_eq!(long.context, Context { default: 1 << 20, max: 1 << 20 });
     let dynamic = with(json!({"rope_type": "dynamic", "factor": 2.0}));
     assert_eq!(dynamic.context.default, 128);
     let [short, long] = [64, 128].map(|served| rotaries(&dynamic)[0].frequencies(served).inverse[1]);

@@ -1,7 +1,7 @@
 //! GPT-2: learned positions, layer norms, products with biases stored as `[in, out]`.
 //! Mirrors `GPT2Config` and `GPT2Attention` in transformers' models/gpt2.
 
-use crate::reader::Reader;
+use crate::reader::{CONTEXT_MAX, Reader};
 use crate::{
     Activation, Architecture, Attention, Context, Head, Layer, Layout, Mlp, Names, Norm, NormKind,
     NormPlaces, Position, QkNorm,
@@ -24,7 +24,8 @@ const NAMES: Names = Names {
 };
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
-    let positions = reader.context_of(&["n_positions", "n_ctx", "max_position_embeddings"]);
+    let positions = reader.positions_of(&["n_positions", "n_ctx", "max_position_embeddings"]);
+    let context = positions.min(CONTEXT_MAX);
     let vocab = reader.vocab();
     let layers = reader.layers("n_layer");
     let (heads, hidden) = (reader.width("n_head", None), reader.width("n_embd", None));
@@ -40,7 +41,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
         family: "gpt2",
         hidden,
         vocab,
-        context: Context { default: positions, max: positions },
+        context: Context { default: context, max: context },
         embedding_multiplier: None,
         position: Position::Learned { count: positions },
         attention: Attention {

@@ -285,7 +285,7 @@ fn bad_files() {
             )),
             vec![
                 "config.json: has num_experts, which is not supported for this model_type",
-                "config.json: n_ctx is -1; expected a whole number from 1 to 1048576",
+                "config.json: n_ctx is -1; expected a whole number from 1 to 4294967295",
                 "config.json: vocab_size is \"big\"; expected a whole number from 1 to 1048576",
                 "config.json: n_layer is 0; expected a whole number from 1 to 4096",
                 "config.json: n_head 5 does not divide n_embd 64",
