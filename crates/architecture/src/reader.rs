@@ -72,6 +72,10 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
     found.stop_ids = id("eos_token_id").map(|value| ids(value, found.vocab)).unwrap_or_default();
     found.begin_id = id("bos_token_id").and_then(|value| ids(value, found.vocab).first().copied());
     if wrapped.is_some() {
+        // The head is the wrapper's: what it says of it counts more than what the text says.
+        let mut outer = Reader::new(config);
+        found.head.tied = outer.flag("tie_word_embeddings", found.head.tied);
+        reader.faults.append(&mut outer.faults);
         found.names.prefixes = &["model.language_model.", "language_model.model."];
         found.names.head_prefixes = &["", "language_model."];
     }

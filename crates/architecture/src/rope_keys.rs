@@ -61,7 +61,9 @@ impl Reader<'_> {
             Scaling::Default | Scaling::Llama3 { .. } => whole(positions),
             Scaling::Linear { factor } | Scaling::Dynamic { factor, .. } => whole(times(positions, *factor)),
             Scaling::Yarn { factor, trained, .. } => whole(positions.max(times(*trained, *factor))),
-            Scaling::Long { trained, .. } => Context { default: whole(positions).max.min(*trained), ..whole(positions) },
+            Scaling::Long { trained, .. } => {
+                Context { default: whole(positions).max.min(*trained), ..whole(positions) }
+            }
         }
     }
 

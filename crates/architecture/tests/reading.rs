@@ -181,6 +181,10 @@ fn gemma_in_both_dialects_and_wrapped() {
     let wrapped = architecture(&wrapper);
     assert_eq!((wrapped.layers.clone(), wrapped.stop_ids.clone()), (model.layers, vec![1, 106]));
     assert_eq!(wrapped.names.head_prefixes, ["", "language_model."]);
+    assert!(wrapped.head.tied);
+    let mut untied = wrapper.clone();
+    untied["tie_word_embeddings"] = false.into();
+    assert!(!architecture(&untied).head.tied);
     let mut nameless = wrapper.clone();
     nameless["text_config"].as_object_mut().expect("an object").remove("model_type");
     assert_eq!(architecture(&nameless), wrapped);

@@ -5,7 +5,7 @@ use crate::gguf::GgufTensor;
 use crate::load::LoadError;
 use crate::prequantized::{self, Affine, PARTS, Parts, Raw, Weight};
 use crate::weigh::StoredWeights;
-use pinion_architecture::Packed;
+use pinion_architecture::{Architecture, Packed};
 use pinion_ops::MappedFile;
 use pinion_ops::quantized::WeightForm;
 use safetensors::{Dtype, SafeTensors};
@@ -148,6 +148,36 @@ impl Checkpoint {
             Some(full) => Ok(full),
             None => Err(self.fault(name, "missing".into())),
         }
+    }
+
+    /// Full names of the tensors of the embeddings and of the head. They are one where the head is tied, whichever of
+    /// the two the files have; if they have both, with different numbers, the head is its own, as in transformers.
+    pub(crate) fn embedding_and_head(&self, model: &Architecture) -> Result<[String; 2], LoadError> {
+        let names = &model.names;
+        let embedding = self.full_name(names.prefixes, &format!("{}.weight", names.token_embedding));
+        let head = self.full_name(names.head_prefixes, &format!("{}.weight", names.head));
+        if !model.head.tied {
+            return Ok([embedding?, head?]);
+        }
+        let shape = [model.vocab as usize, model.hidden as usize];
+        let has_shape = |name: &String| self.tensors.get(name).is_some_and(|entry| entry.shape == shape);
+        match (embedding, head.ok().filter(has_shape)) {
+            (Ok(embedding), Some(head)) if !self.are_equal(&embedding, &head) => Ok([embedding, head]),
+            (Ok(one), _) | (Err(_), Some(one)) => Ok([one.clone(), one]),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Whether two tensors have the same numbers in the same type.
+    fn are_equal(&self, one: &str, other: &str) -> bool {
+        let stored = |name: &str| {
+            let entry = self.tensors.get(name)?;
+            Some((entry.dtype, &self.files[entry.file].map.bytes()[entry.range.clone()]))
+        };
+        let are_equal = stored(one) == stored(other);
+        self.release(one);
+        self.release(other);
+        are_equal
     }
 
     /// The tensor of this full name, checked to have this shape and a floating-point dtype. One that is packed is

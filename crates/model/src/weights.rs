@@ -339,42 +339,38 @@ impl Reader<'_> {
         })
     }
 
-    fn head(&mut self, token_embedding: &Tensor) -> Result<Product, LoadError> {
+    /// The head from the tensor of this full name, which may be that of the `shared` embeddings.
+    fn head(&mut self, full: &str, shared: Option<&Tensor>) -> Result<Product, LoadError> {
         let model = self.model;
-        let (prefixes, name) = match model.head.tied {
-            true => (model.names.prefixes, model.names.token_embedding),
-            false => (model.names.head_prefixes, model.names.head),
-        };
-        let full = self.tensors.full_name_behind(prefixes, &format!("{name}.weight"))?;
         let (rows, inputs, threads) = (model.vocab, model.hidden, self.options.threads);
         let kept = match self.options.quantization {
-            Quantization::Checkpoint => self.tensors.exact_form(&full, rows, inputs)?,
+            Quantization::Checkpoint => self.tensors.exact_form(full, rows, inputs)?,
             _ => None,
         };
         if let Some(form) = kept {
             let mut weights = room(form, rows, inputs)?;
-            kept::pack(&mut self.tensors, &full, &mut weights, 0, rows, threads)?;
+            kept::pack(&mut self.tensors, full, &mut weights, 0, rows, threads)?;
             return self.quantized(weights, None, Fused::None);
         }
         if matches!(self.options.quantization, Quantization::Int8 | Quantization::Int4) {
             // The head keeps 8 bits: its logits are compared with one another, and 4 bits there cost the most loss
             // (0012).
             let mut weights = room(WeightForm::Int8, rows, inputs)?;
-            quantise(&mut self.tensors, &full, &mut weights, 0, rows, Layout::OutIn, threads)?;
+            quantise(&mut self.tensors, full, &mut weights, 0, rows, Layout::OutIn, threads)?;
             return self.quantized(weights, None, Fused::None);
         }
         if self.packs {
-            let names = [full];
+            let names = [full.to_owned()];
             let mut weights = packed::room(&self.tensors, &names, self.kind, rows, inputs)?;
             packed::pack(&mut self.tensors, &names[0], &mut weights, 0, rows, Layout::OutIn, threads)?;
             return self.packed(weights, None, Fused::None);
         }
-        if model.head.tied {
+        if let Some(token_embedding) = shared {
             self.bytes += (token_embedding.numel() * self.kind.elt_size_in_bytes()) as u64;
             let weight = token_embedding.f_to_kind(self.kind).map_err(tensor_error)?;
             return self.on_libtorch(&weight, None, Fused::None);
         }
-        let weight = self.whole(&full, &[model.vocab, model.hidden])?;
+        let weight = self.whole(full, &[model.vocab, model.hidden])?;
         self.on_libtorch(&weight, None, Fused::None)
     }
 }
@@ -432,7 +428,14 @@ impl Weights {
         let tensors = Tensors::new(checkpoint, model.names.prefixes, watch);
         let mut reader = Reader { tensors, model, kind, options, packs, bytes: 0 };
         let name = |part: &str| format!("{part}.weight");
-        let embedding = reader.tensors.weight(model.names.token_embedding)?;
+        let [embedding, head] = reader.tensors.embedding_and_head(model)?;
+        let is_shared = embedding == head;
+        if model.head.tied && !is_shared {
+            let told = format!(
+                "ties the head to the embeddings, but {head} has other numbers than they have, and is the head"
+            );
+            reader.tensors.tell_ignored(&[told]);
+        }
         let narrow = |stored: Kind| if kind == Kind::Float { stored } else { kind };
         let token_embedding = reader.whole_as(&embedding, &[model.vocab, model.hidden], narrow)?;
         let position_embedding = match model.position {
@@ -446,7 +449,7 @@ impl Weights {
             layers.push(reader.layer(layer)?);
         }
         let final_norm = reader.norm(model.names.final_norm)?;
-        let mut head = reader.head(&token_embedding)?;
+        let mut head = reader.head(&head, is_shared.then_some(&token_embedding))?;
         let head_name = name(model.names.head);
         reader.tensors.end(|name| model.head.tied && name.ends_with(&head_name))?;
         settle_rows(&mut layers, &mut head).map_err(backend)?;

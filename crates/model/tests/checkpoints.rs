@@ -77,6 +77,37 @@ fn a_load_tells_how_far_it_is_and_what_is_not_used() {
     assert_eq!(ignored, [reason]);
 }
 
+/// As in transformers: a tied model's files may have the one tensor under either name, or both with their own numbers.
+#[test]
+fn a_tied_head_that_differs_is_the_head() {
+    let mut golden = golden("llama-llama3");
+    let tied = logits(&mut *load(&folder("tied", &golden).0, &options()).unwrap());
+    let mut file = safetensors(golden.tensors.iter());
+    let name = br#""model.embed_tokens.weight""#;
+    let at = file.windows(name.len()).position(|part| part == name).unwrap();
+    let other = format!("{:width$}", r#""lm_head.weight""#, width = name.len());
+    file[at..at + name.len()].copy_from_slice(other.as_bytes());
+    let renamed = folder("renamed", &golden);
+    renamed.write("model.safetensors", &file);
+    assert_eq!(logits(&mut *load(&renamed.0, &options()).unwrap()), tied);
+
+    // The numbers of a tensor follow from its name.
+    let table = golden.tensors["model.embed_tokens.weight"].clone();
+    golden.tensors.insert("lm_head.weight".to_owned(), table);
+    let mut told = Vec::new();
+    let mut watch = |event: LoadEvent<'_>| {
+        if let LoadEvent::Ignored(reasons) = event {
+            told.extend_from_slice(reasons);
+        }
+    };
+    let both = logits(&mut *load_watched(&folder("both", &golden).0, &options(), &mut watch).unwrap());
+    assert!(told.len() == 1 && told[0].contains("lm_head.weight has other numbers"), "{told:?}");
+    golden.config.insert("tie_word_embeddings".to_owned(), false.into());
+    let untied = logits(&mut *load(&folder("untied", &golden).0, &options()).unwrap());
+    assert_eq!(both, untied);
+    assert_ne!(both, tied);
+}
+
 fn fault(folder: &Folder) -> String {
     match load(&folder.0, &options()) {
         Ok(_) => panic!("it loaded"),

@@ -266,7 +266,8 @@ impl Weights {
         };
         let (names, table) = (&model.names, [model.vocab, model.hidden]);
         let weight = |name: &str| format!("{name}.weight");
-        let token_embedding = reader.named(&weight(names.token_embedding), &table)?;
+        let [embedding, head] = reader.checkpoint.embedding_and_head(model)?;
+        let token_embedding = reader.tensor(&[""], &embedding, &table)?;
         let position_embedding = match model.position {
             Position::Rotary(_) => None,
             Position::Learned { count } => {
@@ -276,9 +277,9 @@ impl Weights {
         let angles = reader.angles(shape.max_context)?;
         let layers = (0..model.layers.len()).map(|layer| reader.layer(layer)).collect::<Result<_, _>>()?;
         let norm_final = reader.norm(names.final_norm)?;
-        let head = match model.head.tied {
+        let head = match head == embedding {
             true => token_embedding,
-            false => reader.tensor(names.head_prefixes, &weight(names.head), &table)?,
+            false => reader.tensor(&[""], &head, &table)?,
         };
         let bytes = reader.bytes;
         Ok(Weights { token_embedding, position_embedding, angles, layers, norm_final, head, bytes })

@@ -3,6 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, Stored};
 use crate::load::{LoadError, LoadEvent};
+use pinion_architecture::Architecture;
 use pinion_ops::quantized::WeightForm;
 use safetensors::Dtype;
 
@@ -23,7 +24,7 @@ impl<'a> Tensors<'a> {
     }
 
     pub(super) fn full_name(&self, name: &str) -> Result<String, LoadError> {
-        self.full_name_behind(self.prefixes, name)
+        self.checkpoint.full_name(self.prefixes, name)
     }
 
     /// The full name of the weight of a product, a norm or an embedding.
@@ -31,9 +32,9 @@ impl<'a> Tensors<'a> {
         self.full_name(&format!("{part}.weight"))
     }
 
-    /// The full name behind one of other prefixes than the family's.
-    pub(super) fn full_name_behind(&self, prefixes: &[&str], name: &str) -> Result<String, LoadError> {
-        self.checkpoint.full_name(prefixes, name)
+    /// See [`Checkpoint::embedding_and_head`].
+    pub(super) fn embedding_and_head(&self, model: &Architecture) -> Result<[String; 2], LoadError> {
+        self.checkpoint.embedding_and_head(model)
     }
 
     pub(super) fn dtype(&self, full: &str) -> Option<Dtype> {
@@ -80,6 +81,11 @@ impl<'a> Tensors<'a> {
         self.checkpoint.release(full);
         let (done, total) = self.checkpoint.progress();
         (self.watch)(LoadEvent::Bytes { done, total });
+    }
+
+    /// Tells of what the model's configuration says and its weights contradict.
+    pub(super) fn tell_ignored(&mut self, reasons: &[String]) {
+        (self.watch)(LoadEvent::Ignored(reasons));
     }
 
     /// Tells of tensors that nothing used, but for those that are known to be superfluous.
