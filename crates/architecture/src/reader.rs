@@ -307,6 +307,13 @@ impl Reader<'_> {
     fn packed(&mut self, whole: &Map<String, Value>, layout: Layout) -> Option<Packed> {
         let is_there =
             |value: &&Value| !value.is_null() && value.as_object().is_none_or(|map| !map.is_empty());
+        if self.map.get("quantization").filter(is_there).is_some() {
+            // With or without a quantization_config beside it.
+            let reason = "has quantization, which is MLX's packing of weights and not supported; take the checkpoint \
+                          that it was made from";
+            self.fault(reason.into());
+            return None;
+        }
         let keys = ["quantization_config", "compression_config"];
         let found = keys
             .into_iter()

@@ -258,6 +258,7 @@ fn what_is_not_supported_is_refused_by_its_key() {
             "does not divide hidden_size 48",
         ),
         ("llama", json!({"head_dim": 1024}), "head_dim of 1024"),
+        ("llama", json!({"quantization": {"group_size": 64, "bits": 4}}), "has quantization, which is MLX's"),
         ("llama", json!({"vocab_size": 0}), "vocab_size is 0"),
         ("llama", json!({"max_position_embeddings": null}), "has no max_position_embeddings"),
         ("smollm3", json!({"no_rope_layers": [1]}), "no_rope_layers is [1]; expected 4 numbers"),
