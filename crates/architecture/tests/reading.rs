@@ -379,6 +379,22 @@ fn what_a_family_does_not_have_is_told() {
             vec![],
         ),
         ("llama", json!({"architectures": ["LlamaForCausalLM"]}), vec![]),
+        ("gemma3_text", json!({"architectures": ["Gemma3ForCausalLM"], "rope_interleaved": false}), vec![]),
+        (
+            "llama",
+            json!({"architectures": ["BitnetForCausalLM"]}),
+            vec!["architectures names BitnetForCausalLM;"],
+        ),
+        (
+            "qwen2",
+            json!({"dual_chunk_attention_config": {"chunk_size": 32}}),
+            vec!["dual_chunk_attention_config is {"],
+        ),
+        (
+            "qwen3",
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.88}}),
+            vec!["attn_factor is 0.88;"],
+        ),
         (
             "llama",
             json!({"architectures": ["LlamaForSequenceClassification"]}),

@@ -73,7 +73,8 @@ fn a_load_tells_how_far_it_is_and_what_is_not_used() {
     // All but the three extra vectors of 48 numbers.
     assert_eq!(last.1 - last.0, 3 * 48 * 4);
     assert_eq!(unused, ["model.stray.weight"]);
-    let reason = "final_logit_softcapping is 30; no model of the model_type llama has it, and it is ignored";
+    let reason =
+        "final_logit_softcapping is 30; models of the model_type llama are served without it: it is ignored";
     assert_eq!(ignored, [reason]);
 }
 
