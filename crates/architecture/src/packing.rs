@@ -143,22 +143,23 @@ impl<'a> Keys<'a> {
         self.only(key, &both, Some(default.into())) == Some(Value::Bool(true))
     }
 
-    /// Two sizes of a block.
+    /// Two sizes of a block, as a list or, of older compressed-tensors, as `128x128`.
     fn block(&mut self, key: &str) -> Option<[u32; 2]> {
         let value = self.get(key)?;
-        let sizes: Option<Vec<u32>> = value
-            .as_array()
-            .map(|list| {
-                list.iter().filter_map(Value::as_u64).filter(|n| (1..=1 << 20).contains(n)).map(|n| n as u32)
-            })
-            .map(Iterator::collect);
-        match sizes.as_deref() {
-            Some(&[outputs, inputs]) => Some([outputs, inputs]),
-            _ => {
-                self.fault(key, &format!("is {value}; expected two numbers of outputs and inputs"));
-                None
-            }
+        let sizes: Vec<Option<u64>> = match value {
+            Value::Array(list) => list.iter().map(Value::as_u64).collect(),
+            Value::String(text) => text.split('x').map(|size| size.parse().ok()).collect(),
+            _ => Vec::new(),
+        };
+        let size = |size: Option<u64>| size.filter(|n| (1..=1 << 20).contains(n)).map(|n| n as u32);
+        let found = match sizes.as_slice() {
+            &[outputs, inputs] => size(outputs).zip(size(inputs)),
+            _ => None,
+        };
+        if found.is_none() {
+            self.fault(key, &format!("is {value}; expected two numbers of outputs and inputs"));
         }
+        found.map(|(outputs, inputs)| [outputs, inputs])
     }
 }
 

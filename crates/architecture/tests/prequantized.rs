@@ -26,6 +26,7 @@ fn the_forms_that_are_read() {
         json!({"num_bits": 4, "type": "int", "symmetric": false, "strategy": "group", "group_size": 128});
     let int8 = json!({"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel"});
     let block = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]});
+    let old_block = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "128x64"});
     let integers = Packing::PackedIntegers { bits: 4, is_symmetric: false };
     for (quantization, method, packing, group) in [
         (
@@ -69,6 +70,12 @@ fn the_forms_that_are_read() {
             compressed("float-quantized", block),
             "compressed-tensors",
             Packing::Float8 { block: Some([128, 128]) },
+            None,
+        ),
+        (
+            compressed("float-quantized", old_block),
+            "compressed-tensors",
+            Packing::Float8 { block: Some([128, 64]) },
             None,
         ),
     ] {
@@ -123,6 +130,7 @@ fn what_is_not_read_is_refused_by_its_key() {
         (json!({"quant_method": "gptq", "bits": 4, "dynamic": {"lm_head": {}}}), "dynamic is not supported"),
         (json!({"quant_method": "fp8", "fmt": "e5m2"}), "fmt \"e5m2\""),
         (json!({"quant_method": "fp8", "weight_block_size": [128]}), "weight_block_size is [128]"),
+        (json!({"quant_method": "fp8", "weight_block_size": "128"}), "weight_block_size is \"128\""),
         (json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), "weight_block_size is [0,128]"),
         (json!({"quant_method": "compressed-tensors"}), "config_groups is absent"),
         (compressed("pack-quantized", json!(null)), "config_groups quantise no weights"),
