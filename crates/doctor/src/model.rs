@@ -139,6 +139,9 @@ fn remedy_of(found: &str) -> &'static str {
             "pytorch_model.bin",
             "Convert the weights to safetensors, or take a revision of the model that has them.",
         ),
+        ("is not read; ", "Do what it says: the folder has this in another form."),
+        ("quantization_config.", "Take the unquantised model, or one in a form that docs/MODELS.md names."),
+        ("has quantization, ", "Take the unquantised model, or one in a form that docs/MODELS.md names."),
         ("is not supported", "Choose a model of a family in docs/MODELS.md."),
         ("is missing", "Complete the folder: `pinion pull ORG/NAME` downloads every file that is needed."),
     ];
@@ -296,7 +299,13 @@ mod tests {
         for (reason, says) in [
             ("no such folder; a Hugging Face folder is expected", "config.json"),
             ("is missing; pytorch_model.bin is not read", "Convert"),
-            ("model_type \"x\" is not supported; supported: gpt2", "docs/MODELS.md"),
+            ("model_type \"x\" is not supported; supported: gpt2", "a family in docs/MODELS.md"),
+            (
+                "quantization_config.quant_method hqq is not supported; supported: awq",
+                "Take the unquantised model",
+            ),
+            ("/m/tokenizer.json: is missing; tekken.json is not read; take", "Do what it says"),
+            ("is missing; consolidated.safetensors is not read; it", "Do what it says"),
             ("is not valid JSON", "Mend"),
         ] {
             assert!(remedy_of(reason).contains(says), "{reason}");

@@ -222,6 +222,8 @@ fn what_has_to_be_converted_comes_with_the_command() {
             "python3 -c 'import sys; from transformers import AutoTokenizer",
         ),
         ("tokenizer.json", "vocab.json", "python3 -c '"),
+        ("model.safetensors", "consolidated.safetensors", "take a repository of the model"),
+        ("tokenizer.json", "tekken.json", "take tokenizer.json from a repository of the same model"),
     ] {
         let model = Tree::gpt2();
         model.remove(missing);
