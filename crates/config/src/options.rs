@@ -42,8 +42,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                         choice("fp16", &["float16", "half"])],
             refused: &[] },
         help: "Type of activations and KV, and of weights but for --linear packed. `auto` is bf16 where the CPU multiplies it \
-               faster than fp32 (amx_bf16, or AMD with avx512_bf16), else fp32; on a GPU the checkpoint's 16-bit type, \
-               else fp16, or bf16 for what fp16 cannot hold. fp16 is for GPUs only." },
+               faster than fp32 (amx_bf16, or AMD with avx512_bf16), else fp32; on a GPU see docs/GPU.md. fp16 is \
+               for GPUs only." },
     Opt { name: "device", group: Model, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("cpu", &[]), choice("cuda", &["gpu"])], refused: &[] },
         help: "Where the model runs. `cuda` needs an NVIDIA GPU and libpinion_cuda.so (docs/GPU.md). `auto` is `cuda` where \
