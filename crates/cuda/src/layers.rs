@@ -173,7 +173,7 @@ impl Stream {
                 RmsOrder::OnePlus => 2,
             },
         };
-        self.launch("RMS norm", self.device.symbols().rms, &raw)
+        self.launch("RMS norm", self.device().symbols().rms, &raw)
     }
 
     /// See [`Scale`].
@@ -190,7 +190,7 @@ impl Stream {
             soft_cap: args.soft_cap.unwrap_or(0.0),
             dtype: args.dtype.code(),
         };
-        self.launch("scale", self.device.symbols().scale, &raw)
+        self.launch("scale", self.device().symbols().scale, &raw)
     }
 
     /// See [`Gate`].
@@ -215,7 +215,7 @@ impl Stream {
                 GateActivation::GeluErf => 2,
             },
         };
-        self.launch("gate", self.device.symbols().gate, &raw)
+        self.launch("gate", self.device().symbols().gate, &raw)
     }
 
     /// See [`Rope`].
@@ -241,7 +241,7 @@ impl Stream {
             positions_max: args.positions_max,
             dtype: args.dtype.code(),
         };
-        self.launch("rope", self.device.symbols().rope, &raw)
+        self.launch("rope", self.device().symbols().rope, &raw)
     }
 
     /// See [`GeneralAttention`].
@@ -271,6 +271,6 @@ impl Stream {
             scale: args.scale,
             soft_cap: args.soft_cap.unwrap_or(0.0),
         };
-        self.launch("general attention", self.device.symbols().general_attention, &raw)
+        self.launch("general attention", self.device().symbols().general_attention, &raw)
     }
 }

@@ -3,8 +3,9 @@
 use super::buckets::{bucket_for, buckets};
 use super::changes::Changes;
 use super::forward::{Forward, Kind};
+use super::host_rows::HostRows;
 use super::inputs::{Layout, Tables, fill, pad_lists};
-use super::late::{report, result_bytes};
+use super::late::{LateRows, report, result_bytes};
 use super::memory::{Sizes, changes_max};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
@@ -13,7 +14,6 @@ use super::wait::{Patience, wait};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::load::LoadError;
-use crate::sampler::Sampler;
 use crate::{
     DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
     StepOutput, WarmUp,
@@ -101,12 +101,8 @@ pub struct CudaDecoder {
     /// Padded sizes of other steps.
     pub(super) token_buckets: Vec<u32>,
     is_ready: bool,
-    pub(super) sampler: Sampler,
-    pub(super) host_logits: Pinned,
-    pub(super) host_row: Vec<f32>,
-    pub(super) host_token: Pinned,
-    /// The output of a row, with the token that it stands on.
-    pub(super) host_output: Vec<u32>,
+    host: HostRows,
+    late: LateRows,
     /// The batch's tokens with future ones replaced, to be checked.
     known_tokens: Vec<u32>,
     /// What was taken at load; what is free is read on demand.
@@ -115,7 +111,6 @@ pub struct CudaDecoder {
     changes: Changes,
     on_device: OnDevice,
     patience: Patience,
-    pub(super) mask_bits: Vec<u32>,
 }
 
 pub(super) fn gone(error: CudaError) -> StepError {
@@ -150,8 +145,8 @@ impl CudaDecoder {
         let sizes = Sizes::of(&shape, options, device.facts().multiprocessors.max(1));
         let (weight_bytes, max_context, vocab) = (weights.bytes, shape.max_context, shape.model.vocab);
         let (family, eos) = (shape.model.family, shape.model.stop_ids.first().copied());
-        let mut forward = Forward::new(&stream, shape, weights, options, &sizes).map_err(backend)?;
-        let (block_count, kv_block_bytes) = forward.take_cache(&stream, options)?;
+        let mut forward = Forward::new(&stream, shape, weights, options, &sizes)?;
+        let (block_count, kv_block_bytes) = forward.cache.size();
         let decode_buckets = buckets(1, options.max_rows);
         forward.plan_fused(&stream, options, &decode_buckets)?;
         let slots = (0..DEPTH).map(|_| Slot::new(&device, &sizes, options)).collect::<Result<Vec<_>, _>>();
@@ -189,15 +184,11 @@ impl CudaDecoder {
             mixed_graphs: (options.mixed_graphs && forward.tiled).then(MixedGraphs::default),
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
             is_ready: false,
-            sampler: Sampler::new(vocab as usize),
-            host_logits: device.pinned(vocab as usize * 4).map_err(backend)?,
-            host_row: Vec::with_capacity(vocab as usize),
-            host_token: device.pinned(4).map_err(backend)?,
-            host_output: Vec::with_capacity(max_context as usize),
+            host: HostRows::new(&device, vocab, max_context).map_err(backend)?,
+            late: LateRows::new(vocab),
             known_tokens: Vec::with_capacity(options.max_tokens as usize),
             memory,
             changes: Changes::new(changes_max(options), vocab),
-            mask_bits: Vec::with_capacity(vocab as usize / 32 + 2),
             on_device: on_device(options),
             info,
             stream,
@@ -299,7 +290,7 @@ impl CudaDecoder {
         }
         self.forward.update_tables(&self.stream, layout, filled.updates)?;
         for copy in batch.copies {
-            self.forward.copy_block(&self.stream, copy.from, copy.to)?;
+            self.forward.cache.copy_block(&self.stream, copy.from, copy.to)?;
         }
         let kind = if decode.is_some() { Kind::Decode } else { Kind::Mixed(filled) };
         if let Some(graph) = decode.and_then(|index| self.graphs.get(index)?.as_ref()) {
@@ -310,8 +301,8 @@ impl CudaDecoder {
         } else {
             self.forward.run(&self.stream, layout, kind)?;
         }
-        let scored_count = self.queue_late(batch, sources, slot, layout)?;
-        let Slot { sampled, event, .. } = &mut self.slots[slot];
+        let Slot { late, sampled, event, .. } = &mut self.slots[slot];
+        let scored_count = self.late.queue(&self.stream, &self.forward, batch, sources, late, layout)?;
         if layout.rows > 0 {
             let results = self.forward.memory.sampled.part(0, result_bytes(layout.rows, scored_count));
             self.stream.to_host(sampled, 0, results)?;
@@ -321,7 +312,7 @@ impl CudaDecoder {
     }
 
     /// Waits for the end of the step in `slot`.
-    pub(super) fn wait(&self, slot: usize) -> Result<(), StepError> {
+    fn wait(&self, slot: usize) -> Result<(), StepError> {
         let event = &self.slots[slot].event;
         if wait(self.patience, || event.passed(), std::thread::sleep).map_err(gone)? {
             return Ok(());
@@ -345,8 +336,11 @@ impl CudaDecoder {
         }
         launched.logits_rows = self.queue(batch, launched.slot, &mut launched.sources).map_err(gone)?.rows;
         let Launched { slot, sources, host, broken, .. } = launched;
-        self.sample_on_host(batch, sources, *slot, host)?;
-        self.score_prompts(batch, host, broken)
+        if sources.contains(&Source::Host) {
+            self.wait(*slot)?;
+            self.host.sample(&self.stream, &self.forward.memory, batch, sources, host)?;
+        }
+        self.host.score_prompts(&self.stream, &self.forward, batch, host, broken)
     }
 
     /// The outcomes of a step that has ended.
@@ -446,8 +440,7 @@ impl Model for CudaDecoder {
         out.clear();
         let sampling = batch.rows.iter().filter(|row| row.sample.is_some()).count();
         for row in 0..sampling {
-            self.load_logits(row)?;
-            out.extend_from_slice(&self.host_row);
+            out.extend_from_slice(self.host.logits(&self.stream, &self.forward.memory, row)?);
         }
         Ok(())
     }

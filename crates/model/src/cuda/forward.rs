@@ -1,18 +1,19 @@
 //! A step on the device, kernel by kernel: embeddings, layers, head, sampler, as the CPU's `decoder` has them. The same
 //! calls run a step at once or are captured into a graph.
 
+use super::cache::KvCache;
 use super::fused_decode::FusedDecode;
 use super::inputs::{Filled, Layout};
 use super::layer::StepPart;
 use super::memory::{Memory, Sizes, splits};
 use super::shape::Shape;
 use super::weights::Weights;
-use super::{CudaKv, CudaOptions, PRODUCT_CANDIDATES, backend};
-use crate::load::{KvSize, LoadError};
+use super::{CudaOptions, DecodePath, PRODUCT_CANDIDATES, backend};
+use crate::load::LoadError;
 use half::{bf16, f16};
 use pinion_cuda::{
-    CHANGE_BYTES, CudaActivation, CudaDtype, CudaError, DRAW_BYTES, DecodeSplit, Embed, Gather, Product,
-    ProductMethod, Sample, Scale, Span, Stream, TokenBatch, UpdateTables,
+    CHANGE_BYTES, CudaActivation, CudaDtype, CudaError, DRAW_BYTES, DecodePlan, DecodeSplit, Embed, Gather,
+    Graph, Product, ProductMethod, Sample, Scale, Span, Stream, TokenBatch, UpdateTables,
 };
 
 /// Everything that the layers run on.
@@ -25,16 +26,15 @@ pub(super) struct Forward {
     pub(super) block_size: u32,
     pub(super) table_stride: u32,
     pub(super) lanes: u32,
-    /// The cache: `[layers, blocks, kv_heads, 2, block_size, head_dim]`.
-    pub(super) cache: Span,
+    pub(super) cache: KvCache,
     pub(super) fused_norms: bool,
     pub(super) fused_products: bool,
     /// Whether prompt chunks go to the tensor-core kernel.
     pub(super) tiled: bool,
-    /// The kernel that runs small decode steps whole, if it is asked for.
-    pub(super) fused_decode: Option<FusedDecode>,
     /// Algorithms that are timed for each product's shape.
     pub(super) candidates: u32,
+    /// The kernel that runs small decode steps whole, if it is asked for.
+    fused_decode: Option<FusedDecode>,
     multiprocessors: u32,
 }
 
@@ -55,22 +55,22 @@ pub(super) enum Kind {
 }
 
 impl Forward {
-    /// Takes the memory of a step and prepares what kernels rely on. The cache is set by the caller.
+    /// Takes the memory of a step and the cache, and prepares what kernels rely on.
     pub(super) fn new(
         stream: &Stream,
         shape: Shape,
         weights: Weights,
         options: &CudaOptions,
         sizes: &Sizes,
-    ) -> Result<Forward, CudaError> {
+    ) -> Result<Forward, LoadError> {
         let device = stream.device();
-        let memory = Memory::new(device, &shape, options, sizes)?;
+        let memory = Memory::new(device, &shape, options, sizes).map_err(backend)?;
         // Counters start at zero; tables and lane tokens are never read before they are written, but zeros are in
         // range.
         for span in [memory.counters, memory.tables, memory.lane_tokens] {
-            stream.fill(span, 0)?;
+            stream.fill(span, 0).map_err(backend)?;
         }
-        let empty = memory.counters.part(0, 0);
+        let cache = KvCache::take(stream, &shape, options)?;
         Ok(Forward {
             tiled: shape.is_tuned()
                 && options.prefill.on_tensor_cores(options.dtype, shape.model.attention.head_dim),
@@ -82,7 +82,7 @@ impl Forward {
             block_size: options.block_size,
             table_stride: sizes.table_stride,
             lanes: options.max_rows,
-            cache: empty,
+            cache,
             fused_norms: options.fused_norms,
             fused_products: options.fused_products,
             fused_decode: None,
@@ -90,38 +90,24 @@ impl Forward {
         })
     }
 
-    /// Takes the cache's memory, zeroed; gives the number of blocks and the bytes of each over all layers.
-    pub(super) fn take_cache(
+    /// Prepares the fused step for the buckets that it takes, if it is asked for.
+    pub(super) fn plan_fused(
         &mut self,
         stream: &Stream,
         options: &CudaOptions,
-    ) -> Result<(u32, u64), LoadError> {
-        let device = stream.device();
-        let token_elements = 2 * u64::from(self.shape.layers()) * u64::from(self.shape.model.kv_width());
-        let block_bytes = token_elements * u64::from(options.block_size) * options.dtype.size() as u64;
-        let block_count = match options.kv {
-            CudaKv::Size(size) => size.block_count(block_bytes)?,
-            CudaKv::FreeShare(share) => {
-                let free = device.facts().free_bytes.saturating_sub(device.counts().allocated_bytes);
-                KvSize::Bytes((free as f64 * f64::from(share)) as u64).block_count(block_bytes)?
-            }
-        };
-        let bytes =
-            usize::try_from(u64::from(block_count) * block_bytes).map_err(|_| LoadError::Options {
-                reason: format!(
-                    "{block_count} KV blocks of {block_bytes} bytes are more than memory can have"
-                ),
-            })?;
-        self.cache = device.alloc(bytes).map_err(backend)?;
-        stream.fill(self.cache, 0).map_err(backend)?;
-        stream.synchronize().map_err(backend)?;
-        Ok((block_count, block_bytes))
+        buckets: &[u32],
+    ) -> Result<(), LoadError> {
+        if options.decode == DecodePath::Graph {
+            return Ok(());
+        }
+        self.fused_decode = Some(FusedDecode::new(stream, self, buckets).map_err(backend)?);
+        Ok(())
     }
 
-    /// One layer of the cache.
-    pub(super) fn layer_cache(&self, layer: usize) -> Span {
-        let layer_bytes = self.cache.bytes() / self.shape.layers() as usize;
-        self.cache.part(layer * layer_bytes, layer_bytes)
+    /// The fused step's kernel for a decode step of this size, if it is one.
+    fn fused_plan(&self, layout: Layout) -> Option<(&FusedDecode, &DecodePlan)> {
+        let fused = self.fused_decode.as_ref()?;
+        Some((fused, fused.plan(layout.tokens as u32)?))
     }
 
     /// x *= factor, over `[rows, hidden]`.
@@ -152,6 +138,16 @@ impl Forward {
         }
         self.layers(stream, layout, kind)?;
         self.head(stream, layout, kind)
+    }
+
+    /// The graph of a decode step, replayed once. None for a fused step on a driver that captures no cooperative
+    /// launch: the step has run without one by now, and its two launches can go on doing so.
+    pub(super) fn capture(&self, stream: &Stream, layout: Layout) -> Result<Option<Graph>, CudaError> {
+        match stream.capture(|| self.run(stream, layout, Kind::Decode)) {
+            Ok(graph) => stream.replay(&graph).map(|()| Some(graph)),
+            Err(_) if self.fused_plan(layout).is_some() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Embeddings and layers. Of a step that has not only decode rows, no more of `layout` than its tokens counts.
@@ -294,19 +290,5 @@ impl Forward {
         let x = self.memory.residual.from(first * row_bytes);
         self.norm(stream, count, &self.weights.norm_final, x, self.memory.last_normed)?;
         self.logits(stream, self.memory.last_normed, count)
-    }
-
-    /// Copies the beginning of a block in every layer. Whole blocks: what lies behind the beginning is written before
-    /// it is read.
-    pub(super) fn copy_block(&self, stream: &Stream, from: u32, to: u32) -> Result<(), CudaError> {
-        let layer_bytes = self.cache.bytes() / self.shape.layers() as usize;
-        let tokens = 2 * self.shape.model.kv_width() as usize * self.block_size as usize;
-        let block_bytes = tokens * self.dtype.size();
-        for layer in 0..self.shape.layers() as usize {
-            let block =
-                |block: u32| self.cache.part(layer * layer_bytes + block as usize * block_bytes, block_bytes);
-            stream.copy(block(to), block(from))?;
-        }
-        Ok(())
     }
 }

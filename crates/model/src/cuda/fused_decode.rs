@@ -1,15 +1,13 @@
 //! The fused decode step in the engine: one kernel from token ids to logits for steps of up to eight rows, in place of
 //! the calls of `forward`. Kernel and reasons: docs/design/0008-fused-decode.md.
 
-use super::forward::{Forward, Kind};
+use super::forward::Forward;
 use super::inputs::Layout;
 use super::memory::SPLITS_MAX;
 use super::weights::{Layer, Linear, Norm};
-use super::{CudaOptions, DecodePath, backend};
-use crate::load::LoadError;
 use pinion_cuda::{
     BiasedWeight, CudaError, DecodeBuffers, DecodeLayer, DecodeModel, DecodePlan, DecodeShape, DecodeSplit,
-    DecodeStep, DecodeTables, GEMV_ROWS_MAX, Graph, Stream,
+    DecodeStep, DecodeTables, GEMV_ROWS_MAX, Stream,
 };
 
 /// The model as the kernel wants it, and a plan for each decode bucket that it takes.
@@ -40,7 +38,7 @@ fn layer(index: usize, of: &Layer, forward: &Forward) -> DecodeLayer {
         norm_mlp: norm_of(&of.mlp_norm),
         up: linear(&of.up),
         down: linear(&of.down),
-        cache: forward.layer_cache(index),
+        cache: forward.cache.layer(index),
         scale: forward.shape.model.layers[index].scale,
     }
 }
@@ -52,7 +50,7 @@ pub fn fused_splits(plan: &DecodePlan, heads: u32) -> u32 {
 }
 
 impl FusedDecode {
-    /// Checks the weights, uploads the table of layers and plans the buckets. The cache's memory has been taken.
+    /// Checks the weights, uploads the table of layers and plans the buckets.
     ///
     /// # Errors
     /// The device has no cooperative launches, or too little shared memory for the model's rows.
@@ -121,37 +119,5 @@ impl FusedDecode {
             stamps: None,
         };
         stream.decode_step(&self.model, plan, &step)
-    }
-}
-
-impl Forward {
-    /// Prepares the fused step for the buckets that it takes, if it is asked for. The cache's memory has been taken.
-    pub(super) fn plan_fused(
-        &mut self,
-        stream: &Stream,
-        options: &CudaOptions,
-        buckets: &[u32],
-    ) -> Result<(), LoadError> {
-        if options.decode == DecodePath::Graph {
-            return Ok(());
-        }
-        self.fused_decode = Some(FusedDecode::new(stream, self, buckets).map_err(backend)?);
-        Ok(())
-    }
-
-    /// The fused step's kernel for a decode step of this size, if it is one.
-    pub(super) fn fused_plan(&self, layout: Layout) -> Option<(&FusedDecode, &DecodePlan)> {
-        let fused = self.fused_decode.as_ref()?;
-        Some((fused, fused.plan(layout.tokens as u32)?))
-    }
-
-    /// The graph of a decode step, replayed once. None for a fused step on a driver that captures no cooperative
-    /// launch: the step has run without one by now, and its two launches can go on doing so.
-    pub(super) fn capture(&self, stream: &Stream, layout: Layout) -> Result<Option<Graph>, CudaError> {
-        match stream.capture(|| self.run(stream, layout, Kind::Decode)) {
-            Ok(graph) => stream.replay(&graph).map(|()| Some(graph)),
-            Err(_) if self.fused_plan(layout).is_some() => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 }

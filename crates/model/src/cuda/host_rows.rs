@@ -1,43 +1,65 @@
 //! What the host does of a step: rows that its sampler samples, and the scores of prompt tokens. Both bring logits
 //! over, a row at a time, so such a step waits for its own result.
 
-use super::engine::{CudaDecoder, gone};
+use super::engine::gone;
+use super::forward::Forward;
+use super::memory::Memory;
 use super::sampling::Source;
+use crate::sampler::Sampler;
 use crate::{Row, RowOutcome, Shaping, StepBatch, StepError, StepOutput};
-use pinion_cuda::{CudaError, GEMV_ROWS_MAX};
+use pinion_cuda::{CudaError, Device, GEMV_ROWS_MAX, Pinned, Stream};
 
-impl CudaDecoder {
-    /// Samples the host's rows of the step just queued, which it waits for, and gives their tokens to their lanes.
-    pub(super) fn sample_on_host(
+/// The host's sampler, and what it brings over for it.
+#[derive(Debug)]
+pub(super) struct HostRows {
+    sampler: Sampler,
+    /// A row of logits: as the device sends it, and as numbers.
+    sent: Pinned,
+    row: Vec<f32>,
+    /// The token of a lane.
+    token: Pinned,
+    /// The output of a row, with the token that it stands on.
+    output: Vec<u32>,
+}
+
+impl HostRows {
+    pub(super) fn new(device: &Device, vocab: u32, max_context: u32) -> Result<HostRows, CudaError> {
+        Ok(HostRows {
+            sampler: Sampler::new(vocab as usize),
+            sent: device.pinned(vocab as usize * 4)?,
+            row: Vec::with_capacity(vocab as usize),
+            token: device.pinned(4)?,
+            output: Vec::with_capacity(max_context as usize),
+        })
+    }
+
+    /// Samples the host's rows of a step that has ended, and gives their tokens to their lanes.
+    pub(super) fn sample(
         &mut self,
+        stream: &Stream,
+        memory: &Memory,
         batch: &StepBatch<'_>,
         sources: &[Source],
-        slot: usize,
         out: &mut StepOutput,
     ) -> Result<(), StepError> {
-        out.clear();
-        if !sources.contains(&Source::Host) {
-            return Ok(());
-        }
-        self.wait(slot)?;
         let mut logits_row = 0;
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(params) = &row.sample else { continue };
             if sources[index] == Source::Host {
-                self.load_logits(logits_row)?;
+                self.logits(stream, memory, logits_row)?;
                 let shaping = match batch.shaping.shaping(index) {
                     Some(shaping) if batch.is_ahead(row) && shaping.reads_output() => {
-                        self.host_output.clear();
-                        self.host_output.extend_from_slice(shaping.output);
-                        let last = self.lane_token(row).map_err(gone)?;
-                        self.host_output.push(last);
-                        Some(Shaping { output: &self.host_output, ..shaping })
+                        self.output.clear();
+                        self.output.extend_from_slice(shaping.output);
+                        let last = self.lane_token(stream, memory, row).map_err(gone)?;
+                        self.output.push(last);
+                        Some(Shaping { output: &self.output, ..shaping })
                     }
                     shaping => shaping,
                 };
-                self.sampler.draw_row(&mut self.host_row, params, shaping, out);
+                self.sampler.draw_row(&mut self.row, params, shaping, out);
                 if let Some(RowOutcome::Token(token)) = out.rows.last() {
-                    self.give_lane(row, *token).map_err(gone)?;
+                    self.give_lane(stream, memory, row, *token).map_err(gone)?;
                 }
             }
             logits_row += 1;
@@ -49,21 +71,23 @@ impl CudaDecoder {
     /// them.
     pub(super) fn score_prompts(
         &mut self,
+        stream: &Stream,
+        forward: &Forward,
         batch: &StepBatch<'_>,
         out: &mut StepOutput,
         broken: &mut Vec<usize>,
     ) -> Result<(), StepError> {
-        let at_once = GEMV_ROWS_MAX.min(self.forward.lanes) as usize;
+        let at_once = GEMV_ROWS_MAX.min(forward.lanes) as usize;
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(scored) = &row.scored else { continue };
             let range = row.scored_range();
             for begin in range.clone().step_by(at_once) {
                 let len = at_once.min(range.end - begin);
-                self.forward.score(&self.stream, begin, len as u32).map_err(gone)?;
+                forward.score(stream, begin, len as u32).map_err(gone)?;
                 for offset in 0..len {
-                    self.load_logits(offset)?;
+                    self.logits(stream, &forward.memory, offset)?;
                     let token = batch.successor(row, scored, begin + offset);
-                    if !self.sampler.score_known(&self.host_row, token, scored.alternatives, out) {
+                    if !self.sampler.score_known(&self.row, token, scored.alternatives, out) {
                         broken.push(index);
                     }
                 }
@@ -74,31 +98,42 @@ impl CudaDecoder {
     }
 
     /// Brings one row of logits to the host.
-    pub(super) fn load_logits(&mut self, row: usize) -> Result<(), StepError> {
-        let bytes = self.info.vocab_size as usize * 4;
-        let from = self.forward.memory.logits.part(row * bytes, bytes);
-        self.stream.to_host(&mut self.host_logits, 0, from).map_err(gone)?;
-        self.stream.synchronize().map_err(gone)?;
-        let words = self.host_logits.bytes()[..bytes].chunks_exact(4);
-        self.host_row.clear();
-        self.host_row.extend(words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])));
-        Ok(())
+    pub(super) fn logits(
+        &mut self,
+        stream: &Stream,
+        memory: &Memory,
+        row: usize,
+    ) -> Result<&[f32], StepError> {
+        let bytes = self.sent.bytes().len();
+        let from = memory.logits.part(row * bytes, bytes);
+        stream.to_host(&mut self.sent, 0, from).map_err(gone)?;
+        stream.synchronize().map_err(gone)?;
+        let words = self.sent.bytes().chunks_exact(4);
+        self.row.clear();
+        self.row.extend(words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])));
+        Ok(&self.row)
     }
 
     /// What the lane of a row that the step's sampler skipped got in the step before.
-    fn lane_token(&mut self, row: &Row) -> Result<u32, CudaError> {
-        let lane = self.forward.memory.lane_tokens.part(4 * row.slot as usize, 4);
-        self.stream.to_host(&mut self.host_token, 0, lane)?;
-        self.stream.synchronize()?;
-        let bytes = self.host_token.bytes();
+    fn lane_token(&mut self, stream: &Stream, memory: &Memory, row: &Row) -> Result<u32, CudaError> {
+        let lane = memory.lane_tokens.part(4 * row.slot as usize, 4);
+        stream.to_host(&mut self.token, 0, lane)?;
+        stream.synchronize()?;
+        let bytes = self.token.bytes();
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    fn give_lane(&mut self, row: &Row, token: u32) -> Result<(), CudaError> {
-        self.host_token.bytes_mut()[..4].copy_from_slice(&token.to_le_bytes());
-        let lane = self.forward.memory.lane_tokens.part(4 * row.slot as usize, 4);
-        self.stream.to_device(lane, &self.host_token, 4)?;
+    fn give_lane(
+        &mut self,
+        stream: &Stream,
+        memory: &Memory,
+        row: &Row,
+        token: u32,
+    ) -> Result<(), CudaError> {
+        self.token.bytes_mut()[..4].copy_from_slice(&token.to_le_bytes());
+        let lane = memory.lane_tokens.part(4 * row.slot as usize, 4);
+        stream.to_device(lane, &self.token, 4)?;
         // The next row uses the same four bytes.
-        self.stream.synchronize()
+        stream.synchronize()
     }
 }

@@ -2,13 +2,13 @@
 //! are changed, because the request wants logprobs, and those whose mask the host waits for while the device computes
 //! their logits. Their launches are in no graph, so steps without such rows do not pay for them.
 
-use super::engine::CudaDecoder;
+use super::forward::Forward;
 use super::inputs::{Layout, aligned};
 use super::sampling::{Source, draw};
 use crate::{Logprob, MaskState, RowOutcome, SampleParams, StepBatch};
 use pinion_cuda::{
-    CHANGE_BYTES, CudaError, DRAW_BYTES, Draw, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample, Sampled,
-    SampledState, Score, Scored, Scores, mask_bytes,
+    CHANGE_BYTES, CudaError, DRAW_BYTES, Draw, Pinned, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample,
+    Sampled, SampledState, Score, Scored, Scores, Stream, mask_bytes,
 };
 
 /// Offset of the scores behind the tokens of a step with this number of rows of logits.
@@ -39,29 +39,44 @@ struct Sent {
     masks: usize,
 }
 
-impl CudaDecoder {
-    /// Queues the late rows of the step just queued. Reads their masks, which may wait a little while the device works;
-    /// a row whose mask has nothing to give becomes [`Source::Ended`]. Gives how many rows are scored.
-    pub(super) fn queue_late(
+/// What the late rows of a step are made with.
+#[derive(Debug)]
+pub(super) struct LateRows {
+    vocab: u32,
+    /// The mask of one row.
+    mask_bits: Vec<u32>,
+}
+
+impl LateRows {
+    pub(super) fn new(vocab: u32) -> LateRows {
+        LateRows { vocab, mask_bits: Vec::with_capacity(vocab as usize / 32 + 2) }
+    }
+
+    /// Queues the late rows of the step just queued, by way of `late`. Reads their masks, which may wait a little while
+    /// the device works; a row whose mask has nothing to give becomes [`Source::Ended`]. Gives the number of scored
+    /// rows.
+    pub(super) fn queue(
         &mut self,
+        stream: &Stream,
+        forward: &Forward,
         batch: &StepBatch<'_>,
         sources: &mut [Source],
-        slot: usize,
+        late: &mut Pinned,
         layout: Layout,
     ) -> Result<usize, CudaError> {
         let late_count = sources.iter().filter(|source| matches!(source, Source::Late { .. })).count();
         if late_count == 0 {
             return Ok(0);
         }
-        let sent = self.write_late(batch, sources, slot, late_count);
+        let sent = self.write(batch, sources, late, late_count);
         if sent.draws == 0 {
             return Ok(0);
         }
-        let (memory, vocab) = (&self.forward.memory, self.info.vocab_size);
+        let (memory, vocab) = (&forward.memory, self.vocab);
         let bytes = late_bytes(late_count, sent.masks, vocab);
-        self.stream.to_device(memory.late, &self.slots[slot].late, bytes)?;
+        stream.to_device(memory.late, late, bytes)?;
         if sent.scored > 0 {
-            self.stream.score(&Score {
+            stream.score(&Score {
                 logits: memory.logits,
                 scored: memory.late.part(late_count * DRAW_BYTES, sent.scored * SCORED_BYTES),
                 scores: memory.sampled.part(scores_at(layout.rows), sent.scored * SCORES_BYTES),
@@ -71,7 +86,7 @@ impl CudaDecoder {
             })?;
         }
         let masks = memory.late.part(masks_at(late_count), sent.masks * mask_bytes(vocab));
-        self.stream.sample(&Sample {
+        stream.sample(&Sample {
             logits: memory.logits,
             draws: memory.late.part(0, sent.draws * DRAW_BYTES),
             sampled: memory.sampled,
@@ -81,22 +96,22 @@ impl CudaDecoder {
             rows: sent.draws as u32,
             logits_rows: layout.rows as u32,
             vocab,
-            lanes: self.forward.lanes,
+            lanes: forward.lanes,
         })?;
         Ok(sent.scored)
     }
 
     /// Writes what the step's late rows send, each part where `late_count` rows have it.
-    fn write_late(
+    fn write(
         &mut self,
         batch: &StepBatch<'_>,
         sources: &mut [Source],
-        slot: usize,
+        late: &mut Pinned,
         late_count: usize,
     ) -> Sent {
-        let (rows, masks) = self.slots[slot].late.bytes_mut().split_at_mut(masks_at(late_count));
+        let (rows, masks) = late.bytes_mut().split_at_mut(masks_at(late_count));
         let (draws, scored) = rows.split_at_mut(late_count * DRAW_BYTES);
-        let mask_bytes = mask_bytes(self.info.vocab_size);
+        let mask_bytes = mask_bytes(self.vocab);
         let (mut sent, mut logits_row) = (Sent::default(), 0);
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(params) = &row.sample else { continue };

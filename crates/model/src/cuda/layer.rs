@@ -278,7 +278,7 @@ impl Forward {
     /// Attention between the two products, for one layer.
     fn attend(&self, stream: &Stream, index: usize, step: &StepPart) -> Result<(), CudaError> {
         let (memory, model, batch) = (&self.memory, &self.shape.model, step.batch);
-        let cache = self.layer_cache(index);
+        let cache = self.cache.layer(index);
         let column = |width: u32| memory.qkv.from(width as usize * self.dtype.size());
         let (q_width, stride) = (model.query_width(), self.shape.qkv_width());
         let (k, v) = (column(q_width), column(q_width + model.kv_width()));

@@ -6,6 +6,7 @@
 //! docs/design/0006-cuda.md.
 
 mod buckets;
+mod cache;
 mod changes;
 mod convert;
 mod engine;

@@ -58,7 +58,7 @@ impl CudaDecoder {
         self.touch_late()?;
         // Nothing is in the cache yet.
         if self.info.block_count > 1 {
-            self.forward.copy_block(&self.stream, 0, 1)?;
+            self.forward.cache.copy_block(&self.stream, 0, 1)?;
         }
         self.stream.synchronize()
     }
