@@ -4,6 +4,7 @@
 
 mod exceptions;
 mod fences;
+mod fields;
 mod folders;
 mod generated;
 mod links;
@@ -134,6 +135,7 @@ const RULES: &[Rule] = &[
     manifests::direction,
     folders::direction,
     paths::machine_paths,
+    fields::open_fields,
     reach::dead_files,
     generated::configuration,
     links::broken_links,
