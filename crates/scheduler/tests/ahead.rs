@@ -81,6 +81,21 @@ fn overlap_lengths_are_known_ahead_and_never_overshot() {
     assert!(scheduler.plan(0).is_none() && scheduler.pool().held() == 0);
 }
 
+/// Nothing is changed for a plan that may not be made: also where it would have found no block.
+#[test]
+#[should_panic(expected = "at most one plan is outstanding")]
+fn overlap_a_third_plan_is_a_fault_where_blocks_are_short_too() {
+    let mut scheduler = with(&[(7, asks(9)), (7, asks(9))], Limits { block_count: 5, ..LIMITS });
+    assert!(scheduler.plan(0).is_some());
+    assert!(scheduler.plan(0).is_some());
+    assert_eq!(
+        rows(&scheduler),
+        [(0, 7, 1, Some(1), 0), (1, 7, 1, Some(1), 0)],
+        "both blocks of each are full"
+    );
+    scheduler.plan(0);
+}
+
 /// Every way in which a request can end while its next row is in flight.
 #[test]
 fn overlap_a_late_stop_discards_the_extra_token_and_its_kv() {

@@ -19,6 +19,7 @@ impl Scheduler {
     /// # Panics
     /// If two plans are outstanding.
     pub fn plan(&mut self, now_ns: u64) -> Option<&StepPlan> {
+        assert!(self.plans.outstanding() <= 1, "at most one plan is outstanding when the next is made");
         let grown = if self.plans.outstanding() == 0 {
             self.plans.begin();
             self.grow_all()
