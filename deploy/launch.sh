@@ -124,7 +124,7 @@ set_up_device() {
 # In the repository, which has Cargo's settings. Everything else keeps the caller's folder, in which its paths begin.
 build() (
     cd "$ROOT"
-    programs=(launcher hub frontend tokenizer engine detokenizer doctor terminal)
+    programs=(launcher hub frontend tokenizer engine detokenizer doctor terminal bench)
     if [ "$PROFILE" = dev ]; then
         cargo build --locked --workspace --bins
     else
