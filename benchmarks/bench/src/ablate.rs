@@ -57,6 +57,14 @@ pub(crate) struct Compared {
     pub better: Verdict,
 }
 
+impl Compared {
+    /// How far the ratio is from 1, the same for a half and for twice.
+    pub(crate) fn effect(&self) -> f64 {
+        let effect = self.ratio.ln().abs();
+        if effect.is_finite() { effect } else { 0.0 }
+    }
+}
+
 fn verdict(ratio: &Ratio, more_is_better: bool) -> Verdict {
     if ratio.pairs < PAIRS_MIN || (ratio.low..=ratio.high).contains(&1.0) || ratio.median.is_nan() {
         return Verdict::Same;
@@ -127,7 +135,8 @@ pub(crate) fn compare(runs: &[RunRecord], base: &str, metrics: &[String], seed: 
     compared
 }
 
-/// One table per scale: medians, ratios in brackets, and where either side wins.
+/// One table for each figure of each scale, narrow enough for a terminal: medians, ratios with their interval, and which
+/// side wins. The base is first, then the strongest effect.
 pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
     let mut out = String::new();
     let scales = distinct(compared.iter().map(|row| row.scale));
@@ -136,47 +145,38 @@ pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
             out.push_str(&format!("scale {}\n\n", number(*scale)));
         }
         let rows: Vec<&Compared> = compared.iter().filter(|row| row.scale == *scale).collect();
-        let metrics = distinct(rows.iter().map(|row| row.metric.as_str()));
-        let title = |name: &str| {
-            METRICS.iter().find(|metric| metric.name == name).map_or(name.to_owned(), |m| m.title.to_owned())
-        };
-        let titles: Vec<String> = metrics.iter().map(|name| title(name)).collect();
-        let mut header = vec!["variant", "pairs"];
-        header.extend(titles.iter().map(String::as_str));
-        header.push("beyond the spread");
-        let line = |label: &str| {
-            let own: Vec<&&Compared> = rows.iter().filter(|row| row.label == label).collect();
-            let cell = |name: &&str| match own.iter().find(|row| row.metric == **name) {
-                None => "–".to_owned(),
-                Some(row) if label == base => number(row.median),
-                Some(row) => {
-                    format!("{} ×{:.3} ({:.3}–{:.3})", number(row.median), row.ratio, row.low, row.high)
-                }
-            };
-            let mut cells =
-                vec![label.to_owned(), own.iter().map(|row| row.pairs).max().unwrap_or(0).to_string()];
-            cells.extend(metrics.iter().map(cell));
-            cells.push(if label == base { "base".to_owned() } else { wins(&own, &title) });
-            cells
-        };
-        let labels = distinct(rows.iter().map(|row| row.label.as_str()));
-        out.push_str(&table::render(&header, &labels.into_iter().map(line).collect::<Vec<_>>()));
-        out.push('\n');
+        for metric in distinct(rows.iter().map(|row| row.metric.as_str())) {
+            let mut rows: Vec<&Compared> = rows.iter().copied().filter(|row| row.metric == metric).collect();
+            rows.sort_by(|a, b| {
+                (b.label == base).cmp(&(a.label == base)).then(b.effect().total_cmp(&a.effect()))
+            });
+            let title = METRICS.iter().find(|known| known.name == metric).map_or(metric, |known| known.title);
+            let header = [title, "pairs", "median", "of base (interval)", "better"];
+            out.push_str(&table::render(
+                &header,
+                &rows.into_iter().map(|row| line(row, base)).collect::<Vec<_>>(),
+            ));
+            out.push('\n');
+        }
     }
     out
 }
 
-fn wins(rows: &[&&Compared], title: &dyn Fn(&str) -> String) -> String {
-    let of = |verdict: Verdict| -> Vec<String> {
-        rows.iter().filter(|row| row.better == verdict).map(|row| title(&row.metric)).collect()
+fn line(row: &Compared, base: &str) -> Vec<String> {
+    let is_base = row.label == base;
+    let ratio = format!("×{:.3} ({:.3}–{:.3})", row.ratio, row.low, row.high);
+    let better = match row.better {
+        Verdict::Same => "same",
+        Verdict::Base => "base",
+        Verdict::Variant => "VARIANT",
     };
-    let (base, variant) = (of(Verdict::Base), of(Verdict::Variant));
-    match (base.is_empty(), variant.is_empty()) {
-        (true, true) => "same".to_owned(),
-        (false, true) => format!("base: {}", base.join(", ")),
-        (true, false) => format!("VARIANT: {}", variant.join(", ")),
-        (false, false) => format!("base: {}; VARIANT: {}", base.join(", "), variant.join(", ")),
-    }
+    vec![
+        row.label.clone(),
+        row.pairs.to_string(),
+        number(row.median),
+        if is_base { "–".to_owned() } else { ratio },
+        if is_base { "–" } else { better }.to_owned(),
+    ]
 }
 
 /// How the seed project writes a switch: `-x` for a default that is turned off, `+y` for something turned on.
@@ -225,7 +225,36 @@ mod tests {
         assert_eq!(of("-x", "e2e_p99_ms"), (1.0, 6, Verdict::Same));
         assert_eq!(of("+y", "e2e_p99_ms"), (0.8, 6, Verdict::Variant));
         let text = tables(&compared, "base");
-        assert!(text.contains("VARIANT: E2E p99") && text.contains("base: output tok/s"), "{text}");
+        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let row = |title: &str, label: &str| {
+            let table =
+                words.iter().skip_while(|words| !words.join(" ").starts_with(&format!("| {title} |")));
+            let row = table.skip(2).find(|words| words.get(1) == Some(&label)).expect("a row");
+            row[row.len() - 2].to_owned()
+        };
+        assert_eq!(
+            (row("output tok/s", "-x"), row("output tok/s", "+y")),
+            ("base".into(), "same".into()),
+            "{text}"
+        );
+        assert_eq!((row("E2E p99", "-x"), row("E2E p99", "+y")), ("same".into(), "VARIANT".into()), "{text}");
+    }
+
+    #[test]
+    fn tables_are_narrow_and_have_the_strongest_effect_first() {
+        let mut runs = Vec::new();
+        for round in 0..3 {
+            for (label, factor) in
+                [("+a", 1.1), ("+max-num-batched-tokens 8192", 0.5), ("base", 1.0), ("+c", 1.6), ("+d", 1.0)]
+            {
+                runs.push(run(label, round, 123_456.0 * factor, 1234.5 * factor));
+            }
+        }
+        let text = tables(&compare(&runs, "base", &[], 1), "base");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        let first: Vec<&str> = text.lines().filter_map(|line| line.split(" | ").next()).take(7).collect();
+        let names: Vec<&str> = first[2..].iter().map(|cell| cell.trim_matches(['|', ' '])).collect();
+        assert_eq!(names, ["base", "+max-num-batched-tokens 8192", "+c", "+a", "+d"], "{text}");
     }
 
     #[test]

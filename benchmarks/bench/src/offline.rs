@@ -245,43 +245,62 @@ fn summary(runs: &[RunRecord], base: &str) -> String {
         }
     }
     labels.sort_by_key(|label| *label != base);
-    let header = [
-        "variant",
-        "runs",
-        "req/s",
-        "output tok/s",
-        "min–max",
-        "total tok/s",
-        "E2E p50 s",
-        "ratio to base (min–max)",
-    ];
-    let rows = labels.iter().map(|label| {
-        let of = |run: &&RunRecord| run.label == *label;
-        let values = |figure: fn(&RunRecord) -> f64| runs.iter().filter(of).map(figure).collect::<Vec<f64>>();
-        let median = |figure| number(bootstrap::median(&values(figure)));
-        let output = values(|run| run.figures.output_tokens_per_s);
-        let pairs: Vec<f64> = runs
-            .iter()
-            .filter(of)
+    let of = |label: &str| runs.iter().filter(|run| run.label == label).collect::<Vec<_>>();
+    let median = |label: &str, figure: fn(&RunRecord) -> f64| {
+        number(bootstrap::median(&of(label).into_iter().map(figure).collect::<Vec<f64>>()))
+    };
+    let range = |values: &[f64], digits: usize| {
+        let (low, high) = bootstrap::range(values);
+        format!("{low:.digits$}–{high:.digits$}")
+    };
+    let compared = labels.iter().map(|label| {
+        let output: Vec<f64> = of(label).iter().map(|run| run.figures.output_tokens_per_s).collect();
+        let pairs: Vec<f64> = of(label)
+            .into_iter()
             .filter_map(|run| {
                 let twin = runs.iter().find(|twin| twin.label == base && twin.round == run.round)?;
                 Some(run.figures.output_tokens_per_s / twin.figures.output_tokens_per_s)
             })
             .collect();
-        let range = |values: &[f64], digits: usize| {
-            let (low, high) = bootstrap::range(values);
-            format!("{low:.digits$}–{high:.digits$}")
-        };
         vec![
             (*label).to_owned(),
             output.len().to_string(),
-            median(|run| run.figures.requests_per_s),
-            median(|run| run.figures.output_tokens_per_s),
+            number(bootstrap::median(&output)),
             range(&output, 0),
-            median(|run| run.figures.total_tokens_per_s),
-            median(|run| run.figures.e2e_ms.p50 / 1e3),
             format!("{:.3} ({})", bootstrap::median(&pairs), range(&pairs, 3)),
         ]
     });
-    table::render(&header, &rows.collect::<Vec<_>>())
+    let header = ["variant", "runs", "output tok/s", "min–max", "ratio to base (min–max)"];
+    let compared = table::render(&header, &compared.collect::<Vec<_>>());
+    let others = labels.iter().map(|label| {
+        vec![
+            (*label).to_owned(),
+            median(label, |run| run.figures.requests_per_s),
+            median(label, |run| run.figures.total_tokens_per_s),
+            median(label, |run| run.figures.e2e_ms.p50 / 1e3),
+        ]
+    });
+    let header = ["variant", "req/s", "total tok/s", "E2E p50 s"];
+    format!("{compared}\n{}", table::render(&header, &others.collect::<Vec<_>>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_fit_100_columns() {
+        let run = |label: &str, round: u32, output: f64| {
+            let mut run = RunRecord { label: label.to_owned(), round, ..RunRecord::default() };
+            (run.figures.output_tokens_per_s, run.figures.total_tokens_per_s) = (output, 999_999.0);
+            (run.figures.requests_per_s, run.figures.e2e_ms.p50) = (99_999.0, 99_999_000.0);
+            run
+        };
+        let (base, long) = ("pinion-release-cpu", "+max-num-batched-tokens 8192");
+        let runs = [(base, 0, 1e5), (long, 0, 9e4), (base, 1, 2e5), (long, 1, 2e5)];
+        let text = summary(&runs.map(|(label, round, output)| run(label, round, output)), base);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.contains("100000–200000") && text.contains("0.950 (0.900–1.000)"), "{text}");
+        assert_eq!(text.lines().filter(|line| line.contains(long)).count(), 2, "{text}");
+    }
 }

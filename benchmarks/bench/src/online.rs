@@ -398,6 +398,7 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
         server.serve = Some(self_test_command()?);
         server.label = "null server".to_owned();
     }
+    check_answers(&server)?;
     let plan = Plan::new(&args.work)?;
     let folder = Folder::open(&args.out)?;
     let command: Vec<String> = std::env::args().collect();
@@ -447,6 +448,17 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
     }
     println!("written: {}", path.display());
     Ok(())
+}
+
+/// Before anything is read or printed: a server that is there already must answer.
+fn check_answers(server: &ServerArgs) -> Result<(), String> {
+    match (&server.serve, &server.url) {
+        (None, Some(url)) => {
+            let target = Target::parse(url, server.api_key.as_deref())?;
+            ServerFacts::ask(&target, None, server.model.as_deref()).map(drop)
+        }
+        (Some(_), _) | (None, None) => Ok(()),
+    }
 }
 
 fn one_run(

@@ -350,5 +350,7 @@ fn the_launcher_hands_on_to_the_tool() {
     let output =
         bench(&["online", "--url", "http://127.0.0.1:9", "--vocab", "9", "--context", "9", "--poisson", "1"]);
     assert!(!output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("lists no model"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.starts_with("pinion-bench: error: ") && stderr.contains("lists no model"), "{stderr}");
+    assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{stderr}");
 }

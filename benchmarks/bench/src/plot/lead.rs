@@ -10,12 +10,6 @@ use std::fmt::Write;
 /// Differences that are named.
 const DIFFERENCES_SHOWN: usize = 8;
 
-/// How far a ratio is from 1, the same for a half and for twice.
-pub(super) fn effect(row: &Compared) -> f64 {
-    let effect = row.ratio.ln().abs();
-    if effect.is_finite() { effect } else { 0.0 }
-}
-
 /// What a picture shows, by the name of its file.
 pub(super) fn caption(name: &str) -> &'static str {
     match name {
@@ -89,7 +83,7 @@ fn differences(out: &mut String, data: &Data) {
         return;
     }
     let mut found: Vec<&Compared> = rows.iter().copied().filter(|row| row.better != Verdict::Same).collect();
-    found.sort_by(|a, b| effect(b).total_cmp(&effect(a)));
+    found.sort_by(|a, b| b.effect().total_cmp(&a.effect()));
     let _ = writeln!(
         out,
         "<h2>Differences</h2>\n<p>{} of {} comparisons with {} differ beyond the spread of the rounds.</p>",

@@ -1,7 +1,6 @@
 //! Bars of output tokens per second, the ratios of a comparison, and where the time of a request goes.
 
 use super::data::{Cell, Data, Series};
-use super::lead::effect;
 use super::panel::{Place, frame, legend, legend_height};
 use super::scale::{Axis, tick_text};
 use super::svg::{Anchor, Svg, colour, text_width};
@@ -103,7 +102,7 @@ pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
     if rows.is_empty() {
         return None;
     }
-    rows.sort_by(|a, b| effect(b).total_cmp(&effect(a)));
+    rows.sort_by(|a, b| b.effect().total_cmp(&a.effect()));
     let known = METRICS.iter().find(|known| known.name == metric)?;
     let text = |row: &Compared| {
         if scales.len() > 1 {
