@@ -36,6 +36,7 @@ mod options;
 mod probe_command;
 mod replay_command;
 mod resolve;
+mod root_path;
 mod scheduling;
 mod secret;
 mod show;

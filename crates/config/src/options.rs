@@ -130,6 +130,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Host names that requests may name besides the local ones (localhost, 127.0.0.0/8, [::1]), like \
                llm.example.org or *.example.org, or `*` for every name. Needed on loopback without a key, behind a proxy \
                that passes Host on; enforced wherever it is given. Can be given several times, or as a list with commas." },
+    Opt { name: "root-path", group: Http, kind: Text, preset: Absent,
+        help: "Path below which a proxy serves the service, like /llm, where the proxy passes it on: requests are \
+               answered with it and without it, and /openapi.json names it." },
     Opt { name: "keep-alive", group: Http, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("15s"),
         help: "A stream of events that was silent for this long gets a comment line, so that nothing on the way takes \
                it for dead; 0s sends none." },

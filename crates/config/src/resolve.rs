@@ -17,6 +17,7 @@ use crate::machine::Machine;
 use crate::model_facts::ModelFacts;
 use crate::model_folder::{self, Folder};
 use crate::observe::Observe;
+use crate::root_path;
 use crate::scheduling::Scheduling;
 use crate::sources::{Settings, Take};
 use crate::topology::Topology;
@@ -160,6 +161,7 @@ pub(crate) fn from_folder(
         api_keys: settings.api_keys("api-key"),
         cors_origins: settings.names("cors-origin"),
         allowed_hosts: settings.names("allowed-hosts"),
+        root_path: root_path::read(settings, faults),
         keep_alive_ms: take.number("keep-alive"),
         responses: response_store(&take),
         vllm_metrics: take.is("metrics-compat", "vllm"),

@@ -115,7 +115,7 @@ fn nothing_is_inline_nothing_is_from_elsewhere_and_no_text_becomes_markup() {
             {
                 assert!(!text.contains(inline), "inline: {inline}");
             }
-            assert!(text.split("<script").skip(1).all(|script| script.contains(" src=\"/ui/")));
+            assert!(text.split("<script").skip(1).all(|script| script.contains(" src=\"ui/")));
         }
     }
 }
@@ -135,12 +135,83 @@ fn every_file_that_a_file_names_is_served_and_every_one_is_named() {
         }
         let named = text(&path).split('"').filter_map(|part| match part.strip_prefix("./") {
             Some(module) if module.ends_with(".js") => Some(format!("/ui/{module}")),
-            None if part.starts_with("/ui/") => Some(part.to_owned()),
+            None if part.starts_with("ui/") => Some(format!("/{part}")),
             _ => None,
         });
         waiting.extend(named);
     }
     assert_eq!(seen.len(), FILES.len(), "{seen:?}");
+}
+
+/// A proxy may serve the service below a path, with or without passing it on.
+#[test]
+fn the_pages_name_nothing_from_the_root_of_the_host() {
+    run(Options::default(), |h| async move {
+        for path in ["/", "/docs"] {
+            let page = h.get(path).await.body;
+            for absolute in ["href=\"/", "src=\"/", "action=\"/"] {
+                assert!(!page.contains(absolute), "{path}: {absolute}");
+            }
+        }
+        assert!(h.get("/openapi.json").await.json().get("servers").is_none());
+    });
+    for file in FILES.iter().filter(|file| file.path.ends_with(".js")) {
+        let text = std::str::from_utf8(file.bytes).unwrap();
+        for call in text.split("fetch(").skip(1) {
+            assert!(call.starts_with("new URL(path.slice(1), BASE)"), "{}: fetch({call:.40}", file.path);
+        }
+        assert!(!text.contains("location.origin") && !text.contains("location.host"), "{}", file.path);
+    }
+}
+
+#[test]
+fn below_a_path_everything_is_served_with_it_and_without() {
+    let mut options = keyed();
+    options.settings.root_path = "/llm/one".to_owned();
+    run(options, |h| async move {
+        let key = "authorization: Bearer sk-correct-horse\r\n";
+        let ask = |method: &str, path: &str, fields: &str| {
+            format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n")
+        };
+        for path in ["/", "/docs", "/ui/main.js", "/health", "/stats", "/v1/models", "/openapi.json"] {
+            for path in [path.to_owned(), format!("/llm/one{path}")] {
+                assert_eq!(h.request(&ask("GET", &path, key)).await.status, 200, "{path}");
+            }
+        }
+        let document = h.request(&ask("GET", "/llm/one/openapi.json", key)).await.json();
+        assert_eq!(document["servers"], serde_json::json!([{"url": "/llm/one"}]));
+        // A key is asked for there, too, and an API's errors have its shape.
+        assert_eq!(h.get("/llm/one/v1/models").await.status, 401);
+        let fields = format!("{key}content-length: 2\r\n");
+        let reply =
+            h.request(&format!("{}{{}}", ask("POST", "/llm/one/v1/messages?beta=true", &fields))).await;
+        assert_eq!((reply.status, &reply.json()["type"]), (400, &"error".into()), "{reply:?}");
+        let kept = h.request(&ask("GET", "/llm/one/v1/responses/resp_7/input_items?limit=3", key)).await;
+        assert!(kept.status == 404 && kept.body.contains("resp_7"), "{kept:?}");
+        // The page's files are beside the page.
+        for method in ["GET", "HEAD"] {
+            let reply = h.request(&ask(method, "/llm/one", "")).await;
+            assert_eq!((reply.status, field(&reply, "location")), (308, "/llm/one/"), "{method}");
+        }
+        for path in ["/llm", "/llm/", "/llm/oneness/health", "/llm/one/llm/one/health", "/LLM/one/health"] {
+            assert_eq!(h.request(&ask("GET", path, key)).await.status, 404, "{path}");
+        }
+        assert_eq!(
+            h.request(&ask("POST", "/llm/one", &format!("{key}content-length: 0\r\n"))).await.status,
+            404
+        );
+    });
+}
+
+#[test]
+fn a_root_that_is_the_beginning_of_a_route_hides_none() {
+    let mut options = Options::default();
+    options.settings.root_path = "/v1".to_owned();
+    run(options, |h| async move {
+        for path in ["/v1/models", "/v1/v1/models", "/v1/health", "/health"] {
+            assert_eq!(h.get(path).await.status, 200, "{path}");
+        }
+    });
 }
 
 #[test]

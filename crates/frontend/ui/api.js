@@ -2,6 +2,8 @@
 import { button, element } from "./dom.js";
 
 const KEY = "pinion.key";
+/** Where the service is: a proxy may serve it below a path. */
+export const BASE = new URL("..", import.meta.url);
 const SILENCE_MS = 700;
 
 /** What the service refused, or that it could not be reached. */
@@ -37,7 +39,7 @@ async function failure(response) {
 
 /** One request. Asks for the key once where the service wants one, unless `quiet`. Any status but 2xx is a Failure. */
 export async function call(path, { method, body, signal, quiet = false } = {}) {
-  const send = () => fetch(path, {
+  const send = () => fetch(new URL(path.slice(1), BASE), {
     method: method ?? (body === undefined ? "GET" : "POST"),
     headers: headers(body),
     body: body === undefined || typeof body === "string" ? body : JSON.stringify(body),

@@ -1,12 +1,12 @@
 // The API's page: its own address in the commands, buttons to copy and forms to try them.
-import { askForKey, call, Failure } from "./api.js";
+import { askForKey, BASE, call, Failure } from "./api.js";
 import { button, copyButton, duration, element, fill } from "./dom.js";
 
 const WRITTEN = "http://127.0.0.1:8000";
 const SHOWN_MAX = 200_000;
 
 for (const code of document.querySelectorAll("[data-origin]")) {
-  code.textContent = code.textContent.replaceAll(WRITTEN, location.origin);
+  code.textContent = code.textContent.replaceAll(WRITTEN, BASE.href.replace(/\/$/, ""));
 }
 
 document.getElementById("key-button")?.addEventListener("click", () => askForKey());

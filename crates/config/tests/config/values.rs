@@ -203,3 +203,21 @@ fn defaults_need_no_folder_on_disk() {
     assert_eq!((config.model, config.served_model_name.as_str()), (facts, "tiny"));
     assert_eq!((config.max_num_seqs, config.kv_blocks, config.engine_threads), (64, 64 * 8, 1));
 }
+
+#[test]
+fn a_root_path_is_a_path_without_the_slash_at_its_end() {
+    let model = Tree::gpt2();
+    let given = |text: &str| serve_result(&machine(), &model, &["--root-path", text], &[]);
+    for (text, path) in [("/llm", "/llm"), ("/llm/", "/llm"), ("/a/b-1.2_~", "/a/b-1.2_~"), ("/", "")] {
+        assert_eq!(given(text).unwrap().root_path, path, "{text}");
+    }
+    assert_eq!(serve(&machine(), &model, &[], &[]).root_path, "");
+    let long = format!("/{}", "a".repeat(256));
+    for text in ["llm", "/a//b", "/a/../b", "/.", "/a b", "/a?b", "/a%20b", "/ä", "http://x/a", &long] {
+        let faults = given(text).expect_err(text).to_string();
+        assert!(
+            faults.starts_with("--root-path: ") && faults.contains("is not a path like /llm"),
+            "{faults}"
+        );
+    }
+}

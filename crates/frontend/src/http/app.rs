@@ -45,6 +45,8 @@ pub struct Settings {
     pub cors_origins: Vec<String>,
     /// What web pages may not do.
     pub guard: Guard,
+    /// Path below which a proxy serves the service; empty: none.
+    pub root_path: String,
     /// A silent stream of events gets a comment after this time.
     pub keep_alive: Option<Duration>,
     /// Show the `vllm:*` families.
@@ -77,6 +79,7 @@ impl Settings {
             fairness: config.fairness.clone(),
             cors_origins: config.cors_origins.clone(),
             guard: Guard::new(config),
+            root_path: config.root_path.clone(),
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
             vllm_metrics: config.vllm_metrics,
             ui: config.ui,

@@ -100,7 +100,9 @@ pub(crate) fn metrics(app: &App, extent: Extent) -> Response<AnswerBody> {
 
 /// Both are made once: they depend on the configuration only.
 fn documents(app: &App) -> &Documents {
-    app.docs.get_or_init(|| Documents::new(&app.limits, !app.settings.api_keys.is_empty()))
+    app.docs.get_or_init(|| {
+        Documents::new(&app.limits, !app.settings.api_keys.is_empty(), &app.settings.root_path)
+    })
 }
 
 /// `GET /openapi.json`.

@@ -17,6 +17,7 @@ pub mod pages;
 mod pooling;
 mod props;
 mod render;
+mod root_path;
 pub mod routes;
 pub mod server;
 mod stored;

@@ -46,9 +46,9 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// `keyed`: the service asks for a key.
-    pub(crate) fn new(limits: &Limits, keyed: bool) -> Documents {
-        let document = openapi::document(limits);
+    /// `keyed`: the service asks for a key. `root`: the path below which a proxy serves it, or empty.
+    pub(crate) fn new(limits: &Limits, keyed: bool, root: &str) -> Documents {
+        let document = openapi::document(limits, root);
         let page = openapi::html(&document, keyed);
         Documents { json: document.to_string().into(), page: Content::new(ui::HTML, page.into()) }
     }

@@ -6,8 +6,8 @@ use crate::answers::errors::{Dialect, HttpError, Refusal};
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::{
-    admin, auth, cors, framing, generate, info, intake, invocations, pooling, props, render, stored, tokens,
-    translated,
+    admin, auth, cors, framing, generate, info, intake, invocations, pooling, props, render, root_path,
+    stored, tokens, translated,
 };
 use crate::limits::REQUEST_ID_BYTES_MAX;
 use crate::observe::exposition::Extent;
@@ -42,8 +42,12 @@ pub struct Arrival {
 }
 
 /// Answers one request.
-pub async fn handle(app: Rc<App>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
+pub async fn handle(
+    app: Rc<App>,
+    mut request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Infallible> {
     let received_ns = clock::now_ns();
+    root_path::take_off(&app.settings.root_path, request.uri_mut());
     let route = Route::of(request.uri().path());
     let label = label(request.headers()).unwrap_or_else(|| format!("req-{}", app.numbers.id()));
     let dialect = Dialect::of(request.uri().path());
@@ -110,6 +114,12 @@ async fn dispatch(
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let route = arrival.route;
+    if app.settings.ui
+        && Route::Page.takes(request.method())
+        && let Some(answer) = root_path::to_page(&app.settings.root_path, request.uri().path())
+    {
+        return Ok(answer);
+    }
     arrival.key = auth::check(route, request.headers(), &app.settings.api_keys)?;
     if route == Route::Unknown || (route.is_page() && !app.settings.ui) {
         let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();

@@ -151,8 +151,8 @@ fn named_routes() -> impl Iterator<Item = Route> {
     Route::ALL.into_iter().filter(|route| *route != Route::Unknown)
 }
 
-/// The document.
-pub(crate) fn document(limits: &Limits) -> Value {
+/// The document. `root`: the path below which a proxy serves the service, or empty.
+pub(crate) fn document(limits: &Limits, root: &str) -> Value {
     let mut document: Value = serde_json::from_str(BASE).expect("base.json is JSON; a test reads it");
     for schemas in TRANSLATED {
         let schemas: Map<String, Value> =
@@ -162,6 +162,9 @@ pub(crate) fn document(limits: &Limits) -> Value {
         }
     }
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    if !root.is_empty() {
+        document["servers"] = json!([{"url": root}]);
+    }
     let schemas = &mut document["components"]["schemas"];
     schemas["CompletionRequest"] = request_schema(Api::Completions);
     schemas["ChatRequest"] = request_schema(Api::Chat);
@@ -216,7 +219,7 @@ pub(super) mod tests {
 
     #[test]
     fn every_route_is_a_path_and_every_reference_leads_somewhere() {
-        let document = document(&limits());
+        let document = document(&limits(), "");
         for route in named_routes() {
             let method = route.method_name().to_lowercase();
             let operation = &document["paths"][route.name()][&method];

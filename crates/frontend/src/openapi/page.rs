@@ -54,7 +54,7 @@ pub(super) fn render(document: &Value, keyed: bool) -> String {
         "<main id=\"content\" tabindex=\"-1\"><h1>API</h1><p class=\"lead\">One address, JSON in and out, OpenAI’s \
          shapes. The model here is <code>{model}</code>. {key}</p><p>A field that is <code>null</code> counts as absent; \
          unknown ones are named in <code>X-Pinion-Ignored-Fields</code>. \
-         The same document for machines is <a href=\"/openapi.json\">/openapi.json</a>. Any OpenAI client works with \
+         The same document for machines is <a href=\"openapi.json\">/openapi.json</a>. Any OpenAI client works with \
          the base URL <code data-origin>{ORIGIN}/v1</code>.</p>"
     );
     if keyed {
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_page_names_every_route_and_field_and_escapes_what_is_not_ours() {
-        let page = render(&document(&limits()), true);
+        let page = render(&document(&limits(), ""), true);
         assert!(page.contains("&lt;tiny&gt;") && !page.contains("<tiny>"));
         for field in fields::FIELDS {
             assert!(page.contains(&format!("<code>{}</code>", field.name)), "{}", field.name);
@@ -275,10 +275,10 @@ mod tests {
     /// The policy of the page forbids them, and a browser would leave them out without a word.
     #[test]
     fn nothing_in_the_page_is_inline() {
-        let page = render(&document(&limits()), false);
+        let page = render(&document(&limits(), ""), false);
         assert!(!page.contains("<style") && !page.contains(" style=") && !page.contains(" onclick="));
         for script in page.split("<script").skip(1) {
-            assert!(script.contains(" src=\"/ui/") && script.contains("></script>"), "{script:.60}");
+            assert!(script.contains(" src=\"ui/") && script.contains("></script>"), "{script:.60}");
         }
         assert!(!page.contains("authorization: Bearer"));
     }

@@ -125,6 +125,7 @@ impl Default for Options {
             guard: Guard::of(false, false, Vec::new(), Vec::new()),
             keep_alive: None,
             vllm_metrics: true,
+            root_path: String::new(),
             ui: true,
             access_log: false,
             profiled: false,
