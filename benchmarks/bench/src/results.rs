@@ -186,7 +186,8 @@ impl RunRecord {
     }
 }
 
-/// The same for a terminal of 100 columns: what was sent and done, then the latencies.
+/// The tables of an online result, for a terminal of 100 columns and for a page: what was sent and done, then the
+/// latencies.
 pub(crate) fn narrow(runs: &[RunRecord]) -> String {
     let number = table::number;
     let named = |run: &RunRecord| {
@@ -226,50 +227,6 @@ pub(crate) fn narrow(runs: &[RunRecord]) -> String {
     });
     let header = ["server", "scale", "ms", "p50", "p90", "p99", "max"];
     format!("{sent}\n{}", table::render(&header, &latencies.collect::<Vec<_>>()))
-}
-
-/// The table of an online result.
-pub(crate) fn summary(runs: &[RunRecord]) -> String {
-    let header = [
-        "server",
-        "scale",
-        "arrivals/s",
-        "done",
-        "failed",
-        "TTFT p50/p90/p99 ms",
-        "ITL p50/p90/p99 ms",
-        "TPOT p50/p90/p99 ms",
-        "E2E p50/p90/p99 ms",
-        "E2E p99/p50",
-        "output tok/s",
-        "goodput",
-        "send lag p99 ms",
-        "client core share",
-    ];
-    let number = table::number;
-    let three = |spread: &figures::Spread| {
-        format!("{} / {} / {}", number(spread.p50), number(spread.p90), number(spread.p99))
-    };
-    let rows = runs.iter().map(|run| {
-        let figures = &run.figures;
-        vec![
-            run.label.clone(),
-            if run.streams > 0 { format!("{} streams", run.streams) } else { number(run.scale) },
-            if run.streams > 0 { "–".to_owned() } else { number(run.offered_per_s) },
-            figures.completed.to_string(),
-            (figures.requests - figures.completed - figures.left).to_string(),
-            three(&figures.ttft_ms),
-            three(&figures.itl_ms),
-            three(&figures.tpot_ms),
-            three(&figures.e2e_ms),
-            number(figures.e2e_p99_over_p50),
-            number(figures.output_tokens_per_s),
-            figures.goodput.map_or("–".to_owned(), |goodput| format!("{:.1} %", goodput.share * 100.0)),
-            number(figures.send_lag_ms.p99),
-            number(figures.client.cpu_share_of_one_core),
-        ]
-    });
-    table::render(&header, &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -28,7 +28,26 @@ pub(super) fn caption(name: &str) -> &'static str {
     }
 }
 
-/// Machine, commit and time, then the main result.
+/// A picture in the list of contents.
+pub(super) fn title(name: &str) -> String {
+    let plain = match name {
+        "latency" => "Latency",
+        "latency-p99" => "Latency, 99th percentile",
+        "latency-p90" => "Latency, 90th percentile",
+        "throughput" => "Throughput",
+        "offline" => "Throughput of one batch",
+        "stages" => "Where a request's time goes",
+        "gaps" => "Gaps between tokens",
+        _ => {
+            let metric = name.strip_prefix("ratio-").unwrap_or(name);
+            let known = METRICS.iter().find(|known| known.name == metric);
+            return format!("{} against the base", known.map_or(metric, |known| known.title));
+        }
+    };
+    plain.to_owned()
+}
+
+/// Model, machine, commit and time, then the main result.
 pub(super) fn write(out: &mut String, files: &[(String, ResultFile)], data: &Data) {
     let of = |fact: &dyn Fn(&ResultFile) -> String| {
         let facts = distinct(files.iter().map(|(_, file)| fact(file)).filter(|fact| !fact.is_empty()));
@@ -38,8 +57,12 @@ pub(super) fn write(out: &mut String, files: &[(String, ResultFile)], data: &Dat
         let hardware = &file.origin.hardware;
         format!("{}, {} logical CPUs, {} GiB", hardware.cpu, hardware.logical_cpus, hardware.memory_gib)
     });
+    let runs = files.iter().flat_map(|(_, file)| &file.runs);
+    let models = distinct(runs.map(|run| run.server.model.as_str()).filter(|model| !model.is_empty()));
+    let models = escaped(&models.join(", "));
     let _ = writeln!(out, "<p class=\"lead\">{machine}<br>");
     for (name, fact) in [
+        ("model", models),
         ("measured", of(&|file| file.origin.time_utc.clone())),
         ("commit", of(&|file| file.origin.commit.clone())),
     ] {

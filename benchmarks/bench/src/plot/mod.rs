@@ -121,6 +121,7 @@ mod tests {
             offered_per_s: 4.0 / scale,
             ..RunRecord::default()
         };
+        run.server.model = if scale == 0.4 { "tiny" } else { "gpt2" }.to_owned();
         run.figures.ttft_ms = ms(40.0 / scale);
         run.figures.tpot_ms = ms(8.0);
         run.figures.itl_ms = ms(7.0);
@@ -226,6 +227,47 @@ mod tests {
         }
     }
 
+    /// Three variants whose effects are in no order.
+    fn compared(rounds: u32) -> ResultFile {
+        let variants = [("base", 1.0), ("+small", 1.05), ("+none", 1.0), ("+halves", 0.5), ("+more", 1.6)];
+        let mut file =
+            ResultFile { kind: "ablate".to_owned(), base: "base".to_owned(), ..ResultFile::default() };
+        for round in 0..rounds {
+            for (label, factor) in variants {
+                let mut run = RunRecord { label: label.to_owned(), round, ..RunRecord::default() };
+                run.figures.output_tokens_per_s = 100.0 * factor;
+                file.runs.push(run);
+            }
+        }
+        file.compared = crate::ablate::compare(&file.runs, "base", &["output_tok_s".to_owned()], 1);
+        file
+    }
+
+    #[test]
+    fn the_strongest_effect_is_first_in_pictures_and_lead() {
+        let file = compared(3);
+        let data = Data::of(std::slice::from_ref(&file));
+        let picture = throughput::ratios(&data, "output_tok_s").expect("a picture");
+        let order = |text: &str, names: &[&str]| {
+            let places: Vec<_> = names.iter().map(|name| text.find(&format!(">{name}<"))).collect();
+            assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{names:?}: {places:?}");
+        };
+        order(&picture, &["+halves", "+more", "+small", "+none"]);
+        let text = report::html("t", &[("ablate.json".to_owned(), file)], &data, &[]);
+        let lead = text.split("<h2>Differences</h2>").nth(1).expect("a lead");
+        order(lead.split("</table>").next().expect("a table"), &["+halves", "+more", "+small"]);
+        assert!(lead.contains("3 of 4 comparisons") && !lead.contains("rounds that it takes"));
+    }
+
+    #[test]
+    fn a_report_of_one_round_says_that_it_tells_no_difference() {
+        let file = compared(1);
+        let data = Data::of(std::slice::from_ref(&file));
+        let text = report::html("t", &[("ablate.json".to_owned(), file)], &data, &[]);
+        assert!(text.contains("0 of 4 comparisons with base differ"), "{text}");
+        assert!(text.contains("Each has 1 of the 3 rounds that it takes to tell a difference from noise."));
+    }
+
     #[test]
     fn the_report_stands_alone() {
         let file = result();
@@ -235,11 +277,20 @@ mod tests {
         let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part:?} in the report"));
         assert!(at("<h2>Main result</h2>") < at("<svg ") && at("<h2>Differences</h2>") < at("<svg "));
         assert!(text.contains("<figcaption>") && text.contains("prefers-color-scheme:dark"));
+        assert!(at("model tiny, gpt2<br>") < at("<h2>Main result</h2>"));
+        let links: Vec<&str> =
+            text.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert_eq!(links.len(), pictures(&data).len() + 1, "{links:?}");
+        for link in links {
+            let id = link.strip_prefix('#').expect("nothing outside of the report");
+            assert!(text.contains(&format!(" id=\"{id}\"")), "{id}");
+        }
+        assert!(!text.contains("href=\"#\""));
         assert!(!text.contains(", </dd>"), "a fact that is empty leaves no comma");
         assert!(
             text.contains("<svg ") && text.contains("&lt;t&gt;") && text.contains("<title>t &amp; u</title>")
         );
-        for outside in ["src=", "href=", "@import", "url("] {
+        for outside in ["src=", "@import", "url("] {
             assert!(!text.contains(outside), "{outside}");
         }
     }

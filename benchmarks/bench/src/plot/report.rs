@@ -3,9 +3,10 @@
 
 use super::data::Data;
 use super::lead;
+use super::svg::{DARK_PAGE, dark_style};
 use crate::ablate;
 use crate::machine::Origin;
-use crate::results::{ResultFile, summary};
+use crate::results::{ResultFile, narrow};
 use crate::table::number;
 use std::fmt::Write;
 
@@ -13,8 +14,16 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;ma
 h1{font-size:1.5em}h2{font-size:1.2em;margin-top:2em}table{border-collapse:collapse;font-size:13px;margin:1em 0;display:block;overflow-x:auto}\
 td,th{border-bottom:1px solid #ddd;padding:.3em .6em;text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}\
 pre{background:#f6f6f6;padding:.8em;overflow-x:auto;font-size:12px}svg{max-width:100%;height:auto}dt{font-weight:600}dd{margin:0 0 .4em 1em}\
-figure{margin:1.5em 0}figure svg{background:#fff;border-radius:6px}figcaption,.lead{color:#555;font-size:14px}\
-@media (prefers-color-scheme:dark){body{background:#16181c;color:#dcdcdc}td,th{border-color:#3a3e45}pre{background:#22252b}figcaption,.lead{color:#a8adb5}}";
+figure{margin:1.5em 0}figcaption,.lead{color:#555;font-size:14px}nav ul{columns:2;padding-left:1.2em}";
+
+/// The rules for a dark page.
+fn dark() -> String {
+    format!(
+        "@media (prefers-color-scheme:dark){{body{{background:{DARK_PAGE};color:#dcdcdc}}a{{color:#8ab4f8}}td,th{{border-color:#3a3e45}}\
+         pre{{background:#22252b}}figcaption,.lead{{color:#a8adb5}}{}}}",
+        dark_style()
+    )
+}
 
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
@@ -47,24 +56,47 @@ pub(super) fn html(
 ) -> String {
     let title = escaped(title);
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\"><title>{title}</title><style>{STYLE}</style></head>\n\
-         <body><h1>{title}</h1>\n"
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\"><title>{title}</title><style>{STYLE}{}</style></head>\n\
+         <body><h1>{title}</h1>\n",
+        dark()
     );
     lead::write(&mut out, files, data);
+    contents(&mut out, files, pictures);
     for (name, picture) in pictures {
         let caption = lead::caption(name);
-        let _ = writeln!(out, "<figure>{picture}<figcaption>{caption}</figcaption></figure>");
+        let _ = writeln!(out, "<figure id=\"{name}\">{picture}<figcaption>{caption}</figcaption></figure>");
     }
-    for (name, file) in files {
-        section(&mut out, name, file);
+    for (index, (name, file)) in files.iter().enumerate() {
+        let _ = writeln!(out, "<h2 id=\"file-{index}\">{}</h2>", escaped(name));
+        section(&mut out, file);
     }
     out.push_str("</body></html>\n");
     out
 }
 
-fn section(out: &mut String, name: &str, file: &ResultFile) {
+/// Links to the pictures and to what was measured.
+fn contents(out: &mut String, files: &[(String, ResultFile)], pictures: &[(String, String)]) {
+    let pictures = pictures.iter().map(|(name, _)| (name.clone(), lead::title(name)));
+    let files = files.iter().enumerate().map(|(index, (name, _))| (format!("file-{index}"), escaped(name)));
+    out.push_str("<nav aria-label=\"Contents\"><ul>");
+    for (id, text) in pictures.chain(files) {
+        let _ = write!(out, "<li><a href=\"#{id}\">{text}</a></li>");
+    }
+    out.push_str("</ul></nav>\n");
+}
+
+/// Tables of ours, one behind another, with the lines between them as headings.
+fn html_tables(text: &str) -> String {
+    let parts = text.split("\n\n").filter(|part| !part.trim().is_empty());
+    let html = |part: &str| match part.trim_start().starts_with('|') {
+        true => html_table(part),
+        false => format!("<h3>{}</h3>", escaped(part.trim())),
+    };
+    parts.map(html).collect()
+}
+
+fn section(out: &mut String, file: &ResultFile) {
     let hardware = &file.origin.hardware;
-    let _ = writeln!(out, "<h2>{}</h2>", escaped(name));
     let facts = [
         ("what", file.kind.clone()),
         ("when", file.origin.time_utc.clone()),
@@ -93,21 +125,11 @@ fn section(out: &mut String, name: &str, file: &ResultFile) {
         let _ = writeln!(out, "<p>{}</p>", escaped(note));
     }
     if file.compared.is_empty() {
-        out.push_str(&html_table(&summary(&file.runs)));
+        out.push_str(&html_tables(&narrow(&file.runs)));
     } else {
-        let text = ablate::tables(&file.compared, &file.base);
-        for part in text.split("\n\n").filter(|part| !part.trim().is_empty()) {
-            out.push_str(&if part.starts_with('|') {
-                html_table(part)
-            } else {
-                format!("<h3>{}</h3>", escaped(part))
-            });
-        }
-        let _ = write!(
-            out,
-            "<details><summary>every run</summary>{}</details>",
-            html_table(&summary(&file.runs))
-        );
+        out.push_str(&html_tables(&ablate::tables(&file.compared, &file.base)));
+        let runs = html_tables(&narrow(&file.runs));
+        let _ = write!(out, "<details><summary>every run</summary>{runs}</details>");
     }
     let lag = file.runs.iter().map(|run| run.figures.send_lag_ms.p99).fold(0.0, f64::max);
     let share = file.runs.iter().map(|run| run.figures.client.cpu_share_of_one_core).fold(0.0, f64::max);

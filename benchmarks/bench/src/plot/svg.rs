@@ -9,6 +9,21 @@ const COLOURS: [&str; 12] = [
 ];
 const INK: &str = "#222222";
 const GRID: &str = "#e3e3e3";
+/// Of a report's page that is dark.
+pub(super) const DARK_PAGE: &str = "#16181c";
+/// What stands for a colour there, where it would not show.
+const DARK: [(&str, &str); 10] = [
+    (INK, "#dcdcdc"),
+    (GRID, "#3a3e45"),
+    ("white", DARK_PAGE),
+    ("#0072b2", "#2f93d6"),
+    ("#555555", "#8a8a8a"),
+    ("#777777", "#999999"),
+    ("#8c510a", "#c98a4b"),
+    ("#6a3d9a", "#a883d6"),
+    ("#b30000", "#f06a6a"),
+    ("#a6a6a6", "#d0d0d0"),
+];
 /// Grid lines end before a text.
 const HALO: &str = "paint-order=\"stroke\" stroke=\"white\" stroke-width=\"3\" stroke-linejoin=\"round\"";
 const FONT: &str = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif";
@@ -17,6 +32,14 @@ const CHARACTER_WIDTH: f64 = 0.6;
 
 /// Series that have a colour of their own.
 pub(super) const SERIES_MAX: usize = COLOURS.len();
+
+/// Style rules for pictures in a dark page. A program that draws a picture alone sees the colours that it names.
+pub(super) fn dark_style() -> String {
+    let rule = |(light, dark): (&str, &str)| {
+        format!("svg [fill=\"{light}\"]{{fill:{dark}}}svg [stroke=\"{light}\"]{{stroke:{dark}}}")
+    };
+    DARK.map(rule).concat()
+}
 
 /// Colour of the series at this place.
 pub(super) fn colour(index: usize) -> &'static str {
@@ -159,4 +182,33 @@ pub(super) fn png(svg: &str) -> Result<Vec<u8>, String> {
     let mut pixmap = pixmap.ok_or("the picture has no size")?;
     resvg::render(&tree, resvg::tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixmap.as_mut());
     pixmap.encode_png().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Relative luminance by WCAG 2.
+    fn luminance(colour: &str) -> f64 {
+        let part = |at: usize| {
+            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).expect("hexadecimal")) / 255.0;
+            if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
+    }
+
+    #[test]
+    fn every_series_shows_on_a_dark_page_in_a_colour_of_its_own() {
+        let dark =
+            |light: &'static str| DARK.iter().find(|(from, _)| *from == light).map_or(light, |(_, to)| *to);
+        let contrast = |colour: &str| (luminance(colour) + 0.05) / (luminance(DARK_PAGE) + 0.05);
+        let mut seen = Vec::new();
+        for colour in COLOURS.map(dark) {
+            assert!(contrast(colour) >= 3.0, "{colour}: {:.2}", contrast(colour));
+            assert!(!seen.contains(&colour), "{colour} stands for two");
+            seen.push(colour);
+        }
+        assert!(contrast(dark(INK)) >= 7.0);
+        assert!(dark_style().contains("svg [fill=\"#222222\"]{fill:#dcdcdc}"));
+    }
 }
