@@ -6,8 +6,9 @@
 //! after another; only the last token of a row that samples meets the head, and the tokens of a prompt whose logprobs
 //! are wanted, a few at a time.
 
-use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
+use crate::batch::{StepBatch, StepError, StepOutput};
 use crate::config_json;
+use crate::host_sampler::{draw_rows, score_prompts};
 use crate::layers::Layers;
 use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions};
 use crate::rotation::Rotations;
@@ -21,9 +22,6 @@ use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_thread
 use pinion_ops::{Dtype, KernelLevel, KvPool, KvShape, supports_bf16};
 use std::path::Path;
 use tch::{Kind, Tensor};
-
-/// Prompt tokens that meet the head at once: its logits, `[64, vocab]`, are 13 MB for GPT-2's vocabulary.
-const SCORED_TOKENS_PER_PRODUCT: usize = 64;
 
 /// A loaded decoder with its KV pool.
 #[derive(Debug)]
@@ -158,36 +156,6 @@ impl Decoder {
         let _no_grad = tch::no_grad_guard();
         run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map(Some).map_err(step_error)
     }
-
-    /// Scores the prompt tokens of the rows that ask, [`SCORED_TOKENS_PER_PRODUCT`] at a time. A row with a number that
-    /// is not finite fails.
-    fn score_prompts(
-        &mut self,
-        hidden: &Tensor,
-        batch: &StepBatch<'_>,
-        out: &mut StepOutput,
-    ) -> Result<(), StepError> {
-        let _no_grad = tch::no_grad_guard();
-        for (index, row) in batch.rows.iter().enumerate() {
-            let Some(scored) = &row.scored else { continue };
-            let range = row.scored_range();
-            for begin in range.clone().step_by(SCORED_TOKENS_PER_PRODUCT) {
-                let len = SCORED_TOKENS_PER_PRODUCT.min(range.end - begin);
-                // [len, hidden] to [len, vocab]
-                let some =
-                    hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
-                head(&self.weights, &self.layers, &some, &mut self.logits).map_err(step_error)?;
-                for (at, logits) in (begin..).zip(self.logits.chunks_exact(self.info.vocab_size as usize)) {
-                    let token = batch.successor(row, scored, at);
-                    if !self.sampler.score_known(logits, token, scored.alternatives, out) {
-                        out.rows[index] = RowOutcome::NonFinite;
-                    }
-                }
-            }
-            out.end_prompt_scores(index);
-        }
-        Ok(())
-    }
 }
 
 /// The pool for this model, with the number of blocks that the options ask for.
@@ -261,21 +229,19 @@ impl Model for Decoder {
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
         out.clear();
         let hidden = self.forward(batch)?;
-        let mut rows = self.logits.chunks_exact_mut(self.info.vocab_size as usize);
-        for (index, row) in batch.rows.iter().enumerate() {
-            let Some(params) = &row.sample else {
-                out.push(RowOutcome::None);
-                continue;
-            };
-            let logits = rows.next().expect("the head gave one row of logits for each sampling row");
-            self.sampler.draw_row(logits, params, batch.shaping.shaping(index), out);
-        }
-        match hidden {
-            Some(hidden) if batch.rows.iter().any(|row| row.scored.is_some()) => {
-                self.score_prompts(&hidden, batch, out)
-            }
-            Some(_) | None => Ok(()),
-        }
+        let vocab = self.info.vocab_size as usize;
+        draw_rows(&mut self.sampler, vocab, batch, out, &mut self.logits);
+        let Some(hidden) = hidden.filter(|_| batch.rows.iter().any(|row| row.scored.is_some())) else {
+            return Ok(());
+        };
+        let _no_grad = tch::no_grad_guard();
+        let (weights, layers) = (&self.weights, &self.layers);
+        score_prompts(&mut self.sampler, vocab, batch, out, &mut self.logits, |begin, len, logits| {
+            // [len, hidden] to [len, vocab]
+            let some =
+                hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
+            head(weights, layers, &some, logits).map_err(step_error)
+        })
     }
 
     fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {

@@ -15,10 +15,14 @@ mod fake;
 #[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the CUDA engine takes no packed weights"))]
 mod gguf;
 #[cfg(feature = "torch")]
+mod host_sampler;
+#[cfg(feature = "torch")]
 mod layers;
 mod load;
 mod logprobs;
 pub mod op_trace;
+#[cfg(feature = "torch")]
+pub mod operators;
 mod owned_batch;
 mod pipeline;
 #[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the CUDA engine takes no packed weights"))]

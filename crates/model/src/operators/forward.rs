@@ -1,0 +1,242 @@
+//! From token ids to logits. Mirrors `LlamaForCausalLM` in transformers' models/llama/modeling_llama.py, and where the
+//! architecture says so models/gpt2, gemma2, olmo2 and granite.
+
+use super::attention::{LayerCache, RowPlaces};
+use super::weights::{Angles, Layer, Norm, Weights};
+use super::{OperatorOptions, backend};
+use crate::batch::{BlockCopy, StepBatch};
+use crate::load::LoadError;
+use pinion_architecture::{Activation, Architecture, NormKind};
+use pinion_ops::tensor::{TensorError, copy_to_f32};
+use tch::{Device, Kind, Tensor};
+
+/// Weights, cache, and what they are.
+#[derive(Debug)]
+pub(super) struct Forward {
+    model: Architecture,
+    weights: Weights,
+    cache: Vec<LayerCache>,
+    block_size: i64,
+    kind: Kind,
+    device: Device,
+}
+
+/// A step's batch on the device.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    /// `[tokens]`
+    tokens: Tensor,
+    positions: Tensor,
+    /// Rows of the cache that the step writes, `[tokens]`.
+    written: Tensor,
+    /// The last query token of each row that samples.
+    sampled: Option<Tensor>,
+    rows: Vec<RowPlaces>,
+}
+
+impl Inputs {
+    /// Of a batch that was checked.
+    pub(super) fn new(batch: &StepBatch<'_>, forward: &Forward) -> Result<Self, TensorError> {
+        let on_device = |values: &[i64]| -> Result<Tensor, TensorError> {
+            Ok(Tensor::f_from_slice(values)?.f_to_device(forward.device)?)
+        };
+        let widened = |values: &[u32]| values.iter().map(|&value| i64::from(value)).collect::<Vec<i64>>();
+        let (mut written, mut sampled, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        for row in batch.rows {
+            let blocks = &batch.blocks[row.block_range()];
+            let place = |position: u32| {
+                let (block, within) =
+                    (position / forward.block_size as u32, position % forward.block_size as u32);
+                i64::from(blocks[block as usize]) * forward.block_size + i64::from(within)
+            };
+            let context: Vec<i64> = (0..row.context_len).map(place).collect();
+            let first = row.context_len - row.query_len;
+            written.extend(&context[first as usize..]);
+            if row.sample.is_some() {
+                sampled.push(i64::from(row.query_start + row.query_len) - 1);
+            }
+            rows.push(RowPlaces {
+                query_start: i64::from(row.query_start),
+                query_len: i64::from(row.query_len),
+                context: on_device(&context)?,
+                first: i64::from(first),
+            });
+        }
+        Ok(Self {
+            tokens: on_device(&widened(batch.tokens))?,
+            positions: on_device(&widened(batch.positions))?,
+            written: on_device(&written)?,
+            sampled: (!sampled.is_empty()).then(|| on_device(&sampled)).transpose()?,
+            rows,
+        })
+    }
+}
+
+impl Forward {
+    pub(super) fn new(
+        model: Architecture,
+        weights: Weights,
+        options: &OperatorOptions,
+        block_count: u32,
+    ) -> Result<Self, LoadError> {
+        let (kind, device, block_size) =
+            (options.kind(), options.device.tensors(), i64::from(options.block_size));
+        let rows = i64::from(block_count) * block_size;
+        let cache = model.layers.iter().map(|_| LayerCache::new(rows, &model, kind, device));
+        let cache = cache.collect::<Result<_, _>>().map_err(backend)?;
+        Ok(Self { model, weights, cache, block_size, kind, device })
+    }
+
+    pub(super) fn copy_block(&mut self, copy: &BlockCopy) -> Result<(), TensorError> {
+        let (from, to) = (i64::from(copy.from) * self.block_size, i64::from(copy.to) * self.block_size);
+        self.cache.iter_mut().try_for_each(|layer| layer.copy(from, to, i64::from(copy.tokens)))
+    }
+
+    /// The last layer's output, `[tokens, hidden]`.
+    pub(super) fn layers(&mut self, inputs: &Inputs) -> Result<Tensor, TensorError> {
+        let weights = &self.weights;
+        let mut hidden = weights.token_embedding.f_index_select(0, &inputs.tokens)?;
+        if let Some(positions) = &weights.position_embedding {
+            hidden = hidden.f_add(&positions.f_index_select(0, &inputs.positions)?)?;
+        }
+        if let Some(factor) = self.model.embedding_multiplier {
+            // The factor is rounded to the activations' type first.
+            let factor = Tensor::f_from_slice(&[factor])?.f_to_kind(self.kind)?.f_to_device(self.device)?;
+            hidden = hidden.f_mul(&factor)?;
+        }
+        // [tokens, 1, dim / 2] of each rotation
+        let angle = |table: &Tensor| -> Result<Tensor, TensorError> {
+            Ok(table.f_index_select(0, &inputs.positions)?.f_unsqueeze(1)?)
+        };
+        let angles: Result<Vec<Angles>, TensorError> = (weights.angles.iter())
+            .map(|table| Ok(Angles { cosines: angle(&table.cosines)?, sines: angle(&table.sines)? }))
+            .collect();
+        let angles = angles?;
+        for (index, (layer, cache)) in weights.layers.iter().zip(&mut self.cache).enumerate() {
+            hidden = layer_of(&self.model, index, layer, cache, hidden, inputs, &angles)?;
+        }
+        Ok(hidden)
+    }
+
+    /// The logits of the rows that sample.
+    pub(super) fn sampled(
+        &self,
+        hidden: &Tensor,
+        inputs: &Inputs,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), TensorError> {
+        let Some(sampled) = &inputs.sampled else { return Ok(()) };
+        self.head(&hidden.f_index_select(0, sampled)?, logits)
+    }
+
+    /// The last norm and the head: `[some, hidden]` to `[some, vocab]`, on the host.
+    pub(super) fn head(&self, hidden: &Tensor, logits: &mut Vec<f32>) -> Result<(), TensorError> {
+        let (head, norm) = (self.model.head, &self.weights.final_norm);
+        let found = self.weights.head.forward(&norm_of(&self.model, hidden, norm)?)?;
+        let mut found = found.f_to_kind(Kind::Float)?;
+        if let Some(divisor) = head.divisor {
+            let _ = found.f_div_scalar_(f64::from(divisor))?;
+        }
+        if let Some(cap) = head.soft_cap {
+            let _ = found.f_div_scalar_(f64::from(cap))?.f_tanh_()?.f_mul_scalar_(f64::from(cap))?;
+        }
+        copy_to_f32(&found.f_to_device(Device::Cpu)?, logits)
+    }
+}
+
+/// A norm over the last axis.
+fn norm_of(model: &Architecture, x: &Tensor, norm: &Norm) -> Result<Tensor, TensorError> {
+    let epsilon = model.norm.epsilon;
+    if model.norm.kind == NormKind::Layer {
+        let axes = norm.weight.size();
+        return Ok(x.f_layer_norm(axes, Some(&norm.weight), norm.bias.as_ref(), epsilon, false)?);
+    }
+    let wide = x.f_to_kind(Kind::Float)?;
+    let mean = wide.f_square()?.f_mean_dim(&[-1i64][..], true, Kind::Float)?;
+    let normed = wide.f_mul(&mean.f_add_scalar(epsilon)?.f_rsqrt()?)?;
+    Ok(match model.norm.kind {
+        NormKind::Layer | NormKind::Rms => normed.f_to_kind(x.kind())?.f_mul(&norm.weight)?,
+        // 1 + weight stands in the weight.
+        NormKind::RmsWide | NormKind::RmsOnePlus => normed.f_mul(&norm.weight)?.f_to_kind(x.kind())?,
+    })
+}
+
+fn normed(model: &Architecture, x: &Tensor, norm: Option<&Norm>) -> Result<Tensor, TensorError> {
+    norm.map_or_else(|| Ok(x.shallow_clone()), |norm| norm_of(model, x, norm))
+}
+
+/// One layer: hidden `[tokens, hidden]` in and out.
+fn layer_of(
+    model: &Architecture,
+    index: usize,
+    weights: &Layer,
+    cache: &mut LayerCache,
+    hidden: Tensor,
+    inputs: &Inputs,
+    angles: &[Angles],
+) -> Result<Tensor, TensorError> {
+    let (attention, each) = (&model.attention, &model.layers[index]);
+    let widths = [model.query_width(), model.kv_width(), model.kv_width()].map(i64::from);
+    let qkv = weights.qkv.forward(&normed(model, &hidden, weights.attention_norm.as_ref())?)?;
+    let parts = qkv.f_split_with_sizes(widths, 1)?;
+    let head_dim = i64::from(attention.head_dim);
+    // [tokens, heads, head_dim], normed and rotated
+    let place = |part: &Tensor, norm: Option<&Norm>| -> Result<Tensor, TensorError> {
+        let per_head = norm.is_some_and(|norm| norm.weight.size()[0] == head_dim);
+        let whole = if per_head { part.shallow_clone() } else { normed(model, part, norm)? };
+        let mut heads = whole.f_unflatten(1, [-1, head_dim])?;
+        if per_head {
+            heads = normed(model, &heads, norm)?;
+        }
+        each.rotary.map_or_else(|| Ok(heads.shallow_clone()), |rotary| rotated(&heads, &angles[rotary]))
+    };
+    let queries = place(&parts[0], weights.q_norm.as_ref())?;
+    let keys = place(&parts[1], weights.k_norm.as_ref())?;
+    cache.append(&inputs.written, &keys, &parts[2].f_unflatten(1, [-1, head_dim])?)?;
+    let attended = cache.attend(&queries, &inputs.rows, each, attention.soft_cap)?;
+    let hidden = added(model, hidden, weights.out.forward(&attended)?, weights.attention_post_norm.as_ref())?;
+    let up = weights.up.forward(&normed(model, &hidden, weights.mlp_norm.as_ref())?)?;
+    let activate = |x: &Tensor| match model.mlp.activation {
+        Activation::Silu => x.f_silu(),
+        Activation::GeluTanh => x.f_gelu("tanh"),
+        Activation::GeluErf => x.f_gelu("none"),
+    };
+    // In fp32, and rounded once.
+    let wide = up.f_to_kind(Kind::Float)?;
+    let inner = if model.mlp.gated {
+        let halves = wide.f_chunk(2, 1)?;
+        activate(&halves[0])?.f_mul(&halves[1])?
+    } else {
+        activate(&wide)?
+    };
+    let inner = inner.f_to_kind(up.kind())?;
+    added(model, hidden, weights.down.forward(&inner)?, weights.mlp_post_norm.as_ref())
+}
+
+/// hidden + x, with a norm or a factor on x if there is one.
+fn added(
+    model: &Architecture,
+    hidden: Tensor,
+    x: Tensor,
+    post_norm: Option<&Norm>,
+) -> Result<Tensor, TensorError> {
+    let mut x = normed(model, &x, post_norm)?;
+    if let Some(factor) = model.residual_multiplier {
+        x = x.f_mul_scalar(f64::from(factor))?;
+    }
+    Ok(hidden.f_add(&x)?)
+}
+
+/// The first columns of each head `[tokens, heads, head_dim]`, as `rotate_half` pairs them, by fp32 angles.
+fn rotated(heads: &Tensor, angles: &Angles) -> Result<Tensor, TensorError> {
+    let (half, head_dim) = (angles.cosines.size()[2], heads.size()[2]);
+    let part = |from: i64| heads.f_narrow(2, from, half).and_then(|part| part.f_to_kind(Kind::Float));
+    let (first, second) = (part(0)?, part(half)?);
+    let (cosines, sines) = (&angles.cosines, &angles.sines);
+    let turned = [
+        first.f_mul(cosines)?.f_sub(&second.f_mul(sines)?)?.f_to_kind(heads.kind())?,
+        second.f_mul(cosines)?.f_add(&first.f_mul(sines)?)?.f_to_kind(heads.kind())?,
+        heads.f_narrow(2, 2 * half, head_dim - 2 * half)?,
+    ];
+    Ok(Tensor::f_cat(&turned, 2)?)
+}
