@@ -7,6 +7,9 @@
 #                                            can be used, else on the CPU
 #   deploy/launch.sh --setup-only [--device cuda]    set up and build, then stop; needs no GPU
 #
+# On a GPU, --backend torch has libtorch's operators compute; PINION_TORCH_CUDA=1 sets libtorch up for that beside the
+# CUDA object, for models that this does not take.
+#
 # PINION_CACHE and PINION_PYTHON say where downloads are kept and whose pip is used: deploy/setup.sh. PINION_BUILD=dev
 # builds and serves the programs that tests use.
 set -euo pipefail
@@ -14,7 +17,7 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
@@ -92,8 +95,15 @@ check_device() {
     esac
 }
 
-# As a process of its own: what fails there ends it alone.
-set_up_gpu() { "$ROOT/deploy/cuda.sh" --serve "$OBJECT"; }
+# For the backend that would compute there. As processes of their own: what fails there ends them alone.
+set_up_gpu() {
+    if [ "$(option backend)" != torch ]; then
+        "$ROOT/deploy/cuda.sh" --serve "$OBJECT" || return
+    fi
+    if [ "$(option backend)" = torch ] || [ -n "${PINION_TORCH_CUDA:-}" ]; then
+        "$ROOT/deploy/setup.sh" --cuda
+    fi
+}
 
 # Sets up for a GPU that may be used. Whatever is missing, the CPU serves.
 set_up_if_possible() {

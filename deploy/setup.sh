@@ -2,6 +2,8 @@
 # Puts libtorch in place: a cache folder outside the repository and the link .libtorch inside it.
 # Idempotent; says what it found. Sourced by the scripts of this folder, or run by itself.
 #
+#   deploy/setup.sh --cuda    and what libtorch needs to compute on a GPU (docs/GPU.md); needs no GPU
+#
 #   PINION_CACHE   where downloads are kept   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON  the Python whose pip is used (default: python3)
 set -euo pipefail
@@ -19,6 +21,10 @@ TORCH_VERSION=2.11.0
 # Without most of what the wheel asks for: on the CPU none of it is used, and on a GPU cuBLASLt alone (deploy/cuda.sh).
 SLIM_WHEELS=(torch==$TORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
              nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
+
+# What libtorch_cuda.so of that wheel is linked with, as the wheel asks for it.
+CUDA_WHEELS=("cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2"
+             nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5)
 
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
@@ -66,6 +72,25 @@ setup_libtorch() {
     ln -sfn "$folder/torch" "$ROOT/.libtorch"
 }
 
+# The CUDA half of libtorch finds its libraries beside its own folder. Nothing here needs a GPU.
+setup_libtorch_cuda() {
+    local folder=$CACHE/libtorch-$TORCH_VERSION-slim
+    if [ -e "$folder/cuda-is-whole" ]; then
+        say "libtorch $TORCH_VERSION for CUDA: $folder (found)"
+        return
+    fi
+    need "$PYTHON" "downloading libtorch's CUDA libraries (PINION_PYTHON names another)"
+    local part
+    part=$(mktemp -d "$CACHE/libtorch-cuda.XXXXXX")
+    say "downloading libtorch's CUDA libraries (2.7 GB on disk, some minutes)"
+    pip_install "$part" "${CUDA_WHEELS[@]}"
+    # Files of the CPU's set stay as they are; other clones may be using them.
+    cp -rln "$part/nvidia/." "$folder/nvidia/"
+    rm -rf "$part"
+    touch "$folder/cuda-is-whole"
+    say "libtorch $TORCH_VERSION for CUDA is in $folder"
+}
+
 pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
     local folder=$1
     shift
@@ -103,4 +128,5 @@ setup() {
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     setup
+    [ "${1:-}" != --cuda ] || setup_libtorch_cuda
 fi

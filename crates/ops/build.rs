@@ -48,7 +48,8 @@ fn main() {
         let include = libtorch.join("include");
         let mut shim = compiler();
         shim.flag("-isystem").flag(&include).define("_GLIBCXX_USE_CXX11_ABI", "1");
-        let files = ["shim/cpu_linear.cpp", "shim/op_trace.cpp"].map(|file| kernels.join(file));
+        let files =
+            ["shim/cpu_linear.cpp", "shim/device.cpp", "shim/op_trace.cpp"].map(|file| kernels.join(file));
         objects.extend(shim.files(files).compile_intermediates());
     }
     let mut library = cc::Build::new();

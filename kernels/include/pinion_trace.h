@@ -17,6 +17,12 @@ int32_t pinion_trace_start(int32_t gpu, char* error, uint64_t error_len);
 /* Ends that, and writes what was traced to `path`, NUL-terminated. The trace is gone whatever the result. */
 int32_t pinion_trace_stop(const char* path, char* error, uint64_t error_len);
 
+/* Begins a range of this thread with a name that outlives it. NULL where no trace of this thread is under way. */
+void* pinion_range_begin(const char* name);
+
+/* Ends a range, on its thread; NULL is none. */
+void pinion_range_end(void* range);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_set>
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "../include/pinion_trace.h"
@@ -32,3 +33,18 @@ extern "C" int32_t pinion_trace_stop(const char* path, char* error, uint64_t err
         result->save(path);
     });
 }
+
+extern "C" void* pinion_range_begin(const char* name) {
+    try {
+        // As torch.profiler.record_function: nothing where no trace is under way.
+        auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+        if (!callbacks.has_value()) return nullptr;
+        auto range = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+        range->before(name);
+        return range.release();
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+extern "C" void pinion_range_end(void* range) { delete static_cast<at::RecordFunction*>(range); }

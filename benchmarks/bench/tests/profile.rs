@@ -55,7 +55,7 @@ fn the_tools_that_are_there_write_what_the_manifest_says() {
     let of = |tool: &str| runs.iter().find(|run| run["tool"] == tool).expect(tool);
     assert_eq!(runs.len(), 2);
     for (tool, role, file) in
-        [("torch", "engine-0", "torch/torch/engine-0/trace.json"), ("trace", "all", "trace/trace.json")]
+        [("torch", "engine-0", "torch/native/engine-0/trace.json"), ("trace", "all", "trace/trace.json")]
     {
         let run = of(tool);
         assert_eq!(

@@ -5,6 +5,7 @@
 //! What runs a model interprets the data and never asks for the family. This crate reads no file and knows no tensor
 //! library.
 
+mod cuda_object;
 mod families;
 mod ignored;
 mod names;
@@ -14,6 +15,7 @@ mod rope;
 mod rope_keys;
 mod shard;
 
+pub use cuda_object::CUDA_HEAD_DIM_MAX;
 pub use families::FAMILIES;
 pub use names::{Layout, Names, Source};
 pub use packing::{Packed, Packing};

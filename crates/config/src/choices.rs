@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 /// The backend that computes the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backend {
-    /// A real model on libtorch.
-    Torch,
+    /// Pinion's own kernels: on the CPU beside libtorch's, on a GPU the CUDA object. Older recordings call it `Torch`.
+    #[serde(alias = "Torch")]
+    Native,
+    /// libtorch's operators alone, on the CPU or a GPU.
+    Operators,
     /// Deterministic tokens from a hash, with a programmable step time and no libtorch.
     Fake,
 }
@@ -15,8 +18,36 @@ impl Backend {
     /// Its name on the command line and in paths.
     pub fn name(self) -> &'static str {
         match self {
-            Backend::Torch => "torch",
+            Backend::Native => "native",
+            Backend::Operators => "torch",
             Backend::Fake => "fake",
+        }
+    }
+
+    /// The one of this name.
+    pub(crate) fn of(name: Option<&str>) -> Option<Backend> {
+        [Backend::Native, Backend::Operators, Backend::Fake].into_iter().find(|own| Some(own.name()) == name)
+    }
+}
+
+/// How prompt chunks attend on a GPU, and with libtorch's operators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PrefillAttention {
+    /// On tensor cores, or by libtorch's scaled_dot_product_attention, where these take the model.
+    #[default]
+    Auto,
+    /// By libtorch's scaled_dot_product_attention.
+    Sdpa,
+    /// As single tokens do.
+    Plain,
+}
+
+impl PrefillAttention {
+    pub(crate) fn of(name: Option<&str>) -> PrefillAttention {
+        match name {
+            Some("sdpa") => PrefillAttention::Sdpa,
+            Some("plain") => PrefillAttention::Plain,
+            _ => PrefillAttention::Auto,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::chat_template::ChatTemplate;
 use crate::choices::{
-    AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
+    AttentionKind, Backend, Dtype, Ipc, LinearKind, PrefillAttention, Quantization, ReasoningParser,
+    ToolCallParser,
 };
 use crate::cpu_plan::CpuPlan;
 use crate::cuda::CudaConfig;
@@ -80,6 +81,9 @@ pub struct Config {
     pub strict_fields: bool,
     /// How attention runs.
     pub attention: AttentionKind,
+    /// How that of prompt chunks does, on a GPU and with libtorch's operators. Older recordings do not say it.
+    #[serde(default)]
+    pub prefill_attention: PrefillAttention,
     /// What the fake backend does beside giving tokens.
     pub fake: Fake,
     /// Frontend processes.

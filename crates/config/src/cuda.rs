@@ -35,8 +35,6 @@ pub struct CudaConfig {
     pub fused_norms: bool,
     /// A product adds its bias and applies its activation.
     pub fused_products: bool,
-    /// Attention of prompt chunks on tensor cores where they take the shape.
-    pub prefill_on_tensor_cores: bool,
     /// Decode steps of up to eight rows as one kernel.
     pub fused_decode: bool,
     /// Time the library's algorithms for each product and keep the quickest.
@@ -51,10 +49,13 @@ pub struct CudaConfig {
     /// say it.
     #[serde(default)]
     pub may_fall_back: bool,
+    /// What of the model the object does not take, where `--backend auto` has libtorch's operators compute it for that.
+    #[serde(default)]
+    pub beyond_object: Option<String>,
 }
 
 impl CudaConfig {
-    /// Whether the model runs on a GPU, and how.
+    /// Whether the model runs on a GPU, and how; `backend` is the one that would compute it there.
     pub(crate) fn resolve(
         settings: &Settings,
         machine: &Machine,
@@ -68,11 +69,12 @@ impl CudaConfig {
                 return None;
             }
             Some("cuda") => {}
-            Some("auto") if backend == Backend::Torch && machine.has_nvidia_gpu && object.is_file() => {
-                if is_quantised(settings) {
-                    return None;
-                }
-            }
+            // Whether libtorch has CUDA, the engine's probe tells.
+            Some("auto") if machine.has_nvidia_gpu && !is_quantised(settings) => match backend {
+                Backend::Native if object.is_file() => {}
+                Backend::Operators => {}
+                Backend::Native | Backend::Fake => return None,
+            },
             _ => return None,
         }
         let take = Take(settings);
@@ -89,13 +91,13 @@ impl CudaConfig {
             dependent_launch: settings.switch("cuda-dependent-launch").unwrap_or(false),
             fused_norms: settings.switch("cuda-fused-norms").unwrap_or(true),
             fused_products: settings.switch("cuda-fused-products").unwrap_or(true),
-            prefill_on_tensor_cores: !take.is("prefill-attention", "plain"),
             fused_decode: take.is("decode", "fused"),
             shaped_on_device: settings.switch("cuda-shaping").unwrap_or(true),
             scored_on_device: settings.switch("cuda-logprobs").unwrap_or(true),
             masked_on_device: settings.switch("cuda-masks").unwrap_or(true),
             gemm_measured: !take.is("cuda-gemm", "heuristic"),
             may_fall_back: take.is("device", "auto"),
+            beyond_object: None,
         })
     }
 
@@ -152,24 +154,30 @@ mod tests {
 
     #[test]
     fn auto_takes_a_gpu_that_is_there_and_serves_integers_on_the_cpu() {
-        for (words, has_gpu, on_gpu) in [
-            (&[("device", "auto")][..], true, true),
-            (&[][..], true, true),
-            (&[][..], false, false),
-            (&[("device", "cpu")][..], true, false),
-            (&[("device", "cuda")][..], false, true),
-            (&[("quantization", "int8")][..], true, false),
+        let object = std::env::current_exe().unwrap().display().to_string();
+        let no_object = "/no/such/object".to_owned();
+        for (words, object, backend, has_gpu, on_gpu) in [
+            (&[("device", "auto")][..], &object, Backend::Native, true, true),
+            (&[][..], &object, Backend::Native, true, true),
+            (&[][..], &no_object, Backend::Native, true, false),
+            (&[][..], &no_object, Backend::Operators, true, true),
+            (&[][..], &object, Backend::Native, false, false),
+            (&[][..], &object, Backend::Operators, false, false),
+            (&[][..], &object, Backend::Fake, true, false),
+            (&[("device", "cpu")][..], &object, Backend::Operators, true, false),
+            (&[("device", "cuda")][..], &object, Backend::Native, false, true),
+            (&[("device", "cuda")][..], &no_object, Backend::Operators, false, true),
+            (&[("quantization", "int8")][..], &object, Backend::Native, true, false),
         ] {
             let mut settings = Settings::defaults();
-            let own = std::env::current_exe().unwrap();
-            settings.set("cuda-object", Value::Text(own.display().to_string()), Origin::Default);
+            settings.set("cuda-object", Value::Text(object.clone()), Origin::Default);
             for &(name, word) in words {
                 settings.set(name, Value::Word(word), Origin::Default);
             }
             let machine = Machine { has_nvidia_gpu: has_gpu, ..Machine::uniform(2, 1) };
             let mut faults = Collector::default();
-            let config = CudaConfig::resolve(&settings, &machine, Backend::Torch, &mut faults);
-            assert_eq!(config.is_some(), on_gpu, "{words:?} {has_gpu}");
+            let config = CudaConfig::resolve(&settings, &machine, backend, &mut faults);
+            assert_eq!(config.is_some(), on_gpu, "{words:?} {backend:?} {has_gpu}");
             let may_fall_back = on_gpu && words != [("device", "cuda")];
             assert_eq!(config.is_some_and(|config| config.may_fall_back), may_fall_back, "{words:?}");
         }

@@ -10,6 +10,7 @@ mod choices;
 mod command_line;
 mod commands;
 mod completions;
+mod computing;
 mod config;
 mod conversion;
 mod cpu_plan;
@@ -50,7 +51,8 @@ mod value;
 
 pub use chat_template::ChatTemplate;
 pub use choices::{
-    AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
+    AttentionKind, Backend, Dtype, Ipc, LinearKind, PrefillAttention, Quantization, ReasoningParser,
+    ToolCallParser,
 };
 pub use config::{Config, ResponseStore};
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};

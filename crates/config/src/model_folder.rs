@@ -7,6 +7,7 @@ use crate::fault::Collector;
 use crate::generation::{Generation, all_stop_ids};
 use crate::json_file::{io_reason, load, object, optional_object, origin};
 use crate::model_facts::ModelFacts;
+use pinion_architecture::Architecture;
 use pinion_protocol::StopIds;
 use pinion_protocol::limits::{CONTEXT_MAX, VOCAB_MAX};
 use serde_json::{Map, Value};
@@ -42,6 +43,8 @@ pub(crate) struct Folder {
     pub(crate) model: ModelFacts,
     /// What a GPU computes in unless told.
     pub(crate) gpu_dtype: Dtype,
+    /// The decoder; none for the fake backend.
+    pub(crate) architecture: Option<Architecture>,
 }
 
 /// What the folder `dir` says of its model, or `None` after every fault was noted with its file.
@@ -70,7 +73,7 @@ pub(crate) fn read(
     }
     let config = object(dir, "config.json", faults);
     let added_tokens = added_tokens(dir, faults);
-    if backend == Backend::Torch && !is_gguf {
+    if backend != Backend::Fake && !is_gguf {
         check_weights(dir, faults);
     }
     let tokenizer = optional_object(dir, "tokenizer_config.json", faults);
@@ -154,7 +157,7 @@ fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(Folder, Vec<u
             head_dim: 1,
             hidden: 1,
         };
-        return Ok((Folder { model, gpu_dtype: Dtype::Fp16 }, facts.stop_ids));
+        return Ok((Folder { model, gpu_dtype: Dtype::Fp16, architecture: None }, facts.stop_ids));
     }
     let model = pinion_architecture::read(config)?;
     let facts = ModelFacts {
@@ -167,7 +170,8 @@ fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(Folder, Vec<u
         head_dim: model.attention.head_dim,
         hidden: model.hidden,
     };
-    Ok((Folder { model: facts, gpu_dtype: gpu_dtype(config, model.fits_f16) }, model.stop_ids))
+    let (gpu_dtype, stop_ids) = (gpu_dtype(config, model.fits_f16), model.stop_ids.clone());
+    Ok((Folder { model: facts, gpu_dtype, architecture: Some(model) }, stop_ids))
 }
 
 /// The type of the weights if it has two bytes; for others fp16, which is the finer one. bf16 where activations leave

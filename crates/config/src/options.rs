@@ -32,10 +32,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Take models of the hub from the cache alone; no connection is made." },
     Opt { name: "served-model-name", group: Model, kind: Text, preset: WorkedOut("the folder's name"),
         help: "Name that clients put into the `model` field." },
-    Opt { name: "backend", group: Model, preset: Is("torch"),
-        kind: Choice { accepted: &[choice("torch", &[]), choice("fake", &[])], refused: &[] },
-        help: "The backend: `torch`, or `fake`, which makes deterministic tokens from a hash without libtorch and \
-               without weights." },
+    Opt { name: "backend", group: Model, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("native", &[]), choice("torch", &[]), choice("fake", &[])],
+                       refused: &[] },
+        help: "`native`, Pinion's own kernels; `torch`, libtorch's operators alone, the slower reference; `fake`, a hash \
+               without weights. `auto` is `native`, or `torch` on a GPU for what the CUDA object does not take." },
     Opt { name: "dtype", group: Model, preset: Is("auto"),
         kind: Choice {
             accepted: &[choice("auto", &[]), choice("fp32", &["float32", "float"]), choice("bf16", &["bfloat16"]),
@@ -266,9 +267,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CUDA: which of cuBLASLt's algorithms computes products of more than eight rows: the quickest of eight, \
                `measured` for each shape before ready, or its own first choice, by `heuristic`." },
     Opt { name: "prefill-attention", group: Engine, preset: Is("auto"),
-        kind: Choice { accepted: &[choice("auto", &[]), choice("plain", &[])], refused: &[] },
+        kind: Choice { accepted: &[choice("auto", &[]), choice("sdpa", &[]), choice("plain", &[])], refused: &[] },
         help: "CUDA: attention of prompt chunks: `auto` is the tensor cores where type and head size allow, `plain` the \
-               decode kernel for each token." },
+               decode kernel for each token. With --backend torch on any device: `sdpa` is scaled_dot_product_attention, \
+               `plain` products and a softmax in fp32, `auto` is `sdpa` but for models that cap their scores." },
     Opt { name: "decode", group: Engine, preset: Is("graph"),
         kind: Choice { accepted: &[choice("graph", &[]), choice("fused", &[])], refused: &[] },
         help: "CUDA: decode steps of up to eight rows: `graph` is a captured graph of kernels (see cuda-graphs), `fused` one \
@@ -401,8 +403,14 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
 ];
 
 /// `PINION_*` variables that belong to the scripts in deploy/ and to the tests, and are no option of the service.
-pub(crate) const SCRIPT_VARIABLES: &[&str] =
-    &["PINION_BUILD", "PINION_CACHE", "PINION_CUBLASLT", "PINION_PYTHON", "PINION_TEST_SEED"];
+pub(crate) const SCRIPT_VARIABLES: &[&str] = &[
+    "PINION_BUILD",
+    "PINION_CACHE",
+    "PINION_CUBLASLT",
+    "PINION_PYTHON",
+    "PINION_TEST_SEED",
+    "PINION_TORCH_CUDA",
+];
 
 /// The option of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Opt> {

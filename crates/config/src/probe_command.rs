@@ -17,6 +17,8 @@ pub struct ProbeCommand {
     pub cuda_object: Option<PathBuf>,
     /// A model that the CUDA engine would serve: whether it takes it.
     pub cuda_model: Option<CudaModel>,
+    /// A CUDA device that libtorch's operators would compute on: whether libtorch has it.
+    pub torch_device: Option<u32>,
 }
 
 /// What decides whether the CUDA engine takes a model.
@@ -53,7 +55,8 @@ impl CudaModel {
     }
 }
 
-const USAGE: &str = "pinion-engine probe [--model DIR] [--cuda-object FILE] [--cuda-model JSON]";
+const USAGE: &str =
+    "pinion-engine probe [--model DIR] [--cuda-object FILE] [--cuda-model JSON] [--torch-device N]";
 
 impl ProbeCommand {
     /// The words that are read as this one.
@@ -63,6 +66,7 @@ impl ProbeCommand {
             ("--model", self.model.clone().map(OsString::from)),
             ("--cuda-object", self.cuda_object.clone().map(OsString::from)),
             ("--cuda-model", self.cuda_model.as_ref().map(|model| OsString::from(json(model)))),
+            ("--torch-device", self.torch_device.map(|index| OsString::from(index.to_string()))),
         ];
         let given = values.into_iter().filter_map(|(flag, value)| Some([OsString::from(flag), value?]));
         std::iter::once(OsString::from("probe")).chain(given.flatten()).collect()
@@ -89,6 +93,10 @@ fn rest(mut words: impl Iterator<Item = OsString>) -> Result<ProbeCommand, Strin
                 let model = serde_json::from_str(&value.to_string_lossy());
                 command.cuda_model = Some(model.map_err(|error| format!("--cuda-model: {error}: {USAGE}"))?);
             }
+            Some("--torch-device") => {
+                let index = value.to_str().and_then(|text| text.parse().ok());
+                command.torch_device = Some(index.ok_or(USAGE)?);
+            }
             _ => return Err(USAGE.to_owned()),
         }
     }
@@ -114,6 +122,7 @@ mod tests {
             model: Some("/models/a b".into()),
             cuda_object: Some("/o".into()),
             cuda_model: Some(cuda_model),
+            torch_device: Some(3),
         };
         let some = ProbeCommand { cuda_object: Some("/o".into()), ..ProbeCommand::default() };
         for command in [whole, some, ProbeCommand::default()] {
@@ -123,5 +132,6 @@ mod tests {
         assert_eq!(words(&["serve"]), None);
         assert!(words(&["probe", "--model"]).is_some_and(|read| read.is_err()));
         assert!(words(&["probe", "--cuda-model", "{}"]).is_some_and(|read| read.is_err()));
+        assert!(words(&["probe", "--torch-device", "-1"]).is_some_and(|read| read.is_err()));
     }
 }

@@ -2,12 +2,10 @@
 //! options.
 
 use crate::chat_template;
-use crate::choices::{
-    AttentionKind, Backend, Dtype, Ipc, LinearKind, Quantization, ReasoningParser, ToolCallParser,
-};
+use crate::choices::{AttentionKind, Backend, Dtype, Ipc, LinearKind, ReasoningParser, ToolCallParser};
+use crate::computing::Computing;
 use crate::config::{Config, ResponseStore};
 use crate::cpu_plan::{self, CpuPlan, PlanRequest};
-use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fairness::Fairness;
 use crate::fake::Fake;
 use crate::fault::{Collector, Faults, Origin};
@@ -39,7 +37,7 @@ const MODEL_NAME_BYTES_MAX: usize = 256;
 
 /// Reads the model folder and makes the config, or notes every fault.
 pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Collector) -> Option<Config> {
-    let backend = backend(settings);
+    let backend = Computing::on_cpu(settings);
     Observe::check(settings, backend, faults);
     let Some(dir) = settings.text("model").map(PathBuf::from) else {
         faults.add(
@@ -62,7 +60,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
 
 /// Notes what is wrong with everything but the model, which is not here yet.
 pub(crate) fn check_all_but_model(settings: &Settings, machine: &Machine, faults: &mut Collector) {
-    Observe::check(settings, backend(settings), faults);
+    Observe::check(settings, Computing::on_cpu(settings), faults);
     from_folder(settings, machine, Path::new("."), None, faults);
 }
 
@@ -80,32 +78,6 @@ fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
     }
 }
 
-/// What computes, where, and in which type.
-struct Computing {
-    plan: Option<(CpuPlan, bool)>,
-    cuda: Option<CudaConfig>,
-    dtype: Dtype,
-    quantization: Quantization,
-    on_cpu: bool,
-}
-
-fn computing(
-    settings: &Settings,
-    machine: &Machine,
-    folder: &Option<Folder>,
-    faults: &mut Collector,
-) -> Computing {
-    let backend = backend(settings);
-    let plan = plan_cpus(settings, machine, backend, faults);
-    check_batch(settings, faults);
-    let cuda = CudaConfig::resolve(settings, machine, backend, faults);
-    let own = folder.as_ref().map_or(Dtype::Fp16, |folder| folder.gpu_dtype);
-    let dtype = dtype(settings, machine, backend, cuda.is_some().then_some(own), faults);
-    let quantization = quantization(settings, backend, cuda.is_some(), faults);
-    let on_cpu = backend == Backend::Torch && cuda.is_none();
-    Computing { plan, cuda, dtype, quantization, on_cpu }
-}
-
 /// The part after the folder was read. Without it only what does not need it is checked.
 pub(crate) fn from_folder(
     settings: &Settings,
@@ -114,20 +86,19 @@ pub(crate) fn from_folder(
     folder: Option<Folder>,
     faults: &mut Collector,
 ) -> Option<Config> {
-    let Computing { plan, cuda, dtype, quantization, on_cpu } = computing(settings, machine, &folder, faults);
-    let (name, model) = (model_name(settings, dir, faults), folder?.model);
-    let (max_model_len, kv_blocks) = lengths(settings, machine, on_cpu, (&model, dtype), faults);
+    let (computing, plan, name) = without_model(settings, machine, dir, folder.as_ref(), faults);
+    let (max_model_len, kv_blocks) = lengths(settings, machine, &computing, &folder.as_ref()?.model, faults);
     let (take, (cpu_plan, pin)) = (Take(settings), plan?);
     Some(Config {
         host: settings.address("host")?,
         port: take.narrow("port"),
         model_dir: absolute(dir, faults),
         served_model_name: name,
-        model,
-        backend: backend(settings),
-        scheduling: Scheduling::new(settings, cuda.is_some()),
-        cuda,
-        dtype,
+        model: folder?.model,
+        backend: computing.backend,
+        scheduling: Scheduling::new(settings, computing.has_object()),
+        cuda: computing.cuda,
+        dtype: computing.dtype,
         max_model_len,
         max_num_seqs: take.word("max-num-seqs"),
         max_num_batched_tokens: take.word("max-num-batched-tokens"),
@@ -136,8 +107,9 @@ pub(crate) fn from_folder(
         command_budget: take.word("command-budget"),
         engine_threads: engine_threads(&cpu_plan),
         linear: settings.text("linear").and_then(LinearKind::of).unwrap_or(LinearKind::Auto),
-        quantization,
+        quantization: computing.quantization,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
+        prefill_attention: computing.prefill_attention,
         fake: Fake::new(settings),
         frontends: take.narrow("frontends"),
         tokenizers: take.narrow("tokenizers"),
@@ -179,14 +151,28 @@ pub(crate) fn from_folder(
     })
 }
 
+/// What is decided without the model's facts: what computes, the CPU plan, the served name.
+fn without_model(
+    settings: &Settings,
+    machine: &Machine,
+    dir: &Path,
+    folder: Option<&Folder>,
+    faults: &mut Collector,
+) -> (Computing, Option<(CpuPlan, bool)>, String) {
+    let plan = plan_cpus(settings, machine, Computing::on_cpu(settings), faults);
+    check_batch(settings, faults);
+    (Computing::of(settings, machine, folder, faults), plan, model_name(settings, dir, faults))
+}
+
 /// The longest sequence, and the blocks of the KV cache.
 fn lengths(
     settings: &Settings,
     machine: &Machine,
-    on_cpu: bool,
-    (model, dtype): (&ModelFacts, Dtype),
+    computing: &Computing,
+    model: &ModelFacts,
     faults: &mut Collector,
 ) -> (u32, u32) {
+    let (on_cpu, dtype) = (computing.takes_host_memory(), computing.dtype);
     let max_model_len = max_model_len(settings, model, on_cpu.then_some(machine), dtype, faults);
     let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(model, dtype, faults);
     (max_model_len, kv_blocks)
@@ -233,18 +219,13 @@ impl Config {
         machine: &Machine,
     ) -> Result<Config, Faults> {
         let mut settings = Settings::defaults();
-        let word = if backend == Backend::Fake { "fake" } else { "torch" };
-        settings.set("backend", Value::Word(word), Origin::Default);
+        settings.set("backend", Value::Word(backend.name()), Origin::Default);
         let mut faults = Collector::default();
-        let folder = Folder { model, gpu_dtype: Dtype::Fp16 };
+        let folder = Folder { model, gpu_dtype: Dtype::Fp16, architecture: None };
         let config = from_folder(&settings, machine, dir, Some(folder), &mut faults);
         faults.into_result()?;
         Ok(config.expect("a config without a fault is complete"))
     }
-}
-
-fn backend(settings: &Settings) -> Backend {
-    if settings.text("backend") == Some("fake") { Backend::Fake } else { Backend::Torch }
 }
 
 fn check_batch(settings: &Settings, faults: &mut Collector) {
@@ -258,55 +239,6 @@ fn check_batch(settings: &Settings, faults: &mut Collector) {
         );
         faults.add(&settings.origin(named.unwrap_or("max-num-seqs")), reason);
     }
-}
-
-fn dtype(
-    settings: &Settings,
-    machine: &Machine,
-    backend: Backend,
-    on_gpu: Option<Dtype>,
-    faults: &mut Collector,
-) -> Dtype {
-    if let Some(own) = on_gpu {
-        return CudaConfig::dtype(settings, own);
-    }
-    match settings.text("dtype") {
-        Some("fp32") => Dtype::Fp32,
-        Some("fp16") => {
-            faults.add(&settings.origin("dtype"), FP16_REASON);
-            Dtype::Fp32
-        }
-        Some("bf16") => {
-            if !machine.has_bf16 && backend == Backend::Torch {
-                let reason = "this CPU has neither avx512_bf16 nor amx_bf16, so bf16 would be emulated; use fp32 or auto, \
-                              which keep the weights of a bf16 checkpoint in bf16";
-                faults.add(&settings.origin("dtype"), reason);
-            }
-            Dtype::Bf16
-        }
-        _ if machine.prefers_bf16 => Dtype::Bf16,
-        _ => Dtype::Fp32,
-    }
-}
-
-fn quantization(settings: &Settings, backend: Backend, on_gpu: bool, faults: &mut Collector) -> Quantization {
-    let quantization = match settings.text("quantization") {
-        Some("int8") => Quantization::Int8,
-        Some("int4") => Quantization::Int4,
-        Some("none") => return Quantization::None,
-        _ => return Quantization::Checkpoint,
-    };
-    let mut refuse = |reason: &str| faults.add(&settings.origin("quantization"), reason);
-    if on_gpu {
-        refuse("--device cuda computes with unquantised weights only; leave one of the two out");
-    }
-    if backend == Backend::Fake {
-        refuse("the fake backend has no weights");
-    }
-    if settings.is_set("linear") {
-        refuse("--linear is about unquantised weights; leave one of the two out");
-    }
-    quantization
 }
 
 fn model_name(settings: &Settings, dir: &Path, faults: &mut Collector) -> String {

@@ -61,11 +61,12 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "cpus-tokenizer" => cpus(Role::Tokenizer),
         "cpus-engine" => cpus(Role::Engine),
         "cpus-detokenizer" => cpus(Role::Detokenizer),
+        "backend" => config.backend.name().to_owned(),
         "dtype" => match (config.backend, config.dtype) {
             (Backend::Fake, _) => "auto".to_owned(),
-            (Backend::Torch, Dtype::Fp32) => "fp32".to_owned(),
-            (Backend::Torch, Dtype::Bf16) => "bf16".to_owned(),
-            (Backend::Torch, Dtype::Fp16) => "fp16".to_owned(),
+            (_, Dtype::Fp32) => "fp32".to_owned(),
+            (_, Dtype::Bf16) => "bf16".to_owned(),
+            (_, Dtype::Fp16) => "fp16".to_owned(),
         },
         _ => return None,
     })

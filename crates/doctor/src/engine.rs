@@ -5,7 +5,7 @@ use crate::check::Check;
 use crate::model::Resolved;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pinion_config::{CudaModel, DeviceChoice, DoctorCommand, ProbeCommand};
+use pinion_config::{Backend, CudaModel, DeviceChoice, DoctorCommand, ProbeCommand};
 use pinion_os::process::dies_with_parent;
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -39,7 +39,10 @@ impl Probe {
             let cuda_object = Some(command.cuda_object.clone());
             let served = config.and_then(|config| Some((config, config.cuda.as_ref()?)));
             let cuda_model = served.map(|(config, cuda)| CudaModel::of(config, cuda));
-            answer(engine, &ProbeCommand { model: None, cuda_object, cuda_model })
+            let by_operators = config.is_some_and(|config| config.backend == Backend::Operators);
+            let torch_device = (by_operators && served.is_some()).then_some(0);
+            let cuda_model = cuda_model.filter(|_| !by_operators);
+            answer(engine, &ProbeCommand { model: None, cuda_object, cuda_model, torch_device })
         });
         Probe { base, cuda }
     }

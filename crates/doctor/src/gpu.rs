@@ -33,6 +33,10 @@ pub(crate) fn all(command: &DoctorCommand, root: &Path, probe: &Probe, has_gpu: 
             )];
         }
     };
+    if !answer["torch"].is_null() {
+        // libtorch's operators need the driver, and nothing of ours.
+        return vec![driver(&answer["driver"], module.as_deref(), missing), torch(&answer["torch"], missing)];
+    }
     let targets = std::fs::read(&command.cuda_object).map(|bytes| fatbin::targets(&bytes));
     let driver_line = driver(&answer["driver"], module.as_deref(), missing);
     let object_line = object(&command.cuda_object, targets.as_deref().ok(), &answer["device"], missing);
@@ -137,6 +141,15 @@ fn products(found: &Value, missing: Status) -> Check {
     }
 }
 
+/// Whether libtorch has CUDA and a device, where its operators would compute.
+fn torch(found: &Value, missing: Status) -> Check {
+    let id = "cuda.torch";
+    match found["error"].as_str() {
+        None => Check::ok(id, "libtorch has CUDA and finds a device"),
+        Some(reason) => Check::with(id, missing, reason, "Mend what it names; docs/GPU.md has the rest."),
+    }
+}
+
 /// Whether the CUDA engine takes the model, where one was named that would be served on a GPU.
 fn model(found: &Value, missing: Status) -> Option<Check> {
     let id = "cuda.model";
@@ -203,6 +216,9 @@ mod tests {
             let shown = refusal(&json!({"error": "no", "remedy": remedy})).map(|(_, remedy)| remedy);
             assert_eq!(shown, Some(format!("{remedy}.")), "what begins with no ASCII letter stays");
         }
+        assert_eq!(torch(&json!({}), Status::Failure).status, Status::Ok);
+        let check = torch(&json!({"error": "no libcudart"}), Status::Failure);
+        assert_eq!((check.status, check.found.as_str()), (Status::Failure, "no libcudart"));
         assert_eq!(model(&Value::Null, Status::Warning), None);
         assert_eq!(model(&json!({}), Status::Warning).map(|check| check.status), Some(Status::Ok));
         let check = model(&json!({"error": "head_dim 12"}), Status::Warning).unwrap();

@@ -165,7 +165,7 @@ fn folder(config: &Config) -> Check {
 /// Weights and tokenizer, as the engine opened them.
 fn contents(config: &Config, found: &serde_json::Value) -> Vec<Check> {
     let mut checks = Vec::new();
-    if config.backend == Backend::Torch && !found["weights"].is_null() {
+    if config.backend != Backend::Fake && !found["weights"].is_null() {
         let weights = &found["weights"];
         checks.push(match weights["error"].as_str() {
             Some(reason) => Check::failure(
@@ -223,7 +223,7 @@ fn fits(config: &Config, found: &serde_json::Value, probe: &Probe, memory: Memor
     let id = "model.memory";
     let weights = match config.backend {
         Backend::Fake => 0,
-        Backend::Torch => {
+        Backend::Native | Backend::Operators => {
             let number = |key: &str| found["weights"][key].as_u64().unwrap_or(0);
             let has_head = found["weights"]["has_head"].as_bool().unwrap_or(true);
             weight_bytes(config, number("numbers"), number("bytes"), has_head)
@@ -232,7 +232,7 @@ fn fits(config: &Config, found: &serde_json::Value, probe: &Probe, memory: Memor
     let tokens = u64::from(config.kv_blocks) * u64::from(config.block_size);
     let cache = match config.backend {
         Backend::Fake => 0,
-        Backend::Torch => tokens * config.model.kv_bytes_per_token(config.dtype),
+        Backend::Native | Backend::Operators => tokens * config.model.kv_bytes_per_token(config.dtype),
     };
     let (room, free) = if config.cuda.is_some() {
         let device = probe.cuda.as_ref().and_then(|cuda| cuda.as_ref().ok()).map(|cuda| &cuda["device"]);

@@ -1,7 +1,7 @@
 //! The CUDA engine as a pipeline.
 
 use crate::recorded_device::RecordedDevice;
-use pinion_config::{Config, CudaConfig, CudaModel, Dtype};
+use pinion_config::{Config, CudaConfig, CudaModel, Dtype, PrefillAttention as Attention};
 use pinion_model::cuda::{
     CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda,
 };
@@ -24,7 +24,7 @@ pub(crate) fn start(
 ) -> Result<Box<dyn Pipeline>, LoadError> {
     let model = load_cuda(&config.model_dir, &options(config, cuda)).map_err(with_way_out)?;
     let decode = if cuda.fused_decode { "fused" } else { "graph" };
-    tracing::info!(device = model.device_name(), decode, "the model is on the GPU");
+    tracing::info!(device = model.device_name(), decode, "our CUDA object computes the model");
     Ok(Box::new(RecordedDevice::new(model, config.scheduling.overlap, recorder)))
 }
 
@@ -95,7 +95,11 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
         dependent_launch: cuda.dependent_launch,
         fused_norms: cuda.fused_norms,
         fused_products: cuda.fused_products,
-        prefill: if cuda.prefill_on_tensor_cores { PrefillAttention::Auto } else { PrefillAttention::Plain },
+        prefill: match config.prefill_attention {
+            Attention::Plain => PrefillAttention::Plain,
+            // The config refuses the second with the object.
+            Attention::Auto | Attention::Sdpa => PrefillAttention::Auto,
+        },
         measured_products: cuda.gemm_measured,
         shaped_on_device: cuda.shaped_on_device,
         scored_on_device: cuda.scored_on_device,

@@ -11,7 +11,7 @@ use crate::ports::Ports;
 use crate::publish::Streams;
 use crate::step_sizes::StepSizes;
 use pinion_grammar::Grammars;
-use pinion_model::{DeviceMemory, Pipeline, RowOutcome, StepError, StepOutput};
+use pinion_model::{DeviceMemory, Pipeline, RowOutcome, StepError, StepOutput, op_trace};
 use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{self, FinishReason};
 use pinion_protocol::names::{Counter, Stage};
@@ -20,6 +20,7 @@ use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, RequestId};
 use pinion_scheduler::{Ended, Limits, Policy, RowResult, Scheduler, SequenceState};
 use pinion_worker::Recorder;
+use std::ffi::CStr;
 
 /// After this number of failed steps in a row the model is broken and the process must be replaced.
 const FAILED_STEPS_MAX: usize = 8;
@@ -33,6 +34,9 @@ const SCORES_LAG_BYTES_MAX: usize = 64 << 10;
 /// Back-pressure: with this many bytes waiting for the detokenizers no step is launched, so a model that is faster than
 /// its readers works at their pace, and no stream ends for it.
 const STEP_LAG_BYTES_MAX: usize = 256 << 10;
+
+/// Range of the loop's thread in a trace of libtorch's operations.
+const PUBLISH: &CStr = c"pinion.publish";
 
 /// The sizes that an engine works within.
 #[derive(Debug, Clone, Copy)]
@@ -183,7 +187,9 @@ impl Engine {
         if retires {
             self.commit(ports);
         }
+        let range = retires.then(|| op_trace::range(PUBLISH));
         let ended_count = self.publish(ports);
+        drop(range);
         self.check_failures()?;
         let worked = received > 0 || launched || retires || ended_count > 0;
         let rows = if retires { self.results.len() as u64 } else { 0 };

@@ -14,6 +14,7 @@ mod engine;
 mod gauges;
 mod load_progress;
 mod op_profile;
+mod operator_options;
 mod options;
 mod ports;
 mod probe_main;

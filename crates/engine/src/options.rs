@@ -3,14 +3,16 @@
 use crate::cuda_start;
 use crate::engine::{Engine, Sizes};
 use crate::load_progress::LoadProgress;
+use crate::operator_options::operator_options;
 use crate::recorded::Recorded;
 use pinion_config::{
     AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, Quantization, StepTimeKind,
 };
 use pinion_grammar::{Grammars, Words};
+use pinion_model::operators::load_operators;
 use pinion_model::{
-    AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, Model, ModelInfo, ModelOptions,
-    Pipeline, STEP_DEADLINE, Threaded, WarmUp, load_watched,
+    AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, LoadEvent, Model, ModelInfo,
+    ModelOptions, Pipeline, STEP_DEADLINE, Threaded, WarmUp, load_watched,
 };
 use pinion_os::process::limit_behind;
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
@@ -21,7 +23,7 @@ use pinion_worker::Recorder;
 pub fn model_options(config: &Config) -> ModelOptions {
     ModelOptions {
         backend: match config.backend {
-            Backend::Torch => pinion_model::Backend::Torch,
+            Backend::Native | Backend::Operators => pinion_model::Backend::Native,
             Backend::Fake => pinion_model::Backend::Fake,
         },
         dtype: match config.dtype {
@@ -106,13 +108,18 @@ pub fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
 
 /// Loads the model: on a thread of its own for overlap, or else on this one.
 fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadError> {
-    if let Some(cuda) = &config.cuda {
+    let operators = (config.backend == Backend::Operators).then(|| operator_options(config));
+    if let (Some(cuda), None) = (&config.cuda, &operators) {
         return cuda_start::start(config, cuda, recorder);
     }
     let (folder, options) = (config.model_dir.clone(), model_options(config));
     let load = move || {
         let mut progress = LoadProgress::new();
-        let loaded = load_watched(&folder, &options, &mut |event| progress.hear(event));
+        let mut watch = |event: LoadEvent<'_>| progress.hear(event);
+        let loaded = match &operators {
+            Some(options) => load_operators(&folder, options, &mut watch),
+            None => load_watched(&folder, &options, &mut watch),
+        };
         progress.finish();
         let model: Box<dyn Model> = Box::new(Recorded::new(loaded?, recorder));
         Ok(model)
@@ -143,8 +150,9 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         (error.to_string(), exit)
     })?;
     let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
-    // On a GPU this captures its graphs and chooses its products, which are switches of their own.
-    if config.jitter_control || config.cuda.is_some() {
+    // The CUDA object captures its graphs and chooses its products here, which are switches of their own.
+    let has_object = config.cuda.is_some() && config.backend == Backend::Native;
+    if config.jitter_control || has_object {
         let exit = if config.cuda.is_some() { Exit::Device } else { Exit::Start };
         pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), exit))?;
     }

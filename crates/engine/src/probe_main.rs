@@ -1,10 +1,11 @@
 //! `pinion-engine probe`: what only the engine can tell, in a process of its own, for `pinion doctor` and the launcher:
 //! that libtorch is found, what a model's folder holds, what the CUDA object finds, whether the CUDA engine takes a
-//! model. Prints one JSON object.
+//! model, whether libtorch has CUDA. Prints one JSON object.
 
 use crate::cuda_start;
 use pinion_config::{CudaModel, Exit, ProbeCommand, cublaslt_near};
 use pinion_model::cuda::{CudaProbe, Refusal};
+use pinion_model::operators::{OperatorDevice, check_device};
 use pinion_text::TextCodec;
 use pinion_worker::telemetry;
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ pub fn probe(command: Result<ProbeCommand, String>) -> ExitCode {
         "libtorch": mapped("libtorch_cpu.so"),
         "weights": command.model.as_deref().map(weights),
         "tokenizer": command.model.as_deref().map(tokenizer),
-        "cuda": command.cuda_object.as_deref().map(|object| cuda(object, command.cuda_model.as_ref())),
+        "cuda": gpu(&command),
     });
     match writeln!(std::io::stdout(), "{found}") {
         Ok(()) => Exit::Ok.into(),
@@ -59,6 +60,21 @@ fn tokenizer(folder: &Path) -> Value {
     }
 }
 
+/// The GPU as the backend that would use it sees it. `refusal` is the first thing that keeps it from serving.
+fn gpu(command: &ProbeCommand) -> Value {
+    let mut value = match command.cuda_object.as_deref() {
+        Some(object) => cuda(object, command.cuda_model.as_ref()),
+        None if command.torch_device.is_some() => json!({}),
+        None => return Value::Null,
+    };
+    if let Some(index) = command.torch_device {
+        let refusal = check_device(OperatorDevice::Cuda(index)).err().map(|error| error.to_string());
+        value["torch"] = refusal.as_ref().map_or_else(|| json!({}), |reason| json!({"error": reason}));
+        value["refusal"] = refusal.into();
+    }
+    value
+}
+
 fn cuda(object: &Path, model: Option<&CudaModel>) -> Value {
     let probe = pinion_model::cuda::probe(object, cublaslt_near(object).as_deref());
     let of_model = model.and_then(cuda_start::refusal);
@@ -68,7 +84,6 @@ fn cuda(object: &Path, model: Option<&CudaModel>) -> Value {
         (Some(_), None) => json!({}),
         (Some(_), Some(reason)) => json!({"error": reason}),
     };
-    // The first thing that keeps the GPU from serving.
     value["refusal"] = of_model.or_else(|| of_device(&probe)).into();
     value
 }

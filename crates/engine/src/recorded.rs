@@ -1,6 +1,6 @@
 //! A model whose steps are recorded as spans, on whichever thread runs it.
 
-use pinion_model::{Model, ModelInfo, StepBatch, StepError, StepOutput, WarmUp};
+use pinion_model::{DeviceMemory, Model, ModelInfo, StepBatch, StepError, StepOutput, WarmUp, op_trace};
 use pinion_protocol::spans::SpanName;
 use pinion_worker::Recorder;
 
@@ -32,6 +32,7 @@ impl Model for Recorded {
         let prefill_tokens = prefill_tokens(batch);
         let name = if prefill_tokens > 0 { SpanName::Prefill } else { SpanName::Decode };
         let begin_ns = self.recorder.begin(name);
+        let _range = name.range().map(op_trace::range);
         let result = self.model.step(batch, out);
         self.recorder.end(name, begin_ns, [batch.rows.len() as u64, prefill_tokens]);
         result
@@ -43,5 +44,9 @@ impl Model for Recorded {
 
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
         self.model.warm_up(shapes)
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        self.model.device_memory()
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::recorded::prefill_tokens;
 use pinion_model::cuda::CudaDecoder;
-use pinion_model::{DeviceMemory, ModelInfo, Pipeline, StepBatch, StepError, StepOutput, WarmUp};
+use pinion_model::{DeviceMemory, ModelInfo, Pipeline, StepBatch, StepError, StepOutput, WarmUp, op_trace};
 use pinion_os::clock;
 use pinion_protocol::spans::SpanName;
 use pinion_worker::Recorder;
@@ -61,7 +61,9 @@ impl Pipeline for RecordedDevice {
         let prefill_tokens = prefill_tokens(batch);
         let name = self.name(batch, prefill_tokens);
         let begin_ns = self.recorder.begin(name);
+        let range = name.range().map(op_trace::range);
         let result = self.model.launch(batch);
+        drop(range);
         self.recorder.pop();
         let arguments = [batch.rows.len() as u64, prefill_tokens];
         self.launched.push_back(Launched { name, begin_ns, arguments });

@@ -9,7 +9,7 @@ use crate::ending::Ending;
 use crate::host::{Host, binary_name};
 use crate::serve;
 use crate::signals::Signals;
-use pinion_config::{Config, CudaModel, Exit, ProbeCommand, SECRET_VARIABLES};
+use pinion_config::{Backend, Config, CudaModel, Exit, ProbeCommand, SECRET_VARIABLES};
 use pinion_os::privileges::drop_in_child;
 use pinion_os::process::dies_with_parent;
 use pinion_protocol::Role;
@@ -54,10 +54,13 @@ pub(crate) fn serve(choice: Choice, folder: &Path, host: Host) -> Ending {
 /// Why the GPU cannot serve the model, if it cannot. Errors: a signal came.
 fn refusal(config: &Config, engine: &Path, patience: Duration) -> Result<Option<String>, Ending> {
     let Some(cuda) = &config.cuda else { return Ok(None) };
-    let question = ProbeCommand {
-        model: None,
-        cuda_object: Some(cuda.object.clone()),
-        cuda_model: Some(CudaModel::of(config, cuda)),
+    let question = match config.backend {
+        Backend::Operators => ProbeCommand { torch_device: Some(0), ..ProbeCommand::default() },
+        Backend::Native | Backend::Fake => ProbeCommand {
+            cuda_object: Some(cuda.object.clone()),
+            cuda_model: Some(CudaModel::of(config, cuda)),
+            ..ProbeCommand::default()
+        },
     };
     let signals = Signals::new().map_err(|error| Ending::system("cannot take signals", error))?;
     let mut command = Command::new(engine);
@@ -114,15 +117,15 @@ mod tests {
             dependent_launch: false,
             fused_norms: true,
             fused_products: true,
-            prefill_on_tensor_cores: true,
             fused_decode: false,
             gemm_measured: true,
             shaped_on_device: true,
             scored_on_device: true,
             masked_on_device: true,
             may_fall_back: true,
+            beyond_object: None,
         };
-        Config { cuda: Some(cuda), ..serve::tests::config() }
+        Config { cuda: Some(cuda), backend: Backend::Native, ..serve::tests::config() }
     }
 
     /// Each line of shell is an engine.

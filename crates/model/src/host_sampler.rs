@@ -1,6 +1,7 @@
 //! Tokens and scores of prompt tokens from logits on the host, for the forwards on libtorch.
 
 use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
+use crate::op_trace;
 use crate::sampler::Sampler;
 
 /// Prompt tokens that meet the head at once: its logits, `[64, vocab]`, are 13 MB for GPT-2's vocabulary.
@@ -41,6 +42,7 @@ pub(crate) fn draw_rows(
     out: &mut StepOutput,
     logits: &mut [f32],
 ) {
+    let _range = op_trace::range(op_trace::SAMPLE);
     let mut rows = logits.chunks_exact_mut(vocab);
     for (index, row) in batch.rows.iter().enumerate() {
         let Some(params) = &row.sample else {

@@ -21,7 +21,6 @@ mod layers;
 mod load;
 mod logprobs;
 pub mod op_trace;
-#[cfg(feature = "torch")]
 pub mod operators;
 mod owned_batch;
 mod pipeline;
@@ -137,4 +136,9 @@ pub trait Model: Send {
     /// # Errors
     /// See [`StepError`].
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError>;
+
+    /// What of a device's memory is taken for what, if the model runs on one.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
+    }
 }

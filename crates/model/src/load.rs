@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 /// What computes the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// The model in the folder, on libtorch (CPU).
+    /// The model in the folder, on the CPU.
     #[default]
-    Torch,
+    Native,
     /// The deterministic fake; takes vocabulary, context length and end-of-sequence id from the folder's config.json.
     Fake,
 }
@@ -67,7 +67,7 @@ pub struct ModelOptions {
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
-            backend: Backend::Torch,
+            backend: Backend::Native,
             dtype: DtypeChoice::Auto,
             threads: 1,
             block_size: 16,
@@ -210,7 +210,7 @@ pub fn load_watched(
             };
             Ok(Box::new(FakeModel::new(shape, options.fake)))
         }
-        Backend::Torch => {
+        Backend::Native => {
             let ignored = pinion_architecture::ignored(&config_json::keys(folder)?);
             if !ignored.is_empty() {
                 watch(LoadEvent::Ignored(&ignored));

@@ -1,6 +1,10 @@
 //! The trace of a model's operations by libtorch itself, for the thread that runs the model.
 
+use std::ffi::CStr;
 use std::path::Path;
+
+/// Of drawing a step's tokens.
+pub const SAMPLE: &CStr = c"pinion.sample";
 
 /// Begins to trace the operations of this thread.
 ///
@@ -22,4 +26,23 @@ pub fn stop(path: &Path) -> Result<(), String> {
     return pinion_ops::op_trace::stop(path);
     #[cfg(not(feature = "torch"))]
     return Err(format!("built without libtorch: {} is not written", path.display()));
+}
+
+/// A range of this thread in the trace, until it is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Range {
+    #[cfg(feature = "torch")]
+    _open: Option<pinion_ops::op_trace::Range>,
+}
+
+/// Begins a range. Without a trace of this thread it does nothing.
+pub fn range(name: &'static CStr) -> Range {
+    #[cfg(feature = "torch")]
+    return Range { _open: pinion_ops::op_trace::range(name) };
+    #[cfg(not(feature = "torch"))]
+    {
+        let _ = name;
+        Range {}
+    }
 }

@@ -118,6 +118,10 @@ impl Pipeline for Inline {
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
         self.model.warm_up(shapes)
     }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        self.model.device_memory()
+    }
 }
 
 /// A step on its way to the model's thread and back. There are [`THREADED_DEPTH`] of them, used again and again.

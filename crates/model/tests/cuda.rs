@@ -325,9 +325,9 @@ fn check_refusals() {
     std::fs::create_dir_all(&folder).unwrap();
     let nowhere = CudaOptions { object: PathBuf::from("/nonexistent/x.so"), ..options() };
     for (keys, says) in [
-        (r#""hidden_size":64,"head_dim":264"#, "head_dim 264 is not supported on CUDA"),
-        (r#""hidden_size":64,"head_dim":18"#, "head_dim 18 is not supported on CUDA"),
-        (r#""hidden_size":66,"head_dim":16"#, "hidden_size 66 is not supported on CUDA"),
+        (r#""hidden_size":64,"head_dim":264"#, "head_dim 264 is not supported by the CUDA object"),
+        (r#""hidden_size":64,"head_dim":18"#, "head_dim 18 is not supported by the CUDA object"),
+        (r#""hidden_size":66,"head_dim":16"#, "hidden_size 66 is not supported by the CUDA object"),
     ] {
         let config = format!(
             r#"{{"model_type":"llama",{keys},"intermediate_size":64,"num_hidden_layers":1,

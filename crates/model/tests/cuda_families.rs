@@ -125,7 +125,7 @@ fn bf16_logits_are_near_the_goldens() {
             Ok(model) => model,
             Err(error) => {
                 assert!(
-                    error.to_string().contains("is not supported on CUDA (a multiple of 8"),
+                    error.to_string().contains("is not supported by the CUDA object (a multiple of 8"),
                     "{name}: {error}"
                 );
                 refused.lock().unwrap().push(name.to_owned());

@@ -9,7 +9,9 @@ mod tiny;
 mod tiny_prequantized;
 
 use driver::{Policy, Request, run};
-use pinion_model::operators::{OperatorDevice, OperatorDtype, OperatorOptions, load_operators};
+use pinion_model::operators::{
+    OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, OperatorPrefill, load_operators,
+};
 use pinion_model::{
     DtypeChoice, KvSize, LoadError, Model, ModelOptions, OwnedBatch, SampleParams, Scored, StepOutput, load,
 };
@@ -25,14 +27,21 @@ fn options(dtype: OperatorDtype) -> OperatorOptions {
         dtype,
         threads: 1,
         block_size: 16,
-        kv: KvSize::Blocks(256),
+        kv: OperatorKv::Size(KvSize::Blocks(256)),
         max_model_len: None,
+        max_rows: 16,
+        max_tokens: 512,
+        prefill: OperatorPrefill::Auto,
     }
 }
 
-fn model(name: &str, golden: &Golden, dtype: OperatorDtype) -> Box<dyn Model> {
-    let options = OperatorOptions { max_model_len: Some(golden.served), ..options(dtype) };
-    load_operators(&folder(name, golden).0, &options).unwrap_or_else(|error| panic!("{name}: {error}"))
+fn loaded(folder: &Path, options: &OperatorOptions) -> Result<Box<dyn Model>, LoadError> {
+    load_operators(folder, options, &mut |_| {})
+}
+
+fn model(name: &str, golden: &Golden, options: OperatorOptions) -> Box<dyn Model> {
+    let options = OperatorOptions { max_model_len: Some(golden.served), ..options };
+    loaded(&folder(name, golden).0, &options).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 fn requests(cases: &[Case]) -> Vec<Request> {
@@ -64,7 +73,7 @@ fn logits_and_greedy_ids_of_every_family_equal_the_goldens() {
     assert!(names().len() >= 20);
     for name in names() {
         let golden = golden(&name);
-        let mut model = model(&name, &golden, OperatorDtype::F32);
+        let mut model = model(&name, &golden, options(OperatorDtype::F32));
         for (index, case) in golden.cases.iter().enumerate() {
             let Some(want) = &case.logits_last else { continue };
             for cached in [0, case.prompt.len() / 2, case.prompt.len() - 1] {
@@ -83,12 +92,72 @@ fn logits_and_greedy_ids_of_every_family_equal_the_goldens() {
     }
 }
 
+/// The two ways of attention of prompt chunks: whole prompts, which are causal, and chunks over a cached beginning,
+/// with windows and groups of heads. A model that caps its scores has one way.
+#[test]
+fn prompt_chunks_attend_alike_by_the_library_and_by_products() {
+    let (mut compared, mut refused) = (0, 0);
+    for name in names() {
+        let golden = golden(&name);
+        let with = |prefill| OperatorOptions {
+            prefill,
+            max_model_len: Some(golden.served),
+            ..options(OperatorDtype::F32)
+        };
+        let folder = folder(&name, &golden);
+        let mut sdpa = match loaded(&folder.0, &with(OperatorPrefill::Sdpa)) {
+            Ok(model) => model,
+            Err(error) => {
+                assert!(error.to_string().contains("caps its attention scores"), "{name}: {error}");
+                refused += 1;
+                continue;
+            }
+        };
+        let mut plain = loaded(&folder.0, &with(OperatorPrefill::Plain)).unwrap();
+        for (index, case) in golden.cases.iter().enumerate() {
+            for cached in [0, case.prompt.len() / 3] {
+                let have = last_logits(&mut *sdpa, &case.prompt, cached);
+                let want = last_logits(&mut *plain, &case.prompt, cached);
+                let error = relative_error(&have, &want);
+                assert!(error <= 1e-5, "{name} case {index}, {cached} cached: relative error {error:e}");
+                compared += usize::from(have != want);
+            }
+        }
+    }
+    assert!(compared > 0 && refused > 0, "{compared} logits differ in a bit, {refused} models are refused");
+}
+
+/// A step whose rows share a cached beginning gives what each gives alone.
+#[test]
+fn rows_over_a_shared_beginning_give_what_each_gives_alone() {
+    let golden = golden("qwen3");
+    let mut model = model("qwen3", &golden, options(OperatorDtype::F32));
+    let prompt = &golden.cases[0].prompt;
+    assert!(prompt.len() > 17, "more than a block of 16");
+    let alone = last_logits(&mut *model, prompt, 16);
+    let (mut batch, mut logits) = (OwnedBatch::default(), Vec::new());
+    batch.push(0, 0, &prompt[..16], &[40]);
+    model.logits(&batch.as_step(), &mut logits).unwrap();
+    let mut batch = OwnedBatch::default();
+    let others: Vec<u32> = (41..48).collect();
+    let table = [&[40], &others[..]].concat();
+    batch.push(0, 16, &prompt[16..], &table);
+    let table = [40, 50, 51, 52, 53, 54, 55, 56];
+    batch.push(1, 16, &prompt[16..], &table);
+    model.logits(&batch.as_step(), &mut logits).unwrap();
+    for row in logits.chunks(alone.len()) {
+        let error = relative_error(row, &alone);
+        assert!(error <= 1e-5, "relative error {error:e}");
+    }
+    assert_eq!(logits.len(), 2 * alone.len());
+}
+
 /// Eight bits of mantissa, and random weights that make much of each: 0.152 is the largest seen.
 #[test]
 fn bf16_logits_are_near_the_goldens() {
     for name in names() {
         let golden = golden(&name);
-        let mut model = model(&name, &golden, OperatorDtype::Bf16);
+        let mut model = model(&name, &golden, options(OperatorDtype::Bf16));
         for (index, case) in golden.cases.iter().enumerate() {
             let Some(want) = &case.logits_last else { continue };
             let error = relative_error(&last_logits(&mut *model, &case.prompt, 0), want);
@@ -102,8 +171,8 @@ fn bf16_logits_are_near_the_goldens() {
 fn logits_of_quantised_checkpoints_equal_the_goldens() {
     for (name, golden) in tiny_prequantized::goldens() {
         let folder = tiny_prequantized::folder(&golden);
-        let mut model = load_operators(&folder.0, &options(OperatorDtype::F32))
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut model =
+            loaded(&folder.0, &options(OperatorDtype::F32)).unwrap_or_else(|error| panic!("{name}: {error}"));
         for case in &golden.cases {
             let error = relative_error(&last_logits(&mut *model, &case.prompt, 0), &case.logits);
             assert!(error <= LOGIT_TOLERANCE, "{name} {:?}: relative error {error:e}", case.prompt);
@@ -116,7 +185,7 @@ fn logits_of_quantised_checkpoints_equal_the_goldens() {
 #[test]
 fn gpt2_is_what_the_tuned_forward_computes() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-a");
-    let mut own = load_operators(&fixture, &options(OperatorDtype::F32)).unwrap();
+    let mut own = loaded(&fixture, &options(OperatorDtype::F32)).unwrap();
     let tuned = ModelOptions { dtype: DtypeChoice::F32, kv: KvSize::Blocks(256), ..ModelOptions::default() };
     let mut tuned = load(&fixture, &tuned).unwrap();
     let prompt: Vec<u32> = (0..29).map(|at| at * 7 % 50).collect();
@@ -142,11 +211,35 @@ fn gpt2_is_what_the_tuned_forward_computes() {
     }
 }
 
+/// Files of a tied model may have a head with numbers of its own (tests/checkpoints.rs).
+#[test]
+fn a_tied_head_that_differs_is_the_head() {
+    let mut golden = golden("llama-llama3");
+    let prompt = golden.cases[0].prompt.clone();
+    let mut tied = model("llama-llama3", &golden, options(OperatorDtype::F32));
+    let tied = last_logits(&mut *tied, &prompt, 0);
+    let table = golden.tensors["model.embed_tokens.weight"].clone();
+    golden.tensors.insert("lm_head.weight".to_owned(), table);
+    let mut both = model("both", &golden, options(OperatorDtype::F32));
+    let both = last_logits(&mut *both, &prompt, 0);
+    golden.config.insert("tie_word_embeddings".to_owned(), false.into());
+    let mut untied = model("untied", &golden, options(OperatorDtype::F32));
+    assert_eq!(both, last_logits(&mut *untied, &prompt, 0));
+    assert_ne!(both, tied);
+}
+
+/// The set-up for the CPU has libtorch_cuda.so without what it needs; a whole one finds no device 99 anywhere.
 #[test]
 fn a_device_that_is_not_there_is_refused_in_a_sentence() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-a");
-    let cuda = OperatorOptions { device: OperatorDevice::Cuda(9), ..options(OperatorDtype::F32) };
-    let error = load_operators(&fixture, &cuda).err().unwrap();
-    assert!(matches!(error, LoadError::Options { .. }), "{error:?}");
-    assert!(error.to_string().contains("CUDA devices, so there is no device 9"), "{error}");
+    let cuda = OperatorOptions { device: OperatorDevice::Cuda(99), ..options(OperatorDtype::F32) };
+    let error = loaded(&fixture, &cuda).err().unwrap();
+    assert!(matches!(error, LoadError::Backend { .. }), "{error:?}");
+    let said = error.to_string();
+    let is_known =
+        ["sets libtorch up for CUDA", "so there is no device 99"].iter().any(|end| said.contains(end));
+    assert!(is_known, "{said}");
+    let share = OperatorOptions { kv: OperatorKv::FreeShare(0.5), ..options(OperatorDtype::F32) };
+    let error = loaded(&fixture, &share).err().unwrap();
+    assert!(error.to_string().contains("is one of a CUDA device's"), "{error}");
 }

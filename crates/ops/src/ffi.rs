@@ -161,6 +161,14 @@ pub(crate) struct PinionLinear {
     pub(crate) activation: i32,
 }
 
+#[cfg(feature = "torch")]
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct PinionDeviceMemory {
+    pub(crate) free: u64,
+    pub(crate) reserved: u64,
+}
+
 unsafe extern "C" {
     pub(crate) fn pinion_best_level() -> i32;
     pub(crate) fn pinion_paged_attention_parallel(args: *const PinionAttention, level: i32, threads: i32);
@@ -201,6 +209,15 @@ unsafe extern "C" {
     pub(crate) fn pinion_trace_start(gpu: i32, error: *mut std::ffi::c_char, error_len: u64) -> i32;
     pub(crate) fn pinion_trace_stop(
         path: *const std::ffi::c_char,
+        error: *mut std::ffi::c_char,
+        error_len: u64,
+    ) -> i32;
+    pub(crate) fn pinion_range_begin(name: *const std::ffi::c_char) -> *mut c_void;
+    pub(crate) fn pinion_range_end(range: *mut c_void);
+    pub(crate) fn pinion_device_open(error: *mut std::ffi::c_char, error_len: u64) -> i32;
+    pub(crate) fn pinion_device_memory(
+        index: i32,
+        memory: *mut PinionDeviceMemory,
         error: *mut std::ffi::c_char,
         error_len: u64,
     ) -> i32;

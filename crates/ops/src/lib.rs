@@ -9,6 +9,8 @@
 
 pub mod attention;
 mod cpu;
+#[cfg(feature = "torch")]
+pub mod device;
 mod ffi;
 mod kv_pool;
 #[cfg(feature = "torch")]
@@ -21,6 +23,8 @@ pub mod packed;
 pub mod product;
 pub mod quantized;
 pub mod rows;
+#[cfg(feature = "torch")]
+mod shim;
 #[cfg(feature = "torch")]
 pub mod tensor;
 pub mod twin;

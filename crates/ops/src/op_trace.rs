@@ -2,23 +2,11 @@
 //! and chrome://tracing open. Kernels of ours are no operations of libtorch and show as the time between two of them.
 
 use crate::ffi;
-use std::ffi::{CStr, CString, c_char};
+use crate::shim::call;
+use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-
-/// Length of the shim's error message buffer, bytes.
-const ERROR_BYTES: usize = 512;
-
-fn call(call: impl FnOnce(*mut c_char, u64) -> i32) -> Result<(), String> {
-    let mut error = [0 as c_char; ERROR_BYTES];
-    if call(error.as_mut_ptr(), ERROR_BYTES as u64) == 0 {
-        return Ok(());
-    }
-    error[ERROR_BYTES - 1] = 0;
-    // SAFETY: the buffer is NUL-terminated, at the latest by the line above.
-    let message = unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy();
-    Err(message.lines().next().unwrap_or_default().to_owned())
-}
+use std::ptr::NonNull;
 
 /// Begins to trace the operations of this thread; `on_gpu`: with what they run on the GPU. It costs memory for each
 /// operation until [`stop`], so its caller bounds it.
@@ -40,4 +28,21 @@ pub fn stop(path: &Path) -> Result<(), String> {
     call(|error, error_len| unsafe { ffi::pinion_trace_stop(text.as_ptr(), error, error_len) })?;
     // libkineto logs what it cannot write and goes on.
     if path.is_file() { Ok(()) } else { Err(format!("{} cannot be written", path.display())) }
+}
+
+/// A named range in the trace of this thread; it ends when it is dropped, on that thread: a pointer is not `Send`.
+#[derive(Debug)]
+pub struct Range(NonNull<c_void>);
+
+/// Begins a range; `None` where no trace of this thread is under way.
+pub fn range(name: &'static CStr) -> Option<Range> {
+    // SAFETY: a NUL-terminated name that lives for ever; any thread may call it.
+    NonNull::new(unsafe { ffi::pinion_range_begin(name.as_ptr()) }).map(Range)
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: `range` made it, and this is its thread and its only end.
+        unsafe { ffi::pinion_range_end(self.0.as_ptr()) };
+    }
 }

@@ -95,12 +95,13 @@ fn a_model_of_another_shape_is_named() {
         let changed = text.replace(part, instead);
         assert_ne!(text, changed, "{part} is in {text}");
         folder.write("config.json", changed);
-        check_folder(instead, &folder, "torch", &[says]);
+        check_folder(instead, &folder, "native", &[says]);
     }
 }
 
 #[test]
 fn damaged_weights_are_named() {
+    damage(&fixture_model(), "model.safetensors", "native");
     damage(&fixture_model(), "model.safetensors", "torch");
     let folder = fixture_model();
     let whole = read(&folder, "model.safetensors");
@@ -125,7 +126,7 @@ fn damaged_weights_are_named() {
     }
     for (what, bytes) in cases {
         folder.write("model.safetensors", bytes);
-        check_folder(what, &folder, "torch", &["model.safetensors"]);
+        check_folder(what, &folder, "native", &["model.safetensors"]);
     }
 }
 

@@ -32,15 +32,18 @@ fn ids(value: &Value) -> Vec<u32> {
     items.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).expect("a token id")).collect()
 }
 
-/// Each family's golden served whole: 16 prompts at once, streamed or not.
+/// Each family's golden served whole: 16 prompts at once, streamed or not, by either backend.
 #[test]
 fn families_give_the_ids_of_transformers() {
-    for name in ["llama-llama3", "qwen3", "gemma3", "smollm3"] {
+    let native = ["llama-llama3", "qwen3", "gemma3", "smollm3"].map(|name| (name, "native"));
+    let torch = ["qwen3", "gemma2"].map(|name| (name, "torch"));
+    for (name, backend) in native.into_iter().chain(torch) {
         let golden = tiny::golden(name);
         let folder = tiny::folder(name, &golden);
         folder.write("tokenizer.json", pinion_text::byte_tokenizer_json().as_bytes());
         let served = golden.served.to_string();
-        let server = Server::start(&folder.0, &["--dtype", "fp32", "--max-model-len", &served]);
+        let flags = ["--dtype", "fp32", "--max-model-len", &served, "--backend", backend];
+        let server = Server::start(&folder.0, &flags);
         let prompts: Vec<&[u32]> = golden.cases.iter().map(|case| case.prompt.as_slice()).collect();
         let tokens = golden.cases[0].greedy.len();
         let mut body = json!({"prompt": prompts, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
@@ -48,13 +51,17 @@ fn families_give_the_ids_of_transformers() {
         let whole = server.post("/v1/completions", &body).json();
         for (index, case) in golden.cases.iter().enumerate() {
             let choice = &whole["choices"][index];
-            assert_eq!(ids(&choice["prompt_token_ids"]), case.prompt, "{name} {index}");
-            assert_eq!(ids(&choice["token_ids"]), case.greedy, "{name} {index}");
+            assert_eq!(ids(&choice["prompt_token_ids"]), case.prompt, "{name} {backend} {index}");
+            assert_eq!(ids(&choice["token_ids"]), case.greedy, "{name} {backend} {index}");
         }
         body["stream"] = true.into();
         let streamed = streamed_ids(&server, Api::Completions, &body, prompts.len());
         for (index, case) in golden.cases.iter().enumerate() {
-            assert_eq!(streamed[index], (case.prompt.clone(), case.greedy.clone()), "{name} {index}");
+            assert_eq!(
+                streamed[index],
+                (case.prompt.clone(), case.greedy.clone()),
+                "{name} {backend} {index}"
+            );
         }
         server.stop();
     }

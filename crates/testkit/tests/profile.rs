@@ -255,63 +255,103 @@ const TOKENS: u64 = 60;
 /// As the engine has it.
 const TRACED_STEPS_MAX: u64 = 512;
 
-fn generate(server: &Server) {
-    let body = json!({"prompt": "once", "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0});
+fn generate(server: &Server, prompt: &str) {
+    let body = json!({"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0});
     assert_eq!(server.post("/v1/completions", &body).status(), 200);
 }
 
-/// How often an operation that each step has stands in a trace in Chrome's format.
-fn layer_norms(path: &Path) -> usize {
-    let text = std::fs::read_to_string(path).expect("a trace");
-    let trace: Value = serde_json::from_str(&text).expect("JSON");
-    let events = trace["traceEvents"].as_array().expect("events");
-    let complete = |event: &&Value| event["ph"] == "X" && event["dur"].is_number() && event["ts"].is_number();
-    events.iter().filter(complete).filter(|event| event["name"] == "aten::layer_norm").count()
+/// A trace in Chrome's format.
+struct Trace(Vec<Value>);
+
+impl Trace {
+    fn read(path: &Path) -> Trace {
+        let text = std::fs::read_to_string(path).expect("a trace");
+        let mut trace: Value = serde_json::from_str(&text).expect("JSON");
+        let Value::Array(mut events) = trace["traceEvents"].take() else { panic!("no events") };
+        events.retain(|event| event["ph"] == "X" && event["dur"].is_number() && event["ts"].is_number());
+        Trace(events)
+    }
+
+    /// Begin and end of each event of this name, in µs.
+    fn times(&self, name: &str) -> Vec<(f64, f64)> {
+        let named = self.0.iter().filter(|event| event["name"] == name);
+        let number = |event: &Value, key: &str| event[key].as_f64().expect("a number");
+        named.map(|event| (number(event, "ts"), number(event, "ts") + number(event, "dur"))).collect()
+    }
+
+    fn count(&self, name: &str) -> usize {
+        self.times(name).len()
+    }
+}
+
+/// An operation that each step has.
+const NORM: &str = "aten::layer_norm";
+
+/// A prompt and the decodes after it, each in a range of its name with the sampling in it. With overlap the loop has a
+/// thread of its own, which is not traced.
+fn check_ranges(trace: &Trace, steps: usize, has_loop: bool) {
+    assert_eq!((trace.count("pinion.prefill"), trace.count("pinion.decode")), (1, steps - 1));
+    let ranges = [trace.times("pinion.prefill"), trace.times("pinion.decode")].concat();
+    let inner = [trace.times(NORM), trace.times("pinion.sample")].concat();
+    assert_eq!(trace.count("pinion.sample"), steps);
+    for (begin, end) in inner {
+        let within = ranges.iter().filter(|range| range.0 <= begin && end <= range.1).count();
+        assert_eq!(within, 1, "what a step does is in its range: {begin} to {end}");
+    }
+    let published = trace.times("pinion.publish");
+    assert_eq!(published.len(), if has_loop { steps } else { 0 });
+    assert!(
+        published.iter().all(|(begin, end)| ranges.iter().all(|range| range.1 <= *begin || *end <= range.0))
+    );
 }
 
 #[test]
 fn the_engine_traces_the_operations_of_libtorch() {
-    for overlap in ["--no-overlap", "--overlap"] {
-        println!("{overlap}");
+    for (overlap, backend) in [("--no-overlap", "native"), ("--overlap", "native"), ("--no-overlap", "torch")]
+    {
+        println!("{overlap} {backend}");
         let (model, folder) = (fixture_model(), Folder::new());
         let profiles = folder.text();
-        let flags = ["--profile", "torch", "--profile-dir", profiles, "--dtype", "fp32", overlap];
+        let tool = ["--profile", "torch", "--profile-dir", profiles];
+        let flags = [&tool[..], &["--dtype", "fp32", "--backend", backend, overlap]].concat();
         let server = Server::start(model.path(), &flags);
-        let engine = folder.path().join("torch/torch/engine-0");
-        generate(&server);
+        let of_engine = format!("torch/{backend}/engine-0");
+        let engine = folder.path().join(&of_engine);
+        generate(&server, "once");
         order(&server, "/start_profile");
         order(&server, "/start_profile");
-        generate(&server);
+        generate(&server, "nothing of this is cached");
         order(&server, "/stop_profile");
-        generate(&server);
+        generate(&server, "once");
         order(&server, "/stop_profile");
-        let norms = layer_norms(&engine.join("trace.json"));
+        let trace = Trace::read(&engine.join("trace.json"));
+        let norms = trace.count(NORM);
         let steps = TOKENS as usize;
         assert!(
             norms >= steps && norms.is_multiple_of(steps),
             "{norms} layer norms in {steps} steps: what lies outside is not traced"
         );
+        check_ranges(&trace, steps, overlap == "--no-overlap");
 
         // A trace that is not ended: after a bound it ends by itself.
         order(&server, "/start_profile");
         let second = engine.join("trace-2.json");
         for _ in 0..=TRACED_STEPS_MAX / TOKENS + 1 {
-            generate(&server);
+            generate(&server, "once");
         }
         wait_until("the trace is written", PATIENCE, || second.is_file().then_some(()));
         order(&server, "/stop_profile");
 
         // And one that is under way when the service ends.
         order(&server, "/start_profile");
-        generate(&server);
+        generate(&server, "once");
         server.stop();
-        assert!(layer_norms(&engine.join("trace-3.json")) >= steps);
+        assert!(Trace::read(&engine.join("trace-3.json")).count(NORM) >= steps);
         let manifest = manifest(folder.path());
         assert_eq!(manifest["meta"]["tool"], json!("torch"));
         let runs = manifest["runs"].as_array().expect("runs");
         assert_eq!((runs.len(), &runs[0]["role"], &runs[0]["error"]), (1, &json!("engine-0"), &Value::Null));
-        let names =
-            ["trace-2.json", "trace-3.json", "trace.json"].map(|name| format!("torch/torch/engine-0/{name}"));
+        let names = ["trace-2.json", "trace-3.json", "trace.json"].map(|name| format!("{of_engine}/{name}"));
         assert_eq!(runs[0]["files"], json!(names));
     }
 }

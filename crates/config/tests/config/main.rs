@@ -1,5 +1,6 @@
 //! Tests of the configuration through its public face. Start with `sources`.
 
+mod backends;
 mod documentation;
 mod hub;
 mod lists;

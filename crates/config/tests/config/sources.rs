@@ -93,7 +93,7 @@ fn one_fault_each() {
         ),
         (vec!["--max-num-seq", "4"], "--max-num-seq: no such flag; did you mean --max-num-seqs?".into()),
         (vec!["--device", "cuda", "--backend", "fake"], "--device: the fake backend runs on the CPU".into()),
-        (vec!["--backend", "onnx"], "--backend: `onnx` is not one of torch, fake".into()),
+        (vec!["--backend", "onnx"], "--backend: `onnx` is not one of auto, native, torch, fake".into()),
         (vec!["--max-model-len", "2k"], "--max-model-len: 2000 is more than the model's context of 1024".into()),
         (
             vec!["--max-num-batched-tokens", "63"],
@@ -166,7 +166,7 @@ fn commands() {
         assert!(matches!(run(&args), Ok(Command::Help(_))), "{args:?}");
     }
     let Ok(Command::Serve(config)) = run(&["serve", &dir]) else { panic!("a folder without --model") };
-    assert_eq!((config.model_dir.as_path(), config.backend), (model.path(), Backend::Torch));
+    assert_eq!((config.model_dir.as_path(), config.backend), (model.path(), Backend::Native));
     let needs = run(&["serve"]).unwrap_err().to_string();
     assert_eq!(
         needs,

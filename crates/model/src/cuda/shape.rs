@@ -3,12 +3,14 @@
 use super::{CudaDtype, CudaOptions, DecodePath};
 use crate::config_json;
 use crate::load::LoadError;
-use pinion_architecture::{Activation, Architecture, NormKind, NormPlaces, Position, QkNorm};
+use pinion_architecture::{Activation, Architecture, CUDA_HEAD_DIM_MAX, NormKind, Position};
 use pinion_cuda::{CudaActivation, GENERAL_DIM_MAX};
 use std::path::Path;
 
 /// Heads of the tuned attention kernels; others, windows and soft caps take the general one.
 const TUNED_HEAD_DIMS: [u32; 4] = [16, 32, 64, 128];
+
+const _: () = assert!(GENERAL_DIM_MAX == CUDA_HEAD_DIM_MAX);
 
 /// An architecture that the device runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,32 +24,9 @@ impl Shape {
     /// # Errors
     /// What the kernels do not take, by its name.
     pub(super) fn of(model: Architecture, folder: &Path, options: &CudaOptions) -> Result<Self, LoadError> {
-        let chunk = (16 / options.dtype.size()) as u32;
-        let head_dim = model.attention.head_dim;
-        let config = |reason: String| Err(config_json::fault(folder, reason));
-        if model.packed.is_some() {
-            return config("quantization_config is not supported on CUDA yet; use --device cpu".into());
-        }
-        if head_dim > GENERAL_DIM_MAX || !head_dim.is_multiple_of(chunk) {
-            return config(format!(
-                "head_dim {head_dim} is not supported on CUDA (a multiple of {chunk} up to {GENERAL_DIM_MAX}); use --device cpu"
-            ));
-        }
-        for (key, width) in [("hidden_size", model.hidden), ("intermediate_size", model.mlp.inner)] {
-            if !width.is_multiple_of(chunk) {
-                return config(format!(
-                    "{key} {width} is not supported on CUDA (a multiple of {chunk}); use --device cpu"
-                ));
-            }
-        }
-        if !model.mlp.gated && model.mlp.activation == Activation::Silu {
-            return config("an MLP without a gate and with the activation silu is not supported".into());
-        }
-        if model.norm.kind == NormKind::Layer && model.norm_places != NormPlaces::Before {
-            return config("layer norms behind attention and MLP are not supported on CUDA".into());
-        }
-        if model.norm.kind == NormKind::Layer && model.attention.qk_norm != QkNorm::Absent {
-            return config("layer norms on queries and keys are not supported on CUDA".into());
+        if let Some(reason) = model.beyond_cuda_object(options.dtype.size() as u64) {
+            let reason = format!("{reason}; use --backend torch or --device cpu");
+            return Err(config_json::fault(folder, reason));
         }
         if options.dtype == CudaDtype::F16 && !model.fits_f16 {
             let reason = format!(

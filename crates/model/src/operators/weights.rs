@@ -1,8 +1,9 @@
 //! A decoder's weights as tensors of one device.
 
-use super::{OperatorOptions, backend, tensor_error};
+use super::OperatorOptions;
+use super::decoder::{backend, kind_of, tensors_of};
 use crate::checkpoint::Checkpoint;
-use crate::load::LoadError;
+use crate::load::{LoadError, LoadEvent};
 use pinion_architecture::{Architecture, Layout, NormKind, Position, QkNorm, Source};
 use pinion_ops::tensor::{TensorError, tensor_from_bytes};
 use safetensors::Dtype as StoredDtype;
@@ -69,7 +70,12 @@ struct Reader<'a> {
     model: &'a Architecture,
     device: Device,
     kind: Kind,
+    watch: &'a mut dyn FnMut(LoadEvent<'_>),
     bytes: u64,
+}
+
+fn tensor_error(error: tch::TchError) -> LoadError {
+    backend(error.into())
 }
 
 impl Reader<'_> {
@@ -87,6 +93,8 @@ impl Reader<'_> {
         let tensor = tensor.map_err(tensor_error)?;
         self.checkpoint.release(full);
         self.bytes += (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+        let (done, total) = self.checkpoint.progress();
+        (self.watch)(LoadEvent::Bytes { done, total });
         Ok(tensor)
     }
 
@@ -208,17 +216,26 @@ impl Weights {
         model: &Architecture,
         max_context: u32,
         options: &OperatorOptions,
+        watch: &mut dyn FnMut(LoadEvent<'_>),
     ) -> Result<Self, LoadError> {
         let mut reader = Reader {
             checkpoint: Checkpoint::open(folder, model.packed, options.threads)?,
             model,
-            device: options.device.tensors(),
-            kind: options.kind(),
+            device: tensors_of(options.device),
+            kind: kind_of(options.dtype),
+            watch,
             bytes: 0,
         };
         let (names, table) = (&model.names, [model.vocab, model.hidden]);
         let weight = |name: &str| format!("{name}.weight");
-        let token_embedding = reader.named(&weight(names.token_embedding), &table)?;
+        let [embedding, head] = reader.checkpoint.embedding_and_head(model)?;
+        if model.head.tied && embedding != head {
+            let told = format!(
+                "ties the head to the embeddings, but {head} has other numbers than they have, and is the head"
+            );
+            (reader.watch)(LoadEvent::Ignored(&[told]));
+        }
+        let token_embedding = reader.whole(&embedding, &table)?;
         let position_embedding = match model.position {
             Position::Rotary(_) => None,
             Position::Learned { count } => {
@@ -228,13 +245,18 @@ impl Weights {
         let angles = reader.angles(max_context)?;
         let layers = (0..model.layers.len()).map(|layer| reader.layer(layer)).collect::<Result<_, _>>()?;
         let final_norm = reader.norm(names.final_norm, model.hidden)?;
-        let head = match model.head.tied {
+        let head = match head == embedding {
             true => token_embedding.shallow_clone(),
-            false => {
-                let full = reader.checkpoint.full_name(names.head_prefixes, &weight(names.head))?;
-                reader.whole(&full, &table)?
-            }
+            false => reader.whole(&head, &table)?,
         };
+        let head_name = weight(names.head);
+        let unused = reader.checkpoint.unused(|name| model.head.tied && name.ends_with(&head_name));
+        if let Some(error) = reader.checkpoint.lost_bias(&unused) {
+            return Err(error);
+        }
+        if !unused.is_empty() {
+            (reader.watch)(LoadEvent::Unused(&unused));
+        }
         let (head, bytes) = (Linear { weight: head, bias: None }, reader.bytes);
         Ok(Self { token_embedding, position_embedding, angles, layers, final_norm, head, bytes })
     }

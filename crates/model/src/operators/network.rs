@@ -1,9 +1,10 @@
 //! From token ids to logits. Mirrors `LlamaForCausalLM` in transformers' models/llama/modeling_llama.py, and where the
 //! architecture says so models/gpt2, gemma2, olmo2 and granite.
 
-use super::attention::{LayerCache, RowPlaces};
+use super::attention::{LayerCache, RowPlaces, Rows, queries_at_once};
+use super::decoder::{backend, kind_of, tensors_of};
 use super::weights::{Angles, Layer, Norm, Weights};
-use super::{OperatorOptions, backend};
+use super::{OperatorOptions, OperatorPrefill};
 use crate::batch::{BlockCopy, StepBatch};
 use crate::load::LoadError;
 use pinion_architecture::{Activation, Architecture, NormKind};
@@ -12,13 +13,14 @@ use tch::{Device, Kind, Tensor};
 
 /// Weights, cache, and what they are.
 #[derive(Debug)]
-pub(super) struct Forward {
+pub(super) struct Network {
     model: Architecture,
     weights: Weights,
     cache: Vec<LayerCache>,
     block_size: i64,
     kind: Kind,
     device: Device,
+    prefill: OperatorPrefill,
 }
 
 /// A step's batch on the device.
@@ -36,9 +38,9 @@ pub(super) struct Inputs {
 
 impl Inputs {
     /// Of a batch that was checked.
-    pub(super) fn new(batch: &StepBatch<'_>, forward: &Forward) -> Result<Self, TensorError> {
+    pub(super) fn new(batch: &StepBatch<'_>, network: &Network) -> Result<Self, TensorError> {
         let on_device = |values: &[i64]| -> Result<Tensor, TensorError> {
-            Ok(Tensor::f_from_slice(values)?.f_to_device(forward.device)?)
+            Ok(Tensor::f_from_slice(values)?.f_to_device(network.device)?)
         };
         let widened = |values: &[u32]| values.iter().map(|&value| i64::from(value)).collect::<Vec<i64>>();
         let (mut written, mut sampled, mut rows) = (Vec::new(), Vec::new(), Vec::new());
@@ -46,8 +48,8 @@ impl Inputs {
             let blocks = &batch.blocks[row.block_range()];
             let place = |position: u32| {
                 let (block, within) =
-                    (position / forward.block_size as u32, position % forward.block_size as u32);
-                i64::from(blocks[block as usize]) * forward.block_size + i64::from(within)
+                    (position / network.block_size as u32, position % network.block_size as u32);
+                i64::from(blocks[block as usize]) * network.block_size + i64::from(within)
             };
             let context: Vec<i64> = (0..row.context_len).map(place).collect();
             let first = row.context_len - row.query_len;
@@ -55,12 +57,16 @@ impl Inputs {
             if row.sample.is_some() {
                 sampled.push(i64::from(row.query_start + row.query_len) - 1);
             }
-            rows.push(RowPlaces {
-                query_start: i64::from(row.query_start),
-                query_len: i64::from(row.query_len),
-                context: on_device(&context)?,
-                first: i64::from(first),
-            });
+            let context = on_device(&context)?;
+            let piece = queries_at_once(network.model.attention.heads, row.context_len);
+            for begin in (0..row.query_len).step_by(piece as usize) {
+                rows.push(RowPlaces {
+                    query_start: i64::from(row.query_start + begin),
+                    query_len: i64::from(piece.min(row.query_len - begin)),
+                    context: context.shallow_clone(),
+                    first: i64::from(first + begin),
+                });
+            }
         }
         Ok(Self {
             tokens: on_device(&widened(batch.tokens))?,
@@ -72,19 +78,34 @@ impl Inputs {
     }
 }
 
-impl Forward {
+impl Network {
     pub(super) fn new(
         model: Architecture,
         weights: Weights,
         options: &OperatorOptions,
         block_count: u32,
     ) -> Result<Self, LoadError> {
-        let (kind, device, block_size) =
-            (options.kind(), options.device.tensors(), i64::from(options.block_size));
-        let rows = i64::from(block_count) * block_size;
-        let cache = model.layers.iter().map(|_| LayerCache::new(rows, &model, kind, device));
-        let cache = cache.collect::<Result<_, _>>().map_err(backend)?;
-        Ok(Self { model, weights, cache, block_size, kind, device })
+        let mut network = Self {
+            model,
+            weights,
+            cache: Vec::new(),
+            block_size: i64::from(options.block_size),
+            kind: kind_of(options.dtype),
+            device: tensors_of(options.device),
+            prefill: options.prefill,
+        };
+        network.take_cache(block_count)?;
+        Ok(network)
+    }
+
+    /// A cache of this size, zeroed, in place of the one that is there.
+    pub(super) fn take_cache(&mut self, block_count: u32) -> Result<(), LoadError> {
+        self.cache.clear();
+        let rows = i64::from(block_count) * self.block_size;
+        let cache =
+            self.model.layers.iter().map(|_| LayerCache::new(rows, &self.model, self.kind, self.device));
+        self.cache = cache.collect::<Result<_, _>>().map_err(backend)?;
+        Ok(())
     }
 
     pub(super) fn copy_block(&mut self, copy: &BlockCopy) -> Result<(), TensorError> {
@@ -113,7 +134,8 @@ impl Forward {
             .collect();
         let angles = angles?;
         for (index, (layer, cache)) in weights.layers.iter().zip(&mut self.cache).enumerate() {
-            hidden = layer_of(&self.model, index, layer, cache, hidden, inputs, &angles)?;
+            let rows = Rows { places: &inputs.rows, written: &inputs.written, prefill: self.prefill };
+            hidden = layer_of(&self.model, index, layer, cache, hidden, &rows, &angles)?;
         }
         Ok(hidden)
     }
@@ -172,7 +194,7 @@ fn layer_of(
     weights: &Layer,
     cache: &mut LayerCache,
     hidden: Tensor,
-    inputs: &Inputs,
+    rows: &Rows<'_>,
     angles: &[Angles],
 ) -> Result<Tensor, TensorError> {
     let (attention, each) = (&model.attention, &model.layers[index]);
@@ -192,8 +214,8 @@ fn layer_of(
     };
     let queries = place(&parts[0], weights.q_norm.as_ref())?;
     let keys = place(&parts[1], weights.k_norm.as_ref())?;
-    cache.append(&inputs.written, &keys, &parts[2].f_unflatten(1, [-1, head_dim])?)?;
-    let attended = cache.attend(&queries, &inputs.rows, each, attention.soft_cap)?;
+    cache.append(rows, &keys, &parts[2].f_unflatten(1, [-1, head_dim])?)?;
+    let attended = cache.attend(&queries, rows, each, attention.soft_cap)?;
     let hidden = added(model, hidden, weights.out.forward(&attended)?, weights.attention_post_norm.as_ref())?;
     let up = weights.up.forward(&normed(model, &hidden, weights.mlp_norm.as_ref())?)?;
     let activate = |x: &Tensor| match model.mlp.activation {

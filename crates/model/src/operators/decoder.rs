@@ -1,0 +1,255 @@
+//! A loaded model of operators: its device, its memory, its steps.
+
+use super::network::{Inputs, Network};
+use super::weights::Weights;
+use super::{OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, OperatorPrefill};
+use crate::batch::{StepBatch, StepError, StepOutput};
+use crate::config_json;
+use crate::host_sampler::{draw_rows, score_prompts};
+use crate::load::{KvSize, LoadError, LoadEvent};
+use crate::sampler::Sampler;
+use crate::warm_up::run_warm_up;
+use crate::{DeviceMemory, Model, ModelInfo, WarmUp};
+use pinion_architecture::Architecture;
+use pinion_ops::device::{cuda_memory, open_cuda};
+use pinion_ops::tensor::{TensorError, keep_freed_memory, set_threads};
+use std::path::Path;
+use tch::{Device, Kind, Tensor};
+
+pub(super) fn tensors_of(device: OperatorDevice) -> Device {
+    match device {
+        OperatorDevice::Cpu => Device::Cpu,
+        OperatorDevice::Cuda(index) => Device::Cuda(index as usize),
+    }
+}
+
+pub(super) fn kind_of(dtype: OperatorDtype) -> Kind {
+    match dtype {
+        OperatorDtype::F32 => Kind::Float,
+        OperatorDtype::Bf16 => Kind::BFloat16,
+        OperatorDtype::F16 => Kind::Half,
+    }
+}
+
+pub(super) fn backend(error: TensorError) -> LoadError {
+    LoadError::Backend { operation: error.operation, message: error.message }
+}
+
+fn step_error(error: TensorError) -> StepError {
+    StepError::Backend { operation: error.operation, message: error.message }
+}
+
+/// Makes the device usable by this process, as its first use of libtorch.
+pub(super) fn open(device: OperatorDevice) -> Result<(), LoadError> {
+    let OperatorDevice::Cuda(index) = device else { return Ok(()) };
+    let refuse = |message: String| Err(LoadError::Backend { operation: "libtorch on the GPU", message });
+    if let Err(reason) = open_cuda() {
+        return refuse(format!(
+            "{reason}: deploy/launch.sh --device cuda --backend torch sets libtorch up for CUDA, or use --device cpu"
+        ));
+    }
+    let found = tch::Cuda::device_count();
+    if i64::from(index) < found {
+        return Ok(());
+    }
+    refuse(format!(
+        "libtorch finds {found} CUDA devices, so there is no device {index}: install NVIDIA driver 580 or newer, and give this machine or container a GPU"
+    ))
+}
+
+/// A loaded model with its cache.
+#[derive(Debug)]
+struct OperatorDecoder {
+    info: ModelInfo,
+    network: Network,
+    device: OperatorDevice,
+    sampler: Sampler,
+    logits: Vec<f32>,
+}
+
+/// The device is open.
+pub(super) fn load(
+    folder: &Path,
+    options: &OperatorOptions,
+    watch: &mut dyn FnMut(LoadEvent<'_>),
+) -> Result<Box<dyn Model>, LoadError> {
+    let ignored = pinion_architecture::ignored(&config_json::keys(folder)?);
+    if !ignored.is_empty() {
+        watch(LoadEvent::Ignored(&ignored));
+    }
+    let model = config_json::architecture(folder)?;
+    check(&model, options)?;
+    set_threads(options.threads);
+    keep_freed_memory();
+    let _no_grad = tch::no_grad_guard();
+    let max_context = options.max_model_len.unwrap_or(model.context.default).min(model.context.max);
+    let element = kind_of(options.dtype).elt_size_in_bytes() as u64;
+    let kv_block_bytes =
+        2 * element * model.layers.len() as u64 * u64::from(options.block_size) * u64::from(model.kv_width());
+    let sequence_blocks = max_context.div_ceil(options.block_size);
+    let block_count = match options.kv {
+        OperatorKv::Size(size) => size.block_count(kv_block_bytes)?,
+        // For the largest steps, by which their memory is measured.
+        OperatorKv::FreeShare(_) => {
+            options.max_tokens.div_ceil(options.block_size).min(sequence_blocks).max(1)
+        }
+    };
+    let weights = Weights::read(folder, &model, max_context, options, watch)?;
+    let info = ModelInfo {
+        family: model.family,
+        dtype: options.dtype.name(),
+        max_context,
+        vocab_size: model.vocab,
+        eos: model.stop_ids.first().copied(),
+        block_size: options.block_size,
+        block_count,
+        kv_block_bytes,
+        weight_bytes: weights.bytes,
+        packed: None,
+    };
+    let mut decoder = OperatorDecoder {
+        sampler: Sampler::new(model.vocab as usize),
+        logits: Vec::new(),
+        network: Network::new(model, weights, options, block_count)?,
+        device: options.device,
+        info,
+    };
+    if let OperatorKv::FreeShare(share) = options.kv {
+        decoder.take_share(share, sequence_blocks, options)?;
+    }
+    Ok(Box::new(decoder))
+}
+
+fn check(model: &Architecture, options: &OperatorOptions) -> Result<(), LoadError> {
+    let refuse = |reason: String| Err(LoadError::Options { reason });
+    if options.block_size == 0 || options.block_size > 1024 {
+        return refuse(format!("block size {} is not in 1..=1024", options.block_size));
+    }
+    if options.threads == 0 {
+        return refuse("the model needs at least 1 thread".into());
+    }
+    if options.dtype == OperatorDtype::F16 && !model.fits_f16 {
+        return refuse(format!(
+            "model_type {:?} has activations beyond the range of fp16; use --dtype bf16",
+            model.family
+        ));
+    }
+    if options.prefill == OperatorPrefill::Sdpa && model.attention.soft_cap.is_some() {
+        return refuse(format!(
+            "model_type {:?} caps its attention scores, which scaled_dot_product_attention cannot; use --prefill-attention auto or plain",
+            model.family
+        ));
+    }
+    Ok(())
+}
+
+/// Blocks in a share of the free memory; at least one sequence must fit.
+fn blocks_of_share(free: u64, share: f32, block_bytes: u64, sequence_blocks: u32) -> Result<u32, LoadError> {
+    let bytes = (free as f64 * f64::from(share)) as u64;
+    let needed = u64::from(sequence_blocks) * block_bytes;
+    if bytes < needed {
+        let message = format!(
+            "the device has {} MiB free, of which {share} (--kv-cache-memory-share) cannot hold one sequence of --max-model-len, {} MiB: take a larger share or a shorter --max-model-len",
+            free >> 20,
+            needed.div_ceil(1 << 20),
+        );
+        return Err(LoadError::Backend { operation: "sizing the KV cache", message });
+    }
+    KvSize::Bytes(bytes).block_count(block_bytes)
+}
+
+impl OperatorDecoder {
+    /// Makes the cache as large as a share of what the largest steps leave free.
+    fn take_share(
+        &mut self,
+        share: f32,
+        sequence_blocks: u32,
+        options: &OperatorOptions,
+    ) -> Result<(), LoadError> {
+        let failed = |message: String| LoadError::Backend { operation: "sizing the KV cache", message };
+        let OperatorDevice::Cuda(index) = self.device else {
+            return Err(failed("a share of free memory is one of a CUDA device's".into()));
+        };
+        let shapes = WarmUp { max_rows: options.max_rows, max_tokens: options.max_tokens };
+        run_warm_up(self, &shapes).map_err(|error| failed(error.to_string()))?;
+        let free = cuda_memory(index).map_err(failed)?.free;
+        let blocks = blocks_of_share(free, share, self.info.kv_block_bytes, sequence_blocks)?;
+        self.network.take_cache(blocks)?;
+        self.info.block_count = blocks;
+        Ok(())
+    }
+
+    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and gives the last layer's
+    /// output, `[tokens, hidden]`, if there are rows.
+    fn run(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
+        batch.check(&self.info.batch_limits())?;
+        let _no_grad = tch::no_grad_guard();
+        for copy in batch.copies {
+            self.network.copy_block(copy).map_err(step_error)?;
+        }
+        self.logits.clear();
+        if batch.rows.is_empty() {
+            return Ok(None);
+        }
+        let inputs = Inputs::new(batch, &self.network).map_err(step_error)?;
+        let hidden = self.network.layers(&inputs).map_err(step_error)?;
+        self.network.sampled(&hidden, &inputs, &mut self.logits).map_err(step_error)?;
+        Ok(Some(hidden))
+    }
+}
+
+impl Model for OperatorDecoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
+        out.clear();
+        let hidden = self.run(batch)?;
+        let vocab = self.info.vocab_size as usize;
+        draw_rows(&mut self.sampler, vocab, batch, out, &mut self.logits);
+        let Some(hidden) = hidden.filter(|_| batch.rows.iter().any(|row| row.scored.is_some())) else {
+            return Ok(());
+        };
+        let _no_grad = tch::no_grad_guard();
+        let network = &self.network;
+        score_prompts(&mut self.sampler, vocab, batch, out, &mut self.logits, |begin, len, logits| {
+            let some =
+                hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
+            network.head(&some, logits).map_err(step_error)
+        })
+    }
+
+    fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        self.run(batch)?;
+        out.clear();
+        out.extend_from_slice(&self.logits);
+        Ok(())
+    }
+
+    fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {
+        run_warm_up(self, shapes)
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        let OperatorDevice::Cuda(index) = self.device else { return None };
+        let found = cuda_memory(index).ok()?;
+        let (weights, cache) =
+            (self.info.weight_bytes, u64::from(self.info.block_count) * self.info.kv_block_bytes);
+        let activations = found.reserved.saturating_sub(weights + cache);
+        Some(DeviceMemory { weights, cache, activations, staging: 0, free: found.free })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_the_free_memory_holds_at_least_one_sequence() {
+        assert_eq!(blocks_of_share(1000, 0.5, 10, 50), Ok(50));
+        assert_eq!(blocks_of_share(1009, 1.0, 10, 1), Ok(100));
+        let error = blocks_of_share(8 << 20, 0.5, 1 << 20, 5).unwrap_err();
+        assert!(error.to_string().contains("8 MiB free, of which 0.5"), "{error}");
+    }
+}
