@@ -312,6 +312,30 @@ mod tests {
     }
 
     #[test]
+    fn api_md_has_every_name() {
+        let page = include_str!("../../../../docs/API.md");
+        let part = |from: &str, to: &str| {
+            let (_, rest) = page.split_once(from).unwrap_or_else(|| panic!("API.md has no {from:?}"));
+            rest.split_once(to).unwrap_or_else(|| panic!("API.md has no {to:?} behind {from:?}")).0
+        };
+        let refused = part("So are fields of other servers", "**Other names for the same**");
+        let same = part("**Other names for the same**", "**Ignored without a word");
+        let ignored = part("**Ignored without a word", "\n## ");
+        let names = |part: &str| part.matches('`').count() / 2;
+        for (part, name) in REFUSED
+            .iter()
+            .map(|field| (refused, field.name))
+            .chain(SYNONYMS.iter().flat_map(|synonym| [(same, synonym.name), (same, synonym.of)]))
+            .chain(HARMLESS.map(|name| (ignored, name)))
+        {
+            assert!(part.contains(&format!("`{name}`")), "docs/API.md has no `{name}` where it belongs");
+        }
+        // The two pages that have the neutral values, and no name that is refused no more.
+        assert_eq!(names(refused), REFUSED.len() + 2);
+        assert_eq!(names(ignored), HARMLESS.len());
+    }
+
+    #[test]
     fn the_refused_fields_are_in_order_and_their_neutral_values_are_json() {
         for pair in REFUSED.windows(2) {
             assert!(pair[0].name < pair[1].name, "{}", pair[1].name);
