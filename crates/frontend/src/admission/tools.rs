@@ -379,6 +379,14 @@ mod tests {
             "items": {"anyOf": [call("f", "#/$defs/0"), call("g", "#/$defs/1")]}, "$defs": {"0": moved, "1": empty}});
         let body = json!({"tools": list, "tool_choice": "required", "parallel_tool_calls": false});
         assert_eq!(read(body).unwrap().schema, Some(expected));
+        // Nothing is said of members, so any may come; a list of none leaves none.
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        let schema = |parameters: Value| {
+            read(json!({"tools": [tool("f", parameters)], "tool_choice": named})).unwrap().schema.unwrap()
+        };
+        assert_eq!(schema(json!({"type": "object"})), json!({"type": "object"}));
+        assert_eq!(schema(json!({})), json!({"type": "object"}));
+        assert_eq!(schema(json!({"type": "object", "properties": {}})), empty);
         let fault = read(json!({"tools": [tool("f", json!({"type": "array"}))], "tool_choice": "required"}));
         assert_eq!(fault.unwrap_err().param.as_deref(), Some("tools[0].function.parameters.type"));
     }
