@@ -8,7 +8,7 @@
 #   deploy/test.sh unit       the part of `tests` that starts no processes; deploy/test.sh processes, the rest of it
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
-#   deploy/test.sh tours      LangChain, LiteLLM and others, and the recipes of docs/, which are not part of everything either
+#   deploy/test.sh tours      openai, anthropic, LangChain and others, and the recipes of docs/, which are not part of everything either
 #   deploy/test.sh packages   image, Debian package, wheel, chart, dashboard and proxies, which are not part of everything either
 #   deploy/test.sh simulation 100 000 seeds of the simulated service, which are not part of everything either
 set -euo pipefail
@@ -97,7 +97,7 @@ reasoning_clients() { # reasoning_clients URL
     PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh" reasoning
 }
 
-# Client libraries that come through the official clients, and docs/RECIPES.md as it stands, on a model that calls tools.
+# The official Python clients, client libraries that come through them, and docs/RECIPES.md as it stands, on a model that calls tools.
 # By name only: the first run downloads their packages.
 step_tours() {
     local folder=$LOGS/tours/my-model

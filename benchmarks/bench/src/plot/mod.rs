@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Three variants whose effects are in no order.
+    /// Variants whose effects are in no order.
     fn compared(rounds: u32) -> ResultFile {
         let variants = [("base", 1.0), ("+small", 1.05), ("+none", 1.0), ("+halves", 0.5), ("+more", 1.6)];
         let mut file =

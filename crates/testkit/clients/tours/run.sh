@@ -18,7 +18,7 @@ unset OPENAI_API_KEY OPENAI_BASE_URL ANTHROPIC_API_KEY ANTHROPIC_BASE_URL ANTHRO
 export HAYSTACK_TELEMETRY_ENABLED=False LITELLM_LOCAL_MODEL_COST_MAP=True LANGSMITH_TRACING=false PYTHONDONTWRITEBYTECODE=1
 
 names=("$@")
-[ $# -gt 0 ] || names=(langchain llamaindex instructor pydantic_ai agents haystack litellm recipes)
+[ $# -gt 0 ] || names=(openai anthropic langchain llamaindex instructor pydantic_ai agents haystack litellm recipes)
 failed=()
 for name in "${names[@]}"; do
     if [ "$name" = recipes ]; then
