@@ -9,37 +9,31 @@ const VECTOR_BYTES: u32 = 16;
 /// Largest head of the CUDA object's attention kernels.
 pub const CUDA_HEAD_DIM_MAX: u32 = 256;
 
-impl Architecture {
-    /// Why the CUDA object does not take this decoder with weights and activations of `element_bytes` each, if it does
-    /// not.
-    pub fn beyond_cuda_object(&self, element_bytes: u64) -> Option<String> {
-        let chunk =
-            VECTOR_BYTES / u32::try_from(element_bytes).unwrap_or(VECTOR_BYTES).clamp(1, VECTOR_BYTES);
-        let head_dim = self.attention.head_dim;
-        if self.packed.is_some() {
-            return Some("quantization_config is not supported by the CUDA object".into());
-        }
-        if head_dim > CUDA_HEAD_DIM_MAX || !head_dim.is_multiple_of(chunk) {
-            return Some(format!(
-                "head_dim {head_dim} is not supported by the CUDA object (a multiple of {chunk} up to {CUDA_HEAD_DIM_MAX})"
-            ));
-        }
-        let widths = [("hidden_size", self.hidden), ("intermediate_size", self.mlp.inner)];
-        if let Some((key, width)) = widths.into_iter().find(|(_, width)| !width.is_multiple_of(chunk)) {
-            return Some(format!(
-                "{key} {width} is not supported by the CUDA object (a multiple of {chunk})"
-            ));
-        }
-        let is_layer_norm = self.norm.kind == NormKind::Layer;
-        let what = if !self.mlp.gated && self.mlp.activation == Activation::Silu {
-            "an MLP without a gate and with the activation silu is"
-        } else if is_layer_norm && self.norm_places != NormPlaces::Before {
-            "layer norms behind attention and MLP are"
-        } else if is_layer_norm && self.attention.qk_norm != QkNorm::Absent {
-            "layer norms on queries and keys are"
-        } else {
-            return None;
-        };
-        Some(format!("{what} not supported by the CUDA object"))
+/// Why the CUDA object does not take a decoder with weights and activations of `element_bytes` each, if it does not.
+pub fn beyond_cuda_object(model: &Architecture, element_bytes: u64) -> Option<String> {
+    let chunk = VECTOR_BYTES / u32::try_from(element_bytes).unwrap_or(VECTOR_BYTES).clamp(1, VECTOR_BYTES);
+    let head_dim = model.attention.head_dim;
+    if model.packed.is_some() {
+        return Some("quantization_config is not supported by the CUDA object".into());
     }
+    if head_dim > CUDA_HEAD_DIM_MAX || !head_dim.is_multiple_of(chunk) {
+        return Some(format!(
+            "head_dim {head_dim} is not supported by the CUDA object (a multiple of {chunk} up to {CUDA_HEAD_DIM_MAX})"
+        ));
+    }
+    let widths = [("hidden_size", model.hidden), ("intermediate_size", model.mlp.inner)];
+    if let Some((key, width)) = widths.into_iter().find(|(_, width)| !width.is_multiple_of(chunk)) {
+        return Some(format!("{key} {width} is not supported by the CUDA object (a multiple of {chunk})"));
+    }
+    let is_layer_norm = model.norm.kind == NormKind::Layer;
+    let what = if !model.mlp.gated && model.mlp.activation == Activation::Silu {
+        "an MLP without a gate and with the activation silu is"
+    } else if is_layer_norm && model.norm_places != NormPlaces::Before {
+        "layer norms behind attention and MLP are"
+    } else if is_layer_norm && model.attention.qk_norm != QkNorm::Absent {
+        "layer norms on queries and keys are"
+    } else {
+        return None;
+    };
+    Some(format!("{what} not supported by the CUDA object"))
 }

@@ -6,6 +6,7 @@ use crate::fault::Collector;
 use crate::machine::Machine;
 use crate::model_folder::Folder;
 use crate::sources::Settings;
+use pinion_architecture::beyond_cuda_object;
 
 /// What was decided.
 pub(crate) struct Computing {
@@ -34,7 +35,7 @@ impl Computing {
         let own = folder.map_or(Dtype::Fp16, |folder| folder.gpu_dtype);
         let element_bytes = CudaConfig::dtype(settings, own).bytes();
         let beyond_object = folder
-            .and_then(|folder| folder.architecture.as_ref()?.beyond_cuda_object(element_bytes))
+            .and_then(|folder| beyond_cuda_object(folder.architecture.as_ref()?, element_bytes))
             .filter(|_| named.is_none());
         let of_gpu = match &beyond_object {
             Some(_) => Backend::Operators,

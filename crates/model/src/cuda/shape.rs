@@ -3,7 +3,9 @@
 use super::{CudaDtype, CudaOptions, DecodePath};
 use crate::config_json;
 use crate::load::LoadError;
-use pinion_architecture::{Activation, Architecture, CUDA_HEAD_DIM_MAX, NormKind, Position};
+use pinion_architecture::{
+    Activation, Architecture, CUDA_HEAD_DIM_MAX, NormKind, Position, beyond_cuda_object,
+};
 use pinion_cuda::{CudaActivation, GENERAL_DIM_MAX};
 use std::path::Path;
 
@@ -24,7 +26,7 @@ impl Shape {
     /// # Errors
     /// What the kernels do not take, by its name.
     pub(super) fn of(model: Architecture, folder: &Path, options: &CudaOptions) -> Result<Self, LoadError> {
-        if let Some(reason) = model.beyond_cuda_object(options.dtype.size() as u64) {
+        if let Some(reason) = beyond_cuda_object(&model, options.dtype.size() as u64) {
             let reason = format!("{reason}; use --backend torch or --device cpu");
             return Err(config_json::fault(folder, reason));
         }
