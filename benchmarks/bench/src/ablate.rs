@@ -135,8 +135,8 @@ pub(crate) fn compare(runs: &[RunRecord], base: &str, metrics: &[String], seed: 
     compared
 }
 
-/// One table for each figure of each scale, narrow enough for a terminal: medians, ratios with their interval, and which
-/// side wins. The base is first, then the strongest effect.
+/// One table for each figure of each scale, narrow enough for a terminal: medians, ratios with their interval, and
+/// which side wins. The base is first, then the strongest effect.
 pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
     let mut out = String::new();
     let scales = distinct(compared.iter().map(|row| row.scale));

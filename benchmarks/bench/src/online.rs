@@ -10,7 +10,7 @@ use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::prompts::{Form, Prompts, Source, context_of};
 use crate::replay::{COMPLETIONS, Pace, Run, Sending, replay};
-use crate::results::{Folder, ResultFile, RunRecord, fingerprint, narrow};
+use crate::results::{Folder, ResultFile, RunRecord, fingerprint, narrow, slug};
 use crate::server::{Server, ServerFacts};
 use crate::table;
 use crate::target::Target;
@@ -484,26 +484,4 @@ fn one_run(
     let (state, shift) = clear_cache(&target);
     record.cache_state = state;
     plan.measure(point, &target, record, if shift { index } else { 0 })
-}
-
-/// Letters, digits and dashes only: for file names.
-pub(crate) fn slug(text: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
-    let text: String = text.chars().map(plain).collect();
-    let text = text.trim_matches('-');
-    if text.is_empty() { "server".to_owned() } else { text.to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_become_file_names() {
-        for (label, name) in
-            [("-prefix cache", "prefix-cache"), ("llama-server", "llama-server"), ("/", "server")]
-        {
-            assert_eq!(slug(label), name);
-        }
-    }
 }

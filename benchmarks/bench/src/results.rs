@@ -229,6 +229,14 @@ pub(crate) fn narrow(runs: &[RunRecord]) -> String {
     format!("{sent}\n{}", table::render(&header, &latencies.collect::<Vec<_>>()))
 }
 
+/// Letters, digits and dashes only: for file names.
+pub(crate) fn slug(text: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let text: String = text.chars().map(plain).collect();
+    let text = text.trim_matches('-');
+    if text.is_empty() { "server".to_owned() } else { text.to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,6 +271,15 @@ mod tests {
         let tables = narrow(&[run]);
         assert_eq!(tables.lines().filter(|line| line.contains("pinion-release-cpu")).count(), 5);
         assert!(tables.lines().all(|line| line.chars().count() <= 100), "{tables}");
+    }
+
+    #[test]
+    fn labels_become_file_names() {
+        for (label, name) in
+            [("-prefix cache", "prefix-cache"), ("llama-server", "llama-server"), ("/", "server")]
+        {
+            assert_eq!(slug(label), name);
+        }
     }
 
     #[test]

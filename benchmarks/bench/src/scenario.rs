@@ -5,10 +5,10 @@
 use crate::ablate;
 use crate::machine::Origin;
 use crate::offline::BatchArgs;
-use crate::online::{Plan, Point, WorkArgs, slug};
+use crate::online::{Plan, Point, WorkArgs};
 use crate::random::Random;
 use crate::replay::Run;
-use crate::results::{Folder, ResultFile, RunRecord, fingerprint};
+use crate::results::{Folder, ResultFile, RunRecord, fingerprint, slug};
 use crate::server::{Server, ServerFacts, StartFault};
 use crate::target::Target;
 use clap::{Args, Parser, Subcommand};

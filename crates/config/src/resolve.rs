@@ -50,7 +50,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
     };
     let generation = Generation::read(&dir, faults);
     let folder = model_folder::read(&dir, backend, &generation, faults);
-    let mut config = from_folder(settings, machine, &dir, folder, faults)?;
+    let mut config = from_folder(settings, machine, (&dir, folder), faults)?;
     if settings.text("generation-config") != Some("none") {
         config.sampling_defaults = generation.defaults;
     }
@@ -61,7 +61,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
 /// Notes what is wrong with everything but the model, which is not here yet.
 pub(crate) fn check_all_but_model(settings: &Settings, machine: &Machine, faults: &mut Collector) {
     Observe::check(settings, Computing::on_cpu(settings), faults);
-    from_folder(settings, machine, Path::new("."), None, faults);
+    from_folder(settings, machine, (Path::new("."), None), faults);
 }
 
 /// Rings are prefaulted, and there is one for every pair of processes that talk.
@@ -82,8 +82,7 @@ fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
 pub(crate) fn from_folder(
     settings: &Settings,
     machine: &Machine,
-    dir: &Path,
-    folder: Option<Folder>,
+    (dir, folder): (&Path, Option<Folder>),
     faults: &mut Collector,
 ) -> Option<Config> {
     let (computing, plan, name) = without_model(settings, machine, dir, folder.as_ref(), faults);
@@ -222,7 +221,7 @@ impl Config {
         settings.set("backend", Value::Word(backend.name()), Origin::Default);
         let mut faults = Collector::default();
         let folder = Folder { model, gpu_dtype: Dtype::Fp16, architecture: None };
-        let config = from_folder(&settings, machine, dir, Some(folder), &mut faults);
+        let config = from_folder(&settings, machine, (dir, Some(folder)), &mut faults);
         faults.into_result()?;
         Ok(config.expect("a config without a fault is complete"))
     }
