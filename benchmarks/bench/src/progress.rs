@@ -1,6 +1,8 @@
 //! What an operator sees of a run: how many requests are done, and the time left. A line that is drawn again on a
 //! terminal, a line each ten seconds elsewhere, all on stderr.
 
+use pinion_config::Terminal;
+use pinion_progress::{self as progress, Display};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,34 +48,28 @@ impl Drop for Progress {
 }
 
 fn show(total: usize, schedule: Duration, done: &AtomicUsize, ended: &Receiver<()>) {
-    let is_terminal = std::io::stderr().is_terminal();
-    let (begun, every) = (Instant::now(), if is_terminal { DRAW_EVERY } else { LINE_EVERY });
-    while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-        let text = line(done.load(Ordering::Relaxed), total, begun.elapsed(), schedule);
-        // A terminal that is gone misses nothing.
-        let _ = match is_terminal {
-            true => write!(std::io::stderr(), "\r\x1b[K{text}"),
-            false => writeln!(std::io::stderr(), "{text}"),
-        };
-    }
-    if is_terminal {
-        let _ = write!(std::io::stderr(), "\r\x1b[K");
+    let redraws = std::io::stderr().is_terminal() && Terminal::of_process().redraws;
+    let (begun, mut display) = (Instant::now(), Display::new(redraws, DRAW_EVERY, LINE_EVERY));
+    while ended.recv_timeout(display.pause()) == Err(RecvTimeoutError::Timeout) {
+        let done = done.load(Ordering::Relaxed);
+        let text = line(done, total, begun.elapsed(), schedule, display.redraws());
+        // There may be no reader.
+        display.show(&text, |text| {
+            let _ = writeln!(std::io::stderr(), "{text}");
+        });
     }
 }
 
-fn line(done: usize, total: usize, elapsed: Duration, schedule: Duration) -> String {
+fn line(done: usize, total: usize, elapsed: Duration, schedule: Duration, has_bar: bool) -> String {
     let scheduled = schedule.saturating_sub(elapsed).as_secs_f64();
     let at_this_rate = match done {
         0 => 0.0,
         done => elapsed.as_secs_f64() / done as f64 * total.saturating_sub(done) as f64,
     };
     let left = scheduled.max(at_this_rate).ceil() as u64;
-    let left = match left {
-        0 => String::new(),
-        1..60 => format!(", about {left} s left"),
-        _ => format!(", about {} min {} s left", left / 60, left % 60),
-    };
-    format!("  {done} of {total} requests are done{left}")
+    let left = if left == 0 { String::new() } else { format!(", about {} left", progress::time(left)) };
+    let bar = if has_bar { progress::bar(done as u64, total as u64) + " " } else { String::new() };
+    format!("  {bar}{done} of {total} requests are done{left}")
 }
 
 #[cfg(test)]
@@ -89,8 +85,10 @@ mod tests {
             (10, 20, 21, "  10 of 40 requests are done, about 1 min 0 s left"),
             (40, 30, 21, "  40 of 40 requests are done"),
         ] {
-            assert_eq!(line(done, 40, seconds(elapsed), seconds(schedule)), expected);
+            assert_eq!(line(done, 40, seconds(elapsed), seconds(schedule), false), expected);
         }
+        let drawn = line(10, 40, seconds(20), seconds(21), true);
+        assert_eq!(drawn, "  [##--------] 10 of 40 requests are done, about 1 min 0 s left");
     }
 
     #[test]

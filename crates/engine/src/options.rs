@@ -120,7 +120,7 @@ fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadE
             Some(options) => load_operators(&folder, options, &mut watch),
             None => load_watched(&folder, &options, &mut watch),
         };
-        progress.finish();
+        drop(progress);
         let model: Box<dyn Model> = Box::new(Recorded::new(loaded?, recorder));
         Ok(model)
     };

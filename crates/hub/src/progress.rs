@@ -1,5 +1,7 @@
 //! How far a pull is: a bar that is drawn again on a terminal, a line each ten seconds elsewhere. All on stderr.
 
+use pinion_config::Terminal;
+use pinion_progress::{self as progress, Display};
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -14,34 +16,32 @@ const RATE_OVER: Duration = Duration::from_secs(10);
 /// Writes a line for the operator, above the one that is drawn again.
 pub(crate) fn say(text: &str) {
     let mut out = std::io::stderr().lock();
-    let clear = if out.is_terminal() { "\r\x1b[K" } else { "" };
+    let clear = if redraws() { "\r\x1b[K" } else { "" };
     // There is no reader: ignore.
     let _ = writeln!(out, "{clear}{text}");
 }
 
-/// What is shown, and when it was shown last.
+fn redraws() -> bool {
+    std::io::stderr().is_terminal() && Terminal::of_process().redraws
+}
+
+/// What is shown.
 pub(crate) struct Progress {
     total: u64,
-    is_terminal: bool,
-    shown: Instant,
+    display: Display,
     /// Bytes at moments of the last ten seconds.
     samples: VecDeque<(Instant, u64)>,
 }
 
 impl Progress {
     pub(crate) fn new(total: u64, done: u64) -> Progress {
-        let now = Instant::now();
-        Progress {
-            total,
-            is_terminal: std::io::stderr().is_terminal(),
-            shown: now,
-            samples: [(now, done)].into(),
-        }
+        let display = Display::new(redraws(), DRAW_EVERY, LINE_EVERY);
+        Progress { total, display, samples: [(Instant::now(), done)].into() }
     }
 
     /// How often to call [`Progress::show`].
     pub(crate) fn tick(&self) -> Duration {
-        if self.is_terminal { DRAW_EVERY } else { LINE_EVERY / 10 }
+        if self.display.redraws() { DRAW_EVERY } else { LINE_EVERY / 10 }
     }
 
     pub(crate) fn show(&mut self, done: u64) {
@@ -50,45 +50,25 @@ impl Progress {
         while self.samples.len() > 2 && now - self.samples[0].0 > RATE_OVER {
             self.samples.pop_front();
         }
-        let every = if self.is_terminal { DRAW_EVERY } else { LINE_EVERY };
-        if now - self.shown < every {
+        if !self.display.is_due() {
             return;
         }
-        self.shown = now;
         let (then, before) = self.samples[0];
         let rate = done.saturating_sub(before) as f64 / (now - then).as_secs_f64().max(1e-3);
-        let text = line(done, self.total, rate, self.is_terminal);
-        if self.is_terminal {
-            let mut out = std::io::stderr().lock();
-            let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
-        } else {
-            say(&text);
-        }
+        self.display.show(&line(done, self.total, rate, self.display.redraws()), say);
     }
 }
 
-/// `pulling [####------]  45 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left`; within 80 columns, since a line that wraps
-/// cannot be drawn again.
+/// `pulling [####------]  45 %, 1.2 GB of 2.6 GB, 34.1 MB/s, 42 s left`; within 80 columns.
 fn line(done: u64, total: u64, rate: f64, has_bar: bool) -> String {
-    let share = (done as f64 / total.max(1) as f64 * 100.0).min(100.0);
-    let bar = if has_bar { bar(share) } else { String::new() };
+    let bar = if has_bar { progress::bar(done, total) + " " } else { String::new() };
+    let share = progress::share(done, total);
     let head = format!("pulling {bar}{share:3.0} %, {} of {}", bytes(done), bytes(total));
     if rate < 1.0 {
         return format!("{head}, nothing comes");
     }
     let left = (total.saturating_sub(done) as f64 / rate).ceil() as u64;
-    let left = match left {
-        0..60 => format!("{left} s"),
-        60..3600 => format!("{} min {} s", left / 60, left % 60),
-        _ => format!("{} h {} min", left / 3600, left / 60 % 60),
-    };
-    format!("{head}, {}/s, {left} left", bytes(rate as u64))
-}
-
-fn bar(share: f64) -> String {
-    const CELLS: usize = 10;
-    let full = (share / 100.0 * CELLS as f64) as usize;
-    format!("[{}{}] ", "#".repeat(full), "-".repeat(CELLS - full))
+    format!("{head}, {}/s, {} left", bytes(rate as u64), progress::time(left))
 }
 
 /// In the units that the hub's pages have: thousands.

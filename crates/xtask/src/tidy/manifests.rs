@@ -10,13 +10,26 @@ const TORCH_CRATES: &[&str] = &["ops", "model"];
 const TORCH_PACKAGES: &[&str] = &["tch", "torch-sys"];
 
 /// What the role processes may know; none of them knows another.
-const ROLE_KNOWS: &[&str] =
-    &["worker", "config", "protocol", "os", "shm", "text", "grammar", "scheduler", "model", "api", "random"];
+const ROLE_KNOWS: &[&str] = &[
+    "worker",
+    "config",
+    "protocol",
+    "os",
+    "shm",
+    "text",
+    "grammar",
+    "scheduler",
+    "model",
+    "api",
+    "random",
+    "progress",
+];
 
 /// A crate and the siblings that it may name in `[dependencies]` and `[build-dependencies]`.
 const DIRECTION: &[(&str, Siblings)] = &[
     ("random", Siblings::Only(&[])),
     ("protocol", Siblings::Only(&[])),
+    ("progress", Siblings::Only(&[])),
     ("os", Siblings::Only(&[])),
     // For clients of a service: no role may have it.
     ("client", Siblings::Only(&[])),
@@ -38,7 +51,7 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("engine", Siblings::Only(ROLE_KNOWS)),
     ("launcher", Siblings::Only(&["worker", "config", "protocol", "os", "shm", "client"])),
     // TLS and outbound connections: nothing depends on it.
-    ("hub", Siblings::Only(&["config"])),
+    ("hub", Siblings::Only(&["config", "progress"])),
     // Short-lived programs of the command line: what they check or ask is another process.
     ("doctor", Siblings::Only(&["config", "os"])),
     ("terminal", Siblings::Only(&["client", "config", "os"])),
