@@ -216,7 +216,12 @@ fn head(
         let _ = found.f_div_scalar_(f64::from(divisor))?;
     }
     if let Some(cap) = head.soft_cap {
-        let _ = found.f_div_scalar_(f64::from(cap))?.f_tanh_()?.f_mul_scalar_(f64::from(cap))?;
+        let _ = found.f_div_scalar_(f64::from(cap))?;
+        // Row by row: libtorch computes the last elements of a tensor by other code than the rest, to other last bits.
+        for row in 0..found.size()[0] {
+            let _ = found.f_narrow(0, row, 1)?.f_tanh_()?;
+        }
+        let _ = found.f_mul_scalar_(f64::from(cap))?;
     }
     copy_to_f32(&found, logits)
 }

@@ -77,12 +77,26 @@ fn run(
     Ok(out)
 }
 
-fn activated(out: Tensor, activation: Activation) -> Result<Tensor, TensorError> {
-    Ok(match activation {
-        Activation::None => out,
-        Activation::GeluTanh => out.f_gelu("tanh")?,
-        Activation::GeluErf => out.f_gelu("none")?,
-    })
+/// libtorch computes the last elements of a thread's part by other code than the rest, to other last bits. Where the
+/// parts are not whole multiples of this for any number of rows, each row is computed by itself, so that its bits do not
+/// depend on how many there are.
+const WHOLE_ELEMENTS: i64 = 64;
+
+fn activated(mut out: Tensor, activation: Activation) -> Result<Tensor, TensorError> {
+    let approximate = match activation {
+        Activation::None => return Ok(out),
+        Activation::GeluTanh => "tanh",
+        Activation::GeluErf => "none",
+    };
+    let (rows, width) = out.size2()?;
+    if width % (WHOLE_ELEMENTS * i64::from(tch::get_num_threads())) == 0 {
+        let _ = out.f_gelu_(approximate)?;
+        return Ok(out);
+    }
+    for row in 0..rows {
+        let _ = out.f_narrow(0, row, 1)?.f_gelu_(approximate)?;
+    }
+    Ok(out)
 }
 
 impl PackedLinear {
