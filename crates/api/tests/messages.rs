@@ -109,7 +109,7 @@ fn what_makes_the_answer_becomes_the_chat_s_fields() {
             json!({"messages": [{"role": "user", "content": HELLO}, {"role": "assistant", "content": "He"}], "continue_final_message": true}),
         ),
         (
-            json!({"mcp_servers": [], "container": null, "context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}),
+            json!({"mcp_servers": [], "container": null, "thread": {"type": "create"}, "context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}),
             json!({}),
         ),
     ] {
@@ -202,6 +202,12 @@ fn what_is_wrong_beside_the_messages_is_named_too() {
         (json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format.type"),
         (json!({"output_config": {"format": {"type": "json_schema"}}}), "output_config.format.schema"),
         (json!({"container": "c"}), "container"),
+        (json!({"thread": "new"}), "thread"),
+        (json!({"thread": {"type": "fork"}}), "thread.type"),
+        (
+            json!({"thread": {"type": "continue", "previous_message_id": "msg_1"}}),
+            "thread.previous_message_id",
+        ),
         (json!({"mcp_servers": [{}]}), "mcp_servers"),
         (
             json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
@@ -235,6 +241,18 @@ fn what_the_chat_finds_wrong_has_the_names_of_this_api() {
         body,
         json!({"type": "error", "error": {"type": "invalid_request_error", "message": "tools.1.name: is taken"}, "request_id": "r1"})
     );
+}
+
+/// Anthropic's SDK replays the conversation under a new thread when it reads this code.
+#[test]
+fn a_thread_that_would_be_continued_is_not_found() {
+    let body = json!({"max_tokens": 9, "messages": [{"role": "user", "content": HELLO}],
+        "thread": {"type": "continue", "previous_message_id": "msg_1"}});
+    let Value::Object(body) = body else { unreachable!("it is an object") };
+    let fault = chat(body).unwrap_err();
+    let failure = Failure { status: 400, param: fault.param.as_deref(), code: None, message: &fault.message };
+    let told: Value = serde_json::from_slice(&error_body(&failure, None)).unwrap();
+    assert_eq!(told["error"]["details"], json!({"error_code": "thread_not_found"}));
 }
 
 fn head(streams: bool) -> Head {

@@ -40,7 +40,11 @@ pub fn error_body(failure: &Failure<'_>, request_id: Option<&str>) -> Vec<u8> {
         Some(param) if !message.contains(&param) => format!("{param}: {message}"),
         Some(_) | None => message,
     };
-    let error = json!({"type": error_kind(failure.status), "message": message});
+    let mut error = json!({"type": error_kind(failure.status), "message": message});
+    if failure.param == Some(request::CONTINUED) {
+        // Anthropic's SDKs then send the whole conversation.
+        error["details"] = json!({"error_code": "thread_not_found"});
+    }
     let mut body = json!({"type": "error", "error": error});
     if let Some(id) = request_id {
         body["request_id"] = id.into();

@@ -19,6 +19,9 @@ const REFUSED: [(&str, &str); 2] = [
     ("mcp_servers", "the service calls no tools itself; send them as custom tools"),
 ];
 
+/// The message that a conversation would be continued from.
+pub(super) const CONTINUED: &str = "thread.previous_message_id";
+
 /// Fields that cannot change the answer.
 const HARMLESS: [&str; 3] = ["cache_control", "inference_geo", "service_tier"];
 
@@ -65,6 +68,7 @@ fn prompt(body: &mut Object) -> Result<Map<String, Value>, Fault> {
         }
     }
     context_management(body)?;
+    thread(body)?;
     let mut chat = Map::new();
     let items = body.array("messages", MESSAGES_MAX)?;
     let items = body.need("messages", items)?;
@@ -95,6 +99,20 @@ fn context_management(body: &mut Object) -> Result<(), Fault> {
         }
     }
     Ok(())
+}
+
+/// A conversation is sent whole: none is kept, so none can be continued. [`super::error_body`] tells clients so.
+fn thread(body: &mut Object) -> Result<(), Fault> {
+    let Some(mut thread) = body.object("thread")? else { return Ok(()) };
+    let kind = thread.string("type")?;
+    match thread.need("type", kind)?.as_str() {
+        "create" => Ok(()),
+        "continue" => Err(Fault::field(
+            CONTINUED,
+            format!("{CONTINUED}: no conversation is kept here; send all messages"),
+        )),
+        other => Err(thread.refused("type", format_args!("\"{other}\" is not served; send all messages"))),
+    }
 }
 
 fn stop_sequences(body: &mut Object) -> Result<Option<Value>, Fault> {
