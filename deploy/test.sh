@@ -85,7 +85,8 @@ step_clients() {
     mkdir -p "$folder"
     cp "$ROOT"/deploy/demo-model/{config,tokenizer,tokenizer_config}.json "$folder"
     printf '%s' "$REASONING_TEMPLATE" >"$folder/chat_template.jinja"
-    MODEL=$folder with_server reasoning reasoning_clients --backend fake
+    MODEL=$folder with_server reasoning reasoning_clients --backend fake || return 1
+    with_server embeddings embeddings_client --pooling last
 }
 
 # Shows of earlier answers what followed their reasoning, and tools as a model is shown them.
@@ -95,6 +96,11 @@ REASONING_TEMPLATE='{% for m in messages %}[{{ m.role }}]{{ (m.content or "").sp
 # What a model that reasons and calls tools says, read by openai-python. The fake model writes what it is told.
 reasoning_clients() { # reasoning_clients URL
     PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh" reasoning
+}
+
+# The demo model's vectors, read by openai-python.
+embeddings_client() { # embeddings_client URL
+    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh" embeddings
 }
 
 # The official Python clients, client libraries that come through them, and docs/RECIPES.md as it stands, on a model that calls tools.

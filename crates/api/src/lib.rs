@@ -1,6 +1,8 @@
 //! APIs that are translations of a chat: a body becomes the body of `/v1/chat/completions`, and what the model says
 //! becomes the events or the answer that clients of that API expect.
 //!
+//! [`vectors`] writes the answers of models that pool, which are no translations.
+//!
 //! Pure: no socket, no clock, no shared memory. [`messages`] is Anthropic's API, [`responses`] OpenAI's later one. A
 //! request's side turns a body into a chat; the answer's side is an [`AnswerWriter`], which takes what the model says
 //! piece by piece and writes the same answer whether it leaves as a stream or whole. Start there.
@@ -13,6 +15,7 @@ pub mod messages;
 mod object;
 pub mod responses;
 mod shared;
+pub mod vectors;
 
 pub use answer::{Ending, Failure, Said, Usage};
 

@@ -36,7 +36,7 @@ const KEYS: [(&str, f64); 26] = [
 
 /// What of a config.json that was `read` is ignored although it may change the model, in words that follow the file's
 /// name.
-pub(crate) fn of(outer: &Map<String, Value>, reader: &Reader<'_>) -> Vec<String> {
+pub(crate) fn of(outer: &Map<String, Value>, reader: &Reader<'_>, generates: bool) -> Vec<String> {
     let model_type = reader.map.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let mut found: Vec<String> = Vec::new();
     for (key, neutral) in KEYS {
@@ -58,12 +58,16 @@ pub(crate) fn of(outer: &Map<String, Value>, reader: &Reader<'_>) -> Vec<String>
         ));
     }
     let head = outer.get("architectures").and_then(|all| all.get(0)).and_then(Value::as_str);
-    let generates = |head: &&str| {
+    let is_for_text = |head: &&str| {
         ["CausalLM", "LMHeadModel", "ConditionalGeneration"].iter().any(|end| head.ends_with(end))
     };
     match head {
-        Some(head) if !generates(&head) => {
-            found.push(format!("architectures names {head}; it is served as a model that generates text"));
+        Some(head) if !is_for_text(&head) => {
+            // Models that pool have classes of several names.
+            if generates {
+                found
+                    .push(format!("architectures names {head}; it is served as a model that generates text"));
+            }
         }
         Some(head) if !is_class_of(head, outer, reader) => {
             found.push(format!("architectures names {head}; it is served as the model_type {model_type}"));

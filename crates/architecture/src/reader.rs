@@ -101,13 +101,13 @@ pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
 }
 
 /// What of the keys of a config.json may change the model and is ignored, in words that follow the file's name. Nothing
-/// of a file that [`read`] refuses.
-pub fn ignored(config: &Map<String, Value>) -> Vec<String> {
+/// of a file that [`read`] refuses. Whether the model `generates` text, or pools.
+pub fn ignored(config: &Map<String, Value>, generates: bool) -> Vec<String> {
     let Some((family, wrapped)) = family_of(config) else { return Vec::new() };
     let mut reader = Reader::new(wrapped.unwrap_or(config));
     reader.refuse_unsupported();
     (family.read)(&mut reader);
-    if reader.faults.is_empty() { crate::ignored::of(config, &reader) } else { Vec::new() }
+    if reader.faults.is_empty() { crate::ignored::of(config, &reader, generates) } else { Vec::new() }
 }
 
 /// One id or a list of them, without those outside the vocabulary and without repetitions.

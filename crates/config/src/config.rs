@@ -13,6 +13,7 @@ use crate::generation::SamplingDefaults;
 use crate::lifecycle::Lifecycle;
 use crate::model_facts::ModelFacts;
 use crate::observe::Observe;
+use crate::pooling::Pooling;
 use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,9 @@ pub struct Config {
     pub linear: LinearKind,
     /// What their weights become.
     pub quantization: Quantization,
+    /// How the model pools, if it does: then it generates no text. Older recordings do not say it.
+    #[serde(default)]
+    pub pooling: Option<Pooling>,
     /// How tool calls are found.
     pub tool_call_parser: ToolCallParser,
     /// How reasoning is found.

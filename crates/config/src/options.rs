@@ -53,6 +53,12 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "cuda-object", group: Model, kind: Text,
         preset: WorkedOut("libpinion_cuda.so beside the program, or in ../cuda"),
         help: "The CUDA engine's shared object." },
+    Opt { name: "pooling", group: Model, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("none", &[]), choice("last", &["lasttoken"]), choice("mean", &[])],
+                       refused: &[(&["cls"], "the first token of a decoder sees nothing of the text"),
+                                  (&["max"], "only the last token's output and the mean of all make a vector")] },
+        help: "Whether the model gives a vector for a prompt (/v1/embeddings) instead of text: of its `last` token's output, or \
+               the `mean` over all. `auto` is what a folder of sentence-transformers says in modules.json, else `none`." },
     Opt { name: "max-model-len", group: Model, kind: Number { min: 1, max: pinion_protocol::limits::CONTEXT_MAX as u64 },
         preset: WorkedOut("the model's context"),
         help: "Longest sequence in tokens, prompt and output together; at most the model's context." },

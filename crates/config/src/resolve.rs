@@ -15,6 +15,7 @@ use crate::machine::Machine;
 use crate::model_facts::ModelFacts;
 use crate::model_folder::{self, Folder};
 use crate::observe::Observe;
+use crate::pooling::{self, Pooling};
 use crate::root_path;
 use crate::scheduling::Scheduling;
 use crate::sources::{Settings, Take};
@@ -49,8 +50,11 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
         return None;
     };
     let generation = Generation::read(&dir, faults);
-    let folder = model_folder::read(&dir, backend, &generation, faults);
-    let mut config = from_folder(settings, machine, (&dir, folder), faults)?;
+    let mut folder = model_folder::read(&dir, backend, &generation, faults);
+    let pooling = folder.as_mut().and_then(|folder| pooling::read(&dir, settings, &mut folder.model, faults));
+    let mut config = from_folder(settings, (machine, &dir), folder, faults)?;
+    check_pooling(pooling.as_ref(), &config, settings, faults);
+    config.pooling = pooling;
     if settings.text("generation-config") != Some("none") {
         config.sampling_defaults = generation.defaults;
     }
@@ -61,7 +65,19 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
 /// Notes what is wrong with everything but the model, which is not here yet.
 pub(crate) fn check_all_but_model(settings: &Settings, machine: &Machine, faults: &mut Collector) {
     Observe::check(settings, Computing::on_cpu(settings), faults);
-    from_folder(settings, machine, (Path::new("."), None), faults);
+    from_folder(settings, (machine, Path::new(".")), None, faults);
+}
+
+/// Our kernels on the CPU pool; the CUDA engine and libtorch's operators do not.
+fn check_pooling(pooling: Option<&Pooling>, config: &Config, settings: &Settings, faults: &mut Collector) {
+    if pooling.is_none() {
+        return;
+    }
+    if config.cuda.is_some() {
+        faults.add(&settings.origin("device"), "models that pool run on the CPU only; use --device cpu");
+    } else if config.backend == Backend::Operators {
+        faults.add(&settings.origin("backend"), "libtorch's operators do not pool; use --backend native");
+    }
 }
 
 /// Rings are prefaulted, and there is one for every pair of processes that talk.
@@ -81,8 +97,8 @@ fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
 /// The part after the folder was read. Without it only what does not need it is checked.
 pub(crate) fn from_folder(
     settings: &Settings,
-    machine: &Machine,
-    (dir, folder): (&Path, Option<Folder>),
+    (machine, dir): (&Machine, &Path),
+    folder: Option<Folder>,
     faults: &mut Collector,
 ) -> Option<Config> {
     let (computing, plan, name) = without_model(settings, machine, dir, folder.as_ref(), faults);
@@ -122,6 +138,7 @@ pub(crate) fn from_folder(
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
         sampling_defaults: SamplingDefaults::NONE,
+        pooling: None,
         chat_template: chat_template::read(settings, faults),
         strict_fields: settings.switch("strict-fields").unwrap_or(false),
         reasoning_parser: ReasoningParser::of(settings.text("reasoning-parser")),
@@ -221,7 +238,7 @@ impl Config {
         settings.set("backend", Value::Word(backend.name()), Origin::Default);
         let mut faults = Collector::default();
         let folder = Folder { model, gpu_dtype: Dtype::Fp16, architecture: None };
-        let config = from_folder(&settings, machine, (dir, Some(folder)), &mut faults);
+        let config = from_folder(&settings, (machine, dir), Some(folder), &mut faults);
         faults.into_result()?;
         Ok(config.expect("a config without a fault is complete"))
     }

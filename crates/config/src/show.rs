@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::cpu_set::show_cpu_set;
 use crate::fault::Origin;
 use crate::options::OPTIONS;
+use crate::pooling::PoolingKind;
 use crate::sources::Settings;
 use crate::table::{Kind, Opt};
 use crate::topology::Topology;
@@ -56,6 +57,11 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "engine-threads" => config.engine_threads.to_string(),
         "cuda-object" => config.cuda.as_ref()?.object.display().to_string(),
         "overlap" => config.scheduling.overlap.to_string(),
+        "pooling" => match config.pooling.as_ref().map(|pooling| pooling.kind) {
+            None => "none".to_owned(),
+            Some(PoolingKind::Last) => "last".to_owned(),
+            Some(PoolingKind::Mean) => "mean".to_owned(),
+        },
         "pin" => config.pin.to_string(),
         "cpus-frontend" => cpus(Role::Frontend),
         "cpus-tokenizer" => cpus(Role::Tokenizer),

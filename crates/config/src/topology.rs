@@ -7,7 +7,7 @@
 
 use crate::config::Config;
 use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
-use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord};
+use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord, pooled_record_bytes};
 use pinion_protocol::limits::{
     DELTA_WAITING_BYTES_MAX, DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STREAM_INTERVAL_MAX,
 };
@@ -38,6 +38,8 @@ const ORDINARY_DELTA_TEXT_BYTES: usize = 12;
 const DELTA_TEXT_BYTES_MAX: usize = STOP_STRING_BYTES_MAX + 768;
 /// Records of prompt scores that may wait for one detokenizer.
 const WAITING_PROMPT_RECORDS: usize = 8;
+/// Steps whose vectors may wait for one frontend.
+const WAITING_VECTOR_STEPS: usize = 4;
 /// Rejections that may wait for one frontend.
 const WAITING_REJECTS: usize = 64;
 
@@ -161,6 +163,8 @@ struct RingSizes {
     context_ids: usize,
     /// Sequences in a step.
     sequences: usize,
+    /// Bytes of a record with a vector; 0 if the model gives none.
+    vector: usize,
 }
 
 impl RingSizes {
@@ -174,6 +178,7 @@ impl RingSizes {
             body: config.body_bytes_max,
             context_ids: config.max_model_len as usize * size_of::<u32>(),
             sequences: config.max_num_seqs as usize,
+            vector: config.pooling.as_ref().map_or(0, |pooling| pooled_record_bytes(pooling.width as usize)),
         }
     }
 
@@ -227,7 +232,13 @@ impl RingSizes {
         let finished = self.slots * (size_of::<FinishedRecord>() + RECORD_HEAD_BYTES);
         // and rejections that wait while the frontend is busy
         let reject = DETAIL_BYTES_MAX + FIXED_PART_BYTES;
-        ring_bytes(finished + WAITING_REJECTS * (reject + RECORD_HEAD_BYTES), reject)
+        let rejects = WAITING_REJECTS * (reject + RECORD_HEAD_BYTES);
+        // and, where the model pools, the vectors of a few full steps
+        let vectors = match self.vector {
+            0 => 0,
+            bytes => WAITING_VECTOR_STEPS * self.sequences * (bytes + RECORD_HEAD_BYTES),
+        };
+        ring_bytes(finished + rejects + vectors, reject.max(self.vector))
     }
 
     fn detokenizer_to_frontend(&self) -> usize {

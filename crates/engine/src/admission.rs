@@ -138,6 +138,9 @@ impl Engine {
                 return Some(Fault::field(field, message));
             }
         }
+        if self.pipeline.info().vector_width.is_some() && admit.sampling.max_tokens != Some(0) {
+            return Some(Fault::field("max_tokens", "the served model pools; it generates no token"));
+        }
         let stuck = self.streams.is_stuck(admit.id);
         stuck.then(|| Fault::new(FaultCode::Unavailable, "the detokenizer does not keep up"))
     }

@@ -304,6 +304,7 @@ impl Engine {
     /// Commits the results of the step that was retired and stages its tokens.
     fn commit(&mut self, ports: &mut impl Ports) {
         self.publish_prompts(ports);
+        self.publish_vectors(ports);
         let now_ns = ports.now_ns();
         let plan = self.scheduler.oldest_plan();
         self.step = plan.step;
@@ -355,6 +356,22 @@ impl Engine {
             let Some(ids) = self.scheduler.ids_of(row) else { continue };
             let begin = ids.first().copied().filter(|_| report.start == 0);
             self.streams.prompt(ports, row.id, report.start, begin, self.output.prompt_scores(index));
+        }
+    }
+
+    /// Sends the vectors of prompts, each ahead of its request's end.
+    fn publish_vectors(&mut self, ports: &mut impl Ports) {
+        if self.pipeline.info().vector_width.is_none() {
+            return;
+        }
+        for index in 0..self.results.len() {
+            let row = self.scheduler.oldest_plan().rows[index];
+            let values = self.output.pooled(index);
+            let is_here = self.results[index] == RowResult::Computed && self.scheduler.ids_of(&row).is_some();
+            if is_here && !values.is_empty() {
+                frontend_inbox::encode_pooled(&mut self.encoded, row.id, values);
+                self.tell_frontend(row.id.frontend, frontend_inbox::kind::POOLED, ports);
+            }
         }
     }
 

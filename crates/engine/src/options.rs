@@ -6,7 +6,8 @@ use crate::load_progress::LoadProgress;
 use crate::operator_options::operator_options;
 use crate::recorded::Recorded;
 use pinion_config::{
-    AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, Quantization, StepTimeKind,
+    AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, PoolingKind, Quantization,
+    StepTimeKind,
 };
 use pinion_grammar::{Grammars, Words};
 use pinion_model::operators::load_operators;
@@ -52,6 +53,10 @@ pub fn model_options(config: &Config) -> ModelOptions {
             AttentionKind::Vector => AttentionKernel::Vector,
             AttentionKind::Twin => AttentionKernel::Twin,
         },
+        pooling: config.pooling.as_ref().map(|pooling| match pooling.kind {
+            PoolingKind::Last => pinion_model::PoolingKind::Last,
+            PoolingKind::Mean => pinion_model::PoolingKind::Mean,
+        }),
         fake: FakeOptions {
             step_us: config.fake.step_us as f64,
             prefill_us_per_token: config.fake.prefill_us_per_token as f64,
@@ -83,6 +88,7 @@ fn policy(config: &Config) -> Policy {
             StepTimeKind::Auto => StepTime::Auto,
             StepTimeKind::Micros(us) => StepTime::Target { ns: u64::from(us) * 1000 },
         },
+        pools: config.pooling.is_some(),
         ..Policy::default()
     }
 }
@@ -158,7 +164,7 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
     }
     let info = pipeline.info().clone();
     let summary = format!(
-        "{} {}{}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
+        "{} {}{}{}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
         info.family,
         info.dtype,
         match (config.quantization, info.packed) {
@@ -168,6 +174,7 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
             }
             (form, _) => format!(" with {} weights ({} MiB)", form.name(), info.weight_bytes >> 20),
         },
+        info.vector_width.map(|width| format!(", vectors of {width} numbers")).unwrap_or_default(),
         info.block_count,
         info.block_size,
         (u64::from(info.block_count) * info.kv_block_bytes) >> 20,

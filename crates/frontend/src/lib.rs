@@ -97,6 +97,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
             reasons: reasons(config.reasoning_parser, &template),
             defaults: config.sampling_defaults.clone(),
             strict_fields: config.strict_fields,
+            pooling: config.pooling.clone(),
         },
         template,
         settings: Settings::new(config),

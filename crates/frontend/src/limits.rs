@@ -45,6 +45,8 @@ pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 pub const IGNORED_NAME_BYTES_MAX: usize = 64;
 /// Bytes of all of them together, about.
 pub const IGNORED_NAMES_BYTES_MAX: usize = 1024;
+/// Texts of one request to a model that pools, as OpenAI has it.
+pub const INPUTS_MAX: usize = 2048;
 /// Items of a kept response's input that are shown at a time, where a client does not say it.
 pub const INPUT_ITEMS_DEFAULT: usize = 20;
 /// The most that it can ask for, as OpenAI has it.

@@ -47,6 +47,7 @@ const LIMITS: Limits = Limits {
     reasons: false,
     defaults: SamplingDefaults::NONE,
     strict_fields: false,
+    pooling: None,
 };
 
 struct Nowhere;

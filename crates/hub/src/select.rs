@@ -15,6 +15,8 @@ const COMPANIONS: &[&str] = &[
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
+    "modules.json",
+    "sentence_bert_config.json",
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
@@ -27,7 +29,9 @@ pub(crate) fn is_companion(name: &str) -> bool {
         && !name.contains('/');
     let template = name.strip_prefix("additional_chat_templates/");
     let is_template = template.is_some_and(|name| name.ends_with(".jinja") && !name.contains('/'));
-    is_safe(name) && (COMPANIONS.contains(&name) || name == INDEX || is_tokenizer || is_template)
+    // What a module of sentence-transformers does.
+    let is_module = name.strip_suffix("_Pooling/config.json").is_some_and(|at| !at.contains('/'));
+    is_safe(name) && (COMPANIONS.contains(&name) || name == INDEX || is_tokenizer || is_template || is_module)
 }
 
 /// Whether a name of the hub is a path below a folder, and nothing else.
@@ -102,6 +106,8 @@ mod tests {
             "config.json",
             "tokenizer.json",
             "tokenizer_config.json",
+            "modules.json",
+            "1_Pooling/config.json",
             "tokenizer.model",
             "additional_chat_templates/x.jinja",
         ] {

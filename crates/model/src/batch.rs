@@ -64,6 +64,11 @@ impl Row {
         begin..begin + len as usize
     }
 
+    /// Whether the prompt is computed when this row is.
+    pub(crate) fn ends_prompt(&self) -> bool {
+        self.context_len >= self.prompt_len
+    }
+
     /// Whether this row computes prompt positions or recomputes dropped ones, as opposed to one decode token.
     pub fn is_prefill(&self) -> bool {
         self.query_len > 1 || self.context_len <= self.prompt_len
@@ -231,6 +236,10 @@ pub struct StepOutput {
     prompt_ends: Vec<(usize, usize)>,
     /// Where each row's logprobs end; the rows of a model that reports none are not there.
     logprob_ends: Vec<usize>,
+    /// The vectors of all rows that end a prompt for a model that pools, one after the other.
+    pub(crate) pooled: Vec<f32>,
+    /// Where each row's vector ends, for rows up to the last that has one.
+    pooled_ends: Vec<usize>,
 }
 
 impl StepOutput {
@@ -251,6 +260,8 @@ impl StepOutput {
         self.prompt_logprobs.clear();
         self.prompt_ranks.clear();
         self.prompt_ends.clear();
+        self.pooled.clear();
+        self.pooled_ends.clear();
     }
 
     /// Appends a row, whose logprobs are those appended since the row before.
@@ -295,6 +306,20 @@ impl StepOutput {
             logprobs: &self.prompt_logprobs[logprobs..logprobs_end],
             ranks: &self.prompt_ranks[ranks..ranks_end],
         }
+    }
+
+    /// `row` has the vector that was appended since the last call; rows are named in their order.
+    pub(crate) fn end_pooled(&mut self, row: usize) {
+        let begin = self.pooled_ends.last().copied().unwrap_or(0);
+        self.pooled_ends.resize(row, begin);
+        self.pooled_ends.push(self.pooled.len());
+    }
+
+    /// The vector of `row`'s prompt; empty if the row ends none or the model does not pool.
+    pub fn pooled(&self, row: usize) -> &[f32] {
+        let Some(&end) = self.pooled_ends.get(row) else { return &[] };
+        let begin = row.checked_sub(1).map_or(0, |before| self.pooled_ends[before]);
+        &self.pooled[begin..end]
     }
 
     /// The token sampled for `row`, if there is one.

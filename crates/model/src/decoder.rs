@@ -11,6 +11,7 @@ use crate::config_json;
 use crate::host_sampler::{draw_rows, score_prompts};
 use crate::layers::Layers;
 use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions};
+use crate::pooling::{self, Pooler};
 use crate::rotation::Rotations;
 use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
@@ -32,6 +33,7 @@ pub(crate) struct Decoder {
     arrays: Arrays,
     sampler: Sampler,
     logits: Vec<f32>,
+    pooler: Option<Pooler>,
 }
 
 /// The batch as the kernels and the embeddings take it; reused from step to step.
@@ -119,12 +121,14 @@ impl Decoder {
             kv_block_bytes,
             weight_bytes: weights.bytes,
             packed: weights.packed_type(),
+            vector_width: options.pooling.map(|_| model.hidden),
         };
         let launch = Launch { level: KernelLevel::best(), threads: options.threads };
         let rotations = Rotations::new(&model, max_context);
         Ok(Self {
             sampler: Sampler::new(model.vocab as usize),
             logits: Vec::new(),
+            pooler: options.pooling.map(|kind| Pooler::new(kind, model.hidden as usize)),
             arrays: Arrays::default(),
             layers: Layers::new(model, dtype, pool, rotations, options.attention, launch)?,
             info,
@@ -136,6 +140,9 @@ impl Decoder {
     /// output, `[tokens, hidden]`, if there are rows.
     fn forward(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
         batch.check(&self.info.batch_limits())?;
+        if self.pooler.is_some() {
+            pooling::check(batch)?;
+        }
         for copy in batch.copies {
             self.layers.copy_block(copy.from as usize, copy.to as usize, copy.tokens as usize);
         }
@@ -155,6 +162,27 @@ impl Decoder {
         let checked = checked.check(self.layers.kv_shape()).map_err(|error| step_error(error.into()))?;
         let _no_grad = tch::no_grad_guard();
         run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map(Some).map_err(step_error)
+    }
+
+    /// Gives the rows that end a prompt their vectors, from the last layer's output `[tokens, hidden]`.
+    fn pool(
+        &mut self,
+        hidden: &Tensor,
+        batch: &StepBatch<'_>,
+        out: &mut StepOutput,
+    ) -> Result<(), TensorError> {
+        let Some(pooler) = &mut self.pooler else { return Ok(()) };
+        let _no_grad = tch::no_grad_guard();
+        pooler.wanted(batch, &mut self.arrays.tokens);
+        if self.arrays.tokens.is_empty() {
+            return Ok(());
+        }
+        // [wanted, hidden]
+        let wanted = hidden.f_index_select(0, &Tensor::f_from_slice(&self.arrays.tokens)?)?;
+        let outputs = self.layers.norm(&wanted, &self.weights.final_norm)?.f_to_kind(Kind::Float)?;
+        copy_to_f32(&outputs, &mut self.logits)?;
+        pooler.pool(batch, &self.logits, out);
+        Ok(())
     }
 }
 
@@ -208,7 +236,8 @@ fn head(
     logits: &mut Vec<f32>,
 ) -> Result<(), TensorError> {
     let head = layers.model().head;
-    let mut found = weights.head.forward(&layers.norm(hidden, &weights.final_norm)?)?;
+    let product = weights.head.as_ref().expect("a batch for a model without a head draws nothing");
+    let mut found = product.forward(&layers.norm(hidden, &weights.final_norm)?)?;
     if head.divisor.is_some() || head.soft_cap.is_some() {
         found = found.f_to_kind(Kind::Float)?;
     }
@@ -236,9 +265,13 @@ impl Model for Decoder {
         let hidden = self.forward(batch)?;
         let vocab = self.info.vocab_size as usize;
         draw_rows(&mut self.sampler, vocab, batch, out, &mut self.logits);
-        let Some(hidden) = hidden.filter(|_| batch.rows.iter().any(|row| row.scored.is_some())) else {
+        let Some(hidden) = hidden else { return Ok(()) };
+        if self.pooler.is_some() {
+            return self.pool(&hidden, batch, out).map_err(step_error);
+        }
+        if batch.rows.iter().all(|row| row.scored.is_none()) {
             return Ok(());
-        };
+        }
         let _no_grad = tch::no_grad_guard();
         let (weights, layers) = (&self.weights, &self.layers);
         score_prompts(&mut self.sampler, vocab, batch, out, &mut self.logits, |begin, len, logits| {

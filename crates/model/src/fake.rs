@@ -12,7 +12,7 @@
 
 use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
 use crate::shaping::Shaping;
-use crate::{Model, ModelInfo, SampleParams, Sampler, WarmUp};
+use crate::{Model, ModelInfo, SampleParams, Sampler, WarmUp, pooling};
 use pinion_random::mix;
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,9 @@ pub struct FakeShape {
     /// KV blocks in the pool.
     pub block_count: u32,
 }
+
+/// Numbers of a vector of the fake model.
+pub const FAKE_VECTOR_WIDTH: u32 = 8;
 
 /// Hash of the empty sequence.
 const HASH_SEED: u64 = 0x0050_696e_696f_6e00;
@@ -77,6 +80,16 @@ fn has_in_prompt(batch: &StepBatch<'_>, token: u32) -> bool {
 pub fn fake_token(prompt_ids: &[u32], index: u64, vocab: u32, eos: Option<u32>) -> u32 {
     let prompt_hash = prompt_ids.iter().fold(HASH_SEED, |hash, &token| extend(hash, token));
     token_of(prompt_hash, index, vocab, eos)
+}
+
+fn vector_of(prompt_hash: u64) -> impl Iterator<Item = f32> {
+    let upper = move |index: u32| (mix(prompt_hash ^ mix(u64::from(index))) >> 40) as f32;
+    (0..FAKE_VECTOR_WIDTH).map(move |index| upper(index) / (1u32 << 23) as f32 - 1.0)
+}
+
+/// The vector that the fake model gives for a prompt, neither cut nor normalised: the oracle of serving tests.
+pub fn fake_vector(prompt_ids: &[u32]) -> Vec<f32> {
+    vector_of(prompt_ids.iter().fold(HASH_SEED, |hash, &token| extend(hash, token))).collect()
 }
 
 /// See the module's head.
@@ -115,11 +128,27 @@ impl FakeModel {
                 kv_block_bytes: u64::from(shape.block_size) * 8,
                 weight_bytes: 0,
                 packed: None,
+                vector_width: None,
             },
             options,
             cache: vec![0; tokens],
             sampler: Sampler::new(shape.vocab_size as usize),
             logits: vec![0.0; shape.vocab_size as usize],
+        }
+    }
+
+    /// The same as a model that pools: for each prompt it gives [`fake_vector`].
+    pub fn pooling(mut self) -> Self {
+        self.info.vector_width = Some(FAKE_VECTOR_WIDTH);
+        self
+    }
+
+    /// The vectors of the rows that end a prompt, from what the cache has of it.
+    fn pool(&self, batch: &StepBatch<'_>, out: &mut StepOutput) {
+        for (index, row) in batch.rows.iter().enumerate().filter(|(_, row)| row.ends_prompt()) {
+            let last = self.cache_index(&batch.blocks[row.block_range()], row.context_len - 1);
+            out.pooled.extend(vector_of(self.cache[last]));
+            out.end_pooled(index);
         }
     }
 
@@ -246,6 +275,10 @@ impl Model for FakeModel {
         }
         self.feed(batch);
         out.clear();
+        if self.info.vector_width.is_some() {
+            pooling::check(batch)?;
+            self.pool(batch, out);
+        }
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(params) = row.sample else {
                 out.push(RowOutcome::None);

@@ -24,6 +24,7 @@ pub mod op_trace;
 pub mod operators;
 mod owned_batch;
 mod pipeline;
+mod pooling;
 #[cfg_attr(not(feature = "torch"), allow(dead_code, reason = "the CUDA engine takes no packed weights"))]
 mod prequantized;
 #[cfg(feature = "torch")]
@@ -39,12 +40,13 @@ mod weights;
 pub use batch::{
     BatchLimits, BlockCopy, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput,
 };
-pub use fake::{FakeModel, FakeOptions, FakeShape, fake_token};
+pub use fake::{FAKE_VECTOR_WIDTH, FakeModel, FakeOptions, FakeShape, fake_token, fake_vector};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, load, load_watched};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;
 pub use pinion_ops::{AttentionKernel, LinearKind, Quantization};
 pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Task, Threaded};
+pub use pooling::PoolingKind;
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};
 pub use weigh::{StoredWeights, weigh};
@@ -72,6 +74,8 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Type of the products' weights where they are packed by us: `"f32"`, `"bf16"` or `"f16"`.
     pub packed: Option<&'static str>,
+    /// Numbers of the vector that the model gives for each prompt instead of tokens, if it pools.
+    pub vector_width: Option<u32>,
 }
 
 /// Memory of the device that a model runs on, in bytes.
@@ -116,7 +120,8 @@ pub trait Model: Send {
     fn info(&self) -> &ModelInfo;
 
     /// Runs one step: writes the KV of every query token, attends, samples for the rows that ask, and scores the prompt
-    /// tokens of those that ask for that. `out.rows` gets one outcome per row. A row's result does not depend on the
+    /// tokens of those that ask for that. A model that pools gives each row that ends a prompt its vector, and draws
+    /// nothing. `out.rows` gets one outcome per row. A row's result does not depend on the
     /// other rows, but for the last bits: a matrix product may sum in another order when the batch has another size.
     ///
     /// # Errors

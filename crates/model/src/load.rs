@@ -2,7 +2,7 @@
 
 use crate::config_json;
 use crate::fake::{FakeModel, FakeOptions, FakeShape};
-use crate::{AttentionKernel, LinearKind, Model, Quantization};
+use crate::{AttentionKernel, LinearKind, Model, PoolingKind, Quantization};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +60,8 @@ pub struct ModelOptions {
     pub quantization: Quantization,
     /// Vector kernels or their plain Rust twins.
     pub attention: AttentionKernel,
+    /// Give a vector for each prompt, made so, instead of tokens.
+    pub pooling: Option<PoolingKind>,
     /// Step time of the fake backend.
     pub fake: FakeOptions,
 }
@@ -77,6 +79,7 @@ impl Default for ModelOptions {
             linear: LinearKind::Auto,
             quantization: Quantization::None,
             attention: AttentionKernel::Vector,
+            pooling: None,
             fake: FakeOptions::default(),
         }
     }
@@ -208,10 +211,12 @@ pub fn load_watched(
                 block_size: options.block_size,
                 block_count: options.kv.block_count(u64::from(options.block_size) * 8)?,
             };
-            Ok(Box::new(FakeModel::new(shape, options.fake)))
+            let model = FakeModel::new(shape, options.fake);
+            Ok(Box::new(if options.pooling.is_some() { model.pooling() } else { model }))
         }
         Backend::Native => {
-            let ignored = pinion_architecture::ignored(&config_json::keys(folder)?);
+            let ignored =
+                pinion_architecture::ignored(&config_json::keys(folder)?, options.pooling.is_none());
             if !ignored.is_empty() {
                 watch(LoadEvent::Ignored(&ignored));
             }

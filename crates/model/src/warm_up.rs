@@ -25,7 +25,7 @@ fn step(
     let mut batch = OwnedBatch::default();
     for slot in 0..row_count {
         let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, ..SampleParams::GREEDY };
-        batch.push(slot, 0, &tokens, &blocks).sample = Some(sample);
+        batch.push(slot, 0, &tokens, &blocks).sample = info.vector_width.is_none().then_some(sample);
     }
     model.step(&batch.as_step(), out)
 }

@@ -52,8 +52,10 @@ impl Layer {
 
 /// Pads every GEMM to the batch-invariant number of rows where that is cheap. One layer is probed for all, since their
 /// shapes are the same.
-fn settle_rows(layers: &mut [Layer], head: &mut Product) -> Result<(), TensorError> {
-    if let Some(rows) = head.find_fewest_rows()? {
+fn settle_rows(layers: &mut [Layer], head: Option<&mut Product>) -> Result<(), TensorError> {
+    if let Some(head) = head
+        && let Some(rows) = head.find_fewest_rows()?
+    {
         head.set_fewest_rows(rows);
     }
     let Some(first) = layers.first_mut() else { return Ok(()) };
@@ -78,8 +80,8 @@ pub(crate) struct Weights {
     pub(crate) position_embedding: Option<Tensor>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Norm,
-    /// \[hidden\] to \[vocab\], no bias.
-    pub(crate) head: Product,
+    /// \[hidden\] to \[vocab\], no bias. A model that pools has none.
+    pub(crate) head: Option<Product>,
     /// Bytes held, the head counted on its own even when tied: it is packed apart from the embedding.
     pub(crate) bytes: u64,
     kind: Kind,
@@ -428,9 +430,17 @@ impl Weights {
         let tensors = Tensors::new(checkpoint, model.names.prefixes, watch);
         let mut reader = Reader { tensors, model, kind, options, packs, bytes: 0 };
         let name = |part: &str| format!("{part}.weight");
-        let [embedding, head] = reader.tensors.embedding_and_head(model)?;
-        let is_shared = embedding == head;
-        if model.head.tied && !is_shared {
+        let pools = options.pooling.is_some();
+        let (embedding, head) = if pools {
+            (reader.tensors.weight(model.names.token_embedding)?, None)
+        } else {
+            let [embedding, head] = reader.tensors.embedding_and_head(model)?;
+            (embedding, Some(head))
+        };
+        let is_shared = head.as_ref() == Some(&embedding);
+        if model.head.tied
+            && let Some(head) = head.as_ref().filter(|_| !is_shared)
+        {
             let told = format!(
                 "ties the head to the embeddings, but {head} has other numbers than they have, and is the head"
             );
@@ -449,10 +459,11 @@ impl Weights {
             layers.push(reader.layer(layer)?);
         }
         let final_norm = reader.norm(model.names.final_norm)?;
-        let mut head = reader.head(&head, is_shared.then_some(&token_embedding))?;
+        let shared = is_shared.then_some(&token_embedding);
+        let mut head = head.map(|head| reader.head(&head, shared)).transpose()?;
         let head_name = name(model.names.head);
-        reader.tensors.end(|name| model.head.tied && name.ends_with(&head_name))?;
-        settle_rows(&mut layers, &mut head).map_err(backend)?;
+        reader.tensors.end(|name| (model.head.tied || pools) && name.ends_with(&head_name))?;
+        settle_rows(&mut layers, head.as_mut()).map_err(backend)?;
         let bytes = reader.bytes;
         Ok(Self { token_embedding, position_embedding, layers, final_norm, head, bytes, kind })
     }
@@ -464,7 +475,7 @@ impl Weights {
 
     /// Type of the products' weights where they are packed by us.
     pub(crate) fn packed_type(&self) -> Option<&'static str> {
-        match &self.head {
+        match self.head.as_ref().or_else(|| self.layers.first().map(|layer| &layer.down))? {
             Product::Packed(linear) => Some(linear.weight_type().name()),
             Product::Dense(_) | Product::Quantized(_) => None,
         }

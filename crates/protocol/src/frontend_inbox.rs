@@ -20,6 +20,8 @@ pub mod kind {
     pub const FINISHED: u16 = 4;
     /// [`super::DeltaHeader`]s, from a detokenizer.
     pub const DELTAS: u16 = 5;
+    /// [`super::Pooled`], from an engine, before the request's [`super::Finished`].
+    pub const POOLED: u16 = 6;
 }
 
 /// Why an engine finished a request.
@@ -90,6 +92,40 @@ pub struct Decoded {
     pub id: RequestId,
     /// The decoded text.
     pub text: String,
+}
+
+/// What a model that pools makes of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pooled {
+    /// Whose it is.
+    pub id: RequestId,
+    /// The vector, neither cut nor normalised. Each number is finite.
+    pub values: Vec<f32>,
+}
+
+/// Bytes of a record with a vector of this number of numbers.
+pub const fn pooled_record_bytes(width: usize) -> usize {
+    size_of::<RequestId>() + width * size_of::<f32>()
+}
+
+/// Replaces `out` by the payload of a [`Pooled`]; its kind is [`kind::POOLED`].
+pub fn encode_pooled(out: &mut Vec<u8>, id: RequestId, values: &[f32]) {
+    out.clear();
+    put(out, &id);
+    out.extend_from_slice(values.as_bytes());
+}
+
+impl Pooled {
+    /// Checks and copies a record.
+    pub fn decode(payload: &[u8]) -> Result<Pooled, Malformed> {
+        let mut cursor = Cursor(payload);
+        let id = cursor.take("pooled header")?;
+        let words = cursor.ids(cursor.0.len() / size_of::<f32>(), "pooled values")?;
+        cursor.end("pooled tail")?;
+        let values: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
+        let fits = !values.is_empty() && values.iter().all(|value| value.is_finite());
+        if fits { Ok(Pooled { id, values }) } else { Err(Malformed("pooled values")) }
+    }
 }
 
 /// No further delta comes for this request.
@@ -390,6 +426,20 @@ mod tests {
         let first_len = 24 + 4 + 4 + 4 + scores.len().next_multiple_of(4);
         for cut in 1..first_len {
             assert!(deltas(&bytes[..cut]).any(|delta| delta.is_err()), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn vectors_round_trip_and_none_is_empty_torn_or_not_finite() {
+        let mut bytes = Vec::new();
+        let values = vec![0.5, -0.0, f32::MAX];
+        encode_pooled(&mut bytes, ID, &values);
+        assert_eq!(bytes.len(), pooled_record_bytes(3));
+        assert_eq!(Pooled::decode(&bytes), Ok(Pooled { id: ID, values }));
+        assert!(Pooled::decode(&bytes[..bytes.len() - 1]).is_err());
+        for bad in [&[][..], &[1.0, f32::NAN], &[f32::INFINITY]] {
+            encode_pooled(&mut bytes, ID, bad);
+            assert!(Pooled::decode(&bytes).is_err(), "{bad:?}");
         }
     }
 

@@ -66,6 +66,8 @@ pub struct Policy {
     pub step_time: StepTime,
     /// Starts of other requests after which a waiting request is no longer overtaken.
     pub overtaken_max: u32,
+    /// The model gives a vector for each prompt: all of it is computed, though nothing is generated.
+    pub pools: bool,
 }
 
 impl Default for Policy {
@@ -80,6 +82,7 @@ impl Default for Policy {
             prefill_first_from: None,
             step_time: StepTime::Unbounded,
             overtaken_max: 256,
+            pools: false,
         }
     }
 }

@@ -115,8 +115,9 @@ impl Scheduler {
             return Err(Refusal::Fault(Fault::new(FaultCode::TooManyRequests, message)));
         }
         let (block_size, starts) = (self.limits.block_size, self.totals.starts);
-        let sequence = self.requests.admit(request, length_max, block_size, now_ns, starts);
-        let over = sequence.end(&self.limits.stop_ids).filter(|_| !sequence.lacks_prompt_logprobs());
+        let pools = self.policy.pools;
+        let sequence = self.requests.admit(request, length_max, block_size, now_ns, starts, pools);
+        let over = sequence.end(&self.limits.stop_ids).filter(|_| !sequence.wants_whole_prompt());
         if let Some(reason) = over {
             self.end(id, reason);
         }

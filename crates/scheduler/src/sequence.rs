@@ -69,6 +69,8 @@ pub(crate) struct Sequence {
     state: State,
     /// Prompt tokens whose logprobs have been reported; all of them if none are requested.
     reported: u32,
+    /// A vector of its whole prompt is wanted, and not all of that has been computed.
+    lacks_vector: bool,
     /// It has had a row in a step.
     had_row: bool,
     preemptions: u32,
@@ -94,7 +96,14 @@ pub enum SequenceState {
 
 impl Sequence {
     /// A request in the queue. This is the only place that allocates a request's storage.
-    pub(crate) fn new(request: Request, arrival: Arrival, length_max: u32, block_size: u32) -> Sequence {
+    /// `pools`: a vector of its whole prompt is wanted.
+    pub(crate) fn new(
+        request: Request,
+        arrival: Arrival,
+        length_max: u32,
+        block_size: u32,
+        pools: bool,
+    ) -> Sequence {
         let Request { sampling, mut ids, prompt_tokens, .. } = request;
         let resumed_tokens = ids.len() as u32 - prompt_tokens;
         // A resumed request has reported its prompt before.
@@ -114,6 +123,7 @@ impl Sequence {
             cached_tokens: 0,
             state: State::Waiting { refused_at: 0 },
             reported: if asks { 0 } else { prompt_tokens },
+            lacks_vector: pools,
             had_row: false,
             preemptions: 0,
             priority_preemptions: 0,
@@ -213,10 +223,14 @@ impl Sequence {
         self.len() - self.computed
     }
 
-    /// Whether logprobs of prompt tokens are still to be reported. Then every position is computed and none comes from
-    /// the prefix cache.
+    /// Whether logprobs of prompt tokens are still to be reported.
     pub(crate) fn lacks_prompt_logprobs(&self) -> bool {
         self.reported < self.prompt_tokens
+    }
+
+    /// Whether its prompt is computed for more than the next token: every position of it, whatever the prefix cache has.
+    pub(crate) fn wants_whole_prompt(&self) -> bool {
+        self.lacks_prompt_logprobs() || self.lacks_vector
     }
 
     /// The prompt tokens whose logprobs a row of `len` tokens at `start` reports: each position scores the token after
@@ -252,7 +266,7 @@ impl Sequence {
 
     /// Looks it up in the prefix cache, for [`Sequence::take_blocks`]; see [`BlockTable::look_up`].
     pub(crate) fn look_up(&mut self, partial: bool, pool: &BlockPool) -> Option<Tail> {
-        if self.lacks_prompt_logprobs() {
+        if self.wants_whole_prompt() {
             return None;
         }
         self.blocks.look_up(&self.ids, partial, pool)
@@ -336,6 +350,9 @@ impl Sequence {
         if row.report_len > 0 && !failed {
             self.reported = row.report().end;
         }
+        if row.start + row.len >= self.prompt_tokens {
+            self.lacks_vector = false;
+        }
     }
 
     /// Appends a sampled token.
@@ -386,9 +403,9 @@ impl Sequence {
         self.ids.len() as u32 - self.prompt_tokens
     }
 
-    /// Whether all its tokens are known and all its logprobs reported.
+    /// Whether all its tokens are known and all that is wanted of its prompt is computed.
     pub(crate) fn is_over(&self) -> bool {
-        self.ids.len() as u32 >= self.length_max && !self.lacks_prompt_logprobs()
+        self.ids.len() as u32 >= self.length_max && !self.wants_whole_prompt()
     }
 
     /// Whether the generated token with this index is the first one that is not resumed.
@@ -426,7 +443,7 @@ impl Sequence {
     /// # Panics
     /// If an invariant of a running sequence does not hold.
     pub(crate) fn check_running(&self, outstanding: u32) {
-        let has_work = self.pending() > 0 || self.lacks_prompt_logprobs();
+        let has_work = self.pending() > 0 || self.wants_whole_prompt();
         assert!(!self.is_waiting() && has_work && !self.is_over(), "a running request has work");
         assert!(self.in_flight <= outstanding, "at most one sampled token per step");
         assert!(self.blocks.token_room() >= self.computed, "computed tokens lie in blocks");

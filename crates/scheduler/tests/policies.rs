@@ -24,6 +24,7 @@ const PLAIN: Policy = Policy {
     prefill_first_from: None,
     step_time: StepTime::Unbounded,
     overtaken_max: u32::MAX,
+    pools: false,
 };
 
 fn admit(scheduler: &mut Scheduler, slot: u16, len: usize, max_tokens: u32, now_ns: u64) {

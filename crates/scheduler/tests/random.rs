@@ -57,6 +57,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 prefill_first_from: first_from,
                 step_time,
                 overtaken_max,
+                pools: false,
             }
         },
     )

@@ -3,6 +3,7 @@
 #
 #   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/run.sh
 #   BASE_URL=.. crates/testkit/clients/run.sh reasoning   only openai-python, on a fake model whose template reasons
+#   BASE_URL=.. crates/testkit/clients/run.sh embeddings  only openai-python, on a model that pools
 #
 #   PINION_CACHE    where the clients are installed   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON   the Python whose pip is used      (default: python3)
@@ -56,6 +57,9 @@ python_folder=$CACHE/openai-python-$OPENAI_PYTHON
 place "$python_folder" pip_install "openai==$OPENAI_PYTHON"
 if [ "${1:-}" = reasoning ]; then
     PYTHONPATH=$python_folder exec "$PYTHON" "$HERE/openai_python_reasoning.py"
+fi
+if [ "${1:-}" = embeddings ]; then
+    PYTHONPATH=$python_folder exec "$PYTHON" "$HERE/openai_python_embeddings.py"
 fi
 PYTHONPATH=$python_folder "$PYTHON" "$HERE/openai_python.py"
 anthropic_folder=$CACHE/anthropic-python-$ANTHROPIC_PYTHON

@@ -7,6 +7,7 @@ mod lists;
 mod machines;
 mod model_folders;
 mod plans;
+mod pooling;
 mod rings;
 mod scheduling;
 mod shells;

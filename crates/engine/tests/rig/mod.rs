@@ -12,7 +12,7 @@ use pinion_model::{
 };
 use pinion_protocol::detokenizer_inbox::{self, EVENT_EOS, EVENT_LAST, EVENT_TOKEN, decode_step};
 use pinion_protocol::engine_inbox::{self, Admit};
-use pinion_protocol::frontend_inbox::{self, Finished, Reject};
+use pinion_protocol::frontend_inbox::{self, Finished, Pooled, Reject};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::prompt_scores::decode_prompt;
 use pinion_protocol::scores::LogprobEntry;
@@ -70,6 +70,8 @@ pub struct Story {
     pub last_events: u32,
     pub eos: bool,
     pub finished: Vec<Finished>,
+    /// Of its prompt, if the model pools.
+    pub vectors: Vec<Vec<f32>>,
     pub rejected: Vec<Reject>,
 }
 
@@ -199,6 +201,13 @@ impl Rig {
                         let finished = Finished::decode(record.payload).expect("a finished record");
                         self.stories.entry(finished.id).or_default().finished.push(finished);
                         finished.id
+                    }
+                    frontend_inbox::kind::POOLED => {
+                        let pooled = Pooled::decode(record.payload).expect("a vector");
+                        let story = self.stories.entry(pooled.id).or_default();
+                        assert!(story.finished.is_empty(), "a vector comes ahead of the end");
+                        story.vectors.push(pooled.values);
+                        continue;
                     }
                     frontend_inbox::kind::REJECT => {
                         let reject = Reject::decode(record.payload).expect("a rejection");

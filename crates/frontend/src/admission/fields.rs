@@ -285,6 +285,7 @@ mod tests {
             reasons: false,
             defaults: SamplingDefaults::NONE,
             strict_fields: true,
+            pooling: None,
         };
         admit(api, body.as_bytes(), &limits, 1).err().map(|fault| fault.param.unwrap_or_default())
     }

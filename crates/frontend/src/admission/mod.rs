@@ -11,6 +11,7 @@ pub(crate) mod fields;
 mod grammar;
 pub mod json;
 mod messages;
+mod pooled;
 mod prompts;
 pub mod reasoning;
 mod sampling;
@@ -20,13 +21,16 @@ pub(crate) mod unknown;
 
 use crate::admission::grammar::{grammar, limited};
 use crate::admission::json::{Fields, as_integer};
+pub use crate::admission::pooled::{
+    Embed, Rerank, Score, Texts, admit_embed, admit_rerank, admit_score, of_input,
+};
 use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling};
 use crate::admission::tools::{CallPlan, CallReading, Tools, tools};
 use crate::admission::unknown::{field_names, in_its_words, leftovers, members_of, synonyms};
 use pinion_api::Translated;
 use pinion_api::responses::Asked;
-use pinion_config::SamplingDefaults;
+use pinion_config::{Pooling, SamplingDefaults};
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode, Reasoning, Sampling};
@@ -61,6 +65,8 @@ pub struct Limits {
     pub defaults: SamplingDefaults,
     /// An unknown field is refused.
     pub strict_fields: bool,
+    /// How the model pools, if it does.
+    pub pooling: Option<Pooling>,
 }
 
 /// A generation request in which every value is in range.
@@ -270,7 +276,7 @@ fn prompt(
         let message = "truncate_prompt_tokens leaves out what echo and prompt_logprobs show";
         return Err(Fault::field("truncate_prompt_tokens", message));
     }
-    let list = (api == Api::Completions, truncation);
+    let list = (if api == Api::Completions { CHOICES_MAX } else { 1 }, truncation);
     let prompts = match api {
         Api::Completions => {
             let prompts = prompts::prompts(fields, limits, list)?;

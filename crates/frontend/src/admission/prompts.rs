@@ -4,19 +4,19 @@
 
 use crate::admission::json::{Fields, wrong_type};
 use crate::admission::{Limits, token_id};
-use pinion_protocol::limits::{CHOICES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use pinion_protocol::limits::{STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::Value;
 
 const PROMPT_SHAPES: &str = "a string, an array of token ids, or an array of these";
 
-/// `prompt` of `/generate`, and of `/v1/completions` where it may be a list of up to [`CHOICES_MAX`] prompts.
+/// `prompt`, which may be a list of up to `most` prompts.
 /// A prompt of ids is truncated here as far as that makes it fit.
 pub(crate) fn prompts(
     fields: &mut Fields,
     limits: &Limits,
-    (list, truncation): (bool, Truncation),
+    (most, truncation): (usize, Truncation),
 ) -> Result<Vec<Prompt>, Fault> {
     let Some(value) = fields.take("prompt") else { return Err(Fault::field("prompt", "prompt is required")) };
     let items = match value {
@@ -29,7 +29,6 @@ pub(crate) fn prompts(
         Some(Value::Number(_)) => return Ok(vec![prompt_ids(&items, limits, truncation)?]),
         Some(_) => {}
     }
-    let most = if list { CHOICES_MAX } else { 1 };
     if items.len() > most {
         let message = format!("prompt may have at most {most} prompts here, got {}", items.len());
         return Err(Fault::field("prompt", message));

@@ -58,9 +58,12 @@ const SEARCH: &str = "Tokens are sampled; there is no beam search.";
 const STOPS: &str = "Use stop, a string or a list of strings.";
 const THINKING: &str = "Use reasoning_effort, or enable_thinking in chat_template_kwargs.";
 
-/// Schemas of the bodies that are translated.
-const TRANSLATED: [&str; 2] =
-    [include_str!("../openapi/messages.json"), include_str!("../openapi/responses.json")];
+/// Schemas of the bodies that are translated, and of those for models that pool.
+const TRANSLATED: [&str; 3] = [
+    include_str!("../openapi/messages.json"),
+    include_str!("../openapi/responses.json"),
+    include_str!("../openapi/pooled.json"),
+];
 
 /// Names of vLLM, SGLang, llama-server, Ollama, TGI, transformers, Mistral and Anthropic.
 #[rustfmt::skip]

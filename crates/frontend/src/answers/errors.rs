@@ -36,7 +36,11 @@ pub enum Refusal {
         gives: &'static str,
         /// For programs.
         code: &'static str,
+        /// It pools, but not for this.
+        pools: bool,
     },
+    /// The served model pools and generates no text; its name.
+    NotGenerating(String),
     /// The service has no such name.
     Host(String),
     /// A page of another origin asks for what changes something.
@@ -163,7 +167,8 @@ impl From<Refusal> for HttpError {
                 format!("there is no response \"{id}\" here, or it is kept no longer"),
             ),
             Refusal::NoPrevious(id) => no_previous(&id),
-            Refusal::NotPooling { model, gives, code } => not_pooling(&model, gives, code),
+            Refusal::NotPooling { model, gives, code, pools } => not_pooling(&model, gives, code, pools),
+            Refusal::NotGenerating(model) => not_generating(&model),
             Refusal::Host(name) => HttpError::of_client(403, Some("host_not_allowed"), host_message(&name)),
             Refusal::Origin { admin } => foreign_page(admin),
             Refusal::Framing(rule) => HttpError::of_head(400, "malformed_head", rule.into()),
@@ -255,13 +260,29 @@ fn no_previous(id: &str) -> HttpError {
     HttpError { param, ..HttpError::of_client(400, Some("previous_response_not_found"), message) }
 }
 
-fn not_pooling(model: &str, gives: &str, code: &'static str) -> HttpError {
-    let message = format!(
-        "the served model \"{model}\" generates text and is no pooling model, so it gives no {gives}; ask a service \
-         whose model does"
-    );
+fn not_pooling(model: &str, gives: &str, code: &'static str, pools: bool) -> HttpError {
+    let message = if pools {
+        format!(
+            "there is no route for {gives} here; /v1/embeddings, /v1/score and /v1/rerank are those of the served \
+             model \"{model}\""
+        )
+    } else {
+        format!(
+            "the served model \"{model}\" generates text and is no pooling model, so it gives no {gives}; ask a \
+             service whose model does"
+        )
+    };
     let param = Some("model".to_owned());
     HttpError { is_final: true, param, ..HttpError::of_client(400, Some(code), message) }
+}
+
+fn not_generating(model: &str) -> HttpError {
+    let message = format!(
+        "the served model \"{model}\" gives vectors for texts and generates no text; /v1/embeddings, /v1/score and \
+         /v1/rerank are its routes"
+    );
+    let param = Some("model".to_owned());
+    HttpError { is_final: true, param, ..HttpError::of_client(400, Some("no_generation"), message) }
 }
 
 fn head_message(status: u16) -> String {
@@ -365,8 +386,11 @@ pub(crate) mod tests {
             Refusal::Method { .. } => Refusal::Unauthorized { shown: false },
             Refusal::Unauthorized { .. } => Refusal::NoResponse(String::new()),
             Refusal::NoResponse(_) => Refusal::NoPrevious(String::new()),
-            Refusal::NoPrevious(_) => Refusal::NotPooling { model: String::new(), gives: "", code: "" },
-            Refusal::NotPooling { .. } => Refusal::Host(String::new()),
+            Refusal::NoPrevious(_) => {
+                Refusal::NotPooling { model: String::new(), gives: "", code: "", pools: false }
+            }
+            Refusal::NotPooling { .. } => Refusal::NotGenerating(String::new()),
+            Refusal::NotGenerating(_) => Refusal::Host(String::new()),
             Refusal::Host(_) => Refusal::Origin { admin: false },
             Refusal::Origin { .. } => Refusal::Framing(""),
             Refusal::Framing(_) => Refusal::Head { status: 400 },

@@ -91,6 +91,7 @@ impl Reply {
                     Some(Outcome::Text(ending, _)) => ending.name(),
                     Some(Outcome::Failed(_)) => "error",
                     Some(Outcome::Withdrawn) => "withdrawn",
+                    Some(Outcome::Vector(..)) => "answered",
                     Some(Outcome::Ids(_) | Outcome::Decoded(_) | Outcome::Disconnected) | None => {
                         "disconnected"
                     }

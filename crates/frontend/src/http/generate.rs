@@ -71,7 +71,7 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Res
     let admitted = read(&app, body, move |body, limits| admit(api, body, limits, seed)).await;
     let admitted = admitted.inspect_err(|_| admission.record(&app, None))?;
     let shown = admitted.shown;
-    let ignored = ignored(&app, &admitted);
+    let ignored = ignored(&app, &admitted.ignored);
     let echoes = if shown.echo { echoes(&app, &arrival, &admitted.prompts).await? } else { Vec::new() };
     let prompt_ids = if shown.token_ids { Some(prompt_ids(&app, &arrival, &admitted).await?) } else { None };
     let begun = begin_all(&app, &arrival, api, admitted, &echoes, prompt_ids);
@@ -93,9 +93,9 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Res
 }
 
 /// Counts the unknown fields. Gives the header field that names them, if there are any.
-pub(crate) fn ignored(app: &App, admitted: &Admitted) -> Option<(HeaderName, HeaderValue)> {
-    app.metrics.ignored_fields.add(admitted.ignored.len() as u64);
-    let names = HeaderValue::try_from(unknown::header(&admitted.ignored)).ok();
+pub(crate) fn ignored(app: &App, ignored: &[String]) -> Option<(HeaderName, HeaderValue)> {
+    app.metrics.ignored_fields.add(ignored.len() as u64);
+    let names = HeaderValue::try_from(unknown::header(ignored)).ok();
     let names = names.filter(|names| !names.is_empty())?;
     Some((HeaderName::from_static("x-pinion-ignored-fields"), names))
 }
@@ -430,7 +430,7 @@ impl Part {
 }
 
 /// Waits until every request has its outcome, or one has failed.
-async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
+pub(crate) async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
     poll_fn(|context| {
         if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
             return Poll::Ready(Err(fault));

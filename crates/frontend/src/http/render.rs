@@ -76,7 +76,7 @@ pub(crate) async fn serve(
     let api = if is_chat { Api::Chat } else { Api::Completions };
     let body = read_body(app, request.into_body()).await?;
     let admitted = read(app, body, move |body, limits| admit(api, body, limits, 0)).await?;
-    let ignored = ignored(app, &admitted);
+    let ignored = ignored(app, &admitted.ignored);
     let prompts = prompt_ids(app, &arrival, &admitted).await?;
     let id = app.numbers.id();
     let rules = admitted.sampling.grammar.as_ref().map(rules);

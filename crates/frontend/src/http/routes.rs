@@ -132,6 +132,11 @@ async fn dispatch(
         intake::discard(request.into_body());
         return Err(refusal);
     }
+    let draws = route.generates() || matches!(route, Route::RenderCompletions | Route::RenderChat);
+    if draws && app.limits.pooling.is_some() {
+        intake::discard(request.into_body());
+        return Err(Refusal::NotGenerating(app.limits.model.clone()));
+    }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
         Route::Messages => translated::messages(app, arrival, request).await,
@@ -154,8 +159,7 @@ async fn dispatch(
         }
         Route::Version => Ok(info::version(app)),
         Route::Embeddings | Route::Rerank | Route::Score | Route::Pooling | Route::Classify => {
-            intake::discard(request.into_body());
-            Err(pooling::refusal(app, route))
+            pooling::serve(app, arrival, request).await
         }
         Route::Props => Ok(props::answer(app)),
         Route::ApplyTemplate => tokens::apply_template(app, arrival, request).await,

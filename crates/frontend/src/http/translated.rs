@@ -33,7 +33,7 @@ pub(crate) async fn messages(
     let seed = app.numbers.fresh_seed();
     let admitted = read(app, body, move |body, limits| admit_message(body, limits, seed)).await;
     let admitted = admitted.inspect_err(|_| admission.record(app, None))?;
-    let ignored = ignored(app, &admitted);
+    let ignored = ignored(app, &admitted.ignored);
     let head = messages::Head {
         id: format!("msg_{}", app.numbers.id()),
         model: app.limits.model.clone(),
@@ -78,7 +78,7 @@ pub(crate) async fn responses(
     let admit = move |limits: &Limits| admit_response(asked, earlier.as_deref(), limits, seed);
     let admitted = weighed(app, bytes, admit).await;
     let (admitted, input) = admitted.inspect_err(|_| admission.record(app, None))?;
-    let ignored = ignored(app, &admitted);
+    let ignored = ignored(app, &admitted.ignored);
     let head = responses::Head {
         letters: app.numbers.id(),
         created_s: clock::unix_s(),

@@ -99,6 +99,22 @@ const INVOKE: &[Example] = &[
     example("Stream a continuation", r#"{"prompt": "Once upon a time", "max_tokens": 48, "stream": true}"#),
 ];
 
+const EMBED: &[Example] = &[
+    example("Get the vector of a text", r#"{"input": "To be or not to be"}"#),
+    example(
+        "Get those of several as base64",
+        r#"{"input": ["To be", "or not"], "encoding_format": "base64"}"#,
+    ),
+];
+
+const SCORE: &[Example] =
+    &[example("Compare a text with others", r#"{"text_1": "To be", "text_2": ["or not", "to be"]}"#)];
+
+const RERANK: &[Example] = &[example(
+    "Find the best document",
+    r#"{"query": "a town in Norway", "documents": ["Oslo", "Lima", "Bergen"], "top_n": 1}"#,
+)];
+
 /// Those of a route; none where it takes no body.
 pub(super) fn of(route: Route) -> &'static [Example] {
     match route {
@@ -114,6 +130,9 @@ pub(super) fn of(route: Route) -> &'static [Example] {
         Route::ApplyTemplate | Route::RenderChat => APPLY,
         Route::RenderCompletions => RENDER,
         Route::Invocations => INVOKE,
+        Route::Embeddings => EMBED,
+        Route::Score => SCORE,
+        Route::Rerank => RERANK,
         _ => &[],
     }
 }
@@ -135,6 +154,7 @@ mod tests {
             reasons: false,
             defaults: pinion_config::SamplingDefaults::NONE,
             strict_fields: true,
+            pooling: None,
         };
         for route in Route::ALL {
             for Example { title, body } in of(route) {

@@ -17,8 +17,9 @@ use operations::{Operation, operation};
 use serde_json::{Map, Value, json};
 
 const BASE: &str = include_str!("base.json");
-/// Schemas of the APIs that are translations of a chat.
-const TRANSLATED: [&str; 2] = [include_str!("messages.json"), include_str!("responses.json")];
+/// Schemas of the APIs that are translations of a chat, and of those for models that pool.
+const MORE: [&str; 3] =
+    [include_str!("messages.json"), include_str!("responses.json"), include_str!("pooled.json")];
 
 /// The group of routes that a reader looks for it in.
 fn tag(route: Route) -> &'static str {
@@ -154,7 +155,7 @@ fn named_routes() -> impl Iterator<Item = Route> {
 /// The document. `root`: the path below which a proxy serves the service, or empty.
 pub(crate) fn document(limits: &Limits, root: &str) -> Value {
     let mut document: Value = serde_json::from_str(BASE).expect("base.json is JSON; a test reads it");
-    for schemas in TRANSLATED {
+    for schemas in MORE {
         let schemas: Map<String, Value> =
             serde_json::from_str(schemas).expect("the schemas are JSON; a test reads them");
         if let Some(all) = document["components"]["schemas"].as_object_mut() {
@@ -202,6 +203,7 @@ pub(super) mod tests {
             reasons: false,
             defaults: pinion_config::SamplingDefaults::NONE,
             strict_fields: false,
+            pooling: None,
         }
     }
 

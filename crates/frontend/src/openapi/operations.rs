@@ -75,7 +75,7 @@ fn text(route: Route) -> Option<Operation> {
 /// Routes between text and tokens, and those that the served model is not made for.
 fn tokens(route: Route) -> Option<Operation> {
     let refused =
-        || Operation { errors: &[400, 401, 405], ..looks("Refused: the served model does not pool.", None) };
+        || Operation { errors: &[400, 401, 405], ..looks("Refused: there is no route for it.", None) };
     Some(match route {
         Route::Tokenize => works("Text to token ids.", "TokenizeRequest", "TokenizeAnswer", &[]),
         Route::Detokenize => works("Token ids to text.", "DetokenizeRequest", "DetokenizeAnswer", &[]),
@@ -97,7 +97,22 @@ fn tokens(route: Route) -> Option<Operation> {
         Route::CountTokens => {
             works("Count the tokens of messages.", "MessageCountRequest", "MessageCountAnswer", &[])
         }
-        Route::Embeddings | Route::Rerank | Route::Score | Route::Pooling | Route::Classify => refused(),
+        Route::Embeddings => {
+            works("The vectors of texts, for models that pool.", "EmbeddingRequest", "EmbeddingAnswer", &[])
+        }
+        Route::Score => works(
+            "How near texts are to each other, for models that pool.",
+            "ScoreRequest",
+            "ScoreAnswer",
+            &[],
+        ),
+        Route::Rerank => works(
+            "Documents in the order in which they fit a query, for models that pool.",
+            "RerankRequest",
+            "RerankAnswer",
+            &[],
+        ),
+        Route::Pooling | Route::Classify => refused(),
         _ => return None,
     })
 }

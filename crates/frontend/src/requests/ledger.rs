@@ -26,7 +26,7 @@ pub use entry::EntryState;
 use entry::{Entry, Place};
 use pinion_config::Lifecycle;
 use pinion_os::clock::Clock;
-use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Reject, deltas, kind};
+use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Pooled, Reject, deltas, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
@@ -271,6 +271,10 @@ impl Ledger {
                 let finished = Finished::decode(payload)?;
                 self.entries.finished(finished.id, now_ns);
                 self.with(finished.id, |request| request.finish(&finished))
+            }
+            kind::POOLED => {
+                let Pooled { id, values } = Pooled::decode(payload)?;
+                self.with(id, |request| request.pool(values))
             }
             kind::REJECT => {
                 let Reject { id, fault } = Reject::decode(payload)?;

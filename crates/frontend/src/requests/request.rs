@@ -32,6 +32,8 @@ use std::task::Waker;
 pub enum Outcome {
     /// The text is complete.
     Text(Ending, Usage),
+    /// What the model made of the prompt, and the prompt's tokens.
+    Vector(Vec<f32>, u32),
     /// Ids, for `/tokenize`.
     Ids(Vec<u32>),
     /// Text, for `/detokenize`.
@@ -379,7 +381,7 @@ impl Request {
         match &mut self.form {
             Form::Events(_) => sse::write_error(&error().body(), &mut self.out),
             Form::Translated(writer) => writer.fail(&error().failure(), &mut self.out),
-            Form::PlainStream | Form::Whole => {}
+            Form::PlainStream | Form::Whole | Form::Vector(_) => {}
         }
         self.outcome = Some(Outcome::Failed(fault));
         self.wake();
@@ -476,6 +478,7 @@ impl Request {
                 sse::write_end(writer, usage, timeline, &mut self.out);
             }
             Form::Translated(writer) => writer.end(usage, &mut self.out),
+            Form::Vector(values) => return self.outcome = Some(output::vector(values.take(), usage)),
             Form::Events(_) | Form::PlainStream | Form::Whole => {}
         }
         self.outcome = Some(Outcome::Text(ending, usage));

@@ -16,6 +16,7 @@ pub(crate) fn limits_of(calls: CallReading) -> Limits {
         reasons: false,
         defaults: SamplingDefaults::NONE,
         strict_fields: false,
+        pooling: None,
     }
 }
 

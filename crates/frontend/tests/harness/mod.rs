@@ -6,7 +6,7 @@
 pub(crate) mod deaths;
 
 use pinion_api::responses::Store;
-use pinion_config::{ApiKeys, Edge, Fairness, SamplingDefaults, Topology};
+use pinion_config::{ApiKeys, Edge, Fairness, Pooling, SamplingDefaults, Topology};
 use pinion_frontend::admission::Limits;
 use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::http::app::{App, Numbers, Settings};
@@ -105,6 +105,7 @@ pub(crate) struct Options {
     pub(crate) responses_store_bytes: usize,
     pub(crate) reasons: bool,
     pub(crate) strict_fields: bool,
+    pub(crate) pooling: Option<Pooling>,
     pub(crate) defaults: SamplingDefaults,
     pub(crate) template: Described,
 }
@@ -143,6 +144,7 @@ impl Default for Options {
             responses_store_bytes,
             reasons,
             strict_fields: false,
+            pooling: None,
             defaults,
             template: Described::default(),
         }
@@ -221,6 +223,7 @@ impl Harness {
                 reasons: options.reasons,
                 defaults: options.defaults,
                 strict_fields: options.strict_fields,
+                pooling: options.pooling,
             },
             template: options.template,
             settings: options.settings,

@@ -209,7 +209,7 @@ impl Scheduler {
     /// tokens in the order of their starts, so the wait is bounded by their prompts.
     fn is_computed_by_another(&self, sequence: &Sequence, tail: Option<Tail>) -> bool {
         let block_size = self.limits.block_size;
-        if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.lacks_prompt_logprobs() {
+        if !(self.policy.prefix_cache && self.policy.prefix_wait) || sequence.wants_whole_prompt() {
             return false;
         }
         let found = sequence.found(tail);

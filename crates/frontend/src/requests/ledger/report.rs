@@ -32,7 +32,7 @@ impl Reports {
         let reason = match request.outcome() {
             Some(Outcome::Text(Ending::Stop | Ending::ToolCalls, _)) => EndReason::Stop,
             Some(Outcome::Text(Ending::Length, _)) => EndReason::Length,
-            Some(Outcome::Ids(_) | Outcome::Decoded(_)) => EndReason::Answered,
+            Some(Outcome::Ids(_) | Outcome::Decoded(_) | Outcome::Vector(..)) => EndReason::Answered,
             Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),
             Some(Outcome::Withdrawn) => EndReason::Withdrawn,
             Some(Outcome::Disconnected) | None => EndReason::Disconnected,
@@ -54,7 +54,7 @@ impl Reports {
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
         self.metrics.cached_tokens.add(u64::from(request.cached_tokens()));
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
-        if matches!(reason, EndReason::Stop | EndReason::Length) {
+        if matches!(request.outcome(), Some(Outcome::Text(..) | Outcome::Vector(..))) {
             entry.siblings.iter().for_each(|siblings| siblings.completed(generated_tokens));
             if let Some(ns) = end {
                 self.metrics.end_to_end.observe_ns(ns);

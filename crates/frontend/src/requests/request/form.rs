@@ -11,6 +11,8 @@ pub enum Form {
     PlainStream,
     /// All at once when it is complete.
     Whole,
+    /// A vector instead of text, here once it came.
+    Vector(Option<Vec<f32>>),
     /// As another API than OpenAI's completions and chats words it, as a stream or whole.
     Translated(Box<AnswerWriter>),
 }
@@ -26,7 +28,7 @@ impl Form {
         match self {
             Form::Events(_) | Form::PlainStream => true,
             Form::Translated(writer) => writer.streams(),
-            Form::Whole => false,
+            Form::Whole | Form::Vector(_) => false,
         }
     }
 }

@@ -1,0 +1,247 @@
+//! `/v1/embeddings`, `/v1/score` and `/v1/rerank` for a model that pools: what becomes of the other roles' vectors.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
+mod harness;
+
+use harness::deaths::{ENGINE, die, look_again, return_to_life};
+use harness::{Harness, Options, Reply, run};
+use pinion_config::{Pooling, PoolingKind, Shorter};
+use pinion_protocol::RequestId;
+use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
+use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
+use pinion_protocol::{Claim, Fault};
+use serde_json::{Value, json};
+
+fn pooling(shorter: Shorter) -> Options {
+    let pooling = Pooling { kind: PoolingKind::Last, width: 4, normalize: true, shorter };
+    Options { pooling: Some(pooling), ..Options::default() }
+}
+
+fn vector(h: &Harness, id: RequestId, values: &[f32]) {
+    let mut record = Vec::new();
+    encode_pooled(&mut record, id, values);
+    h.take(kind::POOLED, &record);
+}
+
+fn end(h: &Harness, id: RequestId) {
+    h.delta(id, 0, &[], "", DELTA_LAST);
+    h.finish(id, FinishReason::Length, 0);
+}
+
+/// Plays the other roles for one text: gives its prompt and answers with this vector.
+async fn give(h: &Harness, values: &[f32]) -> Prompt {
+    let submit = h.submit().await;
+    assert_eq!((submit.sampling.max_tokens, submit.resume.len()), (Some(0), 0));
+    vector(h, submit.id, values);
+    end(h, submit.id);
+    submit.prompt
+}
+
+/// Posts a body, gives the texts these vectors, and reads the answer.
+async fn ask(h: &Harness, path: &str, body: Value, vectors: &[&[f32]]) -> (Reply, Vec<Prompt>) {
+    let stream = h.post_raw(path, &body.to_string()).await;
+    let mut prompts = Vec::new();
+    for values in vectors {
+        prompts.push(give(h, values).await);
+    }
+    (Reply::read(stream).await, prompts)
+}
+
+fn texts(texts: &[&str]) -> Vec<Prompt> {
+    texts.iter().map(|text| Prompt::Text((*text).to_owned())).collect()
+}
+
+#[test]
+fn vectors_leave_normalised_as_numbers_or_bytes_in_the_order_of_the_texts() {
+    run(pooling(Shorter::None), |h| async move {
+        let given: [&[f32]; 2] = [&[3.0, 0.0, 4.0, 0.0], &[0.0, 0.0, 0.0, -2.0]];
+        let body = json!({"model": "tiny", "input": ["a", "bc"], "user": "u"});
+        let (reply, prompts) = ask(&h, "/v1/embeddings", body, &given).await;
+        assert_eq!((reply.status, prompts), (200, texts(&["a", "bc"])));
+        let answer = reply.json();
+        assert_eq!(answer["data"][0]["embedding"].to_string(), "[0.6,0.0,0.8,0.0]");
+        assert_eq!(answer["data"][1]["embedding"].to_string(), "[0.0,0.0,0.0,-1.0]");
+        assert_eq!(answer["usage"], json!({"prompt_tokens": 6, "total_tokens": 6}));
+
+        let body = json!({"input": [[1, 2], [3]], "encoding_format": "base64"});
+        let (reply, prompts) = ask(&h, "/v1/embeddings", body, &given).await;
+        assert_eq!(prompts, [Prompt::Ids(vec![1, 2]), Prompt::Ids(vec![3])]);
+        // -1.0 is 00 00 80 bf behind twelve bytes of zeros.
+        assert_eq!(reply.json()["data"][1]["embedding"], "AAAAAAAAAAAAAAAAAACAvw==");
+        assert_eq!(h.slots_used(), 0);
+        assert_eq!(h.malformed.get(), 0);
+    });
+}
+
+#[test]
+fn more_texts_than_slots_follow_in_waves() {
+    run(pooling(Shorter::None), |h| async move {
+        let input: Vec<String> = (0..20).map(|index| format!("text {index}")).collect();
+        let vectors: Vec<Vec<f32>> = (0..20).map(|index| vec![1.0, 0.0, 0.0, index as f32]).collect();
+        let vectors: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
+        let body = json!({"input": input, "truncate_prompt_tokens": 5});
+        let (reply, prompts) = ask(&h, "/v1/embeddings", body, &vectors).await;
+        assert_eq!(prompts, input.into_iter().map(Prompt::Text).collect::<Vec<_>>());
+        let data = reply.json()["data"].take();
+        assert_eq!(data.as_array().unwrap().len(), 20);
+        for (index, one) in data.as_array().unwrap().iter().enumerate() {
+            let values = one["embedding"].as_array().unwrap();
+            let ratio = values[3].as_f64().unwrap() / values[0].as_f64().unwrap();
+            assert!((ratio - index as f64).abs() < 1e-5, "text {index}: {one}");
+        }
+    });
+}
+
+#[test]
+fn only_models_that_were_trained_for_it_give_shorter_vectors() {
+    let cases = [
+        (Shorter::None, 2, Some("matryoshka")),
+        (Shorter::None, 4, None),
+        (Shorter::Any, 2, None),
+        (Shorter::Any, 5, Some("an integer from 1 to 4")),
+        (Shorter::Of(vec![2, 3]), 2, None),
+        (Shorter::Of(vec![2, 3]), 1, Some("[2, 3]")),
+    ];
+    for (shorter, dimensions, refused) in cases {
+        run(pooling(shorter), move |h| async move {
+            let body = json!({"input": "a", "dimensions": dimensions});
+            let Some(words) = refused else {
+                let (reply, _) = ask(&h, "/v1/embeddings", body, &[&[3.0, 4.0, 12.0, 0.0]]).await;
+                let values = reply.json()["data"][0]["embedding"].take();
+                let whole = dimensions == 4;
+                assert_eq!(values.as_array().unwrap().len(), dimensions);
+                assert!(whole || values == json!([0.6, 0.8]), "{values}");
+                return;
+            };
+            let reply = h.post("/v1/embeddings", &body.to_string()).await;
+            let error = reply.json()["error"].take();
+            assert_eq!((reply.status, &error["param"]), (400, &json!("dimensions")));
+            assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+        });
+    }
+}
+
+#[test]
+fn faults_name_the_field_and_generation_is_refused_for_good() {
+    run(pooling(Shorter::None), |h| async move {
+        let long: Vec<&str> = vec!["x"; 2049];
+        for (path, body, param) in [
+            ("/v1/embeddings", json!({}), "input"),
+            ("/v1/embeddings", json!({"input": []}), "input"),
+            ("/v1/embeddings", json!({"input": [7.5]}), "input"),
+            ("/v1/embeddings", json!({"input": [1000]}), "input"),
+            ("/v1/embeddings", json!({"input": long}), "input"),
+            ("/v1/embeddings", json!({"input": "a", "encoding_format": "int8"}), "encoding_format"),
+            ("/v1/embeddings", json!({"input": "a", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
+            ("/v1/embeddings", json!({"input": "a", "user": 7}), "user"),
+            ("/v1/embeddings", json!({"input": "a", "model": "other"}), "model"),
+            ("/v1/score", json!({"text_1": "a"}), "text_2"),
+            ("/v1/score", json!({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}), "text_2"),
+            ("/v1/score", json!({"text_1": 1, "text_2": "c"}), "text_1"),
+            ("/v1/rerank", json!({"documents": ["a"]}), "query"),
+            ("/rerank", json!({"query": "a", "documents": []}), "documents"),
+            ("/v2/rerank", json!({"query": "a", "documents": [{"title": "b"}]}), "documents"),
+            ("/v1/rerank", json!({"query": "a", "documents": ["b"], "top_n": -1}), "top_n"),
+        ] {
+            let reply = h.post(path, &body.to_string()).await;
+            let error = reply.json()["error"].take();
+            assert_eq!(&error["param"], param, "{path}: {error}");
+            assert!(error["message"].as_str().unwrap().contains(param), "{path}: {error}");
+        }
+        // What the tokenizer says of a prompt is said of the input.
+        let stream = h.post_raw("/v1/embeddings", r#"{"input": "a"}"#).await;
+        let submit = h.submit().await;
+        h.reject(submit.id, Fault::field("prompt", "the prompt is too long"));
+        let error = Reply::read(stream).await.json()["error"].take();
+        assert_eq!((&error["param"], &error["message"]), (&json!("input"), &json!("the input is too long")));
+
+        for path in ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate"]
+        {
+            let reply = h.post(path, r#"{"prompt": "a"}"#).await;
+            assert_eq!(reply.status, 400, "{path}");
+            assert!(reply.head.contains("x-should-retry: false"), "{path}: {}", reply.head);
+            assert!(reply.body.contains("generates no text"), "{path}: {}", reply.body);
+        }
+        for path in ["/classify", "/pooling"] {
+            let error = h.post(path, r#"{"input": "a"}"#).await.json()["error"].take();
+            assert!(error["message"].as_str().unwrap().contains("/v1/embeddings"), "{path}: {error}");
+        }
+    });
+}
+
+#[test]
+fn scores_are_cosines_and_a_ranking_has_the_best_first() {
+    run(pooling(Shorter::None), |h| async move {
+        let (a, b, c): (&[f32], &[f32], &[f32]) =
+            (&[1.0, 0.0, 0.0, 0.0], &[0.0, 5.0, 0.0, 0.0], &[3.0, 4.0, 0.0, 0.0]);
+        let body = json!({"text_1": "q", "text_2": ["b", "c"]});
+        let (reply, prompts) = ask(&h, "/score", body, &[a, b, c]).await;
+        assert_eq!(prompts, texts(&["q", "b", "c"]));
+        let answer = reply.json();
+        let scores: Vec<&Value> =
+            answer["data"].as_array().unwrap().iter().map(|one| &one["score"]).collect();
+        assert_eq!(scores.iter().map(|score| score.to_string()).collect::<Vec<_>>(), ["0.0", "0.6"]);
+        assert_eq!(answer["usage"]["prompt_tokens"], 9);
+        let body = json!({"text_1": ["q", "r"], "text_2": ["b", "c"]});
+        let (reply, _) = ask(&h, "/v1/score", body, &[a, b, a, b]).await;
+        let pairs = reply.json()["data"].take();
+        assert_eq!((&pairs[0]["score"], &pairs[1]["score"]), (&json!(1.0), &json!(1.0)));
+
+        let documents = json!(["b", {"text": "c"}, "a"]);
+        let body = json!({"query": "q", "documents": documents, "top_n": 2, "max_chunks_per_doc": 3});
+        let (reply, prompts) = ask(&h, "/v2/rerank", body, &[a, b, c, a]).await;
+        assert_eq!(prompts, texts(&["q", "b", "c", "a"]));
+        assert!(reply.head.contains("x-pinion-ignored-fields: max_chunks_per_doc"), "{}", reply.head);
+        let results = reply.json()["results"].take();
+        assert_eq!(
+            results,
+            json!([
+                {"index": 2, "document": {"text": "a"}, "relevance_score": 1.0},
+                {"index": 1, "document": {"text": "c"}, "relevance_score": 0.6}
+            ])
+        );
+        let body = json!({"query": "q", "documents": ["b"], "return_documents": false});
+        let (reply, _) = ask(&h, "/rerank", body, &[a, a]).await;
+        assert_eq!(reply.json()["results"], json!([{"index": 0, "relevance_score": 1.0}]));
+    });
+}
+
+#[test]
+fn a_text_whose_engine_dies_is_asked_for_again() {
+    run(pooling(Shorter::None), |h| async move {
+        let stream = h.post_raw("/v1/embeddings", r#"{"input": "a", "truncate_prompt_tokens": -1}"#).await;
+        let first = h.submit().await;
+        // Its vector is here already, its end is not.
+        vector(&h, first.id, &[9.0, 9.0, 9.0, 9.0]);
+        die(&h, ENGINE);
+        return_to_life(&h, ENGINE);
+        look_again(&h);
+        let again = h.submit().await;
+        assert_eq!(
+            (&again.prompt, again.truncation, again.claim),
+            (&first.prompt, Truncation::Fit, Claim::default())
+        );
+        assert!(again.resume.is_empty() && again.id.generation != first.id.generation);
+        vector(&h, again.id, &[0.0, 2.0, 0.0, 0.0]);
+        end(&h, again.id);
+        let reply = Reply::read(stream).await;
+        assert_eq!(reply.json()["data"][0]["embedding"].to_string(), "[0.0,1.0,0.0,0.0]");
+    });
+}
+
+#[test]
+fn a_client_that_leaves_cancels_its_texts_and_a_vector_for_a_completion_is_a_fault() {
+    run(pooling(Shorter::None), |h| async move {
+        let stream = h.post_raw("/v1/embeddings", r#"{"input": ["a", "b"]}"#).await;
+        let ids = [h.submit().await.id, h.submit().await.id];
+        drop(stream);
+        harness::wait_for("cancellation", || ids.iter().all(|&id| h.cancelled(id)).then_some(())).await;
+    });
+    run(Options::default(), |h| async move {
+        let _stream = h.post_raw("/v1/completions", r#"{"prompt": "a"}"#).await;
+        let id = h.submit().await.id;
+        vector(&h, id, &[1.0]);
+        assert_eq!(h.malformed.get(), 1);
+    });
+}
