@@ -4,13 +4,13 @@
 
 mod harness;
 
-use harness::deaths::{ENGINE, die, look_again, return_to_life};
-use harness::{Harness, Options, Reply, run};
+use harness::deaths::{DETOKENIZER, ENGINE, die, error_of, pass, return_to_life, stamp};
+use harness::{Harness, Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
 use pinion_config::{Pooling, PoolingKind, Shorter};
-use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
-use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
-use pinion_protocol::{Claim, Fault};
+use pinion_protocol::names::Stage;
+use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::{Fault, RequestId};
 use serde_json::{Value, json};
 
 fn pooling(shorter: Shorter) -> Options {
@@ -208,25 +208,51 @@ fn scores_are_cosines_and_a_ranking_has_the_best_first() {
 }
 
 #[test]
-fn a_text_whose_engine_dies_is_asked_for_again() {
+fn a_text_whose_engine_or_detokenizer_dies_is_asked_for_again() {
+    for peer in [ENGINE, DETOKENIZER] {
+        run(pooling(Shorter::None), |h| async move {
+            let body = r#"{"input": "a", "truncate_prompt_tokens": -1}"#;
+            let stream = h.post_raw("/v1/embeddings", body).await;
+            let first = h.submit().await;
+            stamp(&h, first.id, &[Stage::TokenizeBegin, Stage::EngineReceived, Stage::FirstScheduled]);
+            // Its vector is here already, its end is not.
+            vector(&h, first.id, &[9.0, 9.0, 9.0, 9.0]);
+            die(&h, peer);
+            // The rest of the first life is too late.
+            end(&h, first.id);
+            assert!(h.sent.borrow().jobs.is_empty(), "it waits for the successor");
+            return_to_life(&h, peer);
+            let again = h.submit().await;
+            assert_eq!(
+                (&again.prompt, again.truncation, again.claim),
+                (&first.prompt, first.truncation, first.claim)
+            );
+            assert!(again.resume.is_empty() && again.id.generation != first.id.generation);
+            vector(&h, again.id, &[0.0, 2.0, 0.0, 0.0]);
+            end(&h, again.id);
+            let reply = Reply::read(stream).await;
+            assert_eq!(reply.json()["data"][0]["embedding"].to_string(), "[0.0,1.0,0.0,0.0]");
+            assert_eq!((h.slots_used(), h.malformed.get()), (0, 0));
+        });
+    }
+}
+
+#[test]
+fn a_text_does_not_wait_for_ever_for_a_role_that_stays_away() {
     run(pooling(Shorter::None), |h| async move {
-        let stream = h.post_raw("/v1/embeddings", r#"{"input": "a", "truncate_prompt_tokens": -1}"#).await;
-        let first = h.submit().await;
-        // Its vector is here already, its end is not.
-        vector(&h, first.id, &[9.0, 9.0, 9.0, 9.0]);
-        die(&h, ENGINE);
-        return_to_life(&h, ENGINE);
-        look_again(&h);
-        let again = h.submit().await;
-        assert_eq!(
-            (&again.prompt, again.truncation, again.claim),
-            (&first.prompt, Truncation::Fit, Claim::default())
-        );
-        assert!(again.resume.is_empty() && again.id.generation != first.id.generation);
-        vector(&h, again.id, &[0.0, 2.0, 0.0, 0.0]);
-        end(&h, again.id);
-        let reply = Reply::read(stream).await;
-        assert_eq!(reply.json()["data"][0]["embedding"].to_string(), "[0.0,1.0,0.0,0.0]");
+        for peer in [ENGINE, DETOKENIZER] {
+            let held = h.post_raw("/v1/embeddings", r#"{"input": "a"}"#).await;
+            h.submit().await;
+            die(&h, peer);
+            let comes = h.post_raw("/v1/embeddings", r#"{"input": "b"}"#).await;
+            wait_for("the slots", || (h.slots_used() == 2).then_some(())).await;
+            pass(&h, PATIENCE_WITH_ROLES.role);
+            for stream in [held, comes] {
+                assert_eq!(error_of(&Reply::read(stream).await), "role_restarted", "{peer:?}");
+            }
+            assert_eq!(h.slots_used(), 0);
+            return_to_life(&h, peer);
+        }
     });
 }
 
@@ -236,7 +262,7 @@ fn a_client_that_leaves_cancels_its_texts_and_a_vector_for_a_completion_is_a_fau
         let stream = h.post_raw("/v1/embeddings", r#"{"input": ["a", "b"]}"#).await;
         let ids = [h.submit().await.id, h.submit().await.id];
         drop(stream);
-        harness::wait_for("cancellation", || ids.iter().all(|&id| h.cancelled(id)).then_some(())).await;
+        wait_for("cancellation", || ids.iter().all(|&id| h.cancelled(id)).then_some(())).await;
     });
     run(Options::default(), |h| async move {
         let _stream = h.post_raw("/v1/completions", r#"{"prompt": "a"}"#).await;

@@ -61,8 +61,9 @@ fn every_text_gets_its_vector_also_when_the_engine_dies() {
     let server = Server::fake(&slow);
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| server.post("/v1/embeddings", &json!({"input": texts})));
-        let at_work = || (server.metric("pinion_requests_running") > 0.0).then_some(());
-        wait_until("work for the engine", PATIENCE, at_work);
+        // A text of one step never shows in the gauge of running requests.
+        let has_begun = || (server.metric("pinion_prompt_tokens_total") > 0.0).then_some(());
+        wait_until("the first texts", PATIENCE, has_begun);
         kill(server.role("engine-0").expect("it runs").pid, Signal::SIGKILL);
         check_fake(&asked.join().expect("an answer").json(), &texts);
     });

@@ -201,13 +201,13 @@ impl Ledger {
         if self.draining {
             return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
         }
-        let generates = matches!(job, Job::Generate { .. });
+        let reaches_engine = job.reaches_engine();
         let Some(slot_index) = self.entries.next_free() else {
             let message = format!("all {} request slots are taken; try again later", self.entries.len());
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         };
         if !self.setup.resume {
-            self.outgoing.choose(slot_index, generates)?;
+            self.outgoing.choose(slot_index, reaches_engine)?;
         }
         let Some(slot) = self.setup.table.slot(usize::from(slot_index)) else {
             return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
@@ -221,6 +221,7 @@ impl Ledger {
         let facts = Facts {
             id,
             route: origin.route,
+            reaches_engine,
             label: origin.label,
             timings: origin.timings,
             tokenizer: 0,

@@ -56,6 +56,11 @@ pub enum Job {
 }
 
 impl Job {
+    /// Whether the engine and a detokenizer have a part in it.
+    pub(crate) fn reaches_engine(&self) -> bool {
+        matches!(self, Job::Generate { .. })
+    }
+
     /// The record that carries it is larger than this.
     fn bytes_min(&self) -> usize {
         match self {
@@ -121,10 +126,11 @@ impl Outgoing {
     }
 
     /// Since when a request in slot `slot` cannot be served, if it cannot: a role that it needs is down.
-    pub(crate) fn unserved_since(&self, slot: u16, generates: bool) -> Option<u64> {
+    pub(crate) fn unserved_since(&self, slot: u16, reaches_engine: bool) -> Option<u64> {
         let detokenizer = RequestId { slot, ..RequestId::default() }.detokenizer(self.detokenizers);
         let needed = [Peer::new(Role::Engine, 0), Peer::new(Role::Detokenizer, detokenizer)];
-        let needed = needed.into_iter().filter(|_| generates).filter_map(|peer| self.down_since(peer)).min();
+        let needed =
+            needed.into_iter().filter(|_| reaches_engine).filter_map(|peer| self.down_since(peer)).min();
         // One tokenizer is enough.
         let tokenizers = (0..self.tokenizers.max(1)).map(|index| Peer::new(Role::Tokenizer, index));
         let since = tokenizers.map(|peer| self.down_since(peer)).collect::<Option<Vec<u64>>>();
@@ -132,9 +138,9 @@ impl Outgoing {
     }
 
     /// The processes for the next request in slot `slot`. Error: one that it needs is down.
-    pub(crate) fn choose(&mut self, slot: u16, generates: bool) -> Result<Way, Fault> {
+    pub(crate) fn choose(&mut self, slot: u16, reaches_engine: bool) -> Result<Way, Fault> {
         let detokenizer = RequestId { slot, ..RequestId::default() }.detokenizer(self.detokenizers);
-        if generates {
+        if reaches_engine {
             self.check_up(Peer::new(Role::Engine, 0))?;
             self.check_up(Peer::new(Role::Detokenizer, detokenizer))?;
         }

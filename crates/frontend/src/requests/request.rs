@@ -74,6 +74,8 @@ pub struct Facts {
     pub id: RequestId,
     /// The route that took it.
     pub route: Route,
+    /// The engine and a detokenizer have a part in it.
+    pub reaches_engine: bool,
     /// `X-Request-Id` of the answer.
     pub label: String,
     /// The answer says where its time went.

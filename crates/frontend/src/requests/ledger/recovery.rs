@@ -98,10 +98,10 @@ impl Ledger {
     fn held_by(&self, peer: Peer) -> Vec<RequestId> {
         self.ids(|entry, request| {
             let held = match peer.role {
-                Role::Engine => request.facts.route.generates() && request.finished().is_none(),
+                Role::Engine => request.facts.reaches_engine && request.finished().is_none(),
                 Role::Detokenizer => {
                     let index = entry.id.detokenizer(self.setup.detokenizers);
-                    request.facts.route.generates() && index == peer.index && !request.has_last_text()
+                    request.facts.reaches_engine && index == peer.index && !request.has_last_text()
                 }
                 Role::Tokenizer => {
                     let index = request.facts.tokenizer;
@@ -243,8 +243,9 @@ impl Ledger {
     /// Requests that wait for a role that is down, and since when it is down.
     fn unserved(&self, since: impl Fn(u64) -> bool) -> Vec<RequestId> {
         self.ids(|entry, request| {
-            let generates = request.facts.route.generates();
-            entry.is_parked() && self.outgoing.unserved_since(entry.id.slot, generates).is_some_and(&since)
+            let reaches_engine = request.facts.reaches_engine;
+            entry.is_parked()
+                && self.outgoing.unserved_since(entry.id.slot, reaches_engine).is_some_and(&since)
         })
     }
 

@@ -83,7 +83,7 @@ impl Reports {
             resumptions = entry.recovery.resumptions(),
             "request"
         );
-        if request.facts.route.generates() {
+        if request.facts.reaches_engine {
             let facts = &request.facts;
             let detokenizer = facts.id.detokenizer(setup.detokenizers);
             timeline.record(&setup.recorder, facts.id, facts.tokenizer, detokenizer);

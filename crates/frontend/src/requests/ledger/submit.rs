@@ -2,7 +2,7 @@
 
 use super::Setup;
 use super::entry::{Entry, Place, Submission};
-use crate::requests::outgoing::{Job, Outgoing};
+use crate::requests::outgoing::Outgoing;
 use pinion_protocol::Fault;
 use pinion_protocol::names::{Counter, Stage};
 
@@ -23,8 +23,8 @@ impl Entry {
         let (id, recovery) = (self.id, &mut self.recovery);
         let mut opened = self.place == Place::Parked { opened: true };
         let Some(job) = recovery.job() else { return Sent::Waits { opened } };
-        let generates = matches!(job, Job::Generate { .. });
-        let Ok(way) = outgoing.choose(id.slot, generates) else { return Sent::Waits { opened } };
+        let reaches_engine = job.reaches_engine();
+        let Ok(way) = outgoing.choose(id.slot, reaches_engine) else { return Sent::Waits { opened } };
         let mut request = self.request.borrow_mut();
         if !opened {
             if let Err(fault) = outgoing.open(id, job, request.resume_ids(), way) {
@@ -32,7 +32,7 @@ impl Entry {
             }
             opened = true;
         }
-        if generates && !outgoing.shows_openings(way) {
+        if reaches_engine && !outgoing.shows_openings(way) {
             return Sent::Waits { opened };
         }
         let at_ns = (setup.clock)();
