@@ -4,6 +4,7 @@
 //! normalised, compared, written.
 
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// A shorter vector than this counts as this long, as torch's `normalize` has it.
 const LENGTH_MIN: f64 = 1e-12;
@@ -26,6 +27,78 @@ pub enum Encoding {
     Floats,
     /// Their bytes, little-endian fp32, in base64.
     Base64,
+}
+
+impl Encoding {
+    /// Bytes that a number takes in an answer, rounded up.
+    pub fn number_bytes(self) -> usize {
+        match self {
+            // Such as `-0.00000123456789,`.
+            Encoding::Floats => 18,
+            // Four letters for three bytes.
+            Encoding::Base64 => 6,
+        }
+    }
+}
+
+/// Which texts of a request are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// The first one with each of the others.
+    FirstWithRest,
+    /// Each with the one beside it: 0 and 1, 2 and 3, ..
+    Neighbours,
+}
+
+/// The cosines of pairs of texts, whose vectors come in any order. Of a pair that is complete only its cosine is kept,
+/// and the vector of a text that more are compared with.
+#[derive(Debug)]
+pub struct Comparison {
+    pairing: Pairing,
+    cosines: Vec<f32>,
+    /// That of the text with index 0, if the others are compared with it.
+    first: Option<Vec<f32>>,
+    /// Vectors whose other one has not come, by the text's index.
+    waiting: HashMap<usize, Vec<f32>>,
+}
+
+impl Comparison {
+    /// Of this number of texts.
+    pub fn new(pairing: Pairing, text_count: usize) -> Comparison {
+        let pairs = match pairing {
+            Pairing::FirstWithRest => text_count.saturating_sub(1),
+            Pairing::Neighbours => text_count / 2,
+        };
+        Comparison { pairing, cosines: vec![0.0; pairs], first: None, waiting: HashMap::new() }
+    }
+
+    /// Takes the vector of a text.
+    ///
+    /// # Panics
+    /// If there is no text with this index.
+    pub fn take(&mut self, index: usize, values: Vec<f32>) {
+        match self.pairing {
+            Pairing::Neighbours => match self.waiting.remove(&(index ^ 1)) {
+                Some(other) => self.cosines[index / 2] = cosine(&values, &other),
+                None => drop(self.waiting.insert(index, values)),
+            },
+            Pairing::FirstWithRest if index == 0 => {
+                for (index, other) in self.waiting.drain() {
+                    self.cosines[index - 1] = cosine(&values, &other);
+                }
+                self.first = Some(values);
+            }
+            Pairing::FirstWithRest => match &self.first {
+                Some(first) => self.cosines[index - 1] = cosine(first, &values),
+                None => drop(self.waiting.insert(index, values)),
+            },
+        }
+    }
+
+    /// The cosines of all pairs, in their order.
+    pub fn into_scores(self) -> Vec<f32> {
+        self.cosines
+    }
 }
 
 /// Cuts a vector at `dimensions`, then gives it the length 1 if it is to be `normalized`.
@@ -78,11 +151,17 @@ fn list<T: Serialize>(head: &Head, data: Vec<T>, prompt_tokens: u64) -> Vec<u8> 
 }
 
 fn written(answer: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(answer).expect("numbers and strings always serialise")
+    let mut out = Vec::new();
+    put(&mut out, answer);
+    out
 }
 
-/// The answer of `/v1/embeddings`.
-pub fn embeddings(head: &Head, vectors: &[Vec<f32>], encoding: Encoding, prompt_tokens: u64) -> Vec<u8> {
+fn put(out: &mut Vec<u8>, value: &impl Serialize) {
+    serde_json::to_writer(out, value).expect("numbers and strings always serialise");
+}
+
+/// The answer of `/v1/embeddings`. Each vector is dropped when it is written.
+pub fn embeddings(head: &Head, vectors: Vec<Vec<f32>>, encoding: Encoding, prompt_tokens: u64) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(untagged)]
     enum Values<'a> {
@@ -95,17 +174,33 @@ pub fn embeddings(head: &Head, vectors: &[Vec<f32>], encoding: Encoding, prompt_
         object: &'static str,
         embedding: Values<'a>,
     }
-    let data = vectors.iter().enumerate().map(|(index, values)| {
+    let Head { id, created_s, model } = head;
+    let numbers: usize = vectors.iter().map(Vec::len).sum();
+    let mut out = Vec::with_capacity(numbers * encoding.number_bytes());
+    out.extend_from_slice(b"{\"id\":");
+    put(&mut out, id);
+    out.extend_from_slice(b",\"object\":\"list\",\"created\":");
+    put(&mut out, created_s);
+    out.extend_from_slice(b",\"model\":");
+    put(&mut out, model);
+    out.extend_from_slice(b",\"data\":[");
+    for (index, values) in vectors.into_iter().enumerate() {
         let embedding = match encoding {
-            Encoding::Floats => Values::Floats(values),
+            Encoding::Floats => Values::Floats(&values),
             Encoding::Base64 => {
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
                 Values::Base64(base64(&bytes))
             }
         };
-        Embedding { index, object: "embedding", embedding }
-    });
-    list(head, data.collect(), prompt_tokens)
+        if index > 0 {
+            out.push(b',');
+        }
+        put(&mut out, &Embedding { index, object: "embedding", embedding });
+    }
+    out.extend_from_slice(b"],\"usage\":");
+    put(&mut out, &Usage::of(prompt_tokens));
+    out.push(b'}');
+    out
 }
 
 /// The answer of `/v1/score`.
@@ -217,16 +312,43 @@ mod tests {
 
     #[test]
     fn embeddings_are_lists_or_their_bytes() {
-        let vectors = [vec![0.1, -1.0], vec![1e-8, 2.0]];
-        let answer = read(&embeddings(&head(), &vectors, Encoding::Floats, 9));
+        let vectors = vec![vec![0.1, -1.0], vec![1e-8, 2.0]];
+        let answer = read(&embeddings(&head(), vectors.clone(), Encoding::Floats, 9));
         assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("tiny")));
         assert_eq!(answer["usage"], json!({"prompt_tokens": 9, "total_tokens": 9}));
         let first = &answer["data"][0];
         assert_eq!((&first["index"], &first["object"]), (&json!(0), &json!("embedding")));
         // The shortest decimals that give the same fp32.
         assert_eq!(first["embedding"].to_string(), "[0.1,-1.0]");
-        let answer = read(&embeddings(&head(), &vectors[1..], Encoding::Base64, 9));
+        let answer = read(&embeddings(&head(), vectors[1..].to_vec(), Encoding::Base64, 9));
         assert_eq!(answer["data"][0]["embedding"], json!(base64(&[0x77, 0xcc, 0x2b, 0x32, 0, 0, 0, 0x40])));
+    }
+
+    #[test]
+    fn no_number_takes_more_room_than_is_reckoned() {
+        let numbers: Vec<f32> =
+            (0..1000_u32).map(|at| f32::from_bits(0x8000_0001 + at * 0x0010_2030)).collect();
+        for encoding in [Encoding::Floats, Encoding::Base64] {
+            let without = embeddings(&head(), vec![Vec::new(); 2], encoding, 9).len();
+            let with = embeddings(&head(), vec![numbers.clone(); 2], encoding, 9).len();
+            assert!(with - without <= 2 * numbers.len() * encoding.number_bytes(), "{encoding:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_compared_in_any_order() {
+        let texts = [[1.0, 0.0], [0.0, 2.0], [3.0, 4.0], [4.0, 3.0]];
+        let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2], [2, 3, 0, 1]];
+        for (pairing, expected) in
+            [(Pairing::FirstWithRest, vec![0.0, 0.6, 0.8]), (Pairing::Neighbours, vec![0.0, 0.96])]
+        {
+            for order in orders {
+                let mut comparison = Comparison::new(pairing, texts.len());
+                order.into_iter().for_each(|index| comparison.take(index, texts[index].to_vec()));
+                assert!(comparison.waiting.is_empty());
+                assert_eq!(comparison.into_scores(), expected, "{pairing:?} {order:?}");
+            }
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod ui;
 use admission::Limits;
 use admission::tools::CallReading;
 use http::app::{App, Numbers, Settings};
+use http::budget::Budget;
 use observe::health::Health;
 use observe::metrics::Metrics;
 use pinion_api::responses::Store;
@@ -110,6 +111,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         leaving: Cell::new(false),
         load: RefCell::default(),
         responses: Rc::new(RefCell::new(Store::new(config.responses.bytes_max, config.responses.ttl_s))),
+        vectors: Budget::new(limits::VECTORS_BYTES_MAX),
         started_unix_s: clock::unix_s(),
         docs: OnceCell::new(),
     }))

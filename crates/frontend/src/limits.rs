@@ -45,8 +45,13 @@ pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 pub const IGNORED_NAME_BYTES_MAX: usize = 64;
 /// Bytes of all of them together, about.
 pub const IGNORED_NAMES_BYTES_MAX: usize = 1024;
-/// Texts of one request to a model that pools, as OpenAI has it.
+/// Texts of one field of a request to a model that pools, as OpenAI has it for `input`.
 pub const INPUTS_MAX: usize = 2048;
+/// Texts of one request that are under way at a time, for each sequence that a step may have: while some are computed,
+/// the next ones are encoded.
+pub const TEXTS_PER_ROW: usize = 2;
+/// Bytes of the vectors of all requests of one process, and of the answers that are written of them.
+pub const VECTORS_BYTES_MAX: usize = 256 << 20;
 /// Items of a kept response's input that are shown at a time, where a client does not say it.
 pub const INPUT_ITEMS_DEFAULT: usize = 20;
 /// The most that it can ask for, as OpenAI has it.

@@ -105,8 +105,14 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         marks: false,
         special: false,
     };
-    let origin =
-        Origin { route: Route::Chat, label: "r".into(), received_ns: 1, timings: false, siblings: None };
+    let origin = Origin {
+        route: Route::Chat,
+        label: "r".into(),
+        received_ns: 1,
+        timings: false,
+        siblings: None,
+        continues: false,
+    };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();
     let id = ticket.request.borrow().facts.id;
     (id, AnswerBody::Stream(Stream::new(vec![ticket])))

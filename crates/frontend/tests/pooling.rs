@@ -9,7 +9,7 @@ use harness::{Harness, Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
 use pinion_config::{Pooling, PoolingKind, Shorter};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
 use pinion_protocol::names::Stage;
-use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};
 use pinion_protocol::{Fault, RequestId};
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn vectors_leave_normalised_as_numbers_or_bytes_in_the_order_of_the_texts() {
 }
 
 #[test]
-fn more_texts_than_slots_follow_in_waves() {
+fn texts_that_are_more_than_the_slots_follow() {
     run(pooling(Shorter::None), |h| async move {
         let input: Vec<String> = (0..20).map(|index| format!("text {index}")).collect();
         let vectors: Vec<Vec<f32>> = (0..20).map(|index| vec![1.0, 0.0, 0.0, index as f32]).collect();
@@ -90,6 +90,143 @@ fn more_texts_than_slots_follow_in_waves() {
             let ratio = values[3].as_f64().unwrap() / values[0].as_f64().unwrap();
             assert!((ratio - index as f64).abs() < 1e-5, "text {index}: {one}");
         }
+    });
+}
+
+/// Texts of which each vector tells the index.
+fn many(count: usize) -> String {
+    json!({"input": (0..count).map(|index| format!("text {index}")).collect::<Vec<_>>()}).to_string()
+}
+
+/// The ids of the next texts that were sent to the tokenizer.
+async fn submits(h: &Harness, count: usize) -> Vec<RequestId> {
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        ids.push(h.submit().await.id);
+    }
+    ids
+}
+
+fn first_numbers(reply: &Reply) -> Vec<f64> {
+    let answer = reply.json();
+    let data = answer["data"].as_array().unwrap();
+    data.iter().map(|one| one["embedding"][0].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_text_begins_when_another_ends_and_half_of_the_slots_stay_free() {
+    run(pooling(Shorter::None), |h| async move {
+        let stream = h.post_raw("/v1/embeddings", &many(9)).await;
+        let under_way = submits(&h, 4).await;
+        assert_eq!((h.sent.borrow().jobs.len(), h.slots_used()), (0, 4), "of 8");
+        // Another such request takes half of what is left.
+        let other = h.post_raw("/v1/embeddings", &many(9)).await;
+        let others = submits(&h, 2).await;
+        assert_eq!((h.sent.borrow().jobs.len(), h.slots_used()), (0, 6));
+        drop(other);
+        wait_for("cancellation", || others.iter().all(|&id| h.cancelled(id)).then_some(())).await;
+        others.iter().for_each(|&id| end(&h, id));
+        assert_eq!(h.slots_used(), 4);
+
+        // The first text is slow, and the others come in another order than they were sent in.
+        let (minus, plus): (&[f32], &[f32]) = (&[-1.0, 0.0, 0.0, 0.0], &[1.0, 0.0, 0.0, 0.0]);
+        for &id in under_way[1..].iter().rev() {
+            vector(&h, id, plus);
+            end(&h, id);
+        }
+        for _ in 4..9 {
+            give(&h, plus).await;
+        }
+        wait_for("the slots", || (h.slots_used() == 1).then_some(())).await;
+        assert!(h.sent.borrow().jobs.is_empty());
+        vector(&h, under_way[0], minus);
+        end(&h, under_way[0]);
+        let mut expected = vec![1.0; 9];
+        expected[0] = -1.0;
+        assert_eq!(first_numbers(&Reply::read(stream).await), expected);
+        assert_eq!(h.slots_used(), 0);
+    });
+}
+
+#[test]
+fn a_drain_lets_the_rest_of_the_texts_begin() {
+    run(pooling(Shorter::None), |h| async move {
+        let stream = h.post_raw("/v1/embeddings", &many(9)).await;
+        let under_way = submits(&h, 4).await;
+        h.app.ledger.borrow_mut().drain();
+        assert_eq!(h.post("/v1/embeddings", &many(1)).await.status, 503);
+        for id in under_way {
+            vector(&h, id, &[1.0, 0.0, 0.0, 0.0]);
+            end(&h, id);
+        }
+        for _ in 4..9 {
+            let submit = h.submit().await;
+            assert!(h.app.ledger.borrow().any_open(), "the drain waits");
+            vector(&h, submit.id, &[1.0, 0.0, 0.0, 0.0]);
+            end(&h, submit.id);
+        }
+        assert_eq!(first_numbers(&Reply::read(stream).await), vec![1.0; 9]);
+        assert!(!h.app.ledger.borrow().any_open());
+    });
+}
+
+#[test]
+fn a_fault_of_one_text_ends_the_others_and_names_it() {
+    run(pooling(Shorter::None), |h| async move {
+        for (path, body, index, param) in [
+            ("/v1/embeddings", json!({"input": ["a", "b", "c"]}), 1, "input[1]"),
+            ("/v1/embeddings", json!({"input": ["a"]}), 0, "input"),
+            ("/v1/score", json!({"text_1": "a", "text_2": ["b", "c"]}), 0, "text_1"),
+            ("/v1/score", json!({"text_1": "a", "text_2": ["b", "c"]}), 2, "text_2[1]"),
+            ("/v1/score", json!({"text_1": "a", "text_2": "b"}), 1, "text_2"),
+            ("/v1/score", json!({"text_1": ["a", "b"], "text_2": ["c", "d"]}), 2, "text_1[1]"),
+            ("/v1/score", json!({"text_1": ["a", "b"], "text_2": ["c", "d"]}), 1, "text_2[0]"),
+            ("/v1/rerank", json!({"query": "a", "documents": ["b"]}), 0, "query"),
+            ("/v1/rerank", json!({"query": "a", "documents": ["b", "c"]}), 2, "documents[1]"),
+        ] {
+            let stream = h.post_raw(path, &body.to_string()).await;
+            let mut ids = vec![h.submit().await.id];
+            while let Some(TokenizerRecord::Submit(submit)) = h.sent.borrow_mut().jobs.pop_front() {
+                ids.push(submit.id);
+            }
+            let failed = ids.remove(index);
+            h.reject(failed, Fault::field("prompt", "the prompt is too long"));
+            let error = Reply::read(stream).await.json()["error"].take();
+            let message = format!("the {param} is too long");
+            assert_eq!((&error["param"], &error["message"]), (&json!(param), &json!(message)), "{path}");
+            for id in ids {
+                assert!(h.cancelled(id), "{path}");
+                end(&h, id);
+            }
+            assert_eq!(h.slots_used(), 0, "{path}");
+        }
+    });
+}
+
+#[test]
+fn the_memory_of_vectors_is_bounded() {
+    // Four numbers, each with its decimals.
+    let text_bytes = 4 * (4 + 18);
+    let options = Options { vectors_bytes: 3 * text_bytes, ..pooling(Shorter::None) };
+    run(options, |h| async move {
+        let error = h.post("/v1/embeddings", &many(4)).await.json()["error"].take();
+        assert_eq!((&error["param"], &error["code"]), (&json!("input"), &Value::Null), "{error}");
+        let stream = h.post_raw("/v1/embeddings", &many(3)).await;
+        let ids = submits(&h, 3).await;
+        assert_eq!(h.post("/v1/embeddings", &many(1)).await.status, 429);
+        for id in ids {
+            vector(&h, id, &[1.0, 0.0, 0.0, 0.0]);
+            end(&h, id);
+        }
+        assert_eq!(first_numbers(&Reply::read(stream).await), vec![1.0; 3]);
+        // It is given back, also by a client that leaves.
+        let stream = h.post_raw("/v1/embeddings", &many(3)).await;
+        let ids = submits(&h, 3).await;
+        drop(stream);
+        wait_for("cancellation", || ids.iter().all(|&id| h.cancelled(id)).then_some(())).await;
+        let (one, body): (&[f32], Value) = (&[1.0, 0.0, 0.0, 0.0], json!({"input": ["a", "b", "c"]}));
+        let (reply, _) = ask(&h, "/v1/embeddings", body, &[one; 3]).await;
+        assert_eq!(first_numbers(&reply), vec![1.0; 3]);
     });
 }
 
@@ -184,7 +321,8 @@ fn scores_are_cosines_and_a_ranking_has_the_best_first() {
         assert_eq!(scores.iter().map(|score| score.to_string()).collect::<Vec<_>>(), ["0.0", "0.6"]);
         assert_eq!(answer["usage"]["prompt_tokens"], 9);
         let body = json!({"text_1": ["q", "r"], "text_2": ["b", "c"]});
-        let (reply, _) = ask(&h, "/v1/score", body, &[a, b, a, b]).await;
+        let (reply, prompts) = ask(&h, "/v1/score", body, &[a, a, b, b]).await;
+        assert_eq!(prompts, texts(&["q", "b", "r", "c"]));
         let pairs = reply.json()["data"].take();
         assert_eq!((&pairs[0]["score"], &pairs[1]["score"]), (&json!(1.0), &json!(1.0)));
 
@@ -269,5 +407,13 @@ fn a_client_that_leaves_cancels_its_texts_and_a_vector_for_a_completion_is_a_fau
         let id = h.submit().await.id;
         vector(&h, id, &[1.0]);
         assert_eq!(h.malformed.get(), 1);
+    });
+    run(pooling(Shorter::None), |h| async move {
+        let _stream = h.post_raw("/v1/embeddings", r#"{"input": "a"}"#).await;
+        let id = h.submit().await.id;
+        for values in [&[1.0; 3][..], &[1.0; 5]] {
+            vector(&h, id, values);
+        }
+        assert_eq!(h.malformed.get(), 2, "vectors of another width");
     });
 }

@@ -22,7 +22,7 @@ pub(crate) mod unknown;
 use crate::admission::grammar::{grammar, limited};
 use crate::admission::json::{Fields, as_integer};
 pub use crate::admission::pooled::{
-    Embed, Rerank, Score, Texts, admit_embed, admit_rerank, admit_score, of_input,
+    Embed, Rerank, Score, Texts, admit_embed, admit_rerank, admit_score, renamed,
 };
 use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling};

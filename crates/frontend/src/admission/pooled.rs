@@ -4,7 +4,7 @@ use crate::admission::json::{Fields, wrong_type};
 use crate::admission::unknown::{leftovers, members_of};
 use crate::admission::{Limits, check_model, priority, prompts, user};
 use crate::limits::INPUTS_MAX;
-use pinion_api::vectors::Encoding;
+use pinion_api::vectors::{Encoding, Pairing};
 use pinion_config::{Pooling, Shorter};
 use pinion_protocol::Fault;
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
@@ -36,13 +36,13 @@ pub struct Embed {
     pub dimensions: Option<u32>,
 }
 
-/// A request of `/v1/score`: its texts are those of the first side, then those of the second.
+/// A request of `/v1/score`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
     /// What to compare.
     pub texts: Texts,
-    /// Texts of the first side: one for all of the second, or one for each.
-    pub first_count: usize,
+    /// Which of its texts are compared.
+    pub pairing: Pairing,
 }
 
 /// A request of `/v1/rerank`: its texts are the query, then the documents.
@@ -71,7 +71,8 @@ pub fn admit_embed(body: &[u8], limits: &Limits, pooling: &Pooling) -> Result<Em
     let truncation = prompts::truncation(&mut fields)?;
     let Some(input) = fields.take("input") else { return Err(Fault::field("input", "input is required")) };
     fields.put("prompt", input);
-    let prompts = prompts::prompts(&mut fields, limits, (INPUTS_MAX, truncation)).map_err(of_input)?;
+    let prompts = prompts::prompts(&mut fields, limits, (INPUTS_MAX, truncation));
+    let prompts = prompts.map_err(|fault| renamed(fault, "input"))?;
     let prompts = prompts::framed(&mut fields, prompts)?;
     let texts = texts(fields, prompts, truncation, limits, "EmbeddingRequest")?;
     Ok(Embed { texts, encoding, dimensions })
@@ -91,8 +92,12 @@ pub fn admit_score(body: &[u8], limits: &Limits) -> Result<Score, Fault> {
         return Err(Fault::field("text_2", message));
     }
     let truncation = prompts::truncation(&mut fields)?;
-    let prompts = first.into_iter().chain(second).map(Prompt::Text).collect();
-    Ok(Score { texts: texts(fields, prompts, truncation, limits, "ScoreRequest")?, first_count })
+    let (pairing, all): (_, Vec<String>) = match first_count {
+        1 => (Pairing::FirstWithRest, first.into_iter().chain(second).collect()),
+        _ => (Pairing::Neighbours, first.into_iter().zip(second).flat_map(<[String; 2]>::from).collect()),
+    };
+    let prompts = all.into_iter().map(Prompt::Text).collect();
+    Ok(Score { texts: texts(fields, prompts, truncation, limits, "ScoreRequest")?, pairing })
 }
 
 /// Admits a body of `/v1/rerank`.
@@ -113,12 +118,12 @@ pub fn admit_rerank(body: &[u8], limits: &Limits) -> Result<Rerank, Fault> {
     Ok(Rerank { texts, top, documents: shown.then_some(documents) })
 }
 
-/// A fault of a prompt in the words of a route whose prompts are its `input`.
-pub fn of_input(fault: Fault) -> Fault {
+/// A fault of a prompt in the words of a route that has it in the field `place`.
+pub fn renamed(fault: Fault, place: &str) -> Fault {
     if fault.param.as_deref() != Some("prompt") {
         return fault;
     }
-    Fault { param: Some("input".to_owned()), message: fault.message.replace("prompt", "input"), ..fault }
+    Fault { param: Some(place.to_owned()), message: fault.message.replace("prompt", place), ..fault }
 }
 
 /// The rest of a body of the published schema `of`.

@@ -17,6 +17,10 @@ const METHOD_CHARS_MAX: usize = 32;
 #[derive(Clone, Copy)]
 pub(crate) struct ChoicesPerPrompt(pub(crate) usize);
 
+/// Tokens of the texts that became vectors; goes with the response.
+#[derive(Clone, Copy)]
+pub(crate) struct PooledTokens(pub(crate) u64);
+
 /// One HTTP request. It is logged when this is dropped: its answer is complete, or its client is gone.
 pub(crate) struct Access {
     method: String,
@@ -32,6 +36,8 @@ struct Reply {
     /// Those that generate the answer, and how many of them belong to one prompt.
     requests: Vec<Rc<RefCell<Request>>>,
     choices_per_prompt: usize,
+    /// Tokens of texts that became vectors. Their requests have ended before.
+    pooled_tokens: Option<u64>,
 }
 
 impl Access {
@@ -57,6 +63,7 @@ impl Access {
             body_bytes: 0,
             requests,
             choices_per_prompt: choices.map_or(1, |ChoicesPerPrompt(count)| *count),
+            pooled_tokens: response.extensions().get::<PooledTokens>().map(|PooledTokens(count)| *count),
         });
     }
 
@@ -66,7 +73,7 @@ impl Access {
     }
 }
 
-/// What is said of the requests that generate an answer.
+/// What is said of the requests that an answer is made of.
 struct Generation {
     prompt_tokens: u64,
     completion_tokens: u64,
@@ -77,6 +84,10 @@ struct Generation {
 
 impl Reply {
     fn generation(&self) -> Option<Generation> {
+        if let Some(prompt_tokens) = self.pooled_tokens {
+            let finish = "answered".to_owned();
+            return Some(Generation { prompt_tokens, completion_tokens: 0, first_ns: None, finish });
+        }
         let mut finish: Vec<&'static str> = Vec::new();
         let mut found =
             Generation { prompt_tokens: 0, completion_tokens: 0, first_ns: None, finish: String::new() };
@@ -91,10 +102,10 @@ impl Reply {
                     Some(Outcome::Text(ending, _)) => ending.name(),
                     Some(Outcome::Failed(_)) => "error",
                     Some(Outcome::Withdrawn) => "withdrawn",
-                    Some(Outcome::Vector(..)) => "answered",
-                    Some(Outcome::Ids(_) | Outcome::Decoded(_) | Outcome::Disconnected) | None => {
-                        "disconnected"
-                    }
+                    Some(
+                        Outcome::Vector(_) | Outcome::Ids(_) | Outcome::Decoded(_) | Outcome::Disconnected,
+                    )
+                    | None => "disconnected",
                 };
                 if !finish.contains(&name) {
                     finish.push(name);

@@ -1,6 +1,7 @@
 //! What every handler of this process shares.
 
 use crate::admission::Limits;
+use crate::http::budget::Budget;
 use crate::http::guard::Guard;
 use crate::http::pages::Documents;
 use crate::observe::health::Health;
@@ -20,6 +21,7 @@ use pinion_worker::Recorder;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The parts of the config that handlers and connections need.
@@ -122,6 +124,8 @@ pub struct App {
     pub load: RefCell<Load>,
     /// Responses that later requests may name.
     pub responses: Rc<RefCell<Store>>,
+    /// Memory for vectors.
+    pub vectors: Arc<Budget>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
     /// `/openapi.json` and `/docs`, once one of them was asked for.

@@ -276,7 +276,14 @@ fn head(app: &App, api: Api, include_usage: bool) -> Option<Head> {
 
 pub(crate) fn origin(arrival: &Arrival) -> Origin {
     let Arrival { route, received_ns, .. } = *arrival;
-    Origin { route, label: arrival.label.clone(), received_ns, timings: false, siblings: None }
+    Origin {
+        route,
+        label: arrival.label.clone(),
+        received_ns,
+        timings: false,
+        siblings: None,
+        continues: false,
+    }
 }
 
 /// Waits for the first bytes or the outcome; an error before the first bytes were sent is a plain error. A stream
@@ -430,7 +437,7 @@ impl Part {
 }
 
 /// Waits until every request has its outcome, or one has failed.
-pub(crate) async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
+async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
     poll_fn(|context| {
         if let Some(fault) = tickets.iter().find_map(Ticket::fault) {
             return Poll::Ready(Err(fault));

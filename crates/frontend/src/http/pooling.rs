@@ -1,29 +1,30 @@
 //! The routes of models that pool: embeddings, scores, rankings. Where the served model generates text, each ends with a
 //! refusal that no client repeats.
 //!
-//! A text becomes a request that generates nothing and whose outcome is a vector. Texts that are more than the free
-//! slots, or than one answer may have choices, follow in waves.
+//! Each text gets its vector in [`crate::http::window`]; what is made of the vectors is in [`pinion_api::vectors`].
 
-use crate::admission::{Limits, Texts, admit_embed, admit_rerank, admit_score, of_input};
+use crate::admission::{Limits, Texts, admit_embed, admit_rerank, admit_score, renamed};
 use crate::answers::errors::Refusal;
+use crate::http::access_log::PooledTokens;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
-use crate::http::generate::{ignored, origin, outcomes, unexpected};
+use crate::http::budget::Share;
+use crate::http::generate::ignored;
 use crate::http::intake::{discard, read, read_body, weighed};
 use crate::http::routes::{Arrival, whole};
-use crate::requests::claim::claim;
-use crate::requests::outgoing::Job;
-use crate::requests::request::{Form, Outcome};
-use crate::requests::ticket::Ticket;
+use crate::http::window::{Done, Failed, vectors};
 use crate::route::Route;
 use hyper::body::Incoming;
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
-use pinion_api::vectors::{Head, cosine, embeddings, finish, ranking, scores};
+use pinion_api::vectors::{Comparison, Head, Pairing, embeddings, finish, ranking, scores};
 use pinion_config::Pooling;
 use pinion_os::clock;
-use pinion_protocol::limits::CHOICES_MAX;
-use pinion_protocol::{Fault, Sampling};
+use pinion_protocol::Fault;
 use std::rc::Rc;
+
+/// Bytes of one score in an answer, about.
+const SCORE_BYTES: usize = 64;
 
 /// Answers a request of these routes.
 pub(crate) async fn serve(
@@ -37,8 +38,8 @@ pub(crate) async fn serve(
     };
     match arrival.route {
         Route::Embeddings => embed(app, &arrival, request, pooling).await,
-        Route::Score => score(app, &arrival, request).await,
-        Route::Rerank => rerank(app, &arrival, request).await,
+        Route::Score => score(app, &arrival, request, pooling.width).await,
+        Route::Rerank => rerank(app, &arrival, request, pooling.width).await,
         _ => {
             discard(request.into_body());
             Err(refusal(app, arrival.route))
@@ -70,48 +71,94 @@ async fn embed(
         move |body: &[u8], limits: &Limits| admit_embed(body, limits, &pooling)
     };
     let asked = read(app, body, admit).await?;
-    let (head, encoding, dimensions) = (head(app, "embd"), asked.encoding, asked.dimensions);
-    let write = move |mut made: Vec<Vec<f32>>, tokens| {
-        made.iter_mut().for_each(|values| finish(values, dimensions, pooling.normalize));
-        embeddings(&head, &made, encoding, tokens)
+    let (count, encoding, dimensions) = (asked.texts.prompts.len(), asked.encoding, asked.dimensions);
+    let number_bytes = size_of::<f32>() + encoding.number_bytes();
+    let share = app.vectors.take(count * pooling.width as usize * number_bytes, "input")?;
+    let (head, ignored) = (head(app, "embd"), ignored(app, &asked.texts.ignored));
+    let mut made: Vec<Vec<f32>> = vec![Vec::new(); count];
+    let take = |index: usize, mut values: Vec<f32>| {
+        finish(&mut values, dimensions, pooling.normalize);
+        made[index] = values;
     };
-    let answered = answer(app, arrival, asked.texts, write).await;
-    answered.map_err(|refusal| match refusal {
-        Refusal::Fault(fault) => Refusal::Fault(of_input(fault)),
-        other => other,
-    })
+    let done = vectors(app, arrival, asked.texts, pooling.width, take).await;
+    let done = done.map_err(|failed| named(failed, |index| place("input", count, index)))?;
+    let tokens = done.prompt_tokens;
+    let bytes = made.iter().map(Vec::len).sum::<usize>() * encoding.number_bytes();
+    let write = move || embeddings(&head, made, encoding, tokens);
+    respond(app, done, (bytes, Some(share)), ignored, write).await
 }
 
 async fn score(
     app: &Rc<App>,
     arrival: &Arrival,
     request: Request<Incoming>,
+    width: u32,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
     let asked = read(app, body, admit_score).await?;
-    let (head, first_count) = (head(app, "score"), asked.first_count);
-    let write = move |made: Vec<Vec<f32>>, tokens| scores(&head, &compared(&made, first_count), tokens);
-    answer(app, arrival, asked.texts, write).await
+    let (head, ignored) = (head(app, "score"), ignored(app, &asked.texts.ignored));
+    let (pairing, count) = (asked.pairing, asked.texts.prompts.len());
+    let place = move |index: usize| match (pairing, index) {
+        (Pairing::FirstWithRest, 0) => "text_1".to_owned(),
+        (Pairing::FirstWithRest, _) => place("text_2", count - 1, index - 1),
+        (Pairing::Neighbours, _) if index % 2 == 0 => place("text_1", count / 2, index / 2),
+        (Pairing::Neighbours, _) => place("text_2", count / 2, index / 2),
+    };
+    let (cosines, done) = compare(app, arrival, (asked.texts, pairing), width, place).await?;
+    let (bytes, tokens) = (cosines.len() * SCORE_BYTES, done.prompt_tokens);
+    respond(app, done, (bytes, None), ignored, move || scores(&head, &cosines, tokens)).await
 }
 
 async fn rerank(
     app: &Rc<App>,
     arrival: &Arrival,
     request: Request<Incoming>,
+    width: u32,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
     let asked = read(app, body, admit_rerank).await?;
-    let (head, documents, top) = (head(app, "rerank"), asked.documents, asked.top);
-    let write = move |made: Vec<Vec<f32>>, tokens| {
-        ranking(&head, &compared(&made, 1), documents.as_deref(), top, tokens)
+    let (head, ignored) = (head(app, "rerank"), ignored(app, &asked.texts.ignored));
+    let (documents, top) = (asked.documents, asked.top);
+    let place = |index: usize| match index.checked_sub(1) {
+        None => "query".to_owned(),
+        Some(document) => format!("documents[{document}]"),
     };
-    answer(app, arrival, asked.texts, write).await
+    let compared = compare(app, arrival, (asked.texts, Pairing::FirstWithRest), width, place).await?;
+    let (cosines, done) = compared;
+    let tokens = done.prompt_tokens;
+    let shown: usize = documents.iter().flatten().map(String::len).sum();
+    let bytes = cosines.len() * SCORE_BYTES + shown;
+    let write = move || ranking(&head, &cosines, documents.as_deref(), top, tokens);
+    respond(app, done, (bytes, None), ignored, write).await
 }
 
-/// The cosines between the first vectors, or the only one, and those that follow them.
-fn compared(made: &[Vec<f32>], first_count: usize) -> Vec<f32> {
-    let (first, second) = made.split_at(first_count);
-    first.iter().cycle().zip(second).map(|(one, other)| cosine(one, other)).collect()
+/// Has each text made a vector and compared as `pairing` says. `place` names a text by its index.
+async fn compare(
+    app: &App,
+    arrival: &Arrival,
+    (texts, pairing): (Texts, Pairing),
+    width: u32,
+    place: impl Fn(usize) -> String,
+) -> Result<(Vec<f32>, Done), Refusal> {
+    let count = texts.prompts.len();
+    // Few vectors wait for the other one of their pair, but all may.
+    let bytes = count * width as usize * size_of::<f32>();
+    let _share = app.vectors.take(bytes, &place(count - 1))?;
+    let mut comparison = Comparison::new(pairing, count);
+    let take = |index: usize, values: Vec<f32>| comparison.take(index, values);
+    let done = vectors(app, arrival, texts, width, take).await;
+    let done = done.map_err(|failed| named(failed, place))?;
+    Ok((comparison.into_scores(), done))
+}
+
+/// The name of a text: of a field with one text, or of one with a list of them.
+fn place(field: &str, count: usize, index: usize) -> String {
+    if count == 1 { field.to_owned() } else { format!("{field}[{index}]") }
+}
+
+/// The fault of a text in the words of its route, which has no prompts.
+fn named(failed: Failed, place: impl Fn(usize) -> String) -> Refusal {
+    renamed(failed.fault, &place(failed.index)).into()
 }
 
 fn head(app: &App, prefix: &str) -> Head {
@@ -119,48 +166,21 @@ fn head(app: &App, prefix: &str) -> Head {
     Head { id, created_s: clock::unix_s(), model: app.limits.model.clone() }
 }
 
-/// Has each text made a vector, and the answer written of all. `write` also gets the number of their tokens.
-async fn answer(
-    app: &Rc<App>,
-    arrival: &Arrival,
-    texts: Texts,
-    write: impl FnOnce(Vec<Vec<f32>>, u64) -> Vec<u8> + Send + 'static,
+/// The response with what `write` makes, which is about `bytes` long and keeps `share` until it is sent.
+async fn respond(
+    app: &App,
+    done: Done,
+    (bytes, share): (usize, Option<Share>),
+    ignored: Option<(HeaderName, HeaderValue)>,
+    write: impl FnOnce() -> Vec<u8> + Send + 'static,
 ) -> Result<Response<AnswerBody>, Refusal> {
-    let ignored = ignored(app, &texts.ignored);
-    let Texts { prompts, truncation, priority, user, .. } = texts;
-    let claim = claim(&app.settings.fairness, arrival.key, user.as_deref(), priority);
-    let sampling = Box::new(Sampling { max_tokens: Some(0), ..Sampling::default() });
-    let mut made = Vec::with_capacity(prompts.len());
-    let (mut prompts, mut tokens, mut wave) = (prompts.into_iter(), 0, Vec::new());
-    while prompts.len() > 0 {
-        // The slots of the wave before are free.
-        wave.clear();
-        let free = app.ledger.borrow().slots_total() - app.ledger.borrow().slots_used();
-        for prompt in prompts.by_ref().take(free.clamp(1, CHOICES_MAX)) {
-            let job = Job::Generate {
-                claim,
-                sampling: sampling.clone(),
-                prompt,
-                truncation,
-                stop: Vec::new(),
-                include_stop: false,
-                marks: false,
-                special: false,
-            };
-            let begun = Ticket::begin(&app.ledger, origin(arrival), job, Form::Vector(None));
-            let ticket = begun.inspect_err(|_| wave.iter().for_each(Ticket::withdraw))?;
-            wave.push(ticket);
-        }
-        let ends = outcomes(&wave).await.inspect_err(|_| wave.iter().for_each(Ticket::withdraw))?;
-        for end in ends {
-            let Outcome::Vector(values, prompt_tokens) = end else { return Err(unexpected()) };
-            tokens += u64::from(prompt_tokens);
-            made.push(values);
-        }
-    }
-    let bytes: usize = made.iter().map(|values| size_of_val(values.as_slice())).sum();
-    let body = weighed(app, bytes, move |_| Ok::<_, Fault>(write(made, tokens))).await?;
-    let mut response = whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), wave));
+    let answer = weighed(app, bytes, move |_| Ok::<_, Fault>(write())).await?;
+    let answer = match share {
+        Some(share) => share.hold(answer),
+        None => answer.into(),
+    };
+    let mut response = whole(StatusCode::OK, "application/json", AnswerBody::Whole(answer, done.last));
     response.headers_mut().extend(ignored);
+    response.extensions_mut().insert(PooledTokens(done.prompt_tokens));
     Ok(response)
 }

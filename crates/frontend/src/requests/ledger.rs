@@ -110,6 +110,8 @@ pub struct Origin {
     pub timings: bool,
     /// The other choices of its prompt, itself included.
     pub siblings: Option<Rc<Siblings>>,
+    /// Others of the same answer have begun before: a drain lets it begin too.
+    pub continues: bool,
 }
 
 /// All accepted requests.
@@ -198,7 +200,7 @@ impl Ledger {
         job: Job,
         plan: AnswerPlan,
     ) -> Result<Rc<RefCell<Request>>, Fault> {
-        if self.draining {
+        if self.draining && !origin.continues {
             return Err(Fault::new(FaultCode::Unavailable, "the service is shutting down"));
         }
         let reaches_engine = job.reaches_engine();

@@ -5,9 +5,11 @@
 //! ([`super::ledger`], the HTTP side). Two things end a request on our side, in either order: the last text from the
 //! detokenizer and [`Finished`] from the engine. The client is told exactly one outcome.
 
+mod counts;
 mod form;
 mod output;
 mod plan;
+mod vector;
 
 use crate::answers::calls::Calls;
 use crate::answers::errors::HttpError;
@@ -32,8 +34,8 @@ use std::task::Waker;
 pub enum Outcome {
     /// The text is complete.
     Text(Ending, Usage),
-    /// What the model made of the prompt, and the prompt's tokens.
-    Vector(Vec<f32>, u32),
+    /// What the model made of the prompt is here; the prompt has this number of tokens.
+    Vector(u32),
     /// Ids, for `/tokenize`.
     Ids(Vec<u32>),
     /// Text, for `/detokenize`.
@@ -163,18 +165,6 @@ impl Request {
         }
     }
 
-    /// Whether each chunk has the counts so far.
-    pub fn shows_counts(&self) -> bool {
-        self.extras.as_ref().is_some_and(|extras| extras.shows_counts())
-    }
-
-    /// Says how many tokens the prompt has, and how many of them the engine found in its cache.
-    pub fn count_prompt(&mut self, prompt_tokens: u32, cached_tokens: u32) {
-        if let Some(extras) = &mut self.extras {
-            extras.count_prompt(prompt_tokens, cached_tokens);
-        }
-    }
-
     /// Says what the request's slot says of how the answer begins. Only the first time counts.
     pub fn begin_text(&mut self, beginning: Beginning) {
         if let Some(thoughts) = &mut self.thoughts {
@@ -203,12 +193,6 @@ impl Request {
     /// The engine's account, once it came.
     pub fn finished(&self) -> Option<&Finished> {
         self.finished.as_ref()
-    }
-
-    /// Prompt tokens from the prefix cache, as the answer counts them: those of the first engine that drew a token.
-    pub fn cached_tokens(&self) -> u32 {
-        let of_last = || self.finished.map_or(0, |finished| finished.cached_tokens);
-        self.cached_tokens.unwrap_or_else(of_last)
     }
 
     /// How the answer leaves.
@@ -334,6 +318,7 @@ impl Request {
     pub fn interrupt(&mut self, id: RequestId, cached_tokens: u32) {
         self.facts.id = id;
         self.finished = None;
+        self.forget_vector();
         if !self.ids.is_empty() {
             self.cached_tokens.get_or_insert(cached_tokens);
         }
@@ -383,7 +368,7 @@ impl Request {
         match &mut self.form {
             Form::Events(_) => sse::write_error(&error().body(), &mut self.out),
             Form::Translated(writer) => writer.fail(&error().failure(), &mut self.out),
-            Form::PlainStream | Form::Whole | Form::Vector(_) => {}
+            Form::PlainStream | Form::Whole | Form::Vector { .. } => {}
         }
         self.outcome = Some(Outcome::Failed(fault));
         self.wake();
@@ -451,22 +436,6 @@ impl Request {
         Next::Cancel
     }
 
-    /// Of the cached tokens those count that the first engine found which drew a token for the answer.
-    fn usage(&self, prompt_tokens: u32, cached_tokens: u32) -> Usage {
-        let cached_tokens = self.cached_tokens.unwrap_or(cached_tokens);
-        Usage {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens: self.token_count(),
-            reasoning_tokens: self.reasoning_tokens(),
-        }
-    }
-
-    /// Tokens of the answer so far.
-    pub fn token_count(&self) -> u32 {
-        u32::try_from(self.ids.len()).unwrap_or(u32::MAX)
-    }
-
     /// Whether every score of the prompt came that was asked for. They come before the last text if they come at all.
     fn has_prompt_scores(&self) -> bool {
         let parts = self.prompt.as_ref().zip(self.finished);
@@ -480,7 +449,9 @@ impl Request {
                 sse::write_end(writer, usage, timeline, &mut self.out);
             }
             Form::Translated(writer) => writer.end(usage, &mut self.out),
-            Form::Vector(values) => return self.outcome = Some(output::vector(values.take(), usage)),
+            Form::Vector { values, .. } => {
+                return self.outcome = Some(vector::outcome(values.is_some(), usage));
+            }
             Form::Events(_) | Form::PlainStream | Form::Whole => {}
         }
         self.outcome = Some(Outcome::Text(ending, usage));

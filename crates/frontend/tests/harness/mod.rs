@@ -10,6 +10,7 @@ use pinion_config::{ApiKeys, Edge, Fairness, Pooling, SamplingDefaults, Topology
 use pinion_frontend::admission::Limits;
 use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::http::app::{App, Numbers, Settings};
+use pinion_frontend::http::budget::Budget;
 use pinion_frontend::http::guard::Guard;
 use pinion_frontend::http::server;
 use pinion_frontend::observe::health::Health;
@@ -106,6 +107,7 @@ pub(crate) struct Options {
     pub(crate) reasons: bool,
     pub(crate) strict_fields: bool,
     pub(crate) pooling: Option<Pooling>,
+    pub(crate) vectors_bytes: usize,
     pub(crate) defaults: SamplingDefaults,
     pub(crate) template: Described,
 }
@@ -145,6 +147,7 @@ impl Default for Options {
             reasons,
             strict_fields: false,
             pooling: None,
+            vectors_bytes: 1 << 20,
             defaults,
             template: Described::default(),
         }
@@ -236,6 +239,7 @@ impl Harness {
             leaving: Cell::new(false),
             load: RefCell::default(),
             responses: Rc::new(RefCell::new(Store::new(options.responses_store_bytes, 60))),
+            vectors: Budget::new(options.vectors_bytes),
             started_unix_s: 1_790_000_000,
             docs: OnceCell::new(),
         });

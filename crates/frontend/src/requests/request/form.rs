@@ -11,8 +11,13 @@ pub enum Form {
     PlainStream,
     /// All at once when it is complete.
     Whole,
-    /// A vector instead of text, here once it came.
-    Vector(Option<Vec<f32>>),
+    /// A vector instead of text.
+    Vector {
+        /// Its numbers.
+        width: u32,
+        /// Here once they came, until they are taken.
+        values: Option<Vec<f32>>,
+    },
     /// As another API than OpenAI's completions and chats words it, as a stream or whole.
     Translated(Box<AnswerWriter>),
 }
@@ -28,7 +33,7 @@ impl Form {
         match self {
             Form::Events(_) | Form::PlainStream => true,
             Form::Translated(writer) => writer.streams(),
-            Form::Whole | Form::Vector(_) => false,
+            Form::Whole | Form::Vector { .. } => false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What waits for the client: text, scores and calls on their way into the bytes of the answer.
 
-use super::{Form, Next, Outcome, Request};
-use crate::answers::openai::{Additions, Ending, Event, Shape, Usage, echoed, logprobs};
+use super::{Form, Request};
+use crate::answers::openai::{Additions, Ending, Event, Shape, echoed, logprobs};
 use crate::answers::prompt_part::PromptPart;
 use crate::limits::SCORES_BYTES_MAX;
 use bytes::{Bytes, BytesMut};
@@ -81,7 +81,7 @@ impl Request {
             (Piece::Thought(text), Form::Events(_) | Form::Translated(_)) => {
                 self.say(&Event::Reasoning(text))
             }
-            (Piece::Thought(text), Form::PlainStream | Form::Whole | Form::Vector(_)) => {
+            (Piece::Thought(text), Form::PlainStream | Form::Whole | Form::Vector { .. }) => {
                 self.reasoning.push_str(text)
             }
         }
@@ -125,15 +125,6 @@ impl Request {
         matches!(&self.form, Form::Events(writer) if writer.head().shape == Shape::Completions)
     }
 
-    /// Takes the vector of the prompt. A gap: none was asked for.
-    pub fn pool(&mut self, values: Vec<f32>) -> Next {
-        match &mut self.form {
-            Form::Vector(kept) => *kept = Some(values),
-            Form::Events(_) | Form::PlainStream | Form::Whole | Form::Translated(_) => return Next::Gap,
-        }
-        Next::Continue
-    }
-
     pub(super) fn say(&mut self, event: &Event<'_>) {
         match (&mut self.form, event) {
             (Form::Events(writer), _) => {
@@ -149,7 +140,7 @@ impl Request {
             (Form::PlainStream | Form::Whole, Event::Text(text)) => {
                 self.out.extend_from_slice(text.as_bytes())
             }
-            (Form::Vector(_), _) => {}
+            (Form::Vector { .. }, _) => {}
             (
                 Form::PlainStream | Form::Whole,
                 Event::Role
@@ -242,14 +233,6 @@ fn write_translated(
         Event::Finish { ending, .. } => writer.finish(ending, stopped_by, out),
         // It has them from elsewhere.
         Event::Role | Event::Usage(_) | Event::Timings(_) => {}
-    }
-}
-
-/// The outcome of a text whose request has ended; its vector came ahead of that.
-pub(super) fn vector(values: Option<Vec<f32>>, usage: Usage) -> Outcome {
-    match values {
-        Some(values) => Outcome::Vector(values, usage.prompt_tokens),
-        None => Outcome::Failed(Fault::new(FaultCode::Internal, "the engine gave no vector for this text")),
     }
 }
 
