@@ -9,7 +9,7 @@ use harness::{Harness, Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
 use pinion_config::{Pooling, PoolingKind, Shorter};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
 use pinion_protocol::names::Stage;
-use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};
+use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord, Truncation};
 use pinion_protocol::{Fault, RequestId};
 use serde_json::{Value, json};
 
@@ -303,6 +303,49 @@ fn faults_name_the_field_and_generation_is_refused_for_good() {
         for path in ["/classify", "/pooling"] {
             let error = h.post(path, r#"{"input": "a"}"#).await.json()["error"].take();
             assert!(error["message"].as_str().unwrap().contains("/v1/embeddings"), "{path}: {error}");
+        }
+    });
+}
+
+#[test]
+fn a_text_is_cut_at_its_end_unless_a_client_says_otherwise() {
+    run(pooling(Shorter::None), |h| async move {
+        for (fields, expected, ids) in [
+            (json!({}), Truncation::Never, vec![1, 2, 3]),
+            (json!({"truncate_prompt_tokens": 2}), Truncation::First(2), vec![1, 2]),
+            (json!({"truncate_prompt_tokens": -1}), Truncation::FitFirst, vec![1, 2, 3]),
+            (
+                json!({"truncate_prompt_tokens": 2, "truncation_side": "right"}),
+                Truncation::First(2),
+                vec![1, 2],
+            ),
+            (
+                json!({"truncate_prompt_tokens": 2, "truncation_side": "left"}),
+                Truncation::Last(2),
+                vec![2, 3],
+            ),
+            (
+                json!({"truncate_prompt_tokens": -1, "truncation_side": "left"}),
+                Truncation::Fit,
+                vec![1, 2, 3],
+            ),
+        ] {
+            let mut body = fields;
+            body["input"] = json!([1, 2, 3]);
+            let stream = h.post_raw("/v1/embeddings", &body.to_string()).await;
+            let submit = h.submit().await;
+            assert_eq!((submit.truncation, submit.prompt), (expected, Prompt::Ids(ids)), "{body}");
+            vector(&h, submit.id, &[1.0; 4]);
+            end(&h, submit.id);
+            assert_eq!(Reply::read(stream).await.status, 200);
+        }
+        for (path, body) in [
+            ("/v1/embeddings", json!({"input": "a", "truncation_side": "middle"})),
+            ("/v1/score", json!({"text_1": "a", "text_2": "b", "truncation_side": "middle"})),
+            ("/v1/rerank", json!({"query": "a", "documents": ["b"], "truncation_side": 1})),
+        ] {
+            let error = h.post(path, &body.to_string()).await.json()["error"].take();
+            assert_eq!(error["param"], "truncation_side", "{error}");
         }
     });
 }

@@ -43,31 +43,58 @@ pub enum Truncation {
     Last(u32),
     /// The last tokens, as many as the context holds beside the answer.
     Fit,
+    /// This number of its first tokens, at least 1. What the tokenizer puts behind every text is kept as the last of
+    /// them.
+    First(u32),
+    /// The first tokens in the same way, as many as the context holds beside the answer.
+    FitFirst,
 }
 
 impl Truncation {
-    /// How many of a prompt's last tokens are used, at least 1.
+    /// How many of a prompt's tokens are used, at least 1.
     pub fn kept(self, context: u32, max_tokens: Option<u32>) -> usize {
         match self {
             Truncation::Never => usize::MAX,
-            Truncation::Last(count) => count.max(1) as usize,
-            Truncation::Fit => context.saturating_sub(max_tokens.unwrap_or(1)).max(1) as usize,
+            Truncation::Last(count) | Truncation::First(count) => count.max(1) as usize,
+            Truncation::Fit | Truncation::FitFirst => {
+                context.saturating_sub(max_tokens.unwrap_or(1)).max(1) as usize
+            }
         }
     }
 
-    fn word(self) -> u32 {
+    /// The same of the first tokens.
+    pub fn of_first(self) -> Truncation {
         match self {
-            Truncation::Never => 0,
-            Truncation::Last(count) => count.max(1),
-            Truncation::Fit => u32::MAX,
+            Truncation::Never => Truncation::Never,
+            Truncation::Last(count) | Truncation::First(count) => Truncation::First(count),
+            Truncation::Fit | Truncation::FitFirst => Truncation::FitFirst,
         }
     }
 
-    fn of_word(word: u32) -> Truncation {
-        match word {
-            0 => Truncation::Never,
-            u32::MAX => Truncation::Fit,
-            count => Truncation::Last(count),
+    /// Whether the tokens that are used are the first ones.
+    pub fn keeps_first(self) -> bool {
+        matches!(self, Truncation::First(_) | Truncation::FitFirst)
+    }
+
+    /// As a header's `keeps` and `kept`.
+    fn words(self) -> (u16, u32) {
+        match self {
+            Truncation::Never => (KEEPS_ALL, 0),
+            Truncation::Last(count) => (KEEPS_LAST, count),
+            Truncation::Fit => (KEEPS_LAST_FITTING, 0),
+            Truncation::First(count) => (KEEPS_FIRST, count),
+            Truncation::FitFirst => (KEEPS_FIRST_FITTING, 0),
+        }
+    }
+
+    fn of_words(keeps: u16, kept: u32) -> Result<Truncation, Malformed> {
+        match keeps {
+            KEEPS_ALL => Ok(Truncation::Never),
+            KEEPS_LAST => Ok(Truncation::Last(kept)),
+            KEEPS_LAST_FITTING => Ok(Truncation::Fit),
+            KEEPS_FIRST => Ok(Truncation::First(kept)),
+            KEEPS_FIRST_FITTING => Ok(Truncation::FitFirst),
+            _ => Err(Malformed("prompt truncation")),
         }
     }
 }
@@ -129,10 +156,16 @@ pub enum TokenizerRecord {
     Render(Render),
 }
 
-const FORM_TEXT: u32 = 0;
-const FORM_CHAT: u32 = 1;
-const FORM_IDS: u32 = 2;
-const FORM_BARE: u32 = 3;
+const FORM_TEXT: u16 = 0;
+const FORM_CHAT: u16 = 1;
+const FORM_IDS: u16 = 2;
+const FORM_BARE: u16 = 3;
+
+const KEEPS_ALL: u16 = 0;
+const KEEPS_LAST: u16 = 1;
+const KEEPS_LAST_FITTING: u16 = 2;
+const KEEPS_FIRST: u16 = 3;
+const KEEPS_FIRST_FITTING: u16 = 4;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -141,12 +174,14 @@ struct Header {
     claim: Claim,
     /// Its lists follow this header.
     sampling: SamplingRecord,
-    form: u32,
+    form: u16,
+    /// Which tokens of the prompt are used, see [`Truncation`].
+    keeps: u16,
     /// Bytes for text and chats, ids for ids.
     prompt_len: u32,
     resume_len: u32,
-    /// A [`Truncation`].
-    truncation: u32,
+    /// How many of them, with [`KEEPS_FIRST`] and [`KEEPS_LAST`].
+    kept: u32,
 }
 
 /// Replaces `out` by the payload of a [`Submit`] of these parts.
@@ -174,14 +209,16 @@ fn put_request(
         Prompt::Chat(json) => (FORM_CHAT, json.len()),
         Prompt::Ids(ids) => (FORM_IDS, ids.len()),
     };
+    let (keeps, kept) = truncation.words();
     let header = Header {
         id,
         claim,
         sampling: sampling.into(),
         form,
+        keeps,
         prompt_len: prompt_len as u32,
         resume_len: resume.len() as u32,
-        truncation: truncation.word(),
+        kept,
     };
     put(out, &header);
     sampling.put_lists(out);
@@ -259,7 +296,7 @@ impl TokenizerRecord {
                     return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt }));
                 }
                 let claim = header.claim.checked()?;
-                let truncation = Truncation::of_word(header.truncation);
+                let truncation = Truncation::of_words(header.keeps, header.kept)?;
                 let id = header.id;
                 Ok(TokenizerRecord::Submit(Submit { id, claim, sampling, prompt, truncation, resume }))
             }
@@ -303,9 +340,16 @@ mod tests {
             Prompt::Bare("héllo".into()),
             Prompt::Chat("{}".into()),
             Prompt::Ids(vec![1, 2, 3]),
+            Prompt::Ids(vec![4]),
         ]
         .into_iter()
-        .zip([Truncation::Never, Truncation::Fit, Truncation::Last(1), Truncation::Last(u32::MAX - 1)])
+        .zip([
+            Truncation::Never,
+            Truncation::Fit,
+            Truncation::Last(u32::MAX),
+            Truncation::First(1),
+            Truncation::FitFirst,
+        ])
         .map(|(prompt, truncation)| (truncation, prompt))
         {
             let grammar = Some(Grammar {

@@ -216,6 +216,18 @@ impl TextCodec {
         Ok(ids)
     }
 
+    /// Cuts the ids of a text to their first `kept`. If they are framed, the tokens behind the text stay: the
+    /// text is cut in front of them.
+    pub fn keep_first(&self, ids: &mut Vec<u32>, kept: usize, is_framed: bool) {
+        if ids.len() <= kept {
+            return;
+        }
+        let behind = if is_framed { self.frame.behind.as_slice() } else { &[] };
+        ids.truncate(kept.saturating_sub(behind.len()));
+        ids.extend_from_slice(behind);
+        ids.truncate(kept);
+    }
+
     /// The text of all ids at once; special tokens and ids outside the vocabulary show nothing.
     pub fn decode_all(&self, ids: &[u32]) -> String {
         let mut text = String::new();
@@ -411,6 +423,20 @@ mod tests {
         ] {
             assert_eq!(codec.encode_framed(written, 8), Ok(framed), "{written}");
         }
+        for (codec, kept, first) in [
+            (&before, 3, vec![256, a, a + 1]),
+            (&behind, 3, vec![a, a + 1, 256]),
+            (&both, 3, vec![256, a, 256]),
+            (&both, 6, vec![256, a, a + 1, a + 2, a + 3, 256]),
+            (&both, 1, vec![256]),
+        ] {
+            let mut ids = codec.encode_framed("abcd", 8).unwrap();
+            codec.keep_first(&mut ids, kept, true);
+            assert_eq!(ids, first, "{kept}");
+        }
+        let mut ids = behind.encode("abcd", 8).unwrap();
+        behind.keep_first(&mut ids, 2, false);
+        assert_eq!(ids, [a, a + 1]);
         assert_eq!(before.encode("a", 8), Ok(vec![a]));
         let plain = TextCodec::parse(byte_tokenizer_json().as_bytes(), Path::new("t")).unwrap();
         assert_eq!(plain.encode_framed("a", 8), Ok(vec![a]));

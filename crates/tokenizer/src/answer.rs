@@ -91,7 +91,7 @@ impl Tokenizer {
     }
 
     fn admit(&self, submit: Submit, unix_seconds: i64) -> Result<Admit, Fault> {
-        let param = param_of(&submit.prompt);
+        let (param, is_framed) = (param_of(&submit.prompt), matches!(submit.prompt, Prompt::Text(_)));
         let mut sampling = submit.sampling;
         // No prompt can be longer than this and leave room for one token, if one is wanted.
         let least = u32::from(sampling.max_tokens != Some(0));
@@ -104,7 +104,11 @@ impl Tokenizer {
             sampling.reasoning = begins;
         }
         let kept = submit.truncation.kept(self.limits.max_model_len, sampling.max_tokens);
-        ids.drain(..ids.len().saturating_sub(kept));
+        if submit.truncation.keeps_first() {
+            self.codec.keep_first(&mut ids, kept, is_framed);
+        } else {
+            ids.drain(..ids.len().saturating_sub(kept));
+        }
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
             let least = sampling.max_tokens.unwrap_or(1);

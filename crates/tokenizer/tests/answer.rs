@@ -88,7 +88,7 @@ fn what_fits_is_admitted_with_its_room() {
 
 /// The prompt's last tokens are used, also where all of them would not fit.
 #[test]
-fn a_prompt_is_truncated_from_its_beginning() {
+fn a_prompt_is_truncated_from_its_beginning_or_its_end() {
     let with = |prompt: Prompt, truncation, max_tokens| {
         let sampling = Sampling { max_tokens, ..Sampling::default() };
         let resume = Vec::new();
@@ -108,6 +108,14 @@ fn a_prompt_is_truncated_from_its_beginning() {
         assert_eq!(admit.ids, short[short.len().saturating_sub(count)..], "{truncation:?}");
         let admit = admitted(with(Prompt::Ids(bytes_of(&long)), truncation, max_tokens));
         assert_eq!((admit.ids, admit.prompt_tokens as usize), (tail(count), count), "{truncation:?}");
+    }
+    for (truncation, count) in
+        [(Truncation::First(3), 3), (Truncation::FitFirst, 64), (Truncation::First(64), 64)]
+    {
+        let admit = admitted(with(Prompt::Ids(bytes_of(&long)), truncation, Some(0)));
+        assert_eq!(admit.ids, bytes_of(&long)[..count], "{truncation:?}");
+        let admit = admitted(with(text(&long[..63]), truncation, Some(0)));
+        assert_eq!(admit.ids, bytes_of(&long)[..count.min(63)], "{truncation:?}");
     }
     let whole = admitted(with(text("ab"), Truncation::Last(9), Some(4)));
     assert_eq!(whole.ids, bytes_of("ab"));

@@ -60,7 +60,8 @@ fn prompt_ids(items: &[Value], limits: &Limits, truncation: Truncation) -> Resul
     }
     // What the answer needs of the context the tokenizer knows, and cuts again.
     let kept = truncation.kept(limits.max_model_len, Some(0)).min(items.len());
-    ids("prompt", &items[items.len() - kept..], limits).map(Prompt::Ids)
+    let items = if truncation.keeps_first() { &items[..kept] } else { &items[items.len() - kept..] };
+    ids("prompt", items, limits).map(Prompt::Ids)
 }
 
 /// `truncate_prompt_tokens`: this number of the prompt's last tokens, or with -1 as many as fit.
