@@ -70,7 +70,7 @@ pub use log::{LogForm, Terminal};
 pub use machine::{Cpu, Machine, Memory};
 pub use model_facts::ModelFacts;
 pub use observe::{Observe, Profiler, nvtx_injection};
-pub use pooling::{Pooling, PoolingKind, Shorter};
+pub use pooling::{FAKE_VECTOR_WIDTH, Pooling, PoolingKind, Shorter};
 pub use probe_command::{CudaModel, ProbeCommand, probe_command};
 pub use replay_command::{ReplayCommand, replay_command};
 pub use scheduling::{AdmissionKind, Scheduling, StepTimeKind};

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Largest modules.json, in bytes.
 const MODULES_BYTES_MAX: u64 = 1 << 20;
 /// Numbers of a vector of the fake backend, which has no hidden state.
-const FAKE_WIDTH: u32 = 8;
+pub const FAKE_VECTOR_WIDTH: u32 = 8;
 /// Keys of config.json with which each token sees those after it, each with the value that says so.
 const BOTH_WAYS: [(&str, bool); 3] =
     [("is_causal", false), ("use_bidirectional_attention", true), ("is_bidirectional", true)];
@@ -95,7 +95,8 @@ pub(crate) fn read(
     let shorter = shorter(&config).map_err(|reason| faults.add(&path, reason)).ok()?;
     limit(dir, facts, faults);
     let is_fake = settings.text("backend") == Some("fake");
-    Some(Pooling { kind, width: if is_fake { FAKE_WIDTH } else { facts.hidden }, normalize, shorter })
+    let width = if is_fake { FAKE_VECTOR_WIDTH } else { facts.hidden };
+    Some(Pooling { kind, width, normalize, shorter })
 }
 
 /// What modules.json says, if there is one. `None` after a fault was noted.

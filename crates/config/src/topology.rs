@@ -38,8 +38,6 @@ const ORDINARY_DELTA_TEXT_BYTES: usize = 12;
 const DELTA_TEXT_BYTES_MAX: usize = STOP_STRING_BYTES_MAX + 768;
 /// Records of prompt scores that may wait for one detokenizer.
 const WAITING_PROMPT_RECORDS: usize = 8;
-/// Steps whose vectors may wait for one frontend.
-const WAITING_VECTOR_STEPS: usize = 4;
 /// Rejections that may wait for one frontend.
 const WAITING_REJECTS: usize = 64;
 
@@ -233,10 +231,10 @@ impl RingSizes {
         // and rejections that wait while the frontend is busy
         let reject = DETAIL_BYTES_MAX + FIXED_PART_BYTES;
         let rejects = WAITING_REJECTS * (reject + RECORD_HEAD_BYTES);
-        // and, where the model pools, the vectors of a few full steps
+        // and, where the model pools, the vector of every request: nothing holds the engine back while it is not read
         let vectors = match self.vector {
             0 => 0,
-            bytes => WAITING_VECTOR_STEPS * self.sequences * (bytes + RECORD_HEAD_BYTES),
+            bytes => self.slots * (bytes + RECORD_HEAD_BYTES),
         };
         ring_bytes(finished + rejects + vectors, reject.max(self.vector))
     }

@@ -193,12 +193,13 @@ fn contents(config: &Config, found: &serde_json::Value) -> Vec<Check> {
 }
 
 /// Bytes of weights of `numbers` numbers in memory, about: embeddings stay as they are, the rest becomes integers with
-/// a scale for each few of them. A head that the files do not have is made of the embeddings and stands beside them.
+/// a scale for each few of them. A head that the files do not have is made of the embeddings and stands beside them; a
+/// model that pools has none.
 fn weight_bytes(config: &Config, numbers: u64, stored_bytes: u64, has_head: bool) -> u64 {
     let whole = config.dtype.bytes();
     let embeddings = (u64::from(config.model.vocab_size) * u64::from(config.model.hidden)).min(numbers);
     let head = match config.quantization {
-        _ if has_head => 0,
+        _ if has_head || config.pooling.is_some() => 0,
         Quantization::None | Quantization::Checkpoint => embeddings * whole,
         Quantization::Int8 | Quantization::Int4 => embeddings * 9 / 8,
     };

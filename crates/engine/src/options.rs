@@ -20,6 +20,9 @@ use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use pinion_text::TextCodec;
 use pinion_worker::Recorder;
 
+// The config sizes rings by the width that the fake model's vectors have.
+const _: () = assert!(pinion_config::FAKE_VECTOR_WIDTH == pinion_model::FAKE_VECTOR_WIDTH);
+
 /// What the model is told.
 pub fn model_options(config: &Config) -> ModelOptions {
     ModelOptions {

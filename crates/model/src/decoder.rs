@@ -173,12 +173,16 @@ impl Decoder {
     ) -> Result<(), TensorError> {
         let Some(pooler) = &mut self.pooler else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
-        pooler.wanted(batch, &mut self.arrays.tokens);
-        if self.arrays.tokens.is_empty() {
-            return Ok(());
-        }
         // [wanted, hidden]
-        let wanted = hidden.f_index_select(0, &Tensor::f_from_slice(&self.arrays.tokens)?)?;
+        let wanted = if pooler.wants_all() {
+            hidden.shallow_clone()
+        } else {
+            pooler.ends(batch, &mut self.arrays.tokens);
+            if self.arrays.tokens.is_empty() {
+                return Ok(());
+            }
+            hidden.f_index_select(0, &Tensor::f_from_slice(&self.arrays.tokens)?)?
+        };
         let outputs = self.layers.norm(&wanted, &self.weights.final_norm)?.f_to_kind(Kind::Float)?;
         copy_to_f32(&outputs, &mut self.logits)?;
         pooler.pool(batch, &self.logits, out);

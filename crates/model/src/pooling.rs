@@ -41,16 +41,16 @@ impl Pooler {
         Pooler { kind, width, sums: Vec::new() }
     }
 
-    /// Indices of the query tokens whose outputs are wanted, in order.
-    pub(crate) fn wanted(&self, batch: &StepBatch<'_>, tokens: &mut Vec<i64>) {
+    /// Whether the outputs of all query tokens are wanted; otherwise those of [`Pooler::ends`] are.
+    pub(crate) fn wants_all(&self) -> bool {
+        self.kind == PoolingKind::Mean
+    }
+
+    /// Indices of the query tokens that are the last of a prompt, in order.
+    pub(crate) fn ends(&self, batch: &StepBatch<'_>, tokens: &mut Vec<i64>) {
+        let ending = batch.rows.iter().filter(|row| row.ends_prompt());
         tokens.clear();
-        match self.kind {
-            PoolingKind::Mean => tokens.extend(0..batch.tokens.len() as i64),
-            PoolingKind::Last => {
-                let ending = batch.rows.iter().filter(|row| row.ends_prompt());
-                tokens.extend(ending.map(|row| row.query_range().end as i64 - 1));
-            }
-        }
+        tokens.extend(ending.map(|row| row.query_range().end as i64 - 1));
     }
 
     /// Takes the outputs of the wanted tokens, `[wanted, width]`; gives the rows that end a prompt their vectors. A row

@@ -1,5 +1,5 @@
-//! Vectors of prompts against goldens that sentence-transformers computed in fp32 (tests/pooled.json): alone, in a batch,
-//! in chunks, in lanes that were used before; and with our own products the same bits each time.
+//! Vectors of prompts against goldens that sentence-transformers computed in fp32 (tests/pooled.json): alone, in a
+//! batch, in chunks, in lanes that were used before; and with our own products the same bits each time.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]

@@ -228,7 +228,7 @@ impl Sequence {
         self.reported < self.prompt_tokens
     }
 
-    /// Whether its prompt is computed for more than the next token: every position of it, whatever the prefix cache has.
+    /// Whether its prompt is computed for more than the next token: every position, whatever the prefix cache has.
     pub(crate) fn wants_whole_prompt(&self) -> bool {
         self.lacks_prompt_logprobs() || self.lacks_vector
     }

@@ -1,4 +1,5 @@
-//! Requests of a model that pools: all of a prompt is computed, whatever the prefix cache has, and then the request ends.
+//! Requests of a model that pools: all of a prompt is computed, whatever the prefix cache has, and then the request
+//! ends.
 
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Claim, RequestId, Sampling, StopIds};

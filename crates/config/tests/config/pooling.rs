@@ -95,15 +95,18 @@ fn what_is_not_supported_is_refused_by_its_name() {
 }
 
 #[test]
-fn the_ring_to_a_frontend_holds_vectors() {
+fn the_ring_to_a_frontend_holds_a_vector_of_every_request() {
     let ring = |flags: &[&str]| {
-        let config = serve(&machine(), &Tree::gpt2(), flags, &[]);
+        let flags = [flags, &["--max-num-seqs", "1"]].concat();
+        let config = serve(&machine(), &Tree::gpt2(), &flags, &[]);
         let edge = |topology: &Topology| {
             *topology.edge(Peer::new(Role::Engine, 0), Peer::new(Role::Frontend, 0)).unwrap()
         };
-        (edge(&Topology::new(&config)), config.max_num_seqs as usize)
+        (edge(&Topology::new(&config)), config.max_inflight as usize)
     };
-    let ((without, _), (with, sequences)) = (ring(&[]), ring(&["--pooling", "last"]));
-    assert!(with.capacity_bytes >= without.capacity_bytes + 2 * sequences * 768 * 4, "{with:?} {without:?}");
+    let (with, slots) = ring(&["--pooling", "last"]);
+    let without = ring(&[]).0;
+    assert!(with.capacity_bytes >= slots * (8 + 768 * 4), "{with:?} for {slots} requests");
+    assert!(without.capacity_bytes < with.capacity_bytes, "{without:?} {with:?}");
     assert!(with.payload_bytes_max() >= 8 + 768 * 4);
 }

@@ -38,7 +38,7 @@ impl Budget {
         // Nothing else is published with the count.
         if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
             let message = format!(
-                "the vectors of other requests leave too little of {most} bytes for those of these texts; try again later"
+                "the vectors of other requests leave too little of {most} bytes for these texts; try again later"
             );
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         }

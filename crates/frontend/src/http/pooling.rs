@@ -1,5 +1,5 @@
-//! The routes of models that pool: embeddings, scores, rankings. Where the served model generates text, each ends with a
-//! refusal that no client repeats.
+//! The routes of models that pool: embeddings, scores, rankings. Where the served model generates text, each ends with
+//! a refusal that no client repeats.
 //!
 //! Each text gets its vector in [`crate::http::window`]; what is made of the vectors is in [`pinion_api::vectors`].
 
