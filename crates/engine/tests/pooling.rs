@@ -1,5 +1,5 @@
-//! Vectors of prompts through the engine's loop: one for each request, ahead of its end, whatever chunking, company and
-//! preemption goes on; its KV is free then.
+//! Vectors of prompts through the engine's loop: one for each request, ahead of its end, whatever its chunks and its
+//! company are; its KV is free then.
 
 mod rig;
 
@@ -56,6 +56,8 @@ fn each_request_gets_the_vector_of_its_prompt_and_ends() {
             assert_eq!((finished.prompt_tokens, finished.cached_tokens), (prompt.len() as u32, 0));
             assert_eq!((story.vectors, story.tokens), (vec![fake_vector(prompt)], vec![]));
         }
+        let longest = all.iter().map(|(_, prompt)| prompt.len() as u32).max().unwrap_or(0);
+        assert!(longest > small().limits.max_num_batched_tokens, "some are computed in chunks");
         assert!(engine.is_empty());
         assert_eq!(rig.gauge(Gauge::KvBlocksUsed), 0, "its KV is free");
     }

@@ -129,6 +129,20 @@ proptest! {
 }
 
 proptest! {
+    #![proptest_config(cases(2000))]
+
+    /// A text has blocks for all its tokens from its start on, so none is preempted.
+    #[test]
+    fn each_prompt_of_a_model_that_pools_is_computed_once_and_whole(schedule in schedule()) {
+        let arrivals = schedule.arrivals.iter().cloned();
+        let arrivals = arrivals.map(|arrival| Arrival { max_tokens: 0, resumed: 0, ..arrival }).collect();
+        let policy = Policy { pools: true, ..schedule.policy };
+        let outcome = simulate(Schedule { policy, arrivals, ..schedule });
+        prop_assert_eq!(outcome.totals.preemptions, 0);
+    }
+}
+
+proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]

@@ -162,6 +162,8 @@ struct Watched {
     discarded: bool,
     failed: bool,
     started: bool,
+    /// Tokens that rows have been planned for, if the model pools.
+    computed: u32,
     /// Step at which a first come, first served scheduler must have ended it.
     deadline: u32,
     /// When it arrived: what had happened, and how many requests were here.
@@ -274,6 +276,7 @@ impl Simulation {
                     discarded: false,
                     failed: false,
                     started: false,
+                    computed: 0,
                     arrival,
                     expected,
                 };
@@ -344,6 +347,10 @@ impl Simulation {
             let poisoned = matches!(watched.arrival.exit, Some(Exit::Fail(after)) if after <= since);
             let result = self.mock.row(&self.scheduler, row, poisoned);
             watched.started = true;
+            if self.schedule.policy.pools {
+                assert_eq!(row.start, watched.computed, "{}: each position once, in order", row.id);
+                watched.computed += row.len;
+            }
             results.push((row.id, result));
         }
         self.in_flight.push_back(results);
@@ -441,7 +448,9 @@ impl Simulation {
             let whole = watched.got.len() == watched.expected.len();
             match ended.finished.reason {
                 FinishReason::Length => {
-                    assert!(whole && watched.got.len() as u32 == watched.arrival.max_tokens)
+                    assert!(whole && watched.got.len() as u32 == watched.arrival.max_tokens);
+                    let (pools, computed) = (self.schedule.policy.pools, watched.computed);
+                    assert!(!pools || computed == ended.finished.prompt_tokens, "{id}: {computed} tokens");
                 }
                 FinishReason::Stop if whole && watched.got.last() == Some(&EOS) => {}
                 FinishReason::Stop => assert!(matches!(watched.arrival.exit, Some(Exit::Stop(_)))),
