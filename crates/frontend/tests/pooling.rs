@@ -171,6 +171,29 @@ fn a_drain_lets_the_rest_of_the_texts_begin() {
 }
 
 #[test]
+fn a_text_waits_while_the_ring_is_full() {
+    run(pooling(Shorter::None), |h| async move {
+        let stream = h.post_raw("/v1/embeddings", &many(6)).await;
+        let ids = submits(&h, 4).await;
+        let answer = |id: RequestId| {
+            vector(&h, id, &[1.0, 0.0, 0.0, 0.0]);
+            end(&h, id);
+        };
+        h.sent.borrow_mut().full = true;
+        ids[..2].iter().for_each(|&id| answer(id));
+        wait_for("the slots", || (h.slots_used() == 2).then_some(())).await;
+        h.sent.borrow_mut().full = false;
+        answer(ids[2]);
+        for id in submits(&h, 2).await {
+            answer(id);
+        }
+        answer(ids[3]);
+        assert_eq!(first_numbers(&Reply::read(stream).await), vec![1.0; 6]);
+        assert_eq!(h.slots_used(), 0);
+    });
+}
+
+#[test]
 fn a_fault_of_one_text_ends_the_others_and_names_it() {
     run(pooling(Shorter::None), |h| async move {
         for (path, body, index, param) in [

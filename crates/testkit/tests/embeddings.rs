@@ -71,6 +71,21 @@ fn every_text_gets_its_vector_also_when_the_engine_dies() {
     server.stop();
 }
 
+#[test]
+fn the_access_log_counts_all_texts_of_a_request() {
+    let flags = ["--pooling", "last", "--max-num-seqs", "4", "--access-log", "--log-format", "json"];
+    let server = Server::fake(&flags);
+    let answer = server.post("/v1/embeddings", &json!({"input": texts(40)})).json();
+    let line = wait_until("the line of the request", PATIENCE, || {
+        let log = server.stderr_text();
+        let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.find(|line| line["message"] == "access" && line["path"] == "/v1/embeddings")
+    });
+    let counts = (&line["prompt_tokens"], &line["completion_tokens"], &line["finish"]);
+    assert_eq!(counts, (&answer["usage"]["prompt_tokens"], &json!(0), &json!("answered")), "{line}");
+    server.stop();
+}
+
 /// A tiny GPT-2 that pools as a folder of sentence-transformers says.
 fn pooled_folder(mode: &str) -> Folder {
     let folder = fixture_model();

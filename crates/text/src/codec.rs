@@ -216,8 +216,8 @@ impl TextCodec {
         Ok(ids)
     }
 
-    /// Cuts the ids of a text to their first `kept`. If they are framed, the tokens behind the text stay: the
-    /// text is cut in front of them.
+    /// Cuts the ids of a text to their first `kept`. If they are framed, the tokens behind the text stay: the text is
+    /// cut in front of them.
     pub fn keep_first(&self, ids: &mut Vec<u32>, kept: usize, is_framed: bool) {
         if ids.len() <= kept {
             return;

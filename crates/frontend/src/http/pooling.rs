@@ -101,7 +101,7 @@ async fn score(
     let place = move |index: usize| match (pairing, index) {
         (Pairing::FirstWithRest, 0) => "text_1".to_owned(),
         (Pairing::FirstWithRest, _) => place("text_2", count - 1, index - 1),
-        (Pairing::Neighbours, _) if index % 2 == 0 => place("text_1", count / 2, index / 2),
+        (Pairing::Neighbours, _) if index.is_multiple_of(2) => place("text_1", count / 2, index / 2),
         (Pairing::Neighbours, _) => place("text_2", count / 2, index / 2),
     };
     let (cosines, done) = compare(app, arrival, (asked.texts, pairing), width, place).await?;

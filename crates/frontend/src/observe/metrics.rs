@@ -119,7 +119,7 @@ pub enum EndReason {
     Internal = 6,
     /// The client read too slowly.
     SlowReader = 7,
-    /// `/tokenize` or `/detokenize` was answered.
+    /// `/tokenize` or `/detokenize` was answered, or a text became a vector.
     Answered = 8,
     /// Another choice of the same answer failed.
     Withdrawn = 9,
