@@ -26,22 +26,25 @@ async fn encode(h: &Harness, ids: &[u32]) -> Prompt {
 #[test]
 fn a_model_that_does_not_pool_says_so_once_and_for_all() {
     run(Options::default(), |h| async move {
-        for (path, gives, code) in [
-            ("/v1/embeddings", "no embeddings", "no_embeddings"),
-            ("/v1/rerank", "no scores", "no_pooling"),
-            ("/rerank", "no scores", "no_pooling"),
-            ("/v2/rerank", "no scores", "no_pooling"),
-            ("/v1/score", "no scores", "no_pooling"),
-            ("/score", "no scores", "no_pooling"),
-            ("/pooling", "no vectors", "no_pooling"),
-            ("/classify", "no classes", "no_pooling"),
+        let (start, routes) = ("--pooling", "/v1/embeddings, /v1/score");
+        for (path, gives, code, hint) in [
+            ("/v1/embeddings", "no embeddings", "no_embeddings", start),
+            ("/v1/rerank", "no scores", "no_pooling", start),
+            ("/rerank", "no scores", "no_pooling", start),
+            ("/v2/rerank", "no scores", "no_pooling", start),
+            ("/v1/score", "no scores", "no_pooling", start),
+            ("/score", "no scores", "no_pooling", start),
+            ("/pooling", "no raw vectors", "no_pooling", routes),
+            ("/classify", "no classes", "no_pooling", routes),
         ] {
             let reply = h.post(path, &format!("{{\"input\": \"{}\"}}", "x".repeat(50_000))).await;
             let error = reply.json()["error"].take();
             assert_eq!((reply.status, &error["code"]), (400, &json!(code)), "{path}");
             assert!(reply.head.contains("x-should-retry: false"), "{path}: {}", reply.head);
             let message = error["message"].as_str().unwrap();
-            assert!(message.contains("\"tiny\"") && message.contains(gives), "{path}: {message}");
+            for words in ["\"tiny\"", gives, hint] {
+                assert!(message.contains(words), "{path}: {message}");
+            }
             assert_eq!((&error["type"], &error["param"]), (&json!("invalid_request_error"), &json!("model")));
             assert_eq!(h.get(path).await.status, 405, "{path}");
         }

@@ -36,8 +36,8 @@ pub enum Refusal {
         gives: &'static str,
         /// For programs.
         code: &'static str,
-        /// It pools, but not for this.
-        pools: bool,
+        /// What to do instead.
+        hint: &'static str,
     },
     /// The served model pools and generates no text; its name.
     NotGenerating(String),
@@ -167,7 +167,7 @@ impl From<Refusal> for HttpError {
                 format!("there is no response \"{id}\" here, or it is kept no longer"),
             ),
             Refusal::NoPrevious(id) => no_previous(&id),
-            Refusal::NotPooling { model, gives, code, pools } => not_pooling(&model, gives, code, pools),
+            Refusal::NotPooling { model, gives, code, hint } => not_pooling(&model, gives, code, hint),
             Refusal::NotGenerating(model) => not_generating(&model),
             Refusal::Host(name) => HttpError::of_client(403, Some("host_not_allowed"), host_message(&name)),
             Refusal::Origin { admin } => foreign_page(admin),
@@ -260,18 +260,8 @@ fn no_previous(id: &str) -> HttpError {
     HttpError { param, ..HttpError::of_client(400, Some("previous_response_not_found"), message) }
 }
 
-fn not_pooling(model: &str, gives: &str, code: &'static str, pools: bool) -> HttpError {
-    let message = if pools {
-        format!(
-            "there is no route for {gives} here; /v1/embeddings, /v1/score and /v1/rerank are those of the served \
-             model \"{model}\""
-        )
-    } else {
-        format!(
-            "the served model \"{model}\" generates text and is no pooling model, so it gives no {gives}; ask a \
-             service whose model does"
-        )
-    };
+fn not_pooling(model: &str, gives: &str, code: &'static str, hint: &str) -> HttpError {
+    let message = format!("the served model \"{model}\" gives no {gives}; {hint}");
     let param = Some("model".to_owned());
     HttpError { is_final: true, param, ..HttpError::of_client(400, Some(code), message) }
 }
@@ -387,7 +377,7 @@ pub(crate) mod tests {
             Refusal::Unauthorized { .. } => Refusal::NoResponse(String::new()),
             Refusal::NoResponse(_) => Refusal::NoPrevious(String::new()),
             Refusal::NoPrevious(_) => {
-                Refusal::NotPooling { model: String::new(), gives: "", code: "", pools: false }
+                Refusal::NotPooling { model: String::new(), gives: "", code: "", hint: "" }
             }
             Refusal::NotPooling { .. } => Refusal::NotGenerating(String::new()),
             Refusal::NotGenerating(_) => Refusal::Host(String::new()),

@@ -26,6 +26,12 @@ use std::rc::Rc;
 /// Bytes of one score in an answer, about.
 const SCORE_BYTES: usize = 64;
 
+/// Said where a model that pools would answer.
+const MODELS_THAT_POOL: &str = "ask a service whose model pools: `pinion serve` with a folder of \
+                                sentence-transformers, or with --pooling last";
+/// Said where no model would.
+const ROUTES_THAT_POOL: &str = "the routes of models that pool are /v1/embeddings, /v1/score and /v1/rerank";
+
 /// Answers a request of these routes.
 pub(crate) async fn serve(
     app: &Rc<App>,
@@ -49,14 +55,13 @@ pub(crate) async fn serve(
 
 /// What is said on a route that the served model is not for.
 fn refusal(app: &App, route: Route) -> Refusal {
-    let (gives, code) = match route {
-        Route::Embeddings => ("embeddings", "no_embeddings"),
-        Route::Rerank | Route::Score => ("scores", "no_pooling"),
-        Route::Classify => ("classes", "no_pooling"),
-        _ => ("vectors", "no_pooling"),
+    let (gives, code, hint) = match route {
+        Route::Embeddings => ("embeddings", "no_embeddings", MODELS_THAT_POOL),
+        Route::Rerank | Route::Score => ("scores", "no_pooling", MODELS_THAT_POOL),
+        Route::Classify => ("classes", "no_pooling", ROUTES_THAT_POOL),
+        _ => ("raw vectors", "no_pooling", ROUTES_THAT_POOL),
     };
-    let pools = app.limits.pooling.is_some();
-    Refusal::NotPooling { model: app.limits.model.clone(), gives, code, pools }
+    Refusal::NotPooling { model: app.limits.model.clone(), gives, code, hint }
 }
 
 async fn embed(
