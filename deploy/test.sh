@@ -108,12 +108,17 @@ embeddings_client() { # embeddings_client URL
 step_tours() {
     local folder=$LOGS/tours/my-model
     "$PYTHON" "$ROOT/crates/testkit/clients/tours/scripted_model.py" "$ROOT/deploy/demo-model" "$folder" || return 1
-    MODEL=$folder with_server tours tours
+    MODEL=$folder with_server tours tours || return 1
+    with_server tours-pooled pooled_tours --pooling last --served-model-name my-model
 }
 
-tours() { # tours URL
-    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/tours/run.sh"
+tours() { # tours URL [NAME..]
+    local url=$1
+    shift
+    PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$url/v1 "$ROOT/crates/testkit/clients/tours/run.sh" "$@"
 }
+
+pooled_tours() { tours "$1" pooled_recipes; } # pooled_tours URL
 
 clients() { # clients URL
     PINION_CACHE=$CACHE PINION_PYTHON=$PYTHON BASE_URL=$1/v1 "$ROOT/crates/testkit/clients/run.sh"

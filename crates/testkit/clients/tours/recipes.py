@@ -3,8 +3,9 @@
 A recipe is a section with a comment `<!-- recipe: SET -->`, where SET is what install.sh installs, or `none`. Of its
 blocks, `yaml` is the file that the comment before it names, `bash background` is a command that the recipe needs while
 it runs, one of `python`, `javascript` and `bash` is the recipe, and `text` what it prints, where `..` is anything. The
-versions in the line `Run with` must be those of SET. Only addresses are replaced. With names as arguments, only those
-sections."""
+versions in the line `Run with` must be those of SET. Only addresses are replaced. A comment `<!-- recipe: SET, pools -->`
+is of a service whose model pools: with --pools only those run, and otherwise only the others. With names as arguments,
+only those sections."""
 
 import json
 import os
@@ -101,10 +102,11 @@ def run(section: str, name: str) -> None:
         raise AssertionError(f"exit code {done.returncode}\nprinted:\n{said}\nexpected:\n{expected}{done.stderr[-3000:]}")
 
 
+names = [name for name in sys.argv[1:] if name != "--pools"]
 ran, failed = [], []
 for title, section in SECTION.findall(PAGE.read_text()):
-    mark = re.search(r"^<!-- recipe: (\S+) -->$", section, re.MULTILINE)
-    if not mark or (sys.argv[1:] and title not in sys.argv[1:]):
+    mark = re.search(r"^<!-- recipe: (\w+)(, pools)? -->$", section, re.MULTILINE)
+    if not mark or bool(mark[2]) != ("--pools" in sys.argv) or (names and title not in names):
         continue
     ran.append(title)
     try:

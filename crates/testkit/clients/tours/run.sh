@@ -4,6 +4,7 @@
 #
 #   BASE_URL=http://127.0.0.1:8000/v1 crates/testkit/clients/tours/run.sh           all tours and recipes
 #   BASE_URL=.. crates/testkit/clients/tours/run.sh langchain agents recipes        only these
+#   BASE_URL=.. crates/testkit/clients/tours/run.sh pooled_recipes                  those of a service whose model pools
 #
 #   PINION_CACHE    where the clients are installed     (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON   the Python, from 3.11 on            (default: python3)
@@ -23,6 +24,8 @@ failed=()
 for name in "${names[@]}"; do
     if [ "$name" = recipes ]; then
         "$PYTHON" "$HERE/recipes.py" || failed+=("$name")
+    elif [ "$name" = pooled_recipes ]; then
+        "$PYTHON" "$HERE/recipes.py" --pools || failed+=("$name")
     else
         folder=$("$HERE/install.sh" "$name")
         PYTHONPATH=$folder "$PYTHON" "$HERE/${name}_tour.py" || failed+=("$name")
