@@ -5,7 +5,6 @@
 //! ([`super::ledger`], the HTTP side). Two things end a request on our side, in either order: the last text from the
 //! detokenizer and [`Finished`] from the engine. The client is told exactly one outcome.
 
-mod counts;
 mod form;
 mod output;
 mod plan;
@@ -318,7 +317,8 @@ impl Request {
     pub fn interrupt(&mut self, id: RequestId, cached_tokens: u32) {
         self.facts.id = id;
         self.finished = None;
-        self.forget_vector();
+        // The engine that made it is gone.
+        drop(self.form.take_vector());
         if !self.ids.is_empty() {
             self.cached_tokens.get_or_insert(cached_tokens);
         }

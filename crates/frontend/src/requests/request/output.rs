@@ -1,7 +1,7 @@
 //! What waits for the client: text, scores and calls on their way into the bytes of the answer.
 
-use super::{Form, Request};
-use crate::answers::openai::{Additions, Ending, Event, Shape, echoed, logprobs};
+use super::{Form, Next, Request};
+use crate::answers::openai::{Additions, Ending, Event, Shape, Usage, echoed, logprobs};
 use crate::answers::prompt_part::PromptPart;
 use crate::limits::SCORES_BYTES_MAX;
 use bytes::{Bytes, BytesMut};
@@ -215,6 +215,50 @@ impl Request {
     /// Everything that waits for the client, as one piece.
     pub fn take_output(&mut self) -> Bytes {
         self.out.split().freeze()
+    }
+
+    /// Takes the vector of the prompt. A gap: none was asked for, or it has another width than the model's vectors.
+    pub fn pool(&mut self, values: Vec<f32>) -> Next {
+        if self.form.keep_vector(values) { Next::Continue } else { Next::Gap }
+    }
+
+    /// The vector, for the answer.
+    pub fn take_vector(&mut self) -> Option<Vec<f32>> {
+        self.form.take_vector()
+    }
+
+    /// Whether each chunk has the counts so far.
+    pub fn shows_counts(&self) -> bool {
+        self.extras.as_ref().is_some_and(|extras| extras.shows_counts())
+    }
+
+    /// Says how many tokens the prompt has, and how many of them the engine found in its cache.
+    pub fn count_prompt(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+        if let Some(extras) = &mut self.extras {
+            extras.count_prompt(prompt_tokens, cached_tokens);
+        }
+    }
+
+    /// Prompt tokens from the prefix cache, as the answer counts them: those of the first engine that drew a token.
+    pub fn cached_tokens(&self) -> u32 {
+        let of_last = || self.finished.map_or(0, |finished| finished.cached_tokens);
+        self.cached_tokens.unwrap_or_else(of_last)
+    }
+
+    /// Of the cached tokens those count that the first engine found which drew a token for the answer.
+    pub(super) fn usage(&self, prompt_tokens: u32, cached_tokens: u32) -> Usage {
+        let cached_tokens = self.cached_tokens.unwrap_or(cached_tokens);
+        Usage {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens: self.token_count(),
+            reasoning_tokens: self.reasoning_tokens(),
+        }
+    }
+
+    /// Tokens of the answer so far.
+    pub fn token_count(&self) -> u32 {
+        u32::try_from(self.ids.len()).unwrap_or(u32::MAX)
     }
 }
 

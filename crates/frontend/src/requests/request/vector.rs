@@ -1,32 +1,27 @@
 //! The vector of a request whose answer is one.
 
-use super::{Form, Next, Outcome, Request};
+use super::{Form, Outcome};
 use crate::answers::openai::Usage;
 use pinion_protocol::{Fault, FaultCode};
 
-impl Request {
-    /// Takes the vector of the prompt. A gap: none was asked for, or it has another width than the model's vectors.
-    pub fn pool(&mut self, values: Vec<f32>) -> Next {
-        match &mut self.form {
-            Form::Vector { width, values: kept } if values.len() == *width as usize => *kept = Some(values),
+impl Form {
+    /// Keeps the vector of the prompt. False: none was asked for, or it has another width than the model's vectors.
+    pub(super) fn keep_vector(&mut self, vector: Vec<f32>) -> bool {
+        match self {
+            Form::Vector { width, values } if vector.len() == *width as usize => *values = Some(vector),
             Form::Vector { .. } | Form::Events(_) | Form::PlainStream | Form::Whole | Form::Translated(_) => {
-                return Next::Gap;
+                return false;
             }
         }
-        Next::Continue
+        true
     }
 
-    /// The vector, for the answer.
-    pub fn take_vector(&mut self) -> Option<Vec<f32>> {
-        match &mut self.form {
+    /// The vector that came.
+    pub(super) fn take_vector(&mut self) -> Option<Vec<f32>> {
+        match self {
             Form::Vector { values, .. } => values.take(),
             Form::Events(_) | Form::PlainStream | Form::Whole | Form::Translated(_) => None,
         }
-    }
-
-    /// The engine that made it is gone, or the request begins anew.
-    pub(super) fn forget_vector(&mut self) {
-        drop(self.take_vector());
     }
 }
 
