@@ -52,7 +52,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
     let generation = Generation::read(&dir, faults);
     let mut folder = model_folder::read(&dir, backend, &generation, faults);
     let pooling = folder.as_mut().and_then(|folder| pooling::read(&dir, settings, &mut folder.model, faults));
-    let mut config = from_folder(settings, (machine, &dir), folder, faults)?;
+    let mut config = from_folder(settings, (machine, &dir, folder), faults)?;
     check_pooling(pooling.as_ref(), &config, settings, faults);
     config.pooling = pooling;
     if settings.text("generation-config") != Some("none") {
@@ -65,7 +65,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
 /// Notes what is wrong with everything but the model, which is not here yet.
 pub(crate) fn check_all_but_model(settings: &Settings, machine: &Machine, faults: &mut Collector) {
     Observe::check(settings, Computing::on_cpu(settings), faults);
-    from_folder(settings, (machine, Path::new(".")), None, faults);
+    from_folder(settings, (machine, Path::new("."), None), faults);
 }
 
 /// Our kernels on the CPU pool; the CUDA engine and libtorch's operators do not.
@@ -94,13 +94,12 @@ fn check_rings(config: &Config, machine: &Machine, faults: &mut Collector) {
     }
 }
 
+/// The machine, the model's folder, and what is in it, if it was read.
+type Found<'a> = (&'a Machine, &'a Path, Option<Folder>);
+
 /// The part after the folder was read. Without it only what does not need it is checked.
-pub(crate) fn from_folder(
-    settings: &Settings,
-    (machine, dir): (&Machine, &Path),
-    folder: Option<Folder>,
-    faults: &mut Collector,
-) -> Option<Config> {
+pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Collector) -> Option<Config> {
+    let (machine, dir, folder) = found;
     let (computing, plan, name) = without_model(settings, machine, dir, folder.as_ref(), faults);
     let (max_model_len, kv_blocks) = lengths(settings, machine, &computing, &folder.as_ref()?.model, faults);
     let (take, (cpu_plan, pin)) = (Take(settings), plan?);
@@ -238,7 +237,7 @@ impl Config {
         settings.set("backend", Value::Word(backend.name()), Origin::Default);
         let mut faults = Collector::default();
         let folder = Folder { model, gpu_dtype: Dtype::Fp16, architecture: None };
-        let config = from_folder(&settings, (machine, dir), Some(folder), &mut faults);
+        let config = from_folder(&settings, (machine, dir, Some(folder)), &mut faults);
         faults.into_result()?;
         Ok(config.expect("a config without a fault is complete"))
     }

@@ -78,8 +78,8 @@ fn run(
 }
 
 /// libtorch computes the last elements of a thread's part by other code than the rest, to other last bits. Where the
-/// parts are not whole multiples of this for any number of rows, each row is computed by itself, so that its bits do not
-/// depend on how many there are.
+/// parts are not whole multiples of this for any number of rows, each row is computed by itself, so that its bits do
+/// not depend on how many there are.
 const WHOLE_ELEMENTS: i64 = 64;
 
 fn activated(mut out: Tensor, activation: Activation) -> Result<Tensor, TensorError> {

@@ -128,14 +128,9 @@ async fn dispatch(
     if !route.takes(request.method()) {
         return Err(Refusal::Method { allow: route.allowed() });
     }
-    if let Err(refusal) = framing::check_encoding(request.headers()) {
+    if let Err(refusal) = check_before_body(app, route, request.headers()) {
         intake::discard(request.into_body());
         return Err(refusal);
-    }
-    let draws = route.generates() || matches!(route, Route::RenderCompletions | Route::RenderChat);
-    if draws && app.limits.pooling.is_some() {
-        intake::discard(request.into_body());
-        return Err(Refusal::NotGenerating(app.limits.model.clone()));
     }
     match route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
@@ -180,6 +175,16 @@ async fn dispatch(
         Route::ResetPrefixCache => admin::order(app, Admin::ClearPrefixCache).await,
         Route::Unknown => Err(Refusal::NoRoute(String::new())),
     }
+}
+
+/// What is refused whatever the body says.
+fn check_before_body(app: &App, route: Route, headers: &HeaderMap) -> Result<(), Refusal> {
+    framing::check_encoding(headers)?;
+    let draws = route.generates() || matches!(route, Route::RenderCompletions | Route::RenderChat);
+    if draws && app.limits.pooling.is_some() {
+        return Err(Refusal::NotGenerating(app.limits.model.clone()));
+    }
+    Ok(())
 }
 
 /// A client's request id, if it is short and made of harmless characters. It is only ever echoed.

@@ -73,7 +73,7 @@ pub(super) fn load(
     options: &OperatorOptions,
     watch: &mut dyn FnMut(LoadEvent<'_>),
 ) -> Result<Box<dyn Model>, LoadError> {
-    let ignored = pinion_architecture::ignored(&config_json::keys(folder)?);
+    let ignored = pinion_architecture::ignored(&config_json::keys(folder)?, true);
     if !ignored.is_empty() {
         watch(LoadEvent::Ignored(&ignored));
     }
@@ -106,6 +106,7 @@ pub(super) fn load(
         kv_block_bytes,
         weight_bytes: weights.bytes,
         packed: None,
+        vector_width: None,
     };
     let mut decoder = OperatorDecoder {
         sampler: Sampler::new(model.vocab as usize),
