@@ -3,12 +3,12 @@
 #
 #   deploy/launch.sh                         serve the demo model on http://127.0.0.1:8000
 #   deploy/launch.sh --model DIR [flags]     serve a Hugging Face folder; flags as in docs/CONFIGURATION.md
-#   deploy/launch.sh --device cuda [flags]   on an NVIDIA GPU (docs/GPU.md); without --device on one that is here and
-#                                            can be used, else on the CPU
+#   deploy/launch.sh --device cuda [flags]   on an NVIDIA GPU (docs/GPU.md); without --device on a GPU if there is one
+#                                            that can be used, and on the CPU otherwise
 #   deploy/launch.sh --setup-only [--device cuda]    set up and build, then stop; needs no GPU
 #
-# On a GPU, --backend torch has libtorch's operators compute; PINION_TORCH_CUDA=1 sets libtorch up for that beside the
-# CUDA object, for models that this does not take.
+# --backend torch computes with libtorch's operators. PINION_TORCH_CUDA=1 sets up libtorch's CUDA libraries as well as
+# the CUDA object, for models that the object does not take.
 #
 # PINION_CACHE and PINION_PYTHON say where downloads are kept and whose pip is used: deploy/setup.sh. PINION_BUILD=dev
 # builds and serves the programs that tests use.

@@ -47,9 +47,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
                for GPUs only." },
     Opt { name: "device", group: Model, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("cpu", &[]), choice("cuda", &["gpu"])], refused: &[] },
-        help: "Where the model runs. `cuda` needs an NVIDIA GPU and libpinion_cuda.so (docs/GPU.md). `auto` is `cuda` where \
-               both are there and --quantization asks for no integers, and `cpu` else; if the GPU then cannot serve the model, \
-               a warning says why and the CPU serves it. The CUDA engine has not run on a GPU yet." },
+        help: "Where the model runs. `cuda` needs an NVIDIA GPU and, but for --backend torch, libpinion_cuda.so \
+               (docs/GPU.md). `auto` is `cuda` where these are here, but `cpu` with --quantization int8 or int4. \
+               If the GPU cannot serve the model, `auto` warns, says why, and serves on the CPU. The CUDA engine \
+               has not run on a GPU yet." },
     Opt { name: "cuda-object", group: Model, kind: Text,
         preset: WorkedOut("libpinion_cuda.so beside the program, or in ../cuda"),
         help: "The CUDA engine's shared object." },
@@ -57,8 +58,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         kind: Choice { accepted: &[choice("auto", &[]), choice("none", &[]), choice("last", &["lasttoken"]), choice("mean", &[])],
                        refused: &[(&["cls"], "the first token of a decoder sees nothing of the text"),
                                   (&["max"], "only the last token's output and the mean of all make a vector")] },
-        help: "Whether the model gives a vector for a prompt (/v1/embeddings) instead of text: of its `last` token's output, or \
-               the `mean` over all. `auto` is what a folder of sentence-transformers says in modules.json, else `none`." },
+        help: "Serve a vector for each prompt (/v1/embeddings) instead of text: the output of its `last` token, or \
+               the `mean` of the outputs of all. `auto` is what modules.json of sentence-transformers says, else \
+               `none`. On the CPU with --backend native only." },
     Opt { name: "max-model-len", group: Model, kind: Number { min: 1, max: pinion_protocol::limits::CONTEXT_MAX as u64 },
         preset: WorkedOut("the model's context"),
         help: "Longest sequence in tokens, prompt and output together; at most the model's context." },
@@ -138,8 +140,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                llm.example.org or *.example.org, or `*` for every name. Needed on loopback without a key, behind a proxy \
                that passes Host on; enforced wherever it is given. Can be given several times, or as a list with commas." },
     Opt { name: "root-path", group: Http, kind: Text, preset: Absent,
-        help: "Path below which a proxy serves the service, like /llm, where the proxy passes it on: requests are \
-               answered with it and without it, and /openapi.json names it." },
+        help: "Prefix of the paths of requests behind a proxy that does not remove it, like /llm. Requests are \
+               answered with the prefix and without it, and /openapi.json names it." },
     Opt { name: "keep-alive", group: Http, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("15s"),
         help: "A stream of events that was silent for this long gets a comment line, so that nothing on the way takes \
                it for dead; 0s sends none." },
@@ -216,7 +218,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                `auto` allows twice the time of the decode rows alone; a step without decode rows has no limit but \
                max-num-batched-tokens, which stays the upper limit of every step, like prefill-chunk-size." },
     Opt { name: "overlap", group: Engine, kind: Switch,
-        preset: WorkedOut("on with --device cuda; off on the CPU, where a step takes a hundred times what happens between two"),
+        preset: WorkedOut("on with the CUDA object; else off: a CPU's step takes a hundred times what is between two"),
         help: "Launch each step before the tokens of the one before are read, so that planning and publishing take no \
                time from the model. The tokens are the same; a request that ends by a stop costs one row more, and \
                one that arrives under load waits for one step more." },
@@ -224,8 +226,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels; on a GPU, of the conversion of its weights at start." },
     Opt { name: "thread-cap", group: Engine, kind: Switch, preset: Is("true"),
-        help: "The engine has no more threads than the CPU plan gives it CPUs. Off, it has a thread for each CPU of the \
-               machine, or as many as engine-threads says: what a program has that sets nothing." },
+        help: "Limit the engine's threads to the CPUs that the CPU plan gives it. Off, it has as many as \
+               engine-threads says, or one for each CPU of the machine, as a program that sets no number of threads." },
     Opt { name: "linear", group: Engine, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("packed", &[]), choice("onednn", &[]), choice("plain", &[])],
                        refused: &[] },
@@ -301,7 +303,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "jitter-control", group: Processes, kind: Switch, preset: Is("true"),
         help: "Before a role is ready: bring the rings and the KV cache into memory, lock all of it where RLIMIT_MEMLOCK \
                allows (its ready line says so), and run the model over the shapes to come. Off, all of that happens \
-               under traffic. On a GPU the shapes are run in any case: --cuda-graphs and --cuda-gemm say what for." },
+               under traffic. The CUDA object runs the shapes in any case: it captures graphs and measures products \
+               with them." },
     Opt { name: "pause-warn-ms", group: Processes, kind: Number { min: 0, max: HOUR }, preset: Is("100"),
         help: "A turn of a role's loop that takes this long, in ms, counts as a pause; a line in the log, at most one in \
                10 s, says how long it was and how many page faults and context switches there were. Sleeping without \
@@ -327,7 +330,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CPUs of the detokenizers." },
     Opt { name: "spin-us", group: Processes, kind: Number { min: 0, max: 10_000 }, preset: Is("20"),
         help: "How long a role that owns its cores looks for work before it sleeps, in µs. A role that shares a core \
-               sleeps at once. An engine that waits for a GPU looks for up to 20 ms instead, or not at all." },
+               sleeps at once. With the CUDA object the engine polls for the end of a step for up to 20 ms instead, \
+               unless this is 0 or its core is shared." },
     Opt { name: "step-spin", group: Processes, kind: Switch,
         preset: WorkedOut("on with pinned processes, unless a cgroup quota counts the time"),
         help: "The engine's threads spin for up to about 1 ms at the parallel regions of a step before they sleep. Off, each \

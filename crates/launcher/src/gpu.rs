@@ -1,8 +1,8 @@
 //! `--device auto`: the model is served on the GPU that is here, or on the CPU after one line that says why not.
 //!
-//! The GPU is asked before anything starts, by an engine's probe, as `pinion doctor` asks it: a driver that crashes or
-//! hangs takes a process along that has nothing else to do. What only a start shows, such as too little memory, ends
-//! the start on the GPU, and the service starts again without it.
+//! Before any role starts, a process of its own asks the driver: `pinion-engine probe`, as `pinion doctor` runs it. If
+//! the driver crashes or hangs, only that process ends. What only a start shows, such as too little memory, ends the
+//! start on the GPU, and the service starts again on the CPU.
 
 use crate::child::{self, End};
 use crate::ending::Ending;

@@ -69,7 +69,7 @@ impl Drop for Display {
 }
 
 fn draw(line: &str) {
-    // It is for the eye: a terminal that is gone misses nothing.
+    // A write fails if the terminal is gone, and nothing depends on the line.
     let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
 }
 

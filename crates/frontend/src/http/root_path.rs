@@ -1,5 +1,5 @@
-//! `--root-path`: a proxy may pass the path on below which it serves the service. It is taken off before anything looks
-//! at a request's path; a request without it is answered, too, as that of a proxy that removes it.
+//! `--root-path`: the prefix of the paths of requests behind a proxy that does not remove it. It is removed here,
+//! before anything looks at a request's path. A request without the prefix is answered as well.
 
 use crate::http::body::AnswerBody;
 use crate::http::routes::whole;

@@ -1,8 +1,8 @@
 //! The texts of one request of a model that pools, on their way to their vectors.
 //!
-//! Each text is a request that generates nothing. One begins whenever another one ends, so that a long text holds up
-//! none of the others. An HTTP request takes no further slot while it holds as many as are free: with several such
-//! requests, each comes to hold about as many slots as stay free for the rest of the service.
+//! Each text is a request that generates nothing. A text begins whenever another one ends, so that a long text delays
+//! none of the others. An HTTP request takes no further slot while it holds as many as are free. So each of n such
+//! requests comes to hold about one part in n + 1 of the slots, and one part stays free.
 
 use crate::admission::Texts;
 use crate::http::app::App;

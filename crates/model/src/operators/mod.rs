@@ -1,9 +1,9 @@
 //! The forward of libtorch's own operators, on any device that libtorch has: CUDA tensors, or those of the CPU.
 //!
 //! It interprets the same [`Architecture`](pinion_architecture::Architecture) as the tuned forwards and calls none of
-//! our kernels: it is what they are compared with on one device, and it runs what they do not take. Quantised
-//! checkpoints are unpacked to the compute dtype. A step has some twenty operations for each layer and attention for
-//! each row by itself; it is written to be right. Start at `decoder`, then `network`.
+//! our kernels: it is the reference for them on one device, and it runs the models that they do not take. Quantised
+//! checkpoints are unpacked to the compute dtype. It is written to be right and not to be fast: attention is computed
+//! for each row by itself. Start at `decoder`, then `network`.
 //! docs/design/0016-libtorch-operators.md.
 
 #[cfg(feature = "torch")]
