@@ -30,7 +30,7 @@ family() {
 # Whether the engine takes MODEL at all; what it does not take yet is skipped with its own words.
 is_taken() { # is_taken NAME
     check "load_${PART}_$1" 60 load "$MODEL" && return 0
-    grep -q 'not supported on CUDA\|CUDA engine takes' "$OUT/load_${PART}_$1.log" || return 1
+    grep -q 'not supported by the CUDA object\|CUDA engine takes' "$OUT/load_${PART}_$1.log" || return 1
     FAILED=$((FAILED - 1))
     note "load_${PART}_$1" skipped "$(last_words "$OUT/load_${PART}_$1.log")"
     return 1

@@ -85,7 +85,7 @@ setup_libtorch_cuda() {
     say "downloading libtorch's CUDA libraries (2.7 GB on disk, some minutes)"
     pip_install "$part" "${CUDA_WHEELS[@]}"
     # Files of the CPU's set stay as they are; other clones may be using them.
-    cp -rln "$part/nvidia/." "$folder/nvidia/"
+    tar -C "$part" -cf - nvidia | tar -C "$folder" --skip-old-files -xf -
     rm -rf "$part"
     touch "$folder/cuda-is-whole"
     say "libtorch $TORCH_VERSION for CUDA is in $folder"

@@ -125,6 +125,7 @@ pub struct Config {
     /// Names under which clients may address the service, besides the local ones: `*` is all, `*.NAME` those below it.
     pub allowed_hosts: Vec<String>,
     /// Path below which a proxy serves the service, without a slash at its end; empty: none.
+    #[serde(default)]
     pub root_path: String,
     /// A silent stream gets a comment after this time, in ms; 0 is never.
     pub keep_alive_ms: u64,

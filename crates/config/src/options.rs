@@ -75,7 +75,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: Is("256"),
         help: "Requests that one frontend may have open; the next one gets 429 with Retry-After." },
     Opt { name: "body-bytes-max", group: Http, kind: Bytes { min: 4 * KIB, max: 16 * MIB },
-        preset: WorkedOut("64 bytes per token of max-model-len, between 512 KiB and 4 MiB"),
+        preset: WorkedOut("64 bytes per token of max-model-len, between 512 KiB and 4 MiB; 4 MiB if the model pools"),
         help: "Largest request body; a larger one gets 413." },
     Opt { name: "stream-buffer-bytes-max", group: Http, kind: Bytes { min: 4 * KIB, max: 64 * MIB }, preset: Is("256KiB"),
         help: "Bytes that may wait for one slow reader; past it the request is cancelled." },

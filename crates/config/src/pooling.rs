@@ -136,7 +136,7 @@ fn modules(dir: &Path, faults: &mut Collector) -> Option<Option<Modules>> {
         let kind = Err((file, "has no Pooling behind the Transformer; --pooling says which".to_owned()));
         return Some(Some(Modules { kind, normalize }));
     };
-    if folder.contains(['/', '\\']) || folder.starts_with('.') {
+    if folder.is_empty() || folder.contains(['/', '\\']) || folder.starts_with('.') {
         faults.add(&origin(&path), format!("the path {folder:?} is no folder beside it"));
         return None;
     }

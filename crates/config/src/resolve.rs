@@ -52,8 +52,15 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
     let generation = Generation::read(&dir, faults);
     let mut folder = model_folder::read(&dir, backend, &generation, faults);
     let pooling = folder.as_mut().and_then(|folder| pooling::read(&dir, settings, &mut folder.model, faults));
+    // Models that pool run on the CPU, so that `auto` looks for no GPU.
+    let without_gpu = Machine { has_nvidia_gpu: false, ..machine.clone() };
+    let machine = if pooling.is_some() { &without_gpu } else { machine };
     let mut config = from_folder(settings, (machine, &dir, folder), faults)?;
     check_pooling(pooling.as_ref(), &config, settings, faults);
+    // A request has up to 2048 texts, however short the context is.
+    if pooling.is_some() && settings.number("body-bytes-max").is_none() {
+        config.body_bytes_max = BODY_BYTES_HIGH;
+    }
     config.pooling = pooling;
     if settings.text("generation-config") != Some("none") {
         config.sampling_defaults = generation.defaults;

@@ -14,7 +14,7 @@ pub const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 /// Keys behind the architecture's name that are read here, or that change nothing. Any other may change what the model
 /// computes, and is refused unless it is 0, false or empty.
-const KNOWN: [&str; 21] = [
+const KNOWN: [&str; 22] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -24,6 +24,8 @@ const KNOWN: [&str; 21] = [
     "context_length",
     "embedding_length",
     "feed_forward_length",
+    // How llama.cpp pools; here --pooling says it.
+    "pooling_type",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",

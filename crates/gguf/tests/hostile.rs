@@ -215,7 +215,7 @@ fn keys_that_are_not_known_are_refused() {
     let u32_of = |number: u32| number.to_le_bytes().to_vec();
     let f32_of = |number: f32| number.to_le_bytes().to_vec();
     let list = |count: u64| [&4u32.to_le_bytes()[..], &count.to_le_bytes(), &[0; 8]].concat();
-    let cases: [(&str, u32, Vec<u8>, Option<&str>); 14] = [
+    let cases: [(&str, u32, Vec<u8>, Option<&str>); 15] = [
         ("qwen2.vocab_size", 4, u32_of(9), None),
         ("qwen2.expert_count", 4, u32_of(0), None),
         ("qwen2.expert_count", 4, u32_of(8), Some("has qwen2.expert_count, which is not supported")),
@@ -224,6 +224,7 @@ fn keys_that_are_not_known_are_refused() {
         ("qwen2.something.new", 9, list(2), Some("has qwen2.something.new")),
         ("qwen2.attention.causal", 7, vec![0], Some("has qwen2.attention.causal false")),
         ("qwen2.attention.key_length", 4, u32_of(16), None),
+        ("qwen2.pooling_type", 4, u32_of(3), None),
         ("qwen2.rope.scaling.type", 8, text("linear"), None),
         (
             "qwen2.rope.scaling.type",

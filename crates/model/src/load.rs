@@ -232,7 +232,7 @@ fn load_torch(
     _: &mut dyn FnMut(LoadEvent<'_>),
 ) -> Result<Box<dyn Model>, LoadError> {
     Err(LoadError::Options {
-        reason: "this build has no torch backend; use --device cuda or the fake one".into(),
+        reason: "this build has no libtorch; use --device cuda or --backend fake".into(),
     })
 }
 

@@ -51,6 +51,22 @@ fn a_folder_or_the_operator_says_that_a_model_pools() {
 }
 
 #[test]
+fn auto_leaves_the_gpu_to_models_that_generate() {
+    let with_gpu = Machine { has_nvidia_gpu: true, ..machine() };
+    let model = folder(LAST, "");
+    let object = model.file("object.so", "");
+    let on = |device, pooling| {
+        let flags = ["--device", device, "--cuda-object", &object, "--pooling", pooling];
+        serve_result(&with_gpu, &model, &flags, &[])
+    };
+    assert!(on("auto", "none").unwrap().cuda.is_some());
+    let pools = on("auto", "auto").unwrap();
+    assert!(pools.cuda.is_none() && pools.pooling.is_some());
+    assert_eq!(pools.body_bytes_max, 4 << 20, "many texts, though the context is short");
+    assert!(on("cuda", "auto").unwrap_err().to_string().contains("use --device cpu"));
+}
+
+#[test]
 fn lengths_come_from_the_folder() {
     let model = folder(LAST, "");
     model.file("sentence_bert_config.json", r#"{"max_seq_length": 256, "do_lower_case": false}"#);
@@ -71,10 +87,17 @@ fn what_is_not_supported_is_refused_by_its_name() {
     let dense =
         r#", {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}"#;
     let both = r#"{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": true}"#;
+    let nowhere = folder(LAST, "");
+    nowhere.file(
+        "modules.json",
+        r#"[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "", "type": "sentence_transformers.models.Pooling"}]"#,
+    );
     for (model, words) in [
         (folder(r#"{"pooling_mode_cls_token": true}"#, ""), "1_Pooling/config.json: pooling_mode_cls_token"),
         (folder(both, ""), "together are not supported"),
         (folder("{}", ""), "names no pooling_mode"),
+        (nowhere, "the path \"\" is no folder beside it"),
         (folder(LAST, dense), "modules.json: the module sentence_transformers.models.Dense at index 2"),
     ] {
         let faults = serve_result(&machine(), &model, &[], &[]).unwrap_err();
