@@ -181,10 +181,7 @@ fn fields(out: &mut String, item: &Value, document: &Value) {
 fn row(out: &mut String, name: &str, mark: &str, schema: &Value, document: &Value) {
     let (kind, meaning) = (escaped(&words(schema, document)), schema["description"].as_str());
     let meaning = escaped(meaning.unwrap_or_default());
-    let _ = write!(
-        out,
-        "<div><dt><code>{name}</code>{mark}</dt><dd><span class=\"type\">{kind}</span> {meaning}</dd></div>"
-    );
+    let _ = write!(out, "<div><dt><code>{name}</code>{mark}</dt><dd><i>{kind}</i> {meaning}</dd></div>");
 }
 
 fn answer(out: &mut String, item: &Value, document: &Value) {
@@ -195,10 +192,7 @@ fn answer(out: &mut String, item: &Value, document: &Value) {
         out.push_str("<details><summary>Answer</summary><dl class=\"fields\">");
         for (path, kind) in found {
             let (path, kind) = (escaped(&path), escaped(&kind));
-            let _ = write!(
-                out,
-                "<div><dt><code>{path}</code></dt><dd><span class=\"type\">{kind}</span></dd></div>"
-            );
+            let _ = write!(out, "<div><dt><code>{path}</code></dt><dd><i>{kind}</i></dd></div>");
         }
         out.push_str("</dl></details>");
     }
