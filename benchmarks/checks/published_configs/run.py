@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds Pinion to transformers on the config.json of published checkpoints, with tiny sizes and random weights.
 
-    run.py [--server BIN] [--saved] [NAME ...]         all of cases.json, or the named ones; some two seconds each
+    run.py [--server BIN] [--saved] [NAME ...]         all of cases.json, or the named ones
 
 Each config.json of cases.json keeps all of its keys but gets small sizes (shrink.py). transformers makes the model,
 with random weights, and writes model.safetensors; `pinion serve` serves the folder in fp32. Both continue random
@@ -11,7 +11,7 @@ folder.
 
 With --saved the server gets config.json as transformers itself saves it, in place of the published keys.
 
-It wants transformers and torch in the versions of requirements.txt (5 GB on Linux, as PyPI's torch brings CUDA):
+It wants transformers and torch in the versions of requirements.txt (PyPI's torch brings CUDA: gigabytes on Linux):
 
     python3 -m venv ~/.cache/pinion/published-configs
     ~/.cache/pinion/published-configs/bin/pip install -r benchmarks/checks/published_configs/requirements.txt
