@@ -31,7 +31,7 @@ fn tried(seed: u64, traced: usize) -> Result<pinion_simulation::Report, Failure>
 #[test]
 fn every_seed_gives_every_client_its_answer() {
     if let Some(seed) = number("PINION_SIM_SEED") {
-        match tried(seed, 400) {
+        match tried(seed, number("PINION_SIM_TRACE").map_or(400, |count| count as usize)) {
             Ok(report) => {
                 println!("seed {seed}: {} choices, all is well\n{}", report.choices, report.coverage)
             }
@@ -41,7 +41,8 @@ fn every_seed_gives_every_client_its_answer() {
     }
     let (first, runs) = (number("PINION_SIM_FIRST").unwrap_or(0), number("PINION_SIM_RUNS").unwrap_or(RUNS));
     let (begin, seeds) = (Instant::now(), AtomicU64::new(first));
-    let threads = available_parallelism().map_or(1, usize::from);
+    // A run waits half of its time for the threads that hold its roles' places and its model.
+    let threads = 2 * available_parallelism().map_or(1, usize::from);
     let seen = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| try_seeds(&seeds, first + runs))).collect();
         workers.into_iter().map(|worker| worker.join().expect("panics are caught")).collect::<Vec<Seen>>()
