@@ -101,7 +101,8 @@ pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
         beat=$!
     fi
     local status=0
-    "$PYTHON" -m pip install --disable-pip-version-check --no-warn-script-location --root-user-action=ignore \
+    # pip downloads into TMPDIR: there the line above can see it.
+    TMPDIR=$folder "$PYTHON" -m pip install --disable-pip-version-check --no-warn-script-location --root-user-action=ignore \
         --quiet --progress-bar on --target "$folder" "$@" >&2 || status=$?
     [ -z "$beat" ] || { kill "$beat" 2>/dev/null; wait "$beat" 2>/dev/null || true; }
     [ "$status" = 0 ] || die "pip could not install $*"

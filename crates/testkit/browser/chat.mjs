@@ -164,9 +164,15 @@ await page.keyboard.press("Enter");
 await until(page, "the live tab shows the death", () => document.querySelector(".happened")?.innerText.includes("engine-0 died"));
 await until(page, "and the return", () => document.querySelector(".happened").innerText.includes("engine-0 is back"));
 await until(page, "and the slowest requests", () => document.querySelectorAll(".slow li .bar").length > 3);
-await page.evaluate(() => void fetch("/v1/completions", { method: "POST", headers: { "content-type": "application/json" }, body: '{"prompt": "A", "max_tokens": 60, "ignore_eos": true}' }));
+// One request after the other, so that one runs whenever the page looks.
+await page.evaluate(() => {
+  const body = '{"prompt": "A", "max_tokens": 60, "ignore_eos": true}';
+  const ask = () => fetch("/v1/completions", { method: "POST", headers: { "content-type": "application/json" }, body });
+  void (async () => { while (!window.isShown) await ask(); })();
+});
 await until(page, "the gaps are drawn", () => document.querySelector(".strip").ariaLabel?.startsWith("Gaps between tokens"));
 await until(page, "the request shows", () => document.querySelector(".tile b").textContent === "1");
+await page.evaluate(() => { window.isShown = true; });
 await shot(page, "live");
 seen("the live tab shows roles, rates, gaps, the death, the return and the slowest requests");
 
