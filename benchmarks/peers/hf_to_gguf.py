@@ -45,6 +45,13 @@ DECODER_BLOCK = [
 # What llama.cpp calls the expression that splits a text, where it is not GPT-2's.
 SPLIT_NAMES = {"llama": "llama-bpe", "qwen3": "qwen2"}
 
+# Of the matrices, and of the file.
+TYPES = {
+    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+
 
 class Weights:
     """The tensors of a folder by name, as float32. `prefix` may stand before the names in the file."""
@@ -243,19 +250,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--type", choices=["bf16", "f32"], default="bf16", help="type of the matrices")
+    parser.add_argument("--type", choices=TYPES, default="bf16", help="type of the matrices")
     args = parser.parse_args()
     config = json.loads((args.folder / "config.json").read_text())
     family = config["model_type"]
     if family not in FAMILIES:
         raise SystemExit(f"model_type {family} is not written; {', '.join(FAMILIES)} are")
     prefix, write = FAMILIES[family]
-    matrix_type = gguf.GGMLQuantizationType.BF16 if args.type == "bf16" else gguf.GGMLQuantizationType.F32
+    matrix_type, file_type = TYPES[args.type]
 
     part = args.out.with_name(args.out.name + ".part")
     writer = Writer(part, family, matrix_type)
     writer.file.add_name(args.folder.name)
-    writer.file.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if args.type == "bf16" else gguf.LlamaFileType.ALL_F32)
+    writer.file.add_file_type(file_type)
     add_tokenizer(writer.file, args.folder, config)
     write(writer, Weights(args.folder, prefix), config)
     writer.close()

@@ -4,8 +4,9 @@
 # which takes one request at a time.
 #
 #   benchmarks/peers/llama_server.sh build                       download, configure, compile; minutes on two cores
-#   benchmarks/peers/llama_server.sh convert HF_DIR OUT [bf16|f32]   a folder of GPT-2, Llama or Qwen3 as GGUF
+#   benchmarks/peers/llama_server.sh convert HF_DIR OUT [bf16|f32|q8_0]   a folder of GPT-2, Llama or Qwen3 as GGUF
 #   benchmarks/peers/llama_server.sh serve GGUF PORT [THREADS [SLOTS [FLAGS]]]   in the foreground, until it is stopped
+#   benchmarks/peers/llama_server.sh version                     its version, in one line
 #
 #   PINION_CACHE    where it is kept   (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   PINION_PYTHON   the Python         (default: python3)
@@ -51,6 +52,12 @@ convert() { # convert HF_DIR OUT [TYPE]
     "$CACHE/venv/bin/python" "$HERE/hf_to_gguf.py" "$1" "$2" --type "${3:-bf16}"
 }
 
+version() {
+    [ -x "$SERVER" ] || { say "not built; run: $0 build"; exit 1; }
+    # It writes "version: NUMBER (COMMIT)" to standard error.
+    printf 'llama.cpp %s, of llama-cpp-python %s\n' "$("$SERVER" --version 2>&1 | sed -n 's/^version: //p')" "$VERSION"
+}
+
 serve() { # serve GGUF PORT [THREADS [SLOTS [FLAGS OF llama-server]]]
     [ -x "$SERVER" ] || { say "not built; run: $0 build"; exit 1; }
     local threads=${3:-2} slots=${4:-32}
@@ -64,5 +71,6 @@ case "${1:-}" in
 build) build ;;
 convert) shift; convert "$@" ;;
 serve) shift; serve "$@" ;;
-*) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+version) version ;;
+*) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

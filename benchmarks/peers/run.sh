@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Pinion and every peer that is built, in turns: decode at 1, 4, 8, 16 and 32 rows, prefill, offline, and served at 50 % and
+# 80 % of the capacity of the best of them. README.md beside this file says what is compared and how long it takes.
+#
+#   benchmarks/peers/run.sh all [OUT]       models, conversions, every cell   (OUT: target/bench/peers)
+#   benchmarks/peers/run.sh models          only make and convert the models
+#   benchmarks/peers/run.sh cells [OUT]     only the cells; what is in OUT already is not measured again
+#
+#   MODELS="gpt2-124m qwen3-0.6b"   TYPES="bf16 int8"   ROUNDS=5   THREADS=2   REQUESTS=200 (of each served run)
+#   CELLS="decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served"
+#   PEERS="vllm openvino llama-server"   those of them that are not built are left out, and said so
+#   MODELS_DIR=target/models/peers   BIN=target/release   FLAGS=   (flags of `pinion serve`)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+MODELS_DIR=${MODELS_DIR:-target/models/peers}
+BIN=${BIN:-target/release}
+THREADS=${THREADS:-2}
+OUTPUT=64
+read -ra MODELS <<<"${MODELS:-gpt2-124m qwen3-0.6b}"
+read -ra TYPES <<<"${TYPES:-bf16 int8}"
+read -ra CELLS <<<"${CELLS:-decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served}"
+
+say() { printf '[peers] %s\n' "$*" >&2; }
+die() { say "error: $*"; exit 1; }
+
+script() { # script PEER
+    case $1 in
+    vllm) echo benchmarks/peers/vllm_cpu.sh ;;
+    openvino) echo benchmarks/peers/openvino_genai.sh ;;
+    llama-server) echo benchmarks/peers/llama_server.sh ;;
+    *) die "PEERS knows vllm, openvino and llama-server, and not $1" ;;
+    esac
+}
+
+# A peer is built if it can say its version.
+BUILT=()
+find_peers() {
+    local peer program version
+    for peer in ${PEERS:-vllm openvino llama-server}; do
+        program=$(script "$peer")
+        if version=$("$program" version 2>/dev/null); then
+            BUILT+=("$peer")
+            say "$peer: $version"
+        else
+            say "$peer is not built (\`$program build\`): left out"
+        fi
+    done
+}
+
+is_built() { [[ " ${BUILT[*]} " = *" $1 "* ]]; }
+
+# Where a peer's form of a model stands.
+vllm_model() { if [ "$2" = int8 ]; then echo "$MODELS_DIR/$1-vllm-int8"; else echo "$MODELS_DIR/$1"; fi; }
+openvino_model() { echo "$MODELS_DIR/$1-openvino-$2"; }
+gguf() { if [ "$2" = int8 ]; then echo "$MODELS_DIR/$1-q8_0.gguf"; else echo "$MODELS_DIR/$1-$2.gguf"; fi; }
+
+convert() { # convert PEER MODEL TYPE TARGET
+    [ -e "$4" ] || "$(script "$1")" convert "$MODELS_DIR/$2" "$4" "$3"
+}
+
+make_models() {
+    mkdir -p "$MODELS_DIR"
+    local model type
+    for model in "${MODELS[@]}"; do
+        if [ ! -e "$MODELS_DIR/$model/config.json" ]; then
+            # gpt2-124m: the family gpt2 in the size 124m.
+            cargo xtask make-model "${model%%-*}" --size "${model#*-}" --dtype bf16 --out "$MODELS_DIR/$model"
+        fi
+        for type in "${TYPES[@]}"; do
+            if is_built openvino; then convert openvino "$model" "$type" "$(openvino_model "$model" "$type")"; fi
+            if is_built llama-server; then
+                convert llama-server "$model" "${type/int8/q8_0}" "$(gguf "$model" "$type")"
+            fi
+            if is_built vllm && [ "$type" = int8 ]; then convert vllm "$model" int8 "$(vllm_model "$model" int8)"; fi
+        done
+    done
+}
+
+# Of the best server in the offline cell, in requests a second.
+capacity() { # capacity FILE
+    python3 -c '
+import json, statistics, sys
+rates = {}
+for run in json.load(open(sys.argv[1]))["runs"]:
+    rates.setdefault(run["label"], []).append(run["figures"]["requests_per_s"])
+print(max(statistics.median(of_one) for of_one in rates.values()))' "$1"
+}
+
+workload() { # workload CELL FOLDER-OF-MODEL-AND-TYPE
+    local lengths="--input-len 256 --output-len $OUTPUT"
+    case $1 in
+    decode-*)
+        # Twice as many requests as rows, so that every row is taken twice, and 8 at least.
+        local rows=${1#decode-}
+        echo "online --streams $rows --requests $((rows > 4 ? 2 * rows : 8)) $lengths" ;;
+    prefill) echo "online --streams 1 --requests 32 --input-len 256 --output-len 1" ;;
+    offline) echo "offline --num-prompts 128 $lengths" ;;
+    served)
+        [ -e "$2/offline/compare.json" ] || die "the served cell takes its rates from the offline cell of $2, which has not run"
+        local most
+        most=$(capacity "$2/offline/compare.json")
+        python3 -c 'import sys
+most, requests, lengths = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+print(f"online --poisson {most:.3f} --rate {0.5 * most:.2f},{0.8 * most:.2f} --requests {requests} {lengths}")' \
+            "$most" "${REQUESTS:-200}" "$lengths" ;;
+    *) die "CELLS does not know $1" ;;
+    esac
+}
+
+run_cells() { # run_cells OUT
+    local model type cell folder flags only=()
+    [ "${#BUILT[@]}" -gt 0 ] || die "no peer is built"
+    local peer
+    for peer in "${BUILT[@]}"; do only+=(--only "$peer"); done
+    for model in "${MODELS[@]}"; do
+        for type in "${TYPES[@]}"; do
+            folder=$1/$model-$type
+            mkdir -p "$folder"
+            flags=${FLAGS:-}
+            [ "$type" != int8 ] || flags="--quantization int8 $flags"
+            for cell in "${CELLS[@]}"; do
+                say "$model $type $cell"
+                local work
+                work=$(workload "$cell" "$folder")
+                "$BIN/pinion" bench compare benchmarks/scenarios/peers.toml --out "$folder/$cell" --rounds "${ROUNDS:-5}" \
+                    "${only[@]}" --set bin="$BIN/pinion" --set "cell=$work" --set threads="$THREADS" --set "flags=$flags" \
+                    --set model="$MODELS_DIR/$model" --set gguf="$(gguf "$model" "$type")" \
+                    --set vllm_model="$(vllm_model "$model" "$type")" --set vllm_type="$type" \
+                    --set openvino_model="$(openvino_model "$model" "$type")" | tee "$folder/$cell.txt"
+            done
+        done
+    done
+}
+
+OUT=${2:-target/bench/peers}
+case "${1:-}" in
+all) find_peers; make_models; run_cells "$OUT" ;;
+models) find_peers; make_models ;;
+cells) find_peers; run_cells "$OUT" ;;
+*) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+esac
