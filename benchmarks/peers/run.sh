@@ -6,10 +6,12 @@
 #   benchmarks/peers/run.sh models          only make and convert the models
 #   benchmarks/peers/run.sh cells [OUT]     only the cells; what is in OUT already is not measured again
 #
-#   MODELS="gpt2-124m qwen3-0.6b"   TYPES="bf16 int8"   ROUNDS=5   THREADS=2   REQUESTS=200 (of each served run)
+#   MODELS="gpt2-124m qwen3-0.6b"   TYPES="bf16 int8"   ROUNDS=5   THREADS=2   PROMPTS=128 (offline)   REQUESTS=200 (served)
 #   CELLS="decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served"
 #   PEERS="vllm openvino llama-server"   those of them that are not built are left out, and said so
 #   MODELS_DIR=target/models/peers   BIN=target/release   FLAGS=   (flags of `pinion serve`)
+#   VLLM_TYPE=bf16 or f32, of `vllm_cpu.sh serve` in the cells of bf16   (default: f32 where the CPU has no AVX-512, since
+#   vLLM multiplies bf16 there without oneDNN)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -95,7 +97,7 @@ workload() { # workload CELL FOLDER-OF-MODEL-AND-TYPE
         local rows=${1#decode-}
         echo "online --streams $rows --requests $((rows > 4 ? 2 * rows : 8)) $lengths" ;;
     prefill) echo "online --streams 1 --requests 32 --input-len 256 --output-len 1" ;;
-    offline) echo "offline --num-prompts 128 $lengths" ;;
+    offline) echo "offline --num-prompts ${PROMPTS:-128} $lengths" ;;
     served)
         [ -e "$2/offline/compare.json" ] || die "the served cell takes its rates from the offline cell of $2, which has not run"
         local most
@@ -109,7 +111,7 @@ print(f"online --poisson {most:.3f} --rate {0.5 * most:.2f},{0.8 * most:.2f} --r
 }
 
 run_cells() { # run_cells OUT
-    local model type cell folder flags only=()
+    local model type cell folder flags vllm_type only=()
     [ "${#BUILT[@]}" -gt 0 ] || die "no peer is built"
     local peer
     for peer in "${BUILT[@]}"; do only+=(--only "$peer"); done
@@ -119,6 +121,8 @@ run_cells() { # run_cells OUT
             mkdir -p "$folder"
             flags=${FLAGS:-}
             [ "$type" != int8 ] || flags="--quantization int8 $flags"
+            vllm_type=$type
+            if [ "$type" = bf16 ]; then vllm_type=${VLLM_TYPE:-$(grep -qw avx512f /proc/cpuinfo && echo bf16 || echo f32)}; fi
             for cell in "${CELLS[@]}"; do
                 say "$model $type $cell"
                 local work
@@ -126,7 +130,7 @@ run_cells() { # run_cells OUT
                 "$BIN/pinion" bench compare benchmarks/scenarios/peers.toml --out "$folder/$cell" --rounds "${ROUNDS:-5}" \
                     "${only[@]}" --set bin="$BIN/pinion" --set "cell=$work" --set threads="$THREADS" --set "flags=$flags" \
                     --set model="$MODELS_DIR/$model" --set gguf="$(gguf "$model" "$type")" \
-                    --set vllm_model="$(vllm_model "$model" "$type")" --set vllm_type="$type" \
+                    --set vllm_model="$(vllm_model "$model" "$type")" --set vllm_type="$vllm_type" \
                     --set openvino_model="$(openvino_model "$model" "$type")" | tee "$folder/$cell.txt"
             done
         done
@@ -138,5 +142,5 @@ case "${1:-}" in
 all) find_peers; make_models; run_cells "$OUT" ;;
 models) find_peers; make_models ;;
 cells) find_peers; run_cells "$OUT" ;;
-*) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+*) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
