@@ -214,14 +214,14 @@ def main():
     parser.add_argument("--precision", help="of the computation, like bf16 [default: OpenVINO's choice]")
     parser.add_argument("--kv-precision", help="of keys and values, like bf16 [default: OpenVINO's choice, u8]")
     args = parser.parse_args()
-    server = Server(args)
 
     def end(*_):
-        server.process.kill()
+        for process in multiprocessing.active_children():
+            process.kill()
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    asyncio.run(serve(server, args.port))
+    asyncio.run(serve(Server(args), args.port))
 
 
 if __name__ == "__main__":

@@ -78,8 +78,10 @@ serve() { # serve HF_DIR PORT [THREADS [DTYPE [FLAGS OF vLLM]]]
     local model=$1 port=$2 threads=${3:-2} dtype=${4:-bf16}
     local form
     case $dtype in
-    bf16 | int8) form=bfloat16 ;;
+    bf16) form=bfloat16 ;;
     f32) form=float32 ;;
+    # Beside 8-bit products: oneDNN has none with bf16 outputs below AVX-512, and takes seconds for a token there.
+    int8) form=$(grep -qw avx512f /proc/cpuinfo && echo bfloat16 || echo float32) ;;
     *) die "DTYPE is bf16, f32 or int8, and not $dtype" ;;
     esac
     # Its threads stay on the first cores, as vLLM's documentation asks, with its OpenMP and allocator.
