@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # The other command: sets up what launch.sh sets up, then checks everything that can be checked here.
-# Every step prints its name and time; the first that fails ends the run. About forty minutes from nothing on
-# two cores, most of it builds.
+# Every step prints its name and time; the first that fails ends the run. Most of a run from nothing goes to builds.
 #
 #   deploy/test.sh            everything
 #   deploy/test.sh STEP ...   only these: fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run
@@ -55,10 +54,10 @@ loom_run() {
 }
 
 # All tests of the workspace in one build: Cargo chooses other features of the dependencies for a part of it, and builds
-# most of them a second time.
+# most of them a second time. They run two programs at a time: those that start processes mostly wait.
 step_tests() {
-    cargo build --locked --workspace --bins
-    cargo test --locked --workspace --no-fail-fast
+    cargo build --locked --workspace --bins || return 1
+    "$PYTHON" "$ROOT/deploy/run_tests.py"
 }
 
 # Unit, property and parity tests of every crate but those that start processes.
@@ -312,7 +311,7 @@ STEPS=(fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac

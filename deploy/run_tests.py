@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Runs the tests of the workspace, two test programs at a time:
+
+    deploy/run_tests.py [NAME ...]      all of them, or the programs with these names (a file of a `tests` folder, or a crate)
+
+Cargo runs one test program after another, and while one waits for the processes that it starts, a core has nothing to do.
+Here one worker takes the programs that start processes, the other those that compute; a worker that has none left takes
+the other's. The programs that tests start are built before: `cargo build --workspace --bins`.
+
+Cargo says what there is to run: it runs all tests with a runner that notes each command, with its folder and environment, and
+starts nothing. The examples in the documentation are one more command. The output of a program is printed whole when the
+program has ended, and is in target/test-logs/tests/. At the end stand the tests that failed. The exit code is 1 if a program
+failed or hung.
+"""
+import collections
+import json
+import os
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CARGO = ["cargo", "test", "--locked", "--workspace"]
+# $0 is the folder of the notes, the arguments are the command. Each value ends with a NUL.
+NOTE = r"""{ printf '%s\0' "$PWD" "$#" "$@" && env -0; } >"$(mktemp "$0/XXXXXX")" """
+# Packages whose tests start processes.
+STARTING = ("pinion-bench", "pinion-testkit")
+# Programs of half a minute and more begin first: a worker that is left with one of them at the end works alone.
+LONGEST = ("cuda_families", "families", "seeds", "restart", "stall", "cuda", "cuda_launch")
+# A program that takes longer hangs: the longest takes a minute on two idle cores.
+SECONDS_MAX = 1800
+
+Program = collections.namedtuple("Program", "package name command folder environment")
+Outcome = collections.namedtuple("Outcome", "program status seconds output")
+
+
+def build():
+    """Everything that `cargo test` builds, the examples too."""
+    status = subprocess.run([*CARGO, "--no-run"], cwd=ROOT).returncode
+    if status != 0:
+        sys.exit(status)
+
+
+def programs():
+    """What Cargo would run now, by package and name, and the examples in the documentation."""
+    with tempfile.TemporaryDirectory() as notes:
+        # A list of strings is written in TOML as in JSON.
+        runner = json.dumps(["sh", "-c", NOTE, notes])
+        command = [*CARGO, "--tests", "--no-fail-fast", "--color", "never", "--config", f"target.'cfg(unix)'.runner={runner}"]
+        noted = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        found = [program_of(path.read_bytes()) for path in pathlib.Path(notes).iterdir()]
+    announced = len(re.findall(r"^ *Running ", noted.stderr, re.M))
+    different = len({program.command[0] for program in found})
+    if noted.returncode != 0 or not announced == different == len(found):
+        what = f"cargo runs {announced} programs, {len(found)} were noted, {different} of them different"
+        sys.exit(f"run_tests: {what}:\n{noted.stderr}")
+    found.sort(key=lambda program: (program.package, program.name))
+    return [*found, Program("workspace", "doc", [*CARGO, "--doc", "--no-fail-fast"], ROOT, dict(os.environ))]
+
+
+def program_of(note):
+    folder, count, *values = os.fsdecode(note).split("\0")[:-1]
+    command, variables = values[: int(count)], values[int(count) :]
+    environment = dict(variable.split("=", 1) for variable in variables)
+    # Without the hash that Cargo appends.
+    name = pathlib.Path(command[0]).name.rsplit("-", 1)[0]
+    return Program(environment["CARGO_PKG_NAME"], name, command, folder, environment)
+
+
+class Queue:
+    """The programs that no worker has taken yet."""
+
+    def __init__(self, found):
+        # The sort keeps the order of the others.
+        ordered = sorted(found, key=lambda program: program.name not in LONGEST)
+        self.lock = threading.Lock()
+        self.starting = [program for program in ordered if program.package in STARTING]
+        self.computing = [program for program in ordered if program.package not in STARTING]
+
+    def take(self, prefers_starting):
+        with self.lock:
+            lanes = [self.starting, self.computing] if prefers_starting else [self.computing, self.starting]
+            lane = lanes[0] or lanes[1]
+            return lane.pop(0) if lane else None
+
+
+def run(program, logs):
+    log = logs / f"{program.package}-{pathlib.Path(program.command[0]).name}.log"
+    began = time.monotonic()
+    # A file and no pipe: what a program leaves behind may hold its output open.
+    with open(log, "wb") as output:
+        running = subprocess.Popen(
+            program.command, cwd=program.folder, env=program.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        try:
+            status = running.wait(timeout=SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            status = None
+    return Outcome(program, status, time.monotonic() - began, log.read_text(errors="replace"))
+
+
+def how_it_ended(outcome):
+    if outcome.status is None:
+        return f"killed after {SECONDS_MAX} s"
+    if outcome.status < 0:
+        return f"killed by signal {-outcome.status}"
+    return "passed" if outcome.status == 0 else f"failed with exit code {outcome.status}"
+
+
+def work(queue, prefers_starting, logs, outcomes, printing):
+    while program := queue.take(prefers_starting):
+        outcome = run(program, logs)
+        with printing:
+            outcomes.append(outcome)
+            print(f"\n== {program.package} {program.name} {how_it_ended(outcome)}, {outcome.seconds:.1f} s")
+            print(outcome.output.strip(), flush=True)
+
+
+def summary(outcomes, seconds, cpu_seconds):
+    counts = collections.Counter()
+    for outcome in outcomes:
+        for number, what in re.findall(r"(\d+) (passed|failed|ignored);", outcome.output):
+            counts[what] += int(number)
+    longest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:10]
+    print("\n== longest: " + ", ".join(f"{o.program.package} {o.program.name} {o.seconds:.0f} s" for o in longest))
+    failed = [outcome for outcome in outcomes if outcome.status != 0]
+    for outcome in failed:
+        program = outcome.program
+        print(f"== {program.package} {program.name} {how_it_ended(outcome)}; once more: deploy/run_tests.py {program.name}")
+        for name in re.findall(r"^test (.+?) \.\.\. FAILED$", outcome.output, re.M):
+            print(f"     {name}")
+    what = ", ".join(f"{counts[what]} {what}" for what in ("passed", "failed", "ignored"))
+    print(f"== {len(outcomes)} programs, {len(failed)} failed, {seconds:.0f} s ({cpu_seconds:.0f} s of CPU); tests: {what}")
+    return len(failed)
+
+
+def main(names):
+    build()
+    found = programs()
+    known = {program.name for program in found} | {program.package for program in found}
+    if unknown := {*names, *LONGEST} - known:
+        sys.exit(f"run_tests: there is no test program called {', '.join(sorted(unknown))}")
+    if names:
+        found = [program for program in found if program.name in names or program.package in names]
+    logs = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "test-logs/tests"
+    logs.mkdir(parents=True, exist_ok=True)
+    queue, outcomes, printing = Queue(found), [], threading.Lock()
+    began, cpu_began = time.monotonic(), cpu_seconds()
+    # What interrupts this program ends them.
+    workers = [threading.Thread(target=work, args=(queue, first, logs, outcomes, printing), daemon=True) for first in (True, False)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    failed = summary(outcomes, time.monotonic() - began, cpu_seconds() - cpu_began)
+    return 1 if failed or len(outcomes) != len(found) else 0
+
+
+def cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
