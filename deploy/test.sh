@@ -324,8 +324,8 @@ done
 setup
 cd "$ROOT"
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
-# A build from nothing keeps no state for later ones, which would make it longer.
-[ -d "$TARGET/debug/incremental" ] || export CARGO_INCREMENTAL=0
+# A build from nothing keeps no state for later ones, which would make it longer. Cargo makes the folder in any case.
+[ -n "$(ls -A "$TARGET/debug/incremental" 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 LOGS=$TARGET/test-logs
 mkdir -p "$LOGS"
 [ $# -gt 0 ] && STEPS=("$@")
