@@ -1,9 +1,10 @@
 //! The CUDA engine as a pipeline.
 
+use crate::load_progress::LoadProgress;
 use crate::recorded_device::RecordedDevice;
 use pinion_config::{Config, CudaConfig, CudaModel, Dtype, PrefillAttention as Attention};
 use pinion_model::cuda::{
-    CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda,
+    CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda_watched,
 };
 use pinion_model::{KvSize, LoadError, Pipeline};
 use pinion_protocol::{Peer, Role};
@@ -22,7 +23,11 @@ pub(crate) fn start(
     cuda: &CudaConfig,
     recorder: Recorder,
 ) -> Result<Box<dyn Pipeline>, LoadError> {
-    let model = load_cuda(&config.model_dir, &options(config, cuda)).map_err(with_way_out)?;
+    let loaded = {
+        let mut progress = LoadProgress::new();
+        load_cuda_watched(&config.model_dir, &options(config, cuda), &mut |event| progress.hear(event))
+    };
+    let model = loaded.map_err(with_way_out)?;
     let decode = if cuda.fused_decode { "fused" } else { "graph" };
     tracing::info!(device = model.device_name(), decode, "our CUDA object computes the model");
     Ok(Box::new(RecordedDevice::new(model, config.scheduling.overlap, recorder)))

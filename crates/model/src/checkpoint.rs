@@ -2,7 +2,7 @@
 //! or of a GGUF file. No file is trusted: each fault names the file, the tensor and the reason.
 
 use crate::gguf::GgufTensor;
-use crate::load::LoadError;
+use crate::load::{LoadError, LoadEvent};
 use crate::prequantized::{self, Affine, PARTS, Parts, Raw, Weight};
 use crate::weigh::StoredWeights;
 use pinion_architecture::{Architecture, Packed};
@@ -308,7 +308,7 @@ impl Checkpoint {
 
     /// A bias of a quantised checkpoint or a GGUF file that the model does not take, and that is not zero. Tools write
     /// zeros for products that have none.
-    pub(crate) fn lost_bias(&self, unused: &[String]) -> Option<LoadError> {
+    fn lost_bias(&self, unused: &[String]) -> Option<LoadError> {
         let is_converted = self.packed.is_some() || self.tensors.values().any(|entry| entry.gguf.is_some());
         if !is_converted {
             return None;
@@ -340,8 +340,27 @@ impl Checkpoint {
         }
     }
 
+    /// Tells of tensors that were never taken, once everything that the model uses was.
+    ///
+    /// # Errors
+    /// One of them is a bias that changes what the model computes.
+    pub(crate) fn tell_unused(
+        &self,
+        is_superfluous: impl Fn(&str) -> bool,
+        watch: &mut dyn FnMut(LoadEvent<'_>),
+    ) -> Result<(), LoadError> {
+        let unused = self.unused(is_superfluous);
+        if let Some(error) = self.lost_bias(&unused) {
+            return Err(error);
+        }
+        if !unused.is_empty() {
+            watch(LoadEvent::Unused(&unused));
+        }
+        Ok(())
+    }
+
     /// Names of tensors that were never taken and that are not known to be superfluous, in order.
-    pub(crate) fn unused(&self, is_superfluous: impl Fn(&str) -> bool) -> Vec<String> {
+    fn unused(&self, is_superfluous: impl Fn(&str) -> bool) -> Vec<String> {
         let is_ignored = |name: &str| {
             let of_packed = self.packed.is_some().then_some(IGNORED_ENDS_OF_PACKED);
             IGNORED_ENDS.iter().chain(of_packed.iter().flatten()).any(|end| name.ends_with(end))

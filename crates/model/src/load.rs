@@ -215,14 +215,23 @@ pub fn load_watched(
             Ok(Box::new(if options.pooling.is_some() { model.pooling() } else { model }))
         }
         Backend::Native => {
-            let ignored =
-                pinion_architecture::ignored(&config_json::keys(folder)?, options.pooling.is_none());
-            if !ignored.is_empty() {
-                watch(LoadEvent::Ignored(&ignored));
-            }
+            tell_ignored(folder, options.pooling.is_none(), watch)?;
             load_torch(folder, options, watch)
         }
     }
+}
+
+/// Tells what config.json says and the model does not have.
+pub(crate) fn tell_ignored(
+    folder: &Path,
+    generates: bool,
+    watch: &mut dyn FnMut(LoadEvent<'_>),
+) -> Result<(), LoadError> {
+    let ignored = pinion_architecture::ignored(&config_json::keys(folder)?, generates);
+    if !ignored.is_empty() {
+        watch(LoadEvent::Ignored(&ignored));
+    }
+    Ok(())
 }
 
 #[cfg(not(feature = "torch"))]

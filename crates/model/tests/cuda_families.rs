@@ -11,8 +11,8 @@ mod tiny;
 use driver::{Policy, Request, run};
 use emulated::{SHAPES, options};
 use pinion_cuda::CudaDtype;
-use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda};
-use pinion_model::{LoadError, Model, OwnedBatch, Pipeline, SampleParams};
+use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda, load_cuda_watched};
+use pinion_model::{LoadError, LoadEvent, Model, OwnedBatch, Pipeline, SampleParams};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Mutex;
@@ -162,6 +162,28 @@ fn logits_of_gguf_files_equal_the_goldens() {
             assert!(error <= LOGIT_TOLERANCE, "{name} {prompt:?}: relative error {error:e}");
         }
     }
+}
+
+/// As the CPU engine (tests/checkpoints.rs, tests/gguf.rs).
+#[test]
+fn what_a_load_does_not_use_is_told_or_refused() {
+    let mut golden = golden("llama-llama3");
+    let stray = golden.tensors["model.norm.weight"].clone();
+    golden.tensors.insert("model.stray.weight".to_owned(), stray);
+    golden.config.insert("final_logit_softcapping".to_owned(), 30.into());
+    let (mut read, mut unused, mut ignored) = ((0, 0), Vec::new(), Vec::new());
+    let mut watch = |event: LoadEvent<'_>| match event {
+        LoadEvent::Bytes { done, total } => read = (done, total),
+        LoadEvent::Unused(names) => unused.extend_from_slice(names),
+        LoadEvent::Ignored(reasons) => ignored.extend_from_slice(reasons),
+    };
+    load_cuda_watched(&folder("watched", &golden).0, &served(&golden), &mut watch).unwrap();
+    assert_eq!(read.1 - read.0, 48 * 4, "all but the stray vector of 48 numbers");
+    assert_eq!(unused, ["model.stray.weight"]);
+    assert!(ignored.len() == 1 && ignored[0].contains("final_logit_softcapping"), "{ignored:?}");
+    let biases = tiny::llama_with_biases();
+    let error = load_cuda(&biases.0.join("model.gguf"), &options()).unwrap_err().to_string();
+    assert!(error.contains(tiny::LOST_BIAS), "{error}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use pinion_model::{DtypeChoice, KvSize, LoadError, Model, ModelOptions, OwnedBat
 use pinion_random::Random;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use tiny::{empty_folder, relative_error};
+use tiny::{LOST_BIAS, empty_folder, llama_with_biases, relative_error};
 
 const NAMES: [&str; 4] = ["llama", "llama-pieces", "qwen2", "qwen3"];
 
@@ -122,6 +122,13 @@ fn a_file_computes_what_the_folder_does_that_it_was_made_from() {
             }
         }
     }
+}
+
+#[test]
+fn a_bias_that_the_family_lacks_is_refused() {
+    let folder = llama_with_biases();
+    let error = open(&folder.0.join("model.gguf"), Quantization::Checkpoint, 1).err().unwrap().to_string();
+    assert!(error.contains(LOST_BIAS), "{error}");
 }
 
 #[test]

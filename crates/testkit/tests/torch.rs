@@ -57,6 +57,20 @@ fn the_demo_model_answers_the_same_alone_and_in_a_crowd() {
 }
 
 #[test]
+fn what_a_load_does_not_use_is_in_the_log() {
+    let folder = fixture_model();
+    let config = std::fs::read_to_string(folder.path().join("config.json")).expect("the kit made this file");
+    let shorter = config.replace("\"n_layer\": 2", "\"n_layer\": 1");
+    assert_ne!(config, shorter);
+    folder.write("config.json", shorter);
+    let server = Server::start(folder.path(), &["--dtype", "fp32"]);
+    let log = server.stderr_text();
+    let said = log.lines().find(|line| line.contains("tensors of the checkpoint are not used"));
+    assert!(said.is_some_and(|line| line.contains("WARN") && line.contains("h.1.")), "{log}");
+    server.stop();
+}
+
+#[test]
 fn a_seed_repeats_and_another_one_does_not() {
     let folder = fixture_model();
     let server = Server::start(folder.path(), &["--dtype", "fp32"]);

@@ -13,7 +13,7 @@ use super::shape::Shape;
 use super::wait::{Patience, wait};
 use super::weights::Weights;
 use super::{CudaOptions, backend};
-use crate::load::LoadError;
+use crate::load::{LoadError, LoadEvent};
 use crate::{
     DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
     StepOutput, WarmUp,
@@ -139,9 +139,10 @@ impl CudaDecoder {
         folder: &Path,
         shape: Shape,
         options: &CudaOptions,
+        watch: &mut dyn FnMut(LoadEvent<'_>),
     ) -> Result<CudaDecoder, LoadError> {
         let stream = device.stream_with(options.dependent_launch).map_err(backend)?;
-        let weights = Weights::read(folder, &shape, &stream, options)?;
+        let weights = Weights::read(folder, &shape, &stream, options, watch)?;
         let sizes = Sizes::of(&shape, options, device.facts().multiprocessors.max(1));
         let (weight_bytes, max_context, vocab) = (weights.bytes, shape.max_context, shape.model.vocab);
         let (family, eos) = (shape.model.family, shape.model.stop_ids.first().copied());

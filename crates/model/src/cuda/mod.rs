@@ -33,7 +33,7 @@ pub use probe::{CudaProbe, probe};
 
 use self::shape::Shape;
 use crate::config_json;
-use crate::load::{KvSize, LoadError};
+use crate::load::{KvSize, LoadError, LoadEvent, tell_ignored};
 use pinion_cuda::{CudaError, Device};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -141,11 +141,24 @@ fn backend(error: CudaError) -> LoadError {
 /// [`LoadError::Backend`] when there is no device or not enough of its memory: one line says which.
 /// [`LoadError::Options`] for a model or an option that the kernels do not take.
 pub fn load_cuda(folder: &Path, options: &CudaOptions) -> Result<CudaDecoder, LoadError> {
+    load_cuda_watched(folder, options, &mut |_| {})
+}
+
+/// As [`load_cuda`]; `watch` hears how it goes.
+///
+/// # Errors
+/// As [`load_cuda`].
+pub fn load_cuda_watched(
+    folder: &Path,
+    options: &CudaOptions,
+    watch: &mut dyn FnMut(LoadEvent<'_>),
+) -> Result<CudaDecoder, LoadError> {
     let shape = shape_of(folder, options)?;
     let device = Device::open(&options.object, options.device).map_err(backend)?;
     let allocated_before = device.counts().allocated_bytes;
     device.open_products(options.products.as_deref(), PRODUCT_WORKSPACE_BYTES).map_err(backend)?;
-    CudaDecoder::new(device, allocated_before, folder, shape, options)
+    tell_ignored(folder, true, watch)?;
+    CudaDecoder::new(device, allocated_before, folder, shape, options, watch)
 }
 
 /// Whether the engine takes the model in `folder` with these options, as far as that can be told without a device.

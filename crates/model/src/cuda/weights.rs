@@ -4,7 +4,7 @@ use super::convert::StoredTensor;
 use super::shape::Shape;
 use super::{CudaOptions, backend};
 use crate::checkpoint::Checkpoint;
-use crate::load::LoadError;
+use crate::load::{LoadError, LoadEvent};
 use pinion_architecture::{Architecture, Layout, NormKind, Position, QkNorm, Source};
 use pinion_cuda::{CudaDtype, Span, Stream};
 use safetensors::Dtype as StoredDtype;
@@ -75,6 +75,7 @@ struct Reader<'a> {
     stream: &'a Stream,
     dtype: CudaDtype,
     threads: usize,
+    watch: &'a mut dyn FnMut(LoadEvent<'_>),
     /// The tensor on its way.
     converted: Vec<u8>,
     bytes: u64,
@@ -107,6 +108,8 @@ impl Reader<'_> {
             &mut self.converted,
         );
         self.checkpoint.release(full);
+        let (done, total) = self.checkpoint.progress();
+        (self.watch)(LoadEvent::Bytes { done, total });
         Ok(())
     }
 
@@ -253,6 +256,7 @@ impl Weights {
         shape: &Shape,
         stream: &Stream,
         options: &CudaOptions,
+        watch: &mut dyn FnMut(LoadEvent<'_>),
     ) -> Result<Weights, LoadError> {
         let model = &shape.model;
         let mut reader = Reader {
@@ -261,6 +265,7 @@ impl Weights {
             stream,
             dtype: options.dtype,
             threads: options.load_threads as usize,
+            watch,
             converted: Vec::new(),
             bytes: 0,
         };
@@ -281,6 +286,8 @@ impl Weights {
             true => token_embedding,
             false => reader.tensor(&[""], &head, &table)?,
         };
+        let head_name = weight(names.head);
+        reader.checkpoint.tell_unused(|name| model.head.tied && name.ends_with(&head_name), reader.watch)?;
         let bytes = reader.bytes;
         Ok(Weights { token_embedding, position_embedding, angles, layers, norm_final, head, bytes })
     }

@@ -6,7 +6,7 @@ use super::{OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, Operator
 use crate::batch::{StepBatch, StepError, StepOutput};
 use crate::config_json;
 use crate::host_sampler::{draw_rows, score_prompts};
-use crate::load::{KvSize, LoadError, LoadEvent};
+use crate::load::{KvSize, LoadError, LoadEvent, tell_ignored};
 use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
 use crate::{DeviceMemory, Model, ModelInfo, WarmUp};
@@ -73,10 +73,7 @@ pub(super) fn load(
     options: &OperatorOptions,
     watch: &mut dyn FnMut(LoadEvent<'_>),
 ) -> Result<Box<dyn Model>, LoadError> {
-    let ignored = pinion_architecture::ignored(&config_json::keys(folder)?, true);
-    if !ignored.is_empty() {
-        watch(LoadEvent::Ignored(&ignored));
-    }
+    tell_ignored(folder, true, watch)?;
     let model = config_json::architecture(folder)?;
     check(&model, options)?;
     set_threads(options.threads);

@@ -250,13 +250,7 @@ impl Weights {
             false => reader.whole(&head, &table)?,
         };
         let head_name = weight(names.head);
-        let unused = reader.checkpoint.unused(|name| model.head.tied && name.ends_with(&head_name));
-        if let Some(error) = reader.checkpoint.lost_bias(&unused) {
-            return Err(error);
-        }
-        if !unused.is_empty() {
-            (reader.watch)(LoadEvent::Unused(&unused));
-        }
+        reader.checkpoint.tell_unused(|name| model.head.tied && name.ends_with(&head_name), reader.watch)?;
         let (head, bytes) = (Linear { weight: head, bias: None }, reader.bytes);
         Ok(Self { token_embedding, position_embedding, angles, layers, final_norm, head, bytes })
     }

@@ -88,18 +88,8 @@ impl<'a> Tensors<'a> {
         (self.watch)(LoadEvent::Ignored(reasons));
     }
 
-    /// Tells of tensors that nothing used, but for those that are known to be superfluous.
-    ///
-    /// # Errors
-    /// One of them changes the model: [`Checkpoint::lost_bias`].
+    /// See [`Checkpoint::tell_unused`].
     pub(super) fn end(&mut self, is_superfluous: impl Fn(&str) -> bool) -> Result<(), LoadError> {
-        let unused = self.checkpoint.unused(is_superfluous);
-        if let Some(error) = self.checkpoint.lost_bias(&unused) {
-            return Err(error);
-        }
-        if !unused.is_empty() {
-            (self.watch)(LoadEvent::Unused(&unused));
-        }
-        Ok(())
+        self.checkpoint.tell_unused(is_superfluous, &mut *self.watch)
     }
 }

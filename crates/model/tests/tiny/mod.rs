@@ -123,6 +123,29 @@ impl Folder {
     }
 }
 
+/// A file that says it is a Llama and has the biases of a Qwen 2, which a Llama has not.
+pub(crate) fn llama_with_biases() -> Folder {
+    let mut file = std::fs::read(goldens().join("../gguf_goldens/qwen2.gguf")).expect("the golden is there");
+    let mut rename = |from: &str, to: &str| {
+        let places: Vec<usize> =
+            (0..file.len() - from.len()).filter(|&at| file[at..].starts_with(from.as_bytes())).collect();
+        assert!(from.len() == to.len() && !places.is_empty(), "{from}");
+        places.into_iter().for_each(|at| file[at..at + to.len()].copy_from_slice(to.as_bytes()));
+    };
+    let family = |name: &str| format!("architecture\u{8}\0\0\0\u{5}\0\0\0\0\0\0\0{name}");
+    rename(&family("qwen2"), &family("llama"));
+    rename("qwen2.", "llama.");
+    // Those of the first layer would make it a Llama with `attention_bias`.
+    rename("blk.0.attn_q.bias", "blk.9.attn_q.bias");
+    let folder = empty_folder("biases");
+    folder.write("model.gguf", &file);
+    folder
+}
+
+/// What a load says of them.
+pub(crate) const LOST_BIAS: &str =
+    "tensor model.layers.0.self_attn.k_proj.bias: is a bias of a product that has none in this model_type";
+
 /// The model's folder, its weights in one file.
 pub(crate) fn folder(name: &str, golden: &Golden) -> Folder {
     let folder = empty_folder(name);
