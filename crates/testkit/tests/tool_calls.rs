@@ -184,3 +184,61 @@ fn a_model_that_must_write_json_may_call_a_tool_instead() {
     server.wait_idle();
     server.stop();
 }
+
+/// Arguments that a schema leaves open come to an end, or to the end of `max_tokens`.
+#[test]
+fn a_forced_call_ends_whatever_its_schema() {
+    const TOKENS_MAX: u64 = 48;
+    let folder = fake_model(4096);
+    let server = Server::start(folder.path(), &["--backend", "fake"]);
+    let answer = |parameters: &Value, turn: usize| {
+        let mut tool = json!({"type": "function", "function": {"name": "f"}});
+        if !parameters.is_null() {
+            tool["function"]["parameters"] = parameters.clone();
+        }
+        let choice = json!({"type": "function", "function": {"name": "f"}});
+        let body = json!({"messages": [{"role": "user", "content": format!("Turn {turn}")}], "tools": [tool],
+            "tool_choice": choice, "max_tokens": TOKENS_MAX});
+        let response = server.post(CHAT, &body);
+        assert_eq!(response.status(), 200, "{parameters}: {}", response.text());
+        let answer = response.json();
+        let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        (text(&answer["choices"][0]["finish_reason"]), text(&call["arguments"]), answer["usage"].clone())
+    };
+    for none in [
+        Value::Null,
+        json!({"type": "object", "properties": {}}),
+        json!({"type": "object", "additionalProperties": false}),
+    ] {
+        let (reason, arguments, _) = answer(&none, 0);
+        assert_eq!((reason.as_str(), arguments.as_str()), ("stop", "{}"), "{none}");
+    }
+    let needs = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+    let (mut ended, mut cut, mut free) = (0, 0, 0);
+    for open in [
+        json!({"type": "object"}),
+        needs(json!({})),
+        needs(json!({"type": "string"})),
+        needs(json!({"type": "integer"})),
+        needs(json!({"type": "array"})),
+        json!({"type": "object", "properties": {"a": {"$ref": "#"}}}),
+    ] {
+        for turn in 0..8 {
+            let (reason, arguments, usage) = answer(&open, turn);
+            if reason == "length" {
+                assert_eq!(usage["completion_tokens"], TOKENS_MAX, "{open}");
+                cut += 1;
+                continue;
+            }
+            assert_eq!(reason, "stop", "{open}");
+            let whole: Value =
+                serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"));
+            ended += 1;
+            free += usize::from(open.get("properties").is_none() && whole != json!({}));
+        }
+    }
+    println!("{ended} ended, {cut} cut, {free} with members of their own");
+    assert!(ended > 0 && cut > 0);
+    server.wait_idle();
+    server.stop();
+}
