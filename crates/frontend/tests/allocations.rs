@@ -111,6 +111,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         received_ns: 1,
         timings: false,
         siblings: None,
+        line: None,
         continues: false,
     };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();

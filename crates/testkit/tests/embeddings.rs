@@ -83,6 +83,21 @@ fn the_access_log_counts_all_texts_of_a_request() {
     });
     let counts = (&line["prompt_tokens"], &line["completion_tokens"], &line["finish"]);
     assert_eq!(counts, (&answer["usage"]["prompt_tokens"], &json!(0), &json!("answered")), "{line}");
+    // Nor is there a line for each text without the access log.
+    let long = "x".repeat(5000);
+    assert_eq!(server.post("/v1/embeddings", &json!({"input": ["a", long]})).status(), 400);
+    server.wait_idle();
+    let lines = wait_until("both lines", PATIENCE, || {
+        let log = server.stderr_text();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines: Vec<Value> = lines.filter(|line| line["message"] == "request").collect();
+        (lines.len() >= 2).then_some(lines)
+    });
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!((&lines[0]["texts"], &lines[0]["reason"]), (&json!(40), &json!("answered")), "{lines:?}");
+    assert_eq!(lines[0]["prompt_tokens"], answer["usage"]["prompt_tokens"]);
+    assert!(lines[0]["e2e_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{lines:?}");
+    assert_eq!((&lines[1]["reason"], lines[1].get("e2e_ms")), (&json!("rejected"), None), "{lines:?}");
     server.stop();
 }
 

@@ -282,6 +282,7 @@ pub(crate) fn origin(arrival: &Arrival) -> Origin {
         received_ns,
         timings: false,
         siblings: None,
+        line: None,
         continues: false,
     }
 }

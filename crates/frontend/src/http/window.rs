@@ -13,6 +13,7 @@ use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
 use crate::requests::outgoing::Job;
 use crate::requests::request::{Form, Outcome};
+use crate::requests::shared_line::SharedLine;
 use crate::requests::ticket::Ticket;
 use pinion_protocol::limits::CHOICES_MAX;
 use pinion_protocol::names::Stage;
@@ -20,6 +21,7 @@ use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Claim, Fault, FaultCode, Sampling};
 use std::future::poll_fn;
 use std::iter::{Enumerate, Peekable};
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 /// All texts have their vectors.
@@ -61,6 +63,7 @@ pub(crate) async fn vectors(
 struct Window<'a> {
     app: &'a App,
     arrival: &'a Arrival,
+    line: Rc<SharedLine>,
     claim: Claim,
     sampling: Box<Sampling>,
     truncation: Truncation,
@@ -79,6 +82,7 @@ impl<'a> Window<'a> {
         Window {
             app,
             arrival,
+            line: SharedLine::new(arrival.route, &arrival.label),
             claim: claim(&app.settings.fairness, arrival.key, user.as_deref(), priority),
             sampling: Box::new(Sampling { max_tokens: Some(0), ..Sampling::default() }),
             truncation,
@@ -125,7 +129,8 @@ impl<'a> Window<'a> {
                 marks: false,
                 special: false,
             };
-            let origin = Origin { continues: index > 0, ..origin(self.arrival) };
+            let line = Some(self.line.clone());
+            let origin = Origin { continues: index > 0, line, ..origin(self.arrival) };
             let form = Form::Vector { width: self.width, values: None };
             match Ticket::begin(&self.app.ledger, origin, job, form) {
                 Ok(ticket) => self.under_way.push((index, ticket)),

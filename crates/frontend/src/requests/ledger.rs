@@ -19,6 +19,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::outgoing::{Job, Outgoing, Outlet};
 use crate::requests::request::{AnswerPlan, Beginning, Facts, Next, Outcome, Request};
+use crate::requests::shared_line::SharedLine;
 use crate::requests::siblings::Siblings;
 use crate::route::Route;
 use entries::Entries;
@@ -110,6 +111,8 @@ pub struct Origin {
     pub timings: bool,
     /// The other choices of its prompt, itself included.
     pub siblings: Option<Rc<Siblings>>,
+    /// The log line that it shares with the other texts of a request for vectors.
+    pub line: Option<Rc<SharedLine>>,
     /// Others of the same answer have begun before: a drain lets it begin too.
     pub continues: bool,
 }
@@ -233,6 +236,7 @@ impl Ledger {
         let request = Rc::new(RefCell::new(Request::new(facts, plan, tokens_hint)));
         let mut entry = Entry::new(request.clone(), origin.received_ns, job);
         entry.siblings = origin.siblings;
+        entry.line = origin.line;
         let place = match entry.send_on(&mut self.outgoing, &self.setup) {
             Sent::Submitted(submission) => Place::Submitted(submission),
             Sent::Waits { opened } => Place::Parked { opened },

@@ -6,5 +6,6 @@ pub mod ledger;
 pub mod orders;
 pub mod outgoing;
 pub mod request;
+pub mod shared_line;
 pub mod siblings;
 pub mod ticket;

@@ -4,6 +4,7 @@ use super::recovery_state::Recovery;
 use crate::limits::PROBATION_MAX;
 use crate::requests::outgoing::Job;
 use crate::requests::request::Request;
+use crate::requests::shared_line::SharedLine;
 use crate::requests::siblings::Siblings;
 use pinion_protocol::RequestId;
 use std::cell::RefCell;
@@ -15,6 +16,8 @@ pub(super) struct Entry {
     pub(super) request: Rc<RefCell<Request>>,
     /// The choices of its prompt, itself among them.
     pub(super) siblings: Option<Rc<Siblings>>,
+    /// Of a text of a request for vectors: the line that tells of all of them.
+    pub(super) line: Option<Rc<SharedLine>>,
     pub(super) id: RequestId,
     /// CLOCK_MONOTONIC ns at which its head was parsed.
     pub(super) received_ns: u64,
@@ -78,6 +81,7 @@ impl Entry {
         Entry {
             request,
             siblings: None,
+            line: None,
             id,
             received_ns,
             client_done: false,

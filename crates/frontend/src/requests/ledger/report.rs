@@ -5,7 +5,8 @@ use crate::answers::openai::Ending;
 use crate::observe::metrics::{EndReason, Life, Metrics};
 use crate::observe::slow::{Slow, SlowLog};
 use crate::observe::timeline::{Stamps, Timeline};
-use crate::requests::request::Outcome;
+use crate::requests::request::{Outcome, Request};
+use crate::requests::shared_line::{SharedLine, Told};
 use pinion_os::clock;
 use pinion_protocol::names::{Counter, Stage};
 use std::rc::Rc;
@@ -26,7 +27,7 @@ impl Reports {
         self.slow.page(setup.frontend, (setup.clock)())
     }
 
-    /// The one log line of a request, and its metrics.
+    /// The one log line of a request, and its metrics. The texts of a request for vectors share a line.
     pub(super) fn report(&mut self, entry: &Entry, setup: &Setup) {
         let request = entry.request.borrow();
         let reason = match request.outcome() {
@@ -70,19 +71,17 @@ impl Reports {
                 generated_tokens,
             });
         }
-        let ms = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e6);
-        tracing::info!(
-            id = %entry.id,
-            request_id = request.facts.label,
-            route = request.facts.route.name(),
-            prompt_tokens,
-            generated_tokens,
-            reason = reason.name(),
-            ttft_ms = ms(timeline.first_ns),
-            e2e_ms = ms(end),
-            resumptions = entry.recovery.resumptions(),
-            "request"
-        );
+        let told = Told {
+            texts: 1,
+            prompt_tokens: prompt_tokens.into(),
+            reason,
+            total_ms: end.map(ms),
+            resumptions: entry.recovery.resumptions(),
+        };
+        match &entry.line {
+            None => log_request(&request, &told, generated_tokens, timeline.first_ns),
+            Some(line) => log_text(&request, told, line),
+        }
         if request.facts.reaches_engine {
             let facts = &request.facts;
             let detokenizer = facts.id.detokenizer(setup.detokenizers);
@@ -97,4 +96,38 @@ impl Reports {
             });
         }
     }
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn log_request(request: &Request, told: &Told, generated_tokens: u32, first_ns: Option<u64>) {
+    let facts = &request.facts;
+    tracing::info!(
+        id = %facts.id,
+        request_id = facts.label,
+        route = facts.route.name(),
+        prompt_tokens = told.prompt_tokens,
+        generated_tokens,
+        reason = told.reason.name(),
+        ttft_ms = first_ns.map(ms),
+        e2e_ms = told.total_ms,
+        resumptions = told.resumptions,
+        "request"
+    );
+}
+
+fn log_text(request: &Request, told: Told, line: &SharedLine) {
+    let facts = &request.facts;
+    tracing::debug!(
+        id = %facts.id,
+        request_id = facts.label,
+        prompt_tokens = told.prompt_tokens,
+        reason = told.reason.name(),
+        e2e_ms = told.total_ms,
+        resumptions = told.resumptions,
+        "text"
+    );
+    line.add(told);
 }
