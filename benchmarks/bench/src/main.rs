@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("pinion-bench: error: {message}");
+            eprintln!("pinion: error: {message}");
             ExitCode::FAILURE
         }
     }

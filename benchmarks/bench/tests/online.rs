@@ -351,6 +351,6 @@ fn the_launcher_hands_on_to_the_tool() {
         bench(&["online", "--url", "http://127.0.0.1:9", "--vocab", "9", "--context", "9", "--poisson", "1"]);
     assert!(!output.status.success());
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.starts_with("pinion-bench: error: ") && stderr.contains("lists no model"), "{stderr}");
+    assert!(stderr.starts_with("pinion: error: ") && stderr.contains("lists no model"), "{stderr}");
     assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{stderr}");
 }

@@ -1,6 +1,8 @@
 //! Faults of a configuration: all of them, each with where it came from and why.
 
 use crate::exit::Exit;
+use crate::log::LogForm;
+use std::time::SystemTime;
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,11 +62,10 @@ impl Faults {
         if model_only { Exit::Model } else { Exit::Usage }
     }
 
-    /// What a program says of them before it ends: one line for each, in the form of every other error.
-    pub fn told(&self) -> String {
-        let lines: Vec<String> =
-            self.0.iter().map(|fault| format!("pinion: error: {}: {}", fault.origin, fault.reason)).collect();
-        lines.join("\n")
+    /// What a program says of them before it ends, at `now`: one line for each, in the form of every other error.
+    pub fn told(&self, form: LogForm, now: SystemTime) -> String {
+        let line = |fault: &ConfigFault| form.error_line(&format!("{}: {}", fault.origin, fault.reason), now);
+        self.0.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 }
 

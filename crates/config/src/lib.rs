@@ -66,7 +66,7 @@ pub use fault::{ConfigFault, Faults, Origin};
 pub use generation::SamplingDefaults;
 pub use hub::{HubModel, HubToken, PullCommand};
 pub use lifecycle::Lifecycle;
-pub use log::{LogForm, Terminal};
+pub use log::{LogForm, Terminal, reason_in};
 pub use machine::{Cpu, Machine, Memory};
 pub use model_facts::ModelFacts;
 pub use observe::{Observe, Profiler, nvtx_injection};

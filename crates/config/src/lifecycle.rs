@@ -43,11 +43,7 @@ impl Lifecycle {
             spare_engine: settings.switch("spare-engine").unwrap_or(true),
             stuck_timeout_ms: take.number("stuck-timeout"),
             log_filter: settings.text("log").unwrap_or("info").to_owned(),
-            log_form: match settings.text("log-format") {
-                Some("json") => LogForm::Json,
-                Some("text") => LogForm::Text,
-                _ => LogForm::Auto,
-            },
+            log_form: LogForm::of(settings),
         }
     }
 }

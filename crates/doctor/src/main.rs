@@ -24,15 +24,16 @@ mod tree;
 use check::Check;
 use engine::Probe;
 use nix::sys::resource::{Resource, getrlimit};
-use pinion_config::{DeviceChoice, DoctorCommand, Exit, Machine, Memory};
+use pinion_config::{DeviceChoice, DoctorCommand, Exit, LogForm, Machine, Memory};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 fn main() -> ExitCode {
     let command = match pinion_config::doctor_command() {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{}", faults.told());
+            eprintln!("{}", faults.told(LogForm::Text, SystemTime::now()));
             return faults.exit().into();
         }
     };

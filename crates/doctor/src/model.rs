@@ -4,6 +4,7 @@ use crate::check::Check;
 use crate::engine::{Probe, run};
 use pinion_config::{
     Backend, Config, DoctorCommand, Faults, Machine, Memory, NamedModel, Origin, Quantization, human_bytes,
+    reason_in,
 };
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -72,7 +73,7 @@ pub(crate) fn checks(
             };
             let remedy =
                 format!("`pinion pull {name}` downloads it; `pinion serve {name}` would do so first.");
-            let found = format!("{name} is not whole in the cache: {}", plain(reason));
+            let found = format!("{name} is not whole in the cache: {}", reason_in(reason));
             vec![options(rest.as_ref().err()), Check::note("model.folder", found, &remedy)]
         }
         Resolved::Whole(Err(faults)) => {
@@ -89,11 +90,6 @@ pub(crate) fn checks(
             checks
         }
     }
-}
-
-/// The complaint of another program without the words that it begins with.
-fn plain(reason: &str) -> &str {
-    reason.strip_prefix("pinion: error: ").unwrap_or(reason)
 }
 
 /// The faults of everything but the model's folder.

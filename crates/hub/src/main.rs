@@ -14,20 +14,21 @@ mod pull;
 mod select;
 
 use nix::sys::signal::{SigSet, Signal};
-use pinion_config::Exit;
+use pinion_config::{Exit, LogForm};
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 fn main() -> ExitCode {
     let command = match pinion_config::pull_command() {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{}", faults.told());
+            eprintln!("{}", faults.told(LogForm::of_process(), SystemTime::now()));
             return faults.exit().into();
         }
     };
     if let Err(error) = stop_on_signals() {
-        eprintln!("pinion: error: cannot take signals: {error}");
+        fail(&format!("cannot take signals: {error}"));
         return Exit::System.into();
     }
     match pull::pull(&command) {
@@ -37,10 +38,15 @@ fn main() -> ExitCode {
             Exit::Ok.into()
         }
         Err(failure) => {
-            progress::say(&format!("pinion: error: {failure}"));
+            fail(&failure.to_string());
             failure.exit().into()
         }
     }
+}
+
+/// Says why the pull ends.
+fn fail(reason: &str) {
+    progress::say(&LogForm::of_process().error_line(reason, SystemTime::now()));
 }
 
 /// A signal ends the process at once, after a line that says what is kept.

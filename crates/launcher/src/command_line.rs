@@ -1,11 +1,12 @@
 //! The command line of `pinion`, for the two binaries that have it: `pinion`, whose roles are processes, and
 //! `pinion-in-process`, whose roles are threads. The first becomes the second when it is asked to.
 
+use crate::ending::{self, say_error};
 use crate::gpu::{self, Choice};
 use crate::host::{Host, RoleMain, thread_variables};
 use crate::profile::Profile;
-use crate::{descriptors, ending, pull, serve};
-use pinion_config::{Command, Config, Exit, Faults, Machine, SECRET_VARIABLES, Topology};
+use crate::{descriptors, pull, serve};
+use pinion_config::{Command, Config, Exit, Faults, LogForm, Machine, SECRET_VARIABLES, Topology};
 use pinion_os::process::{limit_behind, survive_file_limit};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
@@ -15,6 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 /// Of the binary that runs every role in one process; it stands beside `pinion`.
 const IN_PROCESS_BINARY: &str = "pinion-in-process";
@@ -41,7 +43,7 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
                 command
             }
             Err(end) => {
-                ending::report(&end);
+                ending::report(&end, LogForm::of_process());
                 telemetry::flush();
                 return end.code.into();
             }
@@ -51,7 +53,7 @@ pub fn run(threads: Option<RoleMain>) -> ExitCode {
     let command = match command {
         Ok(command) => command,
         Err(faults) => {
-            telemetry::say(&faults.told());
+            telemetry::say(&faults.told(LogForm::of_process(), SystemTime::now()));
             telemetry::flush();
             return faults.exit().into();
         }
@@ -119,14 +121,15 @@ fn run_service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
 
 fn service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
     let config = plan.config();
+    let form = config.lifecycle.log_form;
     if let Err(error) = survive_file_limit() {
-        telemetry::say(&format!("pinion: error: cannot ignore SIGXFSZ: {error}"));
+        say_error(&format!("cannot ignore SIGXFSZ: {error}"), form);
         return Exit::System.into();
     }
     descriptors::raise_limit();
     let own = std::env::current_exe().ok();
     let Some(folder) = own.and_then(|exe| exe.parent().map(PathBuf::from)) else {
-        telemetry::say("pinion: error: cannot find the role binaries: own path unknown");
+        say_error("cannot find the role binaries: own path unknown", form);
         return Exit::System.into();
     };
     let host = match threads {
@@ -141,10 +144,9 @@ fn service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
         // Without /proc the command line cannot be read there either.
         let _ = pinion_os::process::wipe_variable(variable);
     }
-    let lifecycle = &config.lifecycle;
-    telemetry::install(&lifecycle.log_filter, lifecycle.log_form);
+    telemetry::install(&config.lifecycle.log_filter, form);
     if let Err(error) = telemetry::start() {
-        telemetry::say(&format!("pinion: error: cannot start the log: {error}{}", limit_behind(error)));
+        say_error(&format!("cannot start the log: {error}{}", limit_behind(error)), form);
         return Exit::System.into();
     }
     if !config.sandbox {
@@ -156,7 +158,7 @@ fn service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
         Plan::One(config) => serve::serve(*config, host),
         Plan::GpuFirst(choice) => gpu::serve(*choice, &folder, host),
     };
-    ending::report(&end);
+    ending::report(&end, form);
     end.code.into()
 }
 
@@ -185,10 +187,9 @@ fn become_one_process(config: &Config, binary: PathBuf) -> ExitCode {
 }
 
 fn cannot_become(binary: &Path, error: &io::Error, package: &str) -> ExitCode {
-    telemetry::say(&format!(
-        "pinion: error: cannot start {}: {error}; `cargo build --release --package {package}` makes it",
-        binary.display()
-    ));
+    let made_by = format!("`cargo build --release --package {package}` makes it");
+    let reason = format!("cannot start {}: {error}; {made_by}", binary.display());
+    say_error(&reason, LogForm::of_process());
     telemetry::flush();
     Exit::System.into()
 }

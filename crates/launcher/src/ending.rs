@@ -1,12 +1,13 @@
 //! How the service ends: one line for the operator and an exit code.
 
-use pinion_config::{Config, Exit};
+use pinion_config::{Config, Exit, LogForm};
 use pinion_os::process::limit_behind;
 use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Reading};
 use pinion_protocol::{Peer, Role};
 use pinion_worker::telemetry;
 use std::io;
 use std::process::ExitStatus;
+use std::time::SystemTime;
 
 /// Why the service ends, and with which exit code.
 #[derive(Debug)]
@@ -83,9 +84,15 @@ pub(crate) fn not_started(peer: Peer, error: &io::Error) -> Ending {
 }
 
 /// Prints an ending the way the command line shows it, on standard error.
-pub fn report(ending: &Ending) {
-    if !ending.reason.is_empty() {
-        let word = if ending.code == Exit::Ok { "pinion" } else { "pinion: error" };
-        telemetry::say(&format!("{word}: {}", ending.reason));
+pub fn report(ending: &Ending, form: LogForm) {
+    match (ending.reason.is_empty(), ending.code) {
+        (true, _) => {}
+        (false, Exit::Ok) => telemetry::say(&format!("pinion: {}", ending.reason)),
+        (false, _) => say_error(&ending.reason, form),
     }
+}
+
+/// Says why the program ends.
+pub(crate) fn say_error(reason: &str, form: LogForm) {
+    telemetry::say(&form.error_line(reason, SystemTime::now()));
 }

@@ -16,14 +16,15 @@ mod screen;
 mod service;
 mod top;
 
-use pinion_config::{Exit, TerminalCommand};
+use pinion_config::{Exit, LogForm, TerminalCommand};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 fn main() -> ExitCode {
     let command = match pinion_config::terminal_command() {
         Ok(command) => command,
         Err(faults) => {
-            eprintln!("{}", faults.told());
+            eprintln!("{}", faults.told(LogForm::Text, SystemTime::now()));
             return faults.exit().into();
         }
     };

@@ -4,7 +4,7 @@ use crate::End;
 use crate::screen::Screen;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pinion_config::{Exit, ServerUrl};
+use pinion_config::{Exit, ServerUrl, reason_in};
 use pinion_os::process::dies_with_parent;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -84,10 +84,9 @@ fn ended(mut child: Child, said: &[String]) -> End {
     let exit = code.and_then(|code| Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == code));
     let reason =
         said.iter().rev().find(|line| !line.trim().is_empty()).map_or("it does not say why", String::as_str);
-    let reason = reason.strip_prefix("pinion: error: ").unwrap_or(reason);
     End {
         code: exit.filter(|exit| *exit != Exit::Ok).unwrap_or(Exit::Start),
-        reason: format!("the server did not start: {reason}"),
+        reason: format!("the server did not start: {}", reason_in(reason)),
     }
 }
 

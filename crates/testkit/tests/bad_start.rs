@@ -4,6 +4,7 @@
 use pinion_testkit::{
     Ended, Folder, PATIENCE, fake_model, fixture_model, launcher_binary, run_binary_to_end, run_to_end,
 };
+use serde_json::Value;
 
 /// Exit codes as docs/OPERATIONS.md has them.
 const USAGE: i32 = 2;
@@ -127,6 +128,38 @@ fn damaged_weights_are_named() {
     for (what, bytes) in cases {
         folder.write("model.safetensors", bytes);
         check_folder(what, &folder, "native", &["model.safetensors"]);
+    }
+}
+
+/// A program that reads the log as objects reads the last line, too.
+#[test]
+fn a_log_of_objects_ends_with_one() {
+    let good = fake_model(512);
+    let of_config = fake_model(512);
+    remove(&of_config, "config.json");
+    let of_role = fake_model(512);
+    of_role.write("chat_template.jinja", "{% if %}");
+    let table: [(&Folder, &[&str], i32, &[&str]); 4] = [
+        (&good, &["--port", "http"], USAGE, &["--port: `http` is not a number"]),
+        (&good, &["--port", "x", "--max-inflight", "-1"], USAGE, &["--port: ", "--max-inflight: "]),
+        (&of_config, &[], MODEL, &["config.json: is missing"]),
+        (&of_role, &[], MODEL, &["chat_template.jinja: not a usable chat template"]),
+    ];
+    for (folder, more, code, says) in table {
+        let flags = [&["serve", folder.text(), "--backend", "fake", "--port", "0"][..], more].concat();
+        let asked = [&flags[..], &["--log-format", "json"]].concat();
+        for (flags, variables) in [(&asked, &[][..]), (&flags, &[("PINION_LOG_FORMAT", "json")])] {
+            let ended = run_to_end(flags, variables, PATIENCE);
+            assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+            assert!(!ended.stderr.contains("pinion: error"), "{}", ended.stderr);
+            let lines: Vec<&str> = ended.stderr.lines().collect();
+            for (line, part) in lines[lines.len() - says.len()..].iter().zip(says) {
+                let line: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{}", ended.stderr));
+                assert_eq!(line["level"], "ERROR", "{line}");
+                assert!(line["message"].as_str().is_some_and(|reason| reason.contains(part)), "{line}");
+                assert!(line["timestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{line}");
+            }
+        }
     }
 }
 
