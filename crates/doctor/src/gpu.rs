@@ -156,7 +156,10 @@ fn model(found: &Value, missing: Status) -> Option<Check> {
     match (found.is_null(), found["error"].as_str()) {
         (true, _) => None,
         (false, None) => Some(Check::ok(id, "the CUDA engine takes it")),
-        (false, Some(reason)) => Some(Check::with(id, missing, reason, "Serve it with --device cpu.")),
+        (false, Some(reason)) => {
+            let remedy = "Serve it with --backend torch, which is slower on the GPU, or with --device cpu.";
+            Some(Check::with(id, missing, reason, remedy))
+        }
     }
 }
 
@@ -223,6 +226,7 @@ mod tests {
         assert_eq!(model(&json!({}), Status::Warning).map(|check| check.status), Some(Status::Ok));
         let check = model(&json!({"error": "head_dim 12"}), Status::Warning).unwrap();
         assert_eq!((check.status, check.found.as_str()), (Status::Warning, "head_dim 12"));
+        assert!(check.remedy.is_some_and(|remedy| remedy.contains("--backend torch")));
         let check = products(&json!({"error": "no", "remedy": "install it"}), Status::Failure);
         assert_eq!((check.status, check.remedy.as_deref()), (Status::Failure, Some("Install it.")));
         assert_eq!(products(&json!({}), Status::Failure).status, Status::Ok);

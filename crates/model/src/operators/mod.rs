@@ -17,6 +17,7 @@ mod weights;
 
 use crate::Model;
 use crate::load::{KvSize, LoadError, LoadEvent};
+use std::fmt;
 use std::path::Path;
 
 /// Where the tensors are.
@@ -26,6 +27,15 @@ pub enum OperatorDevice {
     Cpu,
     /// On this CUDA device, by libtorch's numbers.
     Cuda(u32),
+}
+
+impl fmt::Display for OperatorDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
 }
 
 /// Type of weights, activations and cache.
@@ -124,8 +134,21 @@ pub fn load_operators(
     }
 }
 
-#[cfg(not(feature = "torch"))]
+#[cfg(any(test, not(feature = "torch")))]
 fn no_torch(device: OperatorDevice) -> LoadError {
-    let reason = format!("this build has no libtorch to compute on {device:?}; use --backend native or fake");
+    let reason = format!("this build has no libtorch to compute on {device}; use --backend native or fake");
     LoadError::Options { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_libtorch_names_the_device() {
+        for (device, name) in [(OperatorDevice::Cpu, "on cpu;"), (OperatorDevice::Cuda(1), "on cuda:1;")] {
+            let told = no_torch(device).to_string();
+            assert!(told.contains(name), "{told}");
+        }
+    }
 }
