@@ -69,7 +69,7 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
     found.packed = reader.packed(config, found.names.layout);
     let keys_of_text = [Some(config), wrapped];
     let id = |key: &str| keys_of_text.iter().flatten().find_map(|map| map.get(key).filter(|v| !v.is_null()));
-    found.stop_ids = id("eos_token_id").map(|value| ids(value, found.vocab)).unwrap_or_default();
+    found.stop_ids = id("eos_token_id").map(|value| reader.stop_ids(value, found.vocab)).unwrap_or_default();
     found.begin_id = id("bos_token_id").and_then(|value| ids(value, found.vocab).first().copied());
     if wrapped.is_some() {
         // The head is the wrapper's: what it says of it counts more than what the text says.
@@ -91,8 +91,9 @@ pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
     let mut reader = Reader::new(inner.unwrap_or(config));
     let context = reader.positions_of(&["n_positions", "n_ctx", "max_position_embeddings"]).min(CONTEXT_MAX);
     let vocab = reader.vocab();
-    let list = |key: &str| config.get(key).map(|value| ids(value, vocab)).unwrap_or_default();
-    let (stop_ids, begin_id) = (list("eos_token_id"), list("bos_token_id").first().copied());
+    let ends = config.get("eos_token_id").filter(|value| !value.is_null());
+    let stop_ids = ends.map(|value| reader.stop_ids(value, vocab)).unwrap_or_default();
+    let begin_id = config.get("bos_token_id").and_then(|value| ids(value, vocab).first().copied());
     if reader.faults.is_empty() {
         Ok(Facts { context, vocab, stop_ids, begin_id })
     } else {
@@ -111,16 +112,22 @@ pub fn ignored(config: &Map<String, Value>, generates: bool) -> Vec<String> {
 }
 
 /// One id or a list of them, without those outside the vocabulary and without repetitions.
-pub fn ids(value: &Value, vocab: u32) -> Vec<u32> {
+fn ids(value: &Value, vocab: u32) -> Vec<u32> {
     let one = std::slice::from_ref(value);
     let all = value.as_array().map_or(one, Vec::as_slice);
     let mut ids = Vec::new();
-    for id in all.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()) {
+    for id in all.iter().filter_map(whole).filter_map(|id| u32::try_from(id).ok()) {
         if id < vocab && !ids.contains(&id) {
             ids.push(id);
         }
     }
     ids
+}
+
+/// A whole number, also where it is written as 2.0.
+fn whole(value: &Value) -> Option<i64> {
+    let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() <= f64::from(u32::MAX);
+    value.as_i64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as i64))
 }
 
 /// The family that `model_type` names; of a multimodal model, that of its `text_config`, which need not name it.
@@ -273,6 +280,18 @@ impl Reader<'_> {
             return None;
         }
         Some(number)
+    }
+
+    /// The value of `eos_token_id` as [`ids`]. -1 is how some say that there is none; what is no token id is a fault,
+    /// as a text would not end there.
+    fn stop_ids(&mut self, value: &Value, vocab: u32) -> Vec<u32> {
+        let one = std::slice::from_ref(value);
+        let all = value.as_array().map_or(one, Vec::as_slice);
+        let is_id = |value: &&Value| whole(value).is_some_and(|id| id >= -1);
+        if let Some(other) = all.iter().find(|value| !is_id(value)) {
+            self.fault(format!("eos_token_id has {other}; expected token ids, as one number or a list"));
+        }
+        ids(value, vocab)
     }
 
     pub(crate) fn flag(&mut self, key: &str, default: bool) -> bool {

@@ -3,7 +3,7 @@
 
 use pinion_architecture::{
     Activation, Architecture, Context, Layout, NormKind, NormPlaces, Position, QkNorm, Rotary, Scaling,
-    facts, ids, ignored, parse, read,
+    facts, ignored, parse, read,
 };
 use serde_json::{Value, json};
 
@@ -284,8 +284,36 @@ fn facts_of_a_family_that_is_not_run() {
     let config = config("mixtral", json!({"max_position_embeddings": 77, "eos_token_id": 2}));
     let facts = facts(config.as_object().expect("an object")).expect("nothing is missing");
     assert_eq!((facts.context, facts.vocab, facts.stop_ids, facts.begin_id), (77, 300, vec![2], Some(1)));
-    assert_eq!(ids(&json!([3, 3, -1, "x", 5, 1u64 << 40]), 5), [3]);
-    assert!(ids(&json!(null), 5).is_empty());
+}
+
+#[test]
+fn ends_of_texts_are_token_ids() {
+    let with = |ends: Value| config("llama", json!({"vocab_size": 5, "eos_token_id": ends}));
+    for (ends, expected) in [
+        (json!([3, 3, -1, 4.0, 5, 1u64 << 40]), vec![3, 4]),
+        (json!(2.0), vec![2]),
+        (json!(-1), vec![]),
+        (json!(null), vec![]),
+        (json!([]), vec![]),
+    ] {
+        assert_eq!(architecture(&with(ends)).stop_ids, expected);
+    }
+    for (ends, shown) in [
+        (json!("2"), "\"2\""),
+        (json!([2, "x"]), "\"x\""),
+        (json!(1.5), "1.5"),
+        (json!({"id": 2}), "{\"id\":2}"),
+        (json!(true), "true"),
+        (json!([[2]]), "[2]"),
+        (json!([2, null]), "null"),
+        (json!(-2), "-2"),
+    ] {
+        let config = with(ends);
+        let map = config.as_object().expect("an object");
+        let told = format!("eos_token_id has {shown}; expected token ids, as one number or a list");
+        assert_eq!(read(map).expect_err(shown), [told.as_str()]);
+        assert_eq!(facts(map).expect_err(shown), [told.as_str()]);
+    }
 }
 
 #[test]

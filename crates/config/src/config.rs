@@ -77,6 +77,9 @@ pub struct Config {
     pub reasoning_parser: ReasoningParser,
     /// How tokens are drawn where a request does not say it.
     pub sampling_defaults: SamplingDefaults,
+    /// What the launcher logs before it starts a role: what of the model's folder is ignored.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
     /// What chats are rendered by, if not by the model's own template. Older recordings do not say it.
     #[serde(default)]
     pub chat_template: Option<ChatTemplate>,

@@ -49,18 +49,25 @@ pub(crate) struct Generation {
     pub(crate) defaults: SamplingDefaults,
     /// In the file's order; some may lie outside the vocabulary.
     pub(crate) stop_ids: Vec<u32>,
+    /// What of it no request could say, so that it is ignored: a line for each key.
+    pub(crate) ignored: Vec<String>,
 }
 
 impl Generation {
-    /// Reads the file of the folder `dir`, and notes every fault with its key.
+    /// Reads the file of the folder `dir`. Ends that are not token ids are faults; any other value only changes how a
+    /// request is drawn that does not say it, so that one that cannot be served is ignored.
     pub(crate) fn read(dir: &Path, faults: &mut Collector) -> Generation {
         const NAME: &str = "generation_config.json";
         let Some(file) = optional_object(dir, NAME, faults) else {
-            return Generation { defaults: SamplingDefaults::NONE, stop_ids: Vec::new() };
+            return Generation {
+                defaults: SamplingDefaults::NONE,
+                stop_ids: Vec::new(),
+                ignored: Vec::new(),
+            };
         };
         let origin = Origin::Model(dir.join(NAME).display().to_string());
         let stop_ids = end_ids(&file, &origin, faults);
-        let mut keys = Keys { file: &file, origin, faults };
+        let mut keys = Keys { file: &file, origin, ignored: Vec::new() };
         let penalties = f64::from(REPETITION_PENALTY_MIN)..=f64::from(REPETITION_PENALTY_MAX);
         let defaults = SamplingDefaults {
             temperature: keys.number("temperature", "a number from 0 to 100", |t| {
@@ -73,7 +80,7 @@ impl Generation {
                 .number("repetition_penalty", "a number from 0.01 to 100", |p| penalties.contains(&p)),
             max_new_tokens: keys.integer("max_new_tokens", 1).and_then(|n| u32::try_from(n).ok()),
         };
-        Generation { defaults, stop_ids }
+        Generation { defaults, stop_ids, ignored: keys.ignored }
     }
 }
 
@@ -87,7 +94,7 @@ fn end_ids(file: &Map<String, Value>, origin: &Origin, faults: &mut Collector) -
     };
     let mut ids = Vec::with_capacity(items.len().min(MODEL_STOP_IDS_MAX));
     for item in items {
-        match item.as_i64().filter(|id| (-1..=NUMBER_MAX).contains(id)) {
+        match whole(item).filter(|id| (-1..=NUMBER_MAX).contains(id)) {
             Some(id) => ids.extend(u32::try_from(id)),
             None => {
                 let shown = shown(item);
@@ -120,6 +127,12 @@ pub(crate) fn all_stop_ids(
     })
 }
 
+/// A whole number, also where it is written as 20.0.
+fn whole(value: &Value) -> Option<i64> {
+    let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() <= NUMBER_MAX as f64;
+    value.as_i64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as i64))
+}
+
 /// A value as it stands in a message.
 fn shown(value: &Value) -> String {
     const CHARS_MAX: usize = 60;
@@ -134,7 +147,7 @@ fn shown(value: &Value) -> String {
 struct Keys<'a> {
     file: &'a Map<String, Value>,
     origin: Origin,
-    faults: &'a mut Collector,
+    ignored: Vec<String>,
 }
 
 impl Keys<'_> {
@@ -144,15 +157,15 @@ impl Keys<'_> {
 
     fn integer(&mut self, key: &str, least: i64) -> Option<i64> {
         let wanted = format!("a whole number from {least} to {NUMBER_MAX}");
-        self.checked(key, &wanted, |value| value.as_i64().filter(|n| (least..=NUMBER_MAX).contains(n)))
+        self.checked(key, &wanted, |value| whole(value).filter(|n| (least..=NUMBER_MAX).contains(n)))
     }
 
     fn checked<T>(&mut self, key: &str, wanted: &str, read: impl Fn(&Value) -> Option<T>) -> Option<T> {
         let value = self.file.get(key).filter(|value| !value.is_null())?;
         let read = read(value);
         if read.is_none() {
-            let reason = format!("{key} is {}; expected {wanted}", shown(value));
-            self.faults.add(&self.origin, reason);
+            let (origin, shown) = (&self.origin, shown(value));
+            self.ignored.push(format!("{origin}: {key} is {shown} and is ignored; expected {wanted}"));
         }
         read
     }

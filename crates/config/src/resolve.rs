@@ -64,6 +64,7 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
     config.pooling = pooling;
     if settings.text("generation-config") != Some("none") {
         config.sampling_defaults = generation.defaults;
+        config.warnings = generation.ignored;
     }
     check_rings(&config, machine, faults);
     Some(config)
@@ -144,6 +145,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         idle_timeout_ms: take.number("idle-timeout"),
         body_timeout_ms: take.number("body-timeout"),
         sampling_defaults: SamplingDefaults::NONE,
+        warnings: Vec::new(),
         pooling: None,
         chat_template: chat_template::read(settings, faults),
         strict_fields: settings.switch("strict-fields").unwrap_or(false),

@@ -149,6 +149,7 @@ fn service(plan: Plan, threads: Option<RoleMain>) -> ExitCode {
         say_error(&format!("cannot start the log: {error}{}", limit_behind(error)), form);
         return Exit::System.into();
     }
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if !config.sandbox {
         tracing::info!(
             "roles keep all privileges (--no-sandbox, or what implies it: --in-process, --profile, --nvtx)"

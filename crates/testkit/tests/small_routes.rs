@@ -71,6 +71,32 @@ fn an_operator_s_template_replaces_the_model_s() {
     assert!(ended.stderr.contains("--chat-template: not a usable chat template: "), "{}", ended.stderr);
 }
 
+/// What a folder says that cannot be served costs the requests that need it, not the start.
+#[test]
+fn a_folder_without_a_default_template_and_with_an_odd_top_p_is_served() {
+    let folder = fake_model(512);
+    let named = json!({"name": "rag", "template": TEMPLATE});
+    folder.write("tokenizer_config.json", json!({"chat_template": [named]}).to_string());
+    folder.write("generation_config.json", r#"{"do_sample": false, "top_p": 0, "top_k": 20.0}"#);
+    let server = Server::start(folder.path(), &["--backend", "fake"]);
+    assert_eq!(server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).status(), 200);
+    let mut chat = json!({"messages": chat(), "max_tokens": 2});
+    let refused = server.post(Api::Chat.path(), &chat);
+    let error = refused.json()["error"].take();
+    assert_eq!((refused.status(), &error["param"]), (400, &json!("chat_template")), "{error}");
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("which are rag;")), "{error}");
+    chat["chat_template"] = "rag".into();
+    assert_eq!(server.post(Api::Chat.path(), &chat).status(), 200);
+    let drawn = server.get("/v1/models").json()["data"][0]["default_sampling_params"].take();
+    assert_eq!((&drawn["top_k"], drawn.get("top_p")), (&json!(20), None), "{drawn}");
+    let log = server.stderr_text();
+    for words in ["generation_config.json: top_p is 0 and is ignored", "no default chat template"] {
+        let told: Vec<&str> = log.lines().filter(|line| line.contains(words)).collect();
+        assert!(matches!(&told[..], [line] if line.contains("WARN")), "{words}: {log}");
+    }
+    server.stop();
+}
+
 #[test]
 fn the_access_log_has_one_line_for_each_request() {
     let server = Server::fake(&["--access-log", "--log-format", "json", "--api-key", "sk-secret"]);

@@ -147,10 +147,13 @@ fn the_folder_decides_which_template_is_used() {
     );
     const JSON: (&str, &str) = ("chat_template.json", r#"{"chat_template": "from json"}"#);
     const NONE: (&str, &str) = ("tokenizer_config.json", r#"{"chat_template": null, "bos_token": null}"#);
+    const EMPTY: (&str, &str) = ("tokenizer_config.json", r#"{"chat_template": []}"#);
     let plain = "User: hi\nAssistant:";
-    let cases: [(&[(&str, &str)], &str); 8] = [
+    let cases: [(&[(&str, &str)], &str); 10] = [
         (&[], plain),
         (&[NONE], plain),
+        (&[EMPTY], plain),
+        (&[EMPTY, JSON], "from json"),
         (&[STRING], "from config<s>"),
         (&[NAMED], "default"),
         (&[JSON], "from json"),
@@ -177,8 +180,8 @@ fn a_bad_template_is_named_with_its_reason() {
         ("tokenizer_config.json", "{\"chat_template\": 3}", "neither a string nor a list"),
         (
             "tokenizer_config.json",
-            r#"{"chat_template": [{"name": "rag", "template": ""}]}"#,
-            "without one named",
+            r#"{"chat_template": [{"name": "default", "template": "x"}, {"name": "rag"}]}"#,
+            "an entry without a name or a template",
         ),
         ("tokenizer_config.json", "{\"chat_template\": ", "not JSON"),
         ("chat_template.json", "[", "not JSON"),
@@ -371,6 +374,46 @@ fn a_chat_with_tools_has_the_template_for_tools() {
         error.contains("additional_chat_templates/tool_use.jinja: not a usable chat template"),
         "{error}"
     );
+}
+
+/// As transformers and vLLM, which refuse only the chat that names none.
+#[test]
+fn templates_without_a_default_are_for_chats_that_name_one() {
+    let list =
+        r#"{"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]}"#;
+    let in_config = ("tokenizer_config.json", list);
+    let in_files =
+        [("additional_chat_templates/tool_use.jinja", "T"), ("additional_chat_templates/rag.jinja", "R")];
+    for (name, files) in [("no-default-list", &[in_config][..]), ("no-default-files", &in_files)] {
+        let renderer = load(name, files).unwrap();
+        assert!(renderer.has_template());
+        assert_eq!(renderer.names_without_default(), Some(vec!["rag", "tool_use"]));
+        let user = r#""messages": [{"role": "user", "content": "hi"}]"#;
+        let tools = r#""tools": [{"type": "function", "function": {"name": "f"}}]"#;
+        let none = "the model has no default chat template: name one of its templates in chat_template, which are rag, tool_use;";
+        for (members, expected) in [
+            (String::new(), Err(none)),
+            (format!(", {tools}"), Ok("T")),
+            (r#", "chat_template": "rag""#.to_owned(), Ok("R")),
+            (r#", "chat_template": "default""#.to_owned(), Err("templates, which are rag, tool_use;")),
+        ] {
+            let rendered = renderer.render(&format!("{{{user}{members}}}"), 0);
+            match expected {
+                Ok(text) => assert_eq!(rendered.unwrap().text, text, "{name} {members}"),
+                Err(words) => {
+                    let fault = rendered.unwrap_err();
+                    assert_eq!(fault.param.as_deref(), Some("chat_template"));
+                    assert!(fault.message.contains(words), "{fault}");
+                }
+            }
+        }
+    }
+    let one = r#"{"chat_template": [{"name": "rag", "template": "R"}]}"#;
+    let renderer = load("no-default-one", &[("tokenizer_config.json", one)]).unwrap();
+    let fault = rendered(&renderer, r#"[{"role": "user", "content": "hi"}]"#).unwrap_err();
+    assert!(fault.message.contains("which are rag;"), "{fault}");
+    let of_default = load("with-default", &[("chat_template.jinja", "D")]).unwrap();
+    assert_eq!(of_default.names_without_default(), None);
 }
 
 /// What a prompt leaves for the answer: reasoning that may come, that has begun, or that is over before it began.

@@ -58,6 +58,13 @@ pub fn live(mut session: Session) -> ExitCode {
             "the tokenizer has tokens that the model has not; prompts with them are refused"
         );
     }
+    if let Some(names) = chat.names_without_default() {
+        let names = names.join(", ");
+        tracing::warn!(
+            names,
+            "the model has no default chat template: a chat names one in chat_template, or --chat-template gives one"
+        );
+    }
     let form = if chat.has_template() { "the model's chat template" } else { "plain chat lines" };
     let summary = format!("{tokens} tokens, context {}, {form}", session.config().max_model_len);
     let tokenizer =

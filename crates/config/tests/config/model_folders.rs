@@ -88,28 +88,66 @@ fn defaults_for_sampling_come_from_generation_config() {
 }
 
 #[test]
-fn hostile_values_of_generation_config_are_refused_by_their_keys() {
+fn values_that_no_request_may_have_are_ignored_and_told() {
+    let model = Tree::gpt2();
+    let write = |text: &str| drop(model.file("generation_config.json", text));
+    write(
+        r#"{"temperature": 1e300, "top_p": 0, "top_k": 1.5, "min_p": -0.1, "repetition_penalty": "big",
+            "max_new_tokens": 99999999999}"#,
+    );
+    let config = serve(&machine(), &model, &[], &[]);
+    assert_eq!(config.sampling_defaults, SamplingDefaults::NONE);
+    let dir = format!("{}/", model.text());
+    let told: Vec<String> = config.warnings.iter().map(|line| line.replace(&dir, "")).collect();
+    let expected = [
+        "temperature is 1e+300 and is ignored; expected a number from 0 to 100",
+        "top_p is 0 and is ignored; expected a number above 0 and at most 1",
+        "top_k is 1.5 and is ignored; expected a whole number from -1 to 2147483647",
+        "min_p is -0.1 and is ignored; expected a number from 0 to 1",
+        "repetition_penalty is \"big\" and is ignored; expected a number from 0.01 to 100",
+        "max_new_tokens is 99999999999 and is ignored; expected a whole number from 1 to 2147483647",
+    ];
+    assert_eq!(told, expected.map(|line| format!("generation_config.json: {line}")));
+    let without = serve(&machine(), &model, &["--generation-config", "none"], &[]);
+    assert_eq!(without.warnings, [""; 0], "nothing of it was wanted");
+    write(
+        r#"{"do_sample": false, "temperature": 0, "top_p": 1.0, "top_k": 20.0, "max_new_tokens": 64.0,
+            "eos_token_id": [7.0]}"#,
+    );
+    let config = serve(&machine(), &model, &[], &[]);
+    let expected = SamplingDefaults {
+        temperature: Some(0.0),
+        top_p: Some(1.0),
+        top_k: Some(20),
+        max_new_tokens: Some(64),
+        ..SamplingDefaults::NONE
+    };
+    assert_eq!((config.sampling_defaults, config.warnings), (expected, Vec::new()));
+    assert_eq!(config.model.stop_ids.as_slice(), [50256, 7]);
+}
+
+#[test]
+fn ends_that_are_not_token_ids_are_refused_by_their_file() {
     let file = |text: &'static str| move |tree: &Tree| drop(tree.file("generation_config.json", text));
+    let config =
+        |ends: &'static str| move |tree: &Tree| drop(tree.file("config.json", &GPT2.replace("50256", ends)));
     check(vec![
         (
-            Box::new(file(
-                r#"{"temperature": 1e300, "top_p": 0, "top_k": 1.5, "min_p": -0.1, "repetition_penalty": "big",
-                    "max_new_tokens": 0}"#,
-            )),
-            vec![
-                "generation_config.json: temperature is 1e+300; expected a number from 0 to 100",
-                "generation_config.json: top_p is 0; expected a number above 0 and at most 1",
-                "generation_config.json: top_k is 1.5; expected a whole number from -1 to 2147483647",
-                "generation_config.json: min_p is -0.1; expected a number from 0 to 1",
-                "generation_config.json: repetition_penalty is \"big\"; expected a number from 0.01 to 100",
-                "generation_config.json: max_new_tokens is 0; expected a whole number from 1 to 2147483647",
-            ],
+            Box::new(config("\"50256\"")),
+            vec!["config.json: eos_token_id has \"50256\"; expected token ids, as one number or a list"],
+        ),
+        (
+            Box::new(config("[1, 1.5]")),
+            vec!["config.json: eos_token_id has 1.5; expected token ids, as one number or a list"],
+        ),
+        (
+            Box::new(config("{}")),
+            vec!["config.json: eos_token_id has {}; expected token ids, as one number or a list"],
         ),
         (
             Box::new(file(r#"{"eos_token_id": ["x"], "max_new_tokens": 99999999999}"#)),
             vec![
                 "generation_config.json: eos_token_id has \"x\"; expected token ids, as one number or a list",
-                "generation_config.json: max_new_tokens is 99999999999; expected a whole number from 1 to 2147483647",
             ],
         ),
         (

@@ -9,7 +9,7 @@ use std::path::Path;
 /// What is known without running a template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Described {
-    /// The text of the default template; without one chats are plain lines.
+    /// The text of the default template; without one chats are plain lines, or name one of the others.
     pub template: Option<String>,
     /// The text of the template for chats with tools, where that is another one.
     pub with_tools: Option<String>,
@@ -33,11 +33,11 @@ impl Described {
             ..Described::default()
         };
         let Some(sources) = sources else { return Ok(found) };
-        found.calls = CallFormat::of_template(sources.with_tools());
+        let with_tools = sources.with_tools().map(str::to_owned);
+        found.calls = with_tools.as_deref().and_then(CallFormat::of_template);
         found.reasons = sources.all().any(|text| text.contains(OPEN) || text.contains(CLOSE));
-        let with_tools = sources.with_tools();
-        found.with_tools = (with_tools != sources.default.text).then(|| with_tools.to_owned());
-        found.template = Some(sources.default.text);
+        found.template = sources.default.map(|default| default.text);
+        found.with_tools = with_tools.filter(|text| found.template.as_ref() != Some(text));
         Ok(found)
     }
 }

@@ -37,7 +37,8 @@ enum Form {
 
 /// The templates of a folder.
 struct Templates {
-    default: Template,
+    /// Without one, a chat names its template.
+    default: Option<Template>,
     /// By name; the one called `tool_use` is for chats with tools.
     named: BTreeMap<String, Template>,
 }
@@ -50,23 +51,32 @@ impl Templates {
         };
         let named = sources.named.into_iter().map(|(name, source)| Ok((name, compile(source)?)));
         let named = named.collect::<Result<_, LoadError>>()?;
-        Ok(Templates { default: compile(sources.default)?, named })
+        Ok(Templates { default: sources.default.map(compile).transpose()?, named })
     }
 
     /// The template that the client names, or the one for what the chat has.
     fn choose(&self, name: Option<&str>, chat: &Chat) -> Result<&Template, Fault> {
         let fitting = self.named.get(source::WITH_TOOLS).filter(|_| chat.tools.is_true());
+        let found = match name {
+            None => fitting.or(self.default.as_ref()),
+            Some(source::DEFAULT) => self.default.as_ref(),
+            Some(name) => self.named.get(name),
+        };
+        found.ok_or_else(|| Fault::field("chat_template", self.not_found(name)))
+    }
+
+    fn not_found(&self, name: Option<&str>) -> String {
+        let default = self.default.as_ref().map(|_| source::DEFAULT);
+        let known: Vec<&str> = default.into_iter().chain(self.named.keys().map(String::as_str)).collect();
+        let known = known.join(", ");
         match name {
-            None => Ok(fitting.unwrap_or(&self.default)),
-            Some(source::DEFAULT) => Ok(&self.default),
-            Some(name) => self.named.get(name).ok_or_else(|| {
-                let known: Vec<&str> = self.named.keys().map(String::as_str).collect();
-                let message = format!(
-                    "chat_template names one of the model's templates, which are {}; a template in a request is not run",
-                    [&[source::DEFAULT], known.as_slice()].concat().join(", ")
-                );
-                Fault::field("chat_template", message)
-            }),
+            None => format!(
+                "the model has no default chat template: name one of its templates in chat_template, which are {known}; \
+                 an operator gives it a default with --chat-template"
+            ),
+            Some(_) => format!(
+                "chat_template names one of the model's templates, which are {known}; a template in a request is not run"
+            ),
         }
     }
 }
@@ -78,9 +88,9 @@ impl ChatRenderer {
     }
 
     /// The templates of a model folder: `chat_template.jinja`, else `chat_template` in `tokenizer_config.json` (a
-    /// string, or a list in which one is named "default"), else in `chat_template.json`; plain lines if there is
-    /// none. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens come from
-    /// `tokenizer_config.json`. Errors name the file.
+    /// string, or a list in which the default is named "default"), else in `chat_template.json`; plain lines if there
+    /// is none at all. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens
+    /// come from `tokenizer_config.json`. Errors name the file.
     pub fn load(folder: &Path) -> Result<ChatRenderer, LoadError> {
         ChatRenderer::load_given(folder, None)
     }
@@ -97,6 +107,16 @@ impl ChatRenderer {
         matches!(self.0, Form::Template(_))
     }
 
+    /// The names of the templates where none of them is the default, so that a chat has to name one.
+    pub fn names_without_default(&self) -> Option<Vec<&str>> {
+        match &self.0 {
+            Form::Template(templates) if templates.default.is_none() => {
+                Some(templates.named.keys().map(String::as_str).collect())
+            }
+            Form::Plain | Form::Template(_) => None,
+        }
+    }
+
     /// The text of a chat, given as a JSON object:
     ///
     /// - `messages`, an array of `{role, content}` objects. The content is a string or an array of
@@ -106,7 +126,7 @@ impl ChatRenderer {
     ///   Plain lines have no place for them.
     /// - `add_generation_prompt` (true): end with the opening of the assistant's turn.
     /// - `chat_template`: the name of one of the folder's templates. Without it a chat with tools has the one named
-    ///   "tool_use", if there is one, and all others the default.
+    ///   "tool_use", if there is one, and all others the default; without a default it is required.
     /// - `add_special_tokens` (false): goes into the answer.
     /// - `continue_final_message` (false): end with the last message's content instead of its end mark.
     ///

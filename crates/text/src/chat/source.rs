@@ -27,21 +27,22 @@ const ADDITIONAL: &str = "additional_chat_templates";
 /// Templates of one model folder, besides the default.
 const NAMED_MAX: usize = 32;
 
-/// The templates of a folder.
+/// The templates of a folder, at least one.
 pub(super) struct Sources {
-    pub(super) default: Source,
+    /// Without one, a chat names its template.
+    pub(super) default: Option<Source>,
     pub(super) named: BTreeMap<String, Source>,
 }
 
 impl Sources {
     /// The text of the template that is used for chats with tools.
-    pub(super) fn with_tools(&self) -> &str {
-        &self.named.get(WITH_TOOLS).unwrap_or(&self.default).text
+    pub(super) fn with_tools(&self) -> Option<&str> {
+        self.named.get(WITH_TOOLS).or(self.default.as_ref()).map(|source| source.text.as_str())
     }
 
     /// The texts of all of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.default).chain(self.named.values()).map(|source| source.text.as_str())
+        self.default.iter().chain(self.named.values()).map(|source| source.text.as_str())
     }
 }
 
@@ -57,8 +58,8 @@ pub struct Given<'a> {
     pub text: &'a str,
 }
 
-/// The folder's templates, if it has a default one, and its special tokens. A template in a file of its own counts
-/// more than one inside `tokenizer_config.json`, as in transformers; a `given` one more than all of them.
+/// The folder's templates, if it has any, and its special tokens. A template in a file of its own counts more than one
+/// inside `tokenizer_config.json`, as in transformers; a `given` one more than all of them.
 pub(super) fn find(
     folder: &Path,
     given: Option<Given<'_>>,
@@ -67,7 +68,7 @@ pub(super) fn find(
         let default = Source { path: name.into(), text: text.to_owned() };
         let config = optional_json(&folder.join(TOKENIZER_CONFIG))?;
         let tokens = config.as_ref().map(special_tokens).unwrap_or_default();
-        return Ok((Some(Sources { default, named: BTreeMap::new() }), tokens));
+        return Ok((Some(Sources { default: Some(default), named: BTreeMap::new() }), tokens));
     }
     let (mut named, tokens) = named(folder)?;
     named.extend(additional(folder)?);
@@ -76,7 +77,8 @@ pub(super) fn find(
         return Err(LoadError::Template(folder.to_owned(), reason));
     }
     let default = named.remove(DEFAULT);
-    Ok((default.map(|default| Sources { default, named }), tokens))
+    let has_any = default.is_some() || !named.is_empty();
+    Ok((has_any.then_some(Sources { default, named }), tokens))
 }
 
 /// `additional_chat_templates/NAME.jinja`.
@@ -154,12 +156,9 @@ fn in_json(path: PathBuf, json: Option<Value>) -> Result<BTreeMap<String, Source
         Some(Value::String(text)) => Ok(BTreeMap::from([(DEFAULT.to_owned(), source(text))])),
         Some(Value::Array(items)) => {
             let text = |item: &Value, member: &str| item.get(member)?.as_str().map(str::to_owned);
-            let named = items.iter().filter_map(|item| Some((text(item, "name")?, text(item, "template")?)));
-            let named: BTreeMap<_, _> = named.map(|(name, text)| (name, source(&text))).collect();
-            if !named.contains_key(DEFAULT) {
-                return Err(wrong("chat_template is a list without one named \"default\""));
-            }
-            Ok(named)
+            let named = |item| Some((text(item, "name")?, source(&text(item, "template")?)));
+            let incomplete = || wrong("chat_template is a list with an entry without a name or a template");
+            items.iter().map(|item| named(item).ok_or_else(incomplete)).collect()
         }
         Some(_) => Err(wrong("chat_template is neither a string nor a list of named templates")),
     }
