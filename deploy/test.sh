@@ -137,11 +137,12 @@ checks() { # checks URL
     fi
 }
 
-# The pages in a headless Chromium, over the demo model, whose engine is killed under a stream, and before a service with
-# a key. By name only: it wants Chromium and Node. Screenshots are in the folder of the logs.
+# The pages in a headless Chromium, over the demo model, whose engine is killed under a stream, before a service with a
+# key, and before a model that pools. By name only: it wants Chromium and Node. Screenshots are in the folder of the logs.
 step_browser() {
     with_server browser browser || return 1
-    PINION_API_KEY=sk-for-the-browser with_server browser-key browser_key --backend fake
+    PINION_API_KEY=sk-for-the-browser with_server browser-key browser_key --backend fake || return 1
+    with_server browser-pooled browser_pooled --backend fake --pooling last
 }
 
 browser() { # browser URL
@@ -152,6 +153,10 @@ browser() { # browser URL
 
 browser_key() { # browser_key URL
     PINION_CACHE=$CACHE SHOTS=$LOGS/browser BASE_URL=$1 KEY=sk-for-the-browser MODEL=demo-model "$ROOT/crates/testkit/browser/run.sh" key
+}
+
+browser_pooled() { # browser_pooled URL
+    PINION_CACHE=$CACHE SHOTS=$LOGS/browser BASE_URL=$1 "$ROOT/crates/testkit/browser/run.sh" pooled
 }
 
 # Runs `CHECK URL` beside a server of the demo model.

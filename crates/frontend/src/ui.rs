@@ -38,6 +38,7 @@ pub const FILES: &[File] = &[
     file("/ui/highlight.js", SCRIPT, include_bytes!("../ui/highlight.js")),
     file("/ui/live.js", SCRIPT, include_bytes!("../ui/live.js")),
     file("/ui/markdown.js", SCRIPT, include_bytes!("../ui/markdown.js")),
+    file("/ui/pooled.js", SCRIPT, include_bytes!("../ui/pooled.js")),
     file("/ui/settings.js", SCRIPT, include_bytes!("../ui/settings.js")),
 ];
 

@@ -18,6 +18,19 @@ fn pooling(shorter: Shorter) -> Options {
     Options { pooling: Some(pooling), ..Options::default() }
 }
 
+/// The page at `/` goes by it, and shows no chat.
+#[test]
+fn a_model_that_pools_says_so() {
+    let said = |options: Options, expected: Value| {
+        run(options, |h| async move {
+            assert_eq!(h.get("/version").await.json()["pooling"], expected);
+            assert_eq!(h.get("/v1/models").await.json()["data"][0]["pooling"], expected);
+        });
+    };
+    said(pooling(Shorter::None), json!("last"));
+    said(Options::default(), Value::Null);
+}
+
 fn vector(h: &Harness, id: RequestId, values: &[f32]) {
     let mut record = Vec::new();
     encode_pooled(&mut record, id, values);

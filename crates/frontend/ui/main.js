@@ -5,6 +5,7 @@ import { Completion } from "./completion.js";
 import * as conversations from "./conversations.js";
 import { announce, button, element, fill } from "./dom.js";
 import { Live } from "./live.js";
+import { pooled } from "./pooled.js";
 import { changedCount, panel } from "./settings.js";
 
 const at = (id) => document.getElementById(id);
@@ -12,6 +13,8 @@ const narrow = matchMedia("(max-width: 900px)");
 
 let conversation;
 let saving = 0;
+/** What is shown beside the live figures: a model that pools has no chats. */
+let home = "chat";
 
 const host = {
   save(one = conversation) {
@@ -132,11 +135,10 @@ function submit() {
 }
 
 function tab() {
-  const shown = location.hash === "#live" ? "live" : "chat";
-  at("chat").hidden = shown !== "chat";
-  at("live").hidden = shown !== "live";
-  for (const name of ["chat", "live"]) {
-    if (name === shown) at(`${name}-tab`).setAttribute("aria-current", "page");
+  const shown = location.hash === "#live" ? "live" : home;
+  for (const name of ["chat", "live", "pooled"]) at(name).hidden = name !== shown;
+  for (const [name, current] of [["chat", shown !== "live"], ["live", shown === "live"]]) {
+    if (current) at(`${name}-tab`).setAttribute("aria-current", "page");
     else at(`${name}-tab`).removeAttribute("aria-current");
   }
   document.body.classList.toggle("watching", shown === "live");
@@ -183,13 +185,23 @@ function wire() {
   conversations.onChangeElsewhere(list);
 }
 
+function makesVectors(model) {
+  home = "pooled";
+  at("chat-tab").textContent = "Vectors";
+  at("side-button").hidden = true;
+  at("skip").href = "#query";
+  pooled(at("pooled"), model);
+  tab();
+}
+
 /** Where there is no key, `/v1/models` says what the model can hold; the name needs none. */
 async function name() {
   try {
-    const { model, version } = await json("/version", { quiet: true });
+    const { model, version, pooling } = await json("/version", { quiet: true });
     at("model").textContent = model;
     at("model").title = `Pinion ${version}`;
     at("prompt").placeholder = `Write to ${model}`;
+    if (pooling) makesVectors(model);
   } catch (error) {
     at("model").textContent = error.message;
   }

@@ -3,6 +3,7 @@
 #
 #   BASE_URL=http://127.0.0.1:8000 ENGINE_PID=123 crates/testkit/browser/run.sh chat
 #   BASE_URL=http://127.0.0.1:8000 KEY=secret crates/testkit/browser/run.sh key
+#   BASE_URL=http://127.0.0.1:8000 crates/testkit/browser/run.sh pooled
 #
 #   PINION_CACHE    where the client is installed    (default: $XDG_CACHE_HOME/pinion or ~/.cache/pinion)
 #   CHROMIUM        the browser                      (default: chromium, chromium-browser or google-chrome on PATH)
@@ -28,4 +29,4 @@ if [ ! -d "$folder" ]; then
     npm install --silent --no-audit --no-fund --prefix "$part" "puppeteer-core@$PUPPETEER" >&2 || { rm -rf "$part"; exit 1; }
     mv -T "$part" "$folder" 2>/dev/null || rm -rf "$part"
 fi
-NODE_FOLDER=$folder exec node "$HERE/${1:?chat or key}.mjs"
+NODE_FOLDER=$folder exec node "$HERE/${1:?chat, key or pooled}.mjs"

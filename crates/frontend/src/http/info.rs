@@ -11,7 +11,7 @@ use crate::observe::exposition::Extent;
 use crate::observe::{exposition, stats_page};
 use hyper::header::{HeaderValue, RETRY_AFTER};
 use hyper::{HeaderMap, Response, StatusCode};
-use pinion_config::SamplingDefaults;
+use pinion_config::{PoolingKind, SamplingDefaults};
 use pinion_os::clock;
 use serde_json::{Value, json as value};
 
@@ -23,6 +23,7 @@ fn model_card(app: &App) -> Value {
         "owned_by": "pinion",
         "max_model_len": app.limits.max_model_len,
         "default_sampling_params": defaults(&app.limits.defaults),
+        "pooling": pooling(app),
     })
 }
 
@@ -39,6 +40,14 @@ fn defaults(defaults: &SamplingDefaults) -> Value {
     });
     named.as_object_mut().into_iter().for_each(|named| named.retain(|_, value| !value.is_null()));
     named
+}
+
+/// What makes the vectors of a model that pools.
+fn pooling(app: &App) -> Option<&'static str> {
+    app.limits.pooling.as_ref().map(|pooling| match pooling.kind {
+        PoolingKind::Last => "last",
+        PoolingKind::Mean => "mean",
+    })
 }
 
 /// `GET /v1/models`.
@@ -133,6 +142,7 @@ pub(crate) fn debug_slow(app: &App) -> Response<AnswerBody> {
 
 /// `GET /version`.
 pub(crate) fn version(app: &App) -> Response<AnswerBody> {
-    let body = value!({"name": "pinion", "version": env!("CARGO_PKG_VERSION"), "model": app.limits.model});
+    let (version, model) = (env!("CARGO_PKG_VERSION"), &app.limits.model);
+    let body = value!({"name": "pinion", "version": version, "model": model, "pooling": pooling(app)});
     json(StatusCode::OK, body.to_string())
 }
