@@ -1,44 +1,88 @@
-//! What a comparison says: medians of each variant, and ratios to the base of the same round with their spread.
+//! What a comparison shows: medians of each variant, ratios to the base of the same round with their spread, and the
+//! verdict, where [`crate::verdict`] allows one.
 
 use crate::bootstrap::{Ratio, median};
+use crate::figures::{Quantile, Spread};
 use crate::results::RunRecord;
 use crate::table::{self, number};
+use crate::verdict::{Band, Noise, Verdict, judge};
 use serde::{Deserialize, Serialize};
+
+/// How a figure is taken out of a run.
+pub(crate) enum Source {
+    Plain(fn(&RunRecord) -> f64),
+    /// Of these samples, which the word names.
+    Percentile(Quantile, fn(&RunRecord) -> &Spread, &'static str),
+}
 
 /// One figure that is compared.
 pub(crate) struct Metric {
     pub name: &'static str,
     pub title: &'static str,
     pub more_is_better: bool,
-    pub of: fn(&RunRecord) -> f64,
+    pub source: Source,
 }
 
+const TTFT: (fn(&RunRecord) -> &Spread, &str) = (|run| &run.figures.ttft_ms, "requests");
+const TPOT: (fn(&RunRecord) -> &Spread, &str) = (|run| &run.figures.tpot_ms, "requests");
+const ITL: (fn(&RunRecord) -> &Spread, &str) = (|run| &run.figures.itl_ms, "gaps between tokens");
+const E2E: (fn(&RunRecord) -> &Spread, &str) = (|run| &run.figures.e2e_ms, "requests");
+
 /// All of them; a scenario names those that it wants.
-#[rustfmt::skip]
 pub(crate) const METRICS: &[Metric] = &[
-    Metric { name: "output_tok_s", title: "output tok/s", more_is_better: true, of: |run| run.figures.output_tokens_per_s },
-    Metric { name: "req_s", title: "req/s", more_is_better: true, of: |run| run.figures.requests_per_s },
-    Metric { name: "goodput", title: "goodput share", more_is_better: true,
-        of: |run| run.figures.goodput.map_or(f64::NAN, |goodput| goodput.share) },
-    Metric { name: "ttft_p50_ms", title: "TTFT p50", more_is_better: false, of: |run| run.figures.ttft_ms.p50 },
-    Metric { name: "ttft_p99_ms", title: "TTFT p99", more_is_better: false, of: |run| run.figures.ttft_ms.p99 },
-    Metric { name: "tpot_p50_ms", title: "TPOT p50", more_is_better: false, of: |run| run.figures.tpot_ms.p50 },
-    Metric { name: "tpot_p99_ms", title: "TPOT p99", more_is_better: false, of: |run| run.figures.tpot_ms.p99 },
-    Metric { name: "itl_p99_ms", title: "ITL p99", more_is_better: false, of: |run| run.figures.itl_ms.p99 },
-    Metric { name: "e2e_p50_ms", title: "E2E p50", more_is_better: false, of: |run| run.figures.e2e_ms.p50 },
-    Metric { name: "e2e_p99_ms", title: "E2E p99", more_is_better: false, of: |run| run.figures.e2e_ms.p99 },
+    rate("output_tok_s", "output tok/s", |run| run.figures.output_tokens_per_s),
+    rate("req_s", "req/s", |run| run.figures.requests_per_s),
+    rate("goodput", "goodput share", |run| run.figures.goodput.map_or(f64::NAN, |goodput| goodput.share)),
+    time("ttft_p50_ms", "TTFT p50", Quantile::P50, TTFT),
+    time("ttft_p90_ms", "TTFT p90", Quantile::P90, TTFT),
+    time("ttft_p99_ms", "TTFT p99", Quantile::P99, TTFT),
+    time("tpot_p50_ms", "TPOT p50", Quantile::P50, TPOT),
+    time("tpot_p90_ms", "TPOT p90", Quantile::P90, TPOT),
+    time("tpot_p99_ms", "TPOT p99", Quantile::P99, TPOT),
+    time("itl_p99_ms", "ITL p99", Quantile::P99, ITL),
+    time("e2e_p50_ms", "E2E p50", Quantile::P50, E2E),
+    time("e2e_p90_ms", "E2E p90", Quantile::P90, E2E),
+    time("e2e_p99_ms", "E2E p99", Quantile::P99, E2E),
 ];
 
-/// Pairs below which nothing is called a win: one odd round would decide.
-pub(crate) const PAIRS_MIN: usize = 3;
+const fn rate(name: &'static str, title: &'static str, of: fn(&RunRecord) -> f64) -> Metric {
+    Metric { name, title, more_is_better: true, source: Source::Plain(of) }
+}
 
-/// Which side is better beyond the spread of the rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
-    Base,
-    Variant,
-    Same,
+const fn time(
+    name: &'static str,
+    title: &'static str,
+    quantile: Quantile,
+    (of, unit): (fn(&RunRecord) -> &Spread, &'static str),
+) -> Metric {
+    Metric { name, title, more_is_better: false, source: Source::Percentile(quantile, of, unit) }
+}
+
+impl Metric {
+    /// As tables and pictures call it.
+    pub(crate) fn title_of(name: &str) -> &str {
+        METRICS.iter().find(|known| known.name == name).map_or(name, |known| known.title)
+    }
+
+    /// NaN where the run did not measure it.
+    fn of(&self, run: &RunRecord) -> f64 {
+        match self.source {
+            Source::Plain(of) => of(run),
+            Source::Percentile(quantile, of, _) => {
+                let spread = of(run);
+                if spread.count > 0 { quantile.of(spread) } else { f64::NAN }
+            }
+        }
+    }
+
+    /// What a percentile of these runs lacks.
+    fn too_few<'a>(&self, runs: impl Iterator<Item = &'a RunRecord>) -> Option<String> {
+        let Source::Percentile(quantile, of, unit) = self.source else { return None };
+        let (needed, least) = (quantile.samples_min(), runs.map(|run| of(run).count).min()?);
+        (least < needed).then(|| {
+            format!("a {} takes {needed} {unit} in each run; the smallest run has {least}", quantile.name())
+        })
+    }
 }
 
 /// One variant against the base in one figure.
@@ -54,22 +98,27 @@ pub(crate) struct Compared {
     pub low: f64,
     pub high: f64,
     pub pairs: usize,
-    pub better: Verdict,
+    /// It cannot act on the workload: what it shows is noise.
+    #[serde(default)]
+    pub inert: bool,
+    /// The noise of this figure.
+    #[serde(default)]
+    pub band: Option<Band>,
+    /// A percentile with too few samples: it is not shown.
+    #[serde(default)]
+    pub hidden: bool,
+    /// `None` for the base, for what is inert, and where [`Compared::reason`] says why.
+    pub better: Option<Verdict>,
+    #[serde(default)]
+    pub reason: Option<String>,
 }
 
 impl Compared {
     /// How far the ratio is from 1, the same for a half and for twice.
     pub(crate) fn effect(&self) -> f64 {
         let effect = self.ratio.ln().abs();
-        if effect.is_finite() { effect } else { 0.0 }
+        if effect.is_finite() && !self.hidden { effect } else { 0.0 }
     }
-}
-
-fn verdict(ratio: &Ratio, more_is_better: bool) -> Verdict {
-    if ratio.pairs < PAIRS_MIN || (ratio.low..=ratio.high).contains(&1.0) || ratio.median.is_nan() {
-        return Verdict::Same;
-    }
-    if (ratio.median > 1.0) == more_is_better { Verdict::Variant } else { Verdict::Base }
 }
 
 /// In the order of the runs, without repetition.
@@ -83,66 +132,84 @@ pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec
     found
 }
 
-/// Compares every variant with `base`, scale by scale, in the figures named (all, if none are).
-pub(crate) fn compare(runs: &[RunRecord], base: &str, metrics: &[String], seed: u64) -> Vec<Compared> {
+/// The runs of one comparison, and what is said of its variants.
+pub(crate) struct Comparison<'a> {
+    pub runs: &'a [RunRecord],
+    pub base: &'a str,
+    /// Labels of the variants that cannot act on the workload.
+    pub inert: &'a [String],
+    pub seed: u64,
+}
+
+/// Compares every variant with the base, scale by scale, in the figures named (all, if none are).
+pub(crate) fn compare(comparison: &Comparison, metrics: &[String]) -> Vec<Compared> {
     let wanted = |metric: &&Metric| metrics.is_empty() || metrics.iter().any(|name| name == metric.name);
     let mut compared = Vec::new();
-    for scale in distinct(runs.iter().map(|run| run.scale)) {
-        let at_scale: Vec<&RunRecord> = runs.iter().filter(|run| run.scale == scale).collect();
-        let mut labels = distinct(at_scale.iter().map(|run| run.label.as_str()));
-        labels.sort_by_key(|label| *label != base);
-        for label in labels {
-            for metric in METRICS.iter().filter(wanted) {
-                let values = |label: &str| -> Vec<(u32, f64)> {
-                    let own = at_scale.iter().filter(|run| run.label == label);
-                    own.map(|run| (run.round, (metric.of)(run)))
-                        .filter(|(_, value)| value.is_finite())
-                        .collect()
-                };
-                let (own, bases) = (values(label), values(base));
-                let ratios: Vec<f64> = own
-                    .iter()
-                    .filter_map(|(round, value)| {
-                        let (_, other) = bases.iter().find(|(of_base, _)| of_base == round)?;
-                        (*other > 0.0).then_some(value / other)
-                    })
-                    .collect();
-                if ratios.is_empty() {
-                    continue;
-                }
-                let ratio = Ratio::of(&ratios, seed);
-                let plain =
-                    |values: &[(u32, f64)]| median(&values.iter().map(|(_, v)| *v).collect::<Vec<_>>());
-                compared.push(Compared {
-                    label: label.to_owned(),
-                    scale,
-                    metric: metric.name.to_owned(),
-                    median: plain(&own),
-                    base_median: plain(&bases),
-                    ratio: ratio.median,
-                    low: ratio.low,
-                    high: ratio.high,
-                    pairs: ratio.pairs,
-                    better: if label == base {
-                        Verdict::Same
-                    } else {
-                        verdict(&ratio, metric.more_is_better)
-                    },
-                });
-            }
+    for scale in distinct(comparison.runs.iter().map(|run| run.scale)) {
+        for metric in METRICS.iter().filter(wanted) {
+            compared.extend(compare_one(comparison, metric, scale));
         }
     }
     compared
 }
 
+/// One figure at one scale.
+fn compare_one(comparison: &Comparison, metric: &Metric, scale: f64) -> Vec<Compared> {
+    let at_scale: Vec<&RunRecord> = comparison.runs.iter().filter(|run| run.scale == scale).collect();
+    let mut labels = distinct(at_scale.iter().map(|run| run.label.as_str()));
+    labels.sort_by_key(|label| *label != comparison.base);
+    let runs_of = |label: &str| -> Vec<&RunRecord> {
+        let own = at_scale.iter().copied().filter(|run| run.label == label);
+        own.filter(|run| metric.of(run).is_finite()).collect()
+    };
+    let plain = |runs: &[&RunRecord]| median(&runs.iter().map(|run| metric.of(run)).collect::<Vec<_>>());
+    let bases = runs_of(comparison.base);
+    let ratio_of = |label: &str| -> Option<Ratio> {
+        let pair = |run: &&RunRecord| {
+            let other = bases.iter().find(|other| other.round == run.round)?;
+            let other = metric.of(other);
+            (other > 0.0).then_some(metric.of(run) / other)
+        };
+        let ratios: Vec<f64> = runs_of(label).iter().filter_map(pair).collect();
+        (!ratios.is_empty()).then(|| Ratio::of(&ratios, comparison.seed))
+    };
+    let is_inert = |label: &str| label != comparison.base && comparison.inert.iter().any(|own| own == label);
+    let inert = labels.iter().filter(|label| is_inert(label)).filter_map(|label| ratio_of(label));
+    let noise = Noise::of(&inert.collect::<Vec<_>>());
+    let row = |label: &&str| {
+        let (own, ratio) = (runs_of(label), ratio_of(label)?);
+        let too_few = metric.too_few(own.iter().chain(&bases).copied());
+        let judged = judge(&ratio, noise, metric.more_is_better, too_few.clone());
+        let compared = *label != comparison.base && !is_inert(label);
+        Some(Compared {
+            label: (*label).to_owned(),
+            scale,
+            metric: metric.name.to_owned(),
+            median: plain(&own),
+            base_median: plain(&bases),
+            ratio: ratio.median,
+            low: ratio.low,
+            high: ratio.high,
+            pairs: ratio.pairs,
+            inert: is_inert(label),
+            band: noise.band,
+            hidden: too_few.is_some(),
+            better: if compared { judged.as_ref().ok().copied() } else { None },
+            reason: if compared { judged.err() } else { too_few },
+        })
+    };
+    labels.iter().filter_map(row).collect()
+}
+
 /// One table for each figure of each scale, narrow enough for a terminal: medians, ratios with their interval, and
-/// which side wins. The base is first, then the strongest effect.
+/// which side wins, or a number that stands for the reason below the table why that is not said. The base is first, then
+/// the strongest effect.
 pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
     let mut out = String::new();
     let scales = distinct(compared.iter().map(|row| row.scale));
     for scale in &scales {
         if *scale > 0.0 && scales.len() > 1 {
-            out.push_str(&format!("scale {}\n\n", number(*scale)));
+            out.push_str(&format!("{SCALE_HEADING}{}\n\n", number(*scale)));
         }
         let rows: Vec<&Compared> = compared.iter().filter(|row| row.scale == *scale).collect();
         for metric in distinct(rows.iter().map(|row| row.metric.as_str())) {
@@ -150,32 +217,49 @@ pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
             rows.sort_by(|a, b| {
                 (b.label == base).cmp(&(a.label == base)).then(b.effect().total_cmp(&a.effect()))
             });
-            let title = METRICS.iter().find(|known| known.name == metric).map_or(metric, |known| known.title);
-            let header = [title, "pairs", "median", "of base (interval)", "better"];
-            out.push_str(&table::render(
-                &header,
-                &rows.into_iter().map(|row| line(row, base)).collect::<Vec<_>>(),
-            ));
+            let reasons = distinct(rows.iter().filter_map(|row| row.reason.as_deref()));
+            let header = [Metric::title_of(metric), "pairs", "median", "of base (interval)", "better"];
+            let lines: Vec<Vec<String>> = rows.iter().map(|row| line(row, base, &reasons)).collect();
+            out.push_str(&table::render(&header, &lines));
             out.push('\n');
+            let shown = rows.iter().find(|row| !row.hidden);
+            if let Some(band) = shown.and_then(|row| row.band) {
+                out.push_str(&format!("noise: {}\n", band.text()));
+            }
+            for (index, reason) in reasons.iter().enumerate() {
+                out.push_str(&format!("({}) {reason}\n", index + 1));
+            }
+            if !out.ends_with("\n\n") {
+                out.push('\n');
+            }
         }
     }
     out
 }
 
-fn line(row: &Compared, base: &str) -> Vec<String> {
+/// Begins the line above the tables of a scale.
+pub(crate) const SCALE_HEADING: &str = "scale ";
+
+fn line(row: &Compared, base: &str, reasons: &[&str]) -> Vec<String> {
     let is_base = row.label == base;
-    let ratio = format!("×{:.3} ({:.3}–{:.3})", row.ratio, row.low, row.high);
+    let mark = row.reason.as_ref().and_then(|reason| reasons.iter().position(|known| known == reason));
+    let mark = mark.map_or(String::new(), |index| format!(" ({})", index + 1));
+    let shown = |text: String| if row.hidden { "-".to_owned() } else { text };
     let better = match row.better {
-        Verdict::Same => "same",
-        Verdict::Base => "base",
-        Verdict::Variant => "VARIANT",
+        _ if is_base => format!("–{mark}"),
+        _ if row.inert => format!("inert{mark}"),
+        None => format!("-{mark}"),
+        Some(Verdict::Same) => "same".to_owned(),
+        Some(Verdict::Base) => "base".to_owned(),
+        Some(Verdict::Variant) => "VARIANT".to_owned(),
     };
+    let ratio = format!("×{:.3} ({:.3}–{:.3})", row.ratio, row.low, row.high);
     vec![
         row.label.clone(),
         row.pairs.to_string(),
-        number(row.median),
-        if is_base { "–".to_owned() } else { ratio },
-        if is_base { "–" } else { better }.to_owned(),
+        shown(number(row.median)),
+        if is_base { "–".to_owned() } else { shown(ratio) },
+        better,
     ]
 }
 
@@ -199,45 +283,106 @@ mod tests {
     fn run(label: &str, round: u32, tokens_per_s: f64, p99: f64) -> RunRecord {
         let mut record = RunRecord { label: label.to_owned(), round, ..RunRecord::default() };
         record.figures.output_tokens_per_s = tokens_per_s;
-        record.figures.e2e_ms.p99 = p99;
+        let e2e = &mut record.figures.e2e_ms;
+        (e2e.count, e2e.p50, e2e.p90, e2e.p99) = (1000, p99 / 2.0, p99 * 0.9, p99);
         record
+    }
+
+    /// Three of them, with hardly any effect.
+    const INERT: [(&str, f64); 3] = [("+n1", 1.0), ("+n2", 1.004), ("+n3", 0.999)];
+
+    fn compared(runs: &[RunRecord], inert: &[&str], metrics: &[&str]) -> Vec<Compared> {
+        let inert: Vec<String> = inert.iter().map(|label| (*label).to_owned()).collect();
+        let metrics: Vec<String> = metrics.iter().map(|name| (*name).to_owned()).collect();
+        compare(&Comparison { runs, base: "base", inert: &inert, seed: 1 }, &metrics)
+    }
+
+    /// Rounds of a machine that slows down; all variants slow down alike. +y is a third slower at 1000 requests.
+    fn rounds(count: u32) -> Vec<RunRecord> {
+        let mut runs = Vec::new();
+        for round in 0..count {
+            let pace = 1.0 - 0.1 * f64::from(round);
+            for (label, factor) in [("base", 1.0), ("+y", 1.5)].into_iter().chain(INERT) {
+                runs.push(run(label, round, 100.0 * pace / factor, 50.0 * factor / pace));
+            }
+            runs.push(run("-x", round, (90.0 + f64::from(round % 2)) * pace, 50.0 / pace));
+        }
+        runs
+    }
+
+    /// The last cell of each label's row in the table of this title.
+    fn cell(text: &str, title: &str, label: &str) -> String {
+        let lines = text.lines().skip_while(|line| !line.starts_with(&format!("| {title} ")));
+        let row = lines.skip(2).find(|line| line.starts_with(&format!("| {label} "))).expect("a row");
+        row.trim_matches(['|', ' ']).rsplit('|').next().expect("a cell").trim().to_owned()
     }
 
     #[test]
     fn ratios_are_paired_by_round_and_judged_by_direction() {
-        let mut runs = Vec::new();
-        for round in 0..6 {
-            // The machine slows down over the rounds; both slow down alike.
-            let pace = 1.0 - 0.1 * f64::from(round);
-            runs.push(run("base", round, 100.0 * pace, 50.0 / pace));
-            runs.push(run("-x", round, (90.0 + f64::from(round % 2)) * pace, 50.0 / pace));
-            runs.push(run("+y", round, 100.0 * pace, 40.0 / pace));
-        }
+        let mut runs = rounds(6);
         runs.push(run("+y", 9, 1.0, 1.0)); // a round without its base counts for nothing
-        let metrics = ["output_tok_s", "e2e_p99_ms"].map(str::to_owned);
-        let compared = compare(&runs, "base", &metrics, 1);
+        let compared = compared(&runs, &INERT.map(|(label, _)| label), &["output_tok_s", "e2e_p99_ms"]);
         let of = |label: &str, metric: &str| {
             let found = compared.iter().find(|row| row.label == label && row.metric == metric);
             let row = found.expect("compared");
             ((row.ratio * 1000.0).round() / 1000.0, row.pairs, row.better)
         };
-        assert_eq!(of("-x", "output_tok_s"), (0.905, 6, Verdict::Base));
-        assert_eq!(of("-x", "e2e_p99_ms"), (1.0, 6, Verdict::Same));
-        assert_eq!(of("+y", "e2e_p99_ms"), (0.8, 6, Verdict::Variant));
+        assert_eq!(of("-x", "output_tok_s"), (0.905, 6, Some(Verdict::Base)));
+        assert_eq!(of("-x", "e2e_p99_ms"), (1.0, 6, Some(Verdict::Same)));
+        assert_eq!(of("+y", "e2e_p99_ms"), (1.5, 6, Some(Verdict::Base)));
+        assert_eq!(of("+n2", "e2e_p99_ms").2, None, "what cannot act is not judged");
         let text = tables(&compared, "base");
-        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        let row = |title: &str, label: &str| {
-            let table =
-                words.iter().skip_while(|words| !words.join(" ").starts_with(&format!("| {title} |")));
-            let row = table.skip(2).find(|words| words.get(1) == Some(&label)).expect("a row");
-            row[row.len() - 2].to_owned()
-        };
-        assert_eq!(
-            (row("output tok/s", "-x"), row("output tok/s", "+y")),
-            ("base".into(), "same".into()),
+        for (title, label, expected) in [
+            ("output tok/s", "-x", "base"),
+            ("E2E p99", "-x", "same"),
+            ("E2E p99", "+n3", "inert"),
+            ("E2E p99", "base", "–"),
+        ] {
+            assert_eq!(cell(&text, title, label), expected, "{text}");
+        }
+        assert!(text.contains("noise: ×0.996–1.004, from 3 variants that cannot act"), "{text}");
+    }
+
+    #[test]
+    fn three_rounds_give_a_ratio_and_no_verdict() {
+        let labels = INERT.map(|(label, _)| label);
+        let text = tables(&compared(&rounds(3), &labels, &["output_tok_s"]), "base");
+        assert!(text.contains("×0.667 (0.667–0.667)"), "{text}");
+        assert_eq!(cell(&text, "output tok/s", "+y"), "- (1)", "{text}");
+        assert!(text.contains("\n(1) no verdict: 3 of the 5 paired rounds that it takes\n"), "{text}");
+        assert!(!text.contains("base |\n") && !text.contains("VARIANT"), "{text}");
+    }
+
+    #[test]
+    fn rounds_without_switches_that_cannot_act_give_no_verdict() {
+        for (inert, reason) in [
+            (&[][..], "(1) no verdict: the scenario has no variant that cannot act on this workload"),
+            (&["+n1", "+n2"], "(1) no verdict: 2 of the 3 variants that cannot act"),
+        ] {
+            let found = compared(&rounds(9), inert, &["output_tok_s"]);
+            let text = tables(&found, "base");
+            assert!(found.iter().all(|row| row.better.is_none()) && text.contains(reason), "{text}");
+            assert!(text.contains("×0.667") && !text.contains("noise:"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_p99_of_too_few_requests_is_a_dash_with_its_reason() {
+        let mut runs = rounds(6);
+        runs[1].figures.e2e_ms.count = 999;
+        let metrics = ["e2e_p50_ms", "e2e_p99_ms"];
+        let found = compared(&runs, &INERT.map(|(label, _)| label), &metrics);
+        let text = tables(&found, "base");
+        assert_eq!(cell(&text, "E2E p99", "+y"), "- (1)", "{text}");
+        assert!(
+            text.contains("(1) a p99 takes 1000 requests in each run; the smallest run has 999"),
             "{text}"
         );
-        assert_eq!((row("E2E p99", "-x"), row("E2E p99", "+y")), ("same".into(), "VARIANT".into()), "{text}");
+        let row = text.lines().filter(|line| line.starts_with("| +y ")).nth(1).expect("a row");
+        assert!(!row.contains('×'), "no figure of it is shown: {row}");
+        assert_eq!(cell(&text, "E2E p50", "+y"), "base", "{text}");
+        // The others have all that they need, and are judged.
+        assert_eq!(cell(&text, "E2E p99", "-x"), "same", "{text}");
     }
 
     #[test]
@@ -250,7 +395,7 @@ mod tests {
                 runs.push(run(label, round, 123_456.0 * factor, 1234.5 * factor));
             }
         }
-        let text = tables(&compare(&runs, "base", &[], 1), "base");
+        let text = tables(&compared(&runs, &["+d"], &[]), "base");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
         let first: Vec<&str> = text.lines().filter_map(|line| line.split(" | ").next()).take(7).collect();
         let names: Vec<&str> = first[2..].iter().map(|cell| cell.trim_matches(['|', ' '])).collect();

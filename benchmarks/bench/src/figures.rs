@@ -2,6 +2,7 @@
 //! (nanoseconds, three digits), so a value is off by at most 0.1 %; `max` is exact.
 
 use crate::replay::{ClientCost, Measured, Run};
+use crate::table::number;
 use crate::tail::Tail;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,56 @@ impl Spread {
             p999: at(0.999),
             max: max as f64 / 1e6,
         }
+    }
+}
+
+/// A percentile that is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quantile {
+    P50,
+    P90,
+    P99,
+}
+
+/// Stands below tables where a percentile is left out.
+pub(crate) const TOO_FEW_NOTE: &str =
+    "-: too few samples. A p90 takes 100, a p99 1000: requests, or for ITL the gaps of all requests.";
+
+impl Quantile {
+    /// Samples without which it is not shown: ten lie beyond it.
+    pub(crate) fn samples_min(self) -> u64 {
+        match self {
+            Quantile::P50 => 1,
+            Quantile::P90 => 100,
+            Quantile::P99 => 1000,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Quantile::P50 => "p50",
+            Quantile::P90 => "p90",
+            Quantile::P99 => "p99",
+        }
+    }
+
+    /// Whatever the number of samples.
+    pub(crate) fn of(self, spread: &Spread) -> f64 {
+        match self {
+            Quantile::P50 => spread.p50,
+            Quantile::P90 => spread.p90,
+            Quantile::P99 => spread.p99,
+        }
+    }
+
+    /// `None` where there are too few samples.
+    pub(crate) fn shown(self, spread: &Spread) -> Option<f64> {
+        (spread.count >= self.samples_min()).then(|| self.of(spread))
+    }
+
+    /// The cell of a table, in which [`TOO_FEW_NOTE`] explains a dash.
+    pub(crate) fn cell(self, spread: &Spread) -> String {
+        self.shown(spread).map_or("-".to_owned(), number)
     }
 }
 
@@ -271,6 +322,17 @@ mod tests {
             assert_eq!((found.max, found.count), (values[count - 1] as f64 / 1e6, count as u64));
         }
         assert_eq!(Spread::of([]), Spread::default());
+    }
+
+    #[test]
+    fn a_percentile_is_shown_with_the_samples_that_it_takes() {
+        let of = |count: u64| Spread::of((1..=count).map(|ms| ms * 1_000_000));
+        let cells = |count| [Quantile::P50, Quantile::P90, Quantile::P99].map(|q| q.cell(&of(count)));
+        assert_eq!(cells(0), ["-", "-", "-"]);
+        assert_eq!(cells(99)[1..], ["-", "-"]);
+        assert_eq!(cells(100)[1..], ["90.0", "-"]);
+        assert_eq!(cells(999)[2], "-");
+        assert_eq!(cells(1000)[2], "990");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! between processes. A record is one engine step: a header of 24 bytes and 24 bytes per token event. *Awake* readers
 //! look again and again, *asleep* ones wait in ppoll until the doorbell rings.
 
-use crate::figures::Spread;
+use crate::figures::{Quantile, Spread, TOO_FEW_NOTE};
 use crate::results::write_whole;
 use crate::table;
 use clap::Args;
@@ -248,19 +248,23 @@ pub(crate) fn run(args: &IpcArgs) -> Result<(), String> {
         "CPU ns per token and hop",
     ];
     let number = table::number;
+    let two = |spread: &Spread, unit: f64| {
+        let cell = |q: Quantile| q.shown(spread).map_or("-".to_owned(), |value| number(value / unit));
+        format!("{} / {}", cell(Quantile::P50), cell(Quantile::P99))
+    };
     let lines = rows.iter().map(|row| {
         vec![
             row.transport.to_owned(),
             format!("{:?}", row.readers).to_lowercase(),
             row.events.to_string(),
-            format!("{} / {}", number(row.publish.p50), number(row.publish.p99)),
-            format!("{} / {}", number(row.round_trip.p50 / 1e3), number(row.round_trip.p99 / 1e3)),
+            two(&row.publish, 1.0),
+            two(&row.round_trip, 1e3),
             number(row.records_per_s),
             number(row.records_per_s * row.events as f64 / 1e6),
             number(row.cpu_ns_per_token_hop),
         ]
     });
-    println!("{}", table::render(&header, &lines.collect::<Vec<_>>()));
+    println!("{}", table::noted(table::render(&header, &lines.collect::<Vec<_>>()), TOO_FEW_NOTE));
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&rows).map_err(|error| error.to_string())?;
         write_whole(path, text.as_bytes())?;

@@ -33,6 +33,8 @@ mod table;
 mod tail;
 mod target;
 mod trace;
+mod variants;
+mod verdict;
 mod workload;
 
 use clap::{Parser, Subcommand};
@@ -57,10 +59,11 @@ enum Command {
     Scheduler(scheduler::SchedulerArgs),
     /// The ring and ipc-channel: publish, hop, round trip, throughput, CPU per token.
     Ipc(ipc::IpcArgs),
-    /// Runs the variants of a scenario file interleaved and gives medians and ratios with their spread.
-    Compare(scenario::ScenarioArgs),
+    /// Runs the variants of a scenario file interleaved and gives medians and ratios with their spread; names a winner
+    /// only beyond the noise of variants that cannot act.
+    Compare(variants::ScenarioArgs),
     /// The same for a list of switches, each against the base setting; says where the base loses.
-    Ablate(scenario::ScenarioArgs),
+    Ablate(variants::ScenarioArgs),
     /// Draws SVG and PNG, and one HTML report, from result files.
     Plot(plot::PlotArgs),
     /// Runs a few requests under each profiler and collects what they write. Measures nothing (docs/PROFILING.md).

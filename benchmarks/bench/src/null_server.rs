@@ -105,6 +105,11 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Answer,
     match request.uri().path() {
         "/v1/completions" => {}
         "/v1/models" => return Ok(whole("{\"data\":[{\"id\":\"null\"}]}".to_owned())),
+        "/version" => {
+            return Ok(whole(
+                concat!("{\"version\":\"null-server ", env!("CARGO_PKG_VERSION"), "\"}").to_owned(),
+            ));
+        }
         "/metrics" => {
             let tokens = state.tokens.load(Ordering::Relaxed);
             return Ok(whole(format!("pinion_engine_generated_tokens_total {tokens}\n")));

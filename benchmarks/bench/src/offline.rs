@@ -7,7 +7,7 @@ use crate::figures;
 use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::online::{PromptArgs, ServerArgs, clear_cache};
-use crate::prompts::Source;
+use crate::prompts::{Form, Source};
 use crate::random::Random;
 use crate::replay::{Pace, Run, Sending, replay};
 use crate::results::{Folder, ResultFile, RunRecord, fingerprint, slug};
@@ -92,6 +92,10 @@ impl BatchArgs {
         )
     }
 
+    pub(crate) fn prompt_form(&self) -> Form {
+        self.prompt.prompt_form
+    }
+
     pub(crate) fn seed(&self) -> u64 {
         self.prompt.seed
     }
@@ -104,6 +108,7 @@ impl BatchArgs {
         mut record: RunRecord,
         seed_shift: u64,
     ) -> Result<(RunRecord, Run), String> {
+        record.prompt_form = self.prompt.prompt_form.name().to_owned();
         let fields = self.prompt.fields(&record.server.model, false)?;
         let batch = self.jobs(&fields, self.prompt.seed + seed_shift)?;
         let sending = Sending { pace: Pace::Open, streaming: false, limit: self.prompt.timeout() };
@@ -187,7 +192,7 @@ pub(crate) fn run(args: &OfflineArgs) -> Result<(), String> {
     }
     let path = folder.write("offline.json", &result)?;
     println!("{}", summary(&result.runs, &args.server.label));
-    result.notes.iter().for_each(|note| println!("{note}"));
+    result.notes.iter().chain(&result.lacks()).for_each(|note| println!("{note}"));
     println!("written: {}", path.display());
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! scenario runner uses both, too.
 
 use crate::ask;
-use crate::figures::{self, Targets};
+use crate::figures::{self, Quantile, Targets};
 use crate::http::{exchange, runtime};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
@@ -245,6 +245,10 @@ impl Plan {
         Plan::of(WorkArgs { requests, ..args.clone() })
     }
 
+    pub(crate) fn prompt_form(&self) -> Form {
+        self.args.prompt.prompt_form
+    }
+
     fn of(mut args: WorkArgs) -> Result<Plan, String> {
         if args.seed_prompts {
             args.prompts = Source::OneText;
@@ -316,6 +320,7 @@ impl Plan {
             Ok(())
         })?;
         let after = Scrape::settled(target);
+        record.prompt_form = self.args.prompt.prompt_form.name().to_owned();
         record.scale = point.scale;
         record.streams = point.streams;
         record.offered_per_s = point.rate_per_s;
@@ -435,7 +440,7 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
     println!("{}", narrow(&result.runs));
     for run in result.runs.iter().filter(|run| run.figures.wire_lag_ms.count > 0) {
         let (lag, cpu) = (&run.figures.wire_lag_ms, run.figures.client.cpu_us_per_token_event);
-        let (p50, p99, max) = (table::number(lag.p50), table::number(lag.p99), table::number(lag.max));
+        let (p50, p99, max) = (Quantile::P50.cell(lag), Quantile::P99.cell(lag), table::number(lag.max));
         println!(
             "scale {}: from the server's write to the client's stamp {p50} / {p99} / {max} ms (p50/p99/max); {cpu:.1} µs of client CPU per token",
             run.scale
@@ -446,6 +451,7 @@ pub(crate) fn run(args: &OnlineArgs) -> Result<(), String> {
             println!("{}\n{}", run.key, tail.text());
         }
     }
+    result.lacks().iter().for_each(|note| println!("{note}"));
     println!("written: {}", path.display());
     Ok(())
 }

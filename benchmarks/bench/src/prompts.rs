@@ -57,6 +57,16 @@ pub(crate) enum Form {
     Text,
 }
 
+impl Form {
+    /// As results have it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Form::Ids => "ids",
+            Form::Text => "text",
+        }
+    }
+}
+
 /// Makes prompts.
 pub(crate) struct Prompts {
     source: Source,

@@ -2,8 +2,8 @@
 //! file that holds all of them. A measurement that is there already, made from the same settings and the same commit,
 //! is not made again, so every command can be stopped and started.
 
-use crate::ablate::Compared;
-use crate::figures::{self, Figures};
+use crate::ablate::{self, Compared, Comparison};
+use crate::figures::{self, Figures, Quantile, TOO_FEW_NOTE};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
 use crate::replay::Run;
@@ -34,6 +34,9 @@ pub(crate) struct RunRecord {
     pub offered_per_s: f64,
     /// In what state the server's caches were: a fresh process, cleared, or as they were.
     pub cache_state: String,
+    /// `ids` or `text`; empty in results of older versions, which have it in their notes.
+    #[serde(default)]
+    pub prompt_form: String,
     pub server: ServerFacts,
     pub figures: Figures,
     /// Lower edge in ms and count of the gaps between token events.
@@ -60,8 +63,57 @@ pub(crate) struct ResultFile {
     /// Label of the variant that the others are compared with.
     #[serde(default)]
     pub base: String,
+    /// Labels of the variants that cannot act on the workload.
+    #[serde(default)]
+    pub inert: Vec<String>,
     #[serde(default)]
     pub compared: Vec<Compared>,
+}
+
+impl ResultFile {
+    /// Reads a result, of an older version too. What it compares is compared again, so that its verdicts follow the
+    /// rules of today.
+    pub(crate) fn read(path: &Path) -> Result<ResultFile, String> {
+        let fault = |error: String| format!("{}: {error}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
+        let mut file: ResultFile = serde_json::from_str(&text).map_err(|error| fault(error.to_string()))?;
+        let metrics = ablate::distinct(file.compared.iter().map(|row| row.metric.clone()));
+        if !metrics.is_empty() {
+            file.compare(&metrics);
+        }
+        Ok(file)
+    }
+
+    /// What a reader must know before the figures of two servers are set side by side.
+    pub(crate) fn lacks(&self) -> Vec<String> {
+        let labels = ablate::distinct(self.runs.iter().map(|run| run.label.as_str()));
+        let unknown = labels
+            .iter()
+            .filter(|label| self.runs.iter().any(|run| run.label == **label && run.server.version.is_none()));
+        let mut notes: Vec<String> = unknown
+            .map(|label| format!("{label}: its version is not known, so its figures support no comparison"))
+            .collect();
+        let forms = ablate::distinct(self.runs.iter().map(|run| run.prompt_form.as_str()));
+        if forms.contains(&"") {
+            notes.push(
+                "an older version of the tool measured this: see its notes for the form of the prompts"
+                    .to_owned(),
+            );
+        } else if forms.len() > 1 {
+            notes.push(
+                "some were sent prompts as ids, others as text: their figures support no comparison"
+                    .to_owned(),
+            );
+        }
+        notes
+    }
+
+    /// Compares the variants with the base in these figures; all, if none are named.
+    pub(crate) fn compare(&mut self, metrics: &[String]) {
+        let comparison =
+            Comparison { runs: &self.runs, base: &self.base, inert: &self.inert, seed: self.seed };
+        self.compared = ablate::compare(&comparison, metrics);
+    }
 }
 
 /// 64-bit FNV-1a, in hexadecimal.
@@ -203,12 +255,12 @@ pub(crate) fn narrow(runs: &[RunRecord]) -> String {
             (figures.requests - figures.completed - figures.left).to_string(),
             number(figures.output_tokens_per_s),
             figures.goodput.map_or("–".to_owned(), |goodput| format!("{:.1} %", goodput.share * 100.0)),
-            number(figures.send_lag_ms.p99),
+            number(figures.send_lag_ms.max),
             number(figures.client.cpu_share_of_one_core),
         ]);
         row
     });
-    let header = ["server", "scale", "req/s", "done", "failed", "tok/s", "goodput", "lag p99 ms", "client"];
+    let header = ["server", "scale", "req/s", "done", "failed", "tok/s", "goodput", "lag max ms", "client"];
     let sent = table::render(&header, &sent.collect::<Vec<_>>());
     let latencies = runs.iter().flat_map(|run| {
         let figures = &run.figures;
@@ -221,12 +273,15 @@ pub(crate) fn narrow(runs: &[RunRecord]) -> String {
         spreads.map(|(name, spread)| {
             let mut row = named(run);
             row.push(name.to_owned());
-            row.extend([spread.p50, spread.p90, spread.p99, spread.max].map(number));
+            row.push(spread.count.to_string());
+            row.extend([Quantile::P50, Quantile::P90, Quantile::P99].map(|quantile| quantile.cell(spread)));
+            row.push(if spread.count > 0 { number(spread.max) } else { "–".to_owned() });
             row
         })
     });
-    let header = ["server", "scale", "ms", "p50", "p90", "p99", "max"];
-    format!("{sent}\n{}", table::render(&header, &latencies.collect::<Vec<_>>()))
+    let header = ["server", "scale", "ms", "samples", "p50", "p90", "p99", "max"];
+    let latencies = table::render(&header, &latencies.collect::<Vec<_>>());
+    format!("{sent}\n{}", table::noted(latencies, TOO_FEW_NOTE))
 }
 
 /// Letters, digits and dashes only: for file names.
@@ -268,9 +323,74 @@ mod tests {
         for spread in [&mut figures.ttft_ms, &mut figures.itl_ms, &mut figures.tpot_ms, &mut figures.e2e_ms] {
             (spread.p50, spread.p90, spread.p99, spread.max) = (123_456.0, 123_456.0, 123_456.0, 123_456.0);
         }
+        for spread in [&mut figures.ttft_ms, &mut figures.itl_ms, &mut figures.tpot_ms, &mut figures.e2e_ms] {
+            spread.count = 12_345_678;
+        }
         let tables = narrow(&[run]);
         assert_eq!(tables.lines().filter(|line| line.contains("pinion-release-cpu")).count(), 5);
         assert!(tables.lines().all(|line| line.chars().count() <= 100), "{tables}");
+    }
+
+    #[test]
+    fn a_p99_of_fewer_than_1000_requests_is_a_dash_with_a_note() {
+        let mut run = RunRecord { label: "pinion".to_owned(), ..RunRecord::default() };
+        let figures = &mut run.figures;
+        for (spread, count) in [(&mut figures.ttft_ms, 999), (&mut figures.itl_ms, 1000)] {
+            (spread.count, spread.p50, spread.p90, spread.p99, spread.max) = (count, 11.0, 22.0, 33.0, 44.0);
+        }
+        let tables = narrow(&[run]);
+        let cells = |name: &str| -> Vec<&str> {
+            let mut lines = tables.lines().filter(|line| line.contains(&format!("| {name} |")));
+            lines.next().expect("a row").split('|').map(str::trim).skip(4).take(5).collect()
+        };
+        assert_eq!(cells("TTFT"), ["999", "11.0", "22.0", "-", "44.0"], "{tables}");
+        assert_eq!(cells(" ITL"), ["1000", "11.0", "22.0", "33.0", "44.0"], "{tables}");
+        assert!(tables.ends_with(&format!("\n{TOO_FEW_NOTE}\n")), "{tables}");
+    }
+
+    #[test]
+    fn what_forbids_a_comparison_is_said() {
+        let run = |label: &str, form: &str, version: Option<&str>| {
+            let mut run =
+                RunRecord { label: label.to_owned(), prompt_form: form.to_owned(), ..RunRecord::default() };
+            run.server.version = version.map(serde_json::Value::from);
+            run
+        };
+        let lacks = |runs: &[RunRecord]| {
+            ResultFile { runs: runs.to_vec(), ..ResultFile::default() }.lacks().join("\n")
+        };
+        assert_eq!(lacks(&[run("a", "ids", Some("1")), run("b", "ids", Some("2"))]), "");
+        assert!(lacks(&[run("a", "ids", Some("1")), run("b", "ids", None)]).starts_with("b: its version"));
+        assert!(
+            lacks(&[run("a", "ids", Some("1")), run("b", "text", Some("2"))]).contains("ids, others as text")
+        );
+        assert!(lacks(&[run("a", "", Some("1"))]).contains("older version"));
+    }
+
+    /// What is committed was measured by many versions of the tool. None of it has a band, so none of it has a verdict.
+    #[test]
+    fn every_committed_result_is_read_and_judged_by_the_rules_of_today() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
+        let (mut files, mut compared) = (0, 0);
+        let folders = std::fs::read_dir(folder).expect("the results").flatten();
+        let parts = folders.flat_map(|folder| std::fs::read_dir(folder.path()).expect("a folder").flatten());
+        for part in parts.filter(|part| part.path().is_dir()) {
+            for file in std::fs::read_dir(part.path()).expect("a folder").flatten() {
+                if file.path().extension().is_none_or(|ending| ending != "json") {
+                    continue;
+                }
+                let result = ResultFile::read(&file.path()).unwrap_or_else(|fault| panic!("{fault}"));
+                assert!(!result.runs.is_empty(), "{:?}", file.path());
+                files += 1;
+                for row in &result.compared {
+                    compared += 1;
+                    let judged = row.better.is_some();
+                    let may = row.pairs >= crate::verdict::ROUNDS_MIN && row.band.is_some();
+                    assert!(!judged || may, "{:?}: {row:?}", file.path());
+                }
+            }
+        }
+        assert!(files > 5 && compared > 100, "{files} files, {compared} comparisons");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! replaced at once, so the running set keeps its size while prompts, block boundaries and ends come as in service.
 //! What requests would see of it is in [`simulate`].
 
-use crate::figures::Spread;
+use crate::figures::{Quantile, Spread, TOO_FEW_NOTE};
 use crate::random::Random;
 use crate::results::write_whole;
 use crate::simulate::{self, Shared, SimulateArgs};
@@ -216,7 +216,7 @@ fn run_costs(args: &SchedulerArgs) -> Result<(), String> {
         "ns/row",
     ];
     let number = table::number;
-    let two = |spread: &Spread| format!("{} / {}", number(spread.p50), number(spread.p99));
+    let two = |spread: &Spread| format!("{} / {}", Quantile::P50.cell(spread), Quantile::P99.cell(spread));
     let lines = rows.iter().map(|row| {
         vec![
             row.active.to_string(),
@@ -229,7 +229,7 @@ fn run_costs(args: &SchedulerArgs) -> Result<(), String> {
             number(row.ns_per_row),
         ]
     });
-    println!("{}", table::render(&header, &lines.collect::<Vec<_>>()));
+    println!("{}", table::noted(table::render(&header, &lines.collect::<Vec<_>>()), TOO_FEW_NOTE));
     write_json(args, &rows)
 }
 

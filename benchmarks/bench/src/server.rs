@@ -138,8 +138,44 @@ pub(crate) struct ServerFacts {
     pub command: Option<String>,
     pub url: String,
     pub model: String,
-    /// Its `/version`, as it stands.
+    /// What it says of its version, or what its version command printed; absent in results of older versions where
+    /// it had no `/version`.
     pub version: Option<serde_json::Value>,
+}
+
+/// Where servers say their version: path and field. Pinion, vLLM; llama-server; SGLang; TGI; Ollama.
+const VERSIONS: [(&str, Option<&str>); 6] = [
+    ("/version", None),
+    ("/props", Some("build_info")),
+    ("/server_info", Some("version")),
+    ("/get_server_info", Some("version")),
+    ("/info", Some("version")),
+    ("/api/version", Some("version")),
+];
+
+/// A version that says something.
+fn told(value: serde_json::Value) -> Option<serde_json::Value> {
+    let is_empty = match &value {
+        serde_json::Value::Null => true,
+        serde_json::Value::String(text) => text.trim().is_empty(),
+        serde_json::Value::Array(items) => items.is_empty(),
+        serde_json::Value::Object(fields) => fields.is_empty(),
+        serde_json::Value::Bool(_) | serde_json::Value::Number(_) => false,
+    };
+    (!is_empty).then_some(value)
+}
+
+/// The first line that a version command prints.
+fn printed_version(command: &str) -> Result<serde_json::Value, String> {
+    let fault = |why: String| format!("`{command}`, which prints a version: {why}");
+    let output = Command::new("sh").arg("-c").arg(command).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| fault(error.to_string()))?;
+    if !output.status.success() {
+        return Err(fault(format!("{} {}", output.status, String::from_utf8_lossy(&output.stderr).trim())));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty());
+    line.map(serde_json::Value::from).ok_or_else(|| fault("it printed nothing".to_owned()))
 }
 
 impl ServerFacts {
@@ -158,7 +194,63 @@ impl ServerFacts {
             command: command.map(str::to_owned),
             url: target.url(),
             model: model.to_owned(),
-            version: json("/version"),
+            version: VERSIONS.into_iter().find_map(|(path, field)| {
+                let answer = json(path)?;
+                told(field.map_or(answer.clone(), |field| answer[field].clone()))
+            }),
         })
+    }
+
+    /// The same with a version that is known: a figure without one cannot be measured again. `command` prints it for
+    /// a server that does not say it.
+    pub(crate) fn with_version(mut self, command: Option<&str>) -> Result<Self, String> {
+        if let (None, Some(command)) = (&self.version, command) {
+            self.version = Some(printed_version(command)?);
+        }
+        if self.version.is_some() {
+            return Ok(self);
+        }
+        let paths = VERSIONS.map(|(path, _)| path).join(", ");
+        Err(format!(
+            "{} does not say its version (looked at {paths}): give `version`, a command that prints it, beside its \
+             server in the scenario",
+            self.url
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(version: Option<&str>) -> ServerFacts {
+        ServerFacts { version: version.map(serde_json::Value::from), ..ServerFacts::default() }
+    }
+
+    #[test]
+    fn a_peer_without_a_version_is_refused() {
+        let fault = facts(None).with_version(None).expect_err("refused");
+        assert!(fault.contains("does not say its version") && fault.contains("/props"), "{fault}");
+        for (command, why) in
+            [("true", "it printed nothing"), ("echo no such build >&2; false", "no such build")]
+        {
+            let fault = facts(None).with_version(Some(command)).expect_err("refused");
+            assert!(fault.contains(why), "{fault}");
+        }
+        let printed = facts(None).with_version(Some("echo; echo ' b1234 '; echo more")).expect("a version");
+        assert_eq!(printed.version, Some("b1234".into()));
+        // What the server says itself counts more.
+        assert_eq!(
+            facts(Some("2")).with_version(Some("echo 1")).expect("a version").version,
+            Some("2".into())
+        );
+    }
+
+    #[test]
+    fn an_empty_answer_is_no_version() {
+        for nothing in ["null", "\"\"", "\" \"", "{}", "[]"] {
+            assert_eq!(told(serde_json::from_str(nothing).expect("JSON")), None, "{nothing}");
+        }
+        assert!(told(serde_json::json!({"version": "0.11.0"})).is_some());
     }
 }

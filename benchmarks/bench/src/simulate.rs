@@ -6,7 +6,8 @@
 //! anywhere.
 
 use crate::answer::Outcome;
-use crate::figures::{self, Figures, Targets};
+use crate::figures::Quantile::{P50, P90, P99};
+use crate::figures::{self, Figures, Spread, TOO_FEW_NOTE, Targets};
 use crate::prompts::{Form, Prompts, Source};
 use crate::replay::{ClientCost, Measured, Run};
 use crate::table;
@@ -365,17 +366,18 @@ pub(crate) fn render(lines: &[Simulated]) -> String {
         "goodput",
     ];
     let number = table::number;
-    let joined = |values: &[f64]| values.iter().map(|value| number(*value)).collect::<Vec<_>>().join(" / ");
+    let three = |spread: &Spread| [P50, P90, P99].map(|quantile| quantile.cell(spread)).join(" / ");
+    let all = |spread: &Spread| format!("{} / {}", three(spread), number(spread.max));
     let rows = lines.iter().map(|line| {
         let Figures { ttft_ms, itl_ms, tpot_ms, e2e_ms, .. } = &line.figures;
         vec![
             line.admission.clone(),
             line.figures.completed.to_string(),
             (line.figures.requests - line.figures.completed).to_string(),
-            joined(&[ttft_ms.p50, ttft_ms.p90, ttft_ms.p99, ttft_ms.max]),
-            joined(&[itl_ms.p50, itl_ms.p99]),
-            joined(&[tpot_ms.p50, tpot_ms.p90, tpot_ms.p99]),
-            joined(&[e2e_ms.p50, e2e_ms.p90, e2e_ms.p99, e2e_ms.max]),
+            all(ttft_ms),
+            format!("{} / {}", P50.cell(itl_ms), P99.cell(itl_ms)),
+            three(tpot_ms),
+            all(e2e_ms),
             number(line.figures.output_tokens_per_s),
             number(line.rows_per_step),
             format!("{:.0} %", line.busy_share * 100.0),
@@ -383,7 +385,7 @@ pub(crate) fn render(lines: &[Simulated]) -> String {
             line.figures.goodput.map_or("–".to_owned(), |good| format!("{:.1} %", good.share * 100.0)),
         ]
     });
-    table::render(&header, &rows.collect::<Vec<_>>())
+    table::noted(table::render(&header, &rows.collect::<Vec<_>>()), TOO_FEW_NOTE)
 }
 
 #[cfg(test)]
@@ -461,7 +463,8 @@ mod tests {
         let by_name = |name: &str| found.iter().find(|line| line.admission == name).expect(name);
         let (fifo, shortest) = (by_name("fifo"), by_name("shortest"));
         assert!(shortest.figures.ttft_ms.mean < fifo.figures.ttft_ms.mean, "{shortest:?} {fifo:?}");
-        assert!(render(&found).lines().count() == 6, "{}", render(&found));
+        let rows = render(&found).lines().filter(|line| line.starts_with('|')).count();
+        assert!(rows == 6, "{}", render(&found));
     }
 
     #[test]

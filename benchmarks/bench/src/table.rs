@@ -26,6 +26,12 @@ pub(crate) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
+/// The table with `note` below it where a cell of it, or a part of one, is left out.
+pub(crate) fn noted(table: String, note: &str) -> String {
+    let cells = table.lines().skip(2).flat_map(|line| line.split(['|', '/']));
+    if cells.map(str::trim).any(|cell| cell == "-") { format!("{table}\n{note}\n") } else { table }
+}
+
 /// A number with about three digits, as people write it.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
@@ -48,6 +54,15 @@ mod tests {
         let expected = "| what   | ms   |\n|--------|-----:|\n".replace("ms  ", "  ms");
         assert!(render(&["what", "ms"], &rows).starts_with(&expected), "{}", render(&["what", "ms"], &rows));
         assert!(render(&["what", "ms"], &rows).ends_with("| x      | 1234 |\n"));
+    }
+
+    #[test]
+    fn a_note_stands_below_a_table_that_lacks_a_cell() {
+        let table = |cell: &str| render(&["what", "ms"], &[vec!["a-b".to_owned(), cell.to_owned()]]);
+        assert_eq!(noted(table("1 / 2"), "why"), table("1 / 2"));
+        for cell in ["-", "1 / -", "- / - / 3"] {
+            assert_eq!(noted(table(cell), "why"), format!("{}\nwhy\n", table(cell)));
+        }
     }
 
     #[test]

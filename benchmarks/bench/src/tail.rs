@@ -1,7 +1,7 @@
 //! Where slow requests lose their time: the server's own timeline of the slowest requests beside that of all. Only
 //! for servers that answer `"timings": true` with Pinion's stages.
 
-use crate::figures::Spread;
+use crate::figures::{Quantile, Spread};
 use crate::replay::Measured;
 use crate::table::number;
 use serde::{Deserialize, Serialize};
@@ -119,7 +119,7 @@ impl Tail {
         format!(
             "the slowest {} of {}: E2E {} against {} ms: {}\n\
              their steps: {} rows and {} prompt tokens against {} and {}; {} in, {} out against {} and {}\n\
-             last token to socket: {} / {} / {} ms (p50/p99/max)",
+             last token to socket: {} / {} / {} ms (p50/p99/max of {} requests)",
             slow.requests,
             all.requests,
             number(slow.e2e_ms),
@@ -133,9 +133,10 @@ impl Tail {
             number(slow.output_tokens),
             number(all.input_tokens),
             number(all.output_tokens),
-            number(to_socket.p50),
-            number(to_socket.p99),
+            Quantile::P50.cell(to_socket),
+            Quantile::P99.cell(to_socket),
             number(to_socket.max),
+            to_socket.count,
         )
     }
 }

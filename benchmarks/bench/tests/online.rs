@@ -2,7 +2,8 @@
 
 use pinion_testkit::{Folder, PATIENCE, Server, free_port, launcher_binary, wait_until};
 use serde_json::Value;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output};
 
 fn bench(arguments: &[&str]) -> Output {
@@ -308,19 +309,21 @@ fn switches_take_turns_and_unknown_ones_are_skipped() {
     let scenario = format!(
         "name = \"t\"\nseed = 3\nrounds = 3\nworkload = \"offline --vocab 257 --num-prompts 6 --input-len 12 --output-len 5\"\n\
          server = \"'{}' serve --backend fake --model {} --port {{port}}\"\n\
-         switches = [\"--no-fast-sse\", \"--no-such-switch\"]\nmetrics = [\"output_tok_s\"]\n",
+         switches = [\"--no-fast-sse\", \"--no-such-switch\"]\ninert = [\"--no-ui\"]\nmetrics = [\"output_tok_s\"]\n",
         launcher_binary().display(),
         model.text()
     );
     folder.write("s.toml", &scenario);
     let file = format!("{}/s.toml", folder.text());
     let arguments = ["ablate", &file, "--out", folder.text()];
-    check_success(&bench(&arguments));
+    let output = bench(&arguments);
+    check_success(&output);
     let result = json(&folder, "ablate.json");
     let labels: Vec<&str> =
         result["runs"].as_array().expect("runs").iter().filter_map(|r| r["label"].as_str()).collect();
     let count = |label: &str| labels.iter().filter(|found| **found == label).count();
-    assert_eq!((count("base"), count("-fast-sse"), labels.len()), (3, 3, 6), "{labels:?}");
+    assert_eq!((count("base"), count("-fast-sse"), count("-ui"), labels.len()), (3, 3, 3, 9), "{labels:?}");
+    assert_eq!(result["inert"], serde_json::json!(["-ui"]));
     for run in result["runs"].as_array().expect("runs") {
         assert_eq!(
             (run["figures"]["output_tokens"].as_u64(), run["server_output_tokens"].as_u64()),
@@ -333,8 +336,65 @@ fn switches_take_turns_and_unknown_ones_are_skipped() {
     let switch = compared.iter().find(|row| row["label"] == "-fast-sse").expect("compared");
     assert_eq!(switch["pairs"], 3);
     assert!(switch["low"].as_f64() <= switch["ratio"].as_f64(), "{switch}");
+    // Three rounds are too few, and so is one switch that cannot act: there is a ratio, and no verdict.
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(table.contains("(1) no verdict: 3 of the 5 paired rounds that it takes"), "{table}");
+    assert!(switch["better"].is_null() && switch["reason"].as_str().is_some(), "{switch}");
+    let version = &result["runs"][0]["server"]["version"];
+    assert!(version["version"].as_str().is_some(), "{version}");
     check_success(&bench(&arguments));
     assert_eq!(json(&folder, "ablate.json")["runs"], result["runs"], "a second call repeats nothing");
+}
+
+/// A server that serves a model and says nothing else of itself: port of the loopback. It ends with the test's process.
+fn nameless_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                match stream.read(&mut byte) {
+                    Ok(1) => head.push(byte[0]),
+                    _ => break,
+                }
+            }
+            let known = head.starts_with(b"GET /v1/models ");
+            let (status, body) =
+                if known { ("200 OK", r#"{"data":[{"id":"m"}]}"#) } else { ("404 Not Found", "") };
+            let length = body.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+        }
+    });
+    port
+}
+
+#[test]
+fn a_peer_without_a_version_is_refused_before_it_is_measured() {
+    let folder = Folder::new();
+    let scenario = |version: &str| {
+        let text = format!(
+            "name = \"t\"\nworkload = \"offline --vocab 257 --num-prompts 2 --input-len 4 --output-len 2\"\n\
+             metrics = [\"output_tok_s\"]\n\
+             [[variant]]\nlabel = \"peer\"\nurl = \"http://127.0.0.1:{port}\"\n{version}\
+             [[variant]]\nlabel = \"again\"\nurl = \"http://127.0.0.1:{port}\"\n{version}",
+            port = nameless_server()
+        );
+        folder.write("s.toml", &text);
+        let file = format!("{}/s.toml", folder.text());
+        let output = bench(&["compare", &file, "--out", folder.text()]);
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let refused = scenario("");
+    assert!(refused.contains("does not say its version") && refused.contains("`version`"), "{refused}");
+    // With one it goes on, as far as a server that has no completions lets it.
+    let measured = scenario("version = \"echo b1234\"\n");
+    assert!(measured.contains("http 404") && !measured.contains("version"), "{measured}");
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use super::data::{Cell, Data};
 use super::report::{escaped, html_table};
-use crate::ablate::{Compared, METRICS, PAIRS_MIN, Verdict, distinct};
+use crate::ablate::{Compared, Metric, distinct};
 use crate::results::ResultFile;
 use crate::table::number;
+use crate::verdict::Verdict;
 use std::fmt::Write;
 
 /// Differences that are named.
@@ -40,8 +41,7 @@ pub(super) fn title(name: &str) -> String {
         "gaps" => "Gaps between tokens",
         _ => {
             let metric = name.strip_prefix("ratio-").unwrap_or(name);
-            let known = METRICS.iter().find(|known| known.name == metric);
-            return format!("{} against the base", known.map_or(metric, |known| known.title));
+            return format!("{} against the base", Metric::title_of(metric));
         }
     };
     plain.to_owned()
@@ -99,36 +99,34 @@ fn latencies(data: &Data) -> String {
     format!("| | scale | output tokens/s | TTFT p50 ms | p99 | TPOT p50 ms | p99 |\n|---|\n{rows}")
 }
 
-/// Which variants differ from the base beyond the spread, the strongest first.
+/// Which variants differ from the base beyond the noise, the strongest first, and why others have no verdict.
 fn differences(out: &mut String, data: &Data) {
-    let rows: Vec<&Compared> = data.compared.iter().filter(|row| row.label != data.base).collect();
+    let rows: Vec<&Compared> =
+        data.compared.iter().filter(|row| row.label != data.base && !row.inert).collect();
     if rows.is_empty() {
         return;
     }
-    let mut found: Vec<&Compared> = rows.iter().copied().filter(|row| row.better != Verdict::Same).collect();
+    let differs = |row: &&&Compared| matches!(row.better, Some(Verdict::Base | Verdict::Variant));
+    let mut found: Vec<&Compared> = rows.iter().filter(differs).copied().collect();
     found.sort_by(|a, b| b.effect().total_cmp(&a.effect()));
     let _ = writeln!(
         out,
-        "<h2>Differences</h2>\n<p>{} of {} comparisons with {} differ beyond the spread of the rounds.</p>",
+        "<h2>Differences</h2>\n<p>{} of {} comparisons with {} differ beyond the noise.</p>",
         found.len(),
         rows.len(),
         escaped(&data.base)
     );
-    let pairs = rows.iter().map(|row| row.pairs).max().unwrap_or(0);
-    if pairs < PAIRS_MIN {
-        let _ = writeln!(
-            out,
-            "<p>Each has {pairs} of the {PAIRS_MIN} rounds that it takes to tell a difference from noise.</p>"
-        );
+    for reason in distinct(rows.iter().filter_map(|row| row.reason.as_deref())) {
+        let count = rows.iter().filter(|row| row.reason.as_deref() == Some(reason)).count();
+        let _ = writeln!(out, "<p>{count} comparisons: {}.</p>", escaped(reason));
     }
     if found.is_empty() {
         return;
     }
     let mut table = "| | figure | scale | variant / base | interval | better |\n|---|\n".to_owned();
     for row in found.into_iter().take(DIFFERENCES_SHOWN) {
-        let title =
-            METRICS.iter().find(|known| known.name == row.metric).map_or(&*row.metric, |known| known.title);
-        let better = if row.better == Verdict::Base { "base" } else { "variant" };
+        let title = Metric::title_of(&row.metric);
+        let better = if row.better == Some(Verdict::Base) { "base" } else { "variant" };
         let _ = writeln!(
             table,
             "| {} | {title} | {} | ×{:.3} | {:.3}–{:.3} | {better} |",

@@ -48,10 +48,7 @@ fn read(paths: &[PathBuf]) -> Result<Vec<(String, ResultFile)>, String> {
             return Err(format!("{}: none of {} is there", path.display(), NAMES.join(", ")));
         }
         for path in found {
-            let fault = |error: String| format!("{}: {error}", path.display());
-            let text = std::fs::read_to_string(&path).map_err(|error| fault(error.to_string()))?;
-            let file: ResultFile = serde_json::from_str(&text).map_err(|error| fault(error.to_string()))?;
-            files.push((path.display().to_string(), file));
+            files.push((path.display().to_string(), ResultFile::read(&path)?));
         }
     }
     Ok(files)
@@ -106,7 +103,7 @@ mod tests {
 
     fn run(label: &str, round: u32, scale: f64) -> RunRecord {
         let ms = |p50: f64| Spread {
-            count: 9,
+            count: 1000,
             mean: p50,
             p50,
             p90: p50 * 2.0,
@@ -142,17 +139,17 @@ mod tests {
         let mut batch = run("base", 0, 1.0);
         batch.scale = 0.0;
         batch.figures.ttft_ms = Spread::default();
-        let compared = crate::ablate::compare(&runs, "base", &[], 1);
-        runs.push(batch);
         let scenario = "name = \"<t>\"".to_owned();
-        ResultFile {
+        let mut file = ResultFile {
             kind: "ablate".to_owned(),
             scenario,
             base: "base".to_owned(),
             runs,
-            compared,
             ..ResultFile::default()
-        }
+        };
+        file.compare(&[]);
+        file.runs.push(batch);
+        file
     }
 
     #[test]
@@ -230,22 +227,24 @@ mod tests {
     /// Variants whose effects are in no order.
     fn compared(rounds: u32) -> ResultFile {
         let variants = [("base", 1.0), ("+small", 1.05), ("+none", 1.0), ("+halves", 0.5), ("+more", 1.6)];
+        let inert = [("+inert a", 1.01), ("+inert b", 0.99), ("+inert c", 1.0)];
         let mut file =
             ResultFile { kind: "ablate".to_owned(), base: "base".to_owned(), ..ResultFile::default() };
         for round in 0..rounds {
-            for (label, factor) in variants {
+            for (label, factor) in variants.into_iter().chain(inert) {
                 let mut run = RunRecord { label: label.to_owned(), round, ..RunRecord::default() };
                 run.figures.output_tokens_per_s = 100.0 * factor;
                 file.runs.push(run);
             }
         }
-        file.compared = crate::ablate::compare(&file.runs, "base", &["output_tok_s".to_owned()], 1);
+        file.inert = inert.map(|(label, _)| label.to_owned()).to_vec();
+        file.compare(&["output_tok_s".to_owned()]);
         file
     }
 
     #[test]
     fn the_strongest_effect_is_first_in_pictures_and_lead() {
-        let file = compared(3);
+        let file = compared(5);
         let data = Data::of(std::slice::from_ref(&file));
         let picture = throughput::ratios(&data, "output_tok_s").expect("a picture");
         let order = |text: &str, names: &[&str]| {
@@ -256,16 +255,16 @@ mod tests {
         let text = report::html("t", &[("ablate.json".to_owned(), file)], &data, &[]);
         let lead = text.split("<h2>Differences</h2>").nth(1).expect("a lead");
         order(lead.split("</table>").next().expect("a table"), &["+halves", "+more", "+small"]);
-        assert!(lead.contains("3 of 4 comparisons") && !lead.contains("rounds that it takes"));
+        assert!(lead.contains("3 of 4 comparisons") && !lead.contains("no verdict"));
     }
 
     #[test]
-    fn a_report_of_one_round_says_that_it_tells_no_difference() {
-        let file = compared(1);
+    fn a_report_of_three_rounds_says_that_it_tells_no_difference() {
+        let file = compared(3);
         let data = Data::of(std::slice::from_ref(&file));
         let text = report::html("t", &[("ablate.json".to_owned(), file)], &data, &[]);
         assert!(text.contains("0 of 4 comparisons with base differ"), "{text}");
-        assert!(text.contains("Each has 1 of the 3 rounds that it takes to tell a difference from noise."));
+        assert!(text.contains("4 comparisons: no verdict: 3 of the 5 paired rounds that it takes"), "{text}");
     }
 
     #[test]

@@ -88,9 +88,10 @@ fn contents(out: &mut String, files: &[(String, ResultFile)], pictures: &[(Strin
 /// Tables of ours, one behind another, with the lines between them as headings.
 fn html_tables(text: &str) -> String {
     let parts = text.split("\n\n").filter(|part| !part.trim().is_empty());
-    let html = |part: &str| match part.trim_start().starts_with('|') {
-        true => html_table(part),
-        false => format!("<h3>{}</h3>", escaped(part.trim())),
+    let html = |part: &str| match part.trim() {
+        part if part.starts_with('|') => html_table(part),
+        part if part.starts_with(ablate::SCALE_HEADING) => format!("<h3>{}</h3>", escaped(part)),
+        part => format!("<p>{}</p>", escaped(part).replace('\n', "<br>")),
     };
     parts.map(html).collect()
 }
@@ -121,7 +122,7 @@ fn section(out: &mut String, file: &ResultFile) {
         let _ = write!(out, "<dt>{term}</dt><dd>{}</dd>", escaped(&text));
     }
     out.push_str("</dl>\n");
-    for note in &file.notes {
+    for note in file.notes.iter().chain(&file.lacks()) {
         let _ = writeln!(out, "<p>{}</p>", escaped(note));
     }
     if file.compared.is_empty() {
@@ -131,11 +132,11 @@ fn section(out: &mut String, file: &ResultFile) {
         let runs = html_tables(&narrow(&file.runs));
         let _ = write!(out, "<details><summary>every run</summary>{runs}</details>");
     }
-    let lag = file.runs.iter().map(|run| run.figures.send_lag_ms.p99).fold(0.0, f64::max);
+    let lag = file.runs.iter().map(|run| run.figures.send_lag_ms.max).fold(0.0, f64::max);
     let share = file.runs.iter().map(|run| run.figures.client.cpu_share_of_one_core).fold(0.0, f64::max);
     let _ = writeln!(
         out,
-        "<p>The client was late by at most {} ms at the 99th percentile and used at most {} of one core.</p>",
+        "<p>The client was late by at most {} ms and used at most {} of one core.</p>",
         number(lag),
         number(share)
     );

@@ -4,8 +4,9 @@ use super::data::{Cell, Data, Series};
 use super::panel::{Place, frame, legend, legend_height};
 use super::scale::{Axis, tick_text};
 use super::svg::{Anchor, Svg, colour, text_width};
-use crate::ablate::{Compared, METRICS, Verdict, distinct};
+use crate::ablate::{Compared, METRICS, distinct};
 use crate::table::number;
+use crate::verdict::Verdict;
 
 const WIDTH: f64 = 920.0;
 const ROW: f64 = 26.0;
@@ -97,8 +98,11 @@ fn ratio_axis(rows: &[&Compared], (from, to): (f64, f64)) -> Axis {
 /// where one side wins beyond the spread.
 pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
     let scales = distinct(data.compared.iter().map(|row| row.scale));
-    let mut rows: Vec<&Compared> =
-        data.compared.iter().filter(|row| row.metric == metric && row.label != data.base).collect();
+    let mut rows: Vec<&Compared> = data
+        .compared
+        .iter()
+        .filter(|row| row.metric == metric && row.label != data.base && !row.hidden)
+        .collect();
     if rows.is_empty() {
         return None;
     }
@@ -124,19 +128,20 @@ pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
     for (index, (row, label)) in rows.iter().zip(&labels).enumerate() {
         let y = HEAD + index as f64 * ROW + ROW / 2.0;
         let colour = match row.better {
-            Verdict::Same => "#777777",
-            Verdict::Base => colour(0),
-            Verdict::Variant => colour(1),
+            None | Some(Verdict::Same) => "#777777",
+            Some(Verdict::Base) => colour(0),
+            Some(Verdict::Variant) => colour(1),
         };
         svg.text((left - 8.0, y + 4.0), TEXT, Anchor::End, label);
         whisker(&mut svg, (x.at(row.low), x.at(row.high)), y);
         let title =
             format!("{label}: {:.3} ({:.3}–{:.3}), {} pairs", row.ratio, row.low, row.high, row.pairs);
-        svg.mark((x.at(row.ratio), y), colour, row.better == Verdict::Same, &title);
+        let decided = matches!(row.better, Some(Verdict::Base | Verdict::Variant));
+        svg.mark((x.at(row.ratio), y), colour, !decided, &title);
         let verdict = match row.better {
-            Verdict::Same => "",
-            Verdict::Base => " base wins",
-            Verdict::Variant => " variant wins",
+            None | Some(Verdict::Same) => "",
+            Some(Verdict::Base) => " base wins",
+            Some(Verdict::Variant) => " variant wins",
         };
         svg.text((WIDTH - 140.0, y + 4.0), TEXT, Anchor::Start, &format!("×{:.3}{verdict}", row.ratio));
     }
