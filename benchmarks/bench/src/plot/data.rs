@@ -3,7 +3,7 @@
 use super::svg::SERIES_MAX;
 use crate::ablate::{Compared, distinct};
 use crate::bootstrap::{median, range};
-use crate::figures::Spread;
+use crate::figures::{Quantile, Spread};
 use crate::results::{ResultFile, RunRecord};
 use pinion_protocol::names::Part;
 
@@ -18,12 +18,19 @@ pub(super) const METRICS: [(&str, SpreadOf); 4] = [
     ("E2E", |run| &run.figures.e2e_ms),
 ];
 
-/// Percentiles of one metric in ms.
+/// Percentiles of one metric in ms: medians over the rounds. `None` where a round has too few samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Percentiles {
     pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
+    pub p90: Option<f64>,
+    pub p99: Option<f64>,
+}
+
+impl Percentiles {
+    /// All that there are.
+    pub(super) fn values(&self) -> impl Iterator<Item = f64> + use<> {
+        [Some(self.p50), self.p90, self.p99].into_iter().flatten()
+    }
 }
 
 /// One label at one scale.
@@ -36,6 +43,9 @@ pub(super) struct Cell {
     pub output_tokens_per_s: f64,
     /// Over the rounds.
     pub output_range: (f64, f64),
+    /// Of the server, where it is known.
+    pub version: String,
+    pub prompt_form: String,
     pub stages_ms: Vec<(String, f64)>,
     pub gaps: Vec<(f64, u64)>,
 }
@@ -112,11 +122,14 @@ fn cell(scale: f64, runs: &[&RunRecord]) -> Cell {
     let over = |figure: &dyn Fn(&RunRecord) -> f64| runs.iter().map(|run| figure(run)).collect::<Vec<f64>>();
     let metrics = METRICS.map(|(_, of)| {
         let measured = runs.iter().any(|run| of(run).count > 0);
-        let percentile = |which: fn(&Spread) -> f64| median(&over(&|run| which(of(run))));
+        let percentile = |quantile: Quantile| {
+            let shown = runs.iter().map(|run| quantile.shown(of(run))).collect::<Option<Vec<f64>>>();
+            shown.map(|values| median(&values))
+        };
         measured.then(|| Percentiles {
-            p50: percentile(|s| s.p50),
-            p90: percentile(|s| s.p90),
-            p99: percentile(|s| s.p99),
+            p50: median(&over(&|run| of(run).p50)),
+            p90: percentile(Quantile::P90),
+            p99: percentile(Quantile::P99),
         })
     });
     let output = over(&|run| run.figures.output_tokens_per_s);
@@ -141,7 +154,20 @@ fn cell(scale: f64, runs: &[&RunRecord]) -> Cell {
         metrics,
         output_tokens_per_s: median(&output),
         output_range: range(&output),
+        version: joined(runs.iter().map(|run| version(run))),
+        prompt_form: joined(runs.iter().map(|run| run.prompt_form.clone())),
         stages_ms: names.into_iter().map(|name| (name.to_owned(), stage(name))).collect(),
         gaps,
     }
+}
+
+fn joined(facts: impl Iterator<Item = String>) -> String {
+    distinct(facts.filter(|fact| !fact.is_empty())).join(", ")
+}
+
+/// As short as the server's answer lets it be.
+fn version(run: &RunRecord) -> String {
+    let Some(version) = &run.server.version else { return String::new() };
+    let text = version["version"].as_str().or(version.as_str());
+    text.map_or_else(|| version.to_string(), str::to_owned)
 }

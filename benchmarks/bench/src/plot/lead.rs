@@ -3,6 +3,7 @@
 use super::data::{Cell, Data};
 use super::report::{escaped, html_table};
 use crate::ablate::{Compared, Metric, distinct};
+use crate::figures::TOO_FEW_NOTE;
 use crate::results::ResultFile;
 use crate::table::number;
 use crate::verdict::Verdict;
@@ -11,30 +12,10 @@ use std::fmt::Write;
 /// Differences that are named.
 const DIFFERENCES_SHOWN: usize = 8;
 
-/// What a picture shows, by the name of its file.
-pub(super) fn caption(name: &str) -> &'static str {
-    match name {
-        "latency" => {
-            "Lower is better. The band is what half to nine tenths of the requests had; marks above it are tails."
-        }
-        "latency-p99" | "latency-p90" => "Lower is better. The load falls from left to right.",
-        "throughput" | "offline" => {
-            "Longer is better. The whisker is the range over the rounds: bars within it are equal."
-        }
-        "stages" => "Where the mean request spends its time, in the order of its life.",
-        "gaps" => "Time between a stream's tokens. A second hump is a step that others had to wait for.",
-        _ => {
-            "The strongest effect is first. Grey and ×1 within the whisker: no difference beyond the spread of the rounds."
-        }
-    }
-}
-
 /// A picture in the list of contents.
 pub(super) fn title(name: &str) -> String {
     let plain = match name {
         "latency" => "Latency",
-        "latency-p99" => "Latency, 99th percentile",
-        "latency-p90" => "Latency, 90th percentile",
         "throughput" => "Throughput",
         "offline" => "Throughput of one batch",
         "stages" => "Where a request's time goes",
@@ -74,21 +55,41 @@ pub(super) fn write(out: &mut String, files: &[(String, ResultFile)], data: &Dat
     let cells = latencies(data);
     if !cells.is_empty() {
         let _ = writeln!(out, "<h2>Main result</h2>\n{}", html_table(&cells));
+        notes(out, &cells, files);
     }
     differences(out, data);
+}
+
+/// Why cells are empty, and what forbids a comparison of the rows.
+fn notes(out: &mut String, cells: &str, files: &[(String, ResultFile)]) {
+    if cells.contains("| - |") {
+        let _ = writeln!(out, "<p class=\"lead\">{}</p>", escaped(TOO_FEW_NOTE));
+    }
+    // Of all files together: each may hold one side.
+    let runs = files.iter().flat_map(|(_, file)| file.runs.clone()).collect();
+    for fact in (ResultFile { runs, ..ResultFile::default() }).lacks() {
+        let _ = writeln!(out, "<p class=\"lead\">{}.</p>", escaped(&fact));
+    }
 }
 
 /// The medians over the rounds, in a table that fits a page.
 fn latencies(data: &Data) -> String {
     let row = |label: &str, cell: &Cell| {
-        let percentile = |index: usize, which: fn(&super::data::Percentiles) -> f64| {
-            cell.metrics[index].as_ref().map_or("–".to_owned(), |found| number(which(found)))
-        };
+        let known = |text: &str| if text.is_empty() { "not known".to_owned() } else { text.to_owned() };
         let scale = if cell.scale > 0.0 { number(cell.scale) } else { "–".to_owned() };
-        let latencies = [0, 1].map(|index| {
-            format!("{} | {}", percentile(index, |found| found.p50), percentile(index, |found| found.p99))
+        let latencies = [0, 1, 3].map(|index| match &cell.metrics[index] {
+            None => "– | –".to_owned(),
+            Some(found) => {
+                format!("{} | {}", number(found.p50), found.p99.map_or("-".to_owned(), number))
+            }
         });
-        format!("| {label} | {scale} | {} | {} |\n", number(cell.output_tokens_per_s), latencies.join(" | "))
+        format!(
+            "| {label} | {} | {} | {scale} | {} | {} |\n",
+            known(&cell.version),
+            known(&cell.prompt_form),
+            number(cell.output_tokens_per_s),
+            latencies.join(" | ")
+        )
     };
     let series = data.online.iter().chain(&data.offline);
     let rows = series.flat_map(|series| series.cells.iter().map(|cell| row(&series.label, cell)));
@@ -96,7 +97,9 @@ fn latencies(data: &Data) -> String {
     if rows.is_empty() {
         return rows;
     }
-    format!("| | scale | output tokens/s | TTFT p50 ms | p99 | TPOT p50 ms | p99 |\n|---|\n{rows}")
+    format!(
+        "| | version | prompts | scale | output tokens/s | TTFT p50 ms | p99 | TPOT p50 ms | p99 | E2E p50 ms | p99 |\n|---|\n{rows}"
+    )
 }
 
 /// Which variants differ from the base beyond the noise, the strongest first, and why others have no verdict.
@@ -123,18 +126,20 @@ fn differences(out: &mut String, data: &Data) {
     if found.is_empty() {
         return;
     }
-    let mut table = "| | figure | scale | variant / base | interval | better |\n|---|\n".to_owned();
+    let mut table =
+        "| | figure | scale | variant / base | interval | noise | variant is |\n|---|\n".to_owned();
     for row in found.into_iter().take(DIFFERENCES_SHOWN) {
         let title = Metric::title_of(&row.metric);
-        let better = if row.better == Some(Verdict::Base) { "base" } else { "variant" };
+        let better = if row.better == Some(Verdict::Base) { "worse" } else { "better" };
         let _ = writeln!(
             table,
-            "| {} | {title} | {} | ×{:.3} | {:.3}–{:.3} | {better} |",
+            "| {} | {title} | {} | ×{:.3} | {:.3}–{:.3} | {} | {better} |",
             row.label,
             number(row.scale),
             row.ratio,
             row.low,
-            row.high
+            row.high,
+            row.band.map_or("–".to_owned(), |band| format!("{:.3}–{:.3}", band.low, band.high))
         );
     }
     out.push_str(&html_table(&table));

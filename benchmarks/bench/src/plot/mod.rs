@@ -1,9 +1,12 @@
 //! `plot`: pictures and a report from result files. Every picture is SVG made here ([`svg`], [`scale`], [`panel`] are
 //! the drawing board), and PNG made from that.
 
+mod caption;
 mod data;
+mod effects;
 mod latency;
 mod lead;
+mod lines;
 mod panel;
 mod report;
 mod scale;
@@ -13,7 +16,6 @@ mod throughput;
 use crate::results::{ResultFile, write_whole};
 use clap::Args;
 use data::Data;
-use latency::Shown;
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
@@ -57,16 +59,14 @@ fn read(paths: &[PathBuf]) -> Result<Vec<(String, ResultFile)>, String> {
 /// (file name, SVG) of everything that these results can show.
 fn pictures(data: &Data) -> Vec<(String, String)> {
     let mut found = vec![
-        ("latency".to_owned(), latency::picture(data, Shown::Band)),
-        ("latency-p99".to_owned(), latency::picture(data, Shown::P99)),
-        ("latency-p90".to_owned(), latency::picture(data, Shown::P90)),
+        ("latency".to_owned(), latency::picture(data)),
         ("throughput".to_owned(), throughput::bars(&data.online, "Output tokens per second, online")),
         ("offline".to_owned(), throughput::bars(&data.offline, "Output tokens per second, one batch")),
         ("stages".to_owned(), throughput::stages(data)),
         ("gaps".to_owned(), throughput::gap_histogram(data)),
     ];
     let metrics = crate::ablate::distinct(data.compared.iter().map(|row| row.metric.as_str()));
-    found.extend(metrics.into_iter().map(|name| (format!("ratio-{name}"), throughput::ratios(data, name))));
+    found.extend(metrics.into_iter().map(|name| (format!("ratio-{name}"), effects::picture(data, name))));
     found.into_iter().filter_map(|(name, picture)| Some((name, picture?))).collect()
 }
 
@@ -156,16 +156,7 @@ mod tests {
     fn every_picture_is_well_formed_and_can_be_drawn() {
         let pictures = pictures(&Data::of(&[result()]));
         let names: Vec<&str> = pictures.iter().map(|(name, _)| name.as_str()).collect();
-        for name in [
-            "latency",
-            "latency-p99",
-            "latency-p90",
-            "throughput",
-            "offline",
-            "stages",
-            "gaps",
-            "ratio-e2e_p99_ms",
-        ] {
+        for name in ["latency", "throughput", "offline", "stages", "gaps", "ratio-e2e_p99_ms"] {
             assert!(names.contains(&name), "{name} is missing in {names:?}");
         }
         for (name, picture) in &pictures {
@@ -246,16 +237,84 @@ mod tests {
     fn the_strongest_effect_is_first_in_pictures_and_lead() {
         let file = compared(5);
         let data = Data::of(std::slice::from_ref(&file));
-        let picture = throughput::ratios(&data, "output_tok_s").expect("a picture");
+        let picture = effects::picture(&data, "output_tok_s").expect("a picture");
         let order = |text: &str, names: &[&str]| {
             let places: Vec<_> = names.iter().map(|name| text.find(&format!(">{name}<"))).collect();
             assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{names:?}: {places:?}");
         };
-        order(&picture, &["+halves", "+more", "+small", "+none"]);
+        order(&picture, &["+halves", "+more", "+small", "+none", "+inert b (cannot act)"]);
         let text = report::html("t", &[("ablate.json".to_owned(), file)], &data, &[]);
         let lead = text.split("<h2>Differences</h2>").nth(1).expect("a lead");
         order(lead.split("</table>").next().expect("a table"), &["+halves", "+more", "+small"]);
         assert!(lead.contains("3 of 4 comparisons") && !lead.contains("no verdict"));
+    }
+
+    #[test]
+    fn the_noise_is_drawn_and_what_is_off_the_scale_is_marked() {
+        let file = compared(5);
+        let picture = effects::picture(&Data::of(&[file]), "output_tok_s").expect("a picture");
+        assert!(picture.contains("noise: ×0.990–1.010, from 3 variants that cannot act"), "{picture}");
+        // A half is far beyond the others, and 1.05 is not.
+        assert!(picture.contains("×0.500 worse, off the scale<"), "{picture}");
+        assert!(picture.contains(">×1.050 better<"), "{picture}");
+        let few = compared(3);
+        let picture = effects::picture(&Data::of(&[few]), "output_tok_s").expect("a picture");
+        assert!(
+            !picture.contains("noise: ") && !picture.contains(" worse"),
+            "no band, no verdict: {picture}"
+        );
+    }
+
+    #[test]
+    fn there_is_one_latency_figure_with_bars_where_there_is_one_scale() {
+        let names = |file: &ResultFile| {
+            let found = pictures(&Data::of(std::slice::from_ref(file)));
+            found.into_iter().filter(|(name, _)| name.starts_with("latency")).collect::<Vec<_>>()
+        };
+        let mut file = result();
+        let over_scales = names(&file);
+        assert_eq!(over_scales.len(), 1);
+        assert!(over_scales[0].1.contains("Latency by load"));
+        file.runs.retain(|run| run.scale == 0.8);
+        let alone = names(&file);
+        assert!(alone.len() == 1 && alone[0].1.contains("bar to p50"), "{alone:?}");
+        let title = |picture: &str| picture.contains("p99 150 ms");
+        assert!(title(&alone[0].1));
+        // With too few requests neither draws a p99.
+        for run in &mut file.runs {
+            run.figures.ttft_ms.count = 999;
+        }
+        let few = names(&file);
+        assert!(!title(&few[0].1) && few[0].1.contains("p90 100 ms, p99 - ms"), "{few:?}");
+    }
+
+    #[test]
+    fn two_files_with_prompts_in_two_forms_support_no_comparison() {
+        let file = |label: &str, form: &str| {
+            let mut run = run(label, 0, 1.0);
+            (run.prompt_form, run.server.version) = (form.to_owned(), Some("1".into()));
+            (
+                label.to_owned(),
+                ResultFile { kind: "online".to_owned(), runs: vec![run], ..ResultFile::default() },
+            )
+        };
+        let lead = |files: &[(String, ResultFile)]| {
+            let data = Data::of(&files.iter().map(|(_, file)| file.clone()).collect::<Vec<_>>());
+            report::html("t", files, &data, &[])
+        };
+        assert!(!lead(&[file("a", "ids"), file("b", "ids")]).contains("support no comparison"));
+        assert!(lead(&[file("a", "ids"), file("b", "text")]).contains("support no comparison"));
+    }
+
+    #[test]
+    fn captions_say_what_to_see() {
+        let caption = |name: &str, file: ResultFile| caption::caption(name, &Data::of(&[file]));
+        assert!(caption("latency", result()).contains("scale 0.400, the median first token takes 100 ms"));
+        assert!(caption("stages", result()).contains("91 % of it is prefill"));
+        let judged = caption("ratio-output_tok_s", compared(5));
+        assert!(judged.contains("Of 4 variants 2 are better than the base and 1 worse"), "{judged}");
+        let few = caption("ratio-output_tok_s", compared(3));
+        assert!(few.contains("No variant is called better or worse: no verdict: 3 of the 5"), "{few}");
     }
 
     #[test]
@@ -275,6 +334,7 @@ mod tests {
         // The main result, then what a picture shows.
         let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part:?} in the report"));
         assert!(at("<h2>Main result</h2>") < at("<svg ") && at("<h2>Differences</h2>") < at("<svg "));
+        assert!(text.contains("<td>not known</td>"), "neither version nor form of the prompts was recorded");
         assert!(text.contains("<figcaption>") && text.contains("prefers-color-scheme:dark"));
         assert!(at("model tiny, gpt2<br>") < at("<h2>Main result</h2>"));
         let links: Vec<&str> =

@@ -1,6 +1,7 @@
 //! The report: one HTML file with machine, commit and main result first, then every picture inline, the tables and the
 //! scenario. It loads nothing.
 
+use super::caption::caption;
 use super::data::Data;
 use super::lead;
 use super::svg::{DARK_PAGE, dark_style};
@@ -63,7 +64,7 @@ pub(super) fn html(
     lead::write(&mut out, files, data);
     contents(&mut out, files, pictures);
     for (name, picture) in pictures {
-        let caption = lead::caption(name);
+        let caption = escaped(&caption(name, data));
         let _ = writeln!(out, "<figure id=\"{name}\">{picture}<figcaption>{caption}</figcaption></figure>");
     }
     for (index, (name, file)) in files.iter().enumerate() {

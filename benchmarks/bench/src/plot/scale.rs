@@ -66,13 +66,13 @@ impl Axis {
 
     /// Values of the ticks, four to nine of them.
     pub(super) fn ticks(&self) -> Vec<f64> {
-        if !self.logarithmic {
+        let even = || -> Vec<f64> {
             let step = step_of(self.high - self.low);
             let first = (self.low / step).ceil() as i64;
-            return (first..)
-                .map(|i| i as f64 * step)
-                .take_while(|tick| *tick <= self.high * 1.0001)
-                .collect();
+            (first..).map(|i| i as f64 * step).take_while(|tick| *tick <= self.high * 1.0001).collect()
+        };
+        if !self.logarithmic {
+            return even();
         }
         let decades = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
         let all = |steps: &[f64]| -> Vec<f64> {
@@ -80,7 +80,9 @@ impl Axis {
             each.filter(|tick| (self.low * 0.999..=self.high).contains(tick)).collect()
         };
         let few = all(&[1.0]);
-        if few.len() >= 4 { few } else { all(&[1.0, 2.0, 5.0]) }
+        let more = if few.len() >= 4 { few } else { all(&[1.0, 2.0, 5.0]) };
+        // A narrow one has hardly any of these.
+        if more.len() >= 3 { more } else { even() }
     }
 }
 
@@ -120,6 +122,8 @@ mod tests {
             }
             assert!(ticks.windows(2).all(|pair| axis.at(pair[0]) > axis.at(pair[1])), "{ticks:?}");
         }
+        let narrow = Axis::logarithmic(0.95, 1.05, 0.0, 100.0).ticks();
+        assert!(narrow.len() >= 3 && narrow.iter().any(|tick| (tick - 1.0).abs() < 1e-9), "{narrow:?}");
         assert!(!Axis::of(&[], 0.0, 1.0).ticks().is_empty());
         let texts = [
             (0.0, "0"),

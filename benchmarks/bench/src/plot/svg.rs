@@ -7,18 +7,23 @@ const COLOURS: [&str; 12] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c510a", "#6a3d9a",
     "#b2df8a", "#b30000", "#a6a6a6",
 ];
-const INK: &str = "#222222";
+pub(super) const INK: &str = "#222222";
 const GRID: &str = "#e3e3e3";
+/// What makes no claim.
+pub(super) const MUTED: &str = "#777777";
+/// Of the noise, behind everything.
+const STRIP: &str = "#e9e9e9";
 /// Of a report's page that is dark.
 pub(super) const DARK_PAGE: &str = "#16181c";
 /// What stands for a colour there, where it would not show.
-const DARK: [(&str, &str); 10] = [
+const DARK: [(&str, &str); 11] = [
     (INK, "#dcdcdc"),
     (GRID, "#3a3e45"),
+    (STRIP, "#2b2f36"),
     ("white", DARK_PAGE),
     ("#0072b2", "#2f93d6"),
     ("#555555", "#8a8a8a"),
-    ("#777777", "#999999"),
+    (MUTED, "#999999"),
     ("#8c510a", "#c98a4b"),
     ("#6a3d9a", "#a883d6"),
     ("#b30000", "#f06a6a"),
@@ -116,19 +121,41 @@ impl Svg {
         ));
     }
 
+    /// A broad stretch behind what is drawn after it.
+    pub(super) fn strip(&mut self, place: (f64, f64), size: (f64, f64), title: &str) {
+        self.bar(place, size, STRIP, title);
+    }
+
+    /// A bar through which what is behind it shows.
+    pub(super) fn pale_bar(
+        &mut self,
+        (x, y): (f64, f64),
+        (width, height): (f64, f64),
+        colour: &str,
+        title: &str,
+    ) {
+        let title = escaped(title);
+        self.put(format_args!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{colour}\" fill-opacity=\"0.4\"><title>{title}</title></rect>",
+            width.max(0.0),
+            height.max(0.0)
+        ));
+    }
+
+    /// At the edge of a scale: what it points to lies beyond.
+    pub(super) fn arrow(&mut self, (x, y): (f64, f64), to_right: bool, colour: &str, title: &str) {
+        let (back, title) = (if to_right { x - 9.0 } else { x + 9.0 }, escaped(title));
+        let (above, below) = (y - 5.0, y + 5.0);
+        self.put(format_args!(
+            "<polygon points=\"{x:.1},{y:.1} {back:.1},{above:.1} {back:.1},{below:.1}\" fill=\"{colour}\"><title>{title}</title></polygon>"
+        ));
+    }
+
     /// A filled or a hollow mark.
     pub(super) fn mark(&mut self, (x, y): (f64, f64), colour: &str, hollow: bool, title: &str) {
         let (fill, title) = (if hollow { "white" } else { colour }, escaped(title));
         self.put(format_args!(
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.8\"><title>{title}</title></circle>"
-        ));
-    }
-
-    /// A ring around where a filled mark may stand.
-    pub(super) fn ring(&mut self, (x, y): (f64, f64), colour: &str, title: &str) {
-        let title = escaped(title);
-        self.put(format_args!(
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"6\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"><title>{title}</title></circle>"
         ));
     }
 

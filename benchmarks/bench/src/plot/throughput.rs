@@ -1,21 +1,12 @@
-//! Bars of output tokens per second, the ratios of a comparison, and where the time of a request goes.
+//! Bars of output tokens per second, where the time of a request goes, and the gaps between tokens.
 
 use super::data::{Cell, Data, Series};
+use super::lines::{FOOT, HEAD, ROW, TEXT, WIDTH, horizontal, label_width, whisker};
 use super::panel::{Place, frame, legend, legend_height};
 use super::scale::{Axis, tick_text};
-use super::svg::{Anchor, Svg, colour, text_width};
-use crate::ablate::{Compared, METRICS, distinct};
+use super::svg::{Anchor, Svg, colour};
+use crate::ablate::distinct;
 use crate::table::number;
-use crate::verdict::Verdict;
-
-const WIDTH: f64 = 920.0;
-const ROW: f64 = 26.0;
-const HEAD: f64 = 40.0;
-const FOOT: f64 = 48.0;
-const TEXT: f64 = 11.0;
-const INK: &str = "#222222";
-/// Above this factor between the largest and the smallest ratio their axis is logarithmic.
-const RATIO_LOGARITHMIC_FROM: f64 = 6.0;
 
 /// A bar per label, and per scale where there are several, with the rounds' range as a whisker.
 pub(super) fn bars(series: &[Series], title: &str) -> Option<String> {
@@ -55,95 +46,6 @@ pub(super) fn bars(series: &[Series], title: &str) -> Option<String> {
             whisker(&mut svg, (low, high), top + ROW / 2.0 - 0.5);
         }
         svg.text((high.max(x.at(value)) + 8.0, top + 15.0), TEXT, Anchor::Start, &number(value));
-    }
-    Some(svg.finish())
-}
-
-fn whisker(svg: &mut Svg, (low, high): (f64, f64), y: f64) {
-    svg.line((low, y), (high, y), INK, 1.2);
-    for x in [low, high] {
-        svg.line((x, y - 4.0), (x, y + 4.0), INK, 1.2);
-    }
-}
-
-fn label_width<'a>(labels: impl Iterator<Item = &'a str>) -> f64 {
-    labels.map(|label| text_width(label, TEXT)).fold(40.0, f64::max).min(300.0) + 24.0
-}
-
-/// Title, vertical grid and the x axis of a picture whose rows are bars.
-fn horizontal(svg: &mut Svg, title: &str, x: &Axis, x_title: &str, height: f64) {
-    svg.text((18.0, 23.0), 15.0, Anchor::Start, title);
-    let bottom = height - FOOT + 2.0;
-    for tick in x.ticks() {
-        svg.grid((x.at(tick), HEAD), (x.at(tick), bottom));
-        svg.text((x.at(tick), bottom + 16.0), TEXT, Anchor::Middle, &tick_text(tick));
-    }
-    let (from, to) = x.ends();
-    svg.axis((from, bottom), (to, bottom));
-    svg.text(((from + to) / 2.0, bottom + 34.0), TEXT, Anchor::Middle, x_title);
-}
-
-/// Holds every interval, and 1. Logarithmic where a variant is many times another.
-fn ratio_axis(rows: &[&Compared], (from, to): (f64, f64)) -> Axis {
-    let low = rows.iter().map(|row| row.low).fold(0.98, f64::min);
-    let high = rows.iter().map(|row| row.high).fold(1.02, f64::max);
-    if low > 0.0 && high / low > RATIO_LOGARITHMIC_FROM {
-        return Axis::logarithmic(low / 1.1, high * 1.1, from, to);
-    }
-    let margin = (high - low) * 0.05;
-    Axis::between((low - margin).max(0.0), high + margin, from, to)
-}
-
-/// Variant / base with its interval, one row per variant, the strongest effect first, for one metric. A mark is filled
-/// where one side wins beyond the spread.
-pub(super) fn ratios(data: &Data, metric: &str) -> Option<String> {
-    let scales = distinct(data.compared.iter().map(|row| row.scale));
-    let mut rows: Vec<&Compared> = data
-        .compared
-        .iter()
-        .filter(|row| row.metric == metric && row.label != data.base && !row.hidden)
-        .collect();
-    if rows.is_empty() {
-        return None;
-    }
-    rows.sort_by(|a, b| b.effect().total_cmp(&a.effect()));
-    let known = METRICS.iter().find(|known| known.name == metric)?;
-    let text = |row: &Compared| {
-        if scales.len() > 1 {
-            format!("{}, scale {}", row.label, tick_text(row.scale))
-        } else {
-            row.label.clone()
-        }
-    };
-    let labels: Vec<String> = rows.iter().map(|row| text(row)).collect();
-    let left = label_width(labels.iter().map(String::as_str));
-    let height = HEAD + rows.len() as f64 * ROW + FOOT;
-    let mut svg = Svg::new(WIDTH, height);
-    let x = ratio_axis(&rows, (left, WIDTH - 150.0));
-    let better = if known.more_is_better { "more is better" } else { "less is better" };
-    let title = format!("{} against {}: ratio and interval, {better}", known.title, data.base);
-    let x_title = if x.is_logarithmic() { "variant / base, logarithmic" } else { "variant / base" };
-    horizontal(&mut svg, &title, &x, x_title, height);
-    svg.line((x.at(1.0), HEAD), (x.at(1.0), height - FOOT + 2.0), INK, 1.2);
-    for (index, (row, label)) in rows.iter().zip(&labels).enumerate() {
-        let y = HEAD + index as f64 * ROW + ROW / 2.0;
-        let colour = match row.better {
-            None | Some(Verdict::Same) => "#777777",
-            Some(Verdict::Base) => colour(0),
-            Some(Verdict::Variant) => colour(1),
-        };
-        svg.text((left - 8.0, y + 4.0), TEXT, Anchor::End, label);
-        whisker(&mut svg, (x.at(row.low), x.at(row.high)), y);
-        let title =
-            format!("{label}: {:.3} ({:.3}–{:.3}), {} pairs", row.ratio, row.low, row.high, row.pairs);
-        let decided = matches!(row.better, Some(Verdict::Base | Verdict::Variant));
-        svg.mark((x.at(row.ratio), y), colour, !decided, &title);
-        let verdict = match row.better {
-            None | Some(Verdict::Same) => "",
-            Some(Verdict::Base) => " base wins",
-            Some(Verdict::Variant) => " variant wins",
-        };
-        svg.text((WIDTH - 140.0, y + 4.0), TEXT, Anchor::Start, &format!("×{:.3}{verdict}", row.ratio));
     }
     Some(svg.finish())
 }
