@@ -7,7 +7,7 @@ use crate::verdict::Verdict;
 
 /// Servers that a caption names.
 const NAMED_MAX: usize = 4;
-/// A gap this many times the usual one is a step that others waited for.
+/// A gap this many times the most frequent one is long.
 const LONG_GAP: f64 = 4.0;
 
 /// By the name of the picture's file.
@@ -55,12 +55,16 @@ fn latency(data: &Data) -> String {
 }
 
 fn bars(series: &[Series]) -> String {
-    let cells = series.iter().flat_map(|series| series.cells.iter().map(move |cell| (&series.label, cell)));
-    let best = cells.max_by(|a, b| a.1.output_tokens_per_s.total_cmp(&b.1.output_tokens_per_s));
-    let most = best.map_or(String::new(), |(label, cell)| {
-        format!(" {label} makes the most, {} tokens/s.", number(cell.output_tokens_per_s))
-    });
-    format!("Longer is better; a whisker is the range over the rounds, and bars within it are equal.{most}")
+    let part = |(label, cell): &(&str, &Cell)| {
+        let (low, high) = cell.output_range;
+        format!("{label} {} ({}–{})", number(cell.output_tokens_per_s), number(low), number(high))
+    };
+    let parts: Vec<String> = heaviest(series).iter().map(part).collect();
+    format!(
+        "Longer is better; a whisker is the range over the rounds, and bars within it are equal. Tokens/s at the \
+         heaviest load: {}.",
+        parts.join(", ")
+    )
 }
 
 fn stages(data: &Data) -> String {
@@ -82,14 +86,14 @@ fn gaps(data: &Data) -> String {
             gaps.iter().filter(|(edge, _)| *edge >= usual * LONG_GAP).map(|(_, count)| count).sum();
         let share = long as f64 / all.max(1) as f64 * 100.0;
         Some(format!(
-            "{}: most last {} ms, {share:.1} % four times that and more",
+            "{}: the most frequent is {} ms, {share:.1} % are four times that and more",
             series.label,
             number(*usual)
         ))
     };
     let parts: Vec<String> = data.online.iter().filter_map(part).take(NAMED_MAX).collect();
     format!(
-        "Time between a stream's tokens. {}. Such a gap is a step that carried the prompts of others.",
+        "Time between a stream's tokens. {}. A second hump is steps that others had to wait for.",
         parts.join("; ")
     )
 }

@@ -76,7 +76,8 @@ pub(super) fn picture(data: &Data, metric: &str) -> Option<String> {
         let (from, to) = (x.at(band.low), x.at(band.high));
         svg.strip((from, top), (to - from, bottom - top), &format!("noise: {}", band.text()));
     }
-    horizontal(&mut svg, &title, &x, "variant / base, logarithmic; grey strip: the noise", height);
+    let strip = if band.is_some() { "; grey strip: the noise" } else { "" };
+    horizontal(&mut svg, &title, &x, &format!("variant / base, logarithmic{strip}"), height);
     svg.axis((x.at(1.0), top), (x.at(1.0), bottom));
     for (index, (row, label)) in rows.iter().zip(&labels).enumerate() {
         draw(&mut svg, &x, limit, HEAD + (index as f64 + 0.5) * ROW, row, label);
