@@ -1,10 +1,18 @@
-//! `scheduler --simulate`: the pure scheduler serves a trace or made-up arrivals under a virtual clock, once for each
-//! admission policy, and the latencies that clients would have seen are reported as of any other run.
+//! `scheduler --simulate`: pure schedulers, one for each replica behind a router, serve a trace or made-up arrivals
+//! under a virtual clock, once for each number of replicas, routing and admission policy. The latencies that clients
+//! would have seen are reported as of any other run.
 //!
 //! A step takes as long as the flags say for its rows and prompt tokens; nothing else takes time, so what differs
 //! between two lines is the policy's doing alone. Nothing is measured: the same flags and seed give the same figures
 //! anywhere.
 
+mod fleet;
+mod routing;
+mod traffic;
+
+use self::fleet::{Fleet, StepTime};
+use self::routing::{Router, Routing};
+use self::traffic::{Prefixes, Traffic};
 use crate::answer::Outcome;
 use crate::figures::Quantile::{P50, P90, P99};
 use crate::figures::{self, Figures, Spread, TOO_FEW_NOTE, Targets};
@@ -12,18 +20,20 @@ use crate::prompts::{Form, Prompts, Source};
 use crate::replay::{ClientCost, Measured, Run};
 use crate::table;
 use crate::trace::{self, Format, Synthetic};
-use crate::workload::{Bounds, Fit, Lengths, select};
+use crate::workload::{Bounds, Fit, select};
 use clap::{Args, ValueEnum};
-use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
-use pinion_scheduler::{
-    Admission, Limits, Policy, Request, RowResult, Scheduler, StepLoad, StepTime as Budget,
-};
+use pinion_protocol::StopIds;
+use pinion_scheduler::{Admission, Limits, Policy, Scheduler, StepTime as Budget};
 use serde::Serialize;
 use std::path::PathBuf;
 
 const VOCAB: u32 = 50_257;
-/// Most requests of one simulation: each has its own slot.
-const REQUESTS_MAX: usize = 65_536;
+/// Most requests of one simulation.
+const REQUESTS_MAX: usize = 4_000_000;
+/// Most replicas of one simulation.
+const REPLICAS_MAX: usize = 16_384;
+/// Places in the queues of all replicas together. A replica has room for twice its batch at least, and refuses more.
+const PLACES: usize = 1 << 20;
 
 /// Which waiting request is admitted next; the names of `pinion serve --admission`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,10 +47,17 @@ pub(crate) enum Order {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Simulated service (--simulate)")]
 pub(crate) struct SimulateArgs {
-    /// Instead: latencies of a service with this scheduler under a virtual clock, one line per admission policy.
+    /// Instead: latencies of replicas with this scheduler under a virtual clock, one line for each number of replicas,
+    /// routing and admission policy.
     #[arg(long)]
     pub simulate: bool,
-    /// Policies, one line each.
+    /// Replicas behind a router, one line for each number.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    replicas: Vec<usize>,
+    /// How the router chooses, one line each.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "round-robin")]
+    routing: Vec<Routing>,
+    /// Admission policies of the replicas, one line each.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "fifo,pack,shortest,deadline")]
     admissions: Vec<Order>,
     /// Trace file; without one arrivals are made up.
@@ -61,10 +78,16 @@ pub(crate) struct SimulateArgs {
     /// Made-up lengths are spread evenly over ± this share.
     #[arg(long, default_value_t = 0.9)]
     length_spread: f64,
+    /// Number of prefixes, one of which each made-up prompt begins with; 0: prompts have nothing in common.
+    #[arg(long, default_value_t = 0)]
+    prefixes: usize,
+    /// Tokens of such a prefix.
+    #[arg(long, default_value_t = 64)]
+    prefix_len: u32,
     /// Requests.
     #[arg(long, default_value_t = 1000)]
     requests: usize,
-    /// Sequences in one step.
+    /// Of each replica: sequences in one step.
     #[arg(long, default_value_t = 32)]
     max_num_seqs: u32,
     /// Tokens in one step.
@@ -79,9 +102,13 @@ pub(crate) struct SimulateArgs {
     /// Tokens that prompt and answer may have together.
     #[arg(long, default_value_t = 1024)]
     context: u32,
-    /// Tokens in the KV cache [default: as many as all sequences of a step can need].
+    /// Tokens in the KV cache of each replica [default: as many as all sequences of a step can need].
     #[arg(long)]
     kv_cache_tokens: Option<u32>,
+    /// Plan a step while the one before it computes, as `pinion serve --overlap` does: what arrives meanwhile waits for
+    /// the step after it.
+    #[arg(long)]
+    overlap: bool,
     /// Time of a step, in µs: this, ...
     #[arg(long, default_value_t = 4000.0)]
     step_us: f64,
@@ -124,35 +151,17 @@ pub(crate) struct Shared {
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Simulated {
+    replicas: usize,
+    routing: String,
     admission: String,
     steps: u64,
     rows_per_step: f64,
-    /// Share of the time in which a step ran.
+    /// Share of the replicas' time in which a step ran.
     busy_share: f64,
     preemptions: u64,
+    /// Share of the prompts' tokens that came from a prefix cache.
+    cached_share: f64,
     figures: Figures,
-}
-
-/// One request on its way.
-struct Arrival {
-    at_ns: u64,
-    lengths: Lengths,
-    ids: Vec<u32>,
-}
-
-/// How long a step takes, in ns.
-#[derive(Clone, Copy)]
-struct StepTime {
-    step: f64,
-    row: f64,
-    prefill: f64,
-}
-
-impl StepTime {
-    fn of(&self, load: StepLoad) -> u64 {
-        let rows = self.row * f64::from(load.rows);
-        (self.step + rows + self.prefill * f64::from(load.prefill_tokens)).round() as u64
-    }
 }
 
 impl SimulateArgs {
@@ -171,11 +180,17 @@ impl SimulateArgs {
         if self.requests == 0 || self.requests > REQUESTS_MAX {
             return Err(format!("--requests is from 1 to {REQUESTS_MAX}"));
         }
+        if self.replicas.iter().any(|count| !(1..=REPLICAS_MAX).contains(count)) {
+            return Err(format!("--replicas is from 1 to {REPLICAS_MAX}"));
+        }
+        if self.prefixes > 0 && (self.prefix_len == 0 || self.trace.is_some()) {
+            return Err("--prefixes is for made-up prompts and wants a --prefix-len above 0".to_owned());
+        }
         Ok(())
     }
 
-    fn arrivals(&self, shared: &Shared) -> Result<Vec<Arrival>, String> {
-        let trace = match &self.trace {
+    fn traffic(&self, shared: &Shared) -> Result<Traffic, String> {
+        let mut trace = match &self.trace {
             Some(path) => trace::read(path, self.trace_format)?,
             None => Synthetic {
                 rate_per_s: self.poisson,
@@ -188,26 +203,23 @@ impl SimulateArgs {
             }
             .trace(),
         };
+        if self.prefixes > 0 {
+            Prefixes { count: self.prefixes, tokens: self.prefix_len }.put_into(&mut trace, shared.seed);
+        }
         let bounds =
             Bounds { context: self.context, input_max: u32::MAX, output_max: u32::MAX, fit: Fit::Clamp };
         let selection = select(&trace, 0, self.requests, &bounds)?;
         let prompts = Prompts::new(Source::Blocks, Form::Ids, shared.seed, None, Some(VOCAB))?;
-        let times = selection.arrivals_ns(self.scale);
-        let rows = selection.rows.iter().zip(times).enumerate();
-        let arrival = |(index, ((row, lengths), at_ns)): (usize, (&(trace::Row, Lengths), u64))| Arrival {
-            at_ns,
-            lengths: *lengths,
-            ids: prompts.ids(index, row, selection.block_tokens, lengths.input),
-        };
-        Ok(rows.map(arrival).collect())
+        Ok(Traffic::new(selection, prompts, self.scale))
     }
 
-    fn limits(&self, shared: &Shared) -> Limits {
+    fn limits(&self, shared: &Shared, replicas: usize) -> Limits {
+        let places = (PLACES / replicas).max(2 * self.max_num_seqs as usize);
         let tokens = self.kv_cache_tokens.unwrap_or(self.max_num_seqs.saturating_mul(self.context));
         Limits {
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
-            max_requests: self.requests as u32,
+            max_requests: self.requests.min(places) as u32,
             max_model_len: self.context,
             block_size: shared.block_size,
             block_count: tokens.div_ceil(shared.block_size).max(1),
@@ -232,126 +244,83 @@ impl SimulateArgs {
         }
     }
 
-    /// Every policy over the same arrivals.
+    /// Everything that was asked for, over the same arrivals.
     pub(crate) fn simulate(&self, shared: &Shared) -> Result<Vec<Simulated>, String> {
         self.check()?;
-        let arrivals = self.arrivals(shared)?;
+        let traffic = self.traffic(shared)?;
         let targets = self.slo.as_deref().map(Targets::parse).transpose()?;
+        let mut lines = Vec::new();
+        for &replicas in &self.replicas {
+            // One replica gets everything, however it is chosen.
+            let routings = if replicas == 1 { &self.routing[..1] } else { &self.routing[..] };
+            for &routing in routings {
+                for &order in &self.admissions {
+                    let fleet = self.fleet(shared, &traffic, replicas, routing, order).run(VOCAB)?;
+                    let names = [name_of(routing), name_of(order)];
+                    lines.push(report(fleet, &traffic, replicas, names, targets));
+                }
+            }
+        }
+        Ok(lines)
+    }
+
+    fn fleet<'a>(
+        &self,
+        shared: &Shared,
+        traffic: &'a Traffic,
+        replicas: usize,
+        routing: Routing,
+        order: Order,
+    ) -> Fleet<'a> {
+        let (limits, policy) = (self.limits(shared, replicas), self.policy(order, shared));
+        let schedulers = (0..replicas).map(|_| Scheduler::with_policy(limits, policy));
+        let router = Router::new(routing, replicas, limits.block_count as usize);
         let time =
             StepTime { step: self.step_us * 1e3, row: self.row_us * 1e3, prefill: self.prefill_us * 1e3 };
-        let one = |order: &Order| {
-            let scheduler = Scheduler::with_policy(self.limits(shared), self.policy(*order, shared));
-            let name = order.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
-            Ok(Service::new(scheduler, &arrivals, time).run()?.report(name, targets))
-        };
-        self.admissions.iter().map(one).collect()
+        Fleet::new(schedulers, router, traffic, time, if self.overlap { 2 } else { 1 })
     }
 }
 
-/// A service in the middle of its virtual life.
-struct Service<'a> {
-    scheduler: Scheduler,
-    arrivals: &'a [Arrival],
-    time: StepTime,
-    now_ns: u64,
-    busy_ns: u64,
-    next: usize,
-    steps: u64,
-    rows: u64,
-    outcomes: Vec<Outcome>,
+fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
 
-impl<'a> Service<'a> {
-    fn new(scheduler: Scheduler, arrivals: &'a [Arrival], time: StepTime) -> Service<'a> {
-        let outcomes = vec![Outcome::default(); arrivals.len()];
-        Service { scheduler, arrivals, time, now_ns: 0, busy_ns: 0, next: 0, steps: 0, rows: 0, outcomes }
-    }
-
-    fn run(mut self) -> Result<Self, String> {
-        let mut results = Vec::new();
-        loop {
-            self.take_arrivals();
-            if self.scheduler.is_empty() {
-                let Some(arrival) = self.arrivals.get(self.next) else { return Ok(self) };
-                self.now_ns = arrival.at_ns;
-                continue;
-            }
-            self.step(&mut results)?;
-        }
-    }
-
-    fn take_arrivals(&mut self) {
-        while let Some(arrival) = self.arrivals.get(self.next).filter(|next| next.at_ns <= self.now_ns) {
-            let index = self.next;
-            self.next += 1;
-            let output = arrival.lengths.output;
-            let request = Request {
-                id: RequestId { frontend: 0, slot: index as u16, generation: index as u32 },
-                claim: Claim::default(),
-                sampling: Sampling { max_tokens: Some(output), ignore_eos: true, ..Sampling::default() },
-                prompt_tokens: arrival.ids.len() as u32,
-                ids: arrival.ids.clone(),
-            };
-            if self.scheduler.admit(request, arrival.at_ns).is_err() {
-                let outcome = &mut self.outcomes[index];
-                (outcome.error, outcome.end_ns) = (Some("refused".to_owned()), arrival.at_ns);
-            }
-        }
-    }
-
-    fn step(&mut self, results: &mut Vec<RowResult>) -> Result<(), String> {
-        let plan = self.scheduler.plan(self.now_ns);
-        let plan = plan.ok_or("the scheduler planned nothing while requests wait")?;
-        let load = plan.load();
-        results.clear();
-        results.extend(plan.rows.iter().map(|row| match row.draw {
-            Some(index) => RowResult::Token((row.id.generation ^ index) % VOCAB),
-            None => RowResult::Computed,
-        }));
-        let took_ns = self.time.of(load);
-        self.now_ns += took_ns;
-        self.busy_ns += took_ns;
-        self.steps += 1;
-        self.rows += u64::from(load.rows);
-        self.scheduler.measured(took_ns);
-        for event in self.scheduler.commit(results) {
-            self.outcomes[event.id.generation as usize].event_ns.push(self.now_ns);
-        }
-        for ended in self.scheduler.drain_finished() {
-            let finished = ended.finished;
-            let outcome = &mut self.outcomes[finished.id.generation as usize];
-            outcome.end_ns = self.now_ns;
-            outcome.output_tokens = finished.generated_tokens;
-            outcome.counted_by_server = true;
-            outcome.cached_tokens = Some(finished.cached_tokens);
-        }
-        Ok(())
-    }
-
-    fn report(self, admission: String, targets: Option<Targets>) -> Simulated {
-        let measured = |(arrival, outcome): (&Arrival, Outcome)| Measured {
-            scheduled_ns: arrival.at_ns,
-            sent_ns: arrival.at_ns,
-            lengths: arrival.lengths,
-            outcome,
-        };
-        let requests: Vec<Measured> = self.arrivals.iter().zip(self.outcomes).map(measured).collect();
-        let wall_s = self.now_ns as f64 / 1e9;
-        let run = Run { requests, wall_s, client: ClientCost::default() };
-        Simulated {
-            admission,
-            steps: self.steps,
-            rows_per_step: self.rows as f64 / self.steps.max(1) as f64,
-            busy_share: self.busy_ns as f64 / self.now_ns.max(1) as f64,
-            preemptions: self.scheduler.totals().preemptions,
-            figures: figures::of(&run, targets, true),
-        }
+fn report(
+    fleet: Fleet<'_>,
+    traffic: &Traffic,
+    replicas: usize,
+    [routing, admission]: [String; 2],
+    targets: Option<Targets>,
+) -> Simulated {
+    let (steps, preemptions, now_ns) = (fleet.steps, fleet.preemptions(), fleet.now_ns);
+    let rows_per_step = fleet.rows as f64 / steps.max(1) as f64;
+    let busy_share = fleet.busy_ns as f64 / (now_ns.max(1) as f64 * replicas as f64);
+    let measured = |(index, outcome): (usize, Outcome)| {
+        let at_ns = traffic.arrives_ns(index).expect("what has an outcome arrived");
+        Measured { scheduled_ns: at_ns, sent_ns: at_ns, lengths: traffic.lengths(index), outcome }
+    };
+    let requests: Vec<Measured> = fleet.outcomes.into_iter().enumerate().map(measured).collect();
+    let run = Run { requests, wall_s: now_ns as f64 / 1e9, client: ClientCost::default() };
+    let figures = figures::of(&run, targets, true);
+    let cached_share = figures.cached_tokens.unwrap_or(0) as f64 / figures.input_tokens.max(1) as f64;
+    Simulated {
+        replicas,
+        routing,
+        admission,
+        steps,
+        rows_per_step,
+        busy_share,
+        preemptions,
+        cached_share,
+        figures,
     }
 }
 
 /// The lines as a table.
 pub(crate) fn render(lines: &[Simulated]) -> String {
     let header = [
+        "replicas",
+        "routing",
         "admission",
         "done",
         "refused",
@@ -362,6 +331,7 @@ pub(crate) fn render(lines: &[Simulated]) -> String {
         "output tok/s",
         "rows/step",
         "busy",
+        "KV hit",
         "preempted",
         "goodput",
     ];
@@ -371,6 +341,8 @@ pub(crate) fn render(lines: &[Simulated]) -> String {
     let rows = lines.iter().map(|line| {
         let Figures { ttft_ms, itl_ms, tpot_ms, e2e_ms, .. } = &line.figures;
         vec![
+            line.replicas.to_string(),
+            line.routing.clone(),
             line.admission.clone(),
             line.figures.completed.to_string(),
             (line.figures.requests - line.figures.completed).to_string(),
@@ -381,6 +353,7 @@ pub(crate) fn render(lines: &[Simulated]) -> String {
             number(line.figures.output_tokens_per_s),
             number(line.rows_per_step),
             format!("{:.0} %", line.busy_share * 100.0),
+            format!("{:.1} %", line.cached_share * 100.0),
             line.preemptions.to_string(),
             line.figures.goodput.map_or("–".to_owned(), |good| format!("{:.1} %", good.share * 100.0)),
         ]
@@ -476,5 +449,25 @@ mod tests {
         let found = simulated(&format!("{flags} --kv-cache-tokens 160"), shared);
         let refused = found[0].figures.errors.values().sum::<usize>();
         assert!(refused > 0 && found[0].figures.completed == 60 - refused, "{:?}", found[0]);
+    }
+
+    #[test]
+    fn routing_by_prefixes_finds_more_in_the_caches() {
+        let shared = Shared { input_len: 128, ..SHARED };
+        let flags = "--requests 400 --poisson 20 --admissions fifo --prefixes 40 --prefix-len 96 --replicas 1,4 \
+                     --length-spread 0 --routing round-robin,least-requests,least-tokens,cache-aware";
+        let found = simulated(flags, shared);
+        let shares: Vec<f64> = found.iter().map(|line| line.cached_share).collect();
+        assert_eq!(found.iter().map(|line| line.replicas).collect::<Vec<_>>(), [1, 4, 4, 4, 4]);
+        assert!(found.iter().all(|line| line.figures.completed == 400), "{found:?}");
+        // All but the first prompt of each prefix find it; on four replicas by turns, all but the first on each.
+        let most = 0.75 * 360.0 / 400.0;
+        assert!((most - 0.03..=most).contains(&shares[0]), "{shares:?}");
+        let (by_turns, by_prefix) = (shares[1], shares[4]);
+        assert!(by_turns < 0.75 * 275.0 / 400.0 && by_prefix > by_turns + 0.1, "{shares:?}");
+        for wrong in ["--replicas 0", "--prefixes 3 --prefix-len 0"] {
+            let line = Line::parse_from(std::iter::once("x").chain(wrong.split_whitespace()));
+            assert!(line.args.simulate(&shared).is_err(), "{wrong}");
+        }
     }
 }
