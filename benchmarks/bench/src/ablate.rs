@@ -202,8 +202,8 @@ fn compare_one(comparison: &Comparison, metric: &Metric, scale: f64) -> Vec<Comp
 }
 
 /// One table for each figure of each scale, narrow enough for a terminal: medians, ratios with their interval, and
-/// which side wins, or a number that stands for the reason below the table why that is not said. The base is first, then
-/// the strongest effect.
+/// which side wins, or a number that stands for the reason below the table why that is not said. The base is first,
+/// then the strongest effect.
 pub(crate) fn tables(compared: &[Compared], base: &str) -> String {
     let mut out = String::new();
     let scales = distinct(compared.iter().map(|row| row.scale));

@@ -14,9 +14,9 @@ const ROW: f64 = 20.0;
 const NUMBERS: f64 = 190.0;
 /// The axis shows at least this effect (a logarithm) to both sides,
 const EFFECT_MIN: f64 = 0.05;
-/// so many times the median effect,
+/// this multiple of the median effect,
 const MEDIANS: f64 = 4.0;
-/// and so many times the noise.
+/// and this multiple of the noise.
 const BANDS: f64 = 2.0;
 /// What is no further than this beyond it widens the axis; what is further is clipped.
 const STRETCH: f64 = 2.5;

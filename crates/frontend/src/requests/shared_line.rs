@@ -1,5 +1,5 @@
-//! The log line of a request for vectors, whose texts are requests of their own: there may be thousands of them, and one
-//! line tells of all.
+//! The log line of a request for vectors, whose texts are requests of their own: there may be thousands of them, and
+//! one line tells of all.
 
 use crate::observe::metrics::EndReason;
 use crate::route::Route;
