@@ -11,10 +11,11 @@
 #
 # Parts, each under 8 minutes:
 #   equality    every kernel against its twin, every way of launching, greedy tokens of each family against
-#               transformers and libtorch
+#               transformers and libtorch, and of `--backend torch` against the native backend
 #   gpt2        GPT-2 in fp16: steps against the bandwidth of a copy, kernels, offline and online service, transformers
-#   families    Qwen3 0.6B and Llama 3.2 1B in bf16: steps, offline service
-#   ablations   every switch against the defaults, in paired rounds
+#   families    Qwen3 0.6B and Llama 3.2 1B in bf16: steps, beside those of `--backend torch` with and without the
+#               object's kernels, offline service
+#   ablations   every switch against the defaults, in five paired rounds
 #   profiles    nsys and torch's profiler, if they are there
 #
 #   TRACE=FILE    a trace to replay as well, in any format that `pinion bench online --trace` reads
@@ -26,7 +27,8 @@
 # models, a few hundred KB.
 #
 # The programs need no libtorch; cuBLASLt is taken from the Python's packages or from CUDA, wherever it is. Only the
-# stage `parity` compares with the CPU engine on libtorch, and is skipped where the Python has another version of it.
+# stages `parity` and `operators_*` compare with what runs on libtorch, on the CPU and on the GPU, and are skipped where
+# the Python has another version of it.
 # Each stage has a deadline of its own and writes OUT/STAGE.jsonl and .log; one that fails or is out of time does not
 # end the run. Exit code 1 if any stage failed, 2 if there was nothing to run on.
 set -uo pipefail
@@ -180,7 +182,7 @@ check_driver() {
     { timeout 15 nvidia-smi; timeout 15 nvidia-smi -q -d CLOCK,POWER; lscpu; cat /etc/os-release; } >"$OUT/machine.txt" 2>&1 || true
 }
 
-# Folders with cuBLASLt and, for `parity`, libtorch: of the Python's packages first, then of CUDA.
+# Folders with cuBLASLt and, for `parity` and `operators`, libtorch: of the Python's packages first, then of CUDA.
 find_libraries() {
     local folder
     while read -r folder; do
@@ -322,7 +324,7 @@ dry_run() {
 }
 
 run() { # run OUT [--dry-run OBJECT] [PART ...]
-    OUT=$1 FAILED=0 PATIENCE=1 ROUNDS=3 PAIRS=3 REQUESTS=400 DRY='' OBJECT=$HERE/libpinion_cuda.so TRACE=${TRACE:-} RUNNING='' SERVER=''
+    OUT=$1 FAILED=0 PATIENCE=1 ROUNDS=3 PAIRS=5 REQUESTS=400 DRY='' OBJECT=$HERE/libpinion_cuda.so TRACE=${TRACE:-} RUNNING='' SERVER=''
     URL='' WANTED=() PART=start PART_END=$((SECONDS + PART_SECONDS_MAX))
     local setup=real_run
     shift

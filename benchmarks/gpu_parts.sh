@@ -47,14 +47,16 @@ kernels() {
     done
 }
 
-# The Python's libtorch, if it is the one that the CPU engine was built for. A dry run may find one beside the build.
-parity() {
-    local version
+# with_torch NAME SECONDS CHORE...: a chore of cuda_check on the Python's libtorch, if that is the one that it was built
+# for. A dry run may find one beside the build.
+with_torch() {
+    local version name=$1 seconds=$2
+    shift 2
     version=$(cat "$HERE/torch_version")
     if [ "$TORCH" = "$version" ] || ! ldd "$HERE/cuda_check_torch" | grep -q 'libtorch.*not found'; then
-        stage parity 60 "$HERE/cuda_check_torch" "$OBJECT" parity "$MODEL"
+        stage "$name" "$seconds" "$HERE/cuda_check_torch" "$OBJECT" "$@"
     else
-        note parity skipped "the CPU engine needs torch $version, $PYTHON has ${TORCH:-none}"
+        note "$name" skipped "this needs torch $version, $PYTHON has ${TORCH:-none}"
     fi
 }
 
@@ -70,9 +72,11 @@ part_equality() {
     gpt2 || return 0
     greedy gpt2
     check launches 40 launches "$MODEL"
-    parity
+    with_torch parity 60 parity "$MODEL"
+    with_torch operators_gpt2 40 operators "$MODEL" f32
     for name in qwen3 llama; do
         family "$name" && is_taken "$name" && greedy "$name"
+        with_torch "operators_$name" 40 operators "$MODEL" f32
     done
 }
 
@@ -108,6 +112,7 @@ part_families() {
     for name in qwen3 llama; do
         family "$name" && is_taken "$name" || continue
         check "steps_$name" 60 steps "$MODEL" bf16
+        with_torch "operators_bf16_$name" 60 operators "$MODEL" bf16
         server "$name" "${dtype[@]}"
         offline "offline_$name"
         stop_server
@@ -115,13 +120,13 @@ part_families() {
 }
 
 # Switches of `cuda_check steps`, and of the service. Each round has every one of them, so that what the card does
-# meanwhile (clocks, heat) is the same for all.
+# meanwhile (clocks, heat) is the same for all; one offline run in each is enough.
 STEP_SWITCHES=(fused dependent mixed-graphs no-graphs no-fused-norms no-fused-products plain-prefill first-algorithm)
 SERVER_SWITCHES=(--decode=fused --cuda-dependent-launch --cuda-mixed-graphs --no-overlap --no-cuda-graphs
     --no-cuda-fused-norms --no-cuda-fused-products)
 
 part_ablations() {
-    local round switch
+    local round switch ROUNDS=1
     gpt2 || return 0
     for ((round = 1; round <= PAIRS; round++)); do
         check "ablate_steps_base_$round" 25 steps "$MODEL"

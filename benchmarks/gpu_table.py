@@ -243,9 +243,30 @@ def compared(out):
         worst[key] = max(worst.get(key, (0.0, 0.0))[0], line["relative_error"]), line["tolerance"]
     for (dtype, decode), (error, tolerance) in worst.items():
         print(f"logits {dtype} {decode}: {error:.1e} from the CPU engine's in fp32 (at most {tolerance:g})")
+    operators(out, "operators_")
     for line in lines(out, "launches"):
         print(f"launches, {line['launches']}: the tokens of plain ones; {line['differing_logits']} logits differ in "
               f"{line['repeats']} runs, by {line['relative_error']:.1e} (at most {line['tolerance']:g})")
+
+
+def operators(out, prefix):
+    """libtorch's operators, alone and with the object's kernels, beside the native backend: tokens, and steps one by one."""
+    rows = [["model", "dtype", "rows x tokens", "native ms", "torch", "torch with kernels"]]
+    for model in ["gpt2"] + FAMILIES:
+        found = lines(out, prefix + model)
+        for line in found:
+            if "operators" in line and line["operators"] != "native":
+                print(f"greedy {model} {line['dtype']}, {line['operators']}: {line['equal_at_first']} of {line['tokens']} tokens are the native "
+                      "backend's, up to a prompt's first other one")
+        times = {}
+        for line in found:
+            if "by" in line:
+                times.setdefault((line["query"], line["rows"], line["dtype"]), {})[line["by"]] = line["step_ms"]
+        for (query, count, dtype), of in sorted(times.items()):
+            rows.append([model, dtype, f"{count} x {query}"] + [f"{of[by]:.3f}" if by in of else "" for by in ("native", "torch", "torch with kernels")])
+    if len(rows) > 1:
+        print("steps one by one, each with its tokens on the host, in ms")
+        aligned(rows)
 
 
 def baseline(out):
@@ -258,6 +279,7 @@ def baseline(out):
 
 def families(out):
     steps(out, ["steps_" + name for name in FAMILIES])
+    operators(out, "operators_bf16_")
     for name in FAMILIES:
         show_offline(out, "offline_" + name)
 

@@ -99,6 +99,9 @@ check_device() {
 set_up_gpu() {
     if [ "$(option backend)" != torch ]; then
         "$ROOT/deploy/cuda.sh" --serve "$OBJECT" || return
+    elif [ -z "$OBJECT" ] && [ "$(option torch-kernels)" != off ]; then
+        # Its kernels go between libtorch's operators, which need no other library and do without them.
+        "$ROOT/deploy/cuda.sh" || [ "$(option torch-kernels)" != on ] || return
     fi
     if [ "$(option backend)" = torch ] || [ -n "${PINION_TORCH_CUDA:-}" ]; then
         "$ROOT/deploy/setup.sh" --cuda

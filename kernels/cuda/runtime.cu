@@ -79,11 +79,16 @@ int32_t pinion_cuda_pinned_free(void* memory) { return told(cudaFreeHost(memory)
 int32_t pinion_cuda_stream_create(void** stream, int32_t dependent) {
     cudaStream_t raw = nullptr;
     cudaError_t code = cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking);
-    *stream = code == cudaSuccess ? new pinion::Stream{raw, dependent != 0 && can_wait()} : nullptr;
+    *stream = code == cudaSuccess ? new pinion::Stream{raw, dependent != 0 && can_wait(), true} : nullptr;
     return told(code);
 }
+int32_t pinion_cuda_stream_borrow(uint64_t raw, void** stream) {
+    *stream = new pinion::Stream{reinterpret_cast<cudaStream_t>(raw), false, false};
+    return 0;
+}
 int32_t pinion_cuda_stream_destroy(void* stream) {
-    cudaError_t code = cudaStreamDestroy(raw_of(stream));
+    bool owned = static_cast<pinion::Stream*>(stream)->owned;
+    cudaError_t code = owned ? cudaStreamDestroy(raw_of(stream)) : cudaSuccess;
     delete static_cast<pinion::Stream*>(stream);
     return told(code);
 }

@@ -24,6 +24,7 @@ namespace pinion {
 struct Stream {
     cudaStream_t raw;
     bool dependent; // whether dependent launches are
+    bool owned;     // made here
 };
 inline cudaStream_t raw_of(void* stream) { return static_cast<Stream*>(stream)->raw; }
 

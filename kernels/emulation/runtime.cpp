@@ -150,6 +150,10 @@ int32_t pinion_cuda_stream_create(void** stream, int32_t dependent) {
     *stream = made;
     return 0;
 }
+int32_t pinion_cuda_stream_borrow(uint64_t raw, void** stream) {
+    *stream = nullptr;
+    return raw == 0 ? pinion_cuda_stream_create(stream, 0) : PINION_CUDA_BAD_ARGUMENT;
+}
 int32_t pinion_cuda_stream_destroy(void* stream) {
     delete settled(stream);
     return 0;

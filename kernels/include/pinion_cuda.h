@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { PINION_CUDA_ABI = 8 };
+enum { PINION_CUDA_ABI = 9 };
 enum { PINION_CUDA_F32 = 0, PINION_CUDA_BF16 = 1, PINION_CUDA_F16 = 2 };
 enum { PINION_CUDA_NONE = 0, PINION_CUDA_GELU_TANH = 1, PINION_CUDA_GELU_ERF = 2 };
 #define PINION_NO_LANE 0xffffffffu
@@ -63,6 +63,10 @@ int32_t pinion_cuda_pinned_free(void* memory);
 // `dependent`: kernels of a step may begin before the ones ahead of them have ended (kernels/cuda/stream.h), where the device
 // and the code for it can. The results are the same.
 int32_t pinion_cuda_stream_create(void** stream, int32_t dependent);
+// A stream that another user of the device made: `raw` is its cudaStream_t, 0 the default stream. It stays that user's:
+// destroying what is made here leaves it alone. The emulated device knows no other users and takes 0 alone; what is queued
+// there has run when the call returns.
+int32_t pinion_cuda_stream_borrow(uint64_t raw, void** stream);
 int32_t pinion_cuda_stream_destroy(void* stream);
 int32_t pinion_cuda_stream_synchronize(void* stream);
 int32_t pinion_cuda_event_create(void** event, int32_t timed);

@@ -1,4 +1,4 @@
-/* libtorch's CUDA half: loading it, and the memory of a device. Each function returns 0, or 1 with a message in
+/* libtorch's CUDA half: loading it, the memory of a device, and its stream. Each function returns 0, or 1 with a message in
  * error[0 .. error_len), NUL-terminated and cut to fit.
  */
 #ifndef PINION_DEVICE_H
@@ -24,6 +24,10 @@ int32_t pinion_device_open(char* error, uint64_t error_len);
 
 /* CUDA device `index`, after pinion_device_open. */
 int32_t pinion_device_memory(int32_t index, PinionDeviceMemory* memory, char* error, uint64_t error_len);
+
+/* The cudaStream_t on which libtorch queues this thread's work for CUDA device `index`, after pinion_device_open; 0 is
+ * the default stream. */
+int32_t pinion_device_stream(int32_t index, uint64_t* stream, char* error, uint64_t error_len);
 
 #ifdef __cplusplus
 }

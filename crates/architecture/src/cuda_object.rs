@@ -9,17 +9,29 @@ const VECTOR_BYTES: u32 = 16;
 /// Largest head of the CUDA object's attention kernels.
 pub const CUDA_HEAD_DIM_MAX: u32 = 256;
 
+fn chunk(element_bytes: u64) -> u32 {
+    VECTOR_BYTES / u32::try_from(element_bytes).unwrap_or(VECTOR_BYTES).clamp(1, VECTOR_BYTES)
+}
+
+/// Why the CUDA object's kernels of attention do not take a decoder with queries, keys and values of `element_bytes`
+/// each, if they do not.
+pub fn beyond_cuda_attention(model: &Architecture, element_bytes: u64) -> Option<String> {
+    let (chunk, head_dim) = (chunk(element_bytes), model.attention.head_dim);
+    (head_dim > CUDA_HEAD_DIM_MAX || !head_dim.is_multiple_of(chunk)).then(|| {
+        format!(
+            "head_dim {head_dim} is not supported by the CUDA object (a multiple of {chunk} up to {CUDA_HEAD_DIM_MAX})"
+        )
+    })
+}
+
 /// Why the CUDA object does not take a decoder with weights and activations of `element_bytes` each, if it does not.
 pub fn beyond_cuda_object(model: &Architecture, element_bytes: u64) -> Option<String> {
-    let chunk = VECTOR_BYTES / u32::try_from(element_bytes).unwrap_or(VECTOR_BYTES).clamp(1, VECTOR_BYTES);
-    let head_dim = model.attention.head_dim;
+    let chunk = chunk(element_bytes);
     if model.packed.is_some() {
         return Some("quantization_config is not supported by the CUDA object".into());
     }
-    if head_dim > CUDA_HEAD_DIM_MAX || !head_dim.is_multiple_of(chunk) {
-        return Some(format!(
-            "head_dim {head_dim} is not supported by the CUDA object (a multiple of {chunk} up to {CUDA_HEAD_DIM_MAX})"
-        ));
+    if let Some(reason) = beyond_cuda_attention(model, element_bytes) {
+        return Some(reason);
     }
     let widths = [("hidden_size", model.hidden), ("intermediate_size", model.mlp.inner)];
     if let Some((key, width)) = widths.into_iter().find(|(_, width)| !width.is_multiple_of(chunk)) {

@@ -15,7 +15,7 @@ mod rope;
 mod rope_keys;
 mod shard;
 
-pub use cuda_object::{CUDA_HEAD_DIM_MAX, beyond_cuda_object};
+pub use cuda_object::{CUDA_HEAD_DIM_MAX, beyond_cuda_attention, beyond_cuda_object};
 pub use families::FAMILIES;
 pub use names::{Layout, Names, Source};
 pub use packing::{Packed, Packing};

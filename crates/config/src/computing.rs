@@ -6,6 +6,7 @@ use crate::fault::Collector;
 use crate::machine::Machine;
 use crate::model_folder::Folder;
 use crate::sources::Settings;
+use crate::torch_kernels::{Served, TorchKernels};
 use pinion_architecture::beyond_cuda_object;
 
 /// What was decided.
@@ -15,6 +16,7 @@ pub(crate) struct Computing {
     pub(crate) dtype: Dtype,
     pub(crate) quantization: Quantization,
     pub(crate) prefill_attention: PrefillAttention,
+    pub(crate) torch_kernels: TorchKernels,
 }
 
 impl Computing {
@@ -45,12 +47,22 @@ impl Computing {
             .map(|cuda| CudaConfig { beyond_object, ..cuda });
         let on_gpu = cuda.is_some();
         let backend = if on_gpu { of_gpu } else { Computing::on_cpu(settings) };
+        let dtype = dtype(settings, machine, backend, on_gpu.then_some(own), faults);
+        let prefill_attention = prefill_attention(settings, backend, faults);
+        let served = Served {
+            backend,
+            cuda: cuda.as_ref(),
+            architecture: folder.and_then(|folder| folder.architecture.as_ref()),
+            element_bytes: dtype.bytes(),
+            prefill: prefill_attention,
+        };
         Computing {
             backend,
+            torch_kernels: TorchKernels::resolve(settings, &served, faults),
             cuda,
-            dtype: dtype(settings, machine, backend, on_gpu.then_some(own), faults),
+            dtype,
             quantization: quantization(settings, backend, on_gpu, faults),
-            prefill_attention: prefill_attention(settings, backend, faults),
+            prefill_attention,
         }
     }
 

@@ -16,6 +16,7 @@ use crate::observe::Observe;
 use crate::pooling::Pooling;
 use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
+use crate::torch_kernels::TorchKernels;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -91,6 +92,9 @@ pub struct Config {
     /// How that of prompt chunks does, on a GPU and with libtorch's operators. Older recordings do not say it.
     #[serde(default)]
     pub prefill_attention: PrefillAttention,
+    /// Kernels of the CUDA object between libtorch's operators. Older recordings do not say it.
+    #[serde(default)]
+    pub torch_kernels: TorchKernels,
     /// What the fake backend does beside giving tokens.
     pub fake: Fake,
     /// Frontend processes.

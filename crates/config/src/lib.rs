@@ -47,6 +47,7 @@ mod supervisor;
 mod table;
 mod terminal_command;
 mod topology;
+mod torch_kernels;
 mod trace_command;
 mod value;
 
@@ -80,6 +81,7 @@ pub use terminal_command::{
     ChatCommand, ChatTarget, ServerUrl, TerminalCommand, TopCommand, terminal_command,
 };
 pub use topology::{Edge, Process, Topology};
+pub use torch_kernels::TorchKernels;
 pub use trace_command::TraceCommand;
 pub use value::human_bytes;
 

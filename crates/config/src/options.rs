@@ -274,10 +274,16 @@ pub(crate) const OPTIONS: &[Opt] = &[
         kind: Choice { accepted: &[choice("measured", &[]), choice("heuristic", &[])], refused: &[] },
         help: "CUDA: which of cuBLASLt's algorithms computes products of more than eight rows: the quickest of eight, \
                `measured` for each shape before ready, or its own first choice, by `heuristic`." },
+    Opt { name: "torch-kernels", group: Engine, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("on", &[]), choice("off", &[])], refused: &[] },
+        help: "With --backend torch: attention, the append to the KV cache and the sampler are the CUDA object's kernels, on \
+               libtorch's stream; `off`, libtorch's operators and the host's sampler. `auto` is `on` on a GPU where the \
+               object is there and takes the model's heads. On the CPU `on` is for the emulated object of the tests. It has \
+               not run on a GPU yet." },
     Opt { name: "prefill-attention", group: Engine, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("sdpa", &[]), choice("plain", &[])], refused: &[] },
         help: "CUDA: attention of prompt chunks: `auto` is the tensor cores where type and head size allow, `plain` the \
-               decode kernel for each token. With --backend torch on any device: `sdpa` is scaled_dot_product_attention, \
+               decode kernel for each token; so with --backend torch and its kernels. Without these: `sdpa` is scaled_dot_product_attention, \
                `plain` products and a softmax in fp32, `auto` is `sdpa` but for models that cap their scores." },
     Opt { name: "decode", group: Engine, preset: Is("graph"),
         kind: Choice { accepted: &[choice("graph", &[]), choice("fused", &[])], refused: &[] },

@@ -132,6 +132,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         quantization: computing.quantization,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
         prefill_attention: computing.prefill_attention,
+        torch_kernels: computing.torch_kernels,
         fake: Fake::new(settings),
         frontends: take.narrow("frontends"),
         tokenizers: take.narrow("tokenizers"),

@@ -408,7 +408,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: alive until here; the driver lets queued work finish.
+        // SAFETY: alive until here; the driver lets queued work finish. A borrowed one is left alone.
         unsafe { (self.device.symbols().stream_destroy)(self.handle) };
     }
 }

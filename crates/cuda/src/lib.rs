@@ -8,6 +8,7 @@
 // Unsafe is allowed here: this crate calls functions of an object that it opens.
 #![allow(unsafe_code)]
 
+mod borrowed;
 mod decode;
 mod device;
 mod draw;

@@ -4,7 +4,7 @@ use super::device::{CudaError, Device};
 use std::fmt;
 use std::ptr::null_mut;
 
-/// A range of device memory. Good as long as its device, which every stream holds.
+/// A range of device memory. Good as long as its device, which every stream holds, unless its maker said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub(super) address: u64,

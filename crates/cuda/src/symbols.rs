@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What [`Symbols::open`] expects `pinion_cuda_abi` to say.
-const ABI: i32 = 8;
+const ABI: i32 = 9;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -68,6 +68,7 @@ symbols! {
     pinned_alloc = "pinion_cuda_pinned_alloc": unsafe extern "C" fn(u64, *mut *mut c_void) -> i32,
     pinned_free = "pinion_cuda_pinned_free": unsafe extern "C" fn(*mut c_void) -> i32,
     stream_create = "pinion_cuda_stream_create": unsafe extern "C" fn(*mut *mut c_void, i32) -> i32,
+    stream_borrow = "pinion_cuda_stream_borrow": unsafe extern "C" fn(u64, *mut *mut c_void) -> i32,
     stream_destroy = "pinion_cuda_stream_destroy": unsafe extern "C" fn(*mut c_void) -> i32,
     stream_synchronize = "pinion_cuda_stream_synchronize": unsafe extern "C" fn(*mut c_void) -> i32,
     event_create = "pinion_cuda_event_create": unsafe extern "C" fn(*mut *mut c_void, i32) -> i32,

@@ -36,6 +36,10 @@ impl LoadProgress {
                 self.display.clear();
                 reasons.iter().for_each(|reason| tracing::warn!("config.json: {reason}"));
             }
+            LoadEvent::WithoutKernels(reason) => {
+                self.display.clear();
+                tracing::info!("attention and sampling are done without the CUDA object's kernels: {reason}");
+            }
             LoadEvent::Bytes { done, total } => {
                 if self.display.is_due() {
                     let line = line(done, total, self.began.elapsed(), self.display.redraws());

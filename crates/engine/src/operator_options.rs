@@ -1,8 +1,10 @@
 //! What the forward of libtorch's operators is told.
 
-use pinion_config::{Config, Dtype, PrefillAttention};
+use pinion_config::{Config, Dtype, PrefillAttention, TorchKernels};
 use pinion_model::KvSize;
-use pinion_model::operators::{OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, OperatorPrefill};
+use pinion_model::operators::{
+    OperatorDevice, OperatorDtype, OperatorKernels, OperatorKv, OperatorOptions, OperatorPrefill,
+};
 
 /// The CUDA device that serves.
 pub(crate) const DEVICE: u32 = 0;
@@ -39,5 +41,27 @@ pub(crate) fn operator_options(config: &Config) -> OperatorOptions {
             PrefillAttention::Sdpa => OperatorPrefill::Sdpa,
             PrefillAttention::Plain => OperatorPrefill::Plain,
         },
+        kernels: kernels(config),
     }
+}
+
+/// Kernels of the CUDA object, and one line in the log about them.
+fn kernels(config: &Config) -> Option<OperatorKernels> {
+    let (object, may_do_without) = match &config.torch_kernels {
+        TorchKernels::Off => return None,
+        TorchKernels::LeftOut(reason) => {
+            tracing::info!("attention and sampling are done without the CUDA object's kernels: {reason}");
+            return None;
+        }
+        TorchKernels::On { object, may_do_without } => (object.clone(), *may_do_without),
+    };
+    tracing::info!("attention, KV append and the sampler are kernels of {}", object.display());
+    let cuda = config.cuda.as_ref();
+    Some(OperatorKernels {
+        object,
+        may_do_without,
+        shaped_on_device: cuda.is_none_or(|cuda| cuda.shaped_on_device),
+        scored_on_device: cuda.is_none_or(|cuda| cuda.scored_on_device),
+        masked_on_device: cuda.is_none_or(|cuda| cuda.masked_on_device),
+    })
 }

@@ -99,6 +99,8 @@ pub enum LoadEvent<'a> {
     Unused(&'a [String]),
     /// What config.json says and the model does not have, each in words that follow the file's name.
     Ignored(&'a [String]),
+    /// Why libtorch's operators compute what kernels of the CUDA object could.
+    WithoutKernels(&'a str),
 }
 
 /// Why a model could not be loaded. Each names the file at fault.

@@ -68,6 +68,7 @@ fn a_load_tells_how_far_it_is_and_what_is_not_used() {
         }
         LoadEvent::Unused(names) => unused.extend_from_slice(names),
         LoadEvent::Ignored(reasons) => ignored.extend_from_slice(reasons),
+        LoadEvent::WithoutKernels(reason) => panic!("no kernels are asked for: {reason}"),
     };
     load_watched(&folder.0, &options(), &mut watch).unwrap();
     // All but the three extra vectors of 48 numbers.

@@ -176,6 +176,7 @@ fn what_a_load_does_not_use_is_told_or_refused() {
         LoadEvent::Bytes { done, total } => read = (done, total),
         LoadEvent::Unused(names) => unused.extend_from_slice(names),
         LoadEvent::Ignored(reasons) => ignored.extend_from_slice(reasons),
+        LoadEvent::WithoutKernels(reason) => panic!("the kernels are what is loaded: {reason}"),
     };
     load_cuda_watched(&folder("watched", &golden).0, &served(&golden), &mut watch).unwrap();
     assert_eq!(read.1 - read.0, 48 * 4, "all but the stray vector of 48 numbers");

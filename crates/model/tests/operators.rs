@@ -32,6 +32,7 @@ fn options(dtype: OperatorDtype) -> OperatorOptions {
         max_rows: 16,
         max_tokens: 512,
         prefill: OperatorPrefill::Auto,
+        kernels: None,
     }
 }
 

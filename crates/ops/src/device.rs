@@ -1,4 +1,4 @@
-//! libtorch's CUDA half: loading it, and the memory of a device.
+//! libtorch's CUDA half: loading it, the memory of a device, and its stream.
 
 use crate::ffi::{self, PinionDeviceMemory};
 use crate::shim::call;
@@ -32,4 +32,16 @@ pub fn cuda_memory(index: u32) -> Result<Memory, String> {
     // SAFETY: a struct of the header's layout and a buffer of the length given, both alive during the call.
     call(|error, error_len| unsafe { ffi::pinion_device_memory(index, &raw mut found, error, error_len) })?;
     Ok(Memory { free: found.free, reserved: found.reserved })
+}
+
+/// The `cudaStream_t` on which libtorch queues this thread's work for CUDA device `index`; after [`open_cuda`].
+///
+/// # Errors
+/// libtorch's message.
+pub(crate) fn current_stream(index: usize) -> Result<u64, String> {
+    let index = i32::try_from(index).map_err(|_| format!("there is no device {index}"))?;
+    let mut stream = 0;
+    // SAFETY: a word and a buffer of the length given, both alive during the call.
+    call(|error, error_len| unsafe { ffi::pinion_device_stream(index, &raw mut stream, error, error_len) })?;
+    Ok(stream)
 }

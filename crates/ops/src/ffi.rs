@@ -221,4 +221,10 @@ unsafe extern "C" {
         error: *mut std::ffi::c_char,
         error_len: u64,
     ) -> i32;
+    pub(crate) fn pinion_device_stream(
+        index: i32,
+        stream: *mut u64,
+        error: *mut std::ffi::c_char,
+        error_len: u64,
+    ) -> i32;
 }

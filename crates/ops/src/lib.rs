@@ -1,7 +1,8 @@
 //! Our CPU kernels, their plain Rust twins, the libtorch shim, and the safe wrappers over them.
 //!
 //! Start at [`attention`] (paged attention and KV append over a [`KvPool`]); [`twin`] says the same in plain Rust. With
-//! feature `torch` (the default), `tensor` runs the kernels on tch tensors and `product` multiplies them by weights.
+//! feature `torch` (the default), `tensor` runs the kernels on tch tensors, `product` multiplies them by weights, and
+//! `tensor_kernels` runs those of the CUDA object on libtorch's stream.
 //! This crate knows tensors and pointers, not models.
 
 // Unsafe is allowed here: this crate calls the C++ kernels and maps files.
@@ -27,6 +28,8 @@ pub mod rows;
 mod shim;
 #[cfg(feature = "torch")]
 pub mod tensor;
+#[cfg(feature = "torch")]
+pub mod tensor_kernels;
 pub mod twin;
 
 pub use cpu::{IntegerLevel, KernelLevel, supports_bf16};

@@ -5,6 +5,7 @@ use pinion_testkit::{
 };
 use serde_json::{Value, json};
 use std::path::Path;
+use std::process::Command;
 
 /// Prompts that begin alike, longer than some blocks, and short ones.
 const PROMPTS: [&str; 6] = [
@@ -36,6 +37,14 @@ fn all_ids(server: &Server, tokens: usize) -> [Vec<Value>; 2] {
     });
     server.wait_idle();
     [alone, at_once]
+}
+
+/// The CUDA object of the emulated device, which computes over tensors on the CPU.
+fn emulated() -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/emulation/build.sh");
+    let output = Command::new(script).output().expect("the script can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("a path").trim().to_owned()
 }
 
 fn start(folder: &Path, backend: &str, flags: &[&str]) -> Server {
@@ -102,20 +111,57 @@ fn draws_scores_and_grammars_are_those_of_the_native_backend() {
     ];
     let scored =
         json!({"prompt": "read this back", "echo": true, "logprobs": 2, "max_tokens": 4, "temperature": 0});
-    let [native, torch] = ["native", "torch"].map(|backend| {
-        let server = start(folder.path(), backend, &[]);
-        let texts: Vec<String> = bodies.iter().map(|body| server.ask(Api::Completions, body).text).collect();
-        let scores = server.post("/v1/completions", &scored).json();
-        server.stop();
-        (texts, scores["choices"][0]["logprobs"]["token_logprobs"].clone())
-    });
+    let object = emulated();
+    let kernels = ["--torch-kernels", "on", "--cuda-object", &object];
+    let [native, torch, kernels] =
+        [("native", &[][..]), ("torch", &[]), ("torch", &kernels)].map(|(backend, flags)| {
+            let server = start(folder.path(), backend, flags);
+            let texts: Vec<String> =
+                bodies.iter().map(|body| server.ask(Api::Completions, body).text).collect();
+            let scores = server.post("/v1/completions", &scored).json();
+            server.stop();
+            (texts, scores["choices"][0]["logprobs"]["token_logprobs"].clone())
+        });
     assert_eq!(native.0, torch.0);
+    assert_eq!(native.0, kernels.0);
     let numbers = |scores: &Value| -> Vec<f64> {
         scores.as_array().expect("a list").iter().filter_map(Value::as_f64).collect()
     };
-    let (have, want) = (numbers(&torch.1), numbers(&native.1));
-    assert!(have.len() > 4 && have.len() == want.len(), "{have:?} {want:?}");
-    assert!(have.iter().zip(&want).all(|(have, want)| (have - want).abs() < 1e-3), "{have:?} {want:?}");
+    for found in [&torch.1, &kernels.1] {
+        let (have, want) = (numbers(found), numbers(&native.1));
+        assert!(have.len() > 4 && have.len() == want.len(), "{have:?} {want:?}");
+        assert!(have.iter().zip(&want).all(|(have, want)| (have - want).abs() < 1e-3), "{have:?} {want:?}");
+    }
+}
+
+/// Attention, append and sampler of the emulated object between the operators, behind the roles' sandbox: chunks, the
+/// prefix cache with its copied blocks, preemption.
+#[test]
+fn the_objects_kernels_serve_between_operators() {
+    let Some(folder) = demo_model() else {
+        println!("skipped: deploy/demo-model has no weights");
+        return;
+    };
+    let native = start(&folder, "native", &[]);
+    let [expected, _] = all_ids(&native, 8);
+    native.stop();
+    let object = emulated();
+    for flags in [
+        &["--prefill-chunk-size", "9"][..],
+        &["--max-model-len", "160", "--kv-cache-tokens", "192", "--block-size", "8", "--overlap"],
+    ] {
+        let kernels = ["--torch-kernels", "on", "--cuda-object", &object];
+        let server = start(&folder, "torch", &[&kernels[..], flags].concat());
+        for found in all_ids(&server, 8) {
+            assert_eq!(found, expected, "{flags:?}");
+        }
+        server.stop();
+    }
+    let model = folder.to_string_lossy().into_owned();
+    let flags = ["serve", "--model", &model, "--port", "0", "--backend", "torch", "--device"];
+    let wrong = ["cpu", "--torch-kernels", "on", "--cuda-object", "/no/such/object.so"];
+    let ended = run_to_end(&[&flags[..], &wrong].concat(), &[], PATIENCE);
+    assert!(ended.stderr.contains("there is no /no/such/object.so"), "{}", ended.stderr);
 }
 
 /// The set-up for the CPU has no CUDA libraries for libtorch; where they are, there is no GPU here.

@@ -4,7 +4,7 @@
 //! view of it, files beyond its work, system calls beyond its work. The order matters: what a role reads at attach
 //! comes before.
 
-use pinion_config::Config;
+use pinion_config::{Config, TorchKernels};
 use pinion_os::calls::{self, Calls};
 use pinion_os::files::{self, Enforced, Files};
 use pinion_os::process;
@@ -82,6 +82,9 @@ fn files_of(role: Role, config: &Config) -> Files {
     if role == Role::Engine {
         files.read.extend(ENGINE_READS.map(Into::into));
         files.read_mapped_libraries();
+        if let TorchKernels::On { object, .. } = &config.torch_kernels {
+            files.read.push(object.clone());
+        }
         files.write.extend(config.observe.record.as_deref().map(folder_of));
     }
     files

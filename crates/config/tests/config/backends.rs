@@ -1,7 +1,7 @@
 //! Which backend computes a model, where.
 
 use crate::tree::{Tree, serve, serve_result};
-use pinion_config::{Backend, Machine, PrefillAttention};
+use pinion_config::{Backend, Machine, PrefillAttention, TorchKernels};
 
 /// A folder whose heads are no multiple of 16 bytes in half precision, and are in fp32.
 fn odd_heads() -> Tree {
@@ -71,4 +71,53 @@ fn what_a_backend_does_not_have_is_refused() {
 fn older_recordings_call_the_native_backend_torch() {
     let found: Backend = serde_json::from_str("\"Torch\"").unwrap();
     assert_eq!(found, Backend::Native);
+}
+
+#[test]
+fn the_objects_kernels_go_between_libtorchs_operators_on_a_gpu() {
+    let (machine, gpt2, odd) = (Machine::uniform(4, 1), Tree::gpt2(), odd_heads());
+    gpt2.file("object.so", "");
+    let object = gpt2.path().join("object.so");
+    let there = ["--cuda-object", object.to_str().unwrap()];
+    let on = |may_do_without| TorchKernels::On { object: object.clone(), may_do_without };
+    let left_out = |reason: &str| TorchKernels::LeftOut(reason.to_owned());
+    let torch = ["--backend", "torch"];
+    for (model, args, expected) in [
+        (&gpt2, &["--device", "cuda"][..], on(true)),
+        (&gpt2, &["--device", "cuda", "--torch-kernels", "on"], on(false)),
+        (&gpt2, &["--device", "cuda", "--torch-kernels", "off"], TorchKernels::Off),
+        (&gpt2, &["--device", "cpu"], TorchKernels::Off),
+        (&gpt2, &["--device", "cpu", "--torch-kernels", "on"], on(false)),
+        (
+            &gpt2,
+            &["--device", "cuda", "--prefill-attention", "sdpa"],
+            left_out("--prefill-attention sdpa is libtorch's own attention"),
+        ),
+        (
+            &odd,
+            &["--device", "cuda"],
+            left_out("head_dim 12 is not supported by the CUDA object (a multiple of 8 up to 256)"),
+        ),
+        (&odd, &["--device", "cuda", "--dtype", "fp32"], on(true)),
+    ] {
+        let args = [&torch[..], &there, args].concat();
+        assert_eq!(serve(&machine, model, &args, &[]).torch_kernels, expected, "{args:?}");
+    }
+    let nowhere = ["--backend", "torch", "--device", "cuda", "--cuda-object", "/no/such/object"];
+    let config = serve(&machine, &gpt2, &nowhere, &[]);
+    assert_eq!(config.torch_kernels, left_out("there is no /no/such/object"));
+    let config = serve(&machine, &gpt2, &["--device", "cuda"], &[]);
+    assert_eq!((config.backend, config.torch_kernels), (Backend::Native, TorchKernels::Off));
+    for (args, says) in [
+        (
+            &["--torch-kernels", "on", "--device", "cuda"][..],
+            "--torch-kernels: these are kernels between libtorch's operators: they go with --backend torch",
+        ),
+        (
+            &["--torch-kernels", "on", "--backend", "torch", "--prefill-attention", "sdpa"],
+            "--torch-kernels: --prefill-attention sdpa is libtorch's own attention; leave it out",
+        ),
+    ] {
+        assert_eq!(serve_result(&machine, &gpt2, args, &[]).unwrap_err().to_string(), says);
+    }
 }

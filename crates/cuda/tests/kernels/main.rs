@@ -16,17 +16,9 @@ use std::path::Path;
 const SCALE: sweeps::Scale = sweeps::Scale { cases: 12, context_max: 150 };
 
 #[test]
-fn norms() {
+fn norms_activations_scales_gates_and_rotations() {
     sweeps::norms(&emulated(), SCALE);
-}
-
-#[test]
-fn biases_and_activations() {
     sweeps::activations(&emulated(), SCALE);
-}
-
-#[test]
-fn rms_norms_scales_gates_and_rotations() {
     sweeps::rms_norms_and_scales(&emulated(), SCALE);
     sweeps::gates_and_rotations(&emulated(), SCALE);
 }
@@ -54,6 +46,11 @@ fn general_attention() {
 #[test]
 fn prefill_attention() {
     sweeps::prefill_attention(&emulated(), SCALE);
+}
+
+#[test]
+fn borrowed_stream() {
+    sweeps::borrowed_stream(&emulated(), SCALE);
 }
 
 #[test]

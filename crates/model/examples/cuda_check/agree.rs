@@ -2,7 +2,7 @@
 
 use crate::{BLOCK_SIZE, CONTEXT, Outcome, options, ready};
 use pinion_cuda::Device;
-use pinion_model::cuda::{CudaDecoder, CudaDtype, CudaOptions};
+use pinion_model::cuda::{CudaDtype, CudaOptions};
 use pinion_model::{Model, OwnedBatch, RowOutcome, SampleParams, StepOutput};
 use serde_json::json;
 use std::error::Error;
@@ -95,7 +95,7 @@ pub(crate) fn prompts_of(vocab: u32, is_emulated: bool) -> (Vec<Vec<u32>>, u32) 
 
 /// `count` greedy tokens after each prompt, all of them in one batch.
 pub(crate) fn generate(
-    model: &mut CudaDecoder,
+    model: &mut dyn Model,
     prompts: &[Vec<u32>],
     count: u32,
 ) -> Result<Vec<Vec<u32>>, Box<dyn Error>> {
@@ -111,7 +111,7 @@ pub(crate) fn generate(
             row.prompt_len = prompts[lane].len() as u32;
             row.sample = Some(SampleParams { position: u64::from(index), ..SampleParams::GREEDY });
         }
-        Model::step(model, &batch.as_step(), &mut out)?;
+        model.step(&batch.as_step(), &mut out)?;
         for (sequence, outcome) in sequences.iter_mut().zip(&out.rows) {
             let RowOutcome::Token(token) = outcome else { return Err(format!("{outcome:?}").into()) };
             sequence.push(*token);

@@ -19,7 +19,8 @@ use std::time::Instant;
 type Sweep = fn(&Device, sweeps::Scale);
 
 /// By name, simple ones first.
-const SWEEPS: [(&str, Sweep); 12] = [
+const SWEEPS: [(&str, Sweep); 13] = [
+    ("borrowed_stream", sweeps::borrowed_stream),
     ("norms", sweeps::norms),
     ("activations", sweeps::activations),
     ("products", sweeps::products),

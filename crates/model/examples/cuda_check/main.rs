@@ -2,20 +2,23 @@
 //!
 //! `device` opens it, and cuBLASLt beside it; `kernels` holds every kernel against its twin on the device, or those of
 //! the sweeps that are named (`sweeps` lists them; `full` asks an emulated device for what a real one does); `parity`
-//! holds the engine against the CPU engine in fp32, in a build that has one (feature `torch`), and `launches` every way
-//! of launching a step's kernels against one by one. `load` times how weights get to the device. `greedy` generates for
-//! benchmarks/gpu_reference.py to judge. `copy` and `steps` measure; `rates` times each kernel of a step by itself,
-//! `phases` looks into the fused step. All print one JSON object a line. Switches of `steps`: no-graphs,
-//! no-fused-norms, no-fused-products, plain-prefill, first-algorithm, fused (the fused decode step), dependent
-//! (launches), mixed-graphs, bf16, f32; penalised, logprobs and masked, which all rows then are; sampled (the API's
-//! defaults: temperature 1 and nothing cut off) and nucleus (top-k and top-p), where rows are greedy otherwise;
-//! host-sampler, which then does what the device's would. It also runs on the emulated device
-//! (kernels/emulation/build.sh), where times mean nothing.
+//! holds the engine against the CPU engine in fp32, in a build that has one (feature `torch`), and `launches` every
+//! way of launching a step's kernels against one by one. `operators` holds libtorch's operators (`--backend torch`),
+//! alone and with the object's kernels, against the engine, and times their steps (feature `torch`, too). `load` times
+//! how weights get to the device. `greedy` generates for benchmarks/gpu_reference.py to judge. `copy` and `steps`
+//! measure; `rates` times each kernel of a step by itself, `phases` looks into the fused step. All print one JSON
+//! object a line. Switches of `steps`: no-graphs, no-fused-norms, no-fused-products, plain-prefill, first-algorithm,
+//! fused (the fused decode step), dependent (launches), mixed-graphs, bf16, f32; penalised, logprobs and masked, which
+//! all rows then are; sampled (the API's defaults: temperature 1 and nothing cut off) and nucleus (top-k and top-p),
+//! where rows are greedy otherwise; host-sampler, which then does what the device's would. It also runs on the
+//! emulated device (kernels/emulation/build.sh), where times mean nothing.
 
 mod agree;
 mod filled;
 mod kernels;
 mod launches;
+#[cfg(feature = "torch")]
+mod operators;
 mod phases;
 mod rates;
 mod steps;
@@ -31,7 +34,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cuda_check OBJECT device | sweeps | kernels [full] [SWEEP ...] | copy | rates | phases | \
-    parity FOLDER | launches FOLDER | load FOLDER | greedy FOLDER | steps FOLDER [SWITCH ...]";
+    parity FOLDER | operators FOLDER DTYPE | launches FOLDER | load FOLDER | greedy FOLDER | steps FOLDER [SWITCH ...]";
 /// Context of each row in `steps`.
 const CONTEXT: u32 = 320;
 const BATCHES: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -55,6 +58,10 @@ fn main() -> ExitCode {
         [object, "rates"] => rates::rates(object),
         [object, "phases"] => phases::phases(object),
         [object, "parity", folder] => agree::parity(object, folder),
+        #[cfg(feature = "torch")]
+        [object, "operators", folder, dtype] => operators::operators(object, folder, dtype),
+        #[cfg(not(feature = "torch"))]
+        [_, "operators", ..] => Err("this build has no libtorch".into()),
         [object, "load", folder] => steps::load_only(object, folder),
         [object, "launches", folder] => launches::launches(object, folder),
         [object, "greedy", folder] => agree::greedy(object, folder),

@@ -9,7 +9,7 @@ use pinion_cuda::{CHANGE_BYTES, LogitChange, RowChanges};
 
 /// The changes of a step's rows.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(crate) struct Changes {
     all: Vec<Entry>,
     /// Most changes of a step.
     capacity: usize,
@@ -25,18 +25,18 @@ struct Entry {
 
 impl Changes {
     /// With room for `capacity` changes a step.
-    pub(super) fn new(capacity: usize, vocab: u32) -> Changes {
+    pub(crate) fn new(capacity: usize, vocab: u32) -> Changes {
         Changes { all: Vec::with_capacity(capacity), capacity, places: vec![0; vocab as usize] }
     }
 
     /// Begins a step.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.all.clear();
     }
 
     /// Adds a row, which may stand on a future token. `None` if the kernel cannot make its changes: there is no room
     /// for them, or some have an order.
-    pub(super) fn add(&mut self, shaping: &Shaping<'_>, is_ahead: bool) -> Option<RowChanges> {
+    pub(crate) fn add(&mut self, shaping: &Shaping<'_>, is_ahead: bool) -> Option<RowChanges> {
         let begin = self.all.len();
         let added = self.add_all(shaping);
         for entry in &self.all[begin..] {
@@ -97,12 +97,17 @@ impl Changes {
         Some(())
     }
 
+    /// Bytes that all of them take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.all.len() * CHANGE_BYTES
+    }
+
     /// Writes all of them; gives how many bytes they take.
-    pub(super) fn write(&self, bytes: &mut [u8]) -> usize {
+    pub(crate) fn write(&self, bytes: &mut [u8]) -> usize {
         for (entry, to) in self.all.iter().zip(bytes.chunks_exact_mut(CHANGE_BYTES)) {
             entry.change.write(to);
         }
-        self.all.len() * CHANGE_BYTES
+        self.bytes()
     }
 }
 

@@ -5,7 +5,7 @@ use super::changes::Changes;
 use super::forward::{Forward, Kind};
 use super::host_rows::HostRows;
 use super::inputs::{Layout, Tables, fill, pad_lists};
-use super::late::{LateRows, report, result_bytes};
+use super::late::{LateRows, result_bytes, take};
 use super::memory::{Sizes, changes_max};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::{OnDevice, Source, write_draws};
@@ -18,10 +18,7 @@ use crate::{
     DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
     StepOutput, WarmUp,
 };
-use pinion_cuda::{
-    CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, SAMPLED_BYTES, Sampled,
-    SampledState, Stream,
-};
+use pinion_cuda::{CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, Stream};
 use std::collections::VecDeque;
 use std::path::Path;
 
@@ -348,10 +345,8 @@ impl CudaDecoder {
     fn collect(&self, launched: &mut Launched, out: &mut StepOutput) {
         out.take_prompt_scores(&mut launched.host);
         let results = self.slots[launched.slot].sampled.bytes();
-        let mut sampled = results.chunks_exact(SAMPLED_BYTES);
-        let (mut host_row, mut scored) = (0, 0);
+        let (mut host_row, mut logits_row, mut scored) = (0, 0, 0..);
         for &source in &launched.sources {
-            let device = if source == Source::None { None } else { sampled.next() };
             match source {
                 Source::None => out.push(RowOutcome::None),
                 Source::Ended(outcome) => out.push(outcome),
@@ -360,18 +355,12 @@ impl CudaDecoder {
                     host_row += 1;
                 }
                 Source::Device(_) | Source::Late { .. } => {
-                    let bytes = device.expect("a place for each row that samples");
-                    if matches!(source, Source::Late { is_scored: true, .. }) {
-                        report(results, launched.logits_rows, scored, bytes, &mut out.logprobs);
-                        scored += 1;
-                    }
-                    out.push(match Sampled::read(bytes) {
-                        SampledState::Token(token) => RowOutcome::Token(token),
-                        // The kernel writes one of the two for every row that is not skipped.
-                        SampledState::NonFinite | SampledState::None => RowOutcome::NonFinite,
-                    });
+                    let is_scored = matches!(source, Source::Late { is_scored: true, .. });
+                    let scored = is_scored.then(|| scored.next()).flatten();
+                    take(results, launched.logits_rows, logits_row, scored, out);
                 }
             }
+            logits_row += usize::from(source != Source::None);
         }
         for &row in &launched.broken {
             out.rows[row] = RowOutcome::NonFinite;

@@ -8,7 +8,7 @@ use crate::{Row, StepBatch};
 use pinion_cuda::{DRAW_BYTES, NO_LANE, NO_QUERY, PREFILL_TILE};
 
 /// Rows of at least this number of query tokens go to the tensor-core kernel.
-const TILED_QUERY_MIN: u32 = 16;
+pub(crate) const TILED_QUERY_MIN: u32 = 16;
 
 /// Padded sizes of a step, from which every offset follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

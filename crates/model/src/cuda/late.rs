@@ -5,50 +5,50 @@
 use super::forward::Forward;
 use super::inputs::{Layout, aligned};
 use super::sampling::{Source, draw};
-use crate::{Logprob, MaskState, RowOutcome, SampleParams, StepBatch};
+use crate::{Logprob, MaskState, RowOutcome, SampleParams, StepBatch, StepOutput};
 use pinion_cuda::{
     CHANGE_BYTES, CudaError, DRAW_BYTES, Draw, Pinned, SAMPLED_BYTES, SCORED_BYTES, SCORES_BYTES, Sample,
     Sampled, SampledState, Score, Scored, Scores, Stream, mask_bytes,
 };
 
 /// Offset of the scores behind the tokens of a step with this number of rows of logits.
-fn scores_at(rows: usize) -> usize {
+pub(crate) fn scores_at(rows: usize) -> usize {
     aligned(rows * SAMPLED_BYTES)
 }
 
 /// Bytes of the results of a step, by its rows of logits and the scored ones among them.
-pub(super) fn result_bytes(rows: usize, scored: usize) -> usize {
+pub(crate) fn result_bytes(rows: usize, scored: usize) -> usize {
     scores_at(rows) + scored * SCORES_BYTES
 }
 
 /// Bytes that late rows send, by their number and the masked ones among them: their draws, which of them are scored,
 /// their masks.
-pub(super) fn late_bytes(rows: usize, masked: usize, vocab: u32) -> usize {
+pub(crate) fn late_bytes(rows: usize, masked: usize, vocab: u32) -> usize {
     masks_at(rows) + masked * mask_bytes(vocab)
 }
 
-fn masks_at(rows: usize) -> usize {
+pub(crate) fn masks_at(rows: usize) -> usize {
     aligned(rows * (DRAW_BYTES + SCORED_BYTES))
 }
 
 /// What of a step's late rows is on its way.
 #[derive(Debug, Default)]
-struct Sent {
-    draws: usize,
-    scored: usize,
-    masks: usize,
+pub(crate) struct Sent {
+    pub(crate) draws: usize,
+    pub(crate) scored: usize,
+    pub(crate) masks: usize,
 }
 
 /// What the late rows of a step are made with.
 #[derive(Debug)]
-pub(super) struct LateRows {
+pub(crate) struct LateRows {
     vocab: u32,
     /// The mask of one row.
     mask_bits: Vec<u32>,
 }
 
 impl LateRows {
-    pub(super) fn new(vocab: u32) -> LateRows {
+    pub(crate) fn new(vocab: u32) -> LateRows {
         LateRows { vocab, mask_bits: Vec::with_capacity(vocab as usize / 32 + 2) }
     }
 
@@ -68,7 +68,7 @@ impl LateRows {
         if late_count == 0 {
             return Ok(0);
         }
-        let sent = self.write(batch, sources, late, late_count);
+        let sent = self.write(batch, sources, late.bytes_mut(), late_count);
         if sent.draws == 0 {
             return Ok(0);
         }
@@ -102,14 +102,14 @@ impl LateRows {
     }
 
     /// Writes what the step's late rows send, each part where `late_count` rows have it.
-    fn write(
+    pub(crate) fn write(
         &mut self,
         batch: &StepBatch<'_>,
         sources: &mut [Source],
-        late: &mut Pinned,
+        late: &mut [u8],
         late_count: usize,
     ) -> Sent {
-        let (rows, masks) = late.bytes_mut().split_at_mut(masks_at(late_count));
+        let (rows, masks) = late.split_at_mut(masks_at(late_count));
         let (draws, scored) = rows.split_at_mut(late_count * DRAW_BYTES);
         let mask_bytes = mask_bytes(self.vocab);
         let (mut sent, mut logits_row) = (Sent::default(), 0);
@@ -166,10 +166,19 @@ fn write_mask(bits: &[u32], to: &mut [u8]) {
     }
 }
 
-/// Appends the logprobs of the `index`-th scored row of a step of `rows` rows of logits, if it drew a token.
-pub(super) fn report(results: &[u8], rows: usize, index: usize, sampled: &[u8], out: &mut Vec<Logprob>) {
-    let SampledState::Token(token) = Sampled::read(sampled) else { return };
-    let scores = Scores::read(&results[scores_at(rows) + index * SCORES_BYTES..][..SCORES_BYTES]);
-    out.push(Logprob { token, logprob: scores.logprob(Sampled::logit(sampled)) });
-    out.extend(scores.best().map(|(token, logprob)| Logprob { token, logprob }));
+/// Takes the outcome of the `row`-th of `rows` rows of logits from a step's results. A row that is scored is the
+/// `scored`-th of these.
+pub(crate) fn take(results: &[u8], rows: usize, row: usize, scored: Option<usize>, out: &mut StepOutput) {
+    let sampled = &results[row * SAMPLED_BYTES..][..SAMPLED_BYTES];
+    let state = Sampled::read(sampled);
+    if let (SampledState::Token(token), Some(index)) = (state, scored) {
+        let scores = Scores::read(&results[scores_at(rows) + index * SCORES_BYTES..][..SCORES_BYTES]);
+        out.logprobs.push(Logprob { token, logprob: scores.logprob(Sampled::logit(sampled)) });
+        out.logprobs.extend(scores.best().map(|(token, logprob)| Logprob { token, logprob }));
+    }
+    out.push(match state {
+        SampledState::Token(token) => RowOutcome::Token(token),
+        // The kernel writes one of the two for every row that is not skipped.
+        SampledState::NonFinite | SampledState::None => RowOutcome::NonFinite,
+    });
 }

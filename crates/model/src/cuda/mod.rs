@@ -7,21 +7,21 @@
 
 mod buckets;
 mod cache;
-mod changes;
+pub(crate) mod changes;
 mod convert;
 mod engine;
 mod forward;
 mod fused_decode;
 mod host_rows;
-mod inputs;
-mod late;
+pub(crate) mod inputs;
+pub(crate) mod late;
 mod layer;
 mod memory;
 mod mixed_graphs;
 mod prepare;
 mod probe;
-mod sampling;
-mod shape;
+pub(crate) mod sampling;
+pub(crate) mod shape;
 mod wait;
 mod weights;
 
@@ -44,7 +44,7 @@ const PRODUCT_WORKSPACE_BYTES: u64 = 32 << 20;
 pub const PRODUCT_CANDIDATES: u32 = 8;
 /// Changes of logits for which a step has room, for each of its rows: with more, rows are the host's. A request with
 /// penalties has one for each id in its context.
-const CHANGES_PER_ROW: usize = 512;
+pub(crate) const CHANGES_PER_ROW: usize = 512;
 
 /// Size of the cache on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,7 +67,7 @@ pub enum PrefillAttention {
 
 impl PrefillAttention {
     /// Whether chunks go to the tensor-core kernel.
-    fn on_tensor_cores(self, dtype: CudaDtype, head_dim: u32) -> bool {
+    pub(crate) fn on_tensor_cores(self, dtype: CudaDtype, head_dim: u32) -> bool {
         self == Self::Auto && dtype != CudaDtype::F32 && matches!(head_dim, 64 | 128)
     }
 }

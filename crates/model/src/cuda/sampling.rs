@@ -7,7 +7,7 @@ use pinion_cuda::{DRAW_BYTES, Draw, DrawMode, RowChanges, SAMPLE_VOCAB_MAX};
 
 /// Where a row's token comes from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// The row asks for none.
     None,
     /// The sampler kernel, after what the request does to its logits.
@@ -29,15 +29,15 @@ pub(super) enum Source {
 
 /// What the device does of what the host's sampler could do too.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OnDevice {
-    pub(super) shaped: bool,
-    pub(super) scored: bool,
-    pub(super) masked: bool,
+pub(crate) struct OnDevice {
+    pub(crate) shaped: bool,
+    pub(crate) scored: bool,
+    pub(crate) masked: bool,
 }
 
 impl Source {
     /// Where the row's token comes from; its changes join those of the step.
-    pub(super) fn of(
+    pub(crate) fn of(
         row: &Row,
         index: usize,
         batch: &StepBatch<'_>,

@@ -14,6 +14,19 @@ const TUNED_HEAD_DIMS: [u32; 4] = [16, 32, 64, 128];
 
 const _: () = assert!(GENERAL_DIM_MAX == CUDA_HEAD_DIM_MAX);
 
+/// A layer's window, if the longest sequence is longer.
+pub(crate) fn window_within(model: &Architecture, layer: usize, max_context: u32) -> Option<u32> {
+    model.layers[layer].window.filter(|&window| window < max_context)
+}
+
+/// Whether a layer's attention is the general kernel's.
+pub(crate) fn is_general(model: &Architecture, layer: usize, max_context: u32) -> bool {
+    let attention = &model.attention;
+    window_within(model, layer, max_context).is_some()
+        || attention.soft_cap.is_some()
+        || !TUNED_HEAD_DIMS.contains(&attention.head_dim)
+}
+
 /// An architecture that the device runs.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Shape {
@@ -59,15 +72,12 @@ impl Shape {
 
     /// The window of a layer, if it is shorter than the longest sequence.
     pub(super) fn window(&self, layer: usize) -> Option<u32> {
-        self.model.layers[layer].window.filter(|&window| window < self.max_context)
+        window_within(&self.model, layer, self.max_context)
     }
 
     /// Whether a layer's attention is the general kernel's.
     pub(super) fn is_general(&self, layer: usize) -> bool {
-        let attention = &self.model.attention;
-        self.window(layer).is_some()
-            || attention.soft_cap.is_some()
-            || !TUNED_HEAD_DIMS.contains(&attention.head_dim)
+        is_general(&self.model, layer, self.max_context)
     }
 
     /// Whether the tuned kernels take every layer's attention.

@@ -1,6 +1,8 @@
 //! A loaded model of operators: its device, its memory, its steps.
 
+use super::draws::DeviceDraws;
 use super::network::{Inputs, Network};
+use super::paged::Kernels;
 use super::weights::Weights;
 use super::{OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, OperatorPrefill};
 use crate::batch::{StepBatch, StepError, StepOutput};
@@ -10,9 +12,9 @@ use crate::load::{KvSize, LoadError, LoadEvent, tell_ignored};
 use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
 use crate::{DeviceMemory, Model, ModelInfo, WarmUp};
-use pinion_architecture::Architecture;
+use pinion_architecture::{Architecture, beyond_cuda_attention};
 use pinion_ops::device::{cuda_memory, open_cuda};
-use pinion_ops::tensor::{TensorError, keep_freed_memory, set_threads};
+use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_threads};
 use std::path::Path;
 use tch::{Device, Kind, Tensor};
 
@@ -64,7 +66,23 @@ struct OperatorDecoder {
     network: Network,
     device: OperatorDevice,
     sampler: Sampler,
+    /// What the host samples from.
     logits: Vec<f32>,
+    /// The object's sampler, if the model runs with its kernels.
+    draws: Option<DeviceDraws>,
+}
+
+/// What a step with rows computed.
+struct Ran {
+    /// The last layer's output, `[tokens, hidden]`.
+    hidden: Tensor,
+    /// fp32 `[sampling rows, vocab]`, if there are some.
+    logits: Option<Tensor>,
+}
+
+/// Copies logits to the host.
+fn bring(logits: &Tensor, to: &mut Vec<f32>) -> Result<(), TensorError> {
+    copy_to_f32(&logits.f_to_device(Device::Cpu)?, to)
 }
 
 /// The device is open.
@@ -91,6 +109,9 @@ pub(super) fn load(
             options.max_tokens.div_ceil(options.block_size).min(sequence_blocks).max(1)
         }
     };
+    let kernels = kernels(&model, max_context, options, watch)?;
+    let draws = options.kernels.as_ref().filter(|_| kernels.is_some());
+    let draws = draws.map(|wanted| DeviceDraws::new(wanted, model.vocab, options.max_rows));
     let weights = Weights::read(folder, &model, max_context, options, watch)?;
     let info = ModelInfo {
         family: model.family,
@@ -108,7 +129,8 @@ pub(super) fn load(
     let mut decoder = OperatorDecoder {
         sampler: Sampler::new(model.vocab as usize),
         logits: Vec::new(),
-        network: Network::new(model, weights, options, block_count)?,
+        draws,
+        network: Network::new(model, weights, kernels, options, block_count)?,
         device: options.device,
         info,
     };
@@ -132,6 +154,10 @@ fn check(model: &Architecture, options: &OperatorOptions) -> Result<(), LoadErro
             model.family
         ));
     }
+    if options.prefill == OperatorPrefill::Sdpa && options.kernels.is_some() {
+        let reason = "--prefill-attention sdpa is libtorch's own attention; use --torch-kernels off with it";
+        return refuse(reason.into());
+    }
     if options.prefill == OperatorPrefill::Sdpa && model.attention.soft_cap.is_some() {
         return refuse(format!(
             "model_type {:?} caps its attention scores, which scaled_dot_product_attention cannot; use --prefill-attention auto or plain",
@@ -139,6 +165,30 @@ fn check(model: &Architecture, options: &OperatorOptions) -> Result<(), LoadErro
         ));
     }
     Ok(())
+}
+
+/// The object's kernels, if they are asked for and take the model's heads.
+fn kernels(
+    model: &Architecture,
+    max_context: u32,
+    options: &OperatorOptions,
+    watch: &mut dyn FnMut(LoadEvent<'_>),
+) -> Result<Option<Kernels>, LoadError> {
+    let Some(wanted) = &options.kernels else { return Ok(None) };
+    let element_bytes = kind_of(options.dtype).elt_size_in_bytes() as u64;
+    let reason = match beyond_cuda_attention(model, element_bytes) {
+        Some(reason) => reason,
+        None => match Kernels::open(wanted, model, options, max_context) {
+            Ok(kernels) => return Ok(Some(kernels)),
+            Err(error) if wanted.may_do_without => error.to_string(),
+            Err(error) => return Err(backend(error)),
+        },
+    };
+    if !wanted.may_do_without {
+        return Err(LoadError::Options { reason: format!("{reason}; use --torch-kernels off") });
+    }
+    watch(LoadEvent::WithoutKernels(&reason));
+    Ok(None)
 }
 
 /// Blocks in a share of the free memory; at least one sequence must fit.
@@ -177,22 +227,37 @@ impl OperatorDecoder {
         Ok(())
     }
 
-    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and gives the last layer's
-    /// output, `[tokens, hidden]`, if there are rows.
-    fn run(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
+    /// Runs the layers and the head, if there are rows.
+    fn run(&mut self, batch: &StepBatch<'_>) -> Result<Option<Ran>, StepError> {
         batch.check(&self.info.batch_limits())?;
         let _no_grad = tch::no_grad_guard();
         for copy in batch.copies {
             self.network.copy_block(copy).map_err(step_error)?;
         }
-        self.logits.clear();
         if batch.rows.is_empty() {
             return Ok(None);
         }
         let inputs = Inputs::new(batch, &self.network).map_err(step_error)?;
         let hidden = self.network.layers(&inputs).map_err(step_error)?;
-        self.network.sampled(&hidden, &inputs, &mut self.logits).map_err(step_error)?;
-        Ok(Some(hidden))
+        let logits = self.network.sampled(&hidden, &inputs).map_err(step_error)?;
+        Ok(Some(Ran { hidden, logits }))
+    }
+
+    /// Tokens of the rows that sample: drawn on the device, or from a copy of the logits.
+    fn draw(
+        &mut self,
+        batch: &StepBatch<'_>,
+        logits: Option<&Tensor>,
+        out: &mut StepOutput,
+    ) -> Result<(), TensorError> {
+        let _no_grad = tch::no_grad_guard();
+        if let (Some(logits), Some(draws), Some(stream)) = (logits, &mut self.draws, self.network.stream()?) {
+            return draws.draw(&stream, logits, &mut self.sampler, batch, out);
+        }
+        self.logits.clear();
+        logits.map_or(Ok(()), |logits| bring(logits, &mut self.logits))?;
+        draw_rows(&mut self.sampler, self.info.vocab_size as usize, batch, out, &mut self.logits);
+        Ok(())
     }
 }
 
@@ -203,10 +268,11 @@ impl Model for OperatorDecoder {
 
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
         out.clear();
-        let hidden = self.run(batch)?;
+        let ran = self.run(batch)?;
+        self.draw(batch, ran.as_ref().and_then(|ran| ran.logits.as_ref()), out).map_err(step_error)?;
         let vocab = self.info.vocab_size as usize;
-        draw_rows(&mut self.sampler, vocab, batch, out, &mut self.logits);
-        let Some(hidden) = hidden.filter(|_| batch.rows.iter().any(|row| row.scored.is_some())) else {
+        let Some(Ran { hidden, .. }) = ran.filter(|_| batch.rows.iter().any(|row| row.scored.is_some()))
+        else {
             return Ok(());
         };
         let _no_grad = tch::no_grad_guard();
@@ -214,15 +280,17 @@ impl Model for OperatorDecoder {
         score_prompts(&mut self.sampler, vocab, batch, out, &mut self.logits, |begin, len, logits| {
             let some =
                 hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
-            network.head(&some, logits).map_err(step_error)
+            network.head(&some).and_then(|found| bring(&found, logits)).map_err(step_error)
         })
     }
 
     fn logits(&mut self, batch: &StepBatch<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
-        self.run(batch)?;
+        let ran = self.run(batch)?;
         out.clear();
-        out.extend_from_slice(&self.logits);
-        Ok(())
+        match ran.and_then(|ran| ran.logits) {
+            Some(logits) => bring(&logits, out).map_err(step_error),
+            None => Ok(()),
+        }
     }
 
     fn warm_up(&mut self, shapes: &WarmUp) -> Result<(), StepError> {

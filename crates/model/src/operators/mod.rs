@@ -3,7 +3,9 @@
 //! It interprets the same [`Architecture`](pinion_architecture::Architecture) as the tuned forwards and calls none of
 //! our kernels: it is the reference for them on one device, and it runs the models that they do not take. Quantised
 //! checkpoints are unpacked to the compute dtype. It is written to be right and not to be fast: attention is computed
-//! for each row by itself. Start at `decoder`, then `network`.
+//! for each row by itself. With [`OperatorKernels`] attention and the append to the cache are kernels of the CUDA
+//! object instead, on libtorch's stream, between the same operators, and so is the sampler. Start at `decoder`, then
+//! `network`; `attention` is the first way, `paged` and `draws` the second.
 //! docs/design/0016-libtorch-operators.md.
 
 #[cfg(feature = "torch")]
@@ -11,14 +13,18 @@ mod attention;
 #[cfg(feature = "torch")]
 mod decoder;
 #[cfg(feature = "torch")]
+mod draws;
+#[cfg(feature = "torch")]
 mod network;
+#[cfg(feature = "torch")]
+mod paged;
 #[cfg(feature = "torch")]
 mod weights;
 
 use crate::Model;
 use crate::load::{KvSize, LoadError, LoadEvent};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where the tensors are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +87,21 @@ pub enum OperatorPrefill {
     Plain,
 }
 
+/// Kernels of the CUDA object in place of libtorch's operators, where the object has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperatorKernels {
+    /// The shared object; over tensors on the CPU the emulated one.
+    pub object: PathBuf,
+    /// Operators alone will do, with a [`LoadEvent::WithoutKernels`], where the object cannot be used.
+    pub may_do_without: bool,
+    /// Penalties, biases and banned ids are the sampler kernel's; off, the host's, as for the two below.
+    pub shaped_on_device: bool,
+    /// Logprobs of drawn tokens.
+    pub scored_on_device: bool,
+    /// Masks of grammars.
+    pub masked_on_device: bool,
+}
+
 /// Everything that [`load_operators`] can be told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperatorOptions {
@@ -100,8 +121,11 @@ pub struct OperatorOptions {
     pub max_rows: u32,
     /// Most query tokens in a step.
     pub max_tokens: u32,
-    /// Attention of prompt chunks.
+    /// Attention of prompt chunks. With kernels `Auto` is the tensor cores' where type and head size allow, and `Plain`
+    /// the kernel of single tokens.
     pub prefill: OperatorPrefill,
+    /// Attention, the append to the cache and the sampler are the CUDA object's kernels.
+    pub kernels: Option<OperatorKernels>,
 }
 
 /// Whether this build has the operators, and whether libtorch has this device.

@@ -3,12 +3,14 @@
 
 use super::attention::{LayerCache, RowPlaces, Rows, queries_at_once};
 use super::decoder::{backend, kind_of, tensors_of};
+use super::paged::{Kernels, PagedCache, PagedStep, StepWords};
 use super::weights::{Angles, Layer, Norm, Weights};
 use super::{OperatorOptions, OperatorPrefill};
 use crate::batch::{BlockCopy, StepBatch};
 use crate::load::LoadError;
 use pinion_architecture::{Activation, Architecture, NormKind};
-use pinion_ops::tensor::{TensorError, copy_to_f32};
+use pinion_ops::tensor::TensorError;
+use pinion_ops::tensor_kernels::TensorStream;
 use tch::{Device, Kind, Tensor};
 
 /// Weights, cache, and what they are.
@@ -16,12 +18,23 @@ use tch::{Device, Kind, Tensor};
 pub(super) struct Network {
     model: Architecture,
     weights: Weights,
-    cache: Vec<LayerCache>,
+    cache: Cache,
     block_size: i64,
     kind: Kind,
     device: Device,
     prefill: OperatorPrefill,
+    kernels: Option<Kernels>,
 }
+
+/// Keys and values, laid out for libtorch's operators or for the CUDA object's kernels.
+#[derive(Debug)]
+enum Cache {
+    Rows(Vec<LayerCache>),
+    Paged(PagedCache),
+}
+
+/// Attention of a layer: its index, `[queries, keys, values]` as `[tokens, heads, head_dim]` each.
+type Attend<'a> = dyn FnMut(usize, [&Tensor; 3]) -> Result<Tensor, TensorError> + 'a;
 
 /// A step's batch on the device.
 #[derive(Debug)]
@@ -29,16 +42,36 @@ pub(super) struct Inputs {
     /// `[tokens]`
     tokens: Tensor,
     positions: Tensor,
-    /// Rows of the cache that the step writes, `[tokens]`.
-    written: Tensor,
     /// The last query token of each row that samples.
     sampled: Option<Tensor>,
-    rows: Vec<RowPlaces>,
+    places: Places,
+}
+
+/// Where a step's tokens are in the cache.
+#[derive(Debug)]
+enum Places {
+    Rows {
+        /// Rows of the cache that the step writes, `[tokens]`.
+        written: Tensor,
+        rows: Vec<RowPlaces>,
+    },
+    Paged(StepWords),
 }
 
 impl Inputs {
     /// Of a batch that was checked.
     pub(super) fn new(batch: &StepBatch<'_>, network: &Network) -> Result<Self, TensorError> {
+        let Some(kernels) = &network.kernels else { return Self::of_rows(batch, network) };
+        let words = StepWords::new(batch, kernels, network.device)?;
+        Ok(Self {
+            tokens: words.tokens.shallow_clone(),
+            positions: words.positions.shallow_clone(),
+            sampled: words.sampled.as_ref().map(Tensor::shallow_clone),
+            places: Places::Paged(words),
+        })
+    }
+
+    fn of_rows(batch: &StepBatch<'_>, network: &Network) -> Result<Self, TensorError> {
         let on_device = |values: &[i64]| -> Result<Tensor, TensorError> {
             Ok(Tensor::f_from_slice(values)?.f_to_device(network.device)?)
         };
@@ -71,9 +104,8 @@ impl Inputs {
         Ok(Self {
             tokens: on_device(&widened(batch.tokens))?,
             positions: on_device(&widened(batch.positions))?,
-            written: on_device(&written)?,
             sampled: (!sampled.is_empty()).then(|| on_device(&sampled)).transpose()?,
-            rows,
+            places: Places::Rows { written: on_device(&written)?, rows },
         })
     }
 }
@@ -82,13 +114,15 @@ impl Network {
     pub(super) fn new(
         model: Architecture,
         weights: Weights,
+        kernels: Option<Kernels>,
         options: &OperatorOptions,
         block_count: u32,
     ) -> Result<Self, LoadError> {
         let mut network = Self {
             model,
             weights,
-            cache: Vec::new(),
+            cache: Cache::Rows(Vec::new()),
+            kernels,
             block_size: i64::from(options.block_size),
             kind: kind_of(options.dtype),
             device: tensors_of(options.device),
@@ -100,17 +134,30 @@ impl Network {
 
     /// A cache of this size, zeroed, in place of the one that is there.
     pub(super) fn take_cache(&mut self, block_count: u32) -> Result<(), LoadError> {
-        self.cache.clear();
-        let rows = i64::from(block_count) * self.block_size;
-        let cache =
-            self.model.layers.iter().map(|_| LayerCache::new(rows, &self.model, self.kind, self.device));
-        self.cache = cache.collect::<Result<_, _>>().map_err(backend)?;
+        self.cache = Cache::Rows(Vec::new());
+        self.cache = self.new_cache(block_count).map_err(backend)?;
         Ok(())
+    }
+
+    fn new_cache(&self, block_count: u32) -> Result<Cache, TensorError> {
+        let (model, kind, device) = (&self.model, self.kind, self.device);
+        if self.kernels.is_some() {
+            let cache = PagedCache::new(model, block_count, self.block_size, kind, device)?;
+            return Ok(Cache::Paged(cache));
+        }
+        let rows = i64::from(block_count) * self.block_size;
+        let layers = model.layers.iter().map(|_| LayerCache::new(rows, model, kind, device));
+        Ok(Cache::Rows(layers.collect::<Result<Vec<_>, _>>()?))
     }
 
     pub(super) fn copy_block(&mut self, copy: &BlockCopy) -> Result<(), TensorError> {
         let (from, to) = (i64::from(copy.from) * self.block_size, i64::from(copy.to) * self.block_size);
-        self.cache.iter_mut().try_for_each(|layer| layer.copy(from, to, i64::from(copy.tokens)))
+        match &mut self.cache {
+            Cache::Paged(cache) => cache.copy(copy),
+            Cache::Rows(layers) => {
+                layers.iter_mut().try_for_each(|layer| layer.copy(from, to, i64::from(copy.tokens)))
+            }
+        }
     }
 
     /// The last layer's output, `[tokens, hidden]`.
@@ -132,27 +179,45 @@ impl Network {
         let angles: Result<Vec<Angles>, TensorError> = (weights.angles.iter())
             .map(|table| Ok(Angles { cosines: angle(&table.cosines)?, sines: angle(&table.sines)? }))
             .collect();
-        let angles = angles?;
-        for (index, (layer, cache)) in weights.layers.iter().zip(&mut self.cache).enumerate() {
-            let rows = Rows { places: &inputs.rows, written: &inputs.written, prefill: self.prefill };
-            hidden = layer_of(&self.model, index, layer, cache, hidden, &rows, &angles)?;
+        let (angles, model, prefill) = (angles?, &self.model, self.prefill);
+        let soft_cap = model.attention.soft_cap;
+        let mut through = |attend: &mut Attend<'_>| -> Result<(), TensorError> {
+            for (index, layer) in weights.layers.iter().enumerate() {
+                let before = std::mem::replace(&mut hidden, Tensor::new());
+                hidden = layer_of(model, index, layer, before, &angles, attend)?;
+            }
+            Ok(())
+        };
+        match (&mut self.cache, &inputs.places, &self.kernels) {
+            (Cache::Rows(layers), Places::Rows { written, rows }, _) => {
+                let rows = Rows { places: rows, written, prefill };
+                through(&mut |index, [queries, keys, values]| {
+                    layers[index].append(&rows, keys, values)?;
+                    layers[index].attend(queries, &rows, &model.layers[index], soft_cap)
+                })?;
+            }
+            (Cache::Paged(cache), Places::Paged(words), Some(kernels)) => {
+                let step = PagedStep { kernels, cache, words, stream: kernels.stream()? };
+                through(&mut |index, qkv| step.attend(index, qkv, model.layers[index].scale, soft_cap))?;
+            }
+            _ => unreachable!("inputs are made for the cache that there is"),
         }
         Ok(hidden)
     }
 
-    /// The logits of the rows that sample.
-    pub(super) fn sampled(
-        &self,
-        hidden: &Tensor,
-        inputs: &Inputs,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), TensorError> {
-        let Some(sampled) = &inputs.sampled else { return Ok(()) };
-        self.head(&hidden.f_index_select(0, sampled)?, logits)
+    /// The logits of the rows that sample, if there are some.
+    pub(super) fn sampled(&self, hidden: &Tensor, inputs: &Inputs) -> Result<Option<Tensor>, TensorError> {
+        let Some(sampled) = &inputs.sampled else { return Ok(None) };
+        Ok(Some(self.head(&hidden.f_index_select(0, sampled)?)?))
     }
 
-    /// The last norm and the head: `[some, hidden]` to `[some, vocab]`, on the host.
-    pub(super) fn head(&self, hidden: &Tensor, logits: &mut Vec<f32>) -> Result<(), TensorError> {
+    /// The object's kernels, on libtorch's stream.
+    pub(super) fn stream(&self) -> Result<Option<TensorStream>, TensorError> {
+        self.kernels.as_ref().map(Kernels::stream).transpose()
+    }
+
+    /// The last norm and the head: `[some, hidden]` to fp32 `[some, vocab]`.
+    pub(super) fn head(&self, hidden: &Tensor) -> Result<Tensor, TensorError> {
         let (head, norm) = (self.model.head, &self.weights.final_norm);
         let found = self.weights.head.forward(&norm_of(&self.model, hidden, norm)?)?;
         let mut found = found.f_to_kind(Kind::Float)?;
@@ -162,7 +227,7 @@ impl Network {
         if let Some(cap) = head.soft_cap {
             let _ = found.f_div_scalar_(f64::from(cap))?.f_tanh_()?.f_mul_scalar_(f64::from(cap))?;
         }
-        copy_to_f32(&found.f_to_device(Device::Cpu)?, logits)
+        Ok(found)
     }
 }
 
@@ -192,10 +257,9 @@ fn layer_of(
     model: &Architecture,
     index: usize,
     weights: &Layer,
-    cache: &mut LayerCache,
     hidden: Tensor,
-    rows: &Rows<'_>,
     angles: &[Angles],
+    attend: &mut Attend<'_>,
 ) -> Result<Tensor, TensorError> {
     let (attention, each) = (&model.attention, &model.layers[index]);
     let widths = [model.query_width(), model.kv_width(), model.kv_width()].map(i64::from);
@@ -214,8 +278,7 @@ fn layer_of(
     };
     let queries = place(&parts[0], weights.q_norm.as_ref())?;
     let keys = place(&parts[1], weights.k_norm.as_ref())?;
-    cache.append(rows, &keys, &parts[2].f_unflatten(1, [-1, head_dim])?)?;
-    let attended = cache.attend(&queries, rows, each, attention.soft_cap)?;
+    let attended = attend(index, [&queries, &keys, &parts[2].f_unflatten(1, [-1, head_dim])?])?;
     let hidden = added(model, hidden, weights.out.forward(&attended)?, weights.attention_post_norm.as_ref())?;
     let up = weights.up.forward(&normed(model, &hidden, weights.mlp_norm.as_ref())?)?;
     let activate = |x: &Tensor| match model.mlp.activation {

@@ -34,8 +34,9 @@ const DIRECTION: &[(&str, Siblings)] = &[
     // For clients of a service: no role may have it.
     ("client", Siblings::Only(&[])),
     ("shm", Siblings::Only(&["os"])),
-    ("ops", Siblings::Only(&[])),
     ("cuda", Siblings::Only(&[])),
+    // Over libtorch's tensors the CUDA object's kernels need both.
+    ("ops", Siblings::Only(&["cuda"])),
     ("architecture", Siblings::Only(&[])),
     ("gguf", Siblings::Only(&[])),
     ("config", Siblings::Only(&["architecture", "gguf", "protocol"])),
@@ -202,7 +203,7 @@ mod tests {
         let wrong = [
             ("shm", "protocol"),
             ("os", "shm"),
-            ("ops", "cuda"),
+            ("cuda", "ops"),
             ("protocol", "shm"),
             ("scheduler", "config"),
             ("engine", "frontend"),

@@ -14,12 +14,14 @@ use pinion_random::Random;
 mod attention;
 mod decode;
 mod layers;
+mod streams;
 
 pub(crate) use attention::{decode_attention, general_attention, prefill_attention};
 pub(crate) use decode::fused_decode;
 #[allow(unused_imports, reason = "the refusals are of the emulated device only")]
 pub(crate) use decode::refused_decode_steps;
 pub(crate) use layers::{gates_and_rotations, rms_norms_and_scales};
+pub(crate) use streams::borrowed_stream;
 
 /// How much to do.
 #[derive(Debug, Clone, Copy)]
