@@ -5,6 +5,7 @@
 //! held + cached + free = total. [`BlockPool::take`] takes free blocks first and then evicts cached ones, the least
 //! recently used first, so the cache never takes room from a running request. `prefix` is the tree behind it.
 
+use crate::listing::CacheChange;
 use crate::prefix::{PrefixTree, ROOT};
 
 /// Number of blocks for `tokens` tokens.
@@ -141,9 +142,9 @@ impl BlockPool {
     pub fn register_tail(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) {
         let known = self.find_tail(before, tokens).is_some_and(|(_, common)| common as usize == tokens.len());
         let Some(prefixes) = self.prefixes.as_mut().filter(|_| !known && !tokens.is_empty()) else { return };
-        let parent = before.map_or(Some(ROOT), |before| prefixes.serial(before));
-        if let Some(parent) = parent.filter(|_| prefixes.serial(block).is_none()) {
-            prefixes.insert(block, parent, tokens);
+        let is_in_tree = before.is_none_or(|before| prefixes.serial(before).is_some());
+        if is_in_tree && prefixes.serial(block).is_none() {
+            prefixes.insert(block, before, tokens);
         }
     }
 
@@ -172,7 +173,7 @@ impl BlockPool {
         };
         match prefixes.find(parent, tokens) {
             None => {
-                prefixes.insert(block, parent, tokens);
+                prefixes.insert(block, before, tokens);
                 block
             }
             Some(twin) => {
@@ -198,9 +199,38 @@ impl BlockPool {
 
     /// Unregisters all blocks: cached ones become free, held ones stay with their holders. O(blocks).
     pub fn clear_cache(&mut self) {
+        // That everything is gone is told once, not block by block.
+        self.repeat_changes();
         for block in 0..self.total() {
             self.forget(block);
         }
+    }
+
+    /// Lists what comes into the prefix cache and leaves it, for a reader outside. To be called before the first
+    /// registration.
+    pub fn list_changes(&mut self) {
+        self.prefixes.iter_mut().for_each(PrefixTree::list);
+    }
+
+    /// The reader outside knows nothing: it is told everything anew.
+    pub fn repeat_changes(&mut self) {
+        self.prefixes.iter_mut().for_each(PrefixTree::repeat);
+    }
+
+    /// Whether there is something to tell.
+    pub fn has_changes(&self) -> bool {
+        self.prefixes.as_ref().and_then(PrefixTree::listing).is_some_and(|listing| !listing.is_told())
+    }
+
+    /// What the reader outside must hear next; it counts as told. Removals come before additions, and a block comes
+    /// after its parent.
+    pub fn next_change(&mut self) -> Option<CacheChange<'_>> {
+        self.prefixes.as_mut()?.next_change()
+    }
+
+    /// Every whole block that can be found, as it would be told. O(blocks); for tests.
+    pub fn contents_of_cache(&self) -> Vec<CacheChange<'_>> {
+        self.prefixes.as_ref().map(PrefixTree::reachable).unwrap_or_default()
     }
 
     /// Checks that held + cached + free = total, that every block without a holder is in one list once, and that each

@@ -31,6 +31,7 @@
 
 mod block_table;
 pub mod kv;
+mod listing;
 mod plan;
 mod policy;
 mod prefix;
@@ -42,6 +43,7 @@ mod step_budget;
 mod step_cost;
 mod tenants;
 
+pub use listing::CacheChange;
 pub use plan::{BlockCopy, Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
 pub use policy::{Admission, Policy};
 pub use request::{Limits, Refusal, Request};

@@ -14,6 +14,7 @@
 //!
 //! All tables have their final size from the start: one node per block.
 
+use crate::listing::{CacheChange, Listing, Next};
 use std::hash::{BuildHasher, RandomState};
 
 /// No block.
@@ -70,6 +71,8 @@ pub(crate) struct PrefixTree {
     oldest: u32,
     newest: u32,
     idle_count: u32,
+    /// What a reader outside is told, if there is one.
+    listing: Option<Box<Listing>>,
 }
 
 impl PrefixTree {
@@ -86,6 +89,7 @@ impl PrefixTree {
             oldest: NONE,
             newest: NONE,
             idle_count: 0,
+            listing: None,
         }
     }
 
@@ -137,10 +141,11 @@ impl PrefixTree {
         best
     }
 
-    /// Makes a held block the node of `tokens` after `parent`; there must be none yet. Fewer tokens than a block make a
-    /// tail.
-    pub(crate) fn insert(&mut self, block: u32, parent: u64, tokens: &[u32]) {
+    /// Makes a held block the node of `tokens` after the node `before`; there must be none yet. Fewer tokens than a
+    /// block make a tail.
+    pub(crate) fn insert(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) {
         debug_assert!(self.serial(block).is_none());
+        let parent = before.map_or(ROOT, |before| self.nodes[before as usize].serial);
         self.serials_used += 1;
         let (serial, len) = (self.serials_used, tokens.len() as u32);
         let mut node = Node { serial, parent, len, ..VACANT };
@@ -148,6 +153,11 @@ impl PrefixTree {
             debug_assert!(self.find(parent, tokens).is_none());
             let bucket = self.bucket(parent, tokens);
             node.bucket_next = std::mem::replace(&mut self.buckets[bucket], block);
+            if let Some(listing) = &mut self.listing
+                && before.is_none_or(|before| listing.has(before))
+            {
+                listing.add(block);
+            }
         }
         let family = self.family(parent);
         node.sibling_next = std::mem::replace(&mut self.families[family], block);
@@ -160,6 +170,7 @@ impl PrefixTree {
 
     /// Removes a node that is not idle. Nodes below it become unreachable.
     pub(crate) fn remove(&mut self, block: u32) {
+        self.unlist(block);
         let Node { parent, bucket_next, sibling_before, sibling_next, .. } = self.nodes[block as usize];
         let family = self.family(parent);
         match sibling_before {
@@ -184,6 +195,82 @@ impl PrefixTree {
             self.nodes[before as usize].bucket_next = bucket_next;
         }
         self.nodes[block as usize] = VACANT;
+    }
+
+    /// Takes a node off the listing, and those below it: they cannot be found without it.
+    fn unlist(&mut self, block: u32) {
+        let Some(listing) = &mut self.listing else { return };
+        let serial = self.nodes[block as usize].serial;
+        if !listing.remove(block, serial) {
+            return;
+        }
+        // As a rule there is nothing below it, and nothing is allocated.
+        let (mut parent, mut parents) = (serial, Vec::new());
+        loop {
+            let family = self.hasher.hash_one(parent) as usize & (self.families.len() - 1);
+            let mut child = self.families[family];
+            while child != NONE {
+                let node = &self.nodes[child as usize];
+                if node.parent == parent && listing.remove(child, node.serial) {
+                    parents.push(node.serial);
+                }
+                child = node.sibling_next;
+            }
+            match parents.pop() {
+                Some(next) => parent = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Lists changes for a reader outside. There must be no node yet.
+    pub(crate) fn list(&mut self) {
+        debug_assert_eq!(self.serials_used, ROOT);
+        self.listing = Some(Box::new(Listing::new(self.nodes.len() as u32)));
+    }
+
+    pub(crate) fn listing(&self) -> Option<&Listing> {
+        self.listing.as_deref()
+    }
+
+    /// From here on the reader outside knows nothing.
+    pub(crate) fn repeat(&mut self) {
+        self.listing.iter_mut().for_each(|listing| listing.repeat());
+    }
+
+    /// What the reader outside must hear next.
+    pub(crate) fn next_change(&mut self) -> Option<CacheChange<'_>> {
+        let nodes = &self.nodes;
+        let next = self.listing.as_mut()?.next(|block| nodes[block as usize].serial)?;
+        Some(match next {
+            Next::Cleared => CacheChange::Cleared,
+            Next::Removed(serial) => CacheChange::Removed { serial },
+            Next::Stored(block) => self.stored(block),
+        })
+    }
+
+    fn stored(&self, block: u32) -> CacheChange<'_> {
+        let Node { serial, parent, .. } = self.nodes[block as usize];
+        let parent = (parent != ROOT).then_some(parent);
+        CacheChange::Stored { serial, parent, tokens: self.tokens_of(block) }
+    }
+
+    /// Every whole node that can be found from the root, in no order, without the help of the listing. O(blocks); for
+    /// tests and debug builds.
+    pub(crate) fn reachable(&self) -> Vec<CacheChange<'_>> {
+        let (mut found, mut parents) = (Vec::new(), vec![ROOT]);
+        while let Some(parent) = parents.pop() {
+            let mut child = self.families[self.family(parent)];
+            while child != NONE {
+                let node = &self.nodes[child as usize];
+                if node.parent == parent && !self.is_tail(child) {
+                    found.push(self.stored(child));
+                    parents.push(node.serial);
+                }
+                child = node.sibling_next;
+            }
+        }
+        found
     }
 
     /// Makes a node idle, as the most recently used one.
@@ -242,8 +329,25 @@ impl PrefixTree {
         self.hasher.hash_one((parent, tokens)) as usize & (self.buckets.len() - 1)
     }
 
+    fn check_listing(&self, listing: &Listing) {
+        let mut serials = Vec::new();
+        listing.check(|block| serials.push(self.nodes[block as usize].serial));
+        assert!(serials.is_sorted(), "a parent is listed before its children");
+        let mut reachable: Vec<u64> = self
+            .reachable()
+            .iter()
+            .map(|node| match node {
+                CacheChange::Stored { serial, .. } => *serial,
+                CacheChange::Cleared | CacheChange::Removed { .. } => ROOT,
+            })
+            .collect();
+        reachable.sort_unstable();
+        assert_eq!(serials, reachable, "what can be found is listed, and nothing else");
+    }
+
     /// Calls `see` for every idle node, the least recently used first, and checks that each node is in a bucket once.
     pub(crate) fn check(&self, mut see: impl FnMut(u32)) {
+        self.listing.iter().for_each(|listing| self.check_listing(listing));
         let mut in_buckets = 0;
         for &first in &self.buckets {
             let mut block = first;

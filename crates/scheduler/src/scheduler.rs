@@ -3,6 +3,7 @@
 mod planning;
 
 use crate::kv::BlockPool;
+use crate::listing::CacheChange;
 use crate::plan::{Ended, Event, PlanRow, Plans, RowResult, RowView, StepLoad, StepPlan};
 use crate::policy::{Admission, Policy};
 use crate::request::{Limits, Refusal, Request};
@@ -226,6 +227,22 @@ impl Scheduler {
     /// Empties the prefix cache. Current requests are not affected.
     pub fn clear_prefix_cache(&mut self) {
         self.pool.clear_cache();
+    }
+
+    /// Lists the changes of the prefix cache from here on. To be called before the first request.
+    pub fn list_cache_changes(&mut self) {
+        self.pool.list_changes();
+    }
+
+    /// The reader of the changes knows nothing: it is told everything anew.
+    pub fn repeat_cache_changes(&mut self) {
+        self.pool.repeat_changes();
+    }
+
+    /// The next change of the prefix cache, which counts as told. Changes wait until they are asked for, never more
+    /// than two for each block; what comes and goes meanwhile is not told.
+    pub fn next_cache_change(&mut self) -> Option<CacheChange<'_>> {
+        self.pool.next_change()
     }
 
     /// Ends a running or waiting request; it leaves through the finished queue. False if there is no such request.

@@ -241,5 +241,8 @@ fn a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
         assert!(totals.preemptions > 0 && outcome.evicted > 0, "{admission:?}: {totals:?}");
         assert!(totals.prefix_hit_tokens >= 8 * 10, "{admission:?}: {totals:?}");
         assert_eq!(outcome.tokens.len(), 12);
+        let told = outcome.told;
+        assert!(told.stored > 12 && told.removed > 0 && told.left > 0, "{admission:?}: {told:?}");
+        assert!(told.repeated > 0 && told.cleared > told.repeated, "{admission:?}: {told:?}");
     }
 }

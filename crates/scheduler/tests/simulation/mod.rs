@@ -6,12 +6,17 @@
 
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
+mod reader;
+
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
 use pinion_scheduler::{
     Admission, Ended, Limits, PlanRow, Policy, Refusal, Request, RowResult, Scheduler, Totals,
 };
+use reader::Reader;
 use std::collections::{HashMap, VecDeque};
+
+pub use reader::Told;
 
 pub const VOCABULARY: u32 = 24;
 pub const EOS: u32 = 0;
@@ -178,6 +183,8 @@ struct Simulation {
     step: u32,
     /// Results of the steps that wait for their commit.
     in_flight: VecDeque<Vec<(RequestId, RowResult)>>,
+    /// Hears of the prefix cache, when it gets round to it.
+    reader: Reader,
     watched: HashMap<RequestId, Watched>,
     /// Most steps in which the requests so far can be done: one of them advances in each.
     work_steps: u32,
@@ -190,6 +197,8 @@ struct Simulation {
 pub struct Outcome {
     pub totals: Totals,
     pub evicted: u64,
+    /// What the reader of the cache's changes heard.
+    pub told: Told,
     /// Tokens of the requests that reached their end undisturbed.
     pub tokens: HashMap<RequestId, Vec<u32>>,
 }
@@ -206,11 +215,13 @@ pub fn simulate(schedule: Schedule) -> Outcome {
         mock: Mock::new(&limits),
         step: 0,
         in_flight: VecDeque::new(),
+        reader: Reader::default(),
         watched: HashMap::new(),
         work_steps: 0,
         ranked: arrivals.iter().any(|arrival| arrival.claim.priority != arrivals[0].claim.priority),
         shared: arrivals.iter().any(|arrival| arrival.claim.tenant != arrivals[0].claim.tenant),
     };
+    simulation.scheduler.list_cache_changes();
     let mut arrivals = arrivals.into_iter().enumerate().peekable();
     let mut again = true;
     while again || arrivals.peek().is_some() || !simulation.in_flight.is_empty() {
@@ -223,11 +234,14 @@ pub fn simulate(schedule: Schedule) -> Outcome {
         again = !simulation.scheduler.is_empty();
     }
     simulation.check_end();
+    simulation.reader.read_all(&mut simulation.scheduler);
+    simulation.check_news();
     let pool = simulation.scheduler.pool();
     let whole = |watched: &Watched| watched.ended.is_some() && watched.got.len() == watched.expected.len();
     Outcome {
         totals: simulation.scheduler.totals(),
         evicted: pool.evicted(),
+        told: simulation.reader.told,
         tokens: simulation.watched.into_iter().filter(|(_, w)| whole(w)).map(|(id, w)| (id, w.got)).collect(),
     }
 }
@@ -322,8 +336,21 @@ impl Simulation {
         }
     }
 
+    /// What the reader was told is the beginning of a request's text, and never what was only proposed or drawn in vain.
+    fn check_news(&mut self) {
+        for news in self.reader.news.drain(..) {
+            let is_text = self.watched.values().any(|watched| {
+                let text = watched.arrival.prompt.iter().chain(&watched.expected);
+                text.take(news.len()).eq(&news)
+            });
+            assert!(is_text, "{news:?} is the text of no request");
+        }
+    }
+
     fn run_step(&mut self) {
         let launched = self.launch();
+        self.reader.turn(&mut self.scheduler, u64::from(self.step));
+        self.check_news();
         if !launched || !self.schedule.ahead || self.in_flight.len() == 2 {
             self.commit();
         }
