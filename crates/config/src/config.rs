@@ -10,6 +10,7 @@ use crate::cuda::CudaConfig;
 use crate::fairness::Fairness;
 use crate::fake::Fake;
 use crate::generation::SamplingDefaults;
+use crate::kv_events::KvEvents;
 use crate::lifecycle::Lifecycle;
 use crate::model_facts::ModelFacts;
 use crate::observe::Observe;
@@ -162,4 +163,7 @@ pub struct Config {
     pub ipc: Ipc,
     /// What is recorded.
     pub observe: Observe,
+    /// Where changes of the prefix cache are published, if they are. Older recordings do not say it.
+    #[serde(default)]
+    pub kv_events: Option<KvEvents>,
 }

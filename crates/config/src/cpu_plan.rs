@@ -13,7 +13,8 @@
 //! 5. With more the light roles take cores that the engine does not want; if those
 //!    are too few, one core each out of the engine's share as long as that leaves it at least half of all,
 //!    otherwise they share a quarter of all cores, and at least one.
-//! 6. A process that owns its cores may spin for work; one that shares a core sleeps at once. The engine's threads spin
+//! 6. The process that publishes KV events shares the cores of the first tokenizer: it has little to do.
+//! 7. A process that owns its cores may spin for work; one that shares a core sleeps at once. The engine's threads spin
 //!    for each other within a step in both cases, unless a cgroup quota counts that time.
 
 use crate::cpu_set::show_cpu_set;
@@ -122,6 +123,7 @@ pub fn plan(machine: &Machine, request: &PlanRequest) -> Result<CpuPlan, Vec<Pla
         free.extend(cores.first().cloned());
     }
     place_unnamed(request, free, &mut homes);
+    place_events(request, &mut homes);
     let mut plan = finish(machine, request, &homes);
     if let Some(reason) = too_many_threads(request, &plan) {
         faults.push(PlanFault { role: Role::Engine, threads: true, reason });
@@ -262,6 +264,15 @@ fn place_unnamed(request: &PlanRequest, mut free: Vec<Core>, homes: &mut BTreeMa
     spread(&light, others, homes);
 }
 
+/// Rule 6.
+fn place_events(request: &PlanRequest, homes: &mut BTreeMap<Peer, Vec<Core>>) {
+    for peer in peers(request, Role::Events) {
+        if let Some(shared) = homes.get(&Peer::new(Role::Tokenizer, 0)).cloned() {
+            homes.entry(peer).or_insert(shared);
+        }
+    }
+}
+
 /// The cores that the engine wants, best first, and the rest.
 fn split_for_engine(mut free: Vec<Core>) -> (Vec<Core>, Vec<Core>) {
     free.sort_by_key(rank);
@@ -280,7 +291,7 @@ fn split_for_engine(mut free: Vec<Core>) -> (Vec<Core>, Vec<Core>) {
     free.into_iter().partition(|core| core.node == node && (fast(core) || !fast_only))
 }
 
-/// Rule 6, thread caps, and what remains unused.
+/// Rule 7, thread caps, and what remains unused.
 fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<Core>>) -> CpuPlan {
     let allowed: Vec<usize> = machine.cpus.iter().map(|cpu| cpu.id).collect();
     let mut users: BTreeMap<usize, usize> = BTreeMap::new();
@@ -298,7 +309,7 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
                 request.engine_threads.unwrap_or(own as u32)
             }
             Role::Frontend if owned => FRONTEND_THREADS_MAX.min(cpus.len() as u32),
-            Role::Launcher | Role::Frontend | Role::Tokenizer | Role::Detokenizer => 1,
+            Role::Launcher | Role::Frontend | Role::Tokenizer | Role::Detokenizer | Role::Events => 1,
         };
         if !request.pin {
             cpus = allowed.clone();

@@ -60,6 +60,7 @@ roles, and CPUs outside the allowed set (affinity, cpuset) are never used.
 4. Frontend, detokenizer and tokenizer get one core each of what the engine does not want; if that is too little, out of
    its share, as long as it keeps at least half of all cores. Otherwise they share a quarter of the cores, and at
    least one. With up to three cores the engine gets all of them, and the light roles share the lowest-numbered one.
+   `pinion-events` (`--kv-events`) shares the cores of the first tokenizer.
 5. A process that owns its cores may spin for `--spin-us` before it sleeps; one that shares a core sleeps at once. Within a
    step the engine's threads spin for each other on shared cores too (`--step-spin`), unless a cgroup quota counts that time.
 6. A cgroup quota (`docker --cpus`, a Kubernetes limit) below the allowed set means that others run on the same cores:

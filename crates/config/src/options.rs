@@ -164,7 +164,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "max-num-batched-tokens", group: Engine, kind: Number { min: 1, max: 1 << 20 }, preset: Is("512"),
         help: "Tokens computed in one step, prompt chunks and decodes together; at least max-num-seqs. More finishes \
                long prompts sooner; less keeps the gaps between the tokens of running streams short." },
-    Opt { name: "block-size", group: Engine, kind: Number { min: 1, max: 256 }, preset: Is("16"),
+    Opt { name: "block-size", group: Engine, kind: Number { min: 1, max: pinion_protocol::limits::BLOCK_TOKENS_MAX as u64 },
+        preset: Is("16"),
         help: "Tokens in one KV block." },
     Opt { name: "kv-cache-tokens", group: Engine, kind: Number { min: 1, max: 1 << 32 },
         preset: WorkedOut("max-num-seqs sequences of min(max-model-len, 1024) tokens, and at least one of \
@@ -334,6 +335,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CPUs of the engine." },
     Opt { name: "cpus-detokenizer", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
         help: "CPUs of the detokenizers." },
+    Opt { name: "cpus-events", group: Processes, kind: Cpus, preset: WorkedOut("those of the first tokenizer"),
+        help: "CPUs of the process that publishes KV events." },
     Opt { name: "spin-us", group: Processes, kind: Number { min: 0, max: 10_000 }, preset: Is("20"),
         help: "How long a role that owns its cores looks for work before it sleeps, in µs. A role that shares a core \
                sleeps at once. With the CUDA object the engine polls for the end of a step for up to 20 ms instead, \
@@ -359,6 +362,16 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "File in which the engine writes down every arrival, parameter, cancel, batch and token, to be replayed by \
                `pinion-engine replay FILE`. It holds the clients' prompts." },
 
+    Opt { name: "kv-events", group: Observe, kind: Text, preset: Absent,
+        help: "Publish what the prefix cache holds over ZeroMQ, in vLLM's format, for routers that send a request where its \
+               prefix is: tcp://ADDRESS:PORT or tcp://*:PORT, to which subscribers connect. The events have the token ids \
+               of prompts and no key is asked for: choose a private address." },
+    Opt { name: "kv-events-replay", group: Observe, kind: Text, preset: Absent,
+        help: "With kv-events: endpoint of the same form at which a subscriber asks for batches that it has missed." },
+    Opt { name: "kv-events-topic", group: Observe, kind: Text, preset: WorkedOut("kv@pinion@SERVED-MODEL-NAME"),
+        help: "With kv-events: the first frame of each message, by which subscribers choose. llm-d reads the model's name \
+               after the second `@`." },
+
     Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
         help: "All roles must be ready in this time." },
     Opt { name: "drain-delay", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("0s"),
@@ -370,7 +383,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Wait before the second restart of a role within a minute; the first is at once, and the wait doubles with each \
                further one, up to 5 s." },
     Opt { name: "restart-limit", group: Lifecycle, kind: Number { min: 0, max: 100_000 }, preset: Is("10"),
-        help: "Restarts of one role within a minute before the service gives up." },
+        help: "Restarts of one role within a minute before the service gives up; those of the process that publishes KV \
+               events do not count." },
     Opt { name: "resume", group: Lifecycle, kind: Switch, preset: Is("true"),
         help: "Requests that a dying role held go on from their last token when its successor serves; without it they end \
                with the error `role_restarted`. For that a frontend keeps the prompts of open requests." },
@@ -416,6 +430,12 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("tensor-parallel-size", "", "one engine on one device is served"),
     ("allowed-origins", "cors-origin", ""),
     ("api-keys", "api-key", ""),
+    (
+        "kv-events-config",
+        "",
+        "give its endpoint to --kv-events, its replay_endpoint to --kv-events-replay and its topic \
+                              to --kv-events-topic",
+    ),
 ];
 
 /// `PINION_*` variables that belong to the scripts in deploy/ and to the tests, and are no option of the service.

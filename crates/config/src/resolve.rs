@@ -10,6 +10,7 @@ use crate::fairness::Fairness;
 use crate::fake::Fake;
 use crate::fault::{Collector, Faults, Origin};
 use crate::generation::{Generation, SamplingDefaults};
+use crate::kv_events::KvEvents;
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
 use crate::model_facts::ModelFacts;
@@ -86,6 +87,9 @@ fn check_pooling(pooling: Option<&Pooling>, config: &Config, settings: &Settings
     } else if config.backend == Backend::Operators {
         faults.add(&settings.origin("backend"), "libtorch's operators do not pool; use --backend native");
     }
+    if config.kv_events.is_some() {
+        faults.add(&settings.origin("kv-events"), "a model that pools keeps no prefix cache; leave this out");
+    }
 }
 
 /// Rings are prefaulted, and there is one for every pair of processes that talk.
@@ -108,7 +112,7 @@ type Found<'a> = (&'a Machine, &'a Path, Option<Folder>);
 /// The part after the folder was read. Without it only what does not need it is checked.
 pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Collector) -> Option<Config> {
     let (machine, dir, folder) = found;
-    let (computing, plan, name) = without_model(settings, machine, dir, folder.as_ref(), faults);
+    let (computing, plan, (name, kv_events)) = without_model(settings, machine, dir, folder.as_ref(), faults);
     let (max_model_len, kv_blocks) = lengths(settings, machine, &computing, &folder.as_ref()?.model, faults);
     let (take, (cpu_plan, pin)) = (Take(settings), plan?);
     Some(Config {
@@ -172,21 +176,26 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         text_memory_bytes_max: model_folder::text_memory_bytes_max(dir),
         sandbox: sandbox(settings),
         observe: Observe::new(settings),
+        kv_events,
         ipc: if take.is("ipc", "channel") { Ipc::Channel } else { Ipc::Ring },
     })
 }
 
-/// What is decided without the model's facts: what computes, the CPU plan, the served name.
+/// What is decided without the model's facts: what computes, the CPU plan, the served name, and where KV events go,
+/// whose topic has that name.
 fn without_model(
     settings: &Settings,
     machine: &Machine,
     dir: &Path,
     folder: Option<&Folder>,
     faults: &mut Collector,
-) -> (Computing, Option<(CpuPlan, bool)>, String) {
+) -> (Computing, Option<(CpuPlan, bool)>, (String, Option<KvEvents>)) {
     let plan = plan_cpus(settings, machine, Computing::on_cpu(settings), faults);
     check_batch(settings, faults);
-    (Computing::of(settings, machine, folder, faults), plan, model_name(settings, dir, faults))
+    let computing = Computing::of(settings, machine, folder, faults);
+    let name = model_name(settings, dir, faults);
+    let kv_events = KvEvents::resolve(settings, &name, faults);
+    (computing, plan, (name, kv_events))
 }
 
 /// The longest sequence, and the blocks of the KV cache.
@@ -394,6 +403,7 @@ fn plan_cpus(
         (Role::Tokenizer, "cpus-tokenizer"),
         (Role::Engine, "cpus-engine"),
         (Role::Detokenizer, "cpus-detokenizer"),
+        (Role::Events, "cpus-events"),
     ];
     let mut sets = BTreeMap::new();
     for (role, option) in set_options {
@@ -407,6 +417,7 @@ fn plan_cpus(
         (Role::Tokenizer, count("tokenizers")),
         (Role::Engine, 1),
         (Role::Detokenizer, count("detokenizers")),
+        (Role::Events, u16::from(settings.is_set("kv-events"))),
     ]);
     let shared_machine = machine.quota_cpus.is_some_and(|quota| quota < machine.cpus.len());
     let pin = settings.switch("pin").unwrap_or(!shared_machine || !sets.is_empty());

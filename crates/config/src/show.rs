@@ -68,6 +68,8 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "cpus-engine" => cpus(Role::Engine),
         "cpus-detokenizer" => cpus(Role::Detokenizer),
         "backend" => config.backend.name().to_owned(),
+        "cpus-events" => cpus(Role::Events),
+        "kv-events-topic" => config.kv_events.as_ref()?.topic.clone(),
         "dtype" => match (config.backend, config.dtype) {
             (Backend::Fake, _) => "auto".to_owned(),
             (_, Dtype::Fp32) => "fp32".to_owned(),

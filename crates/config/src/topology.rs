@@ -7,9 +7,11 @@
 
 use crate::config::Config;
 use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
+use pinion_protocol::events_inbox::entry_bytes;
 use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord, pooled_record_bytes};
 use pinion_protocol::limits::{
-    DELTA_WAITING_BYTES_MAX, DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STREAM_INTERVAL_MAX,
+    CACHE_RECORD_BYTES_MAX, DELTA_WAITING_BYTES_MAX, DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX,
+    STOP_STRINGS_MAX, STREAM_INTERVAL_MAX,
 };
 use pinion_protocol::prompt_scores::PROMPT_RECORD_BYTES_MAX;
 use pinion_protocol::sampling::{LISTS_BYTES_MAX, SamplingRecord};
@@ -26,6 +28,8 @@ const FIXED_PART_BYTES: usize = 96;
 /// Steps that a detokenizer may lag behind its engine, and a frontend behind its detokenizer, before the
 /// writer's backlog begins.
 const LAG_STEPS: usize = 256;
+/// Steps whose changes of the prefix cache may wait in the ring of the events role.
+const LAG_CACHE_STEPS: usize = 16;
 /// Prompt bytes of an ordinary submit, before encoding.
 const ORDINARY_PROMPT_BYTES: usize = 2048;
 /// Prompt ids of an ordinary admit.
@@ -109,6 +113,7 @@ impl Topology {
             (Role::Engine, Role::Detokenizer, sizes.engine_to_detokenizer()),
             (Role::Engine, Role::Frontend, sizes.engine_to_frontend()),
             (Role::Detokenizer, Role::Frontend, sizes.detokenizer_to_frontend()),
+            (Role::Engine, Role::Events, sizes.engine_to_events()),
         ];
         let mut edges = Vec::new();
         for (from_role, to_role, capacity_bytes) in kinds {
@@ -143,6 +148,7 @@ fn peers(config: &Config, role: Role) -> impl Iterator<Item = Peer> {
         Role::Tokenizer => config.tokenizers,
         Role::Engine => config.engines,
         Role::Detokenizer => config.detokenizers,
+        Role::Events => u16::from(config.kv_events.is_some()),
     };
     (0..count).map(move |index| Peer::new(role, index))
 }
@@ -163,6 +169,9 @@ struct RingSizes {
     sequences: usize,
     /// Bytes of a record with a vector; 0 if the model gives none.
     vector: usize,
+    /// KV blocks that a step can fill, and bytes of the entry that tells of one.
+    step_blocks: usize,
+    block_entry: usize,
 }
 
 impl RingSizes {
@@ -177,6 +186,9 @@ impl RingSizes {
             context_ids: config.max_model_len as usize * size_of::<u32>(),
             sequences: config.max_num_seqs as usize,
             vector: config.pooling.as_ref().map_or(0, |pooling| pooled_record_bytes(pooling.width as usize)),
+            step_blocks: config.max_num_batched_tokens.div_ceil(config.block_size) as usize
+                + config.max_num_seqs as usize,
+            block_entry: entry_bytes(config.block_size as usize),
         }
     }
 
@@ -237,6 +249,11 @@ impl RingSizes {
             bytes => self.slots * (bytes + RECORD_HEAD_BYTES),
         };
         ring_bytes(finished + rejects + vectors, reject.max(self.vector))
+    }
+
+    fn engine_to_events(&self) -> usize {
+        // changes of full steps; what does not fit waits in the engine, where it cannot grow
+        ring_bytes(LAG_CACHE_STEPS * self.step_blocks * self.block_entry, CACHE_RECORD_BYTES_MAX)
     }
 
     fn detokenizer_to_frontend(&self) -> usize {

@@ -5,11 +5,13 @@
 //! in the turn that launched it.
 
 use crate::batch::{Batch, PlanShaping};
+use crate::cache_events::CacheEvents;
 use crate::constraints::Constraints;
 use crate::gauges::set_gauges;
 use crate::ports::Ports;
 use crate::publish::Streams;
 use crate::step_sizes::StepSizes;
+use crate::wish::{Wish, wish};
 use pinion_grammar::Grammars;
 use pinion_model::{DeviceMemory, Pipeline, RowOutcome, StepError, StepOutput, op_trace};
 use pinion_os::clock;
@@ -79,15 +81,6 @@ pub struct Broken {
     pub reason: String,
 }
 
-/// What a slot says about a request that is under way here.
-#[derive(Debug, Clone, Copy)]
-enum Wish {
-    /// End it and say why.
-    End(FinishReason),
-    /// Its owner is gone.
-    Forget,
-}
-
 /// One model's pipeline, its scheduler and the reused buffers between them.
 pub struct Engine {
     pub(crate) sizes: Sizes,
@@ -112,6 +105,8 @@ pub struct Engine {
     /// Why the latest steps failed, without one between them that did not.
     failures: Vec<String>,
     step_sizes: StepSizes,
+    /// Present if the service has an events role.
+    cache_events: Option<CacheEvents>,
 }
 
 impl Engine {
@@ -138,6 +133,7 @@ impl Engine {
             step: 0,
             failures: Vec::new(),
             step_sizes: StepSizes::default(),
+            cache_events: None,
             pipeline,
             sizes,
         }
@@ -147,6 +143,23 @@ impl Engine {
     pub fn with_grammars(mut self, threads: Grammars) -> Engine {
         self.constraints.set_threads(threads);
         self
+    }
+
+    /// The same engine, which tells the events role what its prefix cache holds. `epoch` is its life: 1 is the first.
+    pub fn with_cache_events(mut self, epoch: u32) -> Engine {
+        self.scheduler.list_cache_changes();
+        self.cache_events = Some(CacheEvents::new(epoch, self.sizes.limits.block_size));
+        self
+    }
+
+    /// The events role is another process now, which knows nothing.
+    pub fn repeat_cache_events(&mut self) {
+        self.scheduler.repeat_cache_changes();
+    }
+
+    /// Whether the events role has not heard everything, because its ring is full.
+    pub fn has_cache_events(&self) -> bool {
+        self.scheduler.pool().has_changes()
     }
 
     /// Every request in the scheduler, with how far it is.
@@ -338,6 +351,9 @@ impl Engine {
         });
         // Before the records: a client that has its answer finds it counted.
         set_gauges(&self.scheduler, self.step, self.constraints.waiting(), ports);
+        if let Some(events) = &mut self.cache_events {
+            events.send(&mut self.scheduler, ports);
+        }
         ports.publish();
         ended_count
     }
@@ -453,21 +469,6 @@ fn record_turn(recorder: &Recorder, spans: [(SpanName, u64, [u64; 2]); 2], worke
             recorder.record(name, begin_ns, end_ns, arguments);
         }
         recorder.pop();
-    }
-}
-
-fn wish(id: RequestId, ports: &impl Ports) -> Option<Wish> {
-    match ports.slot(id) {
-        Some(state) if state.live && state.generation == id.generation => {
-            if state.cancelled {
-                Some(Wish::End(FinishReason::Cancelled))
-            } else if state.stopped {
-                Some(Wish::End(FinishReason::Stop))
-            } else {
-                None
-            }
-        }
-        Some(_) | None => Some(Wish::Forget),
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod admission;
 mod batch;
+mod cache_events;
 mod constraints;
 mod cuda_start;
 mod engine;
@@ -25,6 +26,7 @@ mod replay_main;
 mod role;
 mod step_sizes;
 pub mod tape;
+mod wish;
 
 pub use engine::{Broken, Engine, Sizes, Turn};
 pub use options::{build, model_options, sizes};

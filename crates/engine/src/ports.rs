@@ -1,5 +1,6 @@
 //! What the loop needs from the world: inboxes, outboxes, request slots, gauges, the time.
 
+use pinion_protocol::events_inbox::kind;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, RequestId, Role};
@@ -39,6 +40,12 @@ pub trait Ports {
     fn set_gauge(&self, gauge: Gauge, value: u64);
     /// Adds one to a gauge of the engine's status page.
     fn add_one(&self, gauge: Gauge);
+    /// Whether a record of this number of bytes can be sent to the events role now. A replay has none.
+    fn events_fit(&self, _bytes: usize) -> bool {
+        false
+    }
+    /// Stages a record of changes of the prefix cache, if [`Ports::events_fit`].
+    fn send_events(&mut self, _payload: &[u8]) {}
     /// Hears of each batch that is launched.
     fn planned(&self, _plan: &StepPlan) {}
     /// Where the loop's spans go.
@@ -92,6 +99,16 @@ impl Ports for Session {
 
     fn publish(&mut self) {
         self.links.publish();
+    }
+
+    fn events_fit(&self, bytes: usize) -> bool {
+        self.links.outboxes.iter().any(|outbox| outbox.to.role == Role::Events && outbox.fits_now(bytes))
+    }
+
+    fn send_events(&mut self, payload: &[u8]) {
+        let outbox = self.links.outboxes.iter_mut().find(|outbox| outbox.to.role == Role::Events);
+        let sent = outbox.map(|outbox| outbox.send(kind::CACHE_CHANGES, payload));
+        debug_assert!(sent.is_none_or(|sent| sent.is_ok()), "it was asked before");
     }
 
     fn excuse(&mut self, ns: u64) {

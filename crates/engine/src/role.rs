@@ -27,10 +27,13 @@ pub fn live(mut session: Session) -> ExitCode {
         Err(reason) => return session.fail(&reason, i32::from(Exit::System.code())),
     };
     let recorder = session.take_model_recorder().unwrap_or_default();
-    let (engine, summary) = match build(session.config(), recorder) {
+    let (mut engine, summary) = match build(session.config(), recorder) {
         Ok(built) => built,
         Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
     };
+    if session.config().kv_events.is_some() {
+        engine = engine.with_cache_events(session.epoch());
+    }
     if let Some(memory) = engine.device_memory() {
         tell_memory(&session, memory);
     }
@@ -142,7 +145,8 @@ impl Server {
         }
         Ok(match turn {
             Turn::Worked => Pace::Go,
-            Turn::Idle => Pace::Wait(if backlog { BACKLOG_WAIT } else { IDLE_WAIT }),
+            Turn::Idle if backlog || engine.has_cache_events() => Pace::Wait(BACKLOG_WAIT),
+            Turn::Idle => Pace::Wait(IDLE_WAIT),
         })
     }
 }
@@ -224,12 +228,13 @@ fn apply(event: ControlEvent, engine: &mut Engine, session: &mut Session, tape: 
                 note(tape, Group::DetokenizerGone, peer.index);
                 engine.lose_detokenizer(peer.index);
             }
-            Role::Launcher | Role::Tokenizer | Role::Engine => {}
+            Role::Launcher | Role::Tokenizer | Role::Engine | Role::Events => {}
         },
         ControlEvent::OutboxReplaced { to } if to.role == Role::Detokenizer => {
             note(tape, Group::DetokenizerGone, to.index);
             engine.lose_detokenizer(to.index);
         }
+        ControlEvent::OutboxReplaced { to } if to.role == Role::Events => engine.repeat_cache_events(),
         ControlEvent::InboxReplaced { mut old, .. } => {
             while let Some(record) = old.next() {
                 match tape {

@@ -162,6 +162,9 @@ impl Reactor {
                 Some(ControlEvent::Stop) => return Ok(true),
                 Some(ControlEvent::Open) => self.open()?,
                 Some(ControlEvent::Leaving) => self.app.leaving.set(true),
+                // No request needs it.
+                Some(ControlEvent::PeerLost(peer, _) | ControlEvent::PeerReady(peer))
+                    if peer.role == Role::Events => {}
                 Some(ControlEvent::Drain { deadline_ns }) => self.begin_drain(deadline_ns),
                 Some(ControlEvent::PeerLost(peer, cause)) => {
                     // What it said before it died still counts.

@@ -18,6 +18,7 @@ fn live(peer: Peer, socket: OwnedFd) -> ExitCode {
         Role::Tokenizer => pinion_tokenizer::live,
         Role::Engine => pinion_engine::live,
         Role::Detokenizer => pinion_detokenizer::live,
+        Role::Events => pinion_events::live,
         Role::Launcher => return ExitCode::FAILURE,
     };
     pinion_worker::attached(peer.role, Session::attach_over(peer.role, socket, clock::now_ns), live)

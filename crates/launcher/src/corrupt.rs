@@ -33,8 +33,12 @@ pub struct History {
 impl History {
     /// Notes that the edge is corrupt again, and gives the end to restart: the suspect, unless it is a frontend, whose
     /// death would lose its connections while that of the other end loses nothing. An edge that is corrupt again and
-    /// again has shown that this does not help: then it is the turn of the other end, whatever it is.
+    /// again has shown that this does not help: then it is the turn of the other end, whatever it is. Of an edge to the
+    /// events role that role goes every time: what it says of its ring must not end the engine.
     pub fn victim(&mut self, edge: &CorruptEdge, now_ns: u64) -> Peer {
+        if edge.to.role == Role::Events {
+            return edge.to;
+        }
         while self.times_ns.front().is_some_and(|at_ns| now_ns.saturating_sub(*at_ns) > MEMORY_NS) {
             self.times_ns.pop_front();
         }
@@ -74,6 +78,15 @@ mod tests {
         ] {
             let edge = edge(from, to, suspect);
             assert_eq!(History::default().victim(&edge, 1), victim, "{edge:?}");
+        }
+    }
+
+    #[test]
+    fn the_engine_outlives_what_the_events_role_says() {
+        const EVENTS: Peer = Peer::new(Role::Events, 0);
+        let mut history = History::default();
+        for (at_ns, suspect) in [ENGINE, EVENTS, ENGINE, ENGINE, ENGINE].into_iter().enumerate() {
+            assert_eq!(history.victim(&edge(ENGINE, EVENTS, suspect), at_ns as u64), EVENTS);
         }
     }
 

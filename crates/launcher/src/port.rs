@@ -6,9 +6,9 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt,
 };
-use pinion_config::Exit;
+use pinion_config::{Config, Exit};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Connections the kernel queues for the frontends.
@@ -24,7 +24,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 ///
 /// With SO_REUSEADDR two services that both still load could have the port. So it is left out, unless only closed
 /// connections of an earlier service, in TIME_WAIT, are in the way.
-pub(crate) fn bind_port(wanted: SocketAddr) -> Result<(OwnedFd, SocketAddr), Ending> {
+///
+/// `option` is what chooses the address.
+pub(crate) fn bind_port(wanted: SocketAddr, option: &str) -> Result<(OwnedFd, SocketAddr), Ending> {
     let begin = Instant::now();
     let bound = loop {
         let bound = match bind_socket(wanted, false) {
@@ -36,7 +38,7 @@ pub(crate) fn bind_port(wanted: SocketAddr) -> Result<(OwnedFd, SocketAddr), End
         }
         std::thread::sleep(RETRY_PAUSE);
     };
-    let bound = bound.map_err(|error| refused("bind", wanted, error))?;
+    let bound = bound.map_err(|error| refused("bind", wanted, option, error))?;
     let address = bound.local_addr().map_err(|e| Ending::system("cannot read the bound address", e))?;
     Ok((bound.into(), address))
 }
@@ -58,14 +60,31 @@ fn bind_socket(wanted: SocketAddr, reuse: bool) -> nix::Result<TcpListener> {
 pub(crate) fn open_port(bound: BorrowedFd<'_>, address: SocketAddr) -> Result<(), Ending> {
     setsockopt(&bound, sockopt::ReuseAddr, &true)
         .and_then(|()| listen(&bound, Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN)))
-        .map_err(|error| refused("listen on", address, error))
+        .map_err(|error| refused("listen on", address, "--port", error))
 }
 
-fn refused(what: &str, address: SocketAddr, error: Errno) -> Ending {
+/// The sockets at which KV events are published and asked for again. They listen at once: a subscriber waits for the
+/// service, as it waits for one that is not there yet.
+pub(crate) fn event_sockets(config: &Config) -> Result<Vec<OwnedFd>, Ending> {
+    let Some(events) = &config.kv_events else { return Ok(Vec::new()) };
+    let wanted = [(Some(events.publish), "--kv-events"), (events.replay, "--kv-events-replay")];
+    let mut sockets = Vec::new();
+    for (wanted, option) in wanted {
+        let Some(wanted) = wanted else { continue };
+        let (bound, address) = bind_port(wanted, option)?;
+        open_port(bound.as_fd(), address)?;
+        tracing::info!("{option}: listening on tcp://{address}");
+        sockets.push(bound);
+    }
+    Ok(sockets)
+}
+
+fn refused(what: &str, address: SocketAddr, option: &str, error: Errno) -> Ending {
     if matches!(error, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS) {
         return Ending::system(&format!("cannot {what} {address}"), error);
     }
-    let hint = if error == Errno::EADDRINUSE { " (--port chooses another)" } else { "" };
+    let hint =
+        if error == Errno::EADDRINUSE { format!(" ({option} chooses another)") } else { String::new() };
     Ending::new(Exit::Port, format!("cannot {what} {address}: {}{hint}", error.desc()))
 }
 
@@ -74,38 +93,37 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::TcpStream;
-    use std::os::fd::AsFd;
 
     const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
     /// The sockets of a launcher that was killed close with its last process.
     #[test]
     fn a_port_that_becomes_free_a_moment_later_is_taken() {
-        let (first, address) = bind_port(ANY_PORT).unwrap();
+        let (first, address) = bind_port(ANY_PORT, "--port").unwrap();
         open_port(first.as_fd(), address).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 std::thread::sleep(RETRY_TIME / 5);
                 drop(first);
             });
-            bind_port(address).expect("it is free soon");
+            bind_port(address, "--port").expect("it is free soon");
         });
     }
 
     /// Two services started at once: the second has to know before it loads its model.
     #[test]
     fn a_port_that_another_still_starting_service_has_bound_is_taken() {
-        let (_first, address) = bind_port(ANY_PORT).unwrap();
-        let end = bind_port(address).expect_err("the port is taken");
+        let (_first, address) = bind_port(ANY_PORT, "--port").unwrap();
+        let end = bind_port(address, "--port").expect_err("the port is taken");
         assert_eq!(end.code, Exit::Port);
         assert!(end.reason.contains("--port"), "{}", end.reason);
     }
 
     #[test]
     fn a_port_is_free_again_while_old_connections_are_in_time_wait() {
-        let (first, address) = bind_port(ANY_PORT).unwrap();
+        let (first, address) = bind_port(ANY_PORT, "--port").unwrap();
         open_port(first.as_fd(), address).unwrap();
-        assert!(bind_port(address).is_err(), "the port is taken");
+        assert!(bind_port(address, "--port").is_err(), "the port is taken");
         let mut client = TcpStream::connect(address).unwrap();
         let listener = TcpListener::from(first);
         listener.set_nonblocking(false).unwrap();
@@ -116,7 +134,7 @@ mod tests {
         let mut got = Vec::new();
         client.read_to_end(&mut got).unwrap();
         drop((client, listener));
-        let (second, address) = bind_port(address).unwrap();
+        let (second, address) = bind_port(address, "--port").unwrap();
         open_port(second.as_fd(), address).unwrap();
         TcpStream::connect(address).unwrap();
     }

@@ -10,7 +10,7 @@ use crate::ending::{Ending, not_started, role_exit, start_failure};
 use crate::host::Host;
 use crate::member::{Member, RoleEvent};
 use crate::notify::Notifier;
-use crate::port::{bind_port, open_port};
+use crate::port::{bind_port, event_sockets, open_port};
 use crate::profile::Recording;
 use crate::signals::Signals;
 use crate::spare::Spare;
@@ -112,9 +112,11 @@ impl Service {
     /// # Errors
     /// Why it cannot.
     pub fn start(config: Config, topology: Topology, host: Host, clock: Clock) -> Result<Service, Ending> {
-        let (listener, address) = bind_port((config.host, config.port).into())?;
+        let (listener, address) = bind_port((config.host, config.port).into(), "--port")?;
+        let event_sockets = event_sockets(&config)?;
         let wiring = Wiring::new(&config, &topology, listener)
-            .map_err(|e| Ending::system("cannot make shared memory", e))?;
+            .map_err(|e| Ending::system("cannot make shared memory", e))?
+            .with_event_sockets(event_sockets);
         telemetry::show_on(
             "launcher".to_owned(),
             LogPage {

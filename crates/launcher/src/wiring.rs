@@ -65,6 +65,8 @@ pub struct Wiring {
     /// The same for all roles but the frontends: without the keys of clients.
     config_without_keys: OwnedFd,
     listener: OwnedFd,
+    /// For the events role: the socket of subscribers, then that of replays, as far as there are any. They listen.
+    event_sockets: Vec<OwnedFd>,
     /// A profiler stands between the launcher and each role.
     wrapped: bool,
     /// Data edges are channels.
@@ -96,6 +98,7 @@ impl Wiring {
             config: sealed(config)?,
             config_without_keys: sealed(&Config { api_keys: ApiKeys::default(), ..config.clone() })?,
             listener,
+            event_sockets: Vec::new(),
             wrapped: config.observe.profiler.is_some_and(Profiler::wraps),
             with_channels: config.ipc == Ipc::Channel,
             corrupt_edges: 0,
@@ -118,6 +121,11 @@ impl Wiring {
             }
         }
         Ok(wiring)
+    }
+
+    /// The same with the sockets of the events role: that of subscribers, then that of replays.
+    pub fn with_event_sockets(self, event_sockets: Vec<OwnedFd>) -> Wiring {
+        Wiring { event_sockets, ..self }
     }
 
     fn make_spans(&mut self, peer: Peer) -> io::Result<()> {
@@ -230,7 +238,8 @@ impl Wiring {
         if let Some(doorbell) = self.doorbells.get(&me) {
             send(socket, &Attach::Doorbell, &[doorbell.fd()])?;
         }
-        for (index, (epoch, table)) in self.slots.iter().enumerate() {
+        let slots = if has_slots(me) { &self.slots[..] } else { &[] };
+        for (index, (epoch, table)) in slots.iter().enumerate() {
             send(socket, &Attach::Slots { frontend: index as u16, epoch: *epoch }, &[table.fd()])?;
         }
         for ring in &self.rings {
@@ -248,12 +257,19 @@ impl Wiring {
             send(socket, &Attach::Status { of: LAUNCHER }, &[self.board.fd()])?;
             send(socket, &Attach::Listener, &[self.listener.as_fd()])?;
         }
+        if me.role == Role::Events {
+            let names = [Attach::Listener, Attach::ReplayListener];
+            for (name, event_socket) in names.iter().zip(&self.event_sockets) {
+                send(socket, name, &[event_socket.as_fd()])?;
+            }
+        }
         send(socket, &Attach::Done, &[])
     }
 
     /// Sends a living role its ends of the edges that `renewed` shares with it.
     pub fn reattach(&self, me: Peer, renewed: Peer, socket: BorrowedFd<'_>) -> io::Result<()> {
         if renewed.role == Role::Frontend
+            && has_slots(me)
             && let Some((epoch, table)) = self.slots.get(usize::from(renewed.index))
         {
             send(socket, &Attach::Slots { frontend: renewed.index, epoch: *epoch }, &[table.fd()])?;
@@ -334,4 +350,9 @@ fn make_ring(edge: &Edge, epoch: u32) -> io::Result<Region> {
 fn send(socket: BorrowedFd<'_>, message: &Attach, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = bincode::serialize(message).map_err(io::Error::other)?;
     fdpass::send(socket, &bytes, fds)
+}
+
+/// The events role, which strangers may talk to, knows of no request.
+fn has_slots(peer: Peer) -> bool {
+    peer.role != Role::Events
 }

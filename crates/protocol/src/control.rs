@@ -62,8 +62,10 @@ pub enum Attach {
         /// Epoch of the ring.
         epoch: u32,
     },
-    /// The listening socket, for frontends; [TCP socket].
+    /// The listening socket, for frontends, or that of subscribers, for the events role; [TCP socket].
     Listener,
+    /// The socket for replay requests, for the events role; [TCP socket that listens].
+    ReplayListener,
     /// The set is complete; no descriptor.
     Done,
     /// The process is a warm standby: its first set comes when a role has died, if ever. Sent before it; no descriptor.

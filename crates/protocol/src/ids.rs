@@ -16,11 +16,14 @@ pub enum Role {
     Engine,
     /// Incremental decode.
     Detokenizer,
+    /// Tells others what the prefix cache holds.
+    Events,
 }
 
 impl Role {
     /// The roles that the launcher spawns, in start order: consumers before producers.
-    pub const SPAWNED: [Role; 4] = [Role::Engine, Role::Detokenizer, Role::Tokenizer, Role::Frontend];
+    pub const SPAWNED: [Role; 5] =
+        [Role::Engine, Role::Detokenizer, Role::Tokenizer, Role::Frontend, Role::Events];
 
     /// Lower-case name, used in process names, metrics and logs.
     pub fn name(self) -> &'static str {
@@ -30,6 +33,7 @@ impl Role {
             Role::Tokenizer => "tokenizer",
             Role::Engine => "engine",
             Role::Detokenizer => "detokenizer",
+            Role::Events => "events",
         }
     }
 }

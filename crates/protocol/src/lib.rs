@@ -2,7 +2,7 @@
 //!
 //! It does no I/O, knows no shared memory and no sibling crate. Records are grouped by their
 //! *receiver*, one file per inbox ([`tokenizer_inbox`], [`engine_inbox`], [`detokenizer_inbox`],
-//! [`frontend_inbox`]); [`control`] is what the launcher and a role say to each other.
+//! [`frontend_inbox`], [`events_inbox`]); [`control`] is what the launcher and a role say to each other.
 //! Start reading at [`ids`], then the inbox of the role you care about.
 //!
 //! Wire structs are `repr(C)`, little-endian (the only byte order libtorch serves on), and are read by
@@ -13,6 +13,7 @@ pub mod claim;
 pub mod control;
 pub mod detokenizer_inbox;
 pub mod engine_inbox;
+pub mod events_inbox;
 pub mod fault;
 pub mod frontend_inbox;
 pub mod grammar;

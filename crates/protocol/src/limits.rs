@@ -11,6 +11,10 @@ pub const STAGE_COUNT: usize = 16;
 pub const COUNTER_COUNT: usize = 16;
 /// Gauges on a status page.
 pub const GAUGE_COUNT: usize = 80;
+/// Tokens in one KV block.
+pub const BLOCK_TOKENS_MAX: usize = 256;
+/// Bytes of one record of changes of the prefix cache.
+pub const CACHE_RECORD_BYTES_MAX: usize = 32 << 10;
 /// Stop strings of one request.
 pub const STOP_STRINGS_MAX: usize = 16;
 /// Bytes of one stop string.

@@ -126,7 +126,7 @@ pub fn track_count(role: Role) -> u16 {
     match role {
         Role::Engine => 2,
         Role::Frontend | Role::Tokenizer | Role::Detokenizer => 1,
-        Role::Launcher => 0,
+        Role::Launcher | Role::Events => 0,
     }
 }
 

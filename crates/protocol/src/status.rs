@@ -61,6 +61,15 @@ pub enum Gauge {
     Deltas = 32,
     /// Detokenizer: decode states held.
     DecodeStates = 33,
+    /// Events: batches published since the start of the service, which is the number of the next one. It outlives the
+    /// process.
+    KvEventBatches = 34,
+    /// Events: readers that are connected and have subscribed.
+    KvEventSubscribers = 35,
+    /// Events: times that the whole cache was told to one reader: a late one, or one that had not read for too long.
+    KvEventSnapshots = 36,
+    /// Events: times that a reader's queue was full, so that what waited in it was dropped.
+    KvEventOverflows = 37,
     /// Turns of the role's loop that took too long.
     Pauses = 40,
     /// Time of all of them in ns.

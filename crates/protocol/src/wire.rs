@@ -58,7 +58,7 @@ pub(crate) fn put_ids(out: &mut Vec<u8>, ids: &[u32]) {
 /// FNV-1a over the names and sizes of everything that crosses shared memory. Two builds whose hashes
 /// differ must not talk: attach refuses.
 pub const fn layout_hash() -> u64 {
-    const PARTS: [usize; 11] = [
+    const PARTS: [usize; 12] = [
         size_of::<crate::RequestId>(),
         size_of::<crate::sampling::SamplingRecord>(),
         size_of::<crate::detokenizer_inbox::TokenEvent>(),
@@ -67,6 +67,7 @@ pub const fn layout_hash() -> u64 {
         size_of::<crate::prompt_scores::PromptHeader>(),
         size_of::<crate::frontend_inbox::FinishedRecord>(),
         size_of::<crate::frontend_inbox::DeltaHeader>(),
+        size_of::<crate::events_inbox::EntryHead>(),
         crate::limits::STAGE_COUNT,
         crate::limits::COUNTER_COUNT,
         crate::limits::GAUGE_COUNT,

@@ -204,7 +204,7 @@ impl Loop {
                 let detokenizer = detokenizer.with_interval(config.stream_interval);
                 Loop::Detokenizer(Box::new(pinion_detokenizer::Server::new(session, detokenizer)))
             }
-            Role::Frontend | Role::Launcher => {
+            Role::Frontend | Role::Events | Role::Launcher => {
                 return Err(format!("{role:?} is no role that is started here"));
             }
         })

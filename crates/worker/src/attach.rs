@@ -230,6 +230,10 @@ impl Builder {
                 let fd = take_fd(&mut fds, "listener")?;
                 self.links()?.listener = Some(TcpListener::from(fd));
             }
+            Attach::ReplayListener => {
+                let fd = take_fd(&mut fds, "listener of replays")?;
+                self.links()?.replay_listener = Some(TcpListener::from(fd));
+            }
             Attach::Spare => self.was_spare = true,
             Attach::Done => {}
         }

@@ -228,11 +228,16 @@ impl Outbox {
 
     /// Whether a record of this number of bytes would fit now. Lets a caller skip encoding one that would not.
     pub fn has_room(&self, payload_bytes: usize) -> bool {
+        let fits_backlog =
+            matches!(self.target, Target::Ring(_)) && self.backlog_bytes + payload_bytes <= BACKLOG_BYTES_MAX;
+        self.fits_now(payload_bytes) || fits_backlog
+    }
+
+    /// Whether a record of this number of bytes fits without a backlog. For what is sent later when it does not.
+    pub fn fits_now(&self, payload_bytes: usize) -> bool {
         match &self.target {
             Target::Ring(writer) => {
-                let fits_ring =
-                    self.backlog.is_empty() && payload_bytes + RECORD_HEADER_BYTES <= writer.free_bytes();
-                fits_ring || self.backlog_bytes + payload_bytes <= BACKLOG_BYTES_MAX
+                self.backlog.is_empty() && payload_bytes + RECORD_HEADER_BYTES <= writer.free_bytes()
             }
             Target::Channel(writer) => writer.staged_bytes() + payload_bytes <= BACKLOG_BYTES_MAX,
         }

@@ -15,8 +15,11 @@ pub struct Links {
     pub inboxes: Vec<Inbox>,
     /// Rings to write, in topology order.
     pub outboxes: Vec<Outbox>,
-    /// The bound listening socket, for frontends. It listens only after `ControlEvent::Open`.
+    /// The bound listening socket, for frontends, which listens only after `ControlEvent::Open`; for the events role
+    /// that of subscribers.
     pub listener: Option<TcpListener>,
+    /// For the events role: where replays are asked for, if they can be.
+    pub replay_listener: Option<TcpListener>,
     /// For frontends: the status pages of every other process, the launcher's included.
     pub pages: Vec<(Peer, Page)>,
     /// Rings of spans: a role's own, and for frontends those of all roles, each with its track.
@@ -30,6 +33,7 @@ impl Links {
             inboxes: Vec::new(),
             outboxes: Vec::new(),
             listener: None,
+            replay_listener: None,
             pages: Vec::new(),
             spans: Vec::new(),
             slots: Vec::new(),

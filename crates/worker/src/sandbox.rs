@@ -25,6 +25,7 @@ fn oom_score(role: Role) -> u16 {
         Role::Frontend => 100,
         Role::Engine => 200,
         Role::Tokenizer | Role::Detokenizer => 300,
+        Role::Events => 400,
     }
 }
 
@@ -73,6 +74,9 @@ pub fn confine(me: Peer, config: &Config) {
 
 fn files_of(role: Role, config: &Config) -> Files {
     let mut files = Files::default();
+    if role == Role::Events {
+        return files;
+    }
     files.read_folder(&config.model_dir);
     // In a cache of the hub what lies in there are links, too.
     let templates = config.model_dir.join(CHAT_TEMPLATES);
@@ -100,7 +104,7 @@ fn folder_of(file: &Path) -> std::path::PathBuf {
 
 fn calls_of(role: Role, config: &Config) -> Calls {
     Calls {
-        accepts: role == Role::Frontend,
+        accepts: matches!(role, Role::Frontend | Role::Events),
         writes_files: role == Role::Engine && config.observe.record.is_some(),
         computes: role == Role::Engine,
     }

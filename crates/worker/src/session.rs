@@ -279,6 +279,7 @@ impl Session {
                 | Attach::Status { .. }
                 | Attach::Spans { .. }
                 | Attach::Listener
+                | Attach::ReplayListener
                 | Attach::Spare
                 | Attach::Done => {}
             }

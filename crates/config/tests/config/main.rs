@@ -3,6 +3,7 @@
 mod backends;
 mod documentation;
 mod hub;
+mod kv_events;
 mod lists;
 mod machines;
 mod model_folders;

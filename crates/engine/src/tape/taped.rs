@@ -295,6 +295,15 @@ impl<P: Ports> Ports for Taped<'_, P> {
         self.ports.publish();
     }
 
+    // What the events role hears has no influence on the loop, so it is not recorded.
+    fn events_fit(&self, bytes: usize) -> bool {
+        self.ports.events_fit(bytes)
+    }
+
+    fn send_events(&mut self, payload: &[u8]) {
+        self.ports.send_events(payload);
+    }
+
     fn excuse(&mut self, ns: u64) {
         self.ports.excuse(ns);
     }

@@ -36,9 +36,10 @@ impl Health {
         self.pages_of(role).map(|(_, page)| gauge(page, of)).sum()
     }
 
-    /// The roles that requests need, each with its page. Other frontends do not count.
+    /// The roles that requests need, each with its page. Other frontends do not count, and events are for others.
     fn needed(&self) -> impl Iterator<Item = &(Peer, Page)> {
-        self.pages.iter().filter(|(peer, _)| !matches!(peer.role, Role::Launcher | Role::Frontend))
+        let is_needed = |role| !matches!(role, Role::Launcher | Role::Frontend | Role::Events);
+        self.pages.iter().filter(move |(peer, _)| is_needed(peer.role))
     }
 
     /// What is wrong with the roles, one line each; empty is healthy.

@@ -9,7 +9,7 @@ use crate::member::{Member, RoleEvent};
 use crate::notify::Notifier;
 use crate::profile::Recording;
 use crate::wiring::Wiring;
-use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
+use pinion_config::{Backend, Config, KvEvents, Machine, ModelFacts, Topology};
 use pinion_os::clock;
 use pinion_protocol::control::{DeathCause, ToRole};
 use pinion_protocol::status::Gauge;
@@ -47,7 +47,7 @@ pub(crate) fn config() -> Config {
 /// A service of one tokenizer that is ready, or as good as.
 fn service(config: Config, host: Host) -> Service {
     let topology = Topology::new(&config);
-    let (listener, address) = crate::port::bind_port((config.host, config.port).into()).unwrap();
+    let (listener, address) = crate::port::bind_port((config.host, config.port).into(), "--port").unwrap();
     let wiring = Wiring::new(&config, &topology, listener).unwrap();
     let tokenizers = topology.processes.into_iter().filter(|process| process.peer == TOKENIZER);
     let (now_ns, start_timeout_ns) = (clock::now_ns(), config.lifecycle.start_timeout_ms * MS_NS);
@@ -116,6 +116,22 @@ fn the_end_of_a_spare_that_was_just_given_work_is_no_second_death() {
     assert!(service.members[0].restart_is_due(clock::now_ns()), "at once");
     service.on_role_death(0, ExitStatus::from_raw(0), false);
     assert!(matches!(service.stage, Stage::Draining { .. }), "it has answered: this death counts");
+}
+
+/// No request needs it.
+#[test]
+fn the_events_role_may_die_more_often_than_the_limit_allows() {
+    let mut config = config();
+    config.lifecycle.restart_limit = 0;
+    let publish = (config.host, 0_u16).into();
+    config.kv_events = Some(KvEvents { publish, replay: None, topic: String::new() });
+    let mut service = service(config, Host::Threads(dies_at_once as RoleMain));
+    is_ended(&mut service);
+    service.members[0].peer = Peer::new(Role::Events, 0);
+    for _ in 0..20 {
+        service.on_role_death(0, ExitStatus::from_raw(9), false);
+        assert!(matches!(service.stage, Stage::Serving));
+    }
 }
 
 /// Is a role and does nothing.

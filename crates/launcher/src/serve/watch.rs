@@ -27,15 +27,18 @@ impl Service {
             Gauge::RequestsWaiting,
             Gauge::RequestsDeferred,
             Gauge::DecodeStates,
+            Gauge::KvEventSubscribers,
             Gauge::CorruptEdges,
         ] {
             page.set(gauge as usize, 0);
         }
         let cause = self.members[index].take_cause();
         self.tell_others(peer, &ToRole::PeerLost { peer, cause });
-        // One request caused this, and it is rejected now; the service does not end for the others.
-        let limit = match status.code() {
-            Some(EXIT_MEMORY_LIMIT) => None,
+        let limit = match (peer.role, status.code()) {
+            // No request needs it.
+            (Role::Events, _) => None,
+            // One request caused this, and it is rejected now; the service does not end for the others.
+            (_, Some(EXIT_MEMORY_LIMIT)) => None,
             _ => Some(self.config.lifecycle.restart_limit),
         };
         let member = &mut self.members[index];

@@ -336,7 +336,7 @@ impl Simulation {
         }
     }
 
-    /// What the reader was told is the beginning of a request's text, and never what was only proposed or drawn in vain.
+    /// What the reader was told is the beginning of a request's text, never what was only proposed or drawn in vain.
     fn check_news(&mut self) {
         for news in self.reader.news.drain(..) {
             let is_text = self.watched.values().any(|watched| {

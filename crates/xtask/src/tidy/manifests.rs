@@ -49,6 +49,7 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("frontend", Siblings::Only(ROLE_KNOWS)),
     ("tokenizer", Siblings::Only(ROLE_KNOWS)),
     ("detokenizer", Siblings::Only(ROLE_KNOWS)),
+    ("events", Siblings::Only(ROLE_KNOWS)),
     ("engine", Siblings::Only(ROLE_KNOWS)),
     ("launcher", Siblings::Only(&["worker", "config", "protocol", "os", "shm", "client"])),
     // TLS and outbound connections: nothing depends on it.

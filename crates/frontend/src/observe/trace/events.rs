@@ -31,6 +31,7 @@ impl Place {
             Role::Tokenizer => 2,
             Role::Engine => 3,
             Role::Detokenizer => 4,
+            Role::Events => 5,
         };
         role * 100 + u32::from(self.peer.index)
     }

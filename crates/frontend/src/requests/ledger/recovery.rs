@@ -107,7 +107,7 @@ impl Ledger {
                     let index = request.facts.tokenizer;
                     index == peer.index && self.stage(entry.id, Stage::EngineReceived) == 0
                 }
-                Role::Launcher | Role::Frontend => false,
+                Role::Launcher | Role::Frontend | Role::Events => false,
             };
             held && entry.submission().is_some()
         })
@@ -125,7 +125,7 @@ impl Ledger {
             Role::Tokenizer if self.stage(id, Stage::TokenizeEnd) > 0 => return HELD,
             Role::Tokenizer => (Stage::Submitted, Stage::TokenizeBegin),
             // It says of no request that it is at work on it.
-            Role::Detokenizer | Role::Frontend | Role::Launcher => return HELD,
+            Role::Detokenizer | Role::Frontend | Role::Events | Role::Launcher => return HELD,
         };
         match (self.stage(id, reached), self.stage(id, begun)) {
             (_, begun) if begun > 0 => WORKED_ON,
