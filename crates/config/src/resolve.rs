@@ -181,15 +181,17 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
     })
 }
 
-/// What is decided without the model's facts: what computes, the CPU plan, the served name, and where KV events go,
-/// whose topic has that name.
+/// The served name, and where KV events go, whose topic has that name.
+type Named = (String, Option<KvEvents>);
+
+/// What is decided without the model's facts: what computes, the CPU plan, the name.
 fn without_model(
     settings: &Settings,
     machine: &Machine,
     dir: &Path,
     folder: Option<&Folder>,
     faults: &mut Collector,
-) -> (Computing, Option<(CpuPlan, bool)>, (String, Option<KvEvents>)) {
+) -> (Computing, Option<(CpuPlan, bool)>, Named) {
     let plan = plan_cpus(settings, machine, Computing::on_cpu(settings), faults);
     check_batch(settings, faults);
     let computing = Computing::of(settings, machine, folder, faults);

@@ -105,7 +105,7 @@ fn parts(message: &[u8]) -> (Vec<u8>, u64, Vec<u8>) {
     while !rest.is_empty() {
         let (head, len) = match rest[0] & 2 {
             0 => (2, usize::from(rest[1])),
-            _ => (9, u64::from_be_bytes(rest[1..9].try_into().unwrap()) as usize),
+            _ => (9, u64::from_be_bytes(rest[1..9].try_into().expect("eight bytes")) as usize),
         };
         assert_eq!(
             rest[0] & 1 == 1,
@@ -116,7 +116,7 @@ fn parts(message: &[u8]) -> (Vec<u8>, u64, Vec<u8>) {
         rest = &rest[head + len..];
     }
     let [topic, number, payload] = frames.try_into().expect("three frames");
-    (topic, u64::from_be_bytes(number.try_into().unwrap()), payload)
+    (topic, u64::from_be_bytes(number.try_into().expect("eight bytes")), payload)
 }
 
 /// The whole answer to a request from number `start` on, and in how many portions it came.

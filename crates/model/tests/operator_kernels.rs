@@ -284,7 +284,6 @@ impl Wish {
             logprobs: random.below(24).checked_sub(4).map(|best| best as u32),
             seed: random.between(0, 9999),
             position: random.between(0, 99),
-            ..SampleParams::GREEDY
         };
         Wish {
             prompt: [vec![5], ids(random, 9)].concat(),

@@ -16,7 +16,8 @@ fn the_endpoints_and_the_topic_are_settled_or_named() {
         KvEvents { publish: "0.0.0.0:5557".parse().unwrap(), replay: None, topic: "kv@pinion@m".to_owned() };
     assert_eq!(serve(&machine, &model, &on, &[]).kv_events, Some(expected.clone()));
     let more = [&on[..], &["--kv-events-replay=tcp://[::1]:5558", "--kv-events-topic=x"]].concat();
-    let expected = KvEvents { replay: Some("[::1]:5558".parse().unwrap()), topic: "x".to_owned(), ..expected };
+    let expected =
+        KvEvents { replay: Some("[::1]:5558".parse().unwrap()), topic: "x".to_owned(), ..expected };
     assert_eq!(serve(&machine, &model, &more, &[]).kv_events, Some(expected));
 
     for (args, reason) in [

@@ -6,7 +6,9 @@ use pinion_scheduler::{CacheChange, Scheduler};
 use std::collections::BTreeMap;
 
 /// Blocks by serial: parent and tokens.
-type Tree = BTreeMap<u64, (Option<u64>, Vec<u32>)>;
+type Tree = BTreeMap<u64, Node>;
+/// The parent, if it has one, and the tokens.
+type Node = (Option<u64>, Vec<u32>);
 
 /// How much it has heard of what.
 #[derive(Debug, Default, Clone, Copy)]
@@ -74,11 +76,11 @@ impl Reader {
                 assert!(self.tree.remove(&serial).is_some(), "{serial} was not told, or is removed twice");
                 self.told.removed += 1;
             }
-            CacheChange::Stored { serial, parent, .. } => {
+            CacheChange::Stored { serial, parent, tokens } => {
                 assert!(serial > self.newest, "{serial} after {}", self.newest);
                 assert!(parent.is_none_or(|parent| self.tree.contains_key(&parent)), "its parent was told");
                 self.newest = serial;
-                self.tree.extend(entry(change));
+                self.tree.insert(serial, (parent, tokens.to_vec()));
                 self.told.stored += 1;
                 self.news.push(self.text(serial));
             }
@@ -87,7 +89,7 @@ impl Reader {
     }
 }
 
-fn entry(change: CacheChange<'_>) -> Option<(u64, (Option<u64>, Vec<u32>))> {
+fn entry(change: CacheChange<'_>) -> Option<(u64, Node)> {
     match change {
         CacheChange::Stored { serial, parent, tokens } => Some((serial, (parent, tokens.to_vec()))),
         CacheChange::Cleared | CacheChange::Removed { .. } => None,
