@@ -18,6 +18,7 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,15 +36,19 @@ LONGEST = ("cuda_families", "families", "seeds", "restart", "stall", "cuda", "cu
 # A program that takes longer hangs: the longest takes a minute on two idle cores.
 SECONDS_MAX = 1800
 
+# Processes of the programs that run now; each leads a session of its own.
+LEADERS = set()
+
 Program = collections.namedtuple("Program", "package name command folder environment")
 Outcome = collections.namedtuple("Outcome", "program status seconds output")
 
 
 def build():
-    """Everything that `cargo test` builds, the examples too."""
-    status = subprocess.run([*CARGO, "--no-run"], cwd=ROOT).returncode
-    if status != 0:
-        sys.exit(status)
+    """The programs that tests start, and everything that `cargo test` builds, the examples too."""
+    for command in (["cargo", "build", "--locked", "--workspace", "--bins"], [*CARGO, "--no-run"]):
+        status = subprocess.run(command, cwd=ROOT).returncode
+        if status != 0:
+            sys.exit(status)
 
 
 def programs():
@@ -95,14 +100,23 @@ def run(program, logs):
     # A file and no pipe: what a program leaves behind may hold its output open.
     with open(log, "wb") as output:
         running = subprocess.Popen(
-            program.command, cwd=program.folder, env=program.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            program.command,
+            cwd=program.folder,
+            env=program.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
+        LEADERS.add(running.pid)
         try:
             status = running.wait(timeout=SECONDS_MAX)
         except subprocess.TimeoutExpired:
-            running.kill()
+            # The processes that it started, too.
+            os.killpg(running.pid, signal.SIGKILL)
             running.wait()
             status = None
+        LEADERS.discard(running.pid)
     return Outcome(program, status, time.monotonic() - began, log.read_text(errors="replace"))
 
 
@@ -142,6 +156,8 @@ def summary(outcomes, seconds, cpu_seconds):
 
 
 def main(names):
+    # Tests share the cores with what they start: no thread pool may size itself.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     build()
     found = programs()
     known = {program.name for program in found} | {program.package for program in found}
@@ -153,12 +169,17 @@ def main(names):
     logs.mkdir(parents=True, exist_ok=True)
     queue, outcomes, printing = Queue(found), [], threading.Lock()
     began, cpu_began = time.monotonic(), cpu_seconds()
-    # What interrupts this program ends them.
     workers = [threading.Thread(target=work, args=(queue, first, logs, outcomes, printing), daemon=True) for first in (True, False)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    # What ends this program ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        for leader in list(LEADERS):
+            os.killpg(leader, signal.SIGKILL)
     failed = summary(outcomes, time.monotonic() - began, cpu_seconds() - cpu_began)
     return 1 if failed or len(outcomes) != len(found) else 0
 

@@ -26,7 +26,7 @@ step_docs() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locke
 
 # Built with the whole workspace, which the tests need too: alone it would have dependencies with other features.
 step_tidy() {
-    cargo build --quiet --locked --workspace --bins
+    cargo build --quiet --locked --workspace --bins || return 1
     "$TARGET/debug/xtask" tidy
 }
 
@@ -74,7 +74,7 @@ step_no_torch() {
 
 # The real processes, from outside.
 step_processes() {
-    cargo build --locked --workspace --bins
+    cargo build --locked --workspace --bins || return 1
     cargo test --locked --package pinion-testkit --package pinion-bench
 }
 
@@ -163,7 +163,7 @@ browser_pooled() { # browser_pooled URL
 with_server() { # with_server NAME CHECK [arguments of `pinion serve`]
     local log=$LOGS/$1-server.log check=$2
     shift 2
-    cargo build --locked --workspace --bins
+    cargo build --locked --workspace --bins || return 1
     # What is checked is the CPU's, also where there is a GPU.
     PINION_DEVICE=cpu "$TARGET/debug/pinion" serve --port 0 --model "${MODEL:-$ROOT/deploy/demo-model}" "$@" 2>"$log" &
     local server=$! url= status=0
@@ -262,7 +262,7 @@ step_simulation() {
 # Three hundred rounds of deaths over the demo model, with every kind of request. By name only: a quarter of an hour.
 # PINION_TEST_SEED repeats a run.
 step_nemesis() {
-    cargo build --locked --workspace --bins
+    cargo build --locked --workspace --bins || return 1
     cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture --test-threads 1
 }
 
@@ -270,7 +270,7 @@ step_nemesis() {
 # alerts. By name only. Each part is left out, and says so, where its program is missing: DOCKER (a client of a daemon, with
 # the images debian:12-slim and SYSTEMD_IMAGE), PROMETHEUS, PROMTOOL name programs of other places.
 step_packages() {
-    cargo build --locked --workspace --bins
+    cargo build --locked --workspace --bins || return 1
     local dist=$TARGET/dist left_out=() pinion=$TARGET/debug/pinion tools=$CACHE/packages-venv
     "$ROOT/deploy/release/release.sh" --profile debug || return 1
     (cd "$dist" && sha256sum --quiet --check SHA256SUMS) || return 1
@@ -305,7 +305,7 @@ step_packages() {
 # Replicas of the dev profile's programs behind each router, which its script installs. By name only: about ten minutes, and
 # downloads of 120 MB the first time.
 step_distributed() {
-    cargo build --locked --workspace --bins
+    cargo build --locked --workspace --bins || return 1
     local router
     for router in envoy haproxy smg; do
         PINION=$TARGET/debug/pinion "$ROOT/deploy/distributed/$router.sh" || return 1

@@ -145,7 +145,7 @@ impl Engine {
         self
     }
 
-    /// The same engine, which tells the events role what its prefix cache holds. `epoch` is its life: 1 is the first.
+    /// The same engine, which tells the events role what its prefix cache holds. `epoch` is the name of its life.
     pub fn with_cache_events(mut self, epoch: u32) -> Engine {
         self.scheduler.list_cache_changes();
         self.cache_events = Some(CacheEvents::new(epoch, self.sizes.limits.block_size));

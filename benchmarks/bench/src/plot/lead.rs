@@ -116,7 +116,7 @@ fn differences(out: &mut String, data: &Data) {
         out,
         "<h2>Differences</h2>\n<p>{} of {} comparisons with {} differ beyond the noise.</p>",
         found.len(),
-        rows.len(),
+        rows.iter().filter(|row| row.better.is_some()).count(),
         escaped(&data.base)
     );
     for reason in distinct(rows.iter().filter_map(|row| row.reason.as_deref())) {

@@ -102,7 +102,7 @@ impl Service {
     /// Keeps a warm standby while every role serves; one that starts would take CPU from a restarting role.
     pub(super) fn keep_spare(&mut self, now_ns: u64) {
         if let Some(spare) = &mut self.spare
-            && self.members.iter().all(Member::is_ready)
+            && self.members.iter().filter(|member| member.peer.role != Role::Events).all(Member::is_ready)
         {
             spare.fill(now_ns, &self.host);
         }
@@ -111,8 +111,9 @@ impl Service {
     /// Announces restarted roles once no role holds links to their predecessors: a role that knows of the restart may
     /// have a third one forward something, which must not go to a ring without a reader.
     pub(super) fn announce(&mut self) {
-        if self.unannounced.is_empty() || self.members.iter().any(|member| member.has_old_links(&self.wiring))
-        {
+        // No role sends anything on to the events role, so one that stands still there makes no request wait.
+        let mut serving = self.members.iter().filter(|member| member.peer.role != Role::Events);
+        if self.unannounced.is_empty() || serving.any(|member| member.has_old_links(&self.wiring)) {
             return;
         }
         for peer in std::mem::take(&mut self.unannounced) {

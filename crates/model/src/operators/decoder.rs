@@ -18,6 +18,9 @@ use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_thread
 use std::path::Path;
 use tch::{Device, Kind, Tensor};
 
+/// Tokens of a step that the object's kernels take: a block of the grid for each.
+const STEP_TOKENS_MAX: u32 = 65_535;
+
 pub(super) fn tensors_of(device: OperatorDevice) -> Device {
     match device {
         OperatorDevice::Cpu => Device::Cpu,
@@ -176,7 +179,9 @@ fn kernels(
 ) -> Result<Option<Kernels>, LoadError> {
     let Some(wanted) = &options.kernels else { return Ok(None) };
     let element_bytes = kind_of(options.dtype).elt_size_in_bytes() as u64;
-    let reason = match beyond_cuda_attention(model, element_bytes) {
+    let too_many = (options.max_tokens > STEP_TOKENS_MAX)
+        .then(|| format!("the object's kernels take steps of at most {STEP_TOKENS_MAX} tokens"));
+    let reason = match beyond_cuda_attention(model, element_bytes).or(too_many) {
         Some(reason) => reason,
         None => match Kernels::open(wanted, model, options, max_context) {
             Ok(kernels) => return Ok(Some(kernels)),
