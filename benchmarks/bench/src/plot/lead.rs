@@ -112,13 +112,17 @@ fn differences(out: &mut String, data: &Data) {
     let differs = |row: &&&Compared| matches!(row.better, Some(Verdict::Base | Verdict::Variant));
     let mut found: Vec<&Compared> = rows.iter().filter(differs).copied().collect();
     found.sort_by(|a, b| b.effect().total_cmp(&a.effect()));
-    let _ = writeln!(
-        out,
-        "<h2>Differences</h2>\n<p>{} of {} comparisons with {} differ beyond the noise.</p>",
-        found.len(),
-        rows.iter().filter(|row| row.better.is_some()).count(),
-        escaped(&data.base)
-    );
+    let (all, base) = (rows.len(), escaped(&data.base));
+    let judged = rows.iter().filter(|row| row.better.is_some()).count();
+    let _ = writeln!(out, "<h2>Differences</h2>");
+    let _ = match judged {
+        0 => writeln!(out, "<p>None of {all} comparisons with {base} has a verdict.</p>"),
+        _ => writeln!(
+            out,
+            "<p>{} of {judged} comparisons with {base} that have a verdict differ beyond the noise.</p>",
+            found.len()
+        ),
+    };
     for reason in distinct(rows.iter().filter_map(|row| row.reason.as_deref())) {
         let count = rows.iter().filter(|row| row.reason.as_deref() == Some(reason)).count();
         let _ = writeln!(out, "<p>{count} comparisons: {}.</p>", escaped(reason));

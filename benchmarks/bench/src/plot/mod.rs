@@ -322,7 +322,7 @@ mod tests {
         let file = compared(3);
         let data = Data::of(std::slice::from_ref(&file));
         let text = report::html("t", &[("ablate.json".to_owned(), file)], &data, &[]);
-        assert!(text.contains("0 of 4 comparisons with base differ"), "{text}");
+        assert!(text.contains("None of 4 comparisons with base has a verdict"), "{text}");
         assert!(text.contains("4 comparisons: no verdict: 3 of the 5 paired rounds that it takes"), "{text}");
     }
 
