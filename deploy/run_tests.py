@@ -32,7 +32,10 @@ NOTE = r"""{ printf '%s\0' "$PWD" "$#" "$@" && env -0; } >"$(mktemp "$0/XXXXXX")
 # Packages whose tests start processes.
 STARTING = ("pinion-bench", "pinion-testkit")
 # Programs of half a minute and more begin first: a worker that is left with one of them at the end works alone.
-LONGEST = ("cuda_families", "families", "seeds", "restart", "stall", "cuda", "cuda_launch")
+LONGEST = ("cuda_families", "families", "restart", "stall", "cuda", "cuda_launch")
+# Run before all others, alone: it uses every core, and passes descriptors over sockets all the time. The kernel counts
+# those on their way for each user, and a service with a low limit (`descriptors`) cannot start beside it.
+ALONE = ("seeds",)
 # A program that takes longer hangs: the longest takes a minute on two idle cores.
 SECONDS_MAX = 1800
 
@@ -161,18 +164,20 @@ def main(names):
     build()
     found = programs()
     known = {program.name for program in found} | {program.package for program in found}
-    if unknown := {*names, *LONGEST} - known:
+    if unknown := {*names, *LONGEST, *ALONE} - known:
         sys.exit(f"run_tests: there is no test program called {', '.join(sorted(unknown))}")
     if names:
         found = [program for program in found if program.name in names or program.package in names]
     logs = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "test-logs/tests"
     logs.mkdir(parents=True, exist_ok=True)
-    queue, outcomes, printing = Queue(found), [], threading.Lock()
+    alone = Queue([program for program in found if program.name in ALONE])
+    queue, outcomes, printing = Queue([program for program in found if program.name not in ALONE]), [], threading.Lock()
     began, cpu_began = time.monotonic(), cpu_seconds()
     workers = [threading.Thread(target=work, args=(queue, first, logs, outcomes, printing), daemon=True) for first in (True, False)]
     # What ends this program ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        work(alone, False, logs, outcomes, printing)
         for worker in workers:
             worker.start()
         for worker in workers:

@@ -334,8 +334,9 @@ mod tests {
     #[test]
     fn one_that_asks_again_and_again_without_reading_is_closed() {
         let (mut readers, mut publisher, mut client) = rig();
-        readers.replay_listener =
-            Some(std::mem::replace(&mut readers.listener, TcpListener::bind("127.0.0.1:0").unwrap()));
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        other.set_nonblocking(true).unwrap();
+        readers.replay_listener = Some(std::mem::replace(&mut readers.listener, other));
         let request = [&[1, 0, 0, 8][..], &[0; 8]].concat();
         let hello = [&zmtp::greeting()[..], &zmtp::ready("DEALER")].concat();
         client.write_all(&[hello, request.repeat(16)].concat()).unwrap();

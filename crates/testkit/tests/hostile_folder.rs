@@ -33,9 +33,9 @@ fn a_template_that_wants_all_memory_ends_the_start_with_a_reason() {
 }
 
 #[test]
-fn a_list_of_templates_without_a_default_is_the_folders_fault() {
+fn a_template_without_a_name_is_the_folders_fault() {
     let folder = fake_model(512);
-    folder.write("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "x"}]}"#);
+    folder.write("tokenizer_config.json", r#"{"chat_template": [{"template": "x"}]}"#);
     let flags = ["serve", "--model", folder.text(), "--backend", "fake", "--port", "0"];
     let ended = run_to_end(&flags, &[], PATIENCE);
     assert_eq!(ended.code, Some(MODEL), "{}", ended.stderr);
