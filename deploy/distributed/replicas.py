@@ -44,15 +44,19 @@ def family(pid):
     return found
 
 
-def kill(process):
+def kill_all(pids):
     """As when a host is gone: all processes at once, without a signal that they could act on. Returns when that was."""
-    pids = family(process.pid)
     killed = time.monotonic()
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    return killed
+
+
+def kill(process):
+    killed = kill_all(family(process.pid))
     process.wait(timeout=60)
     STARTED.discard(process)
     return killed
@@ -72,15 +76,16 @@ def get(port, path):
 
 
 class Replica:
-    """One `pinion serve` with the fake backend, on a port that stays the same over restarts."""
+    """One `pinion serve`, on a port that stays the same over restarts."""
 
-    def __init__(self, program, *flags):
-        self.program, self.flags, self.port = program, flags, free_port()
+    def __init__(self, program, *flags, backend="fake"):
+        self.program, self.port = program, free_port()
+        self.flags = ("--backend", backend, *flags)
         self.start()
 
     def start(self):
         self.process = spawn(
-            [self.program, "serve", str(MODEL), "--backend", "fake", "--port", str(self.port), "--no-pin", "--no-spare-engine",
+            [self.program, "serve", str(MODEL), "--port", str(self.port), "--no-pin", "--no-spare-engine",
              "--log", "error", *self.flags], stderr=subprocess.DEVNULL)
         end = time.monotonic() + 120
         while True:
@@ -163,7 +168,13 @@ class Load:
     def client(self, port, tokens, number, note):
         count = 0
         while not self.done:
-            self.answers.append(ask(port, f"stream {number} {count}", tokens, note))
+            begun = time.monotonic()
+            try:
+                answer = ask(port, f"stream {number} {count}", tokens, note)
+            except Exception as error:
+                # Whatever `ask` does not foresee is a failure too: else the client would end, and nothing would count it.
+                answer = Answer(begun, ended=time.monotonic(), wrong=repr(error))
+            self.answers.append(answer)
             count += 1
             if self.answers[-1].wrong:
                 # Else a router that refuses is asked as fast as it can.

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Renders the chart over several values and checks what comes out:
 
-    deploy/helm/check.py [--pinion PROGRAM] [--inference-pool-crd FILE]
+    deploy/helm/check.py [--pinion PROGRAM] [--inference-pool-crd FILE] [--llm-d FOLDER]
 
 Needs helm-python-sdk (Helm itself as a library), kubernetes-validate and jsonschema from PyPI. Every object is held against
 the schemas of Kubernetes, strictly; every pinion.toml is read by PROGRAM. InferencePool is checked against the CRD of the
-Gateway API Inference Extension if its file is given. ScaledObject and PodMonitor are read, not checked.
+Gateway API Inference Extension if its file is given. ScaledObject and PodMonitor are read, not checked. With a clone of
+llm-d/llm-d-router its gateway chart is rendered over llm-d-values.yaml and must fit what our chart renders.
 """
 import argparse
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
+import urllib.parse
 
 import jsonschema
 import kubernetes_validate
@@ -43,7 +46,7 @@ CASES = [
         "priorityClassName": "high", "runtimeClassName": "runc",
         "autoscaling": {"kind": "keda"}, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "networkPolicy": {"enabled": True, "allowHub": True, "ingressFrom": [{"namespaceSelector": {}}]},
-        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}, "kvEvents": {"enabled": True},
     }, ALWAYS | {"ScaledObject", "PodMonitor", "NetworkPolicy", "InferencePool"}),
     ("hpa", {"autoscaling": {"kind": "hpa", "maxReplicas": 8}, "networkPolicy": {"enabled": True}},
      ALWAYS | {"HorizontalPodAutoscaler", "NetworkPolicy"}),
@@ -95,10 +98,72 @@ def check_options(name, text, pinion):
     expect(re.search(r"^drain-delay +5s ", run.stdout, re.M), f"{name}: the options do not take effect:\n{run.stdout}")
 
 
+def check_object(one, pool_schema):
+    """How many schemas it was held against."""
+    if one["kind"] == "InferencePool" and pool_schema:
+        jsonschema.validate(one, pool_schema)
+        return 1
+    if one["kind"] in FOREIGN:
+        return 0
+    for version in KUBERNETES:
+        kubernetes_validate.validate(one, version, strict=True)
+    return 1
+
+
+def rendered(chart, values, name):
+    with Chart.load(str(chart)) as loaded:
+        files = loaded.render(values, name=name, namespace="models")
+    return [one for path, text in files.items() if not path.endswith("NOTES.txt") for one in yaml.safe_load_all(text) if one]
+
+
+def check_picker(config, sources):
+    """Of the endpoint picker's own file: each plugin exists in the sources and each reference names one that is declared."""
+    declared = {plugin.get("name", plugin["type"]) for plugin in config["plugins"]}
+    unknown = {plugin["type"] for plugin in config["plugins"] if f'"{plugin["type"]}"' not in sources}
+    expect(not unknown, f"llm-d has no plugin {sorted(unknown)}")
+    used = {ref["pluginRef"] for profile in config["schedulingProfiles"] for ref in profile["plugins"]}
+    for source in config["dataLayer"]["sources"]:
+        used |= {source["pluginRef"], *(ref["pluginRef"] for ref in source["extractors"])}
+    expect(used <= declared, f"llm-d: {sorted(used - declared)} is not declared")
+
+
+def check_llm_d(folder, pool_schema):
+    """Its chart with our values, beside our chart: names, labels and ports must meet."""
+    ours = rendered(CHART, {"kvEvents": {"enabled": True}}, "pinion")
+    of = {one["kind"]: one for one in ours if one["kind"] == "Deployment" or one["metadata"]["name"] == "pinion"}
+    pod = of["Deployment"]["spec"]["template"]
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    values = yaml.safe_load((CHART.parent / "llm-d-values.yaml").read_text())
+    with tempfile.TemporaryDirectory() as work:
+        chart = pathlib.Path(work) / "llm-d-router-gateway"
+        shutil.copytree(folder / "config/charts/llm-d-router-gateway", chart)
+        shutil.copytree(folder / "config/charts/routerlib", chart / "charts/routerlib")
+        theirs = rendered(chart, values, "picker")
+    checked = sum(check_object(one, pool_schema) for one in theirs)
+    pool = next(one for one in theirs if one["kind"] == "InferencePool")["spec"]
+    expect(pool["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), "llm-d's pool does not select our pods")
+    expect([port["number"] for port in pool["targetPorts"]] == [ports["http"]], "llm-d's pool has another port than our pods")
+    services = {one["metadata"]["name"] for one in theirs if one["kind"] == "Service"}
+    expect(pool["endpointPickerRef"]["name"] in services, f"llm-d's pool names a picker that is none of {sorted(services)}")
+    used = values["router"]["epp"]
+    files = next(one["data"] for one in theirs if one["kind"] == "ConfigMap" and used["pluginsConfigFile"] in one["data"])
+    config = yaml.safe_load(files[used["pluginsConfigFile"]])
+    sources = "".join(path.read_text() for path in sorted(folder.glob("pkg/**/*.go")) if not path.name.endswith("_test.go"))
+    check_picker(config, sources)
+    parameters = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
+    url = urllib.parse.urlparse(parameters["token-producer"]["vllm"]["url"])
+    service = of["Service"]
+    expect((url.hostname, url.port) == ("pinion", service["spec"]["ports"][0]["port"]), f"llm-d asks {url.netloc} for token ids")
+    # It connects to the engines' default port and reads topics that begin so.
+    expect(ports["kv-events"] == 5557 and 'kv-events = "tcp://*:5557"' in of["ConfigMap"]["data"]["pinion.toml"], "KV events")
+    return checked
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pinion")
     parser.add_argument("--inference-pool-crd", type=pathlib.Path)
+    parser.add_argument("--llm-d", type=pathlib.Path)
     arguments = parser.parse_args()
     pool_schema = None
     if arguments.inference_pool_crd:
@@ -109,19 +174,11 @@ def main():
         report = lint(str(CHART), values, strict=True)
         worst = [message for message in report.get("messages", []) if "icon" not in str(message)]
         expect(not worst, f"{name}: lint: {worst}")
-        with Chart.load(str(CHART)) as chart:
-            files = chart.render(values, name="try", namespace="models")
-        objects = [one for path, text in files.items() if not path.endswith("NOTES.txt") for one in yaml.safe_load_all(text) if one]
+        objects = rendered(CHART, values, "try")
         found = {one["kind"] for one in objects}
         expect(found == kinds, f"{name}: rendered {sorted(found)}")
         for one in objects:
-            if one["kind"] not in FOREIGN:
-                for version in KUBERNETES:
-                    kubernetes_validate.validate(one, version, strict=True)
-                checked += 1
-            if one["kind"] == "InferencePool" and pool_schema:
-                jsonschema.validate(one, pool_schema)
-                checked += 1
+            checked += check_object(one, pool_schema)
             if one["kind"] == "Deployment":
                 check_pod(name, one, values)
             if one["kind"] == "ConfigMap" and arguments.pinion:
@@ -133,6 +190,8 @@ def main():
         except HelmError:
             continue
         raise SystemExit(f"chart: {name} is taken")
+    if arguments.llm_d:
+        print(f"llm-d: {check_llm_d(arguments.llm_d, pool_schema)} objects of its chart pass and fit ours")
     print(f"chart: {checked} objects of {len(CASES)} renderings pass, {len(REFUSED)} wrong values are refused")
 
 
