@@ -43,6 +43,7 @@ fn main() {
         objects.extend(kernel_objects(&cpu, &["quantized_vnni.cpp"], &vnni));
         let bf16 = [&avx512[..], &quiet, &["-mavx512bf16"]].concat();
         objects.extend(kernel_objects(&cpu, &["attention_avx512_bf16.cpp"], &bf16));
+        objects.extend(kernel_objects(&cpu, &["packed_bf16.cpp"], &[&bf16[..], &apart].concat()));
     }
     if let Some(libtorch) = &libtorch {
         let include = libtorch.join("include");

@@ -5,6 +5,7 @@
 
 extern "C" void pinion_packed_avx2(const PinionPacked* args, uint64_t begin, uint64_t end);
 extern "C" void pinion_packed_avx512(const PinionPacked* args, uint64_t begin, uint64_t end);
+extern "C" void pinion_packed_pairs_avx512_bf16(const PinionPacked* args, uint64_t begin, uint64_t end);
 
 namespace {
 
@@ -36,11 +37,24 @@ struct Scalar {
     static V spread(const float* x) {
         return each([=](uint32_t) { return *x; });
     }
+    static V spread(const Bf16* x) {
+        return each([=](uint32_t) { return to_float(*x); });
+    }
     static V add(const V& a, const V& b) {
         return each([&](uint32_t j) { return a.lane[j] + b.lane[j]; });
     }
     static V fma(const V& a, const V& b, const V& c) {
         return each([&](uint32_t j) { return __builtin_fmaf(a.lane[j], b.lane[j], c.lane[j]); });
+    }
+    // Nothing is set: each operation flushes by itself.
+    struct Flush {
+        Flush() {}
+    };
+    static float flushed(float x) { return __builtin_fabsf(x) < __FLT_MIN__ ? __builtin_copysignf(0, x) : x; }
+    static V flushed_fma(const V& a, const V& b, const V& c) {
+        return each([&](uint32_t j) {
+            return flushed(__builtin_fmaf(flushed(a.lane[j]), flushed(b.lane[j]), flushed(c.lane[j])));
+        });
     }
     static V even(Bf16Pairs, const uint8_t* p, uint32_t) {
         return each([=](uint32_t j) { return to_float(at<Bf16>(p, 2 * j)); });
@@ -76,6 +90,7 @@ extern "C" uint64_t pinion_packed_tile_bytes(uint32_t k, int32_t weight_type) {
 
 extern "C" void pinion_packed(const PinionPacked* a, int32_t level, uint64_t begin, uint64_t end) {
 #if defined(__x86_64__)
+    if (level == PINION_LEVEL_AVX512_BF16 && a->x_type == PINION_SOURCE_BF16) return pinion_packed_pairs_avx512_bf16(a, begin, end);
     if (level >= PINION_LEVEL_AVX512) return pinion_packed_avx512(a, begin, end);
     if (level == PINION_LEVEL_AVX2 && (a->weight_type != PINION_SOURCE_F16 || has_f16c())) {
         return pinion_packed_avx2(a, begin, end);

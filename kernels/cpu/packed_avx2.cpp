@@ -1,6 +1,7 @@
 // Products with packed floating-point weights on AVX2 with FMA, and F16C for fp16.
 #include <immintrin.h>
 
+#include "flush_denormals.h"
 #include "packed_tile.h"
 
 namespace {
@@ -14,8 +15,11 @@ struct Avx2 {
     static V load(const float* p) { return _mm256_load_ps(p); }
     static void store(float* p, V x) { _mm256_store_ps(p, x); }
     static V spread(const float* x) { return _mm256_broadcast_ss(x); }
+    static V spread(const Bf16* x) { return _mm256_set1_ps(to_float(*x)); }
     static V add(V a, V b) { return _mm256_add_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+    using Flush = FlushDenormals;
+    static V flushed_fma(V a, V b, V c) { return fma(a, b, c); }
 
     static __m256i pairs(const uint8_t* p, uint32_t v) {
         return _mm256_load_si256(reinterpret_cast<const __m256i*>(p + v * 32));

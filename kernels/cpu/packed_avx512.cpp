@@ -1,6 +1,7 @@
 // Products with packed floating-point weights on AVX-512.
 #include <immintrin.h>
 
+#include "flush_denormals.h"
 #include "packed_tile.h"
 
 namespace {
@@ -14,8 +15,11 @@ struct Avx512 {
     static V load(const float* p) { return _mm512_load_ps(p); }
     static void store(float* p, V x) { _mm512_store_ps(p, x); }
     static V spread(const float* x) { return _mm512_set1_ps(*x); }
+    static V spread(const Bf16* x) { return _mm512_set1_ps(to_float(*x)); }
     static V add(V a, V b) { return _mm512_add_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+    using Flush = FlushDenormals;
+    static V flushed_fma(V a, V b, V c) { return fma(a, b, c); }
 
     static V even(Bf16Pairs, const uint8_t* p, uint32_t) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_load_si512(p), 16));

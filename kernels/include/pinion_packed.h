@@ -8,10 +8,14 @@
 // that 16 pairs are what an AMX tile or 16 vdpbf16ps take. fp16 and fp32: pair[k % 2][output], 64 and 128 bytes. Outputs are padded
 // to 16 and K to 32 with zeros, which no product reads.
 //
-// Sums. An output is e + o: e adds the products of the even K, o those of the odd K, each in rising order of K from zero in fp32,
-// each addition fused with its product. Then + bias, then + residual, then rounded to dtype. Weights are widened to fp32, which
-// is exact. So a row's bits depend on the row and the weights alone, not on level, threads or the rows beside it.
-// Bytes moved: the packed weights once for up to 48 rows, and once more for each further 48.
+// Sums of x in fp32. An output is e + o: e adds the products of the even K, o those of the odd K, each in rising order of K from
+// zero in fp32, each addition fused with its product. Weights are widened to fp32, which is exact.
+// Sums of x in bf16 with weights in bf16. An output is one sum, as vdpbf16ps adds it up: of each pair of K, in rising order from
+// zero, first the product of the odd K and then that of the even one, each addition fused with its product in fp32. Denormal
+// values and sums count as zeros of their sign. The missing neighbour of a last even K is a zero times a zero.
+// Then + bias, then + residual, then rounded to dtype, in either case. So a row's bits depend on the row and the weights alone,
+// not on level, threads or the rows beside it.
+// Bytes moved: the packed weights once for up to 48 rows (256 with vdpbf16ps), and once more for each further 48 (256).
 #pragma once
 #include <stdint.h>
 
@@ -38,11 +42,11 @@ typedef struct PinionPackFloats {
     uint8_t* packed;
 } PinionPackFloats;
 
-// x [rows, k] in fp32; out and residual [rows, n] of dtype (PINION_F32 or PINION_BF16); all contiguous. bias [n]. bias and
+// x [rows, k] of x_type: PINION_SOURCE_F32, or PINION_SOURCE_BF16 with weights in bf16; out and residual [rows, n] of dtype (PINION_F32 or PINION_BF16); all contiguous. bias [n]. bias and
 // residual may be null; residual may be out.
 typedef struct PinionPacked {
     const uint8_t* weights;  // packed, 64-byte aligned
-    const float* x;
+    const void* x;
     const float* bias;
     const void* residual;
     void* out;
@@ -50,6 +54,7 @@ typedef struct PinionPacked {
     uint32_t n;
     uint32_t k;
     int32_t weight_type;
+    int32_t x_type;
     int32_t dtype;
 } PinionPacked;
 

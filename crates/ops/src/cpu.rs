@@ -90,14 +90,17 @@ impl IntegerLevel {
 
 /// Whether this CPU has instructions for bf16 products (avx512_bf16 or amx_bf16), so that bf16 is quicker than f32.
 pub fn supports_bf16() -> bool {
+    KernelLevel::best() == KernelLevel::Avx512Bf16 || has_tiles()
+}
+
+/// Whether this CPU multiplies tiles of bf16 (amx_bf16).
+pub fn has_tiles() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // Leaf 7: subleaf 0 EDX bit 22 is amx_bf16, subleaf 1 EAX bit 5 is avx512_bf16. The tile state is enabled by
-        // the system on request, so AMX is believed only together with a level that the kernels confirmed.
+        // Leaf 7, subleaf 0, EDX bit 22 is amx_bf16. The tile state is enabled by the system on request, so AMX is
+        // believed only together with a level that the kernels confirmed.
         let leaf = std::arch::x86_64::__cpuid_count(7, 0);
-        let amx = leaf.edx & (1 << 22) != 0;
-        let level = KernelLevel::best();
-        level == KernelLevel::Avx512Bf16 || (amx && level >= KernelLevel::Avx512)
+        leaf.edx & (1 << 22) != 0 && KernelLevel::best() >= KernelLevel::Avx512
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

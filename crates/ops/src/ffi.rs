@@ -140,7 +140,7 @@ pub(crate) struct PinionPackFloats {
 #[repr(C)]
 pub(crate) struct PinionPacked {
     pub(crate) weights: *const u8,
-    pub(crate) x: *const f32,
+    pub(crate) x: *const c_void,
     pub(crate) bias: *const f32,
     pub(crate) residual: *const c_void,
     pub(crate) out: *mut c_void,
@@ -148,6 +148,7 @@ pub(crate) struct PinionPacked {
     pub(crate) n: u32,
     pub(crate) k: u32,
     pub(crate) weight_type: i32,
+    pub(crate) x_type: i32,
     pub(crate) dtype: i32,
 }
 

@@ -32,7 +32,7 @@ pub mod tensor;
 pub mod tensor_kernels;
 pub mod twin;
 
-pub use cpu::{IntegerLevel, KernelLevel, supports_bf16};
+pub use cpu::{IntegerLevel, KernelLevel, has_tiles, supports_bf16};
 pub use kv_pool::{Dtype, Element, KvPool, KvShape};
 pub use mapped_file::MappedFile;
 

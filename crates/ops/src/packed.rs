@@ -9,6 +9,7 @@ use crate::kv_pool::Element;
 use crate::quantized::{RawOperands, Source, SourceType};
 use half::bf16;
 use std::cell::RefCell;
+use std::ffi::c_void;
 
 /// Outputs of a packed tile.
 const TILE_OUTPUTS: usize = 16;
@@ -151,8 +152,9 @@ impl PackedWeights {
             return Err(OperandError("a bias has not one value for each output"));
         }
         let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
-        if operands.dtype == 0 {
-            self.run(operands, operands.x.cast(), bias, launch);
+        let x_type = if operands.dtype == 0 { SourceType::F32 } else { SourceType::Bf16 };
+        if x_type == SourceType::F32 || self.weight_type == SourceType::Bf16 {
+            self.run(operands, operands.x, x_type, bias, launch);
             return Ok(());
         }
         WIDENED.with_borrow_mut(|widened| {
@@ -172,14 +174,21 @@ impl PackedWeights {
                 };
                 let out = operands.out.wrapping_byte_add(out_bytes);
                 let some = RawOperands { x: operands.x, residual, out, rows, dtype: operands.dtype };
-                self.run(&some, widened.as_ptr(), bias, launch);
+                self.run(&some, widened.as_ptr().cast(), SourceType::F32, bias, launch);
             }
         });
         Ok(())
     }
 
-    /// `x` stands for the operands' own, in fp32; the caller vouches for all of them.
-    fn run(&self, operands: &RawOperands, x: *const f32, bias: *const f32, launch: Launch) {
+    /// `x` of `x_type` stands for the operands' own; the caller vouches for all of them.
+    fn run(
+        &self,
+        operands: &RawOperands,
+        x: *const c_void,
+        x_type: SourceType,
+        bias: *const f32,
+        launch: Launch,
+    ) {
         let args = ffi::PinionPacked {
             weights: self.packed.as_ptr(),
             x,
@@ -190,6 +199,7 @@ impl PackedWeights {
             n: self.outputs as u32,
             k: self.inputs as u32,
             weight_type: self.weight_type.code(),
+            x_type: x_type.code(),
             dtype: operands.dtype,
         };
         // SAFETY: the caller vouches for the operands, and the packed weights, which a map aligns to pages, have the

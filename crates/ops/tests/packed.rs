@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use pinion_ops::attention::Launch;
 use pinion_ops::packed::{PackedWeights, twin};
 use pinion_ops::quantized::{Source, SourceType};
-use pinion_ops::{Element, KernelLevel};
+use pinion_ops::{Dtype, Element, KernelLevel};
 use pinion_random::Random;
 use proptest::prelude::*;
 
@@ -59,6 +59,7 @@ fn check<T: Element>(case: &Case<'_>) {
     let widened = |values: &[T]| values.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
     let (x, residual) = (typed(case.x), case.residual.map(typed));
     let (x_widened, residual_widened) = (widened(&x), residual.as_deref().map(widened));
+    let x_type = if T::DTYPE == Dtype::Bf16 { SourceType::Bf16 } else { SourceType::F32 };
     for weight_type in TYPES {
         let twin = twin::Weights::new(weight_type, case.weights, inputs);
         let kernel = packed(weight_type, case.weights, inputs, 1);
@@ -66,7 +67,7 @@ fn check<T: Element>(case: &Case<'_>) {
         let want: Vec<f32> = (0..rows)
             .flat_map(|row| {
                 let residual = residual_widened.as_ref().map(|all| &all[row * outputs..][..outputs]);
-                twin.multiply(&x_widened[row * inputs..][..inputs], case.bias, residual)
+                twin.multiply(x_type, &x_widened[row * inputs..][..inputs], case.bias, residual)
             })
             .map(|value| T::from_f32(value).to_f32())
             .collect();
@@ -298,6 +299,6 @@ proptest! {
     ) {
         let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * 2f32.powi(spread)).collect::<Vec<f32>>();
         let (weights, x) = (numbers(seed, inputs * outputs), scaled(numbers(!seed, rows * inputs)));
-        check::<f32>(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        check_both(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
     }
 }

@@ -57,10 +57,20 @@ impl Weights {
         }
     }
 
-    /// \[outputs\] = `x` \[inputs\] . weights^T (+ bias) (+ residual), before it is rounded.
-    pub fn multiply(&self, x: &[f32], bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
+    /// \[outputs\] = `x` \[inputs\] of `x_type` . weights^T (+ bias) (+ residual), before it is rounded.
+    pub fn multiply(
+        &self,
+        x_type: SourceType,
+        x: &[f32],
+        bias: Option<&[f32]>,
+        residual: Option<&[f32]>,
+    ) -> Vec<f32> {
+        let in_pairs = x_type == SourceType::Bf16 && self.weight_type == SourceType::Bf16;
         let product = |output: usize| {
             let weights = &self.values[output * self.inputs..][..self.inputs];
+            if in_pairs {
+                return sum_of_pairs(weights, x);
+            }
             // Of the even and of the odd inputs.
             let mut sums = [0f32; 2];
             for (k, (&weight, &x)) in weights.iter().zip(x).enumerate() {
@@ -77,4 +87,15 @@ impl Weights {
         };
         (0..self.outputs).map(finished).collect()
     }
+}
+
+/// As vdpbf16ps adds it up: the odd input of each pair first, and no denormal numbers.
+fn sum_of_pairs(weights: &[f32], x: &[f32]) -> f32 {
+    let at = |values: &[f32], k: usize| flushed(values.get(k).copied().unwrap_or(0.0));
+    let added = |sum: f32, k: usize| flushed(at(x, k).mul_add(at(weights, k), sum));
+    (0..weights.len()).step_by(2).fold(0.0, |sum, k| added(added(sum, k + 1), k))
+}
+
+fn flushed(value: f32) -> f32 {
+    if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }
 }
