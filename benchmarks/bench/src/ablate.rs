@@ -153,6 +153,54 @@ pub(crate) fn compare(comparison: &Comparison, metrics: &[String]) -> Vec<Compar
     compared
 }
 
+/// All runs of the base and of a variant at one scale, whatever they measured.
+struct Sides<'a> {
+    metric: &'a Metric,
+    /// The base's, and the variant's.
+    labels: [String; 2],
+    runs: [Vec<&'a RunRecord>; 2],
+}
+
+impl Sides<'_> {
+    /// Why these runs support no verdict: requests failed, a run is missing or lacks the figure, or a percentile lacks
+    /// samples.
+    fn unfit(&self) -> Option<String> {
+        let all = || self.runs.iter().flatten().copied();
+        self.metric.too_few(all()).or_else(|| self.failed()).or_else(|| self.missing()).or_else(|| {
+            let lacks = |run: &&RunRecord| !self.metric.of(run).is_finite();
+            let run = all().find(lacks)?;
+            let (label, title) = (&run.label, self.metric.title);
+            Some(format!("no verdict: {label} has no {title} in round {}", run.round))
+        })
+    }
+
+    /// A server that fails requests has less to do for the others.
+    fn failed(&self) -> Option<String> {
+        self.runs.iter().flatten().find_map(|run| {
+            let figures = &run.figures;
+            let count = figures.requests.saturating_sub(figures.completed + figures.left);
+            let (label, round, of) = (&run.label, run.round, figures.requests);
+            (count > 0)
+                .then(|| format!("no verdict: {count} of {of} requests of {label} failed in round {round}"))
+        })
+    }
+
+    /// Rounds count in pairs: one that a side lacks may be the one that it lost.
+    fn missing(&self) -> Option<String> {
+        let lacking = |own: usize, other: usize| {
+            let has = |round: u32| self.runs[own].iter().any(|run| run.round == round);
+            let round = self.runs[other].iter().map(|run| run.round).find(|round| !has(*round))?;
+            Some(format!("no verdict: {} has no run of round {round}", self.labels[own]))
+        };
+        let zero = |run: &&&RunRecord| self.metric.of(run) <= 0.0;
+        lacking(0, 1).or_else(|| lacking(1, 0)).or_else(|| {
+            let run = self.runs[0].iter().find(zero)?;
+            let title = self.metric.title;
+            Some(format!("no verdict: the base's {title} is 0 in round {}, so there is no ratio", run.round))
+        })
+    }
+}
+
 /// One figure at one scale.
 fn compare_one(comparison: &Comparison, metric: &Metric, scale: f64) -> Vec<Compared> {
     let at_scale: Vec<&RunRecord> = comparison.runs.iter().filter(|run| run.scale == scale).collect();
@@ -174,12 +222,22 @@ fn compare_one(comparison: &Comparison, metric: &Metric, scale: f64) -> Vec<Comp
         (!ratios.is_empty()).then(|| Ratio::of(&ratios, comparison.seed))
     };
     let is_inert = |label: &str| label != comparison.base && comparison.inert.iter().any(|own| own == label);
-    let inert = labels.iter().filter(|label| is_inert(label)).filter_map(|label| ratio_of(label));
-    let noise = Noise::of(&inert.collect::<Vec<_>>());
+    let sides = |label: &str| {
+        let of = |label: &str| at_scale.iter().copied().filter(|run| run.label == label).collect::<Vec<_>>();
+        Sides {
+            metric,
+            labels: [comparison.base, label].map(str::to_owned),
+            runs: [of(comparison.base), of(label)],
+        }
+    };
+    let inert: Vec<&str> = labels.iter().copied().filter(|label| is_inert(label)).collect();
+    // What supports no verdict gives no noise either.
+    let fit = inert.iter().filter(|label| sides(label).unfit().is_none()).filter_map(|label| ratio_of(label));
+    let noise = Noise::of(&fit.collect::<Vec<_>>(), inert.len());
     let row = |label: &&str| {
         let (own, ratio) = (runs_of(label), ratio_of(label)?);
         let too_few = metric.too_few(own.iter().chain(&bases).copied());
-        let judged = judge(&ratio, noise, metric.more_is_better, too_few.clone());
+        let judged = judge(&ratio, noise, metric.more_is_better, sides(label).unfit());
         let compared = *label != comparison.base && !is_inert(label);
         Some(Compared {
             label: (*label).to_owned(),
@@ -277,140 +335,4 @@ pub(crate) fn label_of(flags: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(label: &str, round: u32, tokens_per_s: f64, p99: f64) -> RunRecord {
-        let mut record = RunRecord { label: label.to_owned(), round, ..RunRecord::default() };
-        record.figures.output_tokens_per_s = tokens_per_s;
-        let e2e = &mut record.figures.e2e_ms;
-        (e2e.count, e2e.p50, e2e.p90, e2e.p99) = (1000, p99 / 2.0, p99 * 0.9, p99);
-        record
-    }
-
-    /// Three of them, with hardly any effect.
-    const INERT: [(&str, f64); 3] = [("+n1", 1.0), ("+n2", 1.004), ("+n3", 0.999)];
-
-    fn compared(runs: &[RunRecord], inert: &[&str], metrics: &[&str]) -> Vec<Compared> {
-        let inert: Vec<String> = inert.iter().map(|label| (*label).to_owned()).collect();
-        let metrics: Vec<String> = metrics.iter().map(|name| (*name).to_owned()).collect();
-        compare(&Comparison { runs, base: "base", inert: &inert, seed: 1 }, &metrics)
-    }
-
-    /// Rounds of a machine that slows down; all variants slow down alike. +y is a third slower at 1000 requests.
-    fn rounds(count: u32) -> Vec<RunRecord> {
-        let mut runs = Vec::new();
-        for round in 0..count {
-            let pace = 1.0 - 0.1 * f64::from(round);
-            for (label, factor) in [("base", 1.0), ("+y", 1.5)].into_iter().chain(INERT) {
-                runs.push(run(label, round, 100.0 * pace / factor, 50.0 * factor / pace));
-            }
-            runs.push(run("-x", round, (90.0 + f64::from(round % 2)) * pace, 50.0 / pace));
-        }
-        runs
-    }
-
-    /// The last cell of each label's row in the table of this title.
-    fn cell(text: &str, title: &str, label: &str) -> String {
-        let lines = text.lines().skip_while(|line| !line.starts_with(&format!("| {title} ")));
-        let row = lines.skip(2).find(|line| line.starts_with(&format!("| {label} "))).expect("a row");
-        row.trim_matches(['|', ' ']).rsplit('|').next().expect("a cell").trim().to_owned()
-    }
-
-    #[test]
-    fn ratios_are_paired_by_round_and_judged_by_direction() {
-        let mut runs = rounds(6);
-        runs.push(run("+y", 9, 1.0, 1.0)); // a round without its base counts for nothing
-        let compared = compared(&runs, &INERT.map(|(label, _)| label), &["output_tok_s", "e2e_p99_ms"]);
-        let of = |label: &str, metric: &str| {
-            let found = compared.iter().find(|row| row.label == label && row.metric == metric);
-            let row = found.expect("compared");
-            ((row.ratio * 1000.0).round() / 1000.0, row.pairs, row.better)
-        };
-        assert_eq!(of("-x", "output_tok_s"), (0.905, 6, Some(Verdict::Base)));
-        assert_eq!(of("-x", "e2e_p99_ms"), (1.0, 6, Some(Verdict::Same)));
-        assert_eq!(of("+y", "e2e_p99_ms"), (1.5, 6, Some(Verdict::Base)));
-        assert_eq!(of("+n2", "e2e_p99_ms").2, None, "what cannot act is not judged");
-        let text = tables(&compared, "base");
-        for (title, label, expected) in [
-            ("output tok/s", "-x", "base"),
-            ("E2E p99", "-x", "same"),
-            ("E2E p99", "+n3", "inert"),
-            ("E2E p99", "base", "–"),
-        ] {
-            assert_eq!(cell(&text, title, label), expected, "{text}");
-        }
-        assert!(text.contains("noise: ×0.996–1.004, from 3 variants that cannot act"), "{text}");
-    }
-
-    #[test]
-    fn three_rounds_give_a_ratio_and_no_verdict() {
-        let labels = INERT.map(|(label, _)| label);
-        let text = tables(&compared(&rounds(3), &labels, &["output_tok_s"]), "base");
-        assert!(text.contains("×0.667 (0.667–0.667)"), "{text}");
-        assert_eq!(cell(&text, "output tok/s", "+y"), "- (1)", "{text}");
-        assert!(text.contains("\n(1) no verdict: 3 of the 5 paired rounds that it takes\n"), "{text}");
-        assert!(!text.contains("base |\n") && !text.contains("VARIANT"), "{text}");
-    }
-
-    #[test]
-    fn rounds_without_switches_that_cannot_act_give_no_verdict() {
-        for (inert, reason) in [
-            (&[][..], "(1) no verdict: the scenario has no variant that cannot act on this workload"),
-            (&["+n1", "+n2"], "(1) no verdict: 2 of the 3 variants that cannot act"),
-        ] {
-            let found = compared(&rounds(9), inert, &["output_tok_s"]);
-            let text = tables(&found, "base");
-            assert!(found.iter().all(|row| row.better.is_none()) && text.contains(reason), "{text}");
-            assert!(text.contains("×0.667") && !text.contains("noise:"), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_p99_of_too_few_requests_is_a_dash_with_its_reason() {
-        let mut runs = rounds(6);
-        runs[1].figures.e2e_ms.count = 999;
-        let metrics = ["e2e_p50_ms", "e2e_p99_ms"];
-        let found = compared(&runs, &INERT.map(|(label, _)| label), &metrics);
-        let text = tables(&found, "base");
-        assert_eq!(cell(&text, "E2E p99", "+y"), "- (1)", "{text}");
-        assert!(
-            text.contains("(1) a p99 takes 1000 requests in each run; the smallest run has 999"),
-            "{text}"
-        );
-        let row = text.lines().filter(|line| line.starts_with("| +y ")).nth(1).expect("a row");
-        assert!(!row.contains('×'), "no figure of it is shown: {row}");
-        assert_eq!(cell(&text, "E2E p50", "+y"), "base", "{text}");
-        // The others have all that they need, and are judged.
-        assert_eq!(cell(&text, "E2E p99", "-x"), "same", "{text}");
-    }
-
-    #[test]
-    fn tables_are_narrow_and_have_the_strongest_effect_first() {
-        let mut runs = Vec::new();
-        for round in 0..3 {
-            for (label, factor) in
-                [("+a", 1.1), ("+max-num-batched-tokens 8192", 0.5), ("base", 1.0), ("+c", 1.6), ("+d", 1.0)]
-            {
-                runs.push(run(label, round, 123_456.0 * factor, 1234.5 * factor));
-            }
-        }
-        let text = tables(&compared(&runs, &["+d"], &[]), "base");
-        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-        let first: Vec<&str> = text.lines().filter_map(|line| line.split(" | ").next()).take(7).collect();
-        let names: Vec<&str> = first[2..].iter().map(|cell| cell.trim_matches(['|', ' '])).collect();
-        assert_eq!(names, ["base", "+max-num-batched-tokens 8192", "+c", "+a", "+d"], "{text}");
-    }
-
-    #[test]
-    fn switches_are_named_as_the_seed_names_them() {
-        let cases = [
-            ("--no-prefix-cache", "-prefix-cache"),
-            ("--linear plain", "+linear plain"),
-            ("--admission=pack --no-pin", "+admission pack -pin"),
-        ];
-        for (flags, label) in cases {
-            assert_eq!(label_of(flags), label);
-        }
-    }
-}
+mod tests;

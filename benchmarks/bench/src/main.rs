@@ -6,11 +6,14 @@
 //! It measures and judges nothing of the server's insides; the server's own counters are read from `/metrics` only.
 
 mod ablate;
+mod alone;
 mod answer;
 mod ask;
 mod bootstrap;
+mod engine;
 mod figures;
 mod http;
+mod inert;
 mod ipc;
 mod machine;
 mod metrics;
@@ -20,6 +23,7 @@ mod online;
 mod plot;
 mod profile;
 mod progress;
+mod prompt_args;
 mod prompts;
 mod random;
 mod recording;
@@ -55,6 +59,10 @@ enum Command {
     Online(Box<online::OnlineArgs>),
     /// Throughput of one batch: prompts × input length × output length, all at once.
     Offline(Box<offline::OfflineArgs>),
+    /// The engine alone, with its model: token ids in, counts out, no HTTP and no ring. One request at a time, at a
+    /// rate, or all at once.
+    #[command(disable_help_flag = true)]
+    Engine(engine::EngineWords),
     /// The pure scheduler under load: µs per plan and commit, or the latencies of a simulated service.
     Scheduler(scheduler::SchedulerArgs),
     /// The ring and ipc-channel: publish, hop, round trip, throughput, CPU per token.
@@ -78,6 +86,7 @@ fn main() -> ExitCode {
     let outcome = match CommandLine::parse().command {
         Command::Online(args) => online::run(&args),
         Command::Offline(args) => offline::run(&args),
+        Command::Engine(words) => engine::run(&words),
         Command::Scheduler(args) => scheduler::run(&args),
         Command::Ipc(args) => ipc::run(&args),
         Command::Compare(args) => scenario::run(&args, scenario::Kind::Compare),

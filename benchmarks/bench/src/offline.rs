@@ -2,12 +2,14 @@
 //! comes in one piece, so that only finishing counts. Tokens are counted twice: by the client from the answers, by
 //! the scheduler's own counter on `/metrics`; a difference is an error.
 
+use crate::alone::Load;
 use crate::bootstrap;
 use crate::figures;
 use crate::machine::Origin;
 use crate::metrics::Scrape;
-use crate::online::{PromptArgs, ServerArgs, clear_cache};
-use crate::prompts::{Form, Source};
+use crate::online::{ServerArgs, clear_cache};
+use crate::prompt_args::PromptArgs;
+use crate::prompts::{Form, Prompts, Source};
 use crate::random::Random;
 use crate::replay::{Pace, Run, Sending, replay};
 use crate::results::{Folder, ResultFile, RunRecord, fingerprint, slug};
@@ -17,6 +19,7 @@ use crate::target::Target;
 use crate::trace::Row;
 use crate::workload::{Fields, Job, Lengths};
 use clap::Args;
+use pinion_config::{AlonePhase, AloneRequest};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,17 +63,21 @@ pub(crate) struct OfflineArgs {
 }
 
 impl BatchArgs {
-    fn jobs(&self, fields: &Fields, seed: u64) -> Result<Vec<Job>, String> {
-        let prompts = self.prompt.prompts(Source::Random, seed)?;
-        let lengths = Lengths { input: self.input_len, output: self.output_len };
+    /// The ids of every prompt.
+    fn ids(&self, prompts: &Prompts) -> impl Iterator<Item = Vec<u32>> {
         let row = Row {
             at_s: 0.0,
             input_tokens: self.input_len,
             output_tokens: self.output_len,
             blocks: Vec::new(),
         };
-        let job = |index| {
-            let ids = prompts.ids(index, &row, 0, self.input_len);
+        (0..self.num_prompts).map(move |index| prompts.ids(index, &row, 0, self.input_len))
+    }
+
+    fn jobs(&self, fields: &Fields, seed: u64) -> Result<Vec<Job>, String> {
+        let prompts = self.prompt.prompts(Source::Random, seed)?;
+        let lengths = Lengths { input: self.input_len, output: self.output_len };
+        let job = |ids: Vec<u32>| {
             Ok(Job {
                 at_ns: 0,
                 lengths,
@@ -78,7 +85,26 @@ impl BatchArgs {
                 frames_max: None,
             })
         };
-        (0..self.num_prompts).map(job).collect()
+        self.ids(&prompts).map(job).collect()
+    }
+
+    /// The same batch for an engine alone.
+    pub(crate) fn load(&self) -> Result<Load, String> {
+        let phase = |seed| -> Result<AlonePhase, String> {
+            let prompts = self.prompt.prompts(Source::Random, seed)?;
+            let request = |ids| AloneRequest { at_ns: 0, ids, output_tokens: self.output_len };
+            Ok(AlonePhase { streams: None, requests: self.ids(&prompts).map(request).collect() })
+        };
+        let seed = self.prompt.seed;
+        let warm_up = if self.no_warmup { AlonePhase::default() } else { phase(seed ^ WARMUP_SEED)? };
+        self.prompt.load(warm_up, phase(seed)?, false)
+    }
+
+    /// What a service is sent.
+    #[cfg(test)]
+    pub(crate) fn bodies(&self, model: &str) -> Result<Vec<bytes::Bytes>, String> {
+        let jobs = self.jobs(&self.prompt.fields(model, false)?, self.prompt.seed)?;
+        Ok(jobs.into_iter().map(|job| job.body).collect())
     }
 
     pub(crate) fn note(&self) -> String {

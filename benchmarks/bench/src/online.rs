@@ -3,20 +3,23 @@
 //! [`Plan`] is everything that can be known before a server is there; [`Plan::measure`] is one measured run. The
 //! scenario runner uses both, too.
 
+use crate::alone::Load;
 use crate::ask;
 use crate::figures::{self, Quantile, Targets};
 use crate::http::{exchange, runtime};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
-use crate::prompts::{Form, Prompts, Source, context_of};
+use crate::prompt_args::PromptArgs;
+use crate::prompts::{Form, Source};
 use crate::replay::{COMPLETIONS, Pace, Run, Sending, replay};
 use crate::results::{Folder, ResultFile, RunRecord, fingerprint, narrow, slug};
 use crate::server::{Server, ServerFacts};
 use crate::table;
 use crate::target::Target;
 use crate::trace::{self, Format, Row, Synthetic};
-use crate::workload::{Bounds, Fields, Fit, Selection, jobs, leave, select};
+use crate::workload::{Bounds, Fields, Fit, Lengths, Selection, jobs, leave, phase, select};
 use clap::Args;
+use pinion_config::{AlonePhase, AloneRequest};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,42 +52,6 @@ pub(crate) struct ServerArgs {
     /// Name of the server in tables and plots.
     #[arg(long, default_value = "server")]
     pub label: String,
-}
-
-/// What prompts are made of and how they are asked for; the same for every workload.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct PromptArgs {
-    /// Folder with the model's tokenizer.json and config.json: vocabulary and context come from there.
-    #[arg(long)]
-    pub tokenizer: Option<PathBuf>,
-    /// Size of the vocabulary, where there is no --tokenizer.
-    #[arg(long)]
-    pub vocab: Option<u32>,
-    /// Tokens that prompt and answer may have together [default: the model's].
-    #[arg(long)]
-    pub context: Option<u32>,
-    /// Send prompts as token ids, or as text for servers that take no ids.
-    #[arg(long, value_enum, default_value = "ids")]
-    pub prompt_form: Form,
-    /// Temperature; 0 is greedy.
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f64,
-    #[arg(long)]
-    pub top_p: Option<f64>,
-    #[arg(long)]
-    pub top_k: Option<u32>,
-    /// Let answers end early where the model says so; otherwise every answer has exactly the length asked for.
-    #[arg(long)]
-    pub stop_at_eos: bool,
-    /// JSON object of further fields, like '{"cache_prompt": false}'.
-    #[arg(long)]
-    pub extra_fields: Option<String>,
-    /// Seed of prompts, synthetic arrivals and orders.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// A request is given up after this number of seconds.
-    #[arg(long, default_value_t = 600)]
-    pub request_timeout_s: u64,
 }
 
 /// What is sent, and when.
@@ -172,40 +139,6 @@ pub(crate) struct OnlineArgs {
     out: PathBuf,
 }
 
-impl PromptArgs {
-    pub(crate) fn fields(&self, model: &str, stream: bool) -> Result<Fields, String> {
-        let extra = self.extra_fields.as_deref().unwrap_or("{}");
-        let extra: serde_json::Value =
-            serde_json::from_str(extra).map_err(|error| format!("--extra-fields: {error}"))?;
-        Ok(Fields {
-            model: model.to_owned(),
-            stream,
-            ignore_eos: !self.stop_at_eos,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            extra: extra.as_object().ok_or("--extra-fields is no JSON object")?.clone(),
-        })
-    }
-
-    pub(crate) fn prompts(&self, source: Source, seed: u64) -> Result<Prompts, String> {
-        Prompts::new(source, self.prompt_form, seed, self.tokenizer.as_deref(), self.vocab)
-    }
-
-    pub(crate) fn timeout(&self) -> Duration {
-        Duration::from_secs(self.request_timeout_s)
-    }
-
-    /// The model's context, by flag or by its config.json.
-    pub(crate) fn context_tokens(&self) -> Result<u32, String> {
-        match (self.context, &self.tokenizer) {
-            (Some(tokens), _) => Ok(tokens),
-            (None, Some(folder)) => context_of(folder),
-            (None, None) => Err("the context is not known: say --context N or --tokenizer DIR".to_owned()),
-        }
-    }
-}
-
 /// One run of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Point {
@@ -287,7 +220,7 @@ impl Plan {
 
     /// What a reader of the result should know about the workload.
     pub(crate) fn notes(&self) -> Vec<String> {
-        let mean = |of: fn(&(Row, crate::workload::Lengths)) -> u32| {
+        let mean = |of: fn(&(Row, Lengths)) -> u32| {
             let sum: u64 = self.selection.rows.iter().map(|row| u64::from(of(row))).sum();
             sum as f64 / self.selection.rows.len() as f64
         };
@@ -351,15 +284,42 @@ impl Plan {
         replay(&jobs, target, Sending { pace, streaming: true, limit: args.timeout() })
     }
 
-    fn warm_up(&self, target: &Target, fields: &Fields) -> Result<(), String> {
+    /// The same requests for an engine alone.
+    pub(crate) fn load(&self, point: Point) -> Result<Load, String> {
         let args = &self.args.prompt;
+        if self.args.cancel_share > 0.0 {
+            return Err("--cancel-share: an engine alone has no clients that leave".to_owned());
+        }
+        let (row, lengths) = self.warm_up_row();
         let prompts = args.prompts(Source::Random, args.seed ^ WARMUP_SEED)?;
+        let request = |index| AloneRequest {
+            at_ns: 0,
+            ids: prompts.ids(index, &row, 0, lengths.input),
+            output_tokens: lengths.output,
+        };
+        let warm_up = AlonePhase { streams: Some(1), requests: (0..self.args.warmup).map(request).collect() };
+        let prompts = args.prompts(self.args.prompts, args.seed)?;
+        let streams = (point.streams > 0).then_some(point.streams as u32);
+        let measured = phase(&self.selection, point.scale, &prompts, streams);
+        args.load(warm_up, measured, true)
+    }
+
+    /// A request of the warm-up.
+    fn warm_up_row(&self) -> (Row, Lengths) {
         let output = WARMUP_OUTPUT.min(self.context / 2).max(1);
         let input = WARMUP_INPUT.min(self.context - output).max(1);
         let row = Row { at_s: 0.0, input_tokens: input, output_tokens: output, blocks: Vec::new() };
+        (row, Lengths { input, output })
+    }
+
+    fn warm_up(&self, target: &Target, fields: &Fields) -> Result<(), String> {
+        let args = &self.args.prompt;
+        let prompts = args.prompts(Source::Random, args.seed ^ WARMUP_SEED)?;
+        let (row, lengths) = self.warm_up_row();
         let runtime = runtime()?;
         for index in 0..self.args.warmup {
-            let body = fields.body(prompts.render(&prompts.ids(index, &row, 0, input))?, output);
+            let ids = prompts.ids(index, &row, 0, lengths.input);
+            let body = fields.body(prompts.render(&ids)?, lengths.output);
             let reply = runtime.block_on(exchange(target, COMPLETIONS, body, args.timeout(), None));
             if let Some(error) = crate::answer::read(&reply, true).error {
                 let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(300)]).into_owned();

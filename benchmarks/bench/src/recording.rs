@@ -51,7 +51,9 @@ fn divide(changes: &[String]) -> (Vec<String>, Vec<String>) {
         let (name, inline) = word.split_once('=').map_or((word.as_str(), false), |(name, _)| (name, true));
         if COMMON.contains(&name) {
             common.push(word.clone());
-            common.extend(words.next().filter(|_| !inline).cloned());
+            if !inline {
+                common.extend(words.next().cloned());
+            }
         } else {
             own.push(word.clone());
         }
@@ -137,6 +139,7 @@ mod tests {
             ("", "", ""),
             ("--model m --no-overlap", "--model m", "--no-overlap"),
             ("--max-num-seqs 2 --fake-step-us=0", "--fake-step-us=0", "--max-num-seqs 2"),
+            ("--fake-step-us=0 --no-overlap", "--fake-step-us=0", "--no-overlap"),
         ] {
             assert_eq!(divide(&words(line)), (words(common), words(own)), "{line}");
         }

@@ -3,6 +3,7 @@
 //! is not made again, so every command can be stopped and started.
 
 use crate::ablate::{self, Compared, Comparison};
+use crate::alone::EngineFacts;
 use crate::figures::{self, Figures, Quantile, TOO_FEW_NOTE};
 use crate::machine::Origin;
 use crate::metrics::Scrape;
@@ -45,6 +46,9 @@ pub(crate) struct RunRecord {
     pub stages_ms: Vec<(String, f64)>,
     /// Output tokens by the scheduler's own counter, warm-up excluded.
     pub server_output_tokens: Option<u64>,
+    /// Of an engine alone.
+    #[serde(default)]
+    pub engine: Option<EngineFacts>,
     /// The raw rows, beside this file.
     pub rows_file: String,
 }

@@ -1,16 +1,17 @@
 //! `compare` and `ablate`: a scenario file names a workload, servers or switches, and rounds. In each round every
 //! variant runs once, in an order shuffled by the seed, each time in a fresh process, so that what drifts on the
 //! machine drifts for all. A variant whose flag the server does not know is left out and said so. A server whose
-//! version is not known is refused.
+//! version is not known is refused. A variant may be the engine alone, which gets the same requests without a service.
 
 use crate::ablate;
+use crate::alone::{Alone, log_into};
 use crate::machine::Origin;
 use crate::online::Point;
 use crate::random::Random;
 use crate::results::{Folder, ResultFile, RunRecord, fingerprint, slug};
 use crate::server::{Server, ServerFacts, StartFault};
 use crate::target::Target;
-use crate::variants::{Scenario, ScenarioArgs, Variant, read, variants};
+use crate::variants::{Scenario, ScenarioArgs, Variant, Workload, read, variants};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,9 +29,12 @@ pub(crate) fn run(args: &ScenarioArgs, kind: Kind) -> Result<(), String> {
     if args.dry_run {
         for variant in &variants {
             let inert = if variant.inert { " (cannot act)" } else { "" };
-            let server = variant.command.as_ref().or(variant.url.as_ref()).map_or("", |text| text);
-            println!("{}{inert}: {server}", variant.label);
+            let server = variant.command.as_ref().or(variant.url.as_ref()).cloned().unwrap_or_default();
+            let engine =
+                variant.engine.as_ref().map(|flags| format!("the engine alone: {}", flags.join(" ")));
+            println!("{}{inert}: {}", variant.label, engine.unwrap_or(server));
         }
+        variants.iter().flat_map(|variant| &variant.notes).for_each(|note| println!("{note}"));
         return Ok(());
     }
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from("target/bench").join(&scenario.name));
@@ -42,7 +46,7 @@ pub(crate) fn run(args: &ScenarioArgs, kind: Kind) -> Result<(), String> {
         origin: Origin::here(&command),
         scenario: text,
         seed: scenario.seed,
-        notes: variants[0].workload.notes(),
+        notes: notes(&variants),
         base: variants[0].label.clone(),
         inert: variants.iter().filter(|variant| variant.inert).map(|variant| variant.label.clone()).collect(),
         ..ResultFile::default()
@@ -68,6 +72,12 @@ pub(crate) fn run(args: &ScenarioArgs, kind: Kind) -> Result<(), String> {
     Ok(())
 }
 
+/// About the workload, and about what cannot act on it.
+fn notes(variants: &[Variant]) -> Vec<String> {
+    let own = variants.iter().flat_map(|variant| variant.notes.iter().cloned());
+    variants[0].workload.notes().into_iter().chain(own).collect()
+}
+
 fn conclude(scenario: &Scenario, variants: &[Variant], result: &mut ResultFile) {
     result.compare(&scenario.metrics);
     for variant in variants {
@@ -89,12 +99,13 @@ fn turn(
         let name = point.map_or(String::new(), |point| format!("-{}", point.name()));
         let key = format!("{}{name}-round-{round}", slug(&variant.label));
         let settings = format!(
-            "{} {:?} {:?} {:?} {:?} {}",
+            "{} {:?} {:?} {:?} {:?} {:?} {}",
             scenario.workload,
             args.workload,
             scenario.set,
             variant.command,
             variant.url,
+            variant.engine,
             result.origin.commit
         );
         let fingerprint = fingerprint(&settings);
@@ -123,6 +134,9 @@ fn one_run(
     folder: &Folder,
 ) -> Result<RunRecord, StartFault> {
     let failed = StartFault::Failed;
+    if let Some(flags) = &variant.engine {
+        return engine_run(flags, &variant.workload, point, record, folder).map_err(failed);
+    }
     let limit = Duration::from_secs(scenario.ready_timeout_s);
     let started = match &variant.command {
         Some(command) => Some(Server::start(command, &folder.log_path(&record.key), limit, None)?),
@@ -143,5 +157,25 @@ fn one_run(
     let (record, run) = variant.workload.measure(point, &target, record).map_err(failed)?;
     drop(started);
     folder.keep(&record, &run).map_err(failed)?;
+    Ok(record)
+}
+
+/// The same requests for an engine without a service.
+fn engine_run(
+    flags: &[String],
+    workload: &Workload,
+    point: Option<Point>,
+    mut record: RunRecord,
+    folder: &Folder,
+) -> Result<RunRecord, String> {
+    let alone = Alone::new(flags)?;
+    let load = workload.load(point)?;
+    if let Some(Point { scale, rate_per_s, streams }) = point {
+        (record.scale, record.offered_per_s, record.streams) = (scale, rate_per_s, streams);
+    }
+    let log = folder.log_path(&record.key);
+    let measured = alone.measure(&load, record, log_into(&log)?);
+    let (record, run) = measured.map_err(|fault| format!("{fault}; see {}", log.display()))?;
+    folder.keep(&record, &run)?;
     Ok(record)
 }

@@ -9,12 +9,12 @@ use crate::simulate::{self, Shared, SimulateArgs};
 use crate::table;
 use clap::Args;
 use pinion_os::clock::now_ns;
+use pinion_protocol::limits::BLOCK_TOKENS_MAX;
 use pinion_protocol::{Claim, RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy, Request, RowResult, Scheduler};
 use serde::Serialize;
 use std::path::PathBuf;
 
-const BLOCK_SIZE: u32 = 16;
 /// Lengths are drawn evenly from half to one and a half of the mean.
 const VOCAB: usize = 50_257;
 /// Prompt tokens beside the decodes of a full running set.
@@ -34,6 +34,9 @@ pub(crate) struct SchedulerArgs {
     /// Mean output length.
     #[arg(long, default_value_t = 128)]
     output_len: u32,
+    /// Tokens in one KV block.
+    #[arg(long, default_value_t = 16)]
+    block_size: u32,
     /// Without the prefix cache.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -76,8 +79,8 @@ impl Load {
             max_num_batched_tokens: active + PREFILL_ROOM,
             max_requests: active + 1,
             max_model_len: longest,
-            block_size: BLOCK_SIZE,
-            block_count: active * longest.div_ceil(BLOCK_SIZE),
+            block_size: args.block_size,
+            block_count: active * longest.div_ceil(args.block_size),
             stop_ids: StopIds::NONE,
         };
         let policy = Policy { prefix_cache: !args.no_prefix_cache, ..Policy::default() };
@@ -174,6 +177,9 @@ pub(crate) fn run(args: &SchedulerArgs) -> Result<(), String> {
     if args.input_len == 0 || args.output_len == 0 {
         return Err("lengths are above 0".to_owned());
     }
+    if !(1..=BLOCK_TOKENS_MAX as u32).contains(&args.block_size) {
+        return Err(format!("--block-size is from 1 to {BLOCK_TOKENS_MAX}"));
+    }
     if args.simulated.simulate { run_simulation(args) } else { run_costs(args) }
 }
 
@@ -182,7 +188,7 @@ fn run_simulation(args: &SchedulerArgs) -> Result<(), String> {
         input_len: args.input_len,
         output_len: args.output_len,
         prefix_cache: !args.no_prefix_cache,
-        block_size: BLOCK_SIZE,
+        block_size: args.block_size,
         seed: args.seed,
     })?;
     println!("{}", simulate::render(&lines));
@@ -252,5 +258,13 @@ mod tests {
         assert!((7.0..=8.0).contains(&row.mean_rows), "{row:?}");
         assert!(row.admit_us.count > 50, "{row:?}");
         assert!(row.tokens_per_step > row.mean_rows, "prompts are computed, too: {row:?}");
+    }
+
+    #[test]
+    fn a_block_size_that_no_engine_has_is_refused_by_its_name() {
+        for size in ["0", "257"] {
+            let args = Line::parse_from(["x", "--block-size", size]).args;
+            assert!(run(&args).expect_err(size).starts_with("--block-size is from 1"), "{size}");
+        }
     }
 }

@@ -274,7 +274,8 @@ impl SimulateArgs {
     ) -> Fleet<'a> {
         let (limits, policy) = (self.limits(shared, replicas), self.policy(order, shared));
         let schedulers = (0..replicas).map(|_| Scheduler::with_policy(limits, policy));
-        let router = Router::new(routing, replicas, limits.block_count as usize);
+        let (blocks, block_size) = (limits.block_count as usize, limits.block_size as usize);
+        let router = Router::new(routing, replicas, blocks, block_size);
         let time =
             StepTime { step: self.step_us * 1e3, row: self.row_us * 1e3, prefill: self.prefill_us * 1e3 };
         Fleet::new(schedulers, router, traffic, time, if self.overlap { 2 } else { 1 })

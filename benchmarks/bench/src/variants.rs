@@ -1,6 +1,8 @@
 //! A scenario file, and the variants that take turns in it.
 
 use crate::ablate;
+use crate::alone::Load;
+use crate::inert::{self, Effect};
 use crate::offline::BatchArgs;
 use crate::online::{Plan, Point, WorkArgs};
 use crate::prompts::Form;
@@ -64,9 +66,6 @@ pub(crate) struct Scenario {
     /// The same for flags that cannot act on this workload. What they seem to do is the noise of each figure.
     #[serde(default)]
     inert: Vec<String>,
-    /// Flags that cannot act unless the base's command has the words before them.
-    #[serde(default)]
-    inert_unless: BTreeMap<String, Vec<String>>,
     #[serde(default, rename = "variant")]
     variants: Vec<Entry>,
     /// Figures in the table; all, if empty.
@@ -96,6 +95,8 @@ struct Entry {
     server: Option<String>,
     /// A running server.
     url: Option<String>,
+    /// No server: the engine alone, with these flags of `pinion serve`.
+    engine: Option<String>,
     /// Value of `model`.
     model: Option<String>,
     /// Added to the workload.
@@ -125,13 +126,15 @@ pub(crate) enum Workload {
     Offline(Box<BatchArgs>),
 }
 
+fn words(text: &str) -> Result<Vec<String>, String> {
+    shlex::split(text).ok_or_else(|| format!("unbalanced quotes in `{text}`"))
+}
+
 /// Flags given later replace earlier ones; clap would call that an error.
-fn parse_workload(text: &str, further: &[String]) -> Result<Workload, String> {
-    let mut words = shlex::split(text).ok_or_else(|| format!("unbalanced quotes in `{text}`"))?;
-    words.extend(further.iter().cloned());
+fn parse_workload(words: &[String]) -> Result<Workload, String> {
     let command = <WorkloadLine as clap::CommandFactory>::command()
         .mut_subcommands(|subcommand| subcommand.args_override_self(true));
-    let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
+    let matches = command.try_get_matches_from(words.iter()).map_err(|error| error.to_string())?;
     let line = <WorkloadLine as clap::FromArgMatches>::from_arg_matches(&matches);
     Ok(match line.map_err(|error| error.to_string())?.kind {
         WorkloadKind::Online(args) => {
@@ -152,6 +155,15 @@ impl Workload {
         match self {
             Workload::Online(plan) => plan.points.iter().copied().map(Some).collect(),
             Workload::Offline(_) => vec![None],
+        }
+    }
+
+    /// The same for an engine alone.
+    pub(crate) fn load(&self, point: Option<Point>) -> Result<Load, String> {
+        match (self, point) {
+            (Workload::Online(plan), Some(point)) => plan.load(point),
+            (Workload::Offline(batch), _) => batch.load(),
+            (Workload::Online(_), None) => Err("an online workload has points".to_owned()),
         }
     }
 
@@ -190,11 +202,16 @@ pub(crate) struct Variant {
     pub label: String,
     pub command: Option<String>,
     pub url: Option<String>,
+    /// Flags of an engine alone.
+    pub engine: Option<Vec<String>>,
     pub model: Option<String>,
     /// Command that prints the version, where the server does not say it.
     pub version: Option<String>,
     pub workload: Workload,
+    /// It cannot act on what is in effect.
     pub inert: bool,
+    /// Why it cannot act, or why it acts although the scenario says that it cannot.
+    pub notes: Vec<String>,
     /// Why it is left out.
     pub skipped: Option<String>,
 }
@@ -221,11 +238,19 @@ fn entries(scenario: &Scenario, base_command: Option<&str>) -> Vec<Entry> {
     entries.extend(scenario.switches.iter().map(switch(false)));
     entries.extend(scenario.variants.iter().cloned());
     entries.extend(scenario.inert.iter().map(switch(true)));
-    for (words, flags) in &scenario.inert_unless {
-        let acts = base_command.is_some_and(|command| command.contains(words.as_str()));
-        entries.extend(flags.iter().map(switch(!acts)));
-    }
     entries
+}
+
+impl Entry {
+    /// Why what is said not to act does so. Errors: it is not known to be without effect, or it is another server.
+    fn acting(&self, command: Option<&str>, workload: &[String]) -> Result<Option<String>, String> {
+        let own = [&self.server, &self.url, &self.engine, &self.workload];
+        let (Some(command), true) = (command, own.iter().all(|own| own.is_none())) else {
+            return Err(format!("{}: what cannot act is the base again, or the base with flags", self.label));
+        };
+        let flags = self.flags.as_deref().unwrap_or_default();
+        inert::acts(flags, &Effect { command: &words(command)?, workload })
+    }
 }
 
 pub(crate) fn variants(scenario: &Scenario, args: &ScenarioArgs) -> Result<Vec<Variant>, String> {
@@ -233,12 +258,10 @@ pub(crate) fn variants(scenario: &Scenario, args: &ScenarioArgs) -> Result<Vec<V
     let base_command = scenario.server.as_ref().map(|command| replaced(command, set));
     let mut found: Vec<Variant> = Vec::new();
     for (index, entry) in entries(scenario, base_command.as_deref()).into_iter().enumerate() {
-        let named = args.only.is_empty() || args.only.iter().any(|part| entry.label.contains(part));
-        if index > 0 && !named && !entry.inert {
-            continue;
-        }
         let own = entry.server.as_ref().map(|command| replaced(command, set));
+        let engine = entry.engine.as_ref().map(|flags| words(&replaced(flags, set))).transpose()?;
         let command = match (&entry.url, own.or_else(|| base_command.clone())) {
+            _ if engine.is_some() => None,
             (Some(_), _) => None,
             (None, Some(command)) => {
                 let flags = entry.flags.as_ref().map(|flags| replaced(flags, set)).unwrap_or_default();
@@ -247,10 +270,27 @@ pub(crate) fn variants(scenario: &Scenario, args: &ScenarioArgs) -> Result<Vec<V
             (None, None) => return Err(format!("{}: neither a server command nor a url", entry.label)),
         };
         let text = format!("{} {}", scenario.workload, entry.workload.as_deref().unwrap_or_default());
-        let workload = parse_workload(&replaced(&text, set), &args.workload)?;
-        let Entry { label, url, model, inert, version, .. } = entry;
+        let mut work = words(&replaced(&text, set))?;
+        work.extend(args.workload.iter().cloned());
+        let acting = if entry.inert { entry.acting(command.as_deref(), &work)? } else { None };
+        let inert = entry.inert && acting.is_none();
+        let named = args.only.is_empty() || args.only.iter().any(|part| entry.label.contains(part));
+        if index > 0 && !named && !inert {
+            continue;
+        }
+        let notes = match &acting {
+            Some(reason) => vec![format!("{} acts on this workload: {reason}", entry.label)],
+            None if inert => {
+                let whys = inert::why(entry.flags.as_deref().unwrap_or_default());
+                whys.iter().map(|why| format!("{} cannot act: {why}", entry.label)).collect()
+            }
+            None => Vec::new(),
+        };
+        let workload = parse_workload(&work)?;
+        let Entry { label, url, model, version, .. } = entry;
         let version = version.map(|command| replaced(&command, set));
-        found.push(Variant { label, command, url, model, version, workload, inert, skipped: None });
+        let skipped = None;
+        found.push(Variant { label, command, url, engine, model, version, workload, inert, notes, skipped });
     }
     let labels: Vec<&str> = found.iter().map(|variant| variant.label.as_str()).collect();
     if let Some(label) =
@@ -295,168 +335,6 @@ pub(crate) fn read(args: &ScenarioArgs) -> Result<(String, Scenario), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::verdict::INERT_MIN;
-
-    fn args(line: &[&str]) -> ScenarioArgs {
-        #[derive(Parser)]
-        struct Line {
-            #[command(flatten)]
-            args: ScenarioArgs,
-        }
-        Line::parse_from([&["x", "s.toml"], line].concat()).args
-    }
-
-    const TEXT: &str = "name = \"t\"\nworkload = \"online --poisson 4 --requests 5 --vocab 100 --context 64 \
-                        --input-len 8 --output-len 4\"\nserver = \"{bin} serve --device {device} --port {port}\"\n\
-                        switches = [\"--no-prefix-cache\", \"--linear plain\"]\ninert = [\"--no-ui\"]\n\
-                        [[variant]]\nlabel = \"peer\"\nurl = \"http://127.0.0.1:1\"\nworkload = \"--rate 2,8\"\n\
-                        [[variant]]\nlabel = \"again\"\ninert = true\n\
-                        [inert_unless]\n\"--device cuda\" = [\"--no-cuda-graphs\"]\n\
-                        [set]\nbin = \"pinion\"\ndevice = \"cpu\"\n";
-
-    fn scenario(text: &str) -> Scenario {
-        toml::from_str(text).expect("a scenario")
-    }
-
-    #[test]
-    fn a_scenario_becomes_commands() {
-        let mut scenario = scenario(TEXT);
-        scenario.set.insert("bin".to_owned(), "other/pinion".to_owned());
-        let found = variants(&scenario, &args(&["--", "--requests", "7"])).expect("variants");
-        let commands: Vec<_> = found.iter().map(|v| (v.label.as_str(), v.command.as_deref())).collect();
-        let base = "other/pinion serve --device cpu --port {port}";
-        let expected = [
-            ("base", Some(base.to_owned())),
-            ("-prefix-cache", Some(format!("{base} --no-prefix-cache"))),
-            ("+linear plain", Some(format!("{base} --linear plain"))),
-            ("peer", None),
-            ("again", Some(base.to_owned())),
-            ("-ui", Some(format!("{base} --no-ui"))),
-            ("-cuda-graphs", Some(format!("{base} --no-cuda-graphs"))),
-        ];
-        assert_eq!(commands, expected.each_ref().map(|(label, command)| (*label, command.as_deref())));
-        assert_eq!(found[0].workload.points().len(), 1);
-        assert_eq!(found[3].workload.points().len(), 2);
-        assert!(found[0].workload.notes()[0].starts_with("7 requests"), "the command line wins");
-    }
-
-    #[test]
-    fn what_cannot_act_is_marked_and_stays_with_only() {
-        let inert = |scenario: &Scenario, line: &[&str]| -> Vec<(String, bool)> {
-            let found = variants(scenario, &args(line)).expect("variants");
-            found.into_iter().map(|variant| (variant.label, variant.inert)).collect()
-        };
-        let mut scenario = scenario(TEXT);
-        let own = |rows: &[(&str, bool)]| rows.iter().map(|(l, i)| ((*l).to_owned(), *i)).collect::<Vec<_>>();
-        let kept = own(&[
-            ("base", false),
-            ("-prefix-cache", false),
-            ("again", true),
-            ("-ui", true),
-            ("-cuda-graphs", true),
-        ]);
-        assert_eq!(inert(&scenario, &["--only", "-prefix"]), kept);
-        // On a GPU that one acts.
-        scenario.set.insert("device".to_owned(), "cuda".to_owned());
-        assert_eq!(inert(&scenario, &["--only", "-prefix"]), kept[..4]);
-        assert!(inert(&scenario, &[]).contains(&("-cuda-graphs".to_owned(), false)));
-        assert!(variants(&scenario, &args(&["--only", "nothing"])).is_err());
-        scenario.inert.push("--no-prefix-cache".to_owned());
-        let fault = variants(&scenario, &args(&[])).err().expect("one label stands for two");
-        assert!(fault.contains("-prefix-cache"), "{fault}");
-    }
-
-    #[test]
-    fn prompts_in_two_forms_are_refused() {
-        let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/demo-model");
-        let as_text = format!("--prompt-form text --tokenizer {}", model.display());
-        let text = TEXT.replace("--rate 2,8", &as_text);
-        let fault = variants(&scenario(&text), &args(&[])).err().expect("refused");
-        assert!(fault.starts_with("base is sent prompts as ids, peer as text"), "{fault}");
-        // The same for all is fine.
-        assert!(
-            variants(
-                &scenario(&TEXT.replace("--input-len 8", &format!("--input-len 8 {as_text}"))),
-                &args(&[])
-            )
-            .is_ok()
-        );
-    }
-
-    #[test]
-    fn a_scenario_has_five_rounds_unless_it_says_otherwise() {
-        assert_eq!(scenario(TEXT).rounds, 5);
-        assert_eq!(scenario(&TEXT.replacen("workload =", "rounds = 3\nworkload =", 1)).rounds, 3);
-    }
-
-    #[test]
-    fn the_ablation_set_has_every_switch() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("a file of the repository");
-        let (page, text) = (read("docs/CONFIGURATION.md"), read("benchmarks/scenarios/switches.toml"));
-        let scenario: Scenario = toml::from_str(&text).expect("a scenario");
-        let switches = page.lines().filter_map(|line| line.strip_prefix("| `--[no-]")?.split('`').next());
-        let mut count = 0;
-        for name in switches {
-            let is_it = |flags: &String| *flags == format!("--no-{name}") || *flags == format!("--{name}");
-            let all = scenario.inert_unless.values().flatten();
-            let mut all = all.chain(&scenario.switches).chain(&scenario.inert);
-            assert!(all.any(is_it), "switches.toml lacks --[no-]{name}");
-            count += 1;
-        }
-        assert!(count > 5, "docs/CONFIGURATION.md lists switches in another form");
-    }
-
-    /// A misspelt flag would be reported as skipped in every run, and measure nothing.
-    #[test]
-    fn scenarios_name_only_options_that_exist() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let page = std::fs::read_to_string(root.join("docs/CONFIGURATION.md")).expect("the options");
-        let known = |name: &str| {
-            page.contains(&format!("| `--{name}")) || page.contains(&format!("| `--[no-]{name}`"))
-        };
-        let is_option = |name: &str| known(name) || name.strip_prefix("no-").is_some_and(known);
-        for entry in std::fs::read_dir(root.join("benchmarks/scenarios")).expect("the scenarios").flatten() {
-            let text = std::fs::read_to_string(entry.path()).expect("text");
-            let scenario: Scenario = toml::from_str(&text).expect("a scenario");
-            let all = scenario.inert_unless.values().flatten();
-            for flags in all.chain(&scenario.switches).chain(&scenario.inert) {
-                for flag in flags.split_whitespace().filter_map(|word| word.strip_prefix("--")) {
-                    assert!(is_option(flag), "{:?} names --{flag}, which is no option", entry.path());
-                }
-            }
-        }
-        assert!(!is_option("fused-ops") && is_option("no-pin") && is_option("ipc"), "the check sees nothing");
-    }
-
-    /// Each can give verdicts, and asks for no percentile that its number of requests does not carry.
-    #[test]
-    fn every_committed_scenario_can_tell_a_difference_from_noise() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
-        let mut count = 0;
-        for entry in std::fs::read_dir(folder).expect("the scenarios").flatten() {
-            let text = std::fs::read_to_string(entry.path()).expect("text");
-            let scenario: Scenario =
-                toml::from_str(&text).unwrap_or_else(|e| panic!("{:?}: {e}", entry.path()));
-            let place = entry.path();
-            let marked = scenario.variants.iter().filter(|variant| variant.inert).count();
-            assert!(scenario.inert.len() + marked >= INERT_MIN, "{place:?}: nothing shows the noise");
-            assert!(scenario.rounds as usize >= ROUNDS_MIN, "{place:?}: {} rounds", scenario.rounds);
-            assert!(!scenario.metrics.is_empty(), "{place:?} names no figure");
-            let mut words = scenario.workload.split_whitespace();
-            let requests = words.find(|word| *word == "--requests").and_then(|_| words.next());
-            // A workload that the command line completes says it there.
-            let requests: u64 = requests.map_or(u64::MAX, |count| count.parse().expect("a number"));
-            for name in &scenario.metrics {
-                let known = ablate::METRICS.iter().find(|known| known.name == name).expect("a figure");
-                if let ablate::Source::Percentile(quantile, _, "requests") = known.source {
-                    assert!(requests >= quantile.samples_min(), "{place:?}: {name} of {requests} requests");
-                }
-            }
-            count += 1;
-        }
-        assert!(count > 0);
-    }
-}
+mod committed;
+#[cfg(test)]
+mod tests;

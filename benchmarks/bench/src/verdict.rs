@@ -1,6 +1,7 @@
-//! What a comparison may say. It names a winner only with [`ROUNDS_MIN`] paired rounds, with a noise band of
-//! [`INERT_MIN`] variants that cannot act on the workload, and with the samples that a percentile takes. A side wins
-//! when the whole interval of its ratio lies outside the band. Otherwise the ratio stands alone, with the reason.
+//! What a comparison may say. It names a winner only with [`ROUNDS_MIN`] paired rounds, none of them missing and no
+//! request failed, with a noise band of [`INERT_MIN`] variants that cannot act on the workload, and with the samples
+//! that a percentile takes. A side wins when the whole interval of its ratio lies outside the band. Otherwise the ratio
+//! stands alone, with the reason.
 
 use crate::bootstrap::Ratio;
 use serde::{Deserialize, Serialize};
@@ -40,12 +41,13 @@ impl Band {
 pub(crate) struct Noise {
     pub band: Option<Band>,
     /// Variants that cannot act, whatever they measured.
-    inert: usize,
+    named: usize,
 }
 
 impl Noise {
-    pub(crate) fn of(inert: &[Ratio]) -> Noise {
-        Noise { band: Band::of(inert), inert: inert.len() }
+    /// `inert` has the ratios of those of the `named` variants that cannot act whose runs are fit for a verdict.
+    pub(crate) fn of(inert: &[Ratio], named: usize) -> Noise {
+        Noise { band: Band::of(inert), named }
     }
 }
 
@@ -59,26 +61,28 @@ pub(crate) enum Verdict {
     Same,
 }
 
-/// The verdict, or why there is none. `too_few` says which samples a percentile lacks.
+/// The verdict, or why there is none. `unfit` says what the runs themselves lack.
 pub(crate) fn judge(
     ratio: &Ratio,
     noise: Noise,
     more_is_better: bool,
-    too_few: Option<String>,
+    unfit: Option<String>,
 ) -> Result<Verdict, String> {
-    if let Some(reason) = too_few {
+    if let Some(reason) = unfit {
         return Err(reason);
     }
     if ratio.pairs < ROUNDS_MIN {
         return Err(format!("no verdict: {} of the {ROUNDS_MIN} paired rounds that it takes", ratio.pairs));
     }
     let Some(band) = noise.band else {
-        let reason = match noise.inert {
+        let reason = match noise.named {
             0 => "the scenario has no variant that cannot act on this workload".to_owned(),
             found if found < INERT_MIN => {
                 format!("{found} of the {INERT_MIN} variants that cannot act, which a noise band takes")
             }
-            _ => format!("fewer than {INERT_MIN} variants that cannot act have {ROUNDS_MIN} rounds"),
+            _ => format!(
+                "fewer than {INERT_MIN} variants that cannot act have {ROUNDS_MIN} whole rounds and the samples"
+            ),
         };
         return Err(format!("no verdict: {reason}"));
     };
@@ -99,7 +103,8 @@ mod tests {
     }
 
     fn inert(medians: &[f64]) -> Noise {
-        Noise::of(&medians.iter().map(|median| ratio(*median, 0.5, 2.0, ROUNDS_MIN)).collect::<Vec<_>>())
+        let ratios: Vec<Ratio> = medians.iter().map(|median| ratio(*median, 0.5, 2.0, ROUNDS_MIN)).collect();
+        Noise::of(&ratios, ratios.len())
     }
 
     #[test]
@@ -112,7 +117,7 @@ mod tests {
         assert_eq!(inert(&[0.98, 1.01, f64::NAN]).band, None);
         assert_eq!(inert(&[0.98, 1.01, 0.0]).band, None);
         let few = [ratio(1.0, 1.0, 1.0, 5), ratio(1.0, 1.0, 1.0, 5), ratio(1.0, 1.0, 1.0, 4)];
-        assert_eq!(Noise::of(&few).band, None, "one lacks a round");
+        assert_eq!(Noise::of(&few, 3).band, None, "one lacks a round");
     }
 
     #[test]

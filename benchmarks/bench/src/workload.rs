@@ -6,6 +6,7 @@ use crate::random::Random;
 use crate::trace::{Row, Trace};
 use bytes::Bytes;
 use clap::ValueEnum;
+use pinion_config::{AlonePhase, AloneRequest};
 use serde_json::{Map, Value};
 
 /// Seed of the cancellations; prompts have the ones near it.
@@ -160,6 +161,22 @@ pub(crate) fn jobs(
         jobs.push(Job { at_ns, lengths: *lengths, body, frames_max: None });
     }
     Ok(jobs)
+}
+
+/// The same requests for an engine alone. With `streams` they come in a closed loop.
+pub(crate) fn phase(
+    selection: &Selection,
+    scale: f64,
+    prompts: &Prompts,
+    streams: Option<u32>,
+) -> AlonePhase {
+    let arrivals = selection.arrivals_ns(scale);
+    let request = |(index, ((row, lengths), at_ns)): (usize, (&(Row, Lengths), u64))| AloneRequest {
+        at_ns,
+        ids: prompts.ids(index, row, selection.block_tokens, lengths.input),
+        output_tokens: lengths.output,
+    };
+    AlonePhase { streams, requests: selection.rows.iter().zip(arrivals).enumerate().map(request).collect() }
 }
 
 /// So large a share of `jobs`, drawn by `seed`, is left by its client somewhere before the last token.

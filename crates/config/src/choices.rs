@@ -85,7 +85,7 @@ pub enum Ipc {
 /// How the model's linear layers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinearKind {
-    /// `Packed` where that reads fewer bytes than `OneDnn`, which only the engine can tell: it reads the weights.
+    /// `Packed` where that is quicker than `OneDnn`, which only the engine can tell: it reads the weights.
     Auto,
     /// Our own products, weights packed at load in the file's type.
     Packed,

@@ -45,6 +45,21 @@ it is named. A flag `--hub-*`, its variable or its key goes before the variables
 What is pulled, what can go wrong and what is kept: docs/OPERATIONS.md.
 ";
 
+const OTLP: &str = "
+## OpenTelemetry's variables
+
+`--otlp-traces-endpoint`, its variable or its key goes before them; docs/OPERATIONS.md says what is sent.
+
+| variable | meaning |
+|---|---|
+| `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` | where traces are posted to, as it stands |
+| `OTEL_EXPORTER_OTLP_ENDPOINT` | the same with `/v1/traces` added |
+| `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, `OTEL_EXPORTER_OTLP_PROTOCOL` | `grpc` is a fault where an endpoint is taken from a variable; JSON over HTTP is sent whatever they say |
+| `OTEL_SERVICE_NAME` | `service.name` of the resource; `pinion` |
+| `OTEL_RESOURCE_ATTRIBUTES` | more of its attributes: `KEY=VALUE,KEY=VALUE`, percent-encoded |
+| `OTEL_SDK_DISABLED=true`, `OTEL_TRACES_EXPORTER` without `otlp` | the endpoints of the variables do not count |
+";
+
 const PLAN: &str = "
 ## The CPU plan
 
@@ -84,6 +99,7 @@ pub fn markdown() -> String {
         }
     }
     page.push_str(HUB);
+    page.push_str(OTLP);
     page.push_str(PLAN);
     page.push_str("\n## Exit codes\n\n| code | meaning |\n|---|---|\n");
     for exit in Exit::ALL {

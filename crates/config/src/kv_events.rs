@@ -17,13 +17,13 @@ pub struct KvEvents {
     pub publish: SocketAddr,
     /// Where missed batches are asked for.
     pub replay: Option<SocketAddr>,
-    /// First frame of each message.
+    /// First frame of each message; empty unless it is given, as in vLLM.
     pub topic: String,
 }
 
 impl KvEvents {
     /// What the options say, or `None` without `kv-events`; notes their faults.
-    pub(crate) fn resolve(settings: &Settings, model: &str, faults: &mut Collector) -> Option<KvEvents> {
+    pub(crate) fn resolve(settings: &Settings, faults: &mut Collector) -> Option<KvEvents> {
         let Some(publish) = settings.text("kv-events") else {
             for option in PARTS.into_iter().filter(|option| settings.is_set(option)) {
                 faults.add(
@@ -42,8 +42,7 @@ impl KvEvents {
         };
         let publish = endpoint("kv-events", publish);
         let replay = settings.text("kv-events-replay").map(|text| endpoint("kv-events-replay", text));
-        let topic =
-            settings.text("kv-events-topic").map_or_else(|| format!("kv@pinion@{model}"), str::to_owned);
+        let topic = settings.text("kv-events-topic").unwrap_or_default().to_owned();
         if topic.len() > TOPIC_BYTES_MAX {
             let reason = format!("is longer than {TOPIC_BYTES_MAX} bytes");
             faults.add(&settings.origin("kv-events-topic"), reason);

@@ -65,7 +65,7 @@ pub fn reason_in(line: &str) -> String {
 }
 
 /// In UTC, as in the other lines of a log: `2026-11-23T07:05:09.000123Z`.
-fn iso_8601(since_1970: Duration) -> String {
+pub fn iso_8601(since_1970: Duration) -> String {
     let (seconds, micros) = (since_1970.as_secs(), since_1970.subsec_micros());
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     // Years that begin in March, in eras of 400, so that a leap day is the last of its year.

@@ -2,6 +2,7 @@
 
 use crate::choices::Backend;
 use crate::fault::Collector;
+use crate::otlp::OtlpTraces;
 use crate::sources::Settings;
 use pinion_protocol::Peer;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,7 @@ impl Profiler {
     }
 }
 
-/// The switches of the timeline.
+/// What is recorded, and where it goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observe {
     /// Record spans, and stamp each request's stages.
@@ -55,11 +56,15 @@ pub struct Observe {
     /// Frontends log each request at its end. Older recordings do not say it.
     #[serde(default)]
     pub access_log: bool,
+    /// Where frontends send the spans of requests, if they do. Older recordings do not say it.
+    #[serde(default)]
+    pub otlp: Option<OtlpTraces>,
 }
 
 impl Observe {
     /// `settings` that go together, or a note why not.
     pub(crate) fn check(settings: &Settings, backend: Backend, faults: &mut Collector) {
+        OtlpTraces::resolve(settings, faults);
         let Some(profiler) = settings.text("profile").filter(|word| *word != "none") else { return };
         let mut fault = |reason: &str| faults.add(&settings.origin("profile"), reason);
         if settings.switch("in-process").unwrap_or(false) {
@@ -90,6 +95,8 @@ impl Observe {
             profile_dir: PathBuf::from(settings.text("profile-dir").unwrap_or("profiles")),
             record: settings.text("record").map(PathBuf::from),
             access_log: settings.switch("access-log").unwrap_or(false),
+            // Its faults are noted by `check`.
+            otlp: OtlpTraces::resolve(settings, &mut Collector::default()),
         }
     }
 }

@@ -223,6 +223,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Launch each step before the tokens of the one before are read, so that planning and publishing take no \
                time from the model. The tokens are the same; a request that ends by a stop costs one row more, and \
                one that arrives under load waits for one step more." },
+    Opt { name: "speculative", group: Engine, preset: Is("off"),
+        kind: Choice { accepted: &[choice("off", &[]), choice("ngram", &["prompt-lookup"])],
+                       refused: &[(&["draft_model", "eagle", "eagle3", "medusa", "mtp"],
+                                   "no other model drafts tokens here; use ngram")] },
+        help: "Propose what a text repeats of its prompt or of itself (`ngram`) as its next tokens, and verify several of \
+               them in one step: the tokens are the same, greedy or drawn under a seed. Proposals grow while they are \
+               right, stop for a time where they do not pay, and take at most 8 rows of a step. Requests with a grammar \
+               propose nothing. On the CPU with --backend native." },
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels; on a GPU, of the conversion of its weights at start." },
@@ -235,7 +243,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CPU: products of weights that are not quantised. `packed` is Pinion's own: weights stay in the type that they \
                have in the file (with --dtype bf16 in bf16), and a row's result does not depend on the rows beside it. \
                `onednn` converts them to --dtype and reorders them once at load, `plain` only converts them. `auto` is \
-               `packed` for weights of 16 bits computed in fp32, which halves the bytes that a step reads, else `onednn`." },
+               `packed` for weights of 16 bits computed in fp32, which halves the bytes that a step reads, and for --dtype \
+               bf16 on a CPU with avx512_bf16 and no AMX; else `onednn`." },
     Opt { name: "quantization", group: Engine, preset: Is("checkpoint"),
         kind: Choice { accepted: &[choice("checkpoint", &["auto"]), choice("none", &[]), choice("int8", &[]),
                                    choice("int4", &[])],
@@ -326,7 +335,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "ipc", group: Processes, preset: Is("ring"),
         kind: Choice { accepted: &[choice("ring", &[]), choice("channel", &[])], refused: &[] },
         help: "What carries records between the roles: `ring` in shared memory, or `channel`, which is ipc-channel over \
-               sockets: slower, and a role that does not read can block another. It is the control of an ablation." },
+               sockets: slower, and a role that does not read can block another. It is the control of an ablation. KV events \
+               always have a ring." },
     Opt { name: "cpus-frontend", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
         help: "CPUs of the frontends, like 2-3,8. Whole cores; no CPU in two roles' sets." },
     Opt { name: "cpus-tokenizer", group: Processes, kind: Cpus, preset: WorkedOut("by the CPU plan"),
@@ -362,15 +372,20 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "File in which the engine writes down every arrival, parameter, cancel, batch and token, to be replayed by \
                `pinion-engine replay FILE`. It holds the clients' prompts." },
 
+    Opt { name: "otlp-traces-endpoint", group: Observe, kind: Text,
+        preset: WorkedOut("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT, else none"),
+        help: "Send a span for each request, with one for each of its stages, to an OpenTelemetry collector: \
+               http://HOST:PORT, to which /v1/traces is added (OTLP over HTTP, JSON). `none` sends nothing, whatever the \
+               variables say. Never a text or a key; docs/OPERATIONS.md." },
     Opt { name: "kv-events", group: Observe, kind: Text, preset: Absent,
         help: "Publish what the prefix cache holds over ZeroMQ, in vLLM's format, for routers that send a request where its \
                prefix is: tcp://ADDRESS:PORT or tcp://*:PORT, to which subscribers connect. The events have the token ids \
                of prompts and no key is asked for: choose a private address." },
     Opt { name: "kv-events-replay", group: Observe, kind: Text, preset: Absent,
         help: "With kv-events: endpoint of the same form at which a subscriber asks for batches that it has missed." },
-    Opt { name: "kv-events-topic", group: Observe, kind: Text, preset: WorkedOut("kv@pinion@SERVED-MODEL-NAME"),
-        help: "With kv-events: the first frame of each message, by which subscribers choose. llm-d reads the model's name \
-               after the second `@`." },
+    Opt { name: "kv-events-topic", group: Observe, kind: Text, preset: WorkedOut("empty"),
+        help: "With kv-events: the first frame of each message, by which subscribers choose. Empty, as with vLLM, it \
+               reaches those that choose none. llm-d needs `kv@POD@MODEL`, where MODEL is the name in requests." },
 
     Opt { name: "start-timeout", group: Lifecycle, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("120s"),
         help: "All roles must be ready in this time." },
@@ -421,6 +436,8 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("enable-prefix-caching", "prefix-cache", ""),
     ("chunked-prefill-size", "prefill-chunk-size", ""),
     ("scheduling-policy", "admission", ""),
+    ("speculative-config", "", "give its method to --speculative: ngram"),
+    ("speculative-algorithm", "speculative", ""),
     ("max-running-requests", "max-num-seqs", ""),
     ("max-batch-prefill-tokens", "max-num-batched-tokens", ""),
     ("max-concurrent-requests", "max-inflight", ""),
@@ -430,6 +447,7 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("tensor-parallel-size", "", "one engine on one device is served"),
     ("allowed-origins", "cors-origin", ""),
     ("api-keys", "api-key", ""),
+    ("otlp-endpoint", "otlp-traces-endpoint", ""),
     (
         "kv-events-config",
         "",

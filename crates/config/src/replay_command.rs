@@ -2,7 +2,7 @@
 
 use crate::choices::{AttentionKind, LinearKind, Quantization};
 use crate::config::Config;
-use crate::scheduling::AdmissionKind;
+use crate::scheduling::{AdmissionKind, SpeculationKind};
 use std::path::PathBuf;
 
 /// What an engine's replay is to do.
@@ -16,7 +16,7 @@ pub struct ReplayCommand {
 
 /// How it is called.
 const USAGE: &str = "pinion-engine replay FILE [--[no-]overlap] [--[no-]prefix-cache] [--[no-]fill-to-target] \
-    [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
+    [--speculative off|ngram] [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
     [--prefill-chunk-size N] [--linear auto|packed|onednn|plain] [--quantization checkpoint|none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
 
 /// The replay that this process was started for, if it was. Errors: one line for the operator.
@@ -75,6 +75,7 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
         "overlap" => config.scheduling.overlap = switch()?,
         "prefix-cache" => config.scheduling.prefix_cache = switch()?,
         "fill-to-target" => config.scheduling.fill_to_target = switch()?,
+        "speculative" => config.scheduling.speculation = SpeculationKind::of(value)?,
         "admission" => {
             config.scheduling.admission = match value {
                 "fifo" => AdmissionKind::Fifo,

@@ -18,7 +18,7 @@ use crate::model_folder::{self, Folder};
 use crate::observe::Observe;
 use crate::pooling::{self, Pooling};
 use crate::root_path;
-use crate::scheduling::Scheduling;
+use crate::scheduling::{Scheduling, SpeculationKind};
 use crate::sources::{Settings, Take};
 use crate::topology::Topology;
 use crate::value::{Value, human_bytes};
@@ -89,6 +89,9 @@ fn check_pooling(pooling: Option<&Pooling>, config: &Config, settings: &Settings
     }
     if config.kv_events.is_some() {
         faults.add(&settings.origin("kv-events"), "a model that pools keeps no prefix cache; leave this out");
+    }
+    if config.scheduling.speculation != SpeculationKind::Off {
+        faults.add(&settings.origin("speculative"), "a model that pools draws no tokens; leave this out");
     }
 }
 
@@ -195,8 +198,9 @@ fn without_model(
     let plan = plan_cpus(settings, machine, Computing::on_cpu(settings), faults);
     check_batch(settings, faults);
     let computing = Computing::of(settings, machine, folder, faults);
+    Scheduling::check_speculation(settings, computing.backend, computing.cuda.is_some(), faults);
     let name = model_name(settings, dir, faults);
-    let kv_events = KvEvents::resolve(settings, &name, faults);
+    let kv_events = KvEvents::resolve(settings, faults);
     (computing, plan, (name, kv_events))
 }
 

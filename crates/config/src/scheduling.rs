@@ -1,5 +1,7 @@
 //! Settings of the engine's scheduler: prefix cache, prefill, order of admission.
 
+use crate::choices::Backend;
+use crate::fault::Collector;
 use crate::sources::Settings;
 use crate::value::Value;
 use serde::{Deserialize, Serialize};
@@ -41,6 +43,27 @@ impl StepTimeKind {
     }
 }
 
+/// How next tokens are proposed before they are sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpeculationKind {
+    /// They are not.
+    #[default]
+    Off,
+    /// As what a text repeats of itself.
+    Ngram,
+}
+
+impl SpeculationKind {
+    /// The kind of this spelling.
+    pub(crate) fn of(text: &str) -> Option<SpeculationKind> {
+        match text {
+            "off" => Some(SpeculationKind::Off),
+            "ngram" => Some(SpeculationKind::Ngram),
+            _ => None,
+        }
+    }
+}
+
 /// The scheduler's switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scheduling {
@@ -67,6 +90,13 @@ pub struct Scheduling {
     pub fill_to_target: bool,
     /// Launch a step before the results of the one before are read.
     pub overlap: bool,
+    /// What is proposed. Recordings of earlier builds have none.
+    #[serde(default)]
+    pub speculation: SpeculationKind,
+}
+
+fn speculation(settings: &Settings) -> SpeculationKind {
+    settings.text("speculative").and_then(SpeculationKind::of).unwrap_or_default()
 }
 
 impl Scheduling {
@@ -93,6 +123,25 @@ impl Scheduling {
                 .map_or(StepTimeKind::Off, |setting| StepTimeKind::of(&setting.value)),
             fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
             overlap: settings.switch("overlap").unwrap_or(on_gpu),
+            speculation: speculation(settings),
+        }
+    }
+
+    /// Drafts are verified in rows whose bits are those of plain decoding, which our kernels on the CPU give.
+    pub(crate) fn check_speculation(
+        settings: &Settings,
+        backend: Backend,
+        on_gpu: bool,
+        faults: &mut Collector,
+    ) {
+        if speculation(settings) == SpeculationKind::Off {
+            return;
+        }
+        let mut refuse = |reason: &str| faults.add(&settings.origin("speculative"), reason);
+        if on_gpu {
+            refuse("the GPU does not verify drafts; use --device cpu, or --speculative off");
+        } else if backend == Backend::Operators {
+            refuse("libtorch's operators do not verify drafts; use --backend native, or --speculative off");
         }
     }
 }

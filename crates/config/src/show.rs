@@ -69,7 +69,10 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "cpus-detokenizer" => cpus(Role::Detokenizer),
         "backend" => config.backend.name().to_owned(),
         "cpus-events" => cpus(Role::Events),
-        "kv-events-topic" => config.kv_events.as_ref()?.topic.clone(),
+        "kv-events-topic" => {
+            config.kv_events.as_ref().map(|events| events.topic.clone()).filter(|t| !t.is_empty())?
+        }
+        "otlp-traces-endpoint" => config.observe.otlp.as_ref()?.url(),
         "dtype" => match (config.backend, config.dtype) {
             (Backend::Fake, _) => "auto".to_owned(),
             (_, Dtype::Fp32) => "fp32".to_owned(),

@@ -3,6 +3,7 @@
 
 use crate::fault::{Collector, Origin};
 use crate::options::{FOREIGN, OPTIONS, SCRIPT_VARIABLES, find};
+use crate::otlp::OtelVariables;
 use crate::secret::ApiKeys;
 use crate::table::{Kind, Opt, Preset};
 use crate::value::Value;
@@ -24,7 +25,10 @@ pub(crate) struct Setting {
 
 /// All settled values by option name. An option without a fixed default is absent unless it was given.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings(BTreeMap<&'static str, Setting>);
+pub(crate) struct Settings {
+    values: BTreeMap<&'static str, Setting>,
+    otel: OtelVariables,
+}
 
 impl Settings {
     /// The table's defaults alone.
@@ -34,7 +38,7 @@ impl Settings {
             if let Preset::Is(text) = option.preset {
                 let value =
                     Value::parse(&option.kind, text).expect("a default in the table reads like any value");
-                settings.0.insert(option.name, Setting { value, origin: Origin::Default });
+                settings.values.insert(option.name, Setting { value, origin: Origin::Default });
             }
         }
         settings
@@ -43,7 +47,7 @@ impl Settings {
     /// Reads and keeps one value, or notes its fault and keeps what was there.
     fn put(&mut self, option: &'static Opt, text: &str, origin: Origin, faults: &mut Collector) {
         let earlier = self
-            .0
+            .values
             .get(option.name)
             .filter(|setting| matches!((&setting.origin, &origin), (Origin::Flag(_), Origin::Flag(_))));
         let earlier = earlier.map(|setting| setting.value.clone());
@@ -53,14 +57,14 @@ impl Settings {
         });
         match value {
             Ok(value) => {
-                self.0.insert(option.name, Setting { value, origin });
+                self.values.insert(option.name, Setting { value, origin });
             }
             Err(reason) => faults.add(&origin, reason),
         }
     }
 
     pub(crate) fn set(&mut self, name: &'static str, value: Value, origin: Origin) {
-        self.0.insert(name, Setting { value, origin });
+        self.values.insert(name, Setting { value, origin });
     }
 
     /// The model of the hub has become a folder; clients go on calling it by its repository.
@@ -74,7 +78,12 @@ impl Settings {
 
     pub(crate) fn get(&self, name: &str) -> Option<&Setting> {
         debug_assert!(find(name).is_some(), "{name} is not in the table");
-        self.0.get(name)
+        self.values.get(name)
+    }
+
+    /// Variables that other programs share.
+    pub(crate) fn otel(&self) -> &OtelVariables {
+        &self.otel
     }
 
     /// Where it was set; the option's name on the command line if it was not.
@@ -157,7 +166,7 @@ pub(crate) fn settle(typed: Typed, environment: &Environment, faults: &mut Colle
         typed.iter().rev().find(|(option, ..)| option.name == "config").map(|(_, path, _)| path.clone());
     let file =
         file.or_else(|| variables.iter().find(|(o, ..)| o.name == "config").map(|(_, path, _)| path.clone()));
-    let mut settings = Settings::defaults();
+    let mut settings = Settings { otel: OtelVariables::of(environment), ..Settings::defaults() };
     if let Some(path) = file {
         read_file(&path, &mut settings, faults);
     }

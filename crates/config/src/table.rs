@@ -33,7 +33,7 @@ impl Group {
             Group::Http => "HTTP and streams",
             Group::Engine => "Batching, memory and kernels",
             Group::Processes => "Processes and CPUs",
-            Group::Observe => "Timeline, profiles and KV events",
+            Group::Observe => "Timeline, profiles, traces and KV events",
             Group::Lifecycle => "Start, stop and logs",
         }
     }

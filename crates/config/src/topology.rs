@@ -6,12 +6,13 @@
 //! backlog.
 
 use crate::config::Config;
+use crate::scheduling::SpeculationKind;
 use pinion_protocol::detokenizer_inbox::{StepHeader, TokenEvent};
 use pinion_protocol::events_inbox::entry_bytes;
 use pinion_protocol::frontend_inbox::{DeltaHeader, FinishedRecord, pooled_record_bytes};
 use pinion_protocol::limits::{
-    CACHE_RECORD_BYTES_MAX, DELTA_WAITING_BYTES_MAX, DETAIL_BYTES_MAX, STOP_STRING_BYTES_MAX,
-    STOP_STRINGS_MAX, STREAM_INTERVAL_MAX,
+    CACHE_RECORD_BYTES_MAX, DELTA_WAITING_BYTES_MAX, DETAIL_BYTES_MAX, DRAFT_STEP_ROWS_MAX,
+    STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STREAM_INTERVAL_MAX,
 };
 use pinion_protocol::prompt_scores::PROMPT_RECORD_BYTES_MAX;
 use pinion_protocol::sampling::{LISTS_BYTES_MAX, SamplingRecord};
@@ -58,6 +59,25 @@ pub struct Process {
     pub spin_us: u32,
     /// Its threads may spin for each other within a step.
     pub step_spin: bool,
+}
+
+/// Spins of a thread of libgomp at a parallel region before it sleeps, where the engine shares its cores: about 1 ms,
+/// longer than any gap within a step, so that threads sleep between steps only.
+const SHARED_CORES_SPINS: &str = "20000";
+
+impl Process {
+    /// Thread pools are sized by the plan, never by what a library finds.
+    pub fn thread_variables(&self) -> Vec<(&'static str, String)> {
+        let threads = self.threads.to_string();
+        let mut variables = vec![("OMP_NUM_THREADS", threads.clone()), ("MKL_NUM_THREADS", threads)];
+        match (self.step_spin, self.spin_us) {
+            (false, _) => variables.push(("GOMP_SPINCOUNT", "0".to_owned())),
+            (true, 0) => variables.push(("GOMP_SPINCOUNT", SHARED_CORES_SPINS.to_owned())),
+            // On its own cores libgomp's default holds.
+            (true, _) => {}
+        }
+        variables
+    }
 }
 
 /// One ring.
@@ -153,6 +173,12 @@ fn peers(config: &Config, role: Role) -> impl Iterator<Item = Peer> {
     (0..count).map(move |index| Peer::new(role, index))
 }
 
+/// Rows of a step: a sequence each, and drafts.
+fn rows_max(config: &Config) -> usize {
+    let drafts = config.scheduling.speculation != SpeculationKind::Off;
+    config.max_num_seqs.max(if drafts { DRAFT_STEP_ROWS_MAX } else { 0 }) as usize
+}
+
 /// The numbers that ring sizes follow from.
 struct RingSizes {
     /// Slots of one frontend.
@@ -165,8 +191,8 @@ struct RingSizes {
     body: usize,
     /// Bytes of a full context of ids.
     context_ids: usize,
-    /// Sequences in a step.
-    sequences: usize,
+    /// Rows of a step, each of which gives a token.
+    rows: usize,
     /// Bytes of a record with a vector; 0 if the model gives none.
     vector: usize,
     /// KV blocks that a step can fill, and bytes of the entry that tells of one.
@@ -184,7 +210,7 @@ impl RingSizes {
             slots_per_tokenizer: slots_total.div_ceil(usize::from(config.tokenizers.max(1))),
             body: config.body_bytes_max,
             context_ids: config.max_model_len as usize * size_of::<u32>(),
-            sequences: config.max_num_seqs as usize,
+            rows: rows_max(config),
             vector: config.pooling.as_ref().map_or(0, |pooling| pooled_record_bytes(pooling.width as usize)),
             step_blocks: config.max_num_batched_tokens.div_ceil(config.block_size) as usize
                 + config.max_num_seqs as usize,
@@ -226,12 +252,12 @@ impl RingSizes {
     }
 
     fn engine_to_detokenizer(&self) -> usize {
-        let step = size_of::<StepHeader>() + self.sequences * size_of::<TokenEvent>();
+        let step = size_of::<StepHeader>() + self.rows * size_of::<TokenEvent>();
         // a lag of full batches, and one last event for every request if all are cancelled at once
         let lag = LAG_STEPS * (step + RECORD_HEAD_BYTES);
         let endings = self.slots_total * size_of::<TokenEvent>();
         // a step in which every request asks for every logprob
-        let logprobs = self.sequences * ENTRIES_MAX * size_of::<LogprobEntry>();
+        let logprobs = self.rows * ENTRIES_MAX * size_of::<LogprobEntry>();
         // scores of prompts: a step's worth and a bit, before the engine slows them down
         let scores = WAITING_PROMPT_RECORDS * (PROMPT_RECORD_BYTES_MAX + RECORD_HEAD_BYTES);
         ring_bytes(lag + endings + scores, PROMPT_RECORD_BYTES_MAX.max(step + logprobs))
@@ -259,9 +285,9 @@ impl RingSizes {
     fn detokenizer_to_frontend(&self) -> usize {
         let delta = size_of::<DeltaHeader>() + size_of::<u32>() + ORDINARY_DELTA_TEXT_BYTES;
         // a lag of full batches, and one last delta for every request if all end at once
-        let lag = LAG_STEPS * (self.sequences * delta + RECORD_HEAD_BYTES);
+        let lag = LAG_STEPS * (self.rows * delta + RECORD_HEAD_BYTES);
         let endings = self.slots * (size_of::<DeltaHeader>() + RECORD_HEAD_BYTES);
-        let longest = self.sequences * (size_of::<DeltaHeader>() + size_of::<u32>() + DELTA_TEXT_BYTES_MAX);
+        let longest = self.rows * (size_of::<DeltaHeader>() + size_of::<u32>() + DELTA_TEXT_BYTES_MAX);
         // records are cut, but a single delta may have the scores of its token, or tokens that waited for each other
         let scored =
             size_of::<DeltaHeader>() + 2 * size_of::<u32>() + DELTA_TEXT_BYTES_MAX + SCORES_BYTES_MAX;

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 
 /// Confines this process as a role is, for good.
 pub(crate) fn enter() -> Vec<Check> {
-    let files = Files { read: vec!["/".into()], write: Vec::new() };
+    let files = Files { read: vec!["/".into()], ..Files::default() };
     vec![landlock(files::restrict(&files)), seccomp(calls::restrict(Calls::default()))]
 }
 

@@ -7,7 +7,7 @@
 use crate::batch::{Batch, PlanShaping};
 use crate::cache_events::CacheEvents;
 use crate::constraints::Constraints;
-use crate::gauges::set_gauges;
+use crate::gauges::{count_ended, set_gauges};
 use crate::ports::Ports;
 use crate::publish::Streams;
 use crate::step_sizes::StepSizes;
@@ -59,9 +59,10 @@ impl Sizes {
     /// Entries of all block tables of one step. Rows that share blocks name them more than once.
     fn table_entries_max(&self) -> usize {
         let limits = &self.limits;
-        let rows = limits.max_num_seqs.min(limits.max_num_batched_tokens) as usize;
+        let rows = self.policy.rows_max(limits) as usize;
         let each_row = limits.max_model_len.div_ceil(limits.block_size).min(limits.block_count) as usize;
-        if self.policy.prefix_cache { rows * each_row } else { limits.block_count as usize }
+        let one_holder = !self.policy.prefix_cache && !self.policy.speculation;
+        if one_holder { limits.block_count as usize } else { rows * each_row }
     }
 }
 
@@ -113,7 +114,7 @@ impl Engine {
     /// An engine with nothing to do. Everything that the loop needs is allocated here.
     pub fn new(pipeline: Box<dyn Pipeline>, sizes: Sizes) -> Engine {
         let limits = &sizes.limits;
-        let row_count_max = limits.max_num_seqs.min(limits.max_num_batched_tokens) as usize;
+        let row_count_max = sizes.policy.rows_max(limits) as usize;
         let token_count_max = limits.max_num_batched_tokens as usize;
         Engine {
             scheduler: Scheduler::with_policy(*limits, sizes.policy),
@@ -395,21 +396,15 @@ impl Engine {
         let mut all = std::mem::take(&mut self.ended);
         all.extend(self.scheduler.drain_finished());
         let ended_count = all.len();
-        for Ended { finished, preemptions, company, announced } in all.drain(..) {
+        for ended in all.drain(..) {
+            let Ended { finished, announced, .. } = ended;
             let id = finished.id;
             self.constraints.forget(id);
             if !announced {
                 self.streams.last(id, finished.generated_tokens);
             }
             ports.stamp(id, Stage::LastToken, now_ns);
-            ports.count(id, Counter::GeneratedTokens, u64::from(finished.generated_tokens));
-            ports.count(id, Counter::CachedTokens, u64::from(finished.cached_tokens));
-            ports.count(id, Counter::Preemptions, u64::from(preemptions));
-            ports.count(id, Counter::Steps, u64::from(company.steps));
-            ports.count(id, Counter::BatchRowsSum, company.rows_sum);
-            ports.count(id, Counter::BatchRowsMax, u64::from(company.rows_max));
-            ports.count(id, Counter::BatchPrefillSum, company.prefill_sum);
-            ports.count(id, Counter::BatchPrefillMax, u64::from(company.prefill_max));
+            count_ended(&ended, ports);
             finished.encode(&mut self.encoded);
             self.tell_frontend(id.frontend, frontend_inbox::kind::FINISHED, ports);
         }

@@ -1,8 +1,9 @@
-//! What the engine's status page says of the scheduler.
+//! What the engine's status page says of the scheduler, and a request's slot of its end.
 
 use crate::ports::Ports;
+use pinion_protocol::names::Counter;
 use pinion_protocol::status::Gauge;
-use pinion_scheduler::Scheduler;
+use pinion_scheduler::{Ended, Scheduler};
 
 /// `step` is the last step committed, and `deferred` the requests whose grammar is being compiled.
 pub(crate) fn set_gauges(scheduler: &Scheduler, step: u64, deferred: usize, ports: &impl Ports) {
@@ -21,6 +22,8 @@ pub(crate) fn set_gauges(scheduler: &Scheduler, step: u64, deferred: usize, port
     ports.set_gauge(Gauge::RequestsFinished, totals.finished);
     ports.set_gauge(Gauge::Preemptions, totals.preemptions);
     ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
+    ports.set_gauge(Gauge::Drafts, totals.drafts);
+    ports.set_gauge(Gauge::AcceptedDrafts, totals.accepted_drafts);
 
     let Some(times) = scheduler.step_times() else { return };
     ports.set_gauge(Gauge::StepBudgetNs, plan.budget_ns.unwrap_or(0));
@@ -29,4 +32,23 @@ pub(crate) fn set_gauges(scheduler: &Scheduler, step: u64, deferred: usize, port
     ports.set_gauge(Gauge::PredictedStepsTookNs, times.measured_ns);
     ports.set_gauge(Gauge::PredictionErrorNs, times.error_ns);
     ports.set_gauge(Gauge::PromptTokensDeferred, times.deferred_tokens);
+}
+
+/// What is known of a request at its end.
+pub(crate) fn count_ended(ended: &Ended, ports: &impl Ports) {
+    let Ended { finished, preemptions, company, drafts, .. } = ended;
+    for (counter, value) in [
+        (Counter::GeneratedTokens, u64::from(finished.generated_tokens)),
+        (Counter::CachedTokens, u64::from(finished.cached_tokens)),
+        (Counter::Preemptions, u64::from(*preemptions)),
+        (Counter::Steps, u64::from(company.steps)),
+        (Counter::BatchRowsSum, company.rows_sum),
+        (Counter::BatchRowsMax, u64::from(company.rows_max)),
+        (Counter::BatchPrefillSum, company.prefill_sum),
+        (Counter::BatchPrefillMax, u64::from(company.prefill_max)),
+        (Counter::Drafts, drafts.proposed),
+        (Counter::AcceptedDrafts, drafts.accepted),
+    ] {
+        ports.count(finished.id, counter, value);
+    }
 }

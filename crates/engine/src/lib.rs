@@ -7,6 +7,8 @@
 //! the same loop without processes.
 
 mod admission;
+mod alone;
+mod alone_main;
 mod batch;
 mod cache_events;
 mod constraints;
@@ -28,6 +30,8 @@ mod step_sizes;
 pub mod tape;
 mod wish;
 
+pub use alone::run_alone;
+pub use alone_main::alone;
 pub use engine::{Broken, Engine, Sizes, Turn};
 pub use options::{build, model_options, sizes};
 pub use ports::Ports;

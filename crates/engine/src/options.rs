@@ -7,7 +7,7 @@ use crate::operator_options::operator_options;
 use crate::recorded::Recorded;
 use pinion_config::{
     AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, PoolingKind, Quantization,
-    StepTimeKind,
+    SpeculationKind, StepTimeKind,
 };
 use pinion_grammar::{Grammars, Words};
 use pinion_model::operators::load_operators;
@@ -92,6 +92,7 @@ fn policy(config: &Config) -> Policy {
             StepTimeKind::Micros(us) => StepTime::Target { ns: u64::from(us) * 1000 },
         },
         pools: config.pooling.is_some(),
+        speculation: scheduling.speculation == SpeculationKind::Ngram,
         ..Policy::default()
     }
 }
@@ -158,14 +159,16 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         };
         (error.to_string(), exit)
     })?;
-    let shapes = WarmUp { max_rows: config.max_num_seqs, max_tokens: config.max_num_batched_tokens };
+    let info = pipeline.info().clone();
+    let sizes = sizes(config, &info);
+    let max_rows = sizes.policy.rows_max(&sizes.limits);
+    let shapes = WarmUp { max_rows, max_tokens: config.max_num_batched_tokens };
     // The CUDA object captures its graphs and chooses its products here, which are switches of their own.
     let has_object = config.cuda.is_some() && config.backend == Backend::Native;
     if config.jitter_control || has_object {
         let exit = if config.cuda.is_some() { Exit::Device } else { Exit::Start };
         pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), exit))?;
     }
-    let info = pipeline.info().clone();
     let summary = format!(
         "{} {}{}{}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
         info.family,
@@ -184,7 +187,7 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         config.engine_threads,
         if pipeline.depth() > 1 { "on" } else { "off" },
     );
-    Ok((Engine::new(pipeline, sizes(config, &info)).with_grammars(grammars), summary))
+    Ok((Engine::new(pipeline, sizes).with_grammars(grammars), summary))
 }
 
 /// The threads for grammars, over the tokens of the model's folder.

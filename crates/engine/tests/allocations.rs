@@ -85,6 +85,31 @@ fn check_steps(overlap: bool, penalties: bool) {
     assert_eq!(allocations, 0);
 }
 
+/// Three sequences go round in circles, so that steps have drafts that are accepted and drafts that are not.
+#[test]
+fn steps_with_drafts_allocate_nothing() {
+    let policy = Policy { speculation: true, ..Policy::default() };
+    let sizes = Sizes { limits: engine_limits(), policy, ..rig::small() };
+    let mut engine = Engine::new(rig::pipeline(rig::fake_repeating(&sizes.limits), false), sizes);
+    let mut rig = Rig::new();
+    for n in 0..3 {
+        let id = rig.open(0, n);
+        let sampling = Sampling { max_tokens: Some(1900), ..Sampling::default() };
+        rig.admit(id, &[3, 4, u32::from(n)], 3, sampling);
+    }
+    let mut allocations = 0;
+    for step in 0..WARM_UP_STEPS + 500 {
+        let counted = allocation_counter::measure(|| {
+            assert_eq!(engine.turn(&mut rig), Ok(Turn::Worked));
+        });
+        allocations += if step < WARM_UP_STEPS { 0 } else { counted.count_total };
+        rig.read();
+    }
+    let [drafts, accepted] = [Gauge::Drafts, Gauge::AcceptedDrafts].map(|gauge| rig.gauge(gauge));
+    assert!(accepted > 500 && drafts > accepted + 50, "{accepted} of {drafts} drafts were accepted");
+    assert_eq!(allocations, 0);
+}
+
 /// Rows that follow a grammar cost the loop nothing either: their masks are computed by another thread into memory that
 /// is swapped. A late one would be looked for again in the next step, so the tokens are counted and not foreseen.
 #[test]

@@ -18,8 +18,8 @@ fn turn(engine: &mut Engine, rig: &mut Rig, tape: &mut Tape) -> Turn {
 }
 
 /// Requests that come little by little, greedy and seeded, some of which are cancelled or stopped at any moment.
-fn record(file: &Path, seed: u64, overlap: bool) {
-    let (mut engine, mut rig, mut random) = (Hashed::engine(overlap), Rig::new(), Random::new(seed));
+fn record(file: &Path, seed: u64, mut engine: Engine) {
+    let (mut rig, mut random) = (Rig::new(), Random::new(seed));
     let mut tape = Tape::create(file, &config(), 2).expect("a file of our own");
     let mut ids: Vec<RequestId> = Vec::new();
     for n in 0..40_u32 {
@@ -85,17 +85,40 @@ fn a_recorded_run_replays_to_identical_batches_and_tokens() {
         for seed in 0..8 {
             println!("seed {seed}, overlap {overlap}");
             let file = File::new(&format!("exact-{overlap}-{seed}"));
-            record(&file.0, seed, overlap);
+            record(&file.0, seed, Hashed::engine(overlap));
             let recording = file.read();
             check(&replay(&recording, Hashed::engine(overlap)).expect("the model works"));
         }
     }
 }
 
+/// With drafts a batch holds more than one row of a request, and a step gives more than one of its tokens.
+#[test]
+fn a_recorded_run_with_drafts_replays_to_identical_batches_and_tokens() {
+    let engine = |speculation| {
+        let mut sizes = rig::small();
+        sizes.policy.speculation = speculation;
+        sizes.limits.max_num_seqs = 2; // few rows, so that there are drafts beside them
+        Engine::new(rig::pipeline(Hashed::with_period(&sizes, 1), false), sizes)
+    };
+    let (mut differing, mut steps) = (0, [0, 0]);
+    for seed in 0..8 {
+        println!("seed {seed}");
+        let file = File::new(&format!("drafts-{seed}"));
+        record(&file.0, seed, engine(true));
+        let recording = file.read();
+        check(&replay(&recording, engine(true)).expect("the model works"));
+        let without = replay(&recording, engine(false)).expect("the model works");
+        differing += u32::from(!without.identical && without.first_difference.is_some());
+        steps = [steps[0] + without.steps[0], steps[1] + without.steps[1]];
+    }
+    assert!(differing >= 6 && steps[1] > steps[0], "{differing} of 8 seeds have drafts, steps {steps:?}");
+}
+
 #[test]
 fn with_a_switch_changed_the_report_says_what_differs() {
     let file = File::new("changed");
-    record(&file.0, 3, true);
+    record(&file.0, 3, Hashed::engine(true));
     let report = replay(&file.read(), Hashed::engine(false)).expect("the model works");
     assert!(!report.identical && report.first_difference.is_some(), "{report:?}");
     assert!(report.requests_that_differ < report.requests / 2, "{report:?}");
@@ -104,7 +127,7 @@ fn with_a_switch_changed_the_report_says_what_differs() {
 #[test]
 fn a_file_that_is_cut_or_none_is_an_error_or_says_that_it_is_not_whole() {
     let file = File::new("cut");
-    record(&file.0, 5, false);
+    record(&file.0, 5, Hashed::engine(false));
     let bytes = std::fs::read(&file.0).expect("the file");
     std::fs::write(&file.0, &bytes[..bytes.len() / 2]).expect("the file");
     let cut = file.read();
@@ -120,7 +143,7 @@ fn a_file_that_is_cut_or_none_is_an_error_or_says_that_it_is_not_whole() {
 #[test]
 fn a_recording_of_version_1_is_read_and_means_the_same() {
     let file = File::new("version-1.pinionrc");
-    record(&file.0, 5, true);
+    record(&file.0, 5, Hashed::engine(true));
     let whole = file.read();
     let mut bytes = std::fs::read(&file.0).expect("the file was written");
     let length = u32::from_le_bytes(bytes[13..17].try_into().expect("four bytes")) as usize;

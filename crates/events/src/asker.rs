@@ -5,6 +5,7 @@ use crate::connection::{Connection, Gone};
 use crate::publisher::Publisher;
 use crate::zmtp::Incoming;
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 /// Requests of one connection that may wait. More are what no client sends that reads its answers.
 const REQUESTS_MAX: usize = 16;
@@ -14,22 +15,32 @@ pub(crate) struct Asker {
     pub(crate) connection: Connection,
     /// The first number that is wanted, by request. The front one is being answered.
     wanted: VecDeque<u64>,
+    /// What it wants is the whole cache, for which there is no room now.
+    waits_for_room: bool,
 }
 
 impl Asker {
     pub(crate) fn new(connection: Connection) -> Asker {
-        Asker { connection, wanted: VecDeque::new() }
+        Asker { connection, wanted: VecDeque::new(), waits_for_room: false }
     }
 
-    /// Whether it has not got all that it has asked for. Meanwhile it is not read.
+    /// Whether it has not got all that it has asked for.
     pub(crate) fn waits(&self) -> bool {
         !self.wanted.is_empty() || self.connection.queued_bytes() > 0
     }
 
+    /// Whether it goes on as soon as its socket takes more. Meanwhile it is not read; one that waits for room is, so
+    /// that its end is seen.
+    pub(crate) fn writes(&self) -> bool {
+        self.waits() && !self.waits_for_room
+    }
+
     pub(crate) fn serve(&mut self, publisher: &mut Publisher, now_ns: u64, unix_s: f64) -> Result<(), Gone> {
         self.connection.write(now_ns)?;
-        if !self.waits() {
-            for incoming in self.connection.read()? {
+        if self.writes() {
+            self.connection.pass_over(now_ns);
+        } else {
+            for incoming in self.connection.read(now_ns)? {
                 if let Incoming::Message(frames) = incoming {
                     self.take_request(&frames)?;
                 }
@@ -39,11 +50,17 @@ impl Asker {
             && let Some(next) = self.wanted.front_mut()
         {
             let (messages, rest) = publisher.replay(*next, unix_s);
+            self.waits_for_room = messages.is_empty();
             match rest {
                 Some(rest) => *next = rest,
                 None => _ = self.wanted.pop_front(),
             }
-            messages.into_iter().for_each(|message| self.connection.push(message));
+            for message in messages {
+                match publisher.snapshots.current() {
+                    Some(whole) if Rc::ptr_eq(whole, &message) => self.connection.push_whole(message, now_ns),
+                    _ => self.connection.push(message),
+                }
+            }
         }
         self.connection.write(now_ns)
     }

@@ -22,6 +22,12 @@ enum Event {
 type StoredFields =
     (&'static str, Vec<u64>, Option<u64>, Vec<u32>, usize, Option<u64>, &'static str, Option<&'static str>);
 
+/// Bytes that a block takes in a batch at most: an event of its own with its name and eight fields, its hash and its
+/// parent's, and its token ids.
+pub(crate) fn block_bytes_max(block_size: usize) -> usize {
+    128 + 5 * block_size
+}
+
 /// The events of one batch.
 #[derive(Debug, Clone)]
 pub struct Events {

@@ -8,9 +8,12 @@
 mod asker;
 pub mod batch;
 mod connection;
+mod notices;
 pub mod publisher;
 mod readers;
 pub mod serve;
+mod snapshots;
+mod subscriber;
 mod tree;
 pub mod zmtp;
 

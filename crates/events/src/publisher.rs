@@ -1,7 +1,8 @@
 //! From changes of the cache to numbered messages, those of the past that can be asked for again, and the whole cache
 //! as one message.
 
-use crate::batch::Events;
+use crate::batch::{self, Events};
+use crate::snapshots::Snapshots;
 use crate::tree::Tree;
 use crate::zmtp;
 use pinion_protocol::Malformed;
@@ -14,6 +15,8 @@ const KEPT_BATCHES_MAX: usize = 10_000;
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a replay that are handed out at once, give or take a batch.
 const PORTION_BYTES: usize = 1 << 20;
+/// What a message has beside its blocks is less: the topic, which options bound, and heads of frames.
+const HEAD_BYTES_MAX: usize = 1024;
 /// The number that ends a replay: -1 in vLLM's eyes.
 const END: [u8; 8] = u64::MAX.to_be_bytes();
 
@@ -44,15 +47,15 @@ pub struct Publisher {
     heard: bool,
     kept: VecDeque<(u64, Message)>,
     kept_bytes: usize,
-    /// The whole cache, made for the first that needs it and good until the next batch.
-    snapshot: Option<Message>,
+    pub(crate) snapshots: Snapshots,
 }
 
 impl Publisher {
     /// A publisher whose first batch has this number.
     pub fn new(facts: Facts, next: u64) -> Publisher {
         let tree = Tree::new(facts.block_count);
-        Publisher { facts, tree, next, heard: false, kept: VecDeque::new(), kept_bytes: 0, snapshot: None }
+        let (kept, snapshots) = (VecDeque::new(), Snapshots::new());
+        Publisher { facts, tree, next, heard: false, kept, kept_bytes: 0, snapshots }
     }
 
     /// Number of the next batch.
@@ -96,7 +99,7 @@ impl Publisher {
 
     fn number(&mut self, events: &Events, unix_s: f64) -> Message {
         let message = self.message(self.next, &events.encode(unix_s, self.facts.rank));
-        self.snapshot = None;
+        self.snapshots.outdate();
         self.kept_bytes += message.len();
         self.kept.push_back((self.next, message.clone()));
         self.next += 1;
@@ -112,26 +115,38 @@ impl Publisher {
         zmtp::message(&frames).into()
     }
 
+    /// Whether there is room for the whole cache as a message, beside those that slow readers have not taken yet.
+    pub(crate) fn has_room(&mut self) -> bool {
+        let blocks_bytes_max = self.tree.block_count() * batch::block_bytes_max(self.facts.block_size);
+        self.snapshots.current().is_some() || self.snapshots.fits(HEAD_BYTES_MAX + blocks_bytes_max)
+    }
+
     /// The whole cache, under the number of the last batch: what follows is newer. `None` while there is nothing that
-    /// the next batch would not say.
+    /// the next batch would not say. Before it is given to a reader, `has_room` is asked.
     pub fn snapshot(&mut self, unix_s: f64) -> Option<Message> {
         let last = self.next.checked_sub(1).filter(|_| self.heard)?;
-        if self.snapshot.is_none() {
+        if self.snapshots.current().is_none() {
             let mut events = Events::new(self.facts.block_size);
             events.push_cleared();
             self.tree.iter().for_each(|(hash, parent, tokens)| events.push_stored(hash, parent, tokens));
-            self.snapshot = Some(self.message(last, &events.encode(unix_s, self.facts.rank)));
+            let payload = events.encode(unix_s, self.facts.rank);
+            drop(events);
+            self.snapshots.set(self.message(last, &payload));
         }
-        self.snapshot.clone()
+        self.snapshots.current().cloned()
     }
 
     /// Answers a request for the batches from number `start` on with a portion of them, or with the whole cache if some
     /// are not kept or there is no such number yet. Each message is preceded by the empty frame of a reply. Also gives
-    /// the number from which to ask for the next portion; without one the end mark was the last message.
+    /// the number from which to ask for the next portion; without one the end mark was the last message. While there is
+    /// no room for the whole cache the portion is empty, and the number is `start`.
     pub fn replay(&mut self, start: u64, unix_s: f64) -> (Vec<Message>, Option<u64>) {
         let oldest = self.kept.front().map_or(self.next, |(number, _)| *number);
         let (mut answer, mut from, mut bytes) = (Vec::new(), start, 0);
         if !(oldest..=self.next).contains(&start) {
+            if !self.has_room() {
+                return (Vec::new(), Some(start));
+            }
             answer.extend(self.snapshot(unix_s));
             from = self.next;
         }

@@ -2,7 +2,8 @@
 
 use crate::connection::Connection;
 use crate::publisher::{Facts, Message, Publisher};
-use crate::readers::{Readers, Subscriber};
+use crate::readers::Readers;
+use crate::subscriber::Subscriber;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use pinion_config::{Config, Exit};
@@ -71,9 +72,10 @@ impl Server {
             }
             let worked = self.take_records();
             let (now_ns, unix_s) = (self.session.now_ns(), unix_s());
-            self.readers.accept(now_ns);
+            self.readers.accept(&self.publisher, now_ns);
             self.readers.serve_subscribers(&mut self.publisher, now_ns, unix_s);
             self.readers.serve_askers(&mut self.publisher, now_ns, unix_s);
+            self.readers.end_slow(&mut self.publisher, now_ns);
             self.report();
             if !worked {
                 self.sleep();
@@ -138,6 +140,7 @@ impl Server {
         status.set(Gauge::KvEventSubscribers as usize, self.readers.subscribed(&self.publisher) as u64);
         status.set(Gauge::KvEventSnapshots as usize, counts.snapshots);
         status.set(Gauge::KvEventOverflows as usize, counts.overflows);
+        status.set(Gauge::KvEventClosed as usize, counts.closed);
     }
 
     /// Sleeps until the engine or the launcher rings, or a connection can be used.
@@ -158,7 +161,7 @@ impl Server {
             polled.push(polled_for(connection, connection.is_heard(), connection.queued_bytes() > 0));
         }
         for asker in &readers.askers {
-            polled.push(polled_for(&asker.connection, !asker.waits(), asker.waits()));
+            polled.push(polled_for(&asker.connection, !asker.writes(), asker.writes()));
         }
         if let Err(error) = ppoll(&mut polled, Some(TimeSpec::from_duration(IDLE_WAIT)), None)
             && error != nix::errno::Errno::EINTR

@@ -23,6 +23,10 @@ impl Tree {
         Tree { blocks: BTreeMap::new(), block_count_max }
     }
 
+    pub(crate) fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.blocks.clear();
     }

@@ -32,6 +32,11 @@ pub fn ready(socket_type: &str) -> Vec<u8> {
     command("READY", &body)
 }
 
+/// Asks a peer of ZMTP 3.1 for an answer: no time to live, no context.
+pub fn ping() -> Vec<u8> {
+    command("PING", &[0, 0])
+}
+
 /// A command.
 fn command(name: &str, body: &[u8]) -> Vec<u8> {
     let whole = [&[name.len() as u8], name.as_bytes(), body].concat();
@@ -71,7 +76,10 @@ pub fn first_frame(body: &[u8]) -> Vec<u8> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Incoming {
     /// Its greeting is complete.
-    Greeting,
+    Greeting {
+        /// Its version is 3 and this; from 1 on it answers pings.
+        minor: u8,
+    },
     /// The handshake is over.
     Ready,
     /// It wants messages whose first frame begins so.
@@ -136,9 +144,11 @@ impl Decoder {
         if &bytes[12..17] != b"NULL\0" {
             return Err(Refused("it wants another security mechanism than NULL"));
         }
+        // A later version than 3 speaks as 3.1 to one of 3.
+        let minor = if bytes[10] > 3 { 1 } else { bytes[11] };
         self.bytes.drain(..GREETING_BYTES);
         self.greeted = true;
-        Ok(Some(Incoming::Greeting))
+        Ok(Some(Incoming::Greeting { minor }))
     }
 
     fn take_frame(&mut self) -> Result<Option<(u8, Vec<u8>)>, Refused> {

@@ -34,7 +34,7 @@ fn a_peer_is_understood_wherever_its_bytes_are_cut() {
     bytes.extend_from_slice(b"\x04\x09\x04PING\x00\x64xy");
     bytes.extend_from_slice(b"\x01\x00\x02\x00\x00\x00\x00\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x05");
     let expected = [
-        Incoming::Greeting,
+        Incoming::Greeting { minor: 1 },
         Incoming::Ready,
         Incoming::Message(vec![b"\x01kv@".to_vec()]),
         Incoming::Subscribe(b"abc".to_vec()),

@@ -23,8 +23,9 @@ use http::app::{App, Numbers, Settings};
 use http::budget::Budget;
 use observe::health::Health;
 use observe::metrics::Metrics;
+use observe::otlp::Exporter;
 use pinion_api::responses::Store;
-use pinion_config::{Exit, ReasoningParser, ToolCallParser};
+use pinion_config::{Config, Exit, ReasoningParser, ToolCallParser};
 use pinion_os::clock;
 use pinion_protocol::{Peer, Role};
 use pinion_text::chat::{Described, Given};
@@ -87,6 +88,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
     let unusable = |error: LoadError| (error.to_string(), Exit::Model);
     let given = config.chat_template.as_ref().map(|given| Given { name: &given.name, text: &given.text });
     let template = Described::read(&config.model_dir, given).map_err(unusable)?;
+    let exporter = exporter(config, index, &metrics)?;
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
         metrics,
@@ -108,6 +110,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         orders: Orders::new(outlet, limits::ORDER_TIMEOUT),
         recorder: session.recorder().clone(),
         spans: session.links.spans.clone(),
+        exporter,
         leaving: Cell::new(false),
         load: RefCell::default(),
         responses: Rc::new(RefCell::new(Store::new(config.responses.bytes_max, config.responses.ttl_s))),
@@ -115,6 +118,15 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         started_unix_s: clock::unix_s(),
         docs: OnceCell::new(),
     }))
+}
+
+/// What sends spans, if they are sent.
+fn exporter(config: &Config, index: u16, metrics: &Metrics) -> Result<Option<Rc<Exporter>>, (String, Exit)> {
+    let Some(otlp) = &config.observe.otlp else { return Ok(None) };
+    match Exporter::start(otlp, &config.served_model_name, index, metrics.spans.clone()) {
+        Ok(exporter) => Ok(Some(exporter)),
+        Err(error) => Err((format!("cannot start the thread that sends spans: {error}"), Exit::System)),
+    }
 }
 
 /// How tool calls are read: as the operator says, else as the chat template shows. The template is read here and not
@@ -178,5 +190,12 @@ pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<Exit, String>
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))?;
     let tasks = tokio::task::LocalSet::new();
-    tasks.block_on(&runtime, async { Reactor::new(session.clone(), app).run().await })
+    let exit = tasks.block_on(&runtime, async { Reactor::new(session.clone(), app.clone()).run().await });
+    if let Some(exporter) = &app.exporter {
+        // Requests end with their connections, or have not ended.
+        drop(tasks);
+        app.ledger.borrow_mut().end_traces();
+        exporter.finish();
+    }
+    exit
 }

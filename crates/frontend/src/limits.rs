@@ -98,6 +98,36 @@ pub const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
 pub const PROBATION_MAX: Duration = Duration::from_secs(10);
 /// Part of the drain deadline kept for writing the error events of what did not finish.
 pub const DRAIN_RESERVE: Duration = Duration::from_millis(250);
+/// Part of it kept for the end of the process after the last spans.
+pub const LAST_SPANS_RESERVE: Duration = Duration::from_millis(100);
+/// Time in which the last spans can be sent. The launcher waits for longer.
+pub const LAST_SPANS_TIME_MAX: Duration = Duration::from_secs(1);
+/// Ended requests whose spans wait for the thread that sends them.
+pub const TRACE_QUEUE_REQUESTS_MAX: usize = 1024;
+/// Texts of one request whose stages become spans.
+pub const TRACE_SEQUENCES_MAX: usize = 16;
+/// A batch of spans is sent when it has this many, or a request's more ...
+pub const TRACE_BATCH_SPANS: usize = 512;
+/// ... or when its first one has waited this long.
+pub const TRACE_BATCH_TIME: Duration = Duration::from_secs(1);
+/// A collector has taken a batch in this time, or the attempt counts as failed.
+pub const TRACE_POST_TIME_MAX: Duration = Duration::from_secs(10);
+/// Attempts at a batch that may be sent again ...
+pub const TRACE_ATTEMPTS_MAX: u32 = 3;
+/// ... the pause before the second of them, which doubles before each further one ...
+pub const TRACE_BACKOFF: Duration = Duration::from_secs(1);
+/// ... and the longest that a collector can ask for.
+pub const TRACE_RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+/// Time between two looks, in such a pause, whether the process ends.
+pub const TRACE_END_LOOK: Duration = Duration::from_millis(100);
+/// Bytes of a collector's answer.
+pub const TRACE_ANSWER_BYTES_MAX: usize = 64 << 10;
+/// Time between two lines about spans that were dropped.
+pub const TRACE_WARNING_PERIOD: Duration = Duration::from_secs(60);
+/// Bytes of a request's `tracestate` that its spans pass on, as W3C asks for at least.
+pub const TRACE_STATE_BYTES_MAX: usize = 512;
+/// Members of it, as W3C has it.
+pub const TRACE_STATE_MEMBERS_MAX: usize = 32;
 /// Records taken from one inbox before the loop looks at the others.
 pub const RECORDS_PER_TURN_MAX: usize = 256;
 /// First size of a stream's output buffer; it holds some twenty chunks.

@@ -5,7 +5,7 @@
 
 use crate::http::app::App;
 use crate::http::server;
-use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, RECORDS_PER_TURN_MAX, TICK};
+use crate::limits::{BACKLOG_WAIT, DRAIN_RESERVE, LAST_SPANS_RESERVE, RECORDS_PER_TURN_MAX, TICK};
 use crate::observe::health::{Health, gauge};
 use crate::observe::load;
 use crate::observe::load_log::{EngineTotals, LoadLog};
@@ -225,6 +225,10 @@ impl Reactor {
         self.closing.send_replace(true);
         let reserve_ns = u64::try_from(DRAIN_RESERVE.as_nanos()).unwrap_or(u64::MAX);
         self.drain = Drain::Until(deadline_ns.saturating_sub(reserve_ns));
+        if let Some(exporter) = &self.app.exporter {
+            let reserve_ns = u64::try_from(LAST_SPANS_RESERVE.as_nanos()).unwrap_or(u64::MAX);
+            exporter.leave_by(Some(deadline_ns.saturating_sub(reserve_ns)));
+        }
     }
 
     /// Moves the drain on; returns whether it is complete.
@@ -236,6 +240,7 @@ impl Reactor {
                 let fault =
                     Fault::new(FaultCode::Unavailable, "the service stopped before the answer was complete");
                 self.app.ledger.borrow_mut().fail_all(&fault);
+                self.app.exporter.iter().for_each(|exporter| exporter.leave_by(None));
                 let reserve_ns = u64::try_from(DRAIN_RESERVE.as_nanos()).unwrap_or(u64::MAX);
                 self.drain = Drain::Failed(now_ns.saturating_add(reserve_ns));
                 false

@@ -241,6 +241,11 @@ impl Route {
         self.entry().purpose == Purpose::Generate
     }
 
+    /// Whether it is for the model: to generate text, or to make something of texts.
+    pub fn asks_model(self) -> bool {
+        self.generates() || matches!(self, Route::Embeddings | Route::Rerank | Route::Score)
+    }
+
     /// Whether it answers without a key.
     pub fn is_public(self) -> bool {
         self.entry().purpose == Purpose::Watch || self.is_page()

@@ -112,6 +112,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         timings: false,
         siblings: None,
         line: None,
+        trace: None,
         continues: false,
     };
     let ticket = Ticket::begin(ledger, origin, job, Form::Events(sse::Writer::new(head, fast))).unwrap();

@@ -143,6 +143,8 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
             (Gauge::StepsTo64, 2),
             (Gauge::StepsAbove, 1),
             (Gauge::StepTokens, 20_500),
+            (Gauge::Drafts, 30),
+            (Gauge::AcceptedDrafts, 21),
         ] {
             h.engine_page.set(gauge as usize, value);
         }
@@ -157,6 +159,8 @@ fn the_names_that_the_inference_gateway_reads_have_their_meaning() {
             ("gpu_cache_usage_perc", 0.25),
             ("gpu_prefix_cache_queries_total", 100.0),
             ("gpu_prefix_cache_hits_total", 48.0),
+            ("spec_decode_num_draft_tokens_total", 30.0),
+            ("spec_decode_num_accepted_tokens_total", 21.0),
             ("iteration_tokens_total_count", 4.0),
             ("iteration_tokens_total_sum", 20_500.0),
         ] {

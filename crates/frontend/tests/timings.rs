@@ -31,6 +31,8 @@ fn play(h: &Harness, id: RequestId) {
         (Counter::BatchRowsMax, 6),
         (Counter::BatchPrefillSum, 8),
         (Counter::BatchPrefillMax, 7),
+        (Counter::Drafts, 9),
+        (Counter::AcceptedDrafts, 5),
     ] {
         slot.set_counter(id.generation, counter as usize, value);
     }
@@ -47,6 +49,7 @@ fn check(timings: &Value) {
         (&timings["prompt_n"], &timings["cache_n"], &timings["predicted_n"]),
         (&json!(2), &json!(1), &json!(2))
     );
+    assert_eq!((&timings["draft_n"], &timings["draft_n_accepted"]), (&json!(9), &json!(5)));
     let batch = json!({"steps": 4, "rows_mean": 2.5, "rows_max": 6, "prefill_tokens_mean": 2.0, "prefill_tokens_max": 7});
     assert_eq!(timings["batch"], batch);
 }

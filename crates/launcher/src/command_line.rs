@@ -3,10 +3,10 @@
 
 use crate::ending::{self, say_error};
 use crate::gpu::{self, Choice};
-use crate::host::{Host, RoleMain, thread_variables};
+use crate::host::{Host, RoleMain};
 use crate::profile::Profile;
 use crate::{descriptors, pull, serve};
-use pinion_config::{Command, Config, Exit, Faults, LogForm, Machine, SECRET_VARIABLES, Topology};
+use pinion_config::{Command, Config, Exit, Faults, LogForm, Machine, Process, SECRET_VARIABLES, Topology};
 use pinion_os::process::{limit_behind, survive_file_limit};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
@@ -182,7 +182,7 @@ fn become_one_process(config: &Config, binary: PathBuf) -> ExitCode {
     let engine = topology.processes.iter().find(|process| process.peer.role == Role::Engine);
     let error = std::process::Command::new(&binary)
         .args(std::env::args_os().skip(1))
-        .envs(engine.map(thread_variables).unwrap_or_default())
+        .envs(engine.map(Process::thread_variables).unwrap_or_default())
         .exec();
     cannot_become(&binary, &error, IN_PROCESS_BINARY)
 }

@@ -69,7 +69,7 @@ impl Host {
         match self {
             Host::Processes { folder, profile, confined } => {
                 let binary = folder.join(binary_name(process.peer.role));
-                let variables = thread_variables(process);
+                let variables = process.thread_variables();
                 let wrapper = match profile {
                     None => None,
                     Some(profile) => profile.wrap(process.peer, &binary, &variables)?,
@@ -179,23 +179,6 @@ impl Body {
     }
 }
 
-/// Spins of a thread of libgomp at a parallel region before it sleeps, where the engine shares its cores: about 1 ms,
-/// longer than any gap within a step, so that threads sleep between steps only.
-const SHARED_CORES_SPINS: &str = "20000";
-
-/// Thread pools are sized by the plan, never by what a library finds.
-pub(crate) fn thread_variables(process: &Process) -> Vec<(&'static str, String)> {
-    let threads = process.threads.to_string();
-    let mut variables = vec![("OMP_NUM_THREADS", threads.clone()), ("MKL_NUM_THREADS", threads)];
-    match (process.step_spin, process.spin_us) {
-        (false, _) => variables.push(("GOMP_SPINCOUNT", "0".to_owned())),
-        (true, 0) => variables.push(("GOMP_SPINCOUNT", SHARED_CORES_SPINS.to_owned())),
-        // On its own cores libgomp's default holds.
-        (true, _) => {}
-    }
-    variables
-}
-
 /// `name` is what lists of processes show.
 fn role_command(binary: &Path, name: String) -> Command {
     let mut command = Command::new(binary);
@@ -206,7 +189,7 @@ fn role_command(binary: &Path, name: String) -> Command {
 /// Environment and limits of every role process.
 fn surround(command: &mut Command, process: &Process) {
     // Ctrl-C in a terminal goes to the whole process group; only the launcher shall hear it.
-    command.process_group(0).envs(thread_variables(process));
+    command.process_group(0).envs(process.thread_variables());
     // Roles get their config by descriptor; a secret has no business in their environment, nor has the launcher's
     // supervisor.
     for variable in SECRET_VARIABLES.iter().chain(&SUPERVISOR_VARIABLES) {

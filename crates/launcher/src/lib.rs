@@ -7,6 +7,7 @@
 
 pub mod admin;
 mod child;
+mod collector;
 pub mod command_line;
 pub mod corrupt;
 mod descriptors;

@@ -56,11 +56,12 @@ fn bind_socket(wanted: SocketAddr, reuse: bool) -> nix::Result<TcpListener> {
 }
 
 /// Lets clients connect. Connections inherit SO_REUSEADDR, so that a next service can have the port while they are in
-/// TIME_WAIT.
-pub(crate) fn open_port(bound: BorrowedFd<'_>, address: SocketAddr) -> Result<(), Ending> {
+/// TIME_WAIT. `option` is what chose the address: of two sockets that could both be bound one learns here that the
+/// other listens.
+pub(crate) fn open_port(bound: BorrowedFd<'_>, address: SocketAddr, option: &str) -> Result<(), Ending> {
     setsockopt(&bound, sockopt::ReuseAddr, &true)
         .and_then(|()| listen(&bound, Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN)))
-        .map_err(|error| refused("listen on", address, "--port", error))
+        .map_err(|error| refused("listen on", address, option, error))
 }
 
 /// The sockets at which KV events are published and asked for again. They listen at once: a subscriber waits for the
@@ -72,7 +73,7 @@ pub(crate) fn event_sockets(config: &Config) -> Result<Vec<OwnedFd>, Ending> {
     for (wanted, option) in wanted {
         let Some(wanted) = wanted else { continue };
         let (bound, address) = bind_port(wanted, option)?;
-        open_port(bound.as_fd(), address)?;
+        open_port(bound.as_fd(), address, option)?;
         tracing::info!("{option}: listening on tcp://{address}");
         sockets.push(bound);
     }
@@ -100,7 +101,7 @@ mod tests {
     #[test]
     fn a_port_that_becomes_free_a_moment_later_is_taken() {
         let (first, address) = bind_port(ANY_PORT, "--port").unwrap();
-        open_port(first.as_fd(), address).unwrap();
+        open_port(first.as_fd(), address, "--port").unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 std::thread::sleep(RETRY_TIME / 5);
@@ -119,10 +120,24 @@ mod tests {
         assert!(end.reason.contains("--port"), "{}", end.reason);
     }
 
+    /// Both have bound it with SO_REUSEADDR, as each does where connections in TIME_WAIT are in the way.
+    #[test]
+    fn a_port_that_another_listens_on_first_is_said_of_the_option_that_chose_it() {
+        for option in ["--port", "--kv-events", "--kv-events-replay"] {
+            let first = bind_socket(ANY_PORT, true).unwrap();
+            let address = first.local_addr().unwrap();
+            let second = bind_socket(address, true).unwrap();
+            open_port(first.as_fd(), address, "--port").unwrap();
+            let end = open_port(second.as_fd(), address, option).expect_err("the first listens");
+            assert_eq!(end.code, Exit::Port);
+            assert!(end.reason.contains(&format!("({option} chooses another)")), "{}", end.reason);
+        }
+    }
+
     #[test]
     fn a_port_is_free_again_while_old_connections_are_in_time_wait() {
         let (first, address) = bind_port(ANY_PORT, "--port").unwrap();
-        open_port(first.as_fd(), address).unwrap();
+        open_port(first.as_fd(), address, "--port").unwrap();
         assert!(bind_port(address, "--port").is_err(), "the port is taken");
         let mut client = TcpStream::connect(address).unwrap();
         let listener = TcpListener::from(first);
@@ -135,7 +150,7 @@ mod tests {
         client.read_to_end(&mut got).unwrap();
         drop((client, listener));
         let (second, address) = bind_port(address, "--port").unwrap();
-        open_port(second.as_fd(), address).unwrap();
+        open_port(second.as_fd(), address, "--port").unwrap();
         TcpStream::connect(address).unwrap();
     }
 }

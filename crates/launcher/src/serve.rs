@@ -6,7 +6,8 @@ pub(crate) mod tests;
 mod watch;
 
 use crate::admin::{Answer, Orders};
-use crate::ending::{Ending, not_started, role_exit, start_failure};
+use crate::collector;
+use crate::ending::{Ending, not_started, role_exit};
 use crate::host::Host;
 use crate::member::{Member, RoleEvent};
 use crate::notify::Notifier;
@@ -19,13 +20,12 @@ use crate::wiring::Wiring;
 use pinion_config::{Config, Exit, Profiler, Topology};
 use pinion_os::clock::{self, Clock};
 use pinion_protocol::control::{Admin, ToRole};
-use pinion_protocol::status::{Gauge, LauncherGauge, Reading};
+use pinion_protocol::status::LauncherGauge;
 use pinion_protocol::{Peer, Role};
 use pinion_shm::doorbell;
 use pinion_worker::telemetry::{self, LogPage};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::process::ExitStatus;
 use std::time::Duration;
 
 /// The loop's longest sleep: how old the ring depths that frontends report can get.
@@ -111,7 +111,13 @@ impl Service {
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn start(config: Config, topology: Topology, host: Host, clock: Clock) -> Result<Service, Ending> {
+    pub fn start(
+        mut config: Config,
+        topology: Topology,
+        host: Host,
+        clock: Clock,
+    ) -> Result<Service, Ending> {
+        collector::look_up(&mut config);
         let (listener, address) = bind_port((config.host, config.port).into(), "--port")?;
         let event_sockets = event_sockets(&config)?;
         let wiring = Wiring::new(&config, &topology, listener)
@@ -298,7 +304,7 @@ impl Service {
                 Ok(())
             }
             RoleEvent::Failed { reason, exit_code } => {
-                if matches!(self.stage, Stage::Starting) {
+                if matches!(self.stage, Stage::Starting) && !self.may_fail(index) {
                     // The service ends with these words.
                     let code = role_exit(exit_code);
                     return Err(Ending::new(code, format!("{peer}: {reason}")));
@@ -370,38 +376,6 @@ impl Service {
         }
     }
 
-    fn ended(&mut self, index: usize, status: ExitStatus, was_standby: bool) -> Result<(), Ending> {
-        let peer = self.members[index].peer;
-        match self.stage {
-            Stage::Starting => {
-                let word = self.wiring.page(peer).get(Gauge::Reading as usize);
-                Err(start_failure(peer, status, Reading::from_word(word), &self.config))
-            }
-            Stage::Stopping { .. } => {
-                if !status.success() {
-                    tracing::warn!(%peer, %status, "ended while stopping");
-                }
-                Ok(())
-            }
-            Stage::Draining { .. } => {
-                // Only frontends leave by themselves.
-                if !status.success() || peer.role != Role::Frontend {
-                    tracing::warn!(%peer, %status, "ended while draining");
-                    // A frontend says by its exit code whether it had to cut answers; one that died says nothing.
-                    self.cut_short |= peer.role == Role::Frontend;
-                    // It is not restarted: requests must not wait for it until the deadline.
-                    let cause = self.members[index].take_cause();
-                    self.tell_others(peer, &ToRole::PeerLost { peer, cause });
-                }
-                Ok(())
-            }
-            Stage::Serving | Stage::Leaving { .. } => {
-                self.on_role_death(index, status, was_standby);
-                Ok(())
-            }
-        }
-    }
-
     /// Moves the service on: restarts that are due, starts that took too long, the next stage.
     fn advance(&mut self) -> Result<Option<Ending>, Ending> {
         let now_ns = (self.clock)();
@@ -409,6 +383,7 @@ impl Service {
         match self.stage {
             Stage::Starting => {
                 self.check_start_deadlines(now_ns)?;
+                self.restart_due(now_ns)?;
                 if self.members.iter().all(Member::is_ready) {
                     self.open()?;
                 }
@@ -467,7 +442,7 @@ impl Service {
 
     /// Every role is ready: listen, and let the frontends accept.
     fn open(&mut self) -> Result<(), Ending> {
-        open_port(self.wiring.listener(), self.address)?;
+        open_port(self.wiring.listener(), self.address, "--port")?;
         self.stage = Stage::Serving;
         self.tell_role(Role::Frontend, &ToRole::Open);
         for member in &self.members {

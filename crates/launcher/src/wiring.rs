@@ -34,7 +34,8 @@ struct Ring {
     /// This life of it was reported as corrupt.
     corrupt: bool,
     history: History,
-    /// Carries the records instead of the ring under `--ipc channel`.
+    /// Carries the records instead of the ring under `--ipc channel`. An edge to an optional role stays a ring: a send
+    /// to a channel may wait for its reader.
     channel: Option<Channel>,
 }
 
@@ -69,7 +70,7 @@ pub struct Wiring {
     event_sockets: Vec<OwnedFd>,
     /// A profiler stands between the launcher and each role.
     wrapped: bool,
-    /// Data edges are channels.
+    /// Data edges are channels, but for those to optional roles.
     with_channels: bool,
     /// Edges that were found corrupt.
     corrupt_edges: u64,
@@ -106,7 +107,8 @@ impl Wiring {
         };
         for edge in &topology.edges {
             let region = make_ring(edge, 1)?;
-            let channel = wiring.with_channels.then(Channel::new).transpose()?;
+            let has_channel = wiring.with_channels && !edge.to.role.is_optional();
+            let channel = has_channel.then(Channel::new).transpose()?;
             let (corrupt, history) = (false, History::default());
             wiring.rings.push(Ring { edge: *edge, epoch: 1, region, corrupt, history, channel });
         }
@@ -281,18 +283,21 @@ impl Wiring {
     }
 
     /// Under `--ipc channel`: one end for every edge of `me` that was attached, all of them or those that it shares
-    /// with `renewed`.
+    /// with `renewed`. Of an edge that stays a ring the role has its end already.
     pub fn send_edges(&self, me: Peer, renewed: Option<Peer>, to: &LauncherEnd) -> io::Result<()> {
+        if !self.with_channels {
+            return Ok(());
+        }
         let attached = |ring: &&Ring| ring.touches(me) && renewed.is_none_or(|renewed| ring.touches(renewed));
         for Ring { edge, channel, .. } in self.rings.iter().filter(attached) {
-            let Some(channel) = channel else { continue };
-            if edge.to == me {
-                let receiver = channel.receiver.take();
-                let end = |receiver| EdgeEnd::Read { from: edge.from, receiver };
-                to.send_edge(receiver.map_or(EdgeEnd::Unchanged, end))?;
-            } else {
-                to.send_edge(EdgeEnd::Write { to: edge.to, sender: channel.sender.clone() })?;
-            }
+            to.send_edge(match channel {
+                None => EdgeEnd::Unchanged,
+                Some(channel) if edge.to == me => {
+                    let end = |receiver| EdgeEnd::Read { from: edge.from, receiver };
+                    channel.receiver.take().map_or(EdgeEnd::Unchanged, end)
+                }
+                Some(channel) => EdgeEnd::Write { to: edge.to, sender: channel.sender.clone() },
+            })?;
         }
         Ok(())
     }

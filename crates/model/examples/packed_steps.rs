@@ -1,11 +1,13 @@
-//! What each way to hold weights costs in a step: `packed_steps FOLDER [ROUNDS] [FORMS] [THREADS]`.
+//! What each way to hold weights costs in a step:
+//! `packed_steps FOLDER [ROUNDS] [FORMS] [THREADS] [fp32|bf16]`.
 //!
-//! Loads the folder once for each form (`packed,onednn,plain,int8,int4` unless told) in fp32, first with one thread,
-//! then with all (or with THREADS alone). A round times steps of each form at 1, 4, 8, 16 and 32 decoding rows of 64
-//! tokens and at a prompt of 256, in an order that turns, and beside them a read of 256 MiB and an fp32 product of 1024
-//! x 1024 x 1024 on libtorch: what the machine gives in that round. The floor of a step is the larger of its weights'
-//! bytes over the one and its products' operations over the other. Ratios are of the steps of one round, so that what
-//! disturbs the machine disturbs both. With one thread times are the thread's own CPU time where the system tells it.
+//! Loads the folder once for each form (`packed,onednn,plain,int8,int4` unless told) with activations in fp32 or as
+//! told, first with one thread, then with all (or with THREADS alone). A round times steps of each form at 1, 4, 8, 16
+//! and 32 decoding rows of 64 tokens and at a prompt of 256, in an order that turns, and beside them a read of 256 MiB
+//! and a product of 1024 x 1024 x 1024 in that type on libtorch: what the machine gives in that round. The floor of a
+//! step is the larger of its weights' bytes over the one and its products' operations over the other. Ratios are of the
+//! steps of one round, so that what disturbs the machine disturbs both. With one thread times are the thread's own CPU
+//! time where the system tells it.
 
 use pinion_architecture::Architecture;
 use pinion_model::{
@@ -53,7 +55,25 @@ fn parameters(folder: &Path) -> Result<Parameters, Box<dyn Error>> {
     Ok(Parameters { layers, head: f64::from(model.hidden) * f64::from(model.vocab) })
 }
 
-fn form(name: &'static str, folder: &Path, threads: u32, count: &Parameters) -> Result<Form, Box<dyn Error>> {
+/// How models are computed.
+#[derive(Clone, Copy)]
+struct Computed {
+    threads: u32,
+    dtype: DtypeChoice,
+}
+
+impl Computed {
+    fn kind(self) -> Kind {
+        if self.dtype == DtypeChoice::Bf16 { Kind::BFloat16 } else { Kind::Float }
+    }
+}
+
+fn form(
+    name: &'static str,
+    folder: &Path,
+    computed: Computed,
+    count: &Parameters,
+) -> Result<Form, Box<dyn Error>> {
     let (linear, quantization) = match name {
         "packed" => (LinearKind::Packed, Quantization::None),
         "onednn" => (LinearKind::OneDnn, Quantization::None),
@@ -63,8 +83,8 @@ fn form(name: &'static str, folder: &Path, threads: u32, count: &Parameters) -> 
     };
     let blocks = (ROWS_MAX * CONTEXT.div_ceil(16)).max(PROMPT.div_ceil(16));
     let options = ModelOptions {
-        dtype: DtypeChoice::F32,
-        threads,
+        dtype: computed.dtype,
+        threads: computed.threads,
         kv: KvSize::Blocks(blocks),
         linear,
         quantization,
@@ -79,6 +99,7 @@ fn form(name: &'static str, folder: &Path, threads: u32, count: &Parameters) -> 
         (Quantization::Int4, _) => (0.53, 1.0),
         (Quantization::Int8, _) => (1.0, 1.0),
         (Quantization::None | Quantization::Checkpoint, Some("bf16" | "f16")) => (2.0, 2.0),
+        (Quantization::None | Quantization::Checkpoint, _) if computed.kind() == Kind::BFloat16 => (2.0, 2.0),
         (Quantization::None | Quantization::Checkpoint, _) => (4.0, 4.0),
     };
     println!("{name}: loaded in {loaded:.2?}, {} MiB of weights", model.info().weight_bytes >> 20);
@@ -105,43 +126,44 @@ struct Machine {
     memory: PackedWeights,
     left: Tensor,
     right: Tensor,
-    threads: usize,
+    computed: Computed,
     start: Instant,
     gigabytes: Vec<f64>,
     gigaflops: Vec<f64>,
 }
 
 impl Machine {
-    fn new(threads: u32) -> Result<Self, Box<dyn Error>> {
+    fn new(computed: Computed) -> Result<Self, Box<dyn Error>> {
         let (outputs, inputs) = (READ_BYTES / 2048, 1024);
         let mut memory = PackedWeights::new(SourceType::Bf16, outputs, inputs)?;
         let bytes = vec![1u8; READ_BYTES];
         let source =
             Source { bytes: &bytes, source_type: SourceType::Bf16, rows: outputs, is_transposed: false };
         memory.pack(0, source, 1).map_err(|fault| fault.to_string())?;
-        let operand = || Tensor::rand([PRODUCT_DIM, PRODUCT_DIM], (Kind::Float, Device::Cpu));
+        let random = || Tensor::rand([PRODUCT_DIM, PRODUCT_DIM], (Kind::Float, Device::Cpu));
+        let operand = || random().to_kind(computed.kind());
         let (left, right) = (operand(), operand());
         let start = Instant::now();
         let (gigabytes, gigaflops) = (Vec::new(), Vec::new());
-        Ok(Self { memory, left, right, threads: threads as usize, start, gigabytes, gigaflops })
+        Ok(Self { memory, left, right, computed, start, gigabytes, gigaflops })
     }
 
     /// Milliseconds so far: of this thread's CPU time, or of the clock with several threads.
     fn now_ms(&self) -> f64 {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         let nanos = text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok());
-        let nanos = nanos.filter(|_| self.threads == 1);
+        let nanos = nanos.filter(|_| self.computed.threads == 1);
         nanos.map_or_else(|| self.start.elapsed().as_secs_f64() * 1e3, |nanos| nanos / 1e6)
     }
 
     fn measure(&mut self) {
         let began = self.now_ms();
         let bytes = self.memory.packed();
-        if self.threads == 1 {
+        if self.computed.threads == 1 {
             black_box(sum(bytes));
         } else {
             std::thread::scope(|scope| {
-                for part in bytes.chunks(bytes.len() / self.threads) {
+                for part in bytes.chunks(bytes.len() / self.computed.threads as usize) {
                     scope.spawn(move || black_box(sum(part)));
                 }
             });
@@ -182,8 +204,9 @@ fn ratios(others: &[f64], own: &[f64]) -> Vec<f64> {
 }
 
 fn report(forms: &[Form], machine: &Machine, count: &Parameters) {
-    println!("{} thread(s): {} GB/s read", machine.threads, spread(&machine.gigabytes));
-    println!("{} thread(s): {} GFLOP/s fp32", machine.threads, spread(&machine.gigaflops));
+    let Computed { threads, .. } = machine.computed;
+    println!("{threads} thread(s): {} GB/s read", spread(&machine.gigabytes));
+    println!("{threads} thread(s): {} GFLOP/s, {:?}", spread(&machine.gigaflops), machine.computed.kind());
     for (shape, (rows, tokens)) in SHAPES.into_iter().enumerate() {
         // One token of a prompt meets the head.
         let products = 2.0 * f64::from(rows) * (f64::from(tokens) * count.layers + count.head);
@@ -209,11 +232,16 @@ fn report(forms: &[Form], machine: &Machine, count: &Parameters) {
     }
 }
 
-fn run(folder: &Path, rounds: usize, names: &[&'static str], threads: u32) -> Result<(), Box<dyn Error>> {
+fn run(
+    folder: &Path,
+    rounds: usize,
+    names: &[&'static str],
+    computed: Computed,
+) -> Result<(), Box<dyn Error>> {
     let count = parameters(folder)?;
     let mut forms =
-        names.iter().map(|&name| form(name, folder, threads, &count)).collect::<Result<Vec<_>, _>>()?;
-    let mut machine = Machine::new(threads)?;
+        names.iter().map(|&name| form(name, folder, computed, &count)).collect::<Result<Vec<_>, _>>()?;
+    let mut machine = Machine::new(computed)?;
     let mut out = StepOutput::default();
     for round in 0..rounds {
         machine.measure();
@@ -239,7 +267,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |index: usize| arguments.get(index).map(String::as_str);
     let Some(folder) = argument(0) else {
-        return Err("usage: packed_steps FOLDER [ROUNDS] [packed,onednn,plain,int8,int4] [THREADS]".into());
+        return Err(
+            "usage: packed_steps FOLDER [ROUNDS] [packed,onednn,plain,int8,int4] [THREADS] [fp32|bf16]"
+                .into(),
+        );
+    };
+    let dtype = match argument(4) {
+        None | Some("fp32") => DtypeChoice::F32,
+        Some("bf16") => DtypeChoice::Bf16,
+        Some(other) => return Err(format!("the type is fp32 or bf16, not {other}").into()),
     };
     let rounds = argument(1).map_or(Ok(7), str::parse)?;
     let is_wanted = |name: &&str| argument(2).is_none_or(|some| some.split(',').any(|one| one == *name));
@@ -248,7 +284,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut counts = argument(3).map_or(Ok(vec![1, all]), |one| one.parse().map(|one| vec![one]))?;
     counts.dedup();
     for threads in counts {
-        run(Path::new(folder), rounds, &names, threads)?;
+        run(Path::new(folder), rounds, &names, Computed { threads, dtype })?;
     }
     Ok(())
 }

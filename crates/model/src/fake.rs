@@ -67,6 +67,11 @@ fn token_of(prompt_hash: u64, index: u64, vocab: u32, eos: Option<u32>) -> u32 {
     }
 }
 
+/// The index whose token stands at `index` of a text that repeats itself: seven in eight times one of the first.
+fn repeated(prompt_hash: u64, index: u64, period: u64) -> u64 {
+    if mix(prompt_hash.wrapping_add(index)).is_multiple_of(8) { index } else { index % period.max(1) }
+}
+
 /// Whether a step computes this token as part of a prompt.
 fn has_in_prompt(batch: &StepBatch<'_>, token: u32) -> bool {
     batch.rows.iter().any(|row| {
@@ -80,6 +85,18 @@ fn has_in_prompt(batch: &StepBatch<'_>, token: u32) -> bool {
 pub fn fake_token(prompt_ids: &[u32], index: u64, vocab: u32, eos: Option<u32>) -> u32 {
     let prompt_hash = prompt_ids.iter().fold(HASH_SEED, |hash, &token| extend(hash, token));
     token_of(prompt_hash, index, vocab, eos)
+}
+
+/// The same for [`FakeModel::repeating`]: a text that goes round after `period` tokens, but for one token in eight.
+pub fn fake_repeating_token(
+    prompt_ids: &[u32],
+    index: u64,
+    period: u64,
+    vocab: u32,
+    eos: Option<u32>,
+) -> u32 {
+    let prompt_hash = prompt_ids.iter().fold(HASH_SEED, |hash, &token| extend(hash, token));
+    token_of(prompt_hash, repeated(prompt_hash, index, period), vocab, eos)
 }
 
 fn vector_of(prompt_hash: u64) -> impl Iterator<Item = f32> {
@@ -102,6 +119,8 @@ pub struct FakeModel {
     sampler: Sampler,
     /// One row of logits, for rows that are shaped.
     logits: Vec<f32>,
+    /// See [`FakeModel::repeating`].
+    period: Option<u64>,
 }
 
 impl FakeModel {
@@ -134,7 +153,14 @@ impl FakeModel {
             cache: vec![0; tokens],
             sampler: Sampler::new(shape.vocab_size as usize),
             logits: vec![0.0; shape.vocab_size as usize],
+            period: None,
         }
+    }
+
+    /// The same with texts that repeat themselves, as [`fake_repeating_token`] has it.
+    pub fn repeating(mut self, period: u64) -> Self {
+        self.period = Some(period);
+        self
     }
 
     /// The same as a model that pools: for each prompt it gives [`fake_vector`].
@@ -192,6 +218,7 @@ impl FakeModel {
             None => HASH_SEED,
         };
         let index = u64::from(row.context_len - prompt_len);
+        let index = self.period.map_or(index, |period| repeated(prompt_hash, index, period));
         token_of(prompt_hash, index, self.info.vocab_size, self.info.eos)
     }
 

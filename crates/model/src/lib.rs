@@ -40,7 +40,9 @@ mod weights;
 pub use batch::{
     BatchLimits, BlockCopy, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput,
 };
-pub use fake::{FAKE_VECTOR_WIDTH, FakeModel, FakeOptions, FakeShape, fake_token, fake_vector};
+pub use fake::{
+    FAKE_VECTOR_WIDTH, FakeModel, FakeOptions, FakeShape, fake_repeating_token, fake_token, fake_vector,
+};
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, load, load_watched};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;

@@ -3,7 +3,9 @@
 //! The last norm's outputs are pooled, as sentence-transformers pools `last_hidden_state`. A prompt that is computed in
 //! chunks keeps the sum of its outputs here, by lane, from one step to the next.
 
-use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
+#[cfg(feature = "torch")]
+use crate::batch::{RowOutcome, StepOutput};
+use crate::batch::{StepBatch, StepError};
 
 /// Which of a prompt's outputs make its vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

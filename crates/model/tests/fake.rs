@@ -7,7 +7,7 @@ mod driver;
 use driver::{Policy, Request, run};
 use pinion_model::{
     BlockCopy, FakeModel, FakeOptions, FakeShape, Model, OwnedBatch, Row, RowOutcome, SampleParams,
-    StepBatch, StepError, StepOutput, Unshaped, fake_token,
+    StepBatch, StepError, StepOutput, Unshaped, fake_repeating_token, fake_token,
 };
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -46,6 +46,19 @@ proptest! {
             prop_assert_eq!(ids, oracle(&request.prompt, request.output_len));
         }
     }
+}
+
+#[test]
+fn a_repeating_text_goes_round_but_for_some_tokens() {
+    let prompt = vec![3, 1, 4, 1, 5];
+    let token = |index| fake_repeating_token(&prompt, index, 6, SHAPE.vocab_size, SHAPE.eos);
+    let expected: Vec<u32> = (0..200).map(token).collect();
+    let again = expected.iter().enumerate().filter(|&(index, token)| *token == expected[index % 6]).count();
+    assert!((150..195).contains(&again), "{again} of 200 tokens repeat an earlier one");
+    let request = Request { prompt, output_len: 200, arrival: 0, params: SampleParams::GREEDY };
+    let mut model = FakeModel::new(SHAPE, FakeOptions::default()).repeating(6);
+    let ids = run(&mut model, &[request], Policy { chunk: 2, preempt_at: &[7, 90] });
+    assert_eq!(ids[0], expected);
 }
 
 /// One row whose query starts at `cached`, over `blocks`.

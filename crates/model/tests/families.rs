@@ -10,7 +10,8 @@ mod tiny;
 
 use driver::{Policy, Request, run};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, SampleParams, load,
+    AttentionKernel, DtypeChoice, KvSize, LinearKind, LoadError, Model, ModelOptions, OwnedBatch,
+    SampleParams, load,
 };
 use tiny::{Case, Golden, folder, golden, names, relative_error};
 
@@ -123,23 +124,41 @@ fn a_cached_prefix_changes_nothing_but_rounding() {
     }
 }
 
-/// bf16 cannot meet the fp32 goldens to the token; its logits must stay within what 8 bits of mantissa explain.
+/// bf16 cannot meet the fp32 goldens to the token: rounding to 8 bits after every operation moves the logits, of some
+/// of these random models far. Libtorch's products with the plain attention say how far; ours must stay near that.
 #[test]
-fn bf16_logits_are_near_the_goldens() {
+fn bf16_logits_are_as_near_the_goldens_as_those_of_the_plain_path() {
+    const NEAR: f32 = 0.03;
     for name in names() {
         let golden = golden(&name);
-        let bf16 = ModelOptions { dtype: DtypeChoice::Bf16, ..options(&golden) };
-        let mut model = match load(&folder(&name, &golden).0, &bf16) {
-            Ok(model) => model,
+        let folder = folder(&name, &golden);
+        let errors = |linear, attention| {
+            let bf16 = ModelOptions { dtype: DtypeChoice::Bf16, linear, attention, ..options(&golden) };
+            let mut model = load(&folder.0, &bf16)?;
+            let cases =
+                golden.cases.iter().filter_map(|case| Some((&case.prompt, case.logits_last.as_ref()?)));
+            Ok::<Vec<f32>, LoadError>(
+                cases
+                    .map(|(prompt, want)| relative_error(&last_logits(&mut *model, prompt, 0), want))
+                    .collect(),
+            )
+        };
+        let plain = match errors(LinearKind::Plain, AttentionKernel::Twin) {
+            Ok(plain) => plain,
             Err(error) => {
                 assert!(error.to_string().contains("no bf16 instructions"), "{error}");
                 return;
             }
         };
-        for (index, case) in golden.cases.iter().enumerate() {
-            let Some(want) = &case.logits_last else { continue };
-            let error = relative_error(&last_logits(&mut *model, &case.prompt, 0), want);
-            assert!(error <= 0.15, "{name} case {index}: relative error {error:e}");
+        for linear in [LinearKind::OneDnn, LinearKind::Packed] {
+            let ours = errors(linear, AttentionKernel::Vector).unwrap();
+            for (case, (ours, plain)) in ours.iter().zip(&plain).enumerate() {
+                let most = NEAR.max(1.6 * plain);
+                assert!(
+                    *ours <= most,
+                    "{name} case {case} with {linear:?}: relative error {ours:e}, plain {plain:e}"
+                );
+            }
         }
     }
 }

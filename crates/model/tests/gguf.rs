@@ -71,9 +71,10 @@ fn logits_equal_the_goldens() {
 fn integers_of_q4_0_are_kept() {
     for name in NAMES {
         let golden = golden(name);
-        let mut unpacked = open(&path(name), Quantization::None, 1).unwrap();
-        let mut kept = open(&path(name), Quantization::Checkpoint, 2).unwrap();
         let keeps = golden["keeps"] == true;
+        let mut unpacked = open(&path(name), Quantization::None, 1).unwrap();
+        // libtorch's products have other last bits with other numbers of threads, on some CPUs.
+        let mut kept = open(&path(name), Quantization::Checkpoint, if keeps { 2 } else { 1 }).unwrap();
         assert_eq!(kept.info().weight_bytes < unpacked.info().weight_bytes, keeps, "{name}");
         for (prompt, want) in cases(&golden) {
             let kept = logits(&mut *kept, &prompt);

@@ -14,10 +14,10 @@ use pinion_model::{
     DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, RowOutcome, SampleParams, StepOutput,
     load,
 };
-use pinion_ops::KernelLevel;
 use pinion_ops::attention::Launch;
 use pinion_ops::packed::PackedWeights;
 use pinion_ops::quantized::{Source, SourceType};
+use pinion_ops::{KernelLevel, has_tiles, supports_bf16};
 use tiny::{Folder, Golden, StoredAs, folder, golden, names, safetensors_as};
 
 /// Prompts of each golden that are run; all of them take minutes.
@@ -131,6 +131,12 @@ fn auto_packs_weights_of_16_bits_and_no_others() {
         let model = load(&folder.0, &options(&golden, LinearKind::Auto, 1)).unwrap();
         assert_eq!(model.info().packed, expected, "{name}");
     }
+    if supports_bf16() {
+        let folder = narrow(name, &golden, |_| "F32");
+        let in_bf16 = ModelOptions { dtype: DtypeChoice::Bf16, ..options(&golden, LinearKind::Auto, 1) };
+        let expected = (!has_tiles()).then_some("bf16");
+        assert_eq!(load(&folder.0, &in_bf16).unwrap().info().packed, expected, "{name} in bf16");
+    }
 }
 
 /// Q in one type and K in another are packed as one product, in fp32.
@@ -185,6 +191,23 @@ fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
                 "{name} after {cached} cached tokens"
             );
         }
+    }
+}
+
+/// Activations in bf16, too: sums of pairs. A CPU without instructions for them has no such models.
+#[test]
+fn in_bf16_logits_do_not_depend_on_other_rows() {
+    if !supports_bf16() {
+        return;
+    }
+    for name in names() {
+        let golden = golden(&name);
+        let folder = narrow(&name, &golden, |_| "BF16");
+        let in_bf16 = ModelOptions { dtype: DtypeChoice::Bf16, ..options(&golden, LinearKind::Packed, 1) };
+        let mut model = load(&folder.0, &in_bf16).unwrap();
+        let prompt = &golden.cases.iter().map(|case| &case.prompt).max_by_key(|prompt| prompt.len()).unwrap();
+        let alone = last_logits(&mut *model, prompt, 0, 0);
+        assert_eq!(last_logits(&mut *model, prompt, 0, 5), alone, "{name} beside others");
     }
 }
 

@@ -16,6 +16,8 @@ use std::io;
 pub struct Calls {
     /// Takes connections from a listening socket that it has.
     pub accepts: bool,
+    /// Connects to others by TCP. Landlock says to which port.
+    pub connects: bool,
     /// Makes files and writes into them.
     pub writes_files: bool,
     /// Places memory on nodes, and asks for the tile registers of the CPU.
@@ -155,6 +157,7 @@ const COMMON_HERE: &[i64] = &[];
 const SYS_FUTEX_WAITV: i64 = 449;
 
 const ACCEPTS: &[i64] = &[libc::SYS_accept, libc::SYS_accept4];
+const CONNECTS: &[i64] = &[libc::SYS_socket, libc::SYS_connect];
 const WRITES_FILES: &[i64] =
     &[libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fsync, libc::SYS_fdatasync];
 const COMPUTES: &[i64] = &[
@@ -242,6 +245,9 @@ const REFUSED_HERE: &[i64] = &[];
 /// Requests of ioctl(2) that concern the descriptor alone.
 const IOCTLS: [u64; 6] =
     [libc::FIONBIO, libc::FIONREAD, libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS, libc::TIOCGWINSZ];
+/// Kinds of sockets but SOCK_STREAM: datagrams, raw, RDM, SEQPACKET, DCCP and packets. The bits above them are flags.
+const OTHER_SOCKET_KINDS: [u64; 6] = [2, 3, 4, 5, 6, 10];
+const SOCKET_KIND_MASK: u64 = 0xf;
 /// `PR_SET_MM`.
 const SET_MM: u64 = 35;
 /// `ARCH_GET_XCOMP_SUPP`, the first of the requests about the CPU's state, and `ARCH_REQ_XCOMP_GUEST_PERM`, the last.
@@ -269,9 +275,12 @@ fn install(program: &BpfProgram) -> io::Result<()> {
 
 fn allow_list(calls: Calls) -> io::Result<BpfProgram> {
     let mut numbers = [COMMON, COMMON_HERE].concat();
-    for (wanted, list) in
-        [(calls.accepts, ACCEPTS), (calls.writes_files, WRITES_FILES), (calls.computes, COMPUTES)]
-    {
+    for (wanted, list) in [
+        (calls.accepts, ACCEPTS),
+        (calls.connects, CONNECTS),
+        (calls.writes_files, WRITES_FILES),
+        (calls.computes, COMPUTES),
+    ] {
         if wanted {
             numbers.extend(list);
         }
@@ -286,6 +295,10 @@ fn refusals(calls: Calls) -> io::Result<BpfProgram> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for number in REFUSED.iter().chain(REFUSED_HERE) {
         rules.insert(*number, Vec::new());
+    }
+    if calls.connects {
+        rules.remove(&libc::SYS_connect);
+        rules.insert(libc::SYS_socket, other_sockets()?);
     }
     let not_a_thread = argument(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)?;
     rules.insert(libc::SYS_clone, vec![rule(vec![not_a_thread])?]);
@@ -316,6 +329,17 @@ fn refusals(calls: Calls) -> io::Result<BpfProgram> {
         rules.insert(libc::SYS_open, writing(1)?);
     }
     compiled(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))
+}
+
+/// Sockets that are not TCP's.
+fn other_sockets() -> io::Result<Vec<SeccompRule>> {
+    let family = |family: i32| argument(0, SeccompCmpOp::Ne, family as u64);
+    let mut rules = vec![rule(vec![family(libc::AF_INET)?, family(libc::AF_INET6)?])?];
+    for kind in OTHER_SOCKET_KINDS {
+        let is_kind = argument(1, SeccompCmpOp::MaskedEq(SOCKET_KIND_MASK), kind)?;
+        rules.push(rule(vec![is_kind])?);
+    }
+    Ok(rules)
 }
 
 /// Opening with these flags may change a file.

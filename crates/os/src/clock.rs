@@ -13,6 +13,12 @@ pub fn now_ns() -> u64 {
     (now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64).max(1)
 }
 
+/// Nanoseconds since 1970; a clock before that counts as 0.
+pub fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Seconds since 1970; a clock before that counts as 0.
 pub fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())

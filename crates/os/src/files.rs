@@ -1,11 +1,12 @@
-//! Landlock: which files a process may still open, and that it reaches no one else over the network or by a signal.
+//! Landlock: which files a process may still open, which TCP port it may connect to, and that it reaches no one else
+//! over the network or by a signal.
 //!
 //! Rules hold for the calling thread and those that it starts later; from Landlock's eighth version on, for all
 //! threads. What is open already stays open.
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, LandlockStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetStatus, Scope, path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, LandlockStatus, NetPort, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ pub struct Files {
     pub read: Vec<PathBuf>,
     /// For making and writing files in.
     pub write: Vec<PathBuf>,
+    /// The TCP port that may be connected to, at any address.
+    pub connect: Option<u16>,
 }
 
 impl Files {
@@ -61,6 +64,7 @@ pub enum Enforced {
 
 /// Restricts this thread, for good. Errors: the kernel has Landlock, and refuses.
 pub fn restrict(files: &Files) -> Result<Enforced, String> {
+    let port = files.connect.map(|port| Ok::<_, RulesetError>(NetPort::new(port, AccessNet::ConnectTcp)));
     let restricted = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))
         .and_then(|rules| rules.handle_access(AccessNet::from_all(NEWEST)))
@@ -68,6 +72,7 @@ pub fn restrict(files: &Files) -> Result<Enforced, String> {
         .and_then(Ruleset::create)
         .and_then(|rules| rules.add_rules(path_beneath_rules(&files.read, AccessFs::from_read(NEWEST))))
         .and_then(|rules| rules.add_rules(path_beneath_rules(&files.write, AccessFs::from_all(NEWEST))))
+        .and_then(|rules| rules.add_rules(port))
         .and_then(|rules| rules.restrict_self())
         .map_err(|error| error.to_string())?;
     Ok(match (restricted.ruleset, restricted.landlock) {

@@ -36,6 +36,15 @@ impl Role {
             Role::Events => "events",
         }
     }
+
+    /// Whether no request needs it: its death, its absence and damage to its ring reach neither requests nor the
+    /// service's state.
+    pub fn is_optional(self) -> bool {
+        match self {
+            Role::Events => true,
+            Role::Launcher | Role::Frontend | Role::Tokenizer | Role::Engine | Role::Detokenizer => false,
+        }
+    }
 }
 
 /// One process: a role and its index among the processes of that role.

@@ -19,8 +19,10 @@ pub const CACHE_RECORD_BYTES_MAX: usize = 32 << 10;
 pub const STOP_STRINGS_MAX: usize = 16;
 /// Bytes of one stop string.
 pub const STOP_STRING_BYTES_MAX: usize = 256;
-/// Sequences one engine step can carry.
+/// Rows one engine step can carry.
 pub const STEP_EVENTS_MAX: usize = 1024;
+/// Rows of one engine step with drafts: from about there on a CPU's step takes in proportion to its rows.
+pub const DRAFT_STEP_ROWS_MAX: u32 = 8;
 /// Largest vocabulary accepted from a model folder.
 pub const VOCAB_MAX: u32 = 1 << 20;
 /// Largest context accepted from a model folder, in tokens.

@@ -146,11 +146,15 @@ pub enum Counter {
     Resumptions = 9,
     /// Tokenizer: how the answer of a chat begins, a [`crate::reasoning::ReasoningFound`].
     Reasoning = 10,
+    /// Engine: drafts of the request's next tokens that steps have verified.
+    Drafts = 11,
+    /// Engine: those of them that were sampled.
+    AcceptedDrafts = 12,
 }
 
 impl Counter {
     /// All, in the order of their numbers.
-    pub const ALL: [Counter; 11] = [
+    pub const ALL: [Counter; 13] = [
         Counter::PromptTokens,
         Counter::CachedTokens,
         Counter::GeneratedTokens,
@@ -162,6 +166,8 @@ impl Counter {
         Counter::BatchPrefillMax,
         Counter::Resumptions,
         Counter::Reasoning,
+        Counter::Drafts,
+        Counter::AcceptedDrafts,
     ];
 }
 

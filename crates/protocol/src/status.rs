@@ -22,7 +22,7 @@ pub enum Gauge {
     /// Lines of the process's log that were dropped, because standard error was not read in time or could not be
     /// written.
     LogLinesDropped = 7,
-    /// Edges of the role that it found corrupt and that have not been replaced yet.
+    /// Edges of the role that it found corrupt and that have not been replaced yet, but for one to an optional role.
     CorruptEdges = 22,
     /// Engine: 1 once its recording (`--record`) has ended before the service did, because the file could not be
     /// written.
@@ -70,6 +70,8 @@ pub enum Gauge {
     KvEventSnapshots = 36,
     /// Events: times that a reader's queue was full, so that what waited in it was dropped.
     KvEventOverflows = 37,
+    /// Events: connections that the role closed or refused.
+    KvEventClosed = 38,
     /// Turns of the role's loop that took too long.
     Pauses = 40,
     /// Time of all of them in ns.
@@ -112,6 +114,10 @@ pub enum Gauge {
     PredictionErrorNs = 60,
     /// Engine with a step-time budget: prompt tokens that a step had room for and a later one computed, for its time.
     PromptTokensDeferred = 61,
+    /// Engine with speculation: drafts of next tokens that steps have verified.
+    Drafts = 62,
+    /// Engine with speculation: those of them that were sampled.
+    AcceptedDrafts = 63,
     /// Engine: steps of at most 1 tokens and more than the bucket before holds.
     StepsTo1 = 64,
     /// Engine: steps of at most 8 tokens and more than the bucket before holds.

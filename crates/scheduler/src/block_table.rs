@@ -1,6 +1,6 @@
 //! One sequence's KV blocks, and which of them the prefix cache holds.
 
-use crate::kv::{BlockPool, blocks_for};
+use crate::kv::{BlockPool, Prefix, blocks_for};
 use crate::plan::BlockCopy;
 
 /// A block from the prefix cache whose beginning is copied.
@@ -17,8 +17,10 @@ pub(crate) struct Tail {
 pub(crate) struct BlockTable {
     block_size: u32,
     blocks: Vec<u32>,
-    /// Number of leading `blocks` that came from the prefix cache or are registered in it.
+    /// Number of leading `blocks` whose tokens are in the prefix cache, or were when they were looked up or computed.
     registered: u32,
+    /// Where those end in it.
+    prefix: Option<Prefix>,
     /// The block that the beginning of the first own block was copied from, and its contents then.
     copied_from: Option<(u32, u64)>,
 }
@@ -27,7 +29,7 @@ impl BlockTable {
     /// An empty table for at most `tokens_max` tokens.
     pub(crate) fn new(block_size: u32, tokens_max: u32) -> BlockTable {
         let blocks = Vec::with_capacity(blocks_for(tokens_max, block_size) as usize);
-        BlockTable { block_size, blocks, registered: 0, copied_from: None }
+        BlockTable { block_size, blocks, registered: 0, prefix: None, copied_from: None }
     }
 
     pub(crate) fn as_slice(&self) -> &[u32] {
@@ -37,6 +39,11 @@ impl BlockTable {
     /// Tokens that the blocks have room for.
     pub(crate) fn token_room(&self) -> u32 {
         self.blocks.len() as u32 * self.block_size
+    }
+
+    /// The same with this number of blocks more.
+    pub(crate) fn token_room_with(&self, spare: u32) -> u32 {
+        spare.saturating_mul(self.block_size).saturating_add(self.token_room())
     }
 
     /// Blocks that `tokens` tokens need beyond those in the table.
@@ -80,6 +87,7 @@ impl BlockTable {
     ) -> Option<BlockCopy> {
         let hits = self.blocks.len();
         self.registered = hits as u32;
+        self.prefix = self.blocks.last().and_then(|&block| pool.prefix(block));
         self.copied_from = tail.and_then(|tail| Some((tail.block, pool.contents(tail.block)?)));
         self.blocks.iter().for_each(|&block| pool.share(block));
         assert!(self.grow(tokens, pool), "there are enough blocks");
@@ -93,16 +101,12 @@ impl BlockTable {
         let whole = computed / block_size;
         for index in self.registered as usize..whole {
             let tokens = &ids[index * block_size..][..block_size];
-            self.blocks[index] = pool.register(self.blocks[index], self.before(index), tokens);
+            self.prefix = pool.register(self.blocks[index], self.prefix, tokens);
         }
         self.registered = self.registered.max(whole as u32);
         if with_tail && let Some(&block) = self.blocks.get(whole) {
-            pool.register_tail(block, self.before(whole), &ids[whole * block_size..computed]);
+            pool.register_tail(block, self.prefix, &ids[whole * block_size..computed]);
         }
-    }
-
-    fn before(&self, index: usize) -> Option<u32> {
-        index.checked_sub(1).map(|before| self.blocks[before])
     }
 
     /// Takes the blocks out of the prefix cache, and the one that was copied from; they stay in the table.
@@ -119,7 +123,7 @@ impl BlockTable {
         for block in self.blocks.drain(..).rev() {
             pool.release(block);
         }
-        (self.registered, self.copied_from) = (0, None);
+        (self.registered, self.prefix, self.copied_from) = (0, None, None);
     }
 
     /// # Panics

@@ -13,6 +13,21 @@ pub fn blocks_for(tokens: u32, block_size: u32) -> u32 {
     tokens.div_ceil(block_size)
 }
 
+/// The end of a cached prefix: the block of its last tokens. The block may be evicted and registered with others since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    block: u32,
+    contents: u64,
+}
+
+/// The node's number in the tree, unless the prefix was unregistered.
+fn parent_of(prefixes: &PrefixTree, before: Option<Prefix>) -> Option<u64> {
+    match before {
+        None => Some(ROOT),
+        Some(before) => prefixes.serial(before.block).filter(|&serial| serial == before.contents),
+    }
+}
+
 /// All blocks with their reference counts. Nothing allocates after [`BlockPool::new`].
 #[derive(Debug, Clone)]
 pub struct BlockPool {
@@ -139,12 +154,13 @@ impl BlockPool {
 
     /// Registers the tokens of a held block that is not whole, after `before`. Does nothing if another block begins
     /// with the same tokens.
-    pub fn register_tail(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) {
-        let known = self.find_tail(before, tokens).is_some_and(|(_, common)| common as usize == tokens.len());
-        let Some(prefixes) = self.prefixes.as_mut().filter(|_| !known && !tokens.is_empty()) else { return };
-        let is_in_tree = before.is_none_or(|before| prefixes.serial(before).is_some());
-        if is_in_tree && prefixes.serial(block).is_none() {
-            prefixes.insert(block, before, tokens);
+    pub fn register_tail(&mut self, block: u32, before: Option<Prefix>, tokens: &[u32]) {
+        let Some(prefixes) = self.prefixes.as_mut().filter(|_| !tokens.is_empty()) else { return };
+        let Some(parent) = parent_of(prefixes, before) else { return };
+        let known =
+            prefixes.find_tail(parent, tokens).is_some_and(|(_, common)| common as usize == tokens.len());
+        if !known && prefixes.serial(block).is_none() {
+            prefixes.insert(block, before.map(|before| before.block), tokens);
         }
     }
 
@@ -158,30 +174,27 @@ impl BlockPool {
         blocks.iter().filter(|&&block| self.references[block as usize] > 0).count() as u32
     }
 
-    /// Registers a held whole block with `tokens`, after the contents of `before` (`None` at the start of a sequence).
-    /// Returns the block that the holder has from now on: if another block has the same contents, that one is shared
-    /// and the given one released.
-    pub fn register(&mut self, block: u32, before: Option<u32>, tokens: &[u32]) -> u32 {
-        let Some(prefixes) = &mut self.prefixes else { return block };
+    /// Registers a held whole block with `tokens`, after `before` (`None` at the start of a sequence), unless another
+    /// block is registered with the same tokens there. The holder keeps its block in any case: what was computed in
+    /// another way, as a prompt or token by token, differs in the last bits, and a sequence must not change while it
+    /// runs. Returns where the block after this one is registered.
+    pub fn register(&mut self, block: u32, before: Option<Prefix>, tokens: &[u32]) -> Option<Prefix> {
+        let prefixes = self.prefixes.as_mut()?;
         if prefixes.serial(block).is_some() && prefixes.is_tail(block) {
             prefixes.remove(block); // It is whole now.
         }
-        let parent = match before.map(|before| prefixes.serial(before)) {
-            None => ROOT,
-            Some(Some(serial)) => serial,
-            Some(None) => return block, // The block before it was unregistered, and this one with it.
-        };
-        match prefixes.find(parent, tokens) {
-            None => {
-                prefixes.insert(block, before, tokens);
-                block
-            }
-            Some(twin) => {
-                self.share(twin);
-                self.release(block);
-                twin
-            }
+        // If the block before it was unregistered, this one and those after it have no place.
+        let Some(parent) = parent_of(prefixes, before) else { return before };
+        let known = prefixes.find(parent, tokens);
+        if known.is_none() {
+            prefixes.insert(block, before.map(|before| before.block), tokens);
         }
+        self.prefix(known.unwrap_or(block))
+    }
+
+    /// The end of a cached prefix: a block with its present contents, if it is registered.
+    pub fn prefix(&self, block: u32) -> Option<Prefix> {
+        Some(Prefix { block, contents: self.contents(block)? })
     }
 
     /// Unregisters a block and everything below it. Its holders keep it.
@@ -313,10 +326,10 @@ mod tests {
 
     /// Takes and registers a chain of one-token blocks; gives them.
     fn chain(pool: &mut BlockPool, tokens: &[u32]) -> Vec<u32> {
-        let mut blocks: Vec<u32> = Vec::new();
+        let (mut blocks, mut prefix) = (Vec::new(), None);
         for token in tokens {
             let block = pool.take().unwrap();
-            let block = pool.register(block, blocks.last().copied(), &[*token]);
+            prefix = pool.register(block, prefix, &[*token]);
             blocks.push(block);
         }
         blocks
@@ -352,13 +365,20 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_the_same_contents_is_given_back_for_the_one_that_was_there() {
+    fn a_holder_keeps_its_block_where_another_has_the_same_tokens_and_registers_what_follows() {
         let mut pool = BlockPool::with_prefix_cache(8, 1);
         let first = chain(&mut pool, &[1, 2]);
         let second = chain(&mut pool, &[1, 2, 3]);
-        assert_eq!(second[..2], first);
-        assert_eq!((pool.held(), pool.free()), (3, 5));
+        assert_eq!((pool.held(), pool.free()), (5, 3));
+        assert_eq!(found(&pool, &[1, 2, 3, 4]), [first[0], first[1], second[2]]);
         pool.check([&first[..], &second[..]].into_iter());
+        release(&mut pool, &second);
+        assert_eq!(
+            (pool.held(), pool.cached(), pool.free()),
+            (2, 1, 5),
+            "a second block of the same tokens is free"
+        );
+        pool.check([&first[..]].into_iter());
     }
 
     #[test]
@@ -385,9 +405,10 @@ mod tests {
     fn what_follows_a_forgotten_block_is_not_found_even_when_the_block_has_new_contents() {
         let mut pool = BlockPool::with_prefix_cache(3, 1);
         let blocks = chain(&mut pool, &[1, 2, 3]);
+        let forgotten = pool.prefix(blocks[0]);
         pool.forget(blocks[0]);
         assert_eq!(found(&pool, &[1, 2, 3, 4]), []);
-        assert_eq!(pool.register(blocks[1], Some(blocks[0]), &[2]), blocks[1], "it has no place in the tree");
+        assert_eq!(pool.register(blocks[1], forgotten, &[2]), forgotten, "it has no place in the tree");
         release(&mut pool, &blocks);
         assert_eq!((pool.cached(), pool.free()), (2, 1));
         assert_eq!(chain(&mut pool, &[9]), [blocks[0]]);

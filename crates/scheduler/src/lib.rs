@@ -14,6 +14,12 @@
 //! are limited by the time that they are predicted to take; the caller reports each step's time to
 //! [`Scheduler::measured`].
 //!
+//! # What is proposed
+//! With [`Policy::speculation`] a sequence that repeats its own text gets rows for the tokens that it is likely to
+//! sample next, one for each such *draft*, behind its decode row. Each row samples as it would if its draft were a
+//! token. A commit takes a draft's row only if the draft was sampled by the row before; so drafts change how many
+//! tokens a step gives, never which. Drafts take rows, tokens and blocks that nothing else wants.
+//!
 //! # When blocks run out
 //! A request that starts takes blocks for all tokens it has; decoding takes one more at each block boundary. If no
 //! block is free or cached, the running request with the lowest priority is preempted; among equals, the one that
@@ -39,9 +45,11 @@ mod request;
 mod requests;
 mod scheduler;
 mod sequence;
+mod speculation;
 mod step_budget;
 mod step_cost;
 mod tenants;
+mod tokens;
 
 pub use listing::CacheChange;
 pub use plan::{BlockCopy, Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
@@ -49,5 +57,6 @@ pub use policy::{Admission, Policy};
 pub use request::{Limits, Refusal, Request};
 pub use scheduler::{Scheduler, Totals};
 pub use sequence::SequenceState;
+pub use speculation::Drafts;
 pub use step_budget::{StepTime, StepTimes};
 pub use step_cost::StepWork;

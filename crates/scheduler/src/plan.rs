@@ -1,17 +1,18 @@
 //! The values that pass between the scheduler and the engine.
 
+use crate::speculation::Drafts;
 use crate::step_cost::StepWork;
 use pinion_protocol::frontend_inbox::Finished;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
 use std::ops::Range;
 
-/// One step. Decode rows come first, then prefill chunks, each group oldest first. The rows together never hold more
-/// tokens than the budget.
+/// One step. Decode rows come first, then rows of drafts, then prefill chunks, each group oldest first. The rows
+/// together never hold more tokens than the budget.
 #[derive(Debug, Clone, Default)]
 pub struct StepPlan {
     /// Number of the step, from 1. An empty plan has the number of the last step that was not empty.
     pub step: u64,
-    /// One row per sequence in the step.
+    /// One row per sequence in the step, and one for each draft.
     pub rows: Vec<PlanRow>,
     /// Copies within the KV cache to make before the rows are computed, in this order.
     pub copies: Vec<BlockCopy>,
@@ -143,6 +144,9 @@ pub struct PlanRow {
     /// Index, among the generated tokens, of the token to sample after this row; `None` for a prefill chunk that is not
     /// the last.
     pub draw: Option<u32>,
+    /// 0 for a row of known tokens. Else the row's token is this draft of its sequence, from 1; it lies behind the
+    /// sequence's other row, and its result counts if it is what that row and the drafts before it sample.
+    pub draft: u32,
     /// Index of the first prompt token whose logprob this row reports. A prompt's first token has no logprob and is
     /// reported without one.
     pub report_start: u32,
@@ -164,7 +168,7 @@ impl PlanRow {
 pub struct RowView<'a> {
     /// Ids of the tokens to compute. The last one is missing if an outstanding step samples it.
     pub tokens: &'a [u32],
-    /// All known ids of the sequence: the prompt, then what was generated.
+    /// All known ids of the sequence: the prompt, then what was generated, and for a draft the drafts up to it.
     pub ids: &'a [u32],
     /// The sequence's block table; it covers the sequence up to the end of the row.
     pub blocks: &'a [u32],
@@ -252,6 +256,8 @@ pub struct Ended {
     pub preemptions: u32,
     /// Batch statistics.
     pub company: Company,
+    /// Its drafts.
+    pub drafts: Drafts,
     /// Whether an [`Event`] with `last` has announced the end already.
     pub announced: bool,
 }

@@ -8,9 +8,10 @@
 //! waits for at most [`Policy::overtaken_max`] starts of its tenant, and then for four per request ahead of it. It is
 //! preempted for a higher priority at most four times.
 
-use crate::StepTime;
 use crate::requests::Requests;
 use crate::sequence::Sequence;
+use crate::{Limits, StepTime};
+use pinion_protocol::limits::DRAFT_STEP_ROWS_MAX;
 
 /// Waiting requests that [`Admission::Pack`] looks at.
 const LOOKAHEAD_WINDOW: usize = 64;
@@ -68,6 +69,8 @@ pub struct Policy {
     pub overtaken_max: u32,
     /// The model gives a vector for each prompt: all of it is computed, though nothing is generated.
     pub pools: bool,
+    /// Propose tokens that a text repeats, and verify them in rows of their own.
+    pub speculation: bool,
 }
 
 impl Default for Policy {
@@ -83,11 +86,19 @@ impl Default for Policy {
             step_time: StepTime::Unbounded,
             overtaken_max: 256,
             pools: false,
+            speculation: false,
         }
     }
 }
 
 impl Policy {
+    /// Most rows of one step: one for each running sequence; with drafts at least as many as a step with drafts has.
+    pub fn rows_max(&self, limits: &Limits) -> u32 {
+        let drafts =
+            if self.speculation { DRAFT_STEP_ROWS_MAX.min(limits.max_num_batched_tokens) } else { 0 };
+        limits.running_max().max(drafts)
+    }
+
     /// Queue index of the next request to start, after `starts` of them. O(1), O(window) or O(queue), by policy;
     /// O(queue) while requests differ in priority or tenant.
     pub(crate) fn pick(&self, requests: &Requests, starts: u64) -> Option<usize> {

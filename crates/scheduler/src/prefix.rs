@@ -10,7 +10,8 @@
 //! copy its beginning, as it can with a whole block. For that each node is also in a list of its siblings.
 //!
 //! Idle nodes, those without a holder, are in a list in the order of their last use. A holder releases a block after
-//! the blocks that follow it, so a node is evicted before its parent.
+//! the blocks that follow it, so a node is evicted before its parent, unless that is a block of the same tokens that
+//! another sequence registered first.
 //!
 //! All tables have their final size from the start: one node per block.
 

@@ -5,6 +5,7 @@
 
 use crate::kv::BlockPool;
 use crate::plan::PlanRow;
+use crate::policy::Policy;
 use crate::request::{Limits, Request};
 use crate::sequence::{Arrival, Sequence};
 use crate::tenants::Tenants;
@@ -59,7 +60,7 @@ impl Requests {
     }
 
     /// Puts a request at the end of the queue. `length_max` is the length at which it ends, and `starts_before` the
-    /// starts so far. `pools`: it is for a vector.
+    /// starts so far.
     ///
     /// # Panics
     /// If the table is full.
@@ -70,7 +71,7 @@ impl Requests {
         block_size: u32,
         arrived_ns: u64,
         starts_before: u64,
-        pools: bool,
+        policy: &Policy,
     ) -> &Sequence {
         let key = self.free_keys.pop().expect("a request is admitted only to a free place");
         let (id, claim) = (request.id, request.claim);
@@ -82,7 +83,7 @@ impl Requests {
         self.by_id.insert(id, key);
         self.waiting.push_back(key);
         let arrival = Arrival { id, priority: claim.priority, tenant, ordinal, arrived_ns, starts_before };
-        self.sequences[key as usize].insert(Sequence::new(request, arrival, length_max, block_size, pools))
+        self.sequences[key as usize].insert(Sequence::new(request, arrival, length_max, block_size, policy))
     }
 
     pub(crate) fn get(&self, key: u32) -> &Sequence {

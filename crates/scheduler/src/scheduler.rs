@@ -30,6 +30,10 @@ pub struct Totals {
     pub prefix_query_tokens: u64,
     /// How many of them it held.
     pub prefix_hit_tokens: u64,
+    /// Drafts that were given a row.
+    pub drafts: u64,
+    /// Drafts that were sampled.
+    pub accepted_drafts: u64,
 }
 
 /// See the crate's documentation. Each plan is committed, in order; at most one other may be made before that.
@@ -43,6 +47,8 @@ pub struct Scheduler {
     plans: Plans,
     /// Prefill rows of the plan being filled.
     prefill_rows: Vec<PlanRow>,
+    /// Rows of drafts of the plan being filled.
+    draft_rows: Vec<PlanRow>,
     /// Steps in a row, up to the last one, in which prefill came before decode.
     prefill_first_steps: u32,
     budget: StepBudget,
@@ -73,7 +79,7 @@ impl Scheduler {
         let most = [policy.prefill_chunk_tokens_max, policy.prefill_rows_max];
         assert!(!most.contains(&Some(0)), "a prompt may be computed");
         let (block_count, block_size) = (limits.block_count, limits.block_size);
-        let running = limits.running_max() as usize;
+        let (running, rows) = (limits.running_max() as usize, policy.rows_max(&limits) as usize);
         Scheduler {
             limits,
             policy,
@@ -83,12 +89,13 @@ impl Scheduler {
                 BlockPool::new(block_count)
             },
             requests: Requests::new(&limits),
-            plans: Plans::new(running),
+            plans: Plans::new(rows),
             prefill_rows: Vec::with_capacity(running),
+            draft_rows: Vec::with_capacity(rows),
             prefill_first_steps: 0,
             budget: StepBudget::new(policy.step_time),
             score_tokens_max: u32::MAX,
-            events: Vec::with_capacity(running),
+            events: Vec::with_capacity(rows),
             finished: Vec::with_capacity(limits.max_requests as usize),
             totals: Totals::default(),
         }
@@ -116,8 +123,7 @@ impl Scheduler {
             return Err(Refusal::Fault(Fault::new(FaultCode::TooManyRequests, message)));
         }
         let (block_size, starts) = (self.limits.block_size, self.totals.starts);
-        let pools = self.policy.pools;
-        let sequence = self.requests.admit(request, length_max, block_size, now_ns, starts, pools);
+        let sequence = self.requests.admit(request, length_max, block_size, now_ns, starts, &self.policy);
         let over = sequence.end(&self.limits.stop_ids).filter(|_| !sequence.wants_whole_prompt());
         if let Some(reason) = over {
             self.end(id, reason);
@@ -151,7 +157,7 @@ impl Scheduler {
 
     /// Applies the model's results, one per row of the oldest outstanding plan, and returns the new tokens in row
     /// order. A result that does not fit its row ends that request with [`FaultCode::Internal`]. Rows of requests that
-    /// ended since the plan are skipped.
+    /// ended since the plan are skipped, and those that stand on a draft that was not sampled.
     ///
     /// A request that ends here may have a row in the next plan, which was made ahead. That row is stale: its token is
     /// skipped, and its blocks are freed now although the row may still write to them. That is safe. A device runs
@@ -178,13 +184,15 @@ impl Scheduler {
     }
 
     fn commit_row(&mut self, index_in_plan: u32, row: &PlanRow, result: RowResult, load: StepLoad) {
-        let Some(sequence) = self.requests.of_row_mut(row) else { return };
+        let Some(sequence) = self.requests.of_row_mut(row).filter(|sequence| sequence.stands(row)) else {
+            return;
+        };
         let prompt_left = sequence.prompt_tokens().saturating_sub(row.start);
         self.totals.prompt_tokens += u64::from(row.len.min(prompt_left));
         sequence.land(row, load, matches!(result, RowResult::Failed(_)));
         match (row.draw, result) {
             (Some(index), RowResult::Token(token)) => {
-                sequence.push(token);
+                let was_draft = sequence.push(token);
                 sequence.register(row.start + row.len, self.policy.prefix_partial, &mut self.pool);
                 let end = sequence.end(&self.limits.stop_ids);
                 self.events.push(Event {
@@ -197,6 +205,7 @@ impl Scheduler {
                     eos: end == Some(FinishReason::Stop),
                 });
                 self.totals.generated_tokens += 1;
+                self.totals.accepted_drafts += u64::from(was_draft);
                 let tenant = sequence.arrival().tenant;
                 self.requests.charge(tenant, 1);
                 if let Some(reason) = end {

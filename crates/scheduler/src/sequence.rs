@@ -1,9 +1,14 @@
 //! A request inside the scheduler.
 
+mod drafting;
+
 use crate::block_table::{BlockTable, Tail};
 use crate::kv::BlockPool;
 use crate::plan::{BlockCopy, Company, Ended, PlanRow, RowView, StepLoad};
+use crate::policy::Policy;
 use crate::request::Request;
+use crate::speculation::{Drafts, Speculation};
+use crate::tokens::Tokens;
 use pinion_protocol::frontend_inbox::{FinishReason, Finished};
 use pinion_protocol::{RequestId, Sampling, StopIds};
 use std::ops::Range;
@@ -45,23 +50,21 @@ pub(crate) struct Arrival {
     pub(crate) starts_before: u64,
 }
 
-/// A request's tokens and the blocks that hold their KV. `ids` has its final capacity from admission on, so that it
-/// never reallocates.
+/// A request's tokens and the blocks that hold their KV.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     arrival: Arrival,
     sampling: Sampling,
-    /// The prompt, then the generated tokens.
-    ids: Vec<u32>,
+    tokens: Tokens,
     prompt_tokens: u32,
     /// Generated tokens that came with the request when it was resumed.
     resumed_tokens: u32,
-    /// Length of `ids` at which the request ends.
+    /// Number of tokens at which the request ends.
     length_max: u32,
     blocks: BlockTable,
     /// Tokens whose KV is in `blocks`, or will be when the outstanding steps are done.
     computed: u32,
-    /// Tokens that outstanding steps sample. They follow `ids`, and their values are not known yet.
+    /// Tokens that outstanding steps sample in any case. They follow the known ones, and are not known yet.
     in_flight: u32,
     progress: Progress,
     /// Prompt tokens that the first start found in the prefix cache.
@@ -77,6 +80,8 @@ pub(crate) struct Sequence {
     /// Preemptions for a request of higher priority.
     priority_preemptions: u32,
     company: Company,
+    /// `None`: nothing is drafted for it.
+    speculation: Option<Speculation>,
 }
 
 /// How far a request is.
@@ -96,23 +101,24 @@ pub enum SequenceState {
 
 impl Sequence {
     /// A request in the queue. This is the only place that allocates a request's storage.
-    /// `pools`: a vector of its whole prompt is wanted.
     pub(crate) fn new(
         request: Request,
         arrival: Arrival,
         length_max: u32,
         block_size: u32,
-        pools: bool,
+        policy: &Policy,
     ) -> Sequence {
-        let Request { sampling, mut ids, prompt_tokens, .. } = request;
+        let Request { sampling, ids, prompt_tokens, .. } = request;
         let resumed_tokens = ids.len() as u32 - prompt_tokens;
         // A resumed request has reported its prompt before.
         let asks = sampling.prompt_logprobs.is_some() && resumed_tokens == 0;
-        ids.reserve_exact(length_max as usize - ids.len());
+        // What a grammar allows behind a draft is not known before the draft is a token.
+        let drafts = policy.speculation && !policy.pools && !sampling.waits_for_output();
         Sequence {
             arrival,
+            tokens: Tokens::new(ids, length_max),
+            speculation: drafts.then(Speculation::new),
             sampling,
-            ids,
             prompt_tokens,
             resumed_tokens,
             length_max,
@@ -123,7 +129,7 @@ impl Sequence {
             cached_tokens: 0,
             state: State::Waiting { refused_at: 0 },
             reported: if asks { 0 } else { prompt_tokens },
-            lacks_vector: pools,
+            lacks_vector: policy.pools,
             had_row: false,
             preemptions: 0,
             priority_preemptions: 0,
@@ -136,7 +142,7 @@ impl Sequence {
     }
 
     pub(crate) fn ids(&self) -> &[u32] {
-        &self.ids
+        self.tokens.known()
     }
 
     pub(crate) fn prompt_tokens(&self) -> u32 {
@@ -167,11 +173,13 @@ impl Sequence {
 
     /// Tokens and blocks of a row.
     pub(crate) fn view(&self, row: &PlanRow) -> RowView<'_> {
-        let known = self.ids.len();
-        let end = known.min((row.start + row.len) as usize);
+        let ids = self.tokens.with_drafts();
+        let end = ids.len().min((row.start + row.len) as usize);
+        // A row that draws knows nothing of the drafts behind its own.
+        let known = if row.draw.is_some() { end } else { self.tokens.len() as usize };
         RowView {
-            tokens: &self.ids[known.min(row.start as usize)..end],
-            ids: &self.ids,
+            tokens: &ids[end.min(row.start as usize)..end],
+            ids: &ids[..known],
             blocks: self.blocks.as_slice(),
             sampling: &self.sampling,
             prompt_tokens: self.prompt_tokens,
@@ -202,7 +210,7 @@ impl Sequence {
 
     /// Length in tokens, including tokens in flight.
     pub(crate) fn len(&self) -> u32 {
-        self.ids.len() as u32 + self.in_flight
+        self.tokens.len() + self.in_flight
     }
 
     /// Whether the outstanding steps bring it to its last token, whatever they sample; or, if it only wants its prompt
@@ -210,12 +218,6 @@ impl Sequence {
     pub(crate) fn completes(&self) -> bool {
         let only_scored = self.length_max == self.prompt_tokens;
         self.len() >= self.length_max && (!only_scored || self.pending() == 0)
-    }
-
-    /// Whether the host must know a token in flight before the next one can be sampled. Biases and banned ids depend on
-    /// the number of tokens only. Penalties depend on the tokens, but the model has the last one before the host does.
-    pub(crate) fn waits_for_token(&self) -> bool {
-        self.in_flight > 0 && self.sampling.waits_for_output()
     }
 
     /// Tokens without KV: 1 in decode, more in prefill.
@@ -269,7 +271,7 @@ impl Sequence {
         if self.wants_whole_prompt() {
             return None;
         }
-        self.blocks.look_up(&self.ids, partial, pool)
+        self.blocks.look_up(self.tokens.known(), partial, pool)
     }
 
     /// Its first tokens that [`Sequence::look_up`] found.
@@ -331,20 +333,28 @@ impl Sequence {
             start,
             len,
             draw: self.samples_after(len).then(|| self.len() - self.prompt_tokens),
+            draft: 0,
             report_start: report.start,
             report_len: report.len() as u32,
             first: !std::mem::replace(&mut self.had_row, true),
         }
     }
 
-    /// A plan with this row of it is outstanding.
+    /// A plan with this row of it is outstanding. That of a draft counts when the draft is accepted.
     pub(crate) fn launch(&mut self, row: &PlanRow) {
+        if row.draft > 0 {
+            return;
+        }
         self.computed += row.len;
         self.in_flight += u32::from(row.draw.is_some());
     }
 
-    /// A step of this size with this row of it is committed.
+    /// A step of this size with this row of it, which stands, is committed.
     pub(crate) fn land(&mut self, row: &PlanRow, load: StepLoad, failed: bool) {
+        if row.draft > 0 {
+            self.computed += row.len;
+            return;
+        }
         self.in_flight -= u32::from(row.draw.is_some());
         self.company.join(load);
         if row.report_len > 0 && !failed {
@@ -355,17 +365,12 @@ impl Sequence {
         }
     }
 
-    /// Appends a sampled token.
-    pub(crate) fn push(&mut self, token: u32) {
-        self.ids.push(token);
-    }
-
     /// Registers the blocks of its first `computed` tokens in the prefix cache: the whole ones and, if `partial` and at
     /// the first token since it started, the tokens behind those. Called only after a token was sampled from them: the
     /// token depends on all KV before it, so no non-finite value is registered.
     pub(crate) fn register(&mut self, computed: u32, partial: bool, pool: &mut BlockPool) {
         let first = std::mem::replace(&mut self.progress, Progress::Sampled) != Progress::Sampled;
-        self.blocks.register(&self.ids, computed, first && partial, pool);
+        self.blocks.register(self.tokens.known(), computed, first && partial, pool);
     }
 
     /// No token could be sampled after its last one, which is computed again.
@@ -384,6 +389,7 @@ impl Sequence {
     /// Gives its blocks back and returns its lane, if it had one; it then counts as waiting.
     pub(crate) fn release(&mut self, pool: &mut BlockPool) -> Option<u32> {
         let lane = self.lane();
+        self.tokens.drop_drafts();
         self.blocks.release(pool);
         self.progress = Progress::Prefill;
         self.state = State::Waiting { refused_at: 0 };
@@ -400,12 +406,12 @@ impl Sequence {
 
     /// Generated tokens whose values are known.
     pub(crate) fn generated(&self) -> u32 {
-        self.ids.len() as u32 - self.prompt_tokens
+        self.tokens.len() - self.prompt_tokens
     }
 
     /// Whether all its tokens are known and all that is wanted of its prompt is computed.
     pub(crate) fn is_over(&self) -> bool {
-        self.ids.len() as u32 >= self.length_max && !self.wants_whole_prompt()
+        self.tokens.len() >= self.length_max && !self.wants_whole_prompt()
     }
 
     /// Whether the generated token with this index is the first one that is not resumed.
@@ -416,12 +422,12 @@ impl Sequence {
     /// The finish reason, if the request ends with its last token.
     pub(crate) fn end(&self, stop_ids: &StopIds) -> Option<FinishReason> {
         let before = self.generated().checked_sub(1);
-        let last = self.ids.last().copied();
+        let last = self.ids().last().copied();
         let stops =
             last.zip(before).is_some_and(|(token, before)| self.sampling.ends_at(token, before, stop_ids));
         if stops {
             Some(FinishReason::Stop)
-        } else if self.ids.len() as u32 >= self.length_max {
+        } else if self.tokens.len() >= self.length_max {
             Some(FinishReason::Length)
         } else {
             None
@@ -437,7 +443,8 @@ impl Sequence {
             cached_tokens: self.cached_tokens,
             generated_tokens: self.generated(),
         };
-        Ended { finished, preemptions: self.preemptions, company: self.company, announced }
+        let drafts = self.speculation.as_ref().map_or_else(Drafts::default, Speculation::total);
+        Ended { finished, preemptions: self.preemptions, company: self.company, drafts, announced }
     }
 
     /// # Panics
@@ -447,6 +454,7 @@ impl Sequence {
         assert!(!self.is_waiting() && has_work && !self.is_over(), "a running request has work");
         assert!(self.in_flight <= outstanding, "at most one sampled token per step");
         assert!(self.blocks.token_room() >= self.computed, "computed tokens lie in blocks");
+        assert!(self.tokens.drafts() == 0 || outstanding > 0, "drafts belong to a plan");
         self.blocks.check();
     }
 

@@ -111,6 +111,24 @@ impl StepBudget {
         self.deferred += wanted - len;
     }
 
+    /// How many of `wanted` more decode rows of a sequence may join, the first over a context of this length.
+    pub(crate) fn decode_rows(&self, context: u32, wanted: u32) -> u32 {
+        let Some(limit_ns) = self.limit_ns else { return wanted };
+        let mut work = self.work;
+        let fits = |more: &u32| {
+            work = work.and_decode(context + more);
+            self.cost.predicted_ns(&work) <= limit_ns
+        };
+        (0..wanted).take_while(fits).count() as u32
+    }
+
+    /// That number of them joins.
+    pub(crate) fn take_decodes(&mut self, context: u32, count: u32) {
+        if self.is_on() {
+            self.work = (0..count).fold(self.work, |work, more| work.and_decode(context + more));
+        }
+    }
+
     /// Prompt tokens kept out of this plan so far.
     pub(crate) fn deferred(&self) -> u32 {
         self.deferred

@@ -25,6 +25,7 @@ const PLAIN: Policy = Policy {
     step_time: StepTime::Unbounded,
     overtaken_max: u32::MAX,
     pools: false,
+    speculation: false,
 };
 
 fn admit(scheduler: &mut Scheduler, slot: u16, len: usize, max_tokens: u32, now_ns: u64) {

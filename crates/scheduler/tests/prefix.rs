@@ -107,17 +107,28 @@ fn running_requests_share_and_at_idle_nothing_is_held() {
     assert_eq!((pool.held(), pool.cached(), pool.free()), (0, 6, 122), "100 and 8 tokens: six whole blocks");
 }
 
-/// Two that start in the same step and do not wait for each other compute the same; afterwards they share.
+/// Two that start in the same step and do not wait for each other compute the same. Each keeps what it computed: its KV
+/// does not change while it runs.
 #[test]
-fn blocks_of_the_same_contents_become_one() {
+fn requests_of_the_same_prompt_keep_their_own_blocks_and_leave_one_of_each() {
     let policy = Policy { prefix_wait: false, ..whole_blocks() };
     let mut scheduler = Scheduler::with_policy(LIMITS, policy);
     admit(&mut scheduler, 0, prompt(64), 2);
-    admit(&mut scheduler, 1, prompt(64), 2);
-    let rows = scheduler.plan(0).expect("a plan").rows.len();
-    assert_eq!(scheduler.pool().held(), 8);
-    scheduler.commit(&vec![RowResult::Token(1); rows]);
-    assert_eq!(scheduler.pool().held(), 4);
+    admit(&mut scheduler, 1, prompt(64), 18);
+    let mut blocks = Vec::new();
+    for _ in 0..2 {
+        let rows = scheduler.plan(0).expect("a plan").rows.clone();
+        blocks.push(rows.iter().map(|row| scheduler.row(row).blocks[..4].to_vec()).collect::<Vec<_>>());
+        scheduler.commit(&[RowResult::Token(1), RowResult::Token(1)]);
+    }
+    assert_eq!(blocks[0], blocks[1]);
+    run(&mut scheduler);
+    let pool = scheduler.pool();
+    assert_eq!(
+        (pool.held(), pool.cached()),
+        (0, 5),
+        "the prompt once, and the block that the second one generated"
+    );
 }
 
 #[test]

@@ -76,8 +76,13 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(number: usize, asked: Asked, frontend: u16, app: &Rc<App>, now_ns: u64) -> Client {
-        let arrival =
-            Arrival { route: asked.route, label: format!("client-{number}"), received_ns: now_ns, key: None };
+        let arrival = Arrival {
+            route: asked.route,
+            label: format!("client-{number}"),
+            received_ns: now_ns,
+            key: None,
+            trace: None,
+        };
         let body = asked.body.to_string().into_bytes();
         Client {
             number,

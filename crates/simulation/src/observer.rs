@@ -22,6 +22,7 @@ pub(crate) struct Observer {
     members: BTreeMap<Peer, MemberState>,
     preemptions: u64,
     prefix_hits: u64,
+    accepted_drafts: u64,
 }
 
 impl Observer {
@@ -44,7 +45,7 @@ impl Observer {
                         let Some(phase) = Phase::from_word(page.get(Gauge::Phase as usize)) else { continue };
                         self.phase(*peer, phase, coverage);
                         if peer.role == Role::Engine {
-                            let counts = [Gauge::Preemptions, Gauge::PrefixHitTokens];
+                            let counts = [Gauge::Preemptions, Gauge::PrefixHitTokens, Gauge::AcceptedDrafts];
                             self.counts(counts.map(|gauge| page.get(gauge as usize)), coverage);
                         }
                     }
@@ -125,9 +126,10 @@ impl Observer {
     }
 
     /// A successor counts from 0 again.
-    fn counts(&mut self, [preemptions, prefix_hits]: [u64; 2], coverage: &mut Coverage) {
+    fn counts(&mut self, [preemptions, prefix_hits, accepted]: [u64; 3], coverage: &mut Coverage) {
         coverage.add("engine: preemptions", preemptions.saturating_sub(self.preemptions));
         coverage.add("engine: prompt tokens from the cache", prefix_hits.saturating_sub(self.prefix_hits));
-        (self.preemptions, self.prefix_hits) = (preemptions, prefix_hits);
+        coverage.add("engine: accepted drafts", accepted.saturating_sub(self.accepted_drafts));
+        (self.preemptions, self.prefix_hits, self.accepted_drafts) = (preemptions, prefix_hits, accepted);
     }
 }

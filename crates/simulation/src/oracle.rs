@@ -1,8 +1,8 @@
 //! What the fake model must answer. Its tokens are a pure function of the prompt, so nothing of what happens to a
 //! request on its way may change its answer.
 
-use crate::plan::{EOS, VOCABULARY};
-use pinion_model::fake_token;
+use crate::plan::{EOS, PERIOD, VOCABULARY};
+use pinion_model::fake_repeating_token;
 use pinion_text::{ChatRenderer, StopMatcher, TextCodec, TextStream, byte_tokenizer_json};
 use std::path::Path;
 
@@ -53,7 +53,8 @@ impl Oracle {
 
     /// The generated ids of a prompt.
     pub(crate) fn ids(&self, prompt: &[u32], count: u32) -> Vec<u32> {
-        (0..u64::from(count)).map(|index| fake_token(prompt, index, VOCABULARY, Some(EOS))).collect()
+        let token = |index| fake_repeating_token(prompt, index, PERIOD, VOCABULARY, Some(EOS));
+        (0..u64::from(count)).map(token).collect()
     }
 
     /// The whole text of these ids.

@@ -1,8 +1,8 @@
 //! What one run looks like: sizes of the service, and how much goes wrong. All of it follows from the seed.
 
 use pinion_config::{
-    AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser, StepTimeKind,
-    ToolCallParser, Topology,
+    AdmissionKind, Backend, Config, FairShare, Fairness, Machine, ModelFacts, ReasoningParser,
+    SpeculationKind, StepTimeKind, ToolCallParser, Topology,
 };
 use pinion_protocol::{Role, StopIds};
 use pinion_random::Random;
@@ -12,6 +12,8 @@ use std::path::Path;
 pub(crate) const VOCABULARY: u32 = 257;
 /// The end of text, which the fake model never draws.
 pub(crate) const EOS: u32 = 256;
+/// The fake model's texts repeat themselves after this number of tokens, so that drafts are often right.
+pub(crate) const PERIOD: u64 = 6;
 /// A role that has not turned its loop for this long is killed.
 pub(crate) const STUCK_TIMEOUT_MS: u64 = 3_000;
 
@@ -86,6 +88,7 @@ impl Plan {
             StepTimeKind::Micros(100),
             StepTimeKind::Micros(20_000),
         ]);
+        scheduling.speculation = random.pick(&[SpeculationKind::Off, SpeculationKind::Ngram]);
         // What the suspicion of requests looks at; its rings of spans make a run slower.
         config.observe.timeline = random.chance(8);
         let mut topology = Topology::new(&config);

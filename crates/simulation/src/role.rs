@@ -4,7 +4,7 @@
 use crate::clock;
 use crate::host::{self, Started};
 use crate::oracle::codec;
-use crate::plan::{EOS, VOCABULARY};
+use crate::plan::{EOS, PERIOD, VOCABULARY};
 use pinion_config::{Config, Topology};
 use pinion_detokenizer::Detokenizer;
 use pinion_engine::{Engine, sizes};
@@ -241,7 +241,9 @@ fn engine(config: &Config) -> Result<Engine, String> {
         block_size: config.block_size,
         block_count: config.kv_blocks,
     };
-    let model = move || -> Box<dyn Model> { Box::new(FakeModel::new(shape, FakeOptions::default())) };
+    let model = move || -> Box<dyn Model> {
+        Box::new(FakeModel::new(shape, FakeOptions::default()).repeating(PERIOD))
+    };
     let pipeline: Box<dyn Pipeline> = if config.scheduling.overlap {
         let threaded = Threaded::start(move || Ok(model()), STEP_DEADLINE);
         Box::new(threaded.map_err(|error| error.to_string())?)

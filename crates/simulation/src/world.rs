@@ -9,7 +9,6 @@ use crate::oracle::Oracle;
 use crate::plan::Plan;
 use crate::request;
 use crate::role::{Life, Stage, Turned};
-use pinion_frontend::requests::ledger::Patience;
 use pinion_launcher::Host;
 use pinion_launcher::serve::Service;
 use pinion_protocol::{Peer, Role};
@@ -467,8 +466,7 @@ impl World {
         Ok(())
     }
 
-    /// Time for what is done after the last answer, once every role serves. A request whose last text a dead engine
-    /// took along keeps its slot for as long as a frontend waits for that text, also when its client has left.
+    /// Time for what is done after the last answer, once every role serves.
     fn settle(&mut self) -> Result<(), String> {
         let serves = |world: &World| world.lives.values().all(|life| matches!(life.stage, Stage::Serving(_)));
         self.lives.values_mut().for_each(|life| life.stalled_until_ns = 0);
@@ -479,11 +477,9 @@ impl World {
                 return Err(self.stuck("a role does not come back"));
             }
         }
-        let patience_ns = Patience::of(&self.plan.config.lifecycle).text.as_nanos() as u64;
-        let (begin_ns, mut waited_ns) = (clock::now_ns(), 0);
-        while waited_ns < SETTLE_NS || waited_ns < SETTLE_NS + patience_ns && self.check_baseline().is_err() {
+        let serving_ns = clock::now_ns();
+        while clock::now_ns() - serving_ns < SETTLE_NS {
             self.idle()?;
-            waited_ns = clock::now_ns() - begin_ns;
         }
         Ok(())
     }

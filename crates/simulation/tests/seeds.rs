@@ -54,6 +54,8 @@ fn every_seed_gives_every_client_its_answer() {
         failures += part.failures;
     }
     println!("{runs} runs from seed {first}, {choices} choices, {:.1?}\n{coverage}", begin.elapsed());
+    let drafts = coverage.count("engine: accepted drafts");
+    assert!(failures > 0 || runs < RUNS || drafts > 100, "{drafts} drafts were accepted");
     assert_eq!(failures, 0, "some seeds fail; PINION_SIM_SEED=N replays one");
 }
 

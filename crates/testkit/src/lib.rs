@@ -11,6 +11,7 @@
 
 mod answer;
 mod bystander;
+mod collector;
 mod events;
 mod folder;
 mod http;
@@ -28,6 +29,7 @@ mod wait;
 
 pub use answer::{Answer, Api, End, Usage};
 pub use bystander::{beside_a_stream, check_refusal};
+pub use collector::{Collector, Mood, TakenSpan};
 pub use events::{Event, Events};
 pub use folder::{Folder, demo_model, fake_model, fixture_model};
 pub use http::{Connection, Response};

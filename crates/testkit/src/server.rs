@@ -64,7 +64,7 @@ fn command(wrapper: &[&str], binary: &Path, arguments: &[&str], scratch: &Folder
         }
     };
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PINION_") {
+        if ["PINION_", "OTEL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             command.env_remove(name);
         }
     }

@@ -8,7 +8,10 @@ use pinion_testkit::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 16;
 const SEED: u64 = 41_077;
@@ -62,7 +65,7 @@ fn all_agree(subscriber: &mut KvSubscriber, publish: u16, replay: u16) {
         (late.last.is_some() && late.last == subscriber.last).then_some(())
     });
     assert_eq!(late.texts(), subscriber.texts());
-    let mut asker = KvSubscriber::new(publish, "kv@");
+    let mut asker = KvSubscriber::new(publish, "");
     kv_replay(replay, 0).iter().for_each(|batch| asker.apply(batch));
     subscriber.listen_until("it has heard what the answer has", |subscriber| subscriber.last >= asker.last);
     assert_eq!((asker.last, asker.texts()), (subscriber.last, subscriber.texts()));
@@ -71,8 +74,8 @@ fn all_agree(subscriber: &mut KvSubscriber, publish: u16, replay: u16) {
 #[test]
 fn subscribers_know_the_cache_through_deaths() {
     let (publish, replay) = (free_port(), free_port());
-    let server = server(publish, replay, &[]);
-    let mut subscriber = KvSubscriber::new(publish, "kv@pinion@");
+    let server = server(publish, replay, &["--kv-events-topic", "kv@pod@model"]);
+    let mut subscriber = KvSubscriber::new(publish, "kv@");
     let mut other_topic = KvSubscriber::new(publish, "other");
     let mut random = Random::new(SEED);
     let mut requests = Vec::new();
@@ -129,6 +132,12 @@ fn publisher_after(server: &Server, before: u32) -> Process {
     wait_until("another publisher serves", PATIENCE, || {
         server.role("events-0").filter(|publisher| publisher.pid != before)
     })
+}
+
+/// Whether /metrics shows the publisher in this phase.
+fn is_in(server: &Server, phase: &str) -> bool {
+    let series = format!("pinion_role_phase{{role=\"events-0\",phase=\"{phase}\"}}");
+    server.metrics().samples.get(&series) == Some(&1.0)
 }
 
 fn ring_to_publisher(server: &Server) -> Option<SharedRegion> {
@@ -206,12 +215,113 @@ fn the_engine_outlives_whatever_becomes_of_the_publisher() {
     server.stop();
 }
 
+/// What connects to a port is not always who should: a scanner, a probe, a client of HTTP.
+#[test]
+fn many_that_speak_something_else_fill_no_log() {
+    const STRANGERS: usize = 300;
+    let (publish, replay) = (free_port(), free_port());
+    let server = server(publish, replay, &[]);
+    let begin = Instant::now();
+    for stranger in 0..STRANGERS {
+        let port = [publish, replay][stranger % 2];
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("it has a time");
+        stream.write_all(&[b'x'; 64]).expect("it is connected");
+        // A greeting perhaps, and its end.
+        while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
+    }
+    wait_until("they are counted", PATIENCE, || {
+        (server.metric("pinion_kv_event_connections_closed_total") == STRANGERS as f64).then_some(())
+    });
+    let lines = server.stderr_text().matches("it does not speak ZMTP 3").count();
+    assert!(lines > 0 && lines as u64 <= 1 + begin.elapsed().as_secs() / 10, "{lines} lines");
+    server.stop();
+}
+
+/// The launcher gets no descriptor meanwhile: neither a ring nor a process can be made.
+#[test]
+fn requests_are_served_while_the_publisher_cannot_be_started() {
+    let (publish, replay) = (free_port(), free_port());
+    let server = server(publish, replay, &["--no-spare-engine"]);
+    let mut subscriber = KvSubscriber::new(publish, "");
+    let limit = |soft: &str| {
+        let pid = server.pid().to_string();
+        let set = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={soft}:")]).status();
+        assert!(set.expect("util-linux is there").success());
+    };
+    let before = server.role("events-0").expect("it runs").pid;
+    limit("16");
+    kill(before, Signal::SIGKILL);
+    let mut requests = Vec::new();
+    wait_until("several starts have failed", PATIENCE, || {
+        requests.push((format!("round {} of a text with several blocks", requests.len()), 20));
+        complete(&server, &requests[requests.len() - 1].0, 20);
+        assert_eq!(server.get("/ready").status(), 200);
+        (server.stderr_text().matches("cannot restart it").count() > 3).then_some(())
+    });
+    assert!(is_in(&server, "restarting"), "/metrics tells it");
+    assert_eq!(server.role("events-0"), None);
+    limit("1024");
+    publisher_after(&server, before);
+    let expected = texts(&server, &requests);
+    subscriber.listen_until("everything is told", |subscriber| subscriber.texts() == expected);
+    all_agree(&mut subscriber, publish, replay);
+    server.stop();
+}
+
+/// What the reader writes is seen wrong by the engine, and what the writer writes by the publisher. Neither says
+/// anything about requests: balancers took a replica away that served as before.
+#[test]
+fn a_damaged_ring_to_the_publisher_is_no_reason_to_be_unready() {
+    let (publish, replay) = (free_port(), free_port());
+    // The ring is replaced when the publisher is restarted, which is put off: here it stays damaged meanwhile.
+    let server = server(publish, replay, &["--restart-backoff", "3s"]);
+    let mut before = server.role("events-0").expect("it runs").pid;
+    kill(before, Signal::SIGKILL);
+    for word in [RingWord::Tail, RingWord::Head] {
+        before = publisher_after(&server, before).pid;
+        wait_until("it reads its ring", PATIENCE, || is_in(&server, "ready").then_some(()));
+        ring_to_publisher(&server).expect("the ring is there").damage_ring(word);
+        if word == RingWord::Tail {
+            // Its writer looks when it has something to say, and its reader would write the word again.
+            complete(&server, "a text with several blocks", 20);
+        }
+        let check = || {
+            assert_eq!(server.get("/ready").status(), 200, "{word:?}");
+            assert_eq!(server.get("/health").status(), 200, "{word:?}");
+        };
+        wait_until("the publisher is down", PATIENCE, || {
+            check();
+            is_in(&server, "restarting").then_some(())
+        });
+        for _ in 0..20 {
+            check();
+            std::thread::sleep(SHORT);
+        }
+        assert!(is_in(&server, "restarting"), "the ring is damaged still");
+        complete(&server, "requests are served", 20);
+    }
+    publisher_after(&server, before);
+    assert_eq!(server.metric("pinion_corrupt_edges_total"), 2.0);
+    server.stop();
+}
+
 /// The ring to it is full, and the changes wait in the engine, where most of them cancel out.
 #[test]
 fn a_publisher_that_stands_still_holds_nothing_up_and_misses_nothing() {
+    stands_still("ring");
+}
+
+/// Records of requests are sent over sockets then, and a send waits for a reader that stands still.
+#[test]
+fn a_publisher_that_stands_still_holds_no_channel_up() {
+    stands_still("channel");
+}
+
+fn stands_still(ipc: &str) {
     let (publish, replay) = (free_port(), free_port());
     let small = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--kv-cache-tokens", "4096"];
-    let server = server(publish, replay, &[&small[..], &["--stuck-timeout", "10m"]].concat());
+    let server = server(publish, replay, &[&small[..], &["--stuck-timeout", "10m", "--ipc", ipc]].concat());
     let mut subscriber = KvSubscriber::new(publish, "");
     let publisher = server.role("events-0").expect("it runs");
     kill(publisher.pid, Signal::SIGSTOP);

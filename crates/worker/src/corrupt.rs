@@ -5,7 +5,7 @@ use crate::links::Links;
 use pinion_protocol::status::Gauge;
 use pinion_shm::page::Page;
 
-/// How many edges were found corrupt and have not been replaced yet, as the status page says.
+/// How many edges that requests need were found corrupt and have not been replaced yet, as the status page says.
 #[derive(Default)]
 pub(crate) struct CorruptEdges {
     count: usize,
@@ -19,10 +19,8 @@ impl CorruptEdges {
             self.count = count;
             status.set(Gauge::CorruptEdges as usize, count as u64);
         }
-        if count > 0 {
-            while let Some(report) = links.next_report() {
-                launcher.send(&report);
-            }
+        while let Some(report) = links.next_report() {
+            launcher.send(&report);
         }
     }
 }

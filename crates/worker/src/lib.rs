@@ -30,6 +30,8 @@ pub use channel::EdgeEnd;
 pub use edge::{Inbox, Outbox, Overflow};
 pub use event::{ControlEvent, Pace};
 pub use links::Links;
+pub use memory::lock as lock_memory;
+pub use pin::pin_to;
 pub use process::{attached, process};
 pub use recorder::Recorder;
 pub use sandbox::confine;

@@ -124,10 +124,12 @@ impl Links {
         }
     }
 
-    /// Edges that were found corrupt and that have not been replaced yet.
+    /// Edges that were found corrupt and that have not been replaced yet. One to an optional role is reported like all
+    /// others, but the role that writes it is as well as before.
     pub(crate) fn corrupt_count(&self) -> usize {
+        let needed = self.outboxes.iter().filter(|outbox| !outbox.to.role.is_optional());
         self.inboxes.iter().filter(|inbox| inbox.is_corrupt()).count()
-            + self.outboxes.iter().filter(|outbox| outbox.fault().is_some()).count()
+            + needed.filter(|outbox| outbox.fault().is_some()).count()
     }
 
     /// The report of a corrupt edge that the launcher does not know yet.

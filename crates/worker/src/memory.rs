@@ -7,7 +7,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 /// Keeps every page of this process that is in memory there, and every other of today's mappings from its first use on,
 /// where the system allows it. Gives what came of it, for the operator: without the right to lock nothing else is lost.
-pub(crate) fn lock() -> String {
+pub fn lock() -> String {
     let on_fault = MlockAllFlags::from_bits_retain(nix::libc::MCL_ONFAULT);
     match mlockall(MlockAllFlags::MCL_CURRENT | on_fault) {
         Ok(()) => "memory locked".into(),

@@ -83,6 +83,9 @@ fn files_of(role: Role, config: &Config) -> Files {
     if templates.is_dir() {
         files.read_folder(&templates);
     }
+    if role == Role::Frontend {
+        files.connect = config.observe.otlp.as_ref().map(|otlp| otlp.port);
+    }
     if role == Role::Engine {
         files.read.extend(ENGINE_READS.map(Into::into));
         files.read_mapped_libraries();
@@ -105,6 +108,7 @@ fn folder_of(file: &Path) -> std::path::PathBuf {
 fn calls_of(role: Role, config: &Config) -> Calls {
     Calls {
         accepts: matches!(role, Role::Frontend | Role::Events),
+        connects: role == Role::Frontend && config.observe.otlp.is_some(),
         writes_files: role == Role::Engine && config.observe.record.is_some(),
         computes: role == Role::Engine,
     }

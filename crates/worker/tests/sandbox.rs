@@ -4,12 +4,14 @@
 use nix::mount::{MsFlags, mount};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{Uid, getppid, setuid};
-use pinion_config::{Backend, Config, Machine, ModelFacts};
+use pinion_config::{Backend, Config, Machine, ModelFacts, OtlpTraces};
 use pinion_protocol::{Peer, Role, StopIds};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -36,6 +38,18 @@ fn config(folder: &Path, records: bool) -> Config {
     config
 }
 
+/// A collector of spans at this address.
+fn collector(address: SocketAddr) -> OtlpTraces {
+    OtlpTraces {
+        authority: address.to_string(),
+        host: address.ip().to_string(),
+        port: address.port(),
+        path: "/v1/traces".to_owned(),
+        addresses: vec![address],
+        resource: Vec::new(),
+    }
+}
+
 fn tried<T>(name: &str, outcome: Result<T, impl std::fmt::Display>) {
     let word = outcome.map_or_else(|error| error.to_string(), |_| DONE.to_owned());
     // In one piece and on a line of its own: the test harness writes to the same place.
@@ -47,14 +61,15 @@ fn tried<T>(name: &str, outcome: Result<T, impl std::fmt::Display>) {
 fn confined() {
     let Some(role) = std::env::var_os(ROLE).map(|name| name.into_string().unwrap()) else { return };
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
-    let (role, records) = match role.strip_suffix("+record") {
-        Some(role) => (role, true),
-        None => (role.as_str(), false),
-    };
+    let (role, more) = role.split_once('+').unwrap_or((role.as_str(), ""));
     let role = ROLES.into_iter().find(|known| known.name() == role).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    pinion_worker::confine(Peer::new(role, 0), &config(&folder, records));
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = config(&folder, more == "record");
+    config.observe.otlp = (more == "otlp").then(|| collector(listener.local_addr().unwrap()));
+    pinion_worker::confine(Peer::new(role, 0), &config);
+    tried("connect elsewhere", other.local_addr().and_then(TcpStream::connect));
     try_work(&folder, &listener);
     try_files(&folder);
     try_others(&listener);
@@ -95,11 +110,17 @@ fn try_others(listener: &TcpListener) {
     tried("fork", missing);
     tried("connect", listener.local_addr().and_then(TcpStream::connect));
     tried("listen", TcpListener::bind("127.0.0.1:0"));
+    tried("use datagrams", a_socket(AddressFamily::Inet, SockType::Datagram));
+    tried("use sockets in files", a_socket(AddressFamily::Unix, SockType::Stream));
     tried("signal the parent", kill(parent, Signal::SIGCONT));
     tried("trace the parent", ptrace::attach(parent));
     tried("mount", mount(None::<&str>, "/tmp", Some("tmpfs"), MsFlags::empty(), None::<&str>));
     tried("change the user", setuid(Uid::from_raw(65534)));
     tried("its parent's memory", std::fs::File::open(format!("/proc/{parent}/mem")));
+}
+
+fn a_socket(family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
+    socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
 }
 
 /// What came of each attempt of a role.
@@ -145,6 +166,9 @@ fn a_role_can_do_its_work_and_nothing_else() {
             "execute",
             "fork",
             "connect",
+            "connect elsewhere",
+            "use datagrams",
+            "use sockets in files",
             "listen",
             "signal the parent",
             "trace the parent",
@@ -163,5 +187,23 @@ fn an_engine_that_records_writes_there_and_nowhere_else() {
     assert_eq!(found["record"], DONE);
     for name in ["write the model", "make a file", "remove a file", "read another file", "execute"] {
         assert_ne!(found[name], DONE, "{name}");
+    }
+}
+
+#[test]
+fn a_frontend_that_sends_spans_connects_to_its_collector_by_tcp() {
+    let found = attempts("frontend+otlp");
+    for name in ["connect", "accept", "read the model"] {
+        assert_eq!(found[name], DONE, "{name}: {found:?}");
+    }
+    for name in ["use datagrams", "use sockets in files", "listen", "execute", "read another file"] {
+        assert_ne!(found[name], DONE, "{name}");
+    }
+    // Landlock tells one port from another since Linux 6.7.
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let numbers: Vec<u32> =
+        release.split(['.', '-']).map_while(|number| number.parse().ok()).take(2).collect();
+    if numbers >= vec![6, 7] {
+        assert_ne!(found["connect elsewhere"], DONE, "{found:?}");
     }
 }

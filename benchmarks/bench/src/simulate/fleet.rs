@@ -217,7 +217,7 @@ mod tests {
             stop_ids: StopIds::NONE,
         };
         let schedulers = (0..replicas).map(|_| Scheduler::new(limits));
-        let router = Router::new(Routing::RoundRobin, replicas, 100);
+        let router = Router::new(Routing::RoundRobin, replicas, 100, 16);
         let fleet = Fleet::new(schedulers, router, &traffic, TIME, depth).run(VOCAB).expect("a run");
         let since =
             |index: usize, at_ns: u64| (at_ns - traffic.arrives_ns(index).expect("it arrived")) as f64 / 1e6;

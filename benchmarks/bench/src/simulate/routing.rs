@@ -13,8 +13,6 @@ const SPILL_RATIO: f64 = 1.5;
 const SPILL_MIN: f64 = 4.0;
 /// Most entries of the order for each block that is remembered.
 const ORDER_FACTOR: usize = 4;
-/// Tokens of a prompt that are looked up as one.
-const BLOCK: usize = 16;
 
 /// Which replica a request is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,15 +41,16 @@ pub(super) struct Router {
 }
 
 impl Router {
-    /// `blocks` is how many blocks of prompts the router remembers of each replica.
-    pub(super) fn new(routing: Routing, replicas: usize, blocks: usize) -> Router {
+    /// `blocks` is how many blocks of prompts, of `block_size` tokens, the router remembers of each replica: as many as
+    /// its cache has.
+    pub(super) fn new(routing: Routing, replicas: usize, blocks: usize, block_size: usize) -> Router {
         Router {
             routing,
             requests: vec![0; replicas],
             tokens: vec![0; replicas],
             open: 0,
             next: 0,
-            sent: Sent::new(replicas.saturating_mul(blocks)),
+            sent: Sent::new(replicas.saturating_mul(blocks), block_size),
         }
     }
 
@@ -120,31 +119,36 @@ struct Sent {
     order: VecDeque<(u64, Holder)>,
     count: usize,
     most: usize,
+    /// Tokens of a prompt that are looked up as one.
+    block_size: usize,
     now: u64,
 }
 
 impl Sent {
-    fn new(most: usize) -> Sent {
-        Sent { holders: HashMap::new(), order: VecDeque::new(), count: 0, most, now: 0 }
+    fn new(most: usize, block_size: usize) -> Sent {
+        Sent { holders: HashMap::new(), order: VecDeque::new(), count: 0, most, block_size, now: 0 }
     }
 
-    fn hashes(prompt: &[u32]) -> impl Iterator<Item = u64> + '_ {
+    fn hashes(prompt: &[u32], block_size: usize) -> impl Iterator<Item = u64> + '_ {
         let extend = |hash: &mut u64, block: &[u32]| {
             *hash = block.iter().fold(*hash, |hash, token| mix(hash ^ mix(u64::from(*token))));
             Some(*hash)
         };
-        prompt.chunks_exact(BLOCK).scan(1, extend)
+        prompt.chunks_exact(block_size).scan(1, extend)
     }
 
     /// The tokens of the longest beginning that any replica was sent, and the replicas that were sent it.
     fn find(&self, prompt: &[u32]) -> (usize, &[Holder]) {
-        let known = Sent::hashes(prompt).map_while(|hash| self.holders.get(&hash)).enumerate().last();
-        known.map_or((0, [].as_slice()), |(index, holders)| ((index + 1) * BLOCK, holders.as_slice()))
+        let hashes = Sent::hashes(prompt, self.block_size);
+        let known = hashes.map_while(|hash| self.holders.get(&hash)).enumerate().last();
+        known.map_or((0, [].as_slice()), |(index, holders)| {
+            ((index + 1) * self.block_size, holders.as_slice())
+        })
     }
 
     fn add(&mut self, prompt: &[u32], replica: u32) {
         self.now += 1;
-        for hash in Sent::hashes(prompt) {
+        for hash in Sent::hashes(prompt, self.block_size) {
             let holders = self.holders.entry(hash).or_default();
             match holders.iter_mut().find(|holder| holder.0 == replica) {
                 Some(holder) => holder.1 = self.now,
@@ -180,6 +184,12 @@ impl Sent {
 mod tests {
     use super::*;
 
+    const BLOCK: usize = 16;
+
+    fn made(routing: Routing, replicas: usize, blocks: usize) -> Router {
+        Router::new(routing, replicas, blocks, BLOCK)
+    }
+
     /// A prompt of this number of blocks, which no other text has.
     fn prompt(text: u32, blocks: u32) -> Vec<u32> {
         (0..blocks * BLOCK as u32).map(|at| text * 10_000 + at).collect()
@@ -187,15 +197,15 @@ mod tests {
 
     #[test]
     fn each_routing_sends_by_what_it_knows() {
-        let mut router = Router::new(Routing::RoundRobin, 3, 100);
+        let mut router = made(Routing::RoundRobin, 3, 100);
         assert_eq!((0..4).map(|_| router.send(&[1])).collect::<Vec<_>>(), [0, 1, 2, 0]);
 
-        let mut router = Router::new(Routing::LeastRequests, 2, 100);
+        let mut router = made(Routing::LeastRequests, 2, 100);
         assert_eq!((router.send(&[1; 50]), router.send(&[1])), (0, 1));
         router.ended(1, 1);
         assert_eq!(router.send(&[1]), 1, "it has no open request");
 
-        let mut router = Router::new(Routing::LeastTokens, 2, 100);
+        let mut router = made(Routing::LeastTokens, 2, 100);
         assert_eq!((router.send(&[1; 50]), router.send(&[1]), router.send(&[1])), (0, 1, 1));
         (0..60).for_each(|_| router.token(1));
         assert_eq!(router.send(&[1]), 0, "its answers are shorter");
@@ -203,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_prompt_follows_its_beginning_until_that_replica_has_far_more_to_do() {
-        let mut router = Router::new(Routing::CacheAware, 2, 1000);
+        let mut router = made(Routing::CacheAware, 2, 1000);
         let first = router.send(&prompt(1, 10));
         let second = router.send(&prompt(2, 10));
         assert_ne!(first, second);
@@ -221,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_was_not_sent_for_the_longest_time_is_forgotten() {
-        let mut sent = Sent::new(8);
+        let mut sent = Sent::new(8, BLOCK);
         sent.add(&prompt(1, 4), 0);
         sent.add(&prompt(2, 4), 1);
         sent.add(&prompt(1, 4), 0);
@@ -232,5 +242,19 @@ mod tests {
         (0..100).for_each(|_| sent.add(&prompt(3, 4), 1));
         assert!(sent.order.len() <= ORDER_FACTOR * 8, "{}", sent.order.len());
         assert_eq!((sent.holders.len(), sent.find(&prompt(1, 4)).0), (8, 64));
+    }
+
+    /// A router remembers what the caches can hold: of larger blocks fewer, and as many tokens.
+    #[test]
+    fn memory_is_counted_in_the_blocks_of_the_cache() {
+        for block_size in [16, 64] {
+            let text = |number: u32| (0..256).map(|at| number * 1000 + at).collect::<Vec<u32>>();
+            let mut sent = Sent::new(512 / block_size, block_size);
+            (0..3).for_each(|number| sent.add(&text(number), 0));
+            let found = [0, 1, 2].map(|number| sent.find(&text(number)).0);
+            assert_eq!((found, sent.count * block_size), ([0, 256, 256], 512), "blocks of {block_size}");
+            // Half of a block is not known.
+            assert_eq!(sent.find(&text(2)[..block_size * 3 / 2]).0, block_size);
+        }
     }
 }

@@ -60,6 +60,14 @@ fn what_a_backend_does_not_have_is_refused() {
             &["--backend", "torch", "--quantization", "int8"],
             "--quantization: --backend torch computes with unquantised weights only; leave one of the two out",
         ),
+        (
+            &["--backend", "torch", "--speculative", "ngram"],
+            "--speculative: libtorch's operators do not verify drafts; use --backend native, or --speculative off",
+        ),
+        (
+            &["--device", "cuda", "--speculative", "ngram"],
+            "--speculative: the GPU does not verify drafts; use --device cpu, or --speculative off",
+        ),
     ] {
         assert_eq!(serve_result(&machine, &model, args, &[]).unwrap_err().to_string(), says);
     }

@@ -11,13 +11,12 @@ const EVENTS: Peer = Peer::new(Role::Events, 0);
 fn the_endpoints_and_the_topic_are_settled_or_named() {
     let (machine, model) = (Machine::uniform(4, 1), Tree::gpt2());
     assert_eq!(serve(&machine, &model, &[], &[]).kv_events, None);
-    let on = ["--kv-events=tcp://*:5557", "--served-model-name=m"];
-    let expected =
-        KvEvents { publish: "0.0.0.0:5557".parse().unwrap(), replay: None, topic: "kv@pinion@m".to_owned() };
+    let on = ["--kv-events=tcp://*:5557"];
+    let expected = KvEvents { publish: "0.0.0.0:5557".parse().unwrap(), replay: None, topic: String::new() };
     assert_eq!(serve(&machine, &model, &on, &[]).kv_events, Some(expected.clone()));
-    let more = [&on[..], &["--kv-events-replay=tcp://[::1]:5558", "--kv-events-topic=x"]].concat();
+    let more = [&on[..], &["--kv-events-replay=tcp://[::1]:5558", "--kv-events-topic=kv@pod@m"]].concat();
     let expected =
-        KvEvents { replay: Some("[::1]:5558".parse().unwrap()), topic: "x".to_owned(), ..expected };
+        KvEvents { replay: Some("[::1]:5558".parse().unwrap()), topic: "kv@pod@m".to_owned(), ..expected };
     assert_eq!(serve(&machine, &model, &more, &[]).kv_events, Some(expected));
 
     for (args, reason) in [

@@ -7,6 +7,7 @@ mod kv_events;
 mod lists;
 mod machines;
 mod model_folders;
+mod otlp;
 mod plans;
 mod pooling;
 mod rings;

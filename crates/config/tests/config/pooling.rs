@@ -64,6 +64,8 @@ fn auto_leaves_the_gpu_to_models_that_generate() {
     assert!(pools.cuda.is_none() && pools.pooling.is_some());
     assert_eq!(pools.body_bytes_max, 4 << 20, "many texts, though the context is short");
     assert!(on("cuda", "auto").unwrap_err().to_string().contains("use --device cpu"));
+    let drafts = serve_result(&with_gpu, &model, &["--device", "cpu", "--speculative", "ngram"], &[]);
+    assert!(drafts.unwrap_err().to_string().contains("--speculative: a model that pools draws no tokens"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The scheduler's switches, from the command line and the environment to the config.
 
 use crate::tree::{Tree, serve, serve_result};
-use pinion_config::{AdmissionKind, Machine, Scheduling, StepTimeKind};
+use pinion_config::{AdmissionKind, Machine, Scheduling, SpeculationKind, StepTimeKind};
 
 const DEFAULT: Scheduling = Scheduling {
     prefix_cache: true,
@@ -15,6 +15,7 @@ const DEFAULT: Scheduling = Scheduling {
     step_time: StepTimeKind::Off,
     fill_to_target: true,
     overlap: false,
+    speculation: SpeculationKind::Off,
 };
 
 #[test]
@@ -41,6 +42,8 @@ fn each_switch_sets_its_own_field() {
         (&["--prefill-chunk-size=256"], Scheduling { prefill_chunk_size: Some(256), ..DEFAULT }),
         (&["--prefill-max-batch-size=4"], Scheduling { prefill_max_batch_size: Some(4), ..DEFAULT }),
         (&["--prefill-priority-threshold=8"], Scheduling { prefill_priority_threshold: Some(8), ..DEFAULT }),
+        (&["--speculative", "off"], DEFAULT),
+        (&["--speculative=ngram"], Scheduling { speculation: SpeculationKind::Ngram, ..DEFAULT }),
         (&["--step-time-ms=off"], DEFAULT),
         (&["--step-time-ms", "auto"], Scheduling { step_time: StepTimeKind::Auto, ..DEFAULT }),
         (&["--step-time-ms=40"], Scheduling { step_time: StepTimeKind::Micros(40_000), ..DEFAULT }),
@@ -61,6 +64,8 @@ fn each_switch_sets_its_own_field() {
         ("--step-time-ms=fast", "is neither off nor auto nor a number of milliseconds"),
         ("--step-time-ms=4s", "`s` is not a unit"),
         ("--admission=lifo", "fifo"),
+        ("--speculative=eagle", "no other model drafts tokens here; use ngram"),
+        ("--speculative-config={}", "give its method to --speculative: ngram"),
         ("--enable-prefix-caching", "prefix-cache"),
     ] {
         let faults = serve_result(&machine, &model, &[flag], &[]).expect_err(flag).to_string();

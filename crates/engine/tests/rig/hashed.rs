@@ -11,13 +11,14 @@ use pinion_protocol::StopIds;
 /// Ids that the hashed model knows; the ids of prompts stay below it too.
 pub const HASHED_VOCABULARY: u32 = 64;
 
-/// Logits are a hash of the last token and its position, so they depend on the row alone, to the last bit. The fake
-/// inside checks the batch.
+/// Logits are a hash of the last token and its position, so they depend on the row alone, to the last bit. With a
+/// period it is the position within that, and greedy texts go round in circles. The fake inside checks the batch.
 pub struct Hashed {
     inner: FakeModel,
     info: ModelInfo,
     sampler: Sampler,
     logits: Vec<f32>,
+    period: u32,
 }
 
 /// A config for a recording. Any does: the engine of a replay is made by the test.
@@ -50,6 +51,10 @@ impl Hashed {
     }
 
     pub fn model(sizes: &Sizes) -> Box<dyn Model> {
+        Hashed::with_period(sizes, u32::MAX)
+    }
+
+    pub fn with_period(sizes: &Sizes, period: u32) -> Box<dyn Model> {
         let shape = FakeShape {
             vocab_size: HASHED_VOCABULARY,
             max_context: sizes.limits.max_model_len,
@@ -59,7 +64,7 @@ impl Hashed {
         };
         let inner = FakeModel::new(shape, FakeOptions::default());
         let (info, sampler) = (inner.info().clone(), Sampler::new(HASHED_VOCABULARY as usize));
-        Box::new(Hashed { inner, info, sampler, logits: Vec::new() })
+        Box::new(Hashed { inner, info, sampler, logits: Vec::new(), period })
     }
 }
 
@@ -77,8 +82,8 @@ impl Model for Hashed {
                 continue;
             };
             let last = row.query_range().end - 1;
-            let mut random =
-                Random::new(u64::from(batch.tokens[last]) << 32 | u64::from(batch.positions[last]));
+            let place = batch.positions[last] % self.period;
+            let mut random = Random::new(u64::from(batch.tokens[last]) << 32 | u64::from(place));
             self.logits.clear();
             self.logits.extend((0..HASHED_VOCABULARY).map(|_| random.below(4000) as f32 / 1000.0));
             self.sampler.draw_row(&mut self.logits, params, batch.shaping.shaping(index), out);

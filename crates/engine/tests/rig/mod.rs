@@ -344,15 +344,23 @@ pub fn small() -> Sizes {
     }
 }
 
-pub fn fake(limits: &Limits) -> Box<dyn Model> {
-    let shape = FakeShape {
+fn shape(limits: &Limits) -> FakeShape {
+    FakeShape {
         vocab_size: VOCABULARY,
         max_context: limits.max_model_len,
         eos: limits.stop_ids.first(),
         block_size: limits.block_size,
         block_count: limits.block_count,
-    };
-    Box::new(FakeModel::new(shape, FakeOptions::default()))
+    }
+}
+
+pub fn fake(limits: &Limits) -> Box<dyn Model> {
+    Box::new(FakeModel::new(shape(limits), FakeOptions::default()))
+}
+
+/// The same with texts that repeat themselves.
+pub fn fake_repeating(limits: &Limits) -> Box<dyn Model> {
+    Box::new(FakeModel::new(shape(limits), FakeOptions::default()).repeating(5))
 }
 
 pub fn pipeline(model: Box<dyn Model>, overlap: bool) -> Box<dyn Pipeline> {

@@ -7,6 +7,7 @@ use crate::http::pages::Documents;
 use crate::observe::health::Health;
 use crate::observe::load::{Counts, Load, Rates};
 use crate::observe::metrics::Metrics;
+use crate::observe::otlp::Exporter;
 use crate::observe::view::{Constants, Slots, View};
 use crate::requests::ledger::Ledger;
 use crate::requests::orders::Orders;
@@ -118,6 +119,8 @@ pub struct App {
     pub recorder: Rc<Recorder>,
     /// Rings of spans of all processes, each with its track.
     pub spans: Vec<(Peer, u16, Region)>,
+    /// Where the spans of requests go, if they go anywhere.
+    pub exporter: Option<Rc<Exporter>>,
     /// The service is about to drain: `/ready` says no, and requests are still served.
     pub leaving: Cell<bool>,
     /// Rates of the last seconds.

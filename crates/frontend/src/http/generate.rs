@@ -20,6 +20,7 @@ use crate::http::app::App;
 use crate::http::body::{AnswerBody, End, Stream};
 use crate::http::intake::{read, read_body};
 use crate::http::routes::{Arrival, whole};
+use crate::observe::otlp::TracedSequence;
 use crate::observe::timeline::{Timeline, Timings};
 use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
@@ -231,6 +232,7 @@ pub(crate) fn begin(
     if count > 1 {
         app.ledger.borrow().check_room(count)?;
     }
+    arrival.trace.iter().for_each(|trace| trace.asks(&sampling, choices_per_prompt));
     let mut tickets = Vec::with_capacity(count);
     app.metrics.choices_asked.observe_many(f64::from(choices_per_prompt), prompts.len() as u64);
     if let Some(max_tokens) = sampling.max_tokens {
@@ -245,7 +247,8 @@ pub(crate) fn begin(
             let job =
                 Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
-            let origin = Origin { timings, siblings: Some(siblings.clone()), ..origin(arrival) };
+            let trace = arrival.trace.as_ref().map(|trace| TracedSequence::new(trace, index));
+            let origin = Origin { timings, siblings: Some(siblings.clone()), trace, ..origin(arrival) };
             let plan = AnswerPlan {
                 calls: calls.as_ref().map(|plan| Calls::new(plan, &app.numbers.id())),
                 thoughts: reasoning.clone().map(Thoughts::new),
@@ -283,6 +286,7 @@ pub(crate) fn origin(arrival: &Arrival) -> Origin {
         timings: false,
         siblings: None,
         line: None,
+        trace: None,
         continues: false,
     }
 }

@@ -21,6 +21,7 @@ pub(crate) async fn serve(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
     let (route, body) = weighed(app, body.len(), move |_| Ok((route_of(&body), body))).await?;
+    arrival.trace.iter().for_each(|trace| trace.is_for(route));
     generate::answer(app.clone(), Arrival { route, ..arrival }, body).await
 }
 

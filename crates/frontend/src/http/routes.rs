@@ -11,6 +11,7 @@ use crate::http::{
 };
 use crate::limits::REQUEST_ID_BYTES_MAX;
 use crate::observe::exposition::Extent;
+use crate::observe::otlp::RequestTrace;
 use crate::observe::{load, orca};
 use crate::route::Route;
 use bytes::Bytes;
@@ -39,6 +40,8 @@ pub struct Arrival {
     pub received_ns: u64,
     /// Which of the service's keys it came with, if it asks for one.
     pub key: Option<usize>,
+    /// What its spans are gathered in, if it is traced.
+    pub trace: Option<Rc<RequestTrace>>,
 }
 
 /// Answers one request.
@@ -52,13 +55,14 @@ pub async fn handle(
     let label = label(request.headers()).unwrap_or_else(|| format!("req-{}", app.numbers.id()));
     let dialect = Dialect::of(request.uri().path());
     let (label_value, label_text) = (HeaderValue::from_str(&label), label.clone());
-    let arrival = Arrival { route, label, received_ns, key: None };
+    let arrival = Arrival { route, label, received_ns, key: None, trace: None };
     let origins = &app.settings.cors_origins;
     let origin = cors::allowed(origins, request.headers());
     let wanted = orca::asked(route, request.headers());
     let (head, body) = request.into_parts();
+    let mut trace = None;
     let answer = match enter(&app, route, origin.as_ref(), &head) {
-        Ok(None) => dispatch(&app, arrival, Request::from_parts(head, body)).await,
+        Ok(None) => dispatch(&app, arrival, Request::from_parts(head, body), &mut trace).await,
         Ok(Some(preflight)) => Ok(preflight),
         Err(refusal) => {
             intake::discard(body);
@@ -80,6 +84,7 @@ pub async fn handle(
         headers.insert(ENVOY_HOST_FAILS, HeaderValue::from_static("true"));
     }
     app.metrics.response(route, response.status().as_u16());
+    trace.inspect(|trace| trace.answered(response.status().as_u16()));
     if let Some(report) = wanted
         .and_then(|form| orca::report(&app.health, &app.rates(), u64::from(app.settings.running_max), form))
     {
@@ -112,6 +117,7 @@ async fn dispatch(
     app: &Rc<App>,
     mut arrival: Arrival,
     request: Request<Incoming>,
+    trace: &mut Option<Rc<RequestTrace>>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let route = arrival.route;
     if app.settings.ui
@@ -132,7 +138,20 @@ async fn dispatch(
         intake::discard(request.into_body());
         return Err(refusal);
     }
-    match route {
+    if let Some(exporter) = app.exporter.as_ref().filter(|_| route.asks_model()) {
+        arrival.trace = exporter.begin(route, request.headers(), &arrival.label, arrival.received_ns);
+        trace.clone_from(&arrival.trace);
+    }
+    serve(app, arrival, request).await
+}
+
+/// Hands the request to its handler.
+async fn serve(
+    app: &Rc<App>,
+    arrival: Arrival,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refusal> {
+    match arrival.route {
         Route::Completions | Route::Chat | Route::Generate => generate::serve(app, arrival, request).await,
         Route::Messages => translated::messages(app, arrival, request).await,
         Route::CountTokens => tokens::count(app, arrival, request).await,

@@ -9,6 +9,7 @@ use crate::http::app::App;
 use crate::http::generate::origin;
 use crate::http::routes::Arrival;
 use crate::limits::TEXTS_PER_ROW;
+use crate::observe::otlp::TracedSequence;
 use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
 use crate::requests::outgoing::Job;
@@ -130,7 +131,9 @@ impl<'a> Window<'a> {
                 special: false,
             };
             let line = Some(self.line.clone());
-            let origin = Origin { continues: index > 0, line, ..origin(self.arrival) };
+            let number = u32::try_from(index).unwrap_or(u32::MAX);
+            let trace = self.arrival.trace.as_ref().map(|trace| TracedSequence::new(trace, number));
+            let origin = Origin { continues: index > 0, line, trace, ..origin(self.arrival) };
             let form = Form::Vector { width: self.width, values: None };
             match Ticket::begin(&self.app.ledger, origin, job, form) {
                 Ok(ticket) => self.under_way.push((index, ticket)),

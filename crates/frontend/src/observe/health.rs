@@ -36,9 +36,9 @@ impl Health {
         self.pages_of(role).map(|(_, page)| gauge(page, of)).sum()
     }
 
-    /// The roles that requests need, each with its page. Other frontends do not count, and events are for others.
+    /// The roles that requests need, each with its page. Other frontends do not count.
     fn needed(&self) -> impl Iterator<Item = &(Peer, Page)> {
-        let is_needed = |role| !matches!(role, Role::Launcher | Role::Frontend | Role::Events);
+        let is_needed = |role: Role| !matches!(role, Role::Launcher | Role::Frontend) && !role.is_optional();
         self.pages.iter().filter(move |(peer, _)| is_needed(peer.role))
     }
 
@@ -56,7 +56,7 @@ impl Health {
                 problems.push(format!("{peer} has not moved for {:.1} s", age_ns as f64 / 1e9));
             }
         }
-        for (peer, page) in &self.pages {
+        for (peer, page) in self.pages.iter().filter(|(peer, _)| !peer.role.is_optional()) {
             let is_launcher = peer.role == Role::Launcher;
             let age_ns = Health::heartbeat_age_ns(page, now_ns);
             if is_launcher && u128::from(age_ns) > LAUNCHER_AGE_MAX.as_nanos() {
@@ -160,6 +160,17 @@ mod tests {
             let health = Health { pages: vec![(engine, page(phase, heartbeat))] };
             assert_eq!(health.problems(&down, now).len(), problems, "{phase:?} {heartbeat} {down:?}");
             assert_eq!(health.all_ready(), ready, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn a_role_that_no_request_needs_is_not_missed() {
+        let now = 100 * SECOND;
+        for phase in [Phase::Starting, Phase::Ready, Phase::Stopped, Phase::Restarting] {
+            let page = page(phase, 0);
+            page.set(Gauge::CorruptEdges as usize, 1);
+            let health = Health { pages: vec![(Peer::new(Role::Events, 0), page)] };
+            assert!(health.problems(&[], now).is_empty() && health.all_ready(), "{phase:?}");
         }
     }
 

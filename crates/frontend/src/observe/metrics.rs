@@ -4,10 +4,12 @@
 //! `exposition`. Labels are closed enums, so no client can make a new series.
 
 use crate::observe::incidents::Incidents;
+use crate::observe::otlp::SpanCounts;
 use crate::route::Route;
 use pinion_protocol::FaultCode;
 use pinion_protocol::names::Part;
 use std::cell::Cell;
+use std::sync::Arc;
 
 /// Upper bounds of the time-to-first-token buckets in seconds; vLLM's, so that dashboards fit.
 pub const FIRST_TOKEN_BOUNDS_S: &[f64] = &[
@@ -287,6 +289,8 @@ pub struct Metrics {
     pub phases: Phases,
     /// The same without gaps, by [`Part`].
     pub parts: [Histogram; Part::ALL.len()],
+    /// Spans of requests by what became of them, with `--otlp-traces-endpoint`.
+    pub spans: Arc<SpanCounts>,
     /// Connections accepted.
     pub connections: Counter,
     /// Connections that ended.
@@ -325,6 +329,7 @@ impl Default for Metrics {
             end_to_end: Histogram::new(REQUEST_BOUNDS_S),
             phases: Phases::default(),
             parts: std::array::from_fn(|_| Histogram::new(PART_BOUNDS_S)),
+            spans: Arc::default(),
             connections: Counter::default(),
             connections_closed: Counter::default(),
             connections_displaced: Counter::default(),

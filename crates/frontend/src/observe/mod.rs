@@ -7,6 +7,7 @@ pub mod load;
 pub mod load_log;
 pub mod metrics;
 pub(crate) mod orca;
+pub mod otlp;
 pub(crate) mod slow;
 pub(crate) mod stats_page;
 pub mod timeline;

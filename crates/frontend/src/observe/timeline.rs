@@ -31,6 +31,16 @@ impl Stamps {
         }))
     }
 
+    /// Of a request that reached nothing.
+    #[cfg(test)]
+    pub(crate) const NONE: Stamps = Stamps([0; Stage::ALL.len()]);
+
+    /// These, in the order of the stages.
+    #[cfg(test)]
+    pub(crate) fn of_list(stamps: [u64; Stage::ALL.len()]) -> Stamps {
+        Stamps(stamps)
+    }
+
     /// CLOCK_MONOTONIC ns of `stage`.
     pub(crate) fn of(&self, stage: Stage) -> u64 {
         self.0[stage as usize]
@@ -170,7 +180,7 @@ struct Batch {
     prefill_tokens_max: u64,
 }
 
-/// [`Timeline`] as it is serialised. The first nine members are llama-server's.
+/// [`Timeline`] as it is serialised. The first eleven members are llama-server's.
 #[derive(Debug, Serialize)]
 pub struct Timings {
     cache_n: u64,
@@ -182,6 +192,8 @@ pub struct Timings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
+    draft_n: u64,
+    draft_n_accepted: u64,
     ttft_ms: Option<f64>,
     e2e_ms: f64,
     preemptions: u64,
@@ -210,6 +222,8 @@ impl From<&Timeline> for Timings {
             predicted_ms,
             predicted_per_token_ms: ratio(predicted_ms, predicted_n.saturating_sub(1) as f64),
             predicted_per_second: ratio(predicted_n.saturating_sub(1) as f64 * 1e3, predicted_ms),
+            draft_n: timeline.counter(Counter::Drafts),
+            draft_n_accepted: timeline.counter(Counter::AcceptedDrafts),
             ttft_ms: timeline.first_ns.map(ms),
             e2e_ms: ms(timeline.total_ns),
             preemptions: timeline.counter(Counter::Preemptions),

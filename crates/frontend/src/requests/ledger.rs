@@ -16,6 +16,7 @@ mod submit;
 
 use crate::limits::{LAST_TEXT_GRACE, RESTART_PAUSE_MAX};
 use crate::observe::metrics::Metrics;
+use crate::observe::otlp::TracedSequence;
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::outgoing::{Job, Outgoing, Outlet};
 use crate::requests::request::{AnswerPlan, Beginning, Facts, Next, Outcome, Request};
@@ -113,6 +114,8 @@ pub struct Origin {
     pub siblings: Option<Rc<Siblings>>,
     /// The log line that it shares with the other texts of a request for vectors.
     pub line: Option<Rc<SharedLine>>,
+    /// What its spans are gathered in, if it is traced.
+    pub trace: Option<TracedSequence>,
     /// Others of the same answer have begun before: a drain lets it begin too.
     pub continues: bool,
 }
@@ -237,6 +240,7 @@ impl Ledger {
         let mut entry = Entry::new(request.clone(), origin.received_ns, job);
         entry.siblings = origin.siblings;
         entry.line = origin.line;
+        entry.trace = origin.trace;
         let place = match entry.send_on(&mut self.outgoing, &self.setup) {
             Sent::Submitted(submission) => Place::Submitted(submission),
             Sent::Waits { opened } => Place::Parked { opened },
@@ -409,6 +413,15 @@ impl Ledger {
         let earlier = self.entries.get(id).and_then(|entry| entry.recovery.earlier());
         let stamps = Stamps::of_slot(self.setup.slot(id), id.generation, earlier);
         Timeline::of_slot(self.setup.slot(id), id.generation, &stamps, received_ns, (self.setup.clock)())
+    }
+
+    /// The process leaves: what roles still hold is over for its spans.
+    pub(crate) fn end_traces(&mut self) {
+        for id in self.ids(|entry, _| entry.trace.is_some()) {
+            if let Some(entry) = self.entries.get_mut(id) {
+                report::end_trace(entry, &self.setup);
+            }
+        }
     }
 
     /// The worst requests of the last hour.

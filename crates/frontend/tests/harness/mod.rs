@@ -236,6 +236,7 @@ impl Harness {
             orders: Orders::new(sent.clone(), ORDER_TIMEOUT),
             recorder,
             spans: vec![(Peer::new(Role::Frontend, 0), 0, ring)],
+            exporter: None,
             leaving: Cell::new(false),
             load: RefCell::default(),
             responses: Rc::new(RefCell::new(Store::new(options.responses_store_bytes, 60))),

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+mod optional;
+
 use super::{MS_NS, Service, Stage, TICK};
 use crate::admin::Orders;
 use crate::host::{Host, RoleMain};
@@ -9,7 +11,7 @@ use crate::member::{Member, RoleEvent};
 use crate::notify::Notifier;
 use crate::profile::Recording;
 use crate::wiring::Wiring;
-use pinion_config::{Backend, Config, KvEvents, Machine, ModelFacts, Topology};
+use pinion_config::{Backend, Config, Machine, ModelFacts, Topology};
 use pinion_os::clock;
 use pinion_protocol::control::{DeathCause, ToRole};
 use pinion_protocol::status::Gauge;
@@ -46,10 +48,15 @@ pub(crate) fn config() -> Config {
 
 /// A service of one tokenizer that is ready, or as good as.
 fn service(config: Config, host: Host) -> Service {
+    service_of(TOKENIZER, config, host)
+}
+
+/// The same with another role.
+fn service_of(peer: Peer, config: Config, host: Host) -> Service {
     let topology = Topology::new(&config);
     let (listener, address) = crate::port::bind_port((config.host, config.port).into(), "--port").unwrap();
     let wiring = Wiring::new(&config, &topology, listener).unwrap();
-    let tokenizers = topology.processes.into_iter().filter(|process| process.peer == TOKENIZER);
+    let processes = topology.processes.into_iter().filter(|process| process.peer == peer);
     let (now_ns, start_timeout_ns) = (clock::now_ns(), config.lifecycle.start_timeout_ms * MS_NS);
     let mut service = Service {
         config,
@@ -57,7 +64,7 @@ fn service(config: Config, host: Host) -> Service {
         host,
         address,
         wiring,
-        members: tokenizers.map(|process| Member::new(process, start_timeout_ns, clock::now_ns)).collect(),
+        members: processes.map(|process| Member::new(process, start_timeout_ns, clock::now_ns)).collect(),
         spare: None,
         orders: Orders::default(),
         recording: Recording::default(),
@@ -116,22 +123,6 @@ fn the_end_of_a_spare_that_was_just_given_work_is_no_second_death() {
     assert!(service.members[0].restart_is_due(clock::now_ns()), "at once");
     service.on_role_death(0, ExitStatus::from_raw(0), false);
     assert!(matches!(service.stage, Stage::Draining { .. }), "it has answered: this death counts");
-}
-
-/// No request needs it.
-#[test]
-fn the_events_role_may_die_more_often_than_the_limit_allows() {
-    let mut config = config();
-    config.lifecycle.restart_limit = 0;
-    let publish = (config.host, 0_u16).into();
-    config.kv_events = Some(KvEvents { publish, replay: None, topic: String::new() });
-    let mut service = service(config, Host::Threads(dies_at_once as RoleMain));
-    is_ended(&mut service);
-    service.members[0].peer = Peer::new(Role::Events, 0);
-    for _ in 0..20 {
-        service.on_role_death(0, ExitStatus::from_raw(9), false);
-        assert!(matches!(service.stage, Stage::Serving));
-    }
 }
 
 /// Is a role and does nothing.

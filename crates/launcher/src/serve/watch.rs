@@ -2,23 +2,64 @@
 
 use super::{MS_NS, OWN_PAUSE_NS, STOP_TIMEOUT_NS, Service, Stage, wait};
 use crate::corrupt::CorruptEdge;
-use crate::ending::Ending;
+use crate::ending::{Ending, start_failure};
 use crate::member::{Member, MemberState};
 use crate::restart::Verdict;
 use crate::spare::Spare;
 use pinion_config::Exit;
 use pinion_os::clock;
 use pinion_protocol::control::{DeathCause, ToRole};
-use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Gauge, Phase};
+use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Gauge, Phase, Reading};
 use pinion_protocol::{Peer, Role};
 use std::process::ExitStatus;
 
+/// The least back-off of a role without a limit of restarts: they go on for ever.
+const ENDLESS_BACKOFF_NS_MIN: u64 = 10 * MS_NS;
+
 impl Service {
+    /// The process of a role has ended.
+    pub(super) fn ended(
+        &mut self,
+        index: usize,
+        status: ExitStatus,
+        was_standby: bool,
+    ) -> Result<(), Ending> {
+        let peer = self.members[index].peer;
+        match self.stage {
+            Stage::Starting if !self.may_fail(index) => {
+                let word = self.wiring.page(peer).get(Gauge::Reading as usize);
+                Err(start_failure(peer, status, Reading::from_word(word), &self.config))
+            }
+            Stage::Stopping { .. } => {
+                if !status.success() {
+                    tracing::warn!(%peer, %status, "ended while stopping");
+                }
+                Ok(())
+            }
+            Stage::Draining { .. } => {
+                // Only frontends leave by themselves.
+                if !status.success() || peer.role != Role::Frontend {
+                    tracing::warn!(%peer, %status, "ended while draining");
+                    // A frontend says by its exit code whether it had to cut answers; one that died says nothing.
+                    self.cut_short |= peer.role == Role::Frontend;
+                    // It is not restarted: requests must not wait for it until the deadline.
+                    let cause = self.members[index].take_cause();
+                    self.tell_others(peer, &ToRole::PeerLost { peer, cause });
+                }
+                Ok(())
+            }
+            Stage::Starting | Stage::Serving | Stage::Leaving { .. } => {
+                self.on_role_death(index, status, was_standby);
+                Ok(())
+            }
+        }
+    }
+
     /// A role died while the service runs: reports it to the others at once, and plans its restart.
     pub(super) fn on_role_death(&mut self, index: usize, status: ExitStatus, was_standby: bool) {
         let now_ns = (self.clock)();
         let peer = self.members[index].peer;
-        let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
+        let backoff_ns = self.backoff_ns(peer.role);
         let page = self.wiring.page(peer);
         page.set(Gauge::Phase as usize, Phase::Restarting as u64);
         for gauge in [
@@ -34,13 +75,9 @@ impl Service {
         }
         let cause = self.members[index].take_cause();
         self.tell_others(peer, &ToRole::PeerLost { peer, cause });
-        let limit = match (peer.role, status.code()) {
-            // No request needs it.
-            (Role::Events, _) => None,
-            // One request caused this, and it is rejected now; the service does not end for the others.
-            (_, Some(EXIT_MEMORY_LIMIT)) => None,
-            _ => Some(self.config.lifecycle.restart_limit),
-        };
+        // One request has reached the memory limit, and it is rejected now; the service does not end for the others.
+        let has_limit = !peer.role.is_optional() && status.code() != Some(EXIT_MEMORY_LIMIT);
+        let limit = has_limit.then_some(self.config.lifecycle.restart_limit);
         let member = &mut self.members[index];
         let verdict = if was_standby {
             // The role has not lived since the death that was counted.
@@ -61,17 +98,39 @@ impl Service {
         }
     }
 
-    pub(super) fn check_start_deadlines(&self, now_ns: u64) -> Result<(), Ending> {
-        match self.members.iter().find(|member| member.is_late(now_ns)) {
-            Some(member) => Err(Ending::new(
-                Exit::Start,
-                format!(
-                    "{} was not ready within {} ms (--start-timeout)",
-                    member.peer, self.config.lifecycle.start_timeout_ms
-                ),
-            )),
-            None => Ok(()),
+    /// Looks for roles that should be ready by now. An optional one that has served before is started again.
+    pub(super) fn check_start_deadlines(&mut self, now_ns: u64) -> Result<(), Ending> {
+        let timeout_ms = self.config.lifecycle.start_timeout_ms;
+        for index in 0..self.members.len() {
+            if !self.members[index].is_late(now_ns) {
+                continue;
+            }
+            let peer = self.members[index].peer;
+            if !self.may_fail(index) {
+                let reason = format!("{peer} was not ready within {timeout_ms} ms (--start-timeout)");
+                return Err(Ending::new(Exit::Start, reason));
+            }
+            // One that was killed before is gone when the kernel says so.
+            if self.members[index].state() == MemberState::Starting {
+                tracing::warn!(
+                    %peer,
+                    "not ready within {timeout_ms} ms (--start-timeout); killing it; requests are served without it"
+                );
+                self.members[index].kill();
+            }
         }
+        Ok(())
+    }
+
+    /// Whether the service goes on whatever becomes of this role: no request needs it, and it has served before. What
+    /// keeps it from its first start ends the service's start: its options may be wrong.
+    pub(super) fn may_fail(&self, index: usize) -> bool {
+        let member = &self.members[index];
+        let phase = self.wiring.page(member.peer).get(Gauge::Phase as usize);
+        let has_served = !matches!(self.stage, Stage::Starting)
+            || member.epoch() > 1
+            || Phase::from_word(phase) == Some(Phase::Ready);
+        member.peer.role.is_optional() && has_served
     }
 
     /// Kills roles whose loop has not turned for `--stuck-timeout`, so that they are restarted.
@@ -102,7 +161,7 @@ impl Service {
     /// Keeps a warm standby while every role serves; one that starts would take CPU from a restarting role.
     pub(super) fn keep_spare(&mut self, now_ns: u64) {
         if let Some(spare) = &mut self.spare
-            && self.members.iter().filter(|member| member.peer.role != Role::Events).all(Member::is_ready)
+            && self.members.iter().filter(|member| !member.peer.role.is_optional()).all(Member::is_ready)
         {
             spare.fill(now_ns, &self.host);
         }
@@ -112,7 +171,7 @@ impl Service {
     /// have a third one forward something, which must not go to a ring without a reader.
     pub(super) fn announce(&mut self) {
         // No role sends anything on to the events role, so one that stands still there makes no request wait.
-        let mut serving = self.members.iter().filter(|member| member.peer.role != Role::Events);
+        let mut serving = self.members.iter().filter(|member| !member.peer.role.is_optional());
         if self.unannounced.is_empty() || serving.any(|member| member.has_old_links(&self.wiring)) {
             return;
         }
@@ -136,25 +195,58 @@ impl Service {
             if !self.members[index].restart_is_due(now_ns) {
                 continue;
             }
-            let peer = self.members[index].peer;
-            self.wiring.renew(peer).map_err(|e| Ending::system("cannot renew shared memory", e))?;
-            self.restarts += 1;
-            for other in self.members.iter_mut().filter(|member| member.peer != peer) {
-                if let Err(error) = other.reattach(&self.wiring, peer) {
-                    tracing::error!(peer = %other.peer, %error, "cannot hand over new links; killing it");
-                    other.kill();
-                }
-            }
-            self.spawn(index)?;
-            // It does not know of roles that died before its start; PeerReady follows for each.
-            let missing: Vec<Peer> =
-                self.members.iter().filter(|m| !m.is_ready() && m.peer != peer).map(|m| m.peer).collect();
-            for peer in missing {
-                self.members[index]
-                    .tell(&self.wiring, &ToRole::PeerLost { peer, cause: DeathCause::Unknown });
+            match self.restart(index) {
+                Err(failure) if self.may_fail(index) => self.put_off(index, &failure, now_ns),
+                restarted => restarted?,
             }
         }
         Ok(())
+    }
+
+    fn restart(&mut self, index: usize) -> Result<(), Ending> {
+        let peer = self.members[index].peer;
+        self.wiring.renew(peer).map_err(|e| Ending::system("cannot renew shared memory", e))?;
+        for other in self.members.iter_mut().filter(|member| member.peer != peer) {
+            if let Err(error) = other.reattach(&self.wiring, peer) {
+                tracing::error!(peer = %other.peer, %error, "cannot hand over new links; killing it");
+                other.kill();
+            }
+        }
+        self.spawn(index)?;
+        self.restarts += 1;
+        if matches!(self.stage, Stage::Starting) {
+            // The others have not died: they are starting, and nothing announces them.
+            return Ok(());
+        }
+        // It does not know of roles that died before its start; PeerReady follows for each.
+        let missing: Vec<Peer> =
+            self.members.iter().filter(|m| !m.is_ready() && m.peer != peer).map(|m| m.peer).collect();
+        for peer in missing {
+            self.members[index].tell(&self.wiring, &ToRole::PeerLost { peer, cause: DeathCause::Unknown });
+        }
+        Ok(())
+    }
+
+    /// Plans another start of an optional role, whose last one has failed.
+    fn put_off(&mut self, index: usize, failure: &Ending, now_ns: u64) {
+        let peer = self.members[index].peer;
+        tracing::warn!(%peer, reason = failure.reason, "cannot restart it; requests are served without it");
+        if self.members[index].lives() {
+            // Its end plans the next start.
+            self.members[index].kill();
+            return;
+        }
+        self.wiring.page(peer).set(Gauge::Phase as usize, Phase::Restarting as u64);
+        let backoff_ns = self.backoff_ns(peer.role);
+        let member = &mut self.members[index];
+        if let Verdict::RestartAt { ns } = member.policy.died(now_ns, backoff_ns, None) {
+            member.restart_at(ns);
+        }
+    }
+
+    fn backoff_ns(&self, role: Role) -> u64 {
+        let backoff_ns = self.config.lifecycle.restart_backoff_ms * MS_NS;
+        if role.is_optional() { backoff_ns.max(ENDLESS_BACKOFF_NS_MIN) } else { backoff_ns }
     }
 
     /// Which life of this role exists, if one does.
@@ -190,7 +282,8 @@ impl Service {
         let now_ns = (self.clock)();
         let Some(victim) = self.wiring.condemn(edge, now_ns) else { return Ok(()) };
         let CorruptEdge { from, to, what, .. } = edge;
-        if matches!(self.stage, Stage::Starting) {
+        let index = self.members.iter().position(|member| member.peer == victim);
+        if matches!(self.stage, Stage::Starting) && !index.is_some_and(|index| self.may_fail(index)) {
             let reason =
                 format!("the edge from {from} to {to} is corrupt ({what}) before it was used; start again");
             return Err(Ending::new(Exit::Start, reason));

@@ -5,6 +5,7 @@ use crate::block_table::Tail;
 use crate::plan::{PlanRow, StepPlan};
 use crate::policy::preemption_candidate;
 use crate::sequence::Sequence;
+use crate::speculation::drafts_each;
 use crate::step_cost::StepWork;
 
 /// One block in this many is reserved when a request starts beside others, so that these can cross a few block
@@ -43,7 +44,8 @@ impl Scheduler {
 
     /// The same behind an outstanding plan. `None` if that must be committed first.
     fn grow_behind(&mut self) -> Option<usize> {
-        let waits = |sequence: &Sequence| !sequence.completes() && sequence.waits_for_token();
+        let may_draft = drafts_each(self.requests.running_count() as u32) > 0;
+        let waits = |sequence: &Sequence| !sequence.completes() && sequence.waits_for_token(may_draft);
         if self.requests.running().any(waits) {
             return None;
         }
@@ -68,9 +70,11 @@ impl Scheduler {
         if prefill_first {
             self.place_decodes(grown);
         }
+        self.place_drafts();
 
         let waits_ns = self.oldest_arrived_ns().map_or(0, |ns| now_ns.saturating_sub(ns));
         let plan = self.plans.last_mut();
+        plan.rows.extend_from_slice(&self.draft_rows);
         plan.rows.extend_from_slice(&self.prefill_rows);
         plan.oldest_waiting_ns = waits_ns;
         self.budget.note(plan, self.prefill_rows.len());
@@ -161,6 +165,32 @@ impl Scheduler {
                 let row = self.row_of(key, len);
                 self.prefill_rows.push(row);
             }
+        }
+    }
+
+    /// Adds rows of drafts behind the decode rows, in what prompts have left of the step's tokens and time. Blocks are
+    /// taken for them only while each running sequence can take one, too, so that the next step preempts none for them.
+    fn place_drafts(&mut self) {
+        self.draft_rows.clear();
+        if !self.policy.speculation {
+            return;
+        }
+        let (decodes, running) = (self.plans.last().rows.len(), self.requests.running_count() as u32);
+        let each = drafts_each(decodes as u32);
+        let rows_max = self.policy.rows_max(&self.limits) as usize;
+        for index in 0..decodes {
+            let rows = decodes + self.prefill_rows.len() + self.draft_rows.len();
+            let key = self.plans.last().rows[index].key;
+            let context = self.requests.get(key).len() + 1;
+            let room = self.room().min(rows_max.saturating_sub(rows) as u32);
+            let most = self.budget.decode_rows(context, each.min(room));
+            let spare = self.pool.available().saturating_sub(running);
+            let count = self.requests.get_mut(key).draft(most, spare, &mut self.pool);
+            self.budget.take_decodes(context, count);
+            self.totals.drafts += u64::from(count);
+            self.plans.last_mut().token_count += count;
+            let sequence = self.requests.get_mut(key);
+            self.draft_rows.extend((1..=count).map(|number| sequence.draft_row(key, number)));
         }
     }
 

@@ -2,12 +2,15 @@
 //!
 //! The model keeps one number per position of each KV block, made from all numbers before it, and draws from all
 //! numbers that a row reads through its block table. So a block that is stale, shared wrongly or written by two changes
-//! what comes out. A request that fails leaves wrong numbers behind, as one with a NaN would.
+//! what comes out. A request that fails leaves wrong numbers behind, as one with a NaN would. Where a schedule says so,
+//! most draws follow a pattern, so that drafts are often right.
 
 #![allow(dead_code, unreachable_pub)] // each test file includes it and uses its part
 
+mod mock;
 mod reader;
 
+use mock::{Mock, alone};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::{Claim, FaultCode, Grammar, GrammarField, GrammarKind, RequestId, Sampling};
 use pinion_scheduler::{
@@ -16,6 +19,7 @@ use pinion_scheduler::{
 use reader::Reader;
 use std::collections::{HashMap, VecDeque};
 
+pub use mock::mix;
 pub use reader::Told;
 
 pub const VOCABULARY: u32 = 24;
@@ -27,104 +31,6 @@ const PREFILL_FIRST_STEPS_MAX: u32 = 4;
 const OUTRANKED_MAX: u32 = 4;
 /// One start in this number goes to the oldest request, if it has aged.
 const AGED_STARTS_EVERY: u64 = 4;
-
-pub fn mix(state: u64, value: u64) -> u64 {
-    pinion_random::mix(state ^ value.wrapping_mul(0xd6e8_feb8_6659_fd93))
-}
-
-fn draw(state: u64) -> u32 {
-    (state >> 33) as u32 % VOCABULARY
-}
-
-/// What a request gets when it is alone in the world.
-fn alone(ids: &[u32], generate: usize, ignore_eos: bool) -> Vec<u32> {
-    let feed = |state: u64, token: u32| mix(state, mix(state, u64::from(token)));
-    let mut state = ids.iter().fold(1, |state, &token| feed(state, token));
-    let mut out = Vec::new();
-    while out.len() < generate && (ignore_eos || out.last() != Some(&EOS)) {
-        let token = draw(state);
-        state = feed(state, token);
-        out.push(token);
-    }
-    out
-}
-
-/// See the file's head.
-struct Mock {
-    block_size: usize,
-    kv: Vec<u64>,
-    /// What the last step drew, by lane.
-    drawn: Vec<u32>,
-}
-
-impl Mock {
-    fn new(limits: &Limits) -> Mock {
-        let size = limits.block_size as usize;
-        let kv = vec![0xdead; size * limits.block_count as usize];
-        Mock { block_size: size, kv, drawn: vec![EOS; limits.max_num_seqs as usize] }
-    }
-
-    fn at(&mut self, blocks: &[u32], position: usize) -> &mut u64 {
-        &mut self.kv
-            [blocks[position / self.block_size] as usize * self.block_size + position % self.block_size]
-    }
-
-    /// Carries out the copies of the current plan. No row reads where they write.
-    fn copy(&mut self, scheduler: &Scheduler) {
-        let plan = scheduler.current_plan();
-        for (at, copy) in plan.copies.iter().enumerate() {
-            assert!(copy.tokens > 0 && copy.tokens <= self.block_size as u32);
-            assert!(plan.copies[..at].iter().all(|earlier| earlier.to != copy.to && earlier.to != copy.from));
-            let holders = plan.rows.iter().filter(|row| scheduler.row(row).blocks.contains(&copy.to)).count();
-            assert_eq!(holders, 1, "a copy is for one");
-            let [from, to] = [copy.from, copy.to].map(|block| block as usize * self.block_size);
-            self.kv.copy_within(from..from + copy.tokens as usize, to);
-        }
-    }
-
-    /// Computes a row. What a poisoned row writes is wrong.
-    fn row(&mut self, scheduler: &Scheduler, row: &PlanRow, poisoned: bool) -> RowResult {
-        let view = scheduler.row(row);
-        let future = self.drawn[row.lane as usize];
-        let tokens: Vec<u32> = view.tokens.iter().copied().chain([future]).take(row.len as usize).collect();
-        assert_eq!(tokens.len(), row.len as usize, "at most one token is not known");
-        if view.sampling.reads_output() {
-            assert_eq!(view.tokens.len(), tokens.len(), "its draw looks at all tokens before it");
-        }
-        let start = row.start as usize;
-        let mut state = (0..start).fold(1, |state, position| mix(state, *self.at(view.blocks, position)));
-        for (offset, &token) in tokens.iter().enumerate() {
-            let value = mix(state, u64::from(token) + if poisoned { 1 << 40 } else { 0 });
-            *self.at(view.blocks, start + offset) = value;
-            state = mix(state, value);
-        }
-        match row.draw {
-            Some(_) if poisoned => RowResult::Failed(FaultCode::NonFinite),
-            Some(_) => {
-                self.drawn[row.lane as usize] = draw(state);
-                RowResult::Token(draw(state))
-            }
-            None => RowResult::Computed,
-        }
-    }
-
-    /// No sequence writes where another reads or writes.
-    fn check_writes(&self, scheduler: &Scheduler, rows: &[PlanRow]) {
-        for row in rows {
-            let (first, last) = (row.start as usize, (row.start + row.len - 1) as usize);
-            let written = &scheduler.row(row).blocks[first / self.block_size..=last / self.block_size];
-            for other in rows.iter().filter(|other| other.id != row.id) {
-                let theirs = scheduler.row(other).blocks;
-                assert!(
-                    !written.iter().any(|block| theirs.contains(block)),
-                    "{} writes to {}",
-                    row.id,
-                    other.id
-                );
-            }
-        }
-    }
-}
 
 #[derive(Debug, Clone)]
 pub enum Exit {
@@ -156,6 +62,8 @@ pub struct Schedule {
     pub clear_every: Option<u32>,
     /// Each step is planned and run before the one before it is committed.
     pub ahead: bool,
+    /// Most tokens follow a pattern.
+    pub repeats: bool,
 }
 
 /// One request as the test sees it.
@@ -208,11 +116,12 @@ pub fn simulate(schedule: Schedule) -> Outcome {
     let (limits, policy) = (schedule.limits, schedule.policy);
     let mut arrivals = schedule.arrivals.clone();
     arrivals.sort_by_key(|arrival| arrival.at_step);
+    let repeats = schedule.repeats;
     let last_arrival = arrivals.last().map_or(0, |arrival| arrival.at_step);
     let mut simulation = Simulation {
         schedule,
         scheduler: Scheduler::with_policy(limits, policy),
-        mock: Mock::new(&limits),
+        mock: Mock::new(&limits, repeats),
         step: 0,
         in_flight: VecDeque::new(),
         reader: Reader::default(),
@@ -256,7 +165,8 @@ impl Simulation {
         let limits = self.schedule.limits;
         let id = RequestId { frontend: 0, slot: slot as u16, generation: 1 };
         let eos_ends = limits.stop_ids.first().is_some() && !arrival.ignore_eos;
-        let expected = alone(&arrival.prompt, arrival.max_tokens as usize, !eos_ends);
+        let repeats = self.schedule.repeats;
+        let expected = alone(&arrival.prompt, arrival.max_tokens as usize, !eos_ends, repeats);
         let resumed = expected.len().min(arrival.resumed as usize);
         let mut ids = arrival.prompt.clone();
         ids.extend(&expected[..resumed]);
@@ -416,7 +326,9 @@ impl Simulation {
         let plan = self.scheduler.current_plan();
         assert!(!plan.rows.is_empty(), "an empty plan is none");
         assert!(plan.token_count <= limits.max_num_batched_tokens, "over the token budget");
-        assert!(plan.rows.len() <= limits.max_num_seqs as usize, "over the sequence limit");
+        let sequences = plan.rows.iter().filter(|row| row.draft == 0).count();
+        assert!(sequences <= limits.max_num_seqs as usize, "over the sequence limit");
+        assert!(plan.rows.len() <= policy.rows_max(&limits) as usize, "over the row limit");
         assert!(plan.rows.iter().all(|row| row.len > 0), "a row without a token");
         assert_eq!(plan.token_count, plan.rows.iter().map(|row| row.len).sum::<u32>());
         let chunk_max = policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
@@ -430,7 +342,19 @@ impl Simulation {
         );
         self.scheduler.check();
         for (index, row) in rows.iter().enumerate() {
-            assert!(rows[..index].iter().all(|other| other.lane != row.lane && other.id != row.id));
+            let same = rows[..index].iter().filter(|other| other.lane == row.lane || other.id == row.id);
+            assert_eq!(
+                same.clone().count() as u32,
+                row.draft,
+                "one row, and one for each draft in its order"
+            );
+            let base = rows.iter().find(|other| other.id == row.id).expect("the row itself, at least");
+            let own = (row.lane, row.start, row.draw, row.len);
+            let draft = row.draft;
+            assert!(
+                draft == 0 || own == (base.lane, base.start + draft, base.draw.map(|draw| draw + draft), 1),
+                "{row:?} does not follow {base:?}"
+            );
         }
         Some(rows)
     }

@@ -17,7 +17,7 @@ mod writer;
 pub use queue::LogPage;
 
 use clock::Clock;
-use nix::sched::{CpuSet, sched_getaffinity};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use notice::Format;
 use pinion_config::{LogForm, Terminal};
@@ -45,6 +45,12 @@ pub fn start() -> Result<(), &'static io::Error> {
     let cpus = CPUS.get().copied();
     let start = || writer::start(QUEUE.clone(), io::stderr(), cpus).err();
     WRITER.get_or_init(start).as_ref().map_or(Ok(()), Err)
+}
+
+/// Lets the calling thread run where this process could before it was pinned: its work takes no time of a loop.
+pub fn unpin_thread() {
+    // Where that is refused it runs where the others do.
+    CPUS.get().map(|cpus| sched_setaffinity(Pid::from_raw(0), cpus));
 }
 
 /// A way into the queue, for one event.

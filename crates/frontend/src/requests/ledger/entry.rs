@@ -2,6 +2,7 @@
 
 use super::recovery_state::Recovery;
 use crate::limits::PROBATION_MAX;
+use crate::observe::otlp::TracedSequence;
 use crate::requests::outgoing::Job;
 use crate::requests::request::Request;
 use crate::requests::shared_line::SharedLine;
@@ -18,6 +19,8 @@ pub(super) struct Entry {
     pub(super) siblings: Option<Rc<Siblings>>,
     /// Of a text of a request for vectors: the line that tells of all of them.
     pub(super) line: Option<Rc<SharedLine>>,
+    /// What its spans are gathered in, if it is traced and they are not.
+    pub(super) trace: Option<TracedSequence>,
     pub(super) id: RequestId,
     /// CLOCK_MONOTONIC ns at which its head was parsed.
     pub(super) received_ns: u64,
@@ -82,6 +85,7 @@ impl Entry {
             request,
             siblings: None,
             line: None,
+            trace: None,
             id,
             received_ns,
             client_done: false,

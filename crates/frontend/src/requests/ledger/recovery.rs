@@ -17,6 +17,7 @@ use crate::observe::timeline::Stamps;
 use pinion_protocol::control::DeathCause;
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::{Fault, FaultCode, Peer, RequestId, Role};
+use std::time::Duration;
 
 /// A role that had the request died.
 const HELD: u32 = 1;
@@ -256,9 +257,12 @@ impl Ledger {
         let (orphans, late): (Vec<_>, Vec<_>) = self
             .ids(|entry, request| {
                 let Some(submission) = entry.submission() else { return false };
-                // Requests that have their outcome wait for no text.
-                let soon = entry.has_lost_engine() || request.outcome().is_some();
-                let patience = if soon { LAST_TEXT_GRACE } else { patience };
+                // Requests that have their outcome wait for no text, which may not come at all after a death.
+                let patience = match (entry.has_lost_engine(), request.outcome().is_some()) {
+                    (true, true) => Duration::ZERO,
+                    (false, false) => patience,
+                    _ => LAST_TEXT_GRACE,
+                };
                 let late = |finished_ns| over(finished_ns, patience, now_ns);
                 request.lacks_only_text() && submission.finished_ns.is_some_and(late)
             })
@@ -268,12 +272,15 @@ impl Ledger {
         if late.is_empty() {
             return;
         }
-        tracing::error!(count = late.len(), "finished requests whose text never came");
         let (died_with_engine, lost): (Vec<_>, Vec<_>) =
             late.into_iter().partition(|id| self.entries.get(*id).is_some_and(Entry::has_lost_engine));
         let waits = |id: &RequestId| {
             self.entries.get(*id).is_some_and(|entry| entry.request.borrow().outcome().is_none())
         };
+        let missed = died_with_engine.iter().chain(&lost).filter(|id| waits(id)).count();
+        if missed > 0 {
+            tracing::error!(count = missed, "finished requests whose text never came");
+        }
         self.cut |= self.draining && died_with_engine.iter().any(waits);
         let message = "the engine restarted before all of this request's text was sent; send it again";
         self.give_up(&died_with_engine, &Fault::new(FaultCode::RoleRestarted, message));

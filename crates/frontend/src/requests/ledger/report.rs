@@ -1,8 +1,9 @@
-//! What is said of a request that has ended: one log line, its metrics, its timeline.
+//! What is said of a request that has ended: one log line, its metrics, its timeline, its spans.
 
 use super::{Entry, Setup};
 use crate::answers::openai::Ending;
 use crate::observe::metrics::{EndReason, Life, Metrics};
+use crate::observe::otlp::Sequence;
 use crate::observe::slow::{Slow, SlowLog};
 use crate::observe::timeline::{Stamps, Timeline};
 use crate::requests::request::{Outcome, Request};
@@ -30,27 +31,11 @@ impl Reports {
     /// The one log line of a request, and its metrics. The texts of a request for vectors share a line.
     pub(super) fn report(&mut self, entry: &Entry, setup: &Setup) {
         let request = entry.request.borrow();
-        let reason = match request.outcome() {
-            Some(Outcome::Text(Ending::Stop | Ending::ToolCalls, _)) => EndReason::Stop,
-            Some(Outcome::Text(Ending::Length, _)) => EndReason::Length,
-            Some(Outcome::Ids(_) | Outcome::Decoded(_) | Outcome::Vector(..)) => EndReason::Answered,
-            Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),
-            Some(Outcome::Withdrawn) => EndReason::Withdrawn,
-            Some(Outcome::Disconnected) | None => EndReason::Disconnected,
-        };
-        let slot = setup.slot(entry.id);
-        let stamps = Stamps::of_slot(slot, entry.id.generation, entry.recovery.earlier());
+        let known = Known::of(entry, &request, setup);
+        let Known { reason, stamps, timeline, now_ns, prompt_tokens, .. } = known;
         let stamped = |stage: Stage| stamps.of(stage);
-        let last_write = Some(stamped(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
-        let now_ns = (setup.clock)();
-        let until_ns = last_write.unwrap_or(now_ns);
-        let timeline = Timeline::of_slot(slot, entry.id.generation, &stamps, entry.received_ns, until_ns);
-        let end = last_write.map(|_| timeline.total_ns);
+        let end = known.is_written.then_some(timeline.total_ns);
         let generated_tokens = request.token_count();
-        let prompt_tokens = match request.finished() {
-            Some(finished) => finished.prompt_tokens,
-            None => setup.counted(entry.id, Counter::PromptTokens),
-        };
         self.metrics.end(request.facts.route, reason);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
         self.metrics.cached_tokens.add(u64::from(request.cached_tokens()));
@@ -78,6 +63,9 @@ impl Reports {
             total_ms: end.map(ms),
             resumptions: entry.recovery.resumptions(),
         };
+        if let Some(trace) = &entry.trace {
+            trace.end(known.sequence(entry, &request));
+        }
         match &entry.line {
             None => log_request(&request, &told, generated_tokens, timeline.first_ns),
             Some(line) => log_text(&request, told, line),
@@ -94,6 +82,70 @@ impl Reports {
                 ended_unix_s: clock::unix_s(),
                 timeline,
             });
+        }
+    }
+}
+
+/// Says of a request that is not over what its spans say, as if it were.
+pub(super) fn end_trace(entry: &mut Entry, setup: &Setup) {
+    if let Some(trace) = entry.trace.take() {
+        let request = entry.request.borrow();
+        trace.end(Known::of(entry, &request, setup).sequence(entry, &request));
+    }
+}
+
+/// What is known of a request when something is said of it.
+struct Known {
+    reason: EndReason,
+    stamps: Stamps,
+    /// Up to its last bytes, if they were written, or up to now.
+    timeline: Timeline,
+    is_written: bool,
+    now_ns: u64,
+    prompt_tokens: u32,
+}
+
+impl Known {
+    fn of(entry: &Entry, request: &Request, setup: &Setup) -> Known {
+        let reason = match request.outcome() {
+            Some(Outcome::Text(Ending::Stop | Ending::ToolCalls, _)) => EndReason::Stop,
+            Some(Outcome::Text(Ending::Length, _)) => EndReason::Length,
+            Some(Outcome::Ids(_) | Outcome::Decoded(_) | Outcome::Vector(..)) => EndReason::Answered,
+            Some(Outcome::Failed(fault)) => EndReason::of_fault(fault.code),
+            Some(Outcome::Withdrawn) => EndReason::Withdrawn,
+            Some(Outcome::Disconnected) | None => EndReason::Disconnected,
+        };
+        let slot = setup.slot(entry.id);
+        let stamps = Stamps::of_slot(slot, entry.id.generation, entry.recovery.earlier());
+        let last_write = Some(stamps.of(Stage::LastWrite)).filter(|ns| *ns >= entry.received_ns);
+        let now_ns = (setup.clock)();
+        let until_ns = last_write.unwrap_or(now_ns);
+        let timeline = Timeline::of_slot(slot, entry.id.generation, &stamps, entry.received_ns, until_ns);
+        let prompt_tokens = match request.finished() {
+            Some(finished) => finished.prompt_tokens,
+            None => setup.counted(entry.id, Counter::PromptTokens),
+        };
+        Known { reason, stamps, timeline, is_written: last_write.is_some(), now_ns, prompt_tokens }
+    }
+
+    /// The same for its spans.
+    fn sequence(&self, entry: &Entry, request: &Request) -> Sequence {
+        let finish = match request.outcome() {
+            Some(Outcome::Text(ending, _)) => Some(ending.name()),
+            _ => None,
+        };
+        Sequence {
+            number: 0,
+            stamps: self.stamps,
+            until_ns: self.timeline.received_ns + self.timeline.total_ns,
+            first_ns: self.timeline.first_ns,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: request.cached_tokens(),
+            generated_tokens: request.token_count(),
+            preemptions: self.timeline.counter(Counter::Preemptions),
+            resumptions: entry.recovery.resumptions(),
+            finish,
+            reason: self.reason,
         }
     }
 }
