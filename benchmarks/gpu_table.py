@@ -4,6 +4,7 @@ left out; `next` what to look at first; `results` writes OUT/results.jsonl, ever
 OUT/profiles with where it comes from. Needs nothing but Python."""
 import csv
 import json
+import math
 import os
 import re
 import sys
@@ -16,13 +17,15 @@ STEPS = ["steps", "steps_bf16", "steps_sampled", "steps_nucleus", "steps_logprob
 ONLINE = ["online", "online_trace_0.4", "online_trace_0.8", "online_trace_1.6"]
 FAMILIES = ["qwen3", "llama"]
 PARTS = ["equality", "gpt2", "families", "ablations", "profiles"]
-# Nearer than this is the same: clocks alone do more.
-SAME = 0.02
+# A winner takes this number of paired rounds, and of runs of the default again in each, which show the noise: as in
+# `pinion bench ablate`.
+ROUNDS_MIN, CONTROLS_MIN = 5, 3
+# How gpu_parts.sh names those.
+CONTROL = re.compile(r"again\d+$")
 # Lines of `next` for one question.
 FIRST = 5
 # Times of an emulated device have no target.
 IS_REAL = True
-ONLINE = ["online", "online_trace", "online_fused", "online_launches", "online_no_overlap"]
 
 
 def lines(out, stage):
@@ -298,26 +301,42 @@ def ablated(out):
         switch, number = name.removeprefix("ablate_offline_").rsplit("_", 1)
         speeds, base = median(offline(out, name)), median(offline(out, f"ablate_offline_base_{number}"))
         if switch != "base" and speeds and base:
-            found.setdefault(("offline", "--" + switch), []).append(base / speeds)
+            found.setdefault(("offline", switch if CONTROL.match(switch) else "--" + switch), []).append(base / speeds)
     return [(of, switch, ratios) for (of, switch), ratios in found.items()]
 
 
-def verdict(ratios):
-    """Beyond the noise in every round, or the same."""
-    if max(ratios) < 1 - SAME:
+def noises(found):
+    """Of what, and how far from the default the default itself was found, at most, when it ran again; nothing without enough runs."""
+    widths = {}
+    for of, switch, ratios in found:
+        if CONTROL.match(switch) and len(ratios) >= ROUNDS_MIN:
+            widths.setdefault(of, []).append(abs(math.log(median(ratios))))
+    return {of: math.exp(max(effects)) for of, effects in widths.items() if len(effects) >= CONTROLS_MIN}
+
+
+def verdict(ratios, noise):
+    """Beyond the noise in every round, or the same; empty where too little ran for either."""
+    if noise is None or len(ratios) < ROUNDS_MIN:
+        return ""
+    if max(ratios) < 1 / noise:
         return "default loses"
-    return "default wins" if min(ratios) > 1 + SAME else "same"
+    return "default wins" if min(ratios) > noise else "same"
 
 
 def ablations(out):
     found = ablated(out)
     if not found:
         return
-    print(f"time with the switch / time without, of the same round; beyond {SAME:.0%} in every round one of them wins")
-    rows = [["what", "switch", "median", "least", "most", "rounds", ""]]
+    noise = noises(found)
+    print("time with the switch / time without, of the same round; beyond the noise in every round one of them wins")
+    rows = [["what", "switch", "median", "least", "most", "rounds", "noise", "verdict"]]
     for of, switch, ratios in sorted(found, key=lambda entry: (entry[1], entry[0])):
-        rows.append([of, switch, f"{median(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}", str(len(ratios)), verdict(ratios)])
+        band = f"{1 / noise[of]:.3f} to {noise[of]:.3f}" if of in noise else ""
+        said = "control" if CONTROL.match(switch) else verdict(ratios, noise.get(of))
+        rows.append([of, switch, f"{median(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}", str(len(ratios)), band, said])
     aligned(rows)
+    if any(not row[-1] for row in rows):
+        print(f"  a verdict takes {ROUNDS_MIN} rounds, and the default again {CONTROLS_MIN} times in each of them, which is the noise")
 
 
 def profiles(out):
@@ -368,7 +387,10 @@ def look_next(out):
     missing = [part for part in PARTS if not any(of == part for of, *_ in have)]
     cut = [f"{of}: {name}: {why}" for of, name, outcome, why in have if outcome == "skipped"]
     head(2, "what has not run", [f"{part}: no stage of it" for part in missing] + cut)
-    lost = sorted((median(ratios), of, switch, len(ratios)) for of, switch, ratios in ablated(out) if verdict(ratios) == "default loses")
+    found = ablated(out)
+    noise = noises(found)
+    lost = sorted((median(ratios), of, switch, len(ratios)) for of, switch, ratios in found
+                  if not CONTROL.match(switch) and verdict(ratios, noise.get(of)) == "default loses")
     head(3, "which default loses", [f"{switch}: {of} takes {ratio:.3f} of the default's time, in each of {count} rounds" for ratio, of, switch, count in lost])
     far = sorted(kernels_by_distance(out), key=lambda entry: entry[0], reverse=True)
     head(4, "which kernel is furthest from its bound", [f"{name}: {us:.2f} us, {share:.0%} of the copy's bandwidth, {over:.2f} us over" for over, share, us, name in far])

@@ -79,16 +79,6 @@ make_models() {
     done
 }
 
-# Of the best server in the offline cell, in requests a second.
-capacity() { # capacity FILE
-    python3 -c '
-import json, statistics, sys
-rates = {}
-for run in json.load(open(sys.argv[1]))["runs"]:
-    rates.setdefault(run["label"], []).append(run["figures"]["requests_per_s"])
-print(max(statistics.median(of_one) for of_one in rates.values()))' "$1"
-}
-
 workload() { # workload CELL FOLDER-OF-MODEL-AND-TYPE
     local lengths="--input-len 256 --output-len $OUTPUT"
     case $1 in
@@ -101,7 +91,7 @@ workload() { # workload CELL FOLDER-OF-MODEL-AND-TYPE
     served)
         [ -e "$2/offline/compare.json" ] || die "the served cell takes its rates from the offline cell of $2, which has not run"
         local most
-        most=$(capacity "$2/offline/compare.json")
+        most=$(python3 benchmarks/peers/capacity.py "$2/offline/compare.json")
         python3 -c 'import sys
 most, requests, lengths = float(sys.argv[1]), sys.argv[2], sys.argv[3]
 print(f"online --poisson {most:.3f} --rate {0.5 * most:.2f},{0.8 * most:.2f} --requests {requests} {lengths}")' \
