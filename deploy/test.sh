@@ -253,8 +253,7 @@ step_gpu_dry_run() {
     [ "$(grep -c '^[1-5]\. ' "$LOGS/gpu-next.txt")" = 5 ]
 }
 
-# Many seeds of the whole service, optimised and with debug assertions, in two threads for each CPU. PINION_SIM_RUNS says how
-# many.
+# Many seeds of the whole service, optimised and with debug assertions, on every CPU. PINION_SIM_RUNS says how many.
 step_simulation() {
     PINION_SIM_RUNS=${PINION_SIM_RUNS:-100000} CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test --locked \
         --package pinion-simulation --test seeds --target-dir "$TARGET/simulation" -- --nocapture

@@ -39,6 +39,7 @@ pub(crate) const METRICS: &[Metric] = &[
     time("tpot_p50_ms", "TPOT p50", Quantile::P50, TPOT),
     time("tpot_p90_ms", "TPOT p90", Quantile::P90, TPOT),
     time("tpot_p99_ms", "TPOT p99", Quantile::P99, TPOT),
+    time("itl_p50_ms", "ITL p50", Quantile::P50, ITL),
     time("itl_p99_ms", "ITL p99", Quantile::P99, ITL),
     time("e2e_p50_ms", "E2E p50", Quantile::P50, E2E),
     time("e2e_p90_ms", "E2E p90", Quantile::P90, E2E),

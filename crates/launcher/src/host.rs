@@ -1,4 +1,4 @@
-//! What a role runs in: a process of its own, or (`--in-process`) a thread of this one.
+//! What a role runs in: a process of its own, (`--in-process`) a thread of this one, or a simulation's own loop.
 //!
 //! The thread form is the control of an ablation: the same roles, rings and control messages without process
 //! boundaries. A thread cannot be killed, so a role that hangs there is left behind and ends with the process.
@@ -11,6 +11,8 @@ use pinion_os::pidfd;
 use pinion_os::privileges::drop_in_child;
 use pinion_os::process::dies_with_parent;
 use pinion_protocol::{Peer, Role};
+use std::cell::Cell;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,7 +29,7 @@ const PANIC_CODE: i32 = 101;
 pub type RoleMain = fn(Peer, OwnedFd) -> ExitCode;
 
 /// Where roles run.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum Host {
     /// Each in a process, from binaries in this folder.
     Processes {
@@ -40,6 +42,33 @@ pub enum Host {
     },
     /// Each in a thread of this process.
     Threads(RoleMain),
+    /// The caller runs them: it gets each one's name, its end of the descriptor socket, and what to end it with.
+    Caller(Rc<dyn Fn(Peer, OwnedFd, RoleEnd)>),
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Processes { folder, .. } => write!(f, "processes of {}", folder.display()),
+            Host::Threads(_) => write!(f, "threads"),
+            Host::Caller(_) => write!(f, "the caller"),
+        }
+    }
+}
+
+/// For the launcher the role of a [`Host::Caller`] lives until this is used or dropped, which is a failure.
+#[derive(Debug)]
+pub struct RoleEnd {
+    exit: Rc<Cell<ExitCode>>,
+    /// Hangs up when this is dropped.
+    _alive: UnixStream,
+}
+
+impl RoleEnd {
+    /// The role has ended with this code.
+    pub fn end(self, code: ExitCode) {
+        self.exit.set(code);
+    }
 }
 
 /// A living role.
@@ -53,6 +82,12 @@ pub(crate) enum Body {
         /// Hangs up when the thread ends, however it ends.
         ended: UnixStream,
     },
+    Caller {
+        /// Shared with the [`RoleEnd`] as long as the role lives.
+        exit: Rc<Cell<ExitCode>>,
+        /// Hangs up with the [`RoleEnd`].
+        ended: UnixStream,
+    },
 }
 
 impl Host {
@@ -60,7 +95,7 @@ impl Host {
     pub(crate) fn profile(&self) -> Option<&Profile> {
         match self {
             Host::Processes { profile, .. } => profile.as_deref(),
-            Host::Threads(_) => None,
+            Host::Threads(_) | Host::Caller(_) => None,
         }
     }
 
@@ -101,6 +136,12 @@ impl Host {
                 let handle = std::thread::Builder::new().name(name).spawn(life)?;
                 Ok(Body::Thread { handle: Some(handle), ended })
             }
+            Host::Caller(take) => {
+                let (ended, alive) = UnixStream::pair()?;
+                let exit = Rc::new(Cell::new(ExitCode::FAILURE));
+                take(process.peer, socket, RoleEnd { exit: exit.clone(), _alive: alive });
+                Ok(Body::Caller { exit, ended })
+            }
         }
     }
 
@@ -123,6 +164,10 @@ impl Host {
     }
 }
 
+fn code_of(code: ExitCode) -> i32 {
+    i32::from(code != ExitCode::SUCCESS)
+}
+
 fn start(command: &mut Command, process: &Process, socket: OwnedFd) -> io::Result<Body> {
     surround(command, process);
     if std::env::current_dir().is_err() {
@@ -139,7 +184,7 @@ impl Body {
     pub(crate) fn pid(&self) -> u32 {
         match self {
             Body::Process { child, .. } => child.id(),
-            Body::Thread { .. } => std::process::id(),
+            Body::Thread { .. } | Body::Caller { .. } => std::process::id(),
         }
     }
 
@@ -147,7 +192,7 @@ impl Body {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Body::Process { pidfd, .. } => pidfd.as_fd(),
-            Body::Thread { ended, .. } => ended.as_fd(),
+            Body::Thread { ended, .. } | Body::Caller { ended, .. } => ended.as_fd(),
         }
     }
 
@@ -160,11 +205,14 @@ impl Body {
                     return Ok(None);
                 }
                 let code = match handle.take().map(JoinHandle::join) {
-                    Some(Ok(code)) if code == ExitCode::SUCCESS => 0,
-                    Some(Ok(_)) => 1,
+                    Some(Ok(code)) => code_of(code),
                     Some(Err(_)) | None => PANIC_CODE,
                 };
                 Ok(Some(ExitStatus::from_raw(code << 8)))
+            }
+            Body::Caller { exit, .. } => {
+                let has_ended = Rc::strong_count(exit) == 1;
+                Ok(has_ended.then(|| ExitStatus::from_raw(code_of(exit.get()) << 8)))
             }
         }
     }

@@ -27,4 +27,4 @@ mod trace;
 mod welcome;
 pub mod wiring;
 
-pub use host::{Host, RoleMain};
+pub use host::{Host, RoleEnd, RoleMain};

@@ -1,53 +1,37 @@
-//! Where the launcher starts roles in a simulation: a thread that only holds the role's place, so that the launcher
-//! sees it live and end. The role itself runs in the simulation's thread, over the socket that the launcher gave it.
+//! Where the launcher starts roles in a simulation: each waits here until the simulation runs it, over the socket that
+//! the launcher gave it.
 
+use pinion_launcher::{Host, RoleEnd};
 use pinion_protocol::Peer;
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
-use std::process::ExitCode;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-/// A thread starts within this time, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
+use std::rc::Rc;
 
 /// A role that was started and is not attached yet.
 pub(crate) struct Started {
-    peer: Peer,
+    pub(crate) peer: Peer,
     pub(crate) socket: OwnedFd,
-    /// For the launcher the role lives until this is used or dropped.
-    pub(crate) place: Sender<ExitCode>,
+    pub(crate) end: RoleEnd,
 }
 
-static STARTED: Mutex<Vec<Started>> = Mutex::new(Vec::new());
-static ONE_MORE: Condvar = Condvar::new();
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// The roles that were started and not taken.
+#[derive(Clone, Default)]
+pub(crate) struct Places(Rc<RefCell<Vec<Started>>>);
 
-/// Held by a run: the places are those of the process.
-pub(crate) fn enter() -> MutexGuard<'static, ()> {
-    let entered = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    STARTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    entered
-}
+impl Places {
+    /// What a launcher starts roles with.
+    pub(crate) fn host(&self) -> Host {
+        let places = self.clone();
+        Host::Caller(Rc::new(move |peer, socket, end| {
+            places.0.borrow_mut().push(Started { peer, socket, end });
+        }))
+    }
 
-/// What the launcher calls in the thread of a role.
-pub(crate) fn hold_place(peer: Peer, socket: OwnedFd) -> ExitCode {
-    let (place, left) = channel();
-    STARTED.lock().unwrap_or_else(PoisonError::into_inner).push(Started { peer, socket, place });
-    ONE_MORE.notify_all();
-    left.recv().unwrap_or(ExitCode::FAILURE)
-}
-
-/// The role `peer`, which the launcher has just started.
-pub(crate) fn take(peer: Peer) -> Started {
-    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        if let Some(at) = started.iter().position(|role| role.peer == peer) {
-            return started.swap_remove(at);
-        }
-        let (waited, timeout) =
-            ONE_MORE.wait_timeout(started, PATIENCE).unwrap_or_else(PoisonError::into_inner);
-        assert!(!timeout.timed_out(), "the launcher started {peer} and its thread did not come");
-        started = waited;
+    /// The role `peer`, which the launcher has just started.
+    pub(crate) fn take(&self, peer: Peer) -> Started {
+        let mut started = self.0.borrow_mut();
+        // Of a role that was started again before it was taken, the last.
+        let at = started.iter().rposition(|role| role.peer == peer);
+        started.swap_remove(at.unwrap_or_else(|| panic!("the launcher says that it started {peer}")))
     }
 }

@@ -2,7 +2,7 @@
 //! turn of its loop at a time.
 
 use crate::clock;
-use crate::host::{self, Started};
+use crate::host::Started;
 use crate::oracle::codec;
 use crate::plan::{EOS, PERIOD, VOCABULARY};
 use pinion_config::{Config, Topology};
@@ -12,6 +12,7 @@ use pinion_frontend::http::app::App;
 use pinion_frontend::observe::metrics::Metrics;
 use pinion_frontend::reactor::{Reactor, SessionOutlet, Turn};
 use pinion_frontend::requests::ledger::{Ledger, Patience, Setup};
+use pinion_launcher::RoleEnd;
 use pinion_model::{FakeModel, FakeOptions, FakeShape, Inline, Model, Pipeline, STEP_DEADLINE, Threaded};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Peer, Role};
@@ -21,9 +22,9 @@ use pinion_text::ChatRenderer;
 use pinion_tokenizer::Tokenizer;
 use pinion_worker::{Pace, Recorder, Session};
 use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 /// What a turn came to.
@@ -50,8 +51,8 @@ pub(crate) enum Loop {
 
 /// How far a role is.
 pub(crate) enum Stage {
-    /// Started by the launcher.
-    Started(Started),
+    /// Started by the launcher with this end of the descriptor socket.
+    Started(OwnedFd),
     /// It has its links.
     Attached(Box<Session>),
     /// In its loop.
@@ -70,7 +71,7 @@ pub(crate) struct Life {
     pub(crate) stalled_until_ns: u64,
     /// The launcher sees its end from this time on.
     pub(crate) seen_gone_ns: u64,
-    place: Option<Sender<ExitCode>>,
+    end: Option<RoleEnd>,
     exit: ExitCode,
     /// From its attachment on.
     status: Option<Page>,
@@ -80,18 +81,16 @@ pub(crate) struct Life {
 
 impl Life {
     /// The role that the launcher has just started.
-    pub(crate) fn new(peer: Peer, epoch: u32) -> Life {
-        let started = host::take(peer);
-        let place = Some(started.place.clone());
-        let stage = Stage::Started(started);
+    pub(crate) fn new(started: Started, epoch: u32) -> Life {
+        let Started { peer, socket, end } = started;
         let exit = ExitCode::FAILURE;
         Life {
             peer,
             epoch,
-            stage,
+            stage: Stage::Started(socket),
             stalled_until_ns: 0,
             seen_gone_ns: 0,
-            place,
+            end: Some(end),
             exit,
             status: None,
             sequence: 0,
@@ -115,7 +114,7 @@ impl Life {
     pub(crate) fn turn(&mut self, topology: &Topology) -> Result<Turned, String> {
         let stage = std::mem::replace(&mut self.stage, Stage::Gone);
         let (stage, turned) = match stage {
-            Stage::Started(Started { socket, .. }) => {
+            Stage::Started(socket) => {
                 let attached = Session::attach_over(self.peer.role, socket, clock::now_ns);
                 let session = attached.map_err(|error| format!("{} cannot attach: {error}", self.peer))?;
                 self.status = Some(session.status.clone());
@@ -148,9 +147,8 @@ impl Life {
 
     /// The launcher sees the end.
     pub(crate) fn show_end(&mut self) {
-        if let Some(place) = self.place.take() {
-            // The thread may have been left behind.
-            let _ = place.send(self.exit);
+        if let Some(end) = self.end.take() {
+            end.end(self.exit);
         }
     }
 
@@ -160,7 +158,7 @@ impl Life {
 
     /// Whether its end was shown.
     pub(crate) fn has_shown_end(&self) -> bool {
-        self.place.is_none()
+        self.end.is_none()
     }
 
     /// Whether clients can connect to it.

@@ -3,19 +3,17 @@
 use crate::client::{Client, End};
 use crate::clock;
 use crate::coverage::Coverage;
-use crate::host;
+use crate::host::Places;
 use crate::observer::Observer;
 use crate::oracle::Oracle;
 use crate::plan::Plan;
 use crate::request;
 use crate::role::{Life, Stage, Turned};
-use pinion_launcher::Host;
 use pinion_launcher::serve::Service;
 use pinion_protocol::{Peer, Role};
 use pinion_random::Random;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 use tokio::task::LocalSet;
 
 const MS_NS: u64 = 1_000_000;
@@ -62,7 +60,6 @@ pub struct Report {
 /// # Errors
 /// What did not hold.
 pub fn run(seed: u64, traced: usize) -> Result<Report, Failure> {
-    let _entered = host::enter();
     // Roles would install their own, which writes to standard error.
     let _ = tracing::subscriber::set_global_default(tracing::subscriber::NoSubscriber::new());
     clock::reset();
@@ -85,6 +82,7 @@ pub(crate) struct World {
     pub(crate) plan: Plan,
     random: Random,
     service: Service,
+    places: Places,
     pub(crate) lives: BTreeMap<Peer, Life>,
     pub(crate) clients: Vec<Client>,
     oracle: Oracle,
@@ -107,21 +105,19 @@ pub(crate) struct World {
 
 impl World {
     fn new(plan: Plan, random: Random, traced: usize) -> Result<World, String> {
-        let service = Service::start(
-            plan.config.clone(),
-            plan.topology.clone(),
-            Host::Threads(host::hold_place),
-            clock::now_ns,
-        );
+        let places = Places::default();
+        let service =
+            Service::start(plan.config.clone(), plan.topology.clone(), places.host(), clock::now_ns);
         let service = service.map_err(|ending| ending.reason)?;
         let peers = plan.topology.processes.iter().map(|process| process.peer);
-        let lives = peers.map(|peer| (peer, Life::new(peer, 1))).collect();
+        let lives = peers.map(|peer| (peer, Life::new(places.take(peer), 1))).collect();
         Ok(World {
             deaths_left: plan.deaths,
             stalls_left: plan.stalls,
             plan,
             random,
             service,
+            places,
             lives,
             clients: Vec::new(),
             oracle: Oracle::new(),
@@ -294,22 +290,19 @@ impl World {
             life.show_end();
             (life.peer, life.epoch)
         });
-        loop {
-            match self.service.look() {
-                Ok(None) => {}
-                Ok(Some(ending)) => {
-                    self.over = true;
-                    self.coverage.see(format!("service: ended {:?}", ending.code));
-                }
-                Err(ending) => return Err(format!("the service ends: {}", ending.reason)),
+        match self.service.look() {
+            Ok(None) => {}
+            Ok(Some(ending)) => {
+                self.over = true;
+                self.coverage.see(format!("service: ended {:?}", ending.code));
             }
-            match ended {
-                Some((peer, epoch)) if !self.over && self.service.life(peer) == Some(epoch) => {
-                    // The thread that held its place is about to end.
-                    std::thread::sleep(Duration::from_micros(20));
-                }
-                _ => break,
-            }
+            Err(ending) => return Err(format!("the service ends: {}", ending.reason)),
+        }
+        if let Some((peer, epoch)) = ended
+            && !self.over
+            && self.service.life(peer) == Some(epoch)
+        {
+            return Err(format!("the launcher does not see that {peer} has ended"));
         }
         self.note(|| format!("the launcher turns, sees {ended:?}"), 3);
         self.follow_launcher()
@@ -331,7 +324,7 @@ impl World {
             if let Some(epoch) = now {
                 self.coverage.see(format!("restart: {}", peer.role.name()));
                 self.note(|| format!("{peer} starts, life {epoch}"), 4);
-                self.lives.insert(peer, Life::new(peer, epoch));
+                self.lives.insert(peer, Life::new(self.places.take(peer), epoch));
             }
         }
         Ok(())

@@ -41,8 +41,8 @@ fn every_seed_gives_every_client_its_answer() {
     }
     let (first, runs) = (number("PINION_SIM_FIRST").unwrap_or(0), number("PINION_SIM_RUNS").unwrap_or(RUNS));
     let (begin, seeds) = (Instant::now(), AtomicU64::new(first));
-    // A run waits half of its time for the threads that hold its roles' places and its model.
-    let threads = 2 * available_parallelism().map_or(1, usize::from);
+    // A run waits now and then for the thread of its model.
+    let threads = available_parallelism().map_or(1, usize::from) + 1;
     let seen = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| try_seeds(&seeds, first + runs))).collect();
         workers.into_iter().map(|worker| worker.join().expect("panics are caught")).collect::<Vec<Seen>>()
