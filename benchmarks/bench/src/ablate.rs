@@ -41,6 +41,12 @@ pub(crate) const METRICS: &[Metric] = &[
     time("tpot_p99_ms", "TPOT p99", Quantile::P99, TPOT),
     time("itl_p50_ms", "ITL p50", Quantile::P50, ITL),
     time("itl_p99_ms", "ITL p99", Quantile::P99, ITL),
+    Metric {
+        name: "itl_max_ms",
+        title: "ITL max",
+        more_is_better: false,
+        source: Source::Plain(longest_gap_ms),
+    },
     time("e2e_p50_ms", "E2E p50", Quantile::P50, E2E),
     time("e2e_p90_ms", "E2E p90", Quantile::P90, E2E),
     time("e2e_p99_ms", "E2E p99", Quantile::P99, E2E),
@@ -57,6 +63,12 @@ const fn time(
     (of, unit): (fn(&RunRecord) -> &Spread, &'static str),
 ) -> Metric {
     Metric { name, title, more_is_better: false, source: Source::Percentile(quantile, of, unit) }
+}
+
+/// One gap of each run. What it is worth, the spread over the rounds tells.
+fn longest_gap_ms(run: &RunRecord) -> f64 {
+    let gaps = &run.figures.itl_ms;
+    if gaps.count > 0 { gaps.max } else { f64::NAN }
 }
 
 impl Metric {

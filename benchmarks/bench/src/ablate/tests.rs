@@ -173,6 +173,22 @@ fn a_p99_of_too_few_requests_is_a_dash_with_its_reason() {
 }
 
 #[test]
+fn the_longest_gap_is_judged_by_its_spread_alone() {
+    let mut runs = rounds(6);
+    for run in &mut runs {
+        let gaps = &mut run.figures.itl_ms;
+        (gaps.count, gaps.max) = (10, if run.label == "+y" { 30.0 } else { 10.0 });
+    }
+    let labels = INERT.map(|(label, _)| label);
+    let text = tables(&compared(&runs, &labels, &["itl_max_ms"]), "base");
+    assert_eq!(cell(&text, "ITL max", "+y"), "base", "{text}");
+    // A batch has no gaps.
+    runs.iter_mut().filter(|run| run.label == "+y").for_each(|run| run.figures.itl_ms = Spread::default());
+    let found = compared(&runs, &labels, &["itl_max_ms"]);
+    assert!(found.iter().all(|row| row.label != "+y" || row.better.is_none()), "{found:?}");
+}
+
+#[test]
 fn tables_are_narrow_and_have_the_strongest_effect_first() {
     let mut runs = Vec::new();
     for round in 0..3 {
