@@ -81,10 +81,12 @@ fn prose<'a>(
     found
 }
 
-/// Whether there is a space to break at: a long address has none.
+/// Whether there is a space to break at: a long address has none, also where it defines a link.
 fn can_break(text: &str) -> bool {
     let words = text.trim_start().trim_start_matches(['/', '!', '-', '*', '>']).trim_start();
-    words.contains(' ')
+    let address =
+        words.split_once("]: ").filter(|(label, _)| label.starts_with('[')).map(|(_, address)| address);
+    address.unwrap_or(words).contains(' ')
 }
 
 /// `text` with what stands in backquotes left out: names, and quotations of what is banned.
@@ -110,6 +112,7 @@ mod tests {
             ("a.rs", format!("//! | {long} |\n//! ```sh\n//! {long}\n//! ```\n//! {long}\n"), vec![5]),
             ("a.md", format!("short\n\n{long}\n"), vec![3]),
             ("a.md", format!("| {long} |\n## {long}\n```\n{long}\n```\n{long}"), vec![6]),
+            ("a.md", format!("[a]: https://{}\n\n[a]: {long}\n", "a".repeat(150)), vec![3]),
             ("a.py", format!("# {long}\n"), vec![]),
             ("benchmarks/results/a/README.md", long.clone(), vec![]),
         ] {
