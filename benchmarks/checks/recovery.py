@@ -16,10 +16,10 @@ ordinary gap between two chunks, and how many texts were not whole (exit code 1)
 """
 
 import argparse
-import http.client
 import json
 import os
 import re
+import selectors
 import signal
 import socket
 import statistics
@@ -32,47 +32,63 @@ READY_S = 180
 ON_ITS_WAY_S = 0.1
 
 
-def ask(port, index, tokens, chunks):
-    """Sends one stream and appends (time, text) for each of its chunks. Returns what was wrong, or None."""
-    body = {"prompt": f"stream {index} of those that go on", "max_tokens": tokens, "stream": True, "ignore_eos": True,
-            "temperature": 0}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    reply = connection.getresponse()
-    if reply.status != 200:
-        return f"status {reply.status}: {reply.read(300)!r}"
-    for line in reply:
-        line = line.strip()
-        if line == b"data: [DONE]":
-            return None
-        if line.startswith(b"data: "):
-            event = json.loads(line[6:])
-            if "error" in event:
-                return event["error"]["message"]
-            chunks.append((time.monotonic(), event["choices"][0]["text"]))
-    return "cut"
+def request(index, tokens):
+    """A stream's bytes, whose answer ends with its connection."""
+    body = json.dumps({"prompt": f"stream {index} of those that go on", "max_tokens": tokens, "stream": True,
+                       "ignore_eos": True, "temperature": 0})
+    return (f"POST /v1/completions HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n{body}").encode()
+
+
+def parsed(reads):
+    """The (time, text) of each chunk in the (time, bytes) of an answer, and what was wrong, or None."""
+    head, chunks, waiting = None, [], b""
+    for at, data in reads:
+        waiting += data
+        if head is None:
+            head, found, rest = waiting.partition(b"\r\n\r\n")
+            if not found:
+                head = None
+                continue
+            waiting = rest
+            if head.split()[1] != b"200":
+                return chunks, f"status {head.split()[1].decode()}: {waiting[:300]!r}"
+        *lines, waiting = waiting.split(b"\n")
+        for line in lines:
+            if line.strip() == b"data: [DONE]":
+                return chunks, None
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    return chunks, event["error"]["message"]
+                chunks.append((at, event["choices"][0]["text"]))
+    return chunks, "cut"
 
 
 def streams(port, count, tokens, disturb):
-    """Runs the streams; `disturb` gets their chunks once all of them run. Gives the chunks and the faults."""
-    chunks, faults = [[] for _ in range(count)], [None] * count
-
-    def one(index):
-        try:
-            faults[index] = ask(port, index, tokens, chunks[index])
-        except OSError as error:
-            faults[index] = str(error)
-
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
+    """Runs the streams in one thread, which reads and notes times and leaves the parsing for later: it must not be what
+    they wait for. `disturb` is called once all of them run. Gives their chunks and faults, and what `disturb` gave."""
+    waiting, reads, at = selectors.DefaultSelector(), [[] for _ in range(count)], None
+    for index in range(count):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+        connection.sendall(request(index, tokens))
+        waiting.register(connection, selectors.EVENT_READ, index)
     deadline = time.monotonic() + 60
-    while not all(len(own) > 3 for own in chunks) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    at = disturb()
-    for thread in threads:
-        thread.join()
-    return chunks, faults, at
+    while waiting.get_map():
+        for key, _ in waiting.select(1):
+            try:
+                data = key.fileobj.recv(1 << 16)
+            except OSError:
+                data = b""
+            if data:
+                reads[key.data].append((time.monotonic(), data))
+            else:
+                waiting.unregister(key.fileobj)
+                key.fileobj.close()
+        if at is None and (all(len(own) > 3 for own in reads) or time.monotonic() > deadline):
+            at = disturb()
+    chunks, faults = zip(*map(parsed, reads))
+    return chunks, faults, at or disturb()
 
 
 def role_pid(server, role):
