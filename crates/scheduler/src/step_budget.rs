@@ -55,6 +55,8 @@ pub(crate) struct StepBudget {
     work: StepWork,
     /// `None`: the plan has no budget.
     limit_ns: Option<u64>,
+    /// The same for more decode rows, whose cost is known before that of prompt tokens is.
+    decode_limit_ns: Option<u64>,
     /// Prompt tokens that the budget kept out of this plan.
     deferred: u32,
     times: StepTimes,
@@ -77,8 +79,8 @@ impl StepBudget {
             StepTime::Auto => Some(self.cost.predicted_ns(&decodes).saturating_mul(AUTO_MULTIPLE)),
             StepTime::Target { ns } => Some(ns),
         };
-        let allowed_ns = allowed_ns.filter(|_| decodes.rows > 0);
-        self.limit_ns = allowed_ns.map(|ns| if self.cost.knows_prompts() { ns } else { 0 });
+        self.decode_limit_ns = allowed_ns.filter(|_| decodes.rows > 0);
+        self.limit_ns = self.decode_limit_ns.map(|ns| if self.cost.knows_prompts() { ns } else { 0 });
     }
 
     /// Whether a prompt token may join, wherever in its prompt it stands.
@@ -111,9 +113,11 @@ impl StepBudget {
         self.deferred += wanted - len;
     }
 
-    /// How many of `wanted` more decode rows of a sequence may join, the first over a context of this length.
+    /// How many of `wanted` more decode rows of a sequence may join, the first over a context of this length. Beside
+    /// prompt tokens whose cost is not known none may.
     pub(crate) fn decode_rows(&self, context: u32, wanted: u32) -> u32 {
-        let Some(limit_ns) = self.limit_ns else { return wanted };
+        let limit_ns = if self.work.prompt_tokens > 0 { self.limit_ns } else { self.decode_limit_ns };
+        let Some(limit_ns) = limit_ns else { return wanted };
         let mut work = self.work;
         let fits = |more: &u32| {
             work = work.and_decode(context + more);

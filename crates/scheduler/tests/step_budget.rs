@@ -76,6 +76,8 @@ struct Service {
     /// Plans are made before the step before them is committed.
     ahead: bool,
     in_flight: Vec<StepPlan>,
+    /// After this number of its tokens a text repeats itself.
+    period: u32,
     admitted: u16,
     plans: Vec<StepPlan>,
     tokens: Vec<Vec<u32>>,
@@ -89,6 +91,7 @@ impl Service {
             machine,
             ahead: false,
             in_flight: Vec::new(),
+            period: u32::MAX,
             admitted: 0,
             plans: Vec::new(),
             tokens: Vec::new(),
@@ -130,7 +133,7 @@ impl Service {
             .rows
             .iter()
             .map(|row| match row.draw {
-                Some(index) => RowResult::Token(u32::from(row.id.slot) * 7 + index),
+                Some(index) => RowResult::Token(u32::from(row.id.slot) * 7 + index % self.period),
                 None => RowResult::Computed,
             })
             .collect();
@@ -253,6 +256,34 @@ fn other_limits_of_prompts_stay_the_upper_limit() {
     let most = service.plans.iter().map(|plan| plan.work.prompt_tokens).max();
     assert_eq!(most, Some(96), "two rows of 48");
     assert!(service.plans.iter().flat_map(|plan| &plan.rows).all(|row| row.len <= 48));
+}
+
+/// The first stream after a start has drafts within the budget, though what prompt tokens cost is not known yet.
+#[test]
+fn drafts_need_to_know_what_decode_rows_cost_and_no_more() {
+    let roomy_ns = 60_000_000;
+    for (step_time, most) in [
+        (StepTime::Unbounded, 7),
+        (StepTime::Target { ns: roomy_ns }, 7),
+        (StepTime::Auto, 7),
+        (StepTime::Target { ns: 1 }, 0),
+    ] {
+        let policy = Policy { speculation: true, ..policy(step_time) };
+        let mut service = Service { period: 5, ..Service::new(limits(512), policy, SMALL) };
+        service.admit(20, 200);
+        service.finish();
+        let drafts = |plan: &StepPlan| plan.rows.iter().filter(|row| row.draft > 0).count();
+        assert_eq!(service.plans.iter().map(drafts).max(), Some(most), "{step_time:?}");
+        // Beside prompt tokens whose cost is not known nothing is added to the floor.
+        service.admit(20, 200);
+        (0..20).for_each(|_| assert!(service.step()));
+        let before = service.plans.len();
+        service.admit(100, 1);
+        (0..3).for_each(|_| assert!(service.step()));
+        let mixed = &service.plans[before..][..2];
+        let bounded = step_time != StepTime::Unbounded;
+        assert!(mixed.iter().all(|plan| (drafts(plan) == 0) == bounded), "{step_time:?}: {mixed:?}");
+    }
 }
 
 #[test]
