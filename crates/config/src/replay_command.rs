@@ -2,7 +2,7 @@
 
 use crate::choices::{AttentionKind, LinearKind, Quantization};
 use crate::config::Config;
-use crate::scheduling::{AdmissionKind, SpeculationKind};
+use crate::scheduling::{AdmissionKind, POOLS_NO_DRAFTS, SpeculationKind, why_no_drafts};
 use std::path::PathBuf;
 
 /// What an engine's replay is to do.
@@ -64,7 +64,12 @@ impl ReplayCommand {
         if config.max_num_batched_tokens < config.max_num_seqs {
             return Err("--max-num-batched-tokens must be at least --max-num-seqs".to_owned());
         }
-        Ok(())
+        if config.scheduling.speculation == SpeculationKind::Off {
+            return Ok(());
+        }
+        let pools = config.pooling.as_ref().map(|_| POOLS_NO_DRAFTS);
+        let reason = pools.or_else(|| Some(why_no_drafts(config.backend, config.cuda.is_some())?.0));
+        reason.map_or(Ok(()), |reason| Err(format!("--speculative: {reason}; leave it out")))
     }
 }
 
@@ -118,6 +123,42 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Backend, Machine, ModelFacts, Pooling, PoolingKind, Shorter};
+    use pinion_protocol::StopIds;
+    use std::path::Path;
+
+    fn config(backend: Backend) -> Config {
+        let facts = ModelFacts {
+            max_context: 64,
+            default_context: 64,
+            vocab_size: 64,
+            stop_ids: StopIds::NONE,
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            hidden: 1,
+        };
+        Config::with_defaults(Path::new("/"), facts, backend, &Machine::detect())
+            .expect("defaults are a config")
+    }
+
+    /// What a start refuses, a replay does not take and ignore.
+    #[test]
+    fn drafts_are_refused_where_nothing_verifies_them() {
+        let asked = words("f --speculative ngram").unwrap();
+        for backend in [Backend::Native, Backend::Fake] {
+            assert_eq!(asked.apply(&mut config(backend)), Ok(()), "{backend:?}");
+        }
+        let mut operators = config(Backend::Operators);
+        let reason = asked.apply(&mut operators).expect_err("libtorch's operators alone");
+        assert_eq!(reason, "--speculative: libtorch's operators do not verify drafts; leave it out");
+        assert_eq!(words("f --speculative off").unwrap().apply(&mut operators), Ok(()));
+        let mut pools = config(Backend::Native);
+        let (kind, shorter) = (PoolingKind::Mean, Shorter::None);
+        pools.pooling = Some(Pooling { kind, width: 1, normalize: true, shorter });
+        let reason = asked.apply(&mut pools).expect_err("a model that pools");
+        assert_eq!(reason, "--speculative: a model that pools draws no tokens; leave it out");
+    }
 
     fn words(line: &str) -> Result<ReplayCommand, String> {
         read(line.split_whitespace().map(str::to_owned))

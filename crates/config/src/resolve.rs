@@ -18,7 +18,7 @@ use crate::model_folder::{self, Folder};
 use crate::observe::Observe;
 use crate::pooling::{self, Pooling};
 use crate::root_path;
-use crate::scheduling::{Scheduling, SpeculationKind};
+use crate::scheduling::{POOLS_NO_DRAFTS, Scheduling, SpeculationKind};
 use crate::sources::{Settings, Take};
 use crate::topology::Topology;
 use crate::value::{Value, human_bytes};
@@ -91,7 +91,8 @@ fn check_pooling(pooling: Option<&Pooling>, config: &Config, settings: &Settings
         faults.add(&settings.origin("kv-events"), "a model that pools keeps no prefix cache; leave this out");
     }
     if config.scheduling.speculation != SpeculationKind::Off {
-        faults.add(&settings.origin("speculative"), "a model that pools draws no tokens; leave this out");
+        let reason = format!("{POOLS_NO_DRAFTS}; leave this out");
+        faults.add(&settings.origin("speculative"), reason);
     }
 }
 

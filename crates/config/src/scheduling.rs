@@ -95,6 +95,21 @@ pub struct Scheduling {
     pub speculation: SpeculationKind,
 }
 
+/// Why drafts are not verified there, and what to use instead. Their rows must have the bits of plain decoding, which our
+/// kernels on the CPU give.
+pub(crate) fn why_no_drafts(backend: Backend, on_gpu: bool) -> Option<(&'static str, &'static str)> {
+    match (on_gpu, backend) {
+        (true, _) => Some(("the GPU does not verify drafts", "--device cpu")),
+        (false, Backend::Operators) => {
+            Some(("libtorch's operators do not verify drafts", "--backend native"))
+        }
+        (false, Backend::Native | Backend::Fake) => None,
+    }
+}
+
+/// Why a model that pools has no drafts.
+pub(crate) const POOLS_NO_DRAFTS: &str = "a model that pools draws no tokens";
+
 fn speculation(settings: &Settings) -> SpeculationKind {
     settings.text("speculative").and_then(SpeculationKind::of).unwrap_or_default()
 }
@@ -127,7 +142,6 @@ impl Scheduling {
         }
     }
 
-    /// Drafts are verified in rows whose bits are those of plain decoding, which our kernels on the CPU give.
     pub(crate) fn check_speculation(
         settings: &Settings,
         backend: Backend,
@@ -137,11 +151,9 @@ impl Scheduling {
         if speculation(settings) == SpeculationKind::Off {
             return;
         }
-        let mut refuse = |reason: &str| faults.add(&settings.origin("speculative"), reason);
-        if on_gpu {
-            refuse("the GPU does not verify drafts; use --device cpu, or --speculative off");
-        } else if backend == Backend::Operators {
-            refuse("libtorch's operators do not verify drafts; use --backend native, or --speculative off");
+        if let Some((reason, remedy)) = why_no_drafts(backend, on_gpu) {
+            let reason = format!("{reason}; use {remedy}, or --speculative off");
+            faults.add(&settings.origin("speculative"), reason);
         }
     }
 }
