@@ -322,7 +322,8 @@ impl Engine {
         let now_ns = ports.now_ns();
         let plan = self.scheduler.oldest_plan();
         self.step = plan.step;
-        self.step_sizes.count(plan.token_count, ports);
+        // What a refused draft computes is no token of anyone's.
+        let mut step_tokens = plan.token_count - plan.draft_count();
         let took_ns = now_ns.saturating_sub(self.running_since_ns);
         // What a step takes that fails says nothing about those that do not.
         if self.failures.is_empty() {
@@ -331,10 +332,12 @@ impl Engine {
         for event in self.scheduler.commit(&self.results) {
             self.constraints.committed(event);
             self.streams.token(event, self.output.logprobs(event.row as usize));
+            step_tokens += u32::from(event.of_draft);
             if event.first {
                 ports.stamp(event.id, Stage::FirstToken, now_ns);
             }
         }
+        self.step_sizes.count(step_tokens, ports);
         ports.set_gauge(Gauge::LastStepNs, took_ns);
         self.running_since_ns = now_ns;
     }

@@ -143,6 +143,24 @@ fn a_text_in_circles_is_proposed_whole() {
     }
 }
 
+/// The prompt and all generated tokens but the last are computed once, whatever was refused beside them.
+#[test]
+fn refused_drafts_are_no_tokens_of_a_step() {
+    let mut refused = 0;
+    for seed in 0..8 {
+        let (mut engine, mut rig) = (engine(sizes(true, true), false), Rig::new());
+        let id = rig.open(0, 0);
+        let max_tokens = Some(120);
+        let sampling =
+            Sampling { temperature: 0.1, seed, max_tokens, ignore_eos: true, ..Sampling::default() };
+        rig.admit(id, &[3, 1], 2, sampling);
+        settle(&mut engine, &mut rig);
+        assert_eq!((rig.ended(id).0.tokens.len(), rig.gauge(Gauge::StepTokens)), (120, 2 + 119));
+        refused += rig.gauge(Gauge::Drafts) - rig.gauge(Gauge::AcceptedDrafts);
+    }
+    assert!(refused > 0, "no draft was refused");
+}
+
 /// What follows a grammar proposes nothing; what runs beside it does.
 #[test]
 fn a_request_with_a_grammar_proposes_nothing() {

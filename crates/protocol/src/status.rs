@@ -146,7 +146,7 @@ pub enum Gauge {
     StepsTo16384 = 76,
     /// Engine: steps of more tokens.
     StepsAbove = 77,
-    /// Engine: tokens of all steps.
+    /// Engine: tokens of all steps, but for refused drafts.
     StepTokens = 78,
 }
 

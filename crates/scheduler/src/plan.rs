@@ -47,6 +47,11 @@ impl StepPlan {
         *self = StepPlan { step, rows, copies, ..StepPlan::default() };
     }
 
+    /// Tokens of the rows of drafts.
+    pub fn draft_count(&self) -> u32 {
+        self.rows.iter().filter(|row| row.draft > 0).count() as u32
+    }
+
     /// The step's size. A row of one token that is sampled counts as a decode row; it costs the same.
     pub fn load(&self) -> StepLoad {
         let decodes = self.rows.iter().filter(|row| row.len == 1 && row.draw.is_some()).count() as u32;
@@ -205,6 +210,8 @@ pub struct Event {
     pub token: u32,
     /// Index among the generated tokens, from 0.
     pub sequence: u32,
+    /// Whether that row was one of a draft.
+    pub of_draft: bool,
     /// Whether this is the first token that this engine generated for the request.
     pub first: bool,
     /// Whether the request ended with this token.

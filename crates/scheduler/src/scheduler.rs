@@ -200,6 +200,7 @@ impl Scheduler {
                     row: index_in_plan,
                     token,
                     sequence: index,
+                    of_draft: row.draft > 0,
                     first: sequence.is_first(index),
                     last: end.is_some(),
                     eos: end == Some(FinishReason::Stop),
