@@ -228,9 +228,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
                        refused: &[(&["draft_model", "eagle", "eagle3", "medusa", "mtp"],
                                    "no other model drafts tokens here; use ngram")] },
         help: "Propose what a text repeats of its prompt or of itself (`ngram`) as its next tokens, and verify several of \
-               them in one step: the tokens are the same, greedy or drawn under a seed. Proposals grow while they are \
-               right, stop for a time where they do not pay, and take at most 8 rows of a step. Requests with a grammar \
-               propose nothing. On the CPU with --backend native." },
+               them in one step: the tokens are the same, greedy or drawn under a seed, as far as a row's result does not \
+               depend on the rows beside it (`--linear packed`). Proposals grow while they are right, stop for a time where \
+               they do not pay, and take at most 8 rows of a step. Requests with a grammar propose nothing. On the CPU with \
+               --backend native." },
     Opt { name: "engine-threads", group: Engine, kind: Number { min: 1, max: 1024 },
         preset: WorkedOut("one per physical core that the CPU plan gives the engine; 1 for the fake backend"),
         help: "Threads of the model's kernels; on a GPU, of the conversion of its weights at start." },

@@ -116,7 +116,7 @@ impl Detokenizer {
         Ok(())
     }
 
-    /// A record from an engine, taken at `now_ns`: one event per sequence of a step. What it gives is in
+    /// A record from an engine, taken at `now_ns`: one event per token of a step. What it gives is in
     /// [`Detokenizer::records`] afterwards.
     pub fn step(&mut self, record_kind: u16, payload: &[u8], now_ns: u64) -> Result<(), Malformed> {
         if record_kind == kind::PROMPT {
