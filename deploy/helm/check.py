@@ -27,13 +27,15 @@ KUBERNETES = ["1.25", "1.33", "1.37"]
 # Of other projects: their schemas are not in Kubernetes.
 FOREIGN = {"ScaledObject", "PodMonitor", "InferencePool"}
 
+COLLECTOR = {"to": [{"podSelector": {"matchLabels": {"app": "collector"}}}], "ports": [{"port": 4318, "protocol": "TCP"}]}
 ALWAYS = {"ConfigMap", "Deployment", "Service", "ServiceAccount", "PodDisruptionBudget"}
 CASES = [
     ("defaults", {}, ALWAYS),
     ("everything", {
         "model": {"path": "/models/llama", "existingClaim": "models"},
         "servedModelName": 'a "quoted" name',
-        "config": {"max-num-seqs": 16, "prefix-cache": False, "log-format": "json", "max-inflight": 200, "stream-interval": 2},
+        "config": {"max-num-seqs": 16, "prefix-cache": False, "log-format": "json", "max-inflight": 200, "stream-interval": 2,
+                   "otlp-traces-endpoint": "http://collector:4318"},
         "extraArgs": ["--log", "debug"],
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
         "apiKey": {"existingSecret": "keys"}, "hubToken": {"existingSecret": "hub"},
@@ -45,7 +47,7 @@ CASES = [
                                        "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "pinion"}}}],
         "priorityClassName": "high", "runtimeClassName": "runc",
         "autoscaling": {"kind": "keda"}, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "networkPolicy": {"enabled": True, "allowHub": True, "ingressFrom": [{"namespaceSelector": {}}]},
+        "networkPolicy": {"enabled": True, "allowHub": True, "ingressFrom": [{"namespaceSelector": {}}], "egress": [COLLECTOR]},
         "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}, "kvEvents": {"enabled": True},
     }, ALWAYS | {"ScaledObject", "PodMonitor", "NetworkPolicy", "InferencePool"}),
     ("hpa", {"autoscaling": {"kind": "hpa", "maxReplicas": 8}, "networkPolicy": {"enabled": True}},
@@ -181,6 +183,9 @@ def main():
             checked += check_object(one, pool_schema)
             if one["kind"] == "Deployment":
                 check_pod(name, one, values)
+            if one["kind"] == "NetworkPolicy":
+                added = values["networkPolicy"].get("egress", [])
+                expect([rule for rule in one["spec"]["egress"] if rule in added] == added, f"{name}: a rule of egress is missing")
             if one["kind"] == "ConfigMap" and arguments.pinion:
                 check_options(name, one["data"]["pinion.toml"], arguments.pinion)
     for name, values in REFUSED:
