@@ -299,6 +299,13 @@ fn refusals(calls: Calls) -> io::Result<BpfProgram> {
     if calls.connects {
         rules.remove(&libc::SYS_connect);
         rules.insert(libc::SYS_socket, other_sockets()?);
+        // A connection made by sending passes Landlock by.
+        let fast_open = |flags: u8| {
+            let bit = libc::MSG_FASTOPEN as u64;
+            Ok::<_, io::Error>(vec![rule(vec![argument(flags, SeccompCmpOp::MaskedEq(bit), bit)?])?])
+        };
+        rules.insert(libc::SYS_sendto, fast_open(3)?);
+        rules.insert(libc::SYS_sendmsg, fast_open(2)?);
     }
     let not_a_thread = argument(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)?;
     rules.insert(libc::SYS_clone, vec![rule(vec![not_a_thread])?]);
@@ -331,10 +338,16 @@ fn refusals(calls: Calls) -> io::Result<BpfProgram> {
     compiled(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))
 }
 
-/// Sockets that are not TCP's.
+/// Sockets that are not TCP's. MPTCP's and SMC's speak TCP to a peer that knows nothing else, and Landlock's ports do
+/// not hold for them.
 fn other_sockets() -> io::Result<Vec<SeccompRule>> {
     let family = |family: i32| argument(0, SeccompCmpOp::Ne, family as u64);
-    let mut rules = vec![rule(vec![family(libc::AF_INET)?, family(libc::AF_INET6)?])?];
+    let protocol = |protocol: i32| argument(2, SeccompCmpOp::Ne, protocol as u64);
+    let mut rules = vec![
+        rule(vec![family(libc::AF_INET)?, family(libc::AF_INET6)?])?,
+        // 0 is the one of the kind.
+        rule(vec![protocol(0)?, protocol(libc::IPPROTO_TCP)?])?,
+    ];
     for kind in OTHER_SOCKET_KINDS {
         let is_kind = argument(1, SeccompCmpOp::MaskedEq(SOCKET_KIND_MASK), kind)?;
         rules.push(rule(vec![is_kind])?);

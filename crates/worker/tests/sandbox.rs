@@ -4,14 +4,16 @@
 use nix::mount::{MsFlags, mount};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sendmsg, sendto, socket,
+};
 use nix::unistd::{Uid, getppid, setuid};
 use pinion_config::{Backend, Config, Machine, ModelFacts, OtlpTraces};
 use pinion_protocol::{Peer, Role, StopIds};
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IoSlice, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -70,6 +72,7 @@ fn confined() {
     config.observe.otlp = (more == "otlp").then(|| collector(listener.local_addr().unwrap()));
     pinion_worker::confine(Peer::new(role, 0), &config);
     tried("connect elsewhere", other.local_addr().and_then(TcpStream::connect));
+    try_fast_open(&other.local_addr().unwrap().into());
     try_work(&folder, &listener);
     try_files(&folder);
     try_others(&listener);
@@ -117,6 +120,16 @@ fn try_others(listener: &TcpListener) {
     tried("mount", mount(None::<&str>, "/tmp", Some("tmpfs"), MsFlags::empty(), None::<&str>));
     tried("change the user", setuid(Uid::from_raw(65534)));
     tried("its parent's memory", std::fs::File::open(format!("/proc/{parent}/mem")));
+}
+
+/// Connections that are made by sending, of which Landlock is not asked.
+fn try_fast_open(elsewhere: &SockaddrStorage) {
+    let (flags, bytes) = (MsgFlags::from_bits_retain(nix::libc::MSG_FASTOPEN), b"x");
+    let fresh = || socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+    tried("send elsewhere", fresh().and_then(|own| sendto(own.as_raw_fd(), bytes, elsewhere, flags)));
+    let slices = [IoSlice::new(bytes)];
+    let message = |own: OwnedFd| sendmsg(own.as_raw_fd(), &slices, &[], flags, Some(elsewhere));
+    tried("send a message elsewhere", fresh().and_then(message));
 }
 
 fn a_socket(family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
@@ -167,6 +180,8 @@ fn a_role_can_do_its_work_and_nothing_else() {
             "fork",
             "connect",
             "connect elsewhere",
+            "send elsewhere",
+            "send a message elsewhere",
             "use datagrams",
             "use sockets in files",
             "listen",
@@ -196,7 +211,15 @@ fn a_frontend_that_sends_spans_connects_to_its_collector_by_tcp() {
     for name in ["connect", "accept", "read the model"] {
         assert_eq!(found[name], DONE, "{name}: {found:?}");
     }
-    for name in ["use datagrams", "use sockets in files", "listen", "execute", "read another file"] {
+    for name in [
+        "send elsewhere",
+        "send a message elsewhere",
+        "use datagrams",
+        "use sockets in files",
+        "listen",
+        "execute",
+        "read another file",
+    ] {
         assert_ne!(found[name], DONE, "{name}");
     }
     // Landlock tells one port from another since Linux 6.7.
