@@ -11,6 +11,10 @@ const OPTION: &str = "otlp-traces-endpoint";
 const TRACES_PATH: &str = "/v1/traces";
 /// Of an address that names none.
 const HTTP_PORT: u16 = 80;
+/// What an address looks like, for people.
+const FORM: &str = "http://HOST:PORT";
+/// What an address has nowhere, or not here.
+const NO_PART_OF_A_URL: [char; 6] = ['#', '"', '\\', '<', '>', '`'];
 /// Unless a variable says otherwise.
 const SERVICE_NAME: &str = "pinion";
 /// Most attributes of the resource, and the most bytes of the variable that has them.
@@ -126,17 +130,21 @@ struct Address {
 }
 
 impl Address {
-    /// Reads `http://HOST[:PORT][/PATH]`. Errors: what is wrong with the text.
+    /// Reads `http://HOST[:PORT][/PATH]`. Errors: what is wrong with the text, without what may be a password or a key
+    /// in it.
     fn parse(url: &str) -> Result<Address, String> {
+        if url.contains(['@', '?']) {
+            return Err(format!("users, passwords and queries are not sent; expected {FORM}"));
+        }
         if url.starts_with("https://") {
             return Err(format!(
                 "`{url}`: TLS is not spoken here; name an http:// address, as of a collector on this machine"
             ));
         }
-        let wrong = || format!("`{url}` is no address of a collector; expected http://HOST:PORT");
+        let wrong = || format!("`{url}` is no address of a collector; expected {FORM}");
         let rest = url.strip_prefix("http://").ok_or_else(wrong)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        if !rest.bytes().all(|byte| byte.is_ascii_graphic()) || rest.contains(['?', '#', '@', '"', '\\']) {
+        if !rest.bytes().all(|byte| byte.is_ascii_graphic()) || rest.contains(NO_PART_OF_A_URL) {
             return Err(wrong());
         }
         let (host, port) = match authority.rsplit_once(':') {
@@ -244,6 +252,8 @@ mod tests {
             "http://[host]:1",
             "http://user:secret@host:1",
             "http://host:1/v1?x",
+            "http://<host>:4318",
+            "http://host:1/`x`",
             "http://host:1/a b",
             "http://hö:1",
             "host:4318",
@@ -251,6 +261,20 @@ mod tests {
             "https://host:4318",
         ] {
             assert!(Address::parse(url).is_err(), "{url}");
+        }
+    }
+
+    /// A fault goes to the log.
+    #[test]
+    fn a_fault_quotes_no_password_and_no_key() {
+        for url in [
+            "http://user:s3cret@host:4318",
+            "https://user:s3cret@host/v1/traces",
+            "http://host:4318/v1/traces?api-key=s3cret",
+            "user:s3cret@host:4318",
+        ] {
+            let fault = Address::parse(url).expect_err(url);
+            assert!(!fault.contains("s3cret") && fault.contains("expected http://HOST:PORT"), "{fault}");
         }
     }
 
