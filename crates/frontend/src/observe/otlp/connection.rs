@@ -86,7 +86,8 @@ impl Connection {
             {
                 return Ok(taken);
             }
-            let open = connect(&self.addresses).await?;
+            let share = TRACE_POST_TIME_MAX / (self.addresses.len() as u32 + 1);
+            let open = connect(&mut self.addresses, share).await?;
             self.over(open, body).await
         };
         match timeout(TRACE_POST_TIME_MAX, posted).await {
@@ -121,16 +122,24 @@ impl Connection {
     }
 }
 
-async fn connect(addresses: &[SocketAddr]) -> Result<SendRequest<Full<Bytes>>, String> {
+/// Connects to the first address that answers within its `share` of the time: one that is silent must not keep the
+/// others from being tried. The one that answered comes first from then on.
+async fn connect(addresses: &mut [SocketAddr], share: Duration) -> Result<SendRequest<Full<Bytes>>, String> {
     let mut reason = "the collector's name had no address at the start".to_owned();
-    for address in addresses {
-        let stream = match TcpStream::connect(address).await {
-            Ok(stream) => stream,
-            Err(error) => {
+    for index in 0..addresses.len() {
+        let address = addresses[index];
+        let stream = match timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
                 reason = format!("cannot connect to {address}: {error}");
                 continue;
             }
+            Err(_) => {
+                reason = format!("cannot connect to {address}: no answer within {} ms", share.as_millis());
+                continue;
+            }
         };
+        addresses.rotate_left(index);
         let (open, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
         // It ends with the other half.
@@ -160,6 +169,27 @@ fn outcome(status: StatusCode, headers: &HeaderMap, answer: &[u8]) -> Result<u64
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::{Backlog, listen};
+    use std::net::{TcpListener, TcpStream};
+
+    const SHARE: Duration = Duration::from_millis(200);
+
+    #[tokio::test]
+    async fn an_address_that_is_silent_does_not_keep_the_next_one_from_being_tried() {
+        let [silent, taking] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [first, second] = [&silent, &taking].map(|listener| listener.local_addr().unwrap());
+        // Once its queue is full it answers no one.
+        listen(&silent, Backlog::new(1).unwrap()).unwrap();
+        let waiting: Vec<TcpStream> =
+            std::iter::from_fn(|| TcpStream::connect_timeout(&first, SHARE).ok()).take(16).collect();
+        assert!(waiting.len() < 16);
+
+        let mut addresses = [first, second];
+        connect(&mut addresses, SHARE).await.expect("the second one takes it");
+        assert_eq!(addresses, [second, first], "the one that answers comes first");
+        let reason = connect(&mut [first], SHARE).await.err();
+        assert_eq!(reason, Some(format!("cannot connect to {first}: no answer within 200 ms")));
+    }
 
     #[test]
     fn an_answer_says_what_was_taken_and_whether_to_come_back() {
