@@ -243,6 +243,12 @@ fn what_failed_and_what_was_left_is_an_error() {
     let (root, stages) = trace(&collector, "refused");
     assert_eq!((root.failed(), stages.len()), (false, 0), "a client's own fault");
     assert_eq!(root.attributes["http.response.status_code"], json!(400));
+    // So is what is refused before its body is read.
+    let encoded = [("X-Request-Id", "encoded"), ("Content-Encoding", "br")];
+    assert_eq!(post(&server, "/v1/completions", &encoded, &refused).status(), 415);
+    let (root, stages) = trace(&collector, "encoded");
+    assert_eq!((root.failed(), stages.len()), (false, 0));
+    assert_eq!(root.attributes["http.response.status_code"], json!(415));
 
     let long = json!({"prompt": "x", "max_tokens": 400, "stream": true}).to_string();
     let begun = |label: &'static str| {

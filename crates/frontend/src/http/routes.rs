@@ -134,13 +134,13 @@ async fn dispatch(
     if !route.takes(request.method()) {
         return Err(Refusal::Method { allow: route.allowed() });
     }
-    if let Err(refusal) = check_before_body(app, route, request.headers()) {
-        intake::discard(request.into_body());
-        return Err(refusal);
-    }
     if let Some(exporter) = app.exporter.as_ref().filter(|_| route.asks_model()) {
         arrival.trace = exporter.begin(route, request.headers(), &arrival.label, arrival.received_ns);
         trace.clone_from(&arrival.trace);
+    }
+    if let Err(refusal) = check_before_body(app, route, request.headers()) {
+        intake::discard(request.into_body());
+        return Err(refusal);
     }
     serve(app, arrival, request).await
 }
