@@ -175,11 +175,11 @@ struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    /// Why these runs support no verdict: requests failed, a run is missing or lacks the figure, or a percentile lacks
-    /// samples.
+    /// Why these runs support no verdict: requests failed or were answered in part, a run is missing or lacks the
+    /// figure, or a percentile lacks samples.
     fn unfit(&self) -> Option<String> {
         let all = || self.runs.iter().flatten().copied();
-        self.metric.too_few(all()).or_else(|| self.failed()).or_else(|| self.missing()).or_else(|| {
+        self.metric.too_few(all()).or_else(|| self.incomplete()).or_else(|| self.missing()).or_else(|| {
             let lacks = |run: &&RunRecord| !self.metric.of(run).is_finite();
             let run = all().find(lacks)?;
             let (label, title) = (&run.label, self.metric.title);
@@ -187,14 +187,21 @@ impl Sides<'_> {
         })
     }
 
-    /// A server that fails requests has less to do for the others.
-    fn failed(&self) -> Option<String> {
+    /// A server that fails requests, or ends answers early, has less to do for the others.
+    fn incomplete(&self) -> Option<String> {
         self.runs.iter().flatten().find_map(|run| {
             let figures = &run.figures;
-            let count = figures.requests.saturating_sub(figures.completed + figures.left);
+            let failed = figures.requests.saturating_sub(figures.completed + figures.left);
+            let short = if run.exact_lengths { figures.shorter_than_asked } else { 0 };
             let (label, round, of) = (&run.label, run.round, figures.requests);
-            (count > 0)
-                .then(|| format!("no verdict: {count} of {of} requests of {label} failed in round {round}"))
+            let reason = match (failed, short) {
+                (0, 0) => return None,
+                (0, _) => {
+                    format!("{short} of {of} answers of {label} are shorter than asked in round {round}")
+                }
+                _ => format!("{failed} of {of} requests of {label} failed in round {round}"),
+            };
+            Some(format!("no verdict: {reason}"))
         })
     }
 

@@ -103,6 +103,7 @@ impl Alone {
         let report = start(&work, log)?;
         let run = run_of(&load.measured, &report)?;
         record.prompt_form = "ids".to_owned();
+        record.exact_lengths = load.ignore_eos;
         record.cache_state = "a fresh engine process for this run".to_owned();
         record.server = ServerFacts {
             command: Some(format!("pinion-engine bench ({})", self.flags.join(" "))),

@@ -135,6 +135,7 @@ impl BatchArgs {
         seed_shift: u64,
     ) -> Result<(RunRecord, Run), String> {
         record.prompt_form = self.prompt.prompt_form.name().to_owned();
+        record.exact_lengths = !self.prompt.stop_at_eos;
         let fields = self.prompt.fields(&record.server.model, false)?;
         let batch = self.jobs(&fields, self.prompt.seed + seed_shift)?;
         let sending = Sending { pace: Pace::Open, streaming: false, limit: self.prompt.timeout() };

@@ -254,6 +254,7 @@ impl Plan {
         })?;
         let after = Scrape::settled(target);
         record.prompt_form = self.args.prompt.prompt_form.name().to_owned();
+        record.exact_lengths = !self.args.prompt.stop_at_eos;
         record.scale = point.scale;
         record.streams = point.streams;
         record.offered_per_s = point.rate_per_s;

@@ -38,6 +38,9 @@ pub(crate) struct RunRecord {
     /// `ids` or `text`; empty in results of older versions, which have it in their notes.
     #[serde(default)]
     pub prompt_form: String,
+    /// Each answer was asked for in exactly its length (`ignore_eos`). Results of older versions do not say it.
+    #[serde(default)]
+    pub exact_lengths: bool,
     pub server: ServerFacts,
     pub figures: Figures,
     /// Lower edge in ms and count of the gaps between token events.

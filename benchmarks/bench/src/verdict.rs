@@ -1,7 +1,7 @@
-//! What a comparison may say. It names a winner only with [`ROUNDS_MIN`] paired rounds, none of them missing and no
-//! request failed, with a noise band of [`INERT_MIN`] variants that cannot act on the workload, and with the samples
-//! that a percentile takes. A side wins when the whole interval of its ratio lies outside the band. Otherwise the ratio
-//! stands alone, with the reason.
+//! What a comparison may say. It names a winner only with [`ROUNDS_MIN`] paired rounds, none of them missing and every
+//! request answered in full, with a noise band of [`INERT_MIN`] variants that cannot act on the workload, and with the
+//! samples that a percentile takes. A side wins when the whole interval of its ratio lies outside the band. Otherwise
+//! the ratio stands alone, with the reason.
 
 use crate::bootstrap::Ratio;
 use serde::{Deserialize, Serialize};

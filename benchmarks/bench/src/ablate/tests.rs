@@ -98,6 +98,20 @@ fn failed_requests_and_missing_runs_give_no_verdict() {
     };
     check_refusal(fails("+y"), "+y", "no verdict: 3 of 100 requests of +y failed in round 2");
     check_refusal(fails("base"), "-x", "no verdict: 3 of 100 requests of base failed in round 2");
+    let shortens = |exact_lengths: bool| {
+        move |runs: &mut Vec<RunRecord>| {
+            let index = at(runs, "+y", 3);
+            let RunRecord { exact_lengths: exact, figures, .. } = &mut runs[index];
+            *exact = exact_lengths;
+            (figures.requests, figures.completed, figures.shorter_than_asked) = (100, 100, 2);
+        }
+    };
+    let reason = "no verdict: 2 of 100 answers of +y are shorter than asked in round 3";
+    check_refusal(shortens(true), "+y", reason);
+    let mut runs = rounds(6);
+    shortens(false)(&mut runs);
+    let found = compared(&runs, &INERT.map(|(label, _)| label), &["output_tok_s"]);
+    assert!(found.iter().any(|row| row.label == "+y" && row.better == Some(Verdict::Base)), "{found:?}");
     let lacks = |label: &'static str| {
         move |runs: &mut Vec<RunRecord>| {
             let index = at(runs, label, 4);
