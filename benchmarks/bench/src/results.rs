@@ -291,9 +291,9 @@ pub(crate) fn narrow(runs: &[RunRecord]) -> String {
     format!("{sent}\n{}", table::noted(latencies, TOO_FEW_NOTE))
 }
 
-/// Letters, digits and dashes only: for file names.
+/// For file names: what a switch turned on and off is called stays apart.
 pub(crate) fn slug(text: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._+".contains(c) { c } else { '-' };
     let text: String = text.chars().map(plain).collect();
     let text = text.trim_matches('-');
     if text.is_empty() { "server".to_owned() } else { text.to_owned() }
@@ -402,9 +402,12 @@ mod tests {
 
     #[test]
     fn labels_become_file_names() {
-        for (label, name) in
-            [("-prefix cache", "prefix-cache"), ("llama-server", "llama-server"), ("/", "server")]
-        {
+        for (label, name) in [
+            ("-prefix cache", "prefix-cache"),
+            ("+prefix cache", "+prefix-cache"),
+            ("llama-server", "llama-server"),
+            ("/", "server"),
+        ] {
             assert_eq!(slug(label), name);
         }
     }

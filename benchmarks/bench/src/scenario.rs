@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ScenarioArgs, kind: Kind) -> Result<(), String> {
         random.shuffle(&mut order);
         for index in order {
             if variants[index].skipped.is_none() {
-                let outcome = turn(&scenario, args, &variants[index], round, &folder, &mut result);
+                let outcome = turn(&scenario, &variants[index], round, &folder, &mut result);
                 variants[index].skipped = outcome?;
             }
         }
@@ -89,7 +89,6 @@ fn conclude(scenario: &Scenario, variants: &[Variant], result: &mut ResultFile) 
 /// One variant's part of a round. `Some`: why it is left out from now on.
 fn turn(
     scenario: &Scenario,
-    args: &ScenarioArgs,
     variant: &Variant,
     round: u32,
     folder: &Folder,
@@ -99,14 +98,8 @@ fn turn(
         let name = point.map_or(String::new(), |point| format!("-{}", point.name()));
         let key = format!("{}{name}-round-{round}", slug(&variant.label));
         let settings = format!(
-            "{} {:?} {:?} {:?} {:?} {:?} {}",
-            scenario.workload,
-            args.workload,
-            scenario.set,
-            variant.command,
-            variant.url,
-            variant.engine,
-            result.origin.commit
+            "{:?} {:?} {:?} {:?} {:?} {}",
+            variant.words, variant.command, variant.url, variant.engine, variant.model, result.origin.commit
         );
         let fingerprint = fingerprint(&settings);
         if let Some(record) = folder.finished(&key, &fingerprint) {

@@ -7,7 +7,7 @@ use crate::offline::BatchArgs;
 use crate::online::{Plan, Point, WorkArgs};
 use crate::prompts::Form;
 use crate::replay::Run;
-use crate::results::RunRecord;
+use crate::results::{RunRecord, slug};
 use crate::target::Target;
 use crate::verdict::ROUNDS_MIN;
 use clap::{Args, Parser, Subcommand};
@@ -208,6 +208,8 @@ pub(crate) struct Variant {
     /// Command that prints the version, where the server does not say it.
     pub version: Option<String>,
     pub workload: Workload,
+    /// The words that it was read from.
+    pub words: Vec<String>,
     /// It cannot act on what is in effect.
     pub inert: bool,
     /// Why it cannot act, or why it acts although the scenario says that it cannot.
@@ -289,20 +291,41 @@ pub(crate) fn variants(scenario: &Scenario, args: &ScenarioArgs) -> Result<Vec<V
         let workload = parse_workload(&work)?;
         let Entry { label, url, model, version, .. } = entry;
         let version = version.map(|command| replaced(&command, set));
-        let skipped = None;
-        found.push(Variant { label, command, url, engine, model, version, workload, inert, notes, skipped });
+        found.push(Variant {
+            label,
+            command,
+            url,
+            engine,
+            model,
+            version,
+            workload,
+            words: work,
+            inert,
+            notes,
+            skipped: None,
+        });
     }
-    let labels: Vec<&str> = found.iter().map(|variant| variant.label.as_str()).collect();
-    if let Some(label) =
-        labels.iter().enumerate().find_map(|(at, label)| labels[..at].contains(label).then_some(label))
-    {
-        return Err(format!("two variants have the label {label}"));
-    }
+    one_name_each(&found)?;
     if found.iter().skip(1).all(|variant| variant.inert) {
         return Err("a comparison needs two variants that can differ".to_owned());
     }
     one_form(&found)?;
     Ok(found)
+}
+
+/// Files of runs are called by their labels.
+fn one_name_each(variants: &[Variant]) -> Result<(), String> {
+    for (index, variant) in variants.iter().enumerate() {
+        let label = &variant.label;
+        match variants[..index].iter().find(|other| slug(&other.label) == slug(label)) {
+            None => {}
+            Some(other) if other.label == *label => {
+                return Err(format!("two variants have the label {label}"));
+            }
+            Some(other) => return Err(format!("the files of {} and {label} have one name", other.label)),
+        }
+    }
+    Ok(())
 }
 
 /// A server that gets ids is spared the work of the tokenizer.

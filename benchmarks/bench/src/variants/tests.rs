@@ -68,6 +68,12 @@ fn what_cannot_act_is_marked_and_stays_with_only() {
     scenario.switches.push("--no-ui".to_owned());
     let fault = variants(&scenario, &args(&[])).err().expect("one label stands for two");
     assert!(fault.contains("two variants have the label -ui"), "{fault}");
+    // Each has files of its own.
+    scenario.switches = vec!["--overlap".to_owned(), "--no-overlap".to_owned(), "--peer=1".to_owned()];
+    assert!(variants(&scenario, &args(&[])).is_ok());
+    scenario.switches.push("--no-peer".to_owned());
+    let fault = variants(&scenario, &args(&[])).err().expect("-peer has the name of peer");
+    assert!(fault.contains("the files of -peer and peer have one name"), "{fault}");
 }
 
 #[test]
