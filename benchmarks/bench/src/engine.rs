@@ -91,6 +91,9 @@ impl EngineLine {
                 return Err(format!("{name} is above 0"));
             }
         }
+        if self.modes.iter().enumerate().any(|(index, mode)| self.modes[..index].contains(mode)) {
+            return Err("--modes names a mode twice; --rounds repeats them".to_owned());
+        }
         match self.rate {
             None if self.modes.contains(&Mode::Online) => {
                 Err("--rate: the mode online takes the arrivals per second".to_owned())
@@ -142,6 +145,13 @@ impl EngineLine {
             ignore_eos: true,
             streamed: true,
         }
+    }
+
+    /// What the work of a run in this mode follows from: a run of the same work is not made again.
+    fn work(&self, mode: Mode) -> String {
+        let EngineLine { requests, input_len, output_len, rate, no_warmup, seed, .. } = self;
+        let rate = rate.filter(|_| mode == Mode::Online);
+        format!("{mode:?} {requests} {input_len} {output_len} {rate:?} {no_warmup} {seed}")
     }
 
     fn notes(&self) -> Vec<String> {
@@ -204,7 +214,7 @@ pub(crate) fn run(words: &EngineWords) -> Result<(), String> {
     let (measured, warm_up) = (prompts(args.seed)?, prompts(args.seed ^ WARMUP_SEED)?);
     for round in 0..args.rounds {
         for &mode in &args.modes {
-            let settings = format!("{args:?} {mode:?} {:?} {}", alone.config, result.origin.commit);
+            let settings = format!("{} {:?} {}", args.work(mode), alone.config, result.origin.commit);
             let (label, fingerprint) = (name_of(mode), fingerprint(&settings));
             let key = format!("{label}-round-{round}");
             if let Some(record) = folder.finished(&key, &fingerprint) {
@@ -343,6 +353,7 @@ mod tests {
             ("--modes online --rate 0", "--rate is above 0"),
             ("--rate 3", "--rate is for the mode online"),
             ("--modes quick", "--modes"),
+            ("--modes naive,offline,naive", "--modes names a mode twice"),
             ("--requests many", "--requests"),
         ] {
             let fault = line(text).expect_err(text);

@@ -32,6 +32,7 @@ fn counts_of_the_fake_model_are_exact_in_every_mode() {
     let own = ["--modes", "naive,online,offline", "--rate", "300", "--requests", "12", "--rounds", "2"];
     let sizes = ["--input-len", "20", "--output-len", "5", "--out", &out_text, "--json", &file_text];
     let engine = [model.text(), "--backend", "fake", "--max-num-seqs", "4", "--no-overlap"];
+    let more_rounds = ["--modes", "naive", "--rounds", "3", "--json", &format!("{file_text}.more")];
     // In any order.
     let line = [&["engine"][..], &engine, &own, &sizes].concat();
     let output = bench(&line);
@@ -70,6 +71,12 @@ fn counts_of_the_fake_model_are_exact_in_every_mode() {
     let again = bench(&line);
     check_success(&again);
     assert_eq!(text(&again.stderr).matches("kept from an earlier run").count(), 6);
+    // Nor when one mode gets more rounds, or the file has another name.
+    let same = ["--requests", "12", "--input-len", "20", "--output-len", "5", "--out", &out_text];
+    let more = bench(&[&["engine"][..], &engine, &same, &more_rounds].concat());
+    check_success(&more);
+    assert_eq!(text(&more.stderr).matches("kept from an earlier run").count(), 2);
+    assert_eq!(json(&out.join("engine.json"))["runs"].as_array().map(Vec::len), Some(3));
 }
 
 #[test]
