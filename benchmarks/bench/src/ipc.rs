@@ -228,8 +228,10 @@ fn row(
 }
 
 pub(crate) fn run(args: &IpcArgs) -> Result<(), String> {
-    if args.rounds == 0 || args.events.contains(&0) {
-        return Err("all counts are above 0".to_owned());
+    for (name, has_none) in [("--rounds", args.rounds == 0), ("--events", args.events.contains(&0))] {
+        if has_none {
+            return Err(format!("{name} is above 0"));
+        }
     }
     let mut rows = Vec::new();
     for &events in &args.events {

@@ -189,6 +189,9 @@ impl Plan {
         if !(0.0..=1.0).contains(&args.cancel_share) {
             return Err("--cancel-share is from 0 to 1".to_owned());
         }
+        above_0("--requests", args.requests as f64)?;
+        above_0("--poisson", args.poisson.unwrap_or(1.0))?;
+        above_0("--gamma-shape", args.gamma_shape)?;
         let context = args.prompt.context_tokens()?;
         let bounds = Bounds {
             context,
@@ -331,6 +334,11 @@ impl Plan {
     }
 }
 
+/// Errors: what the flag of this name must be.
+fn above_0(name: &str, value: f64) -> Result<(), String> {
+    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("{name} is above 0")) }
+}
+
 fn points(args: &WorkArgs, natural: f64) -> Result<Vec<Point>, String> {
     let default: &[f64] = if args.trace.is_some() { &[0.4, 0.8, 1.6] } else { &[1.0] };
     let chosen = args.scales.len() + args.rate.len() + args.streams.len() > 0;
@@ -338,11 +346,16 @@ fn points(args: &WorkArgs, natural: f64) -> Result<Vec<Point>, String> {
     let by_scale = scales.iter().map(|&scale| Point { scale, rate_per_s: natural / scale, streams: 0 });
     let by_rate = args.rate.iter().map(|&rate| Point { scale: natural / rate, rate_per_s: rate, streams: 0 });
     let closed = args.streams.iter().map(|&streams| Point { scale: 0.0, rate_per_s: 0.0, streams });
-    let points: Vec<Point> = by_scale.chain(by_rate).chain(closed).collect();
-    if points.iter().any(|point| point.streams == 0 && !(point.scale.is_finite() && point.scale > 0.0)) {
-        return Err("scales, rates and numbers of streams are above 0".to_owned());
+    for (name, values) in [("--scales", &args.scales), ("--rate", &args.rate)] {
+        values.iter().try_for_each(|value| above_0(name, *value))?;
     }
-    Ok(points)
+    if args.streams.contains(&0) {
+        return Err("--streams is above 0".to_owned());
+    }
+    if !args.rate.is_empty() && natural.is_infinite() {
+        return Err("--rate: requests that come all at once have no rate to be changed".to_owned());
+    }
+    Ok(by_scale.chain(by_rate).chain(closed).collect())
 }
 
 /// Empties the server's prefix cache; the answer says what became of it, and whether prompts must differ.

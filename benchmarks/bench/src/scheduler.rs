@@ -174,8 +174,10 @@ fn measure(active: u32, args: &SchedulerArgs) -> Result<Row, String> {
 }
 
 pub(crate) fn run(args: &SchedulerArgs) -> Result<(), String> {
-    if args.input_len == 0 || args.output_len == 0 {
-        return Err("lengths are above 0".to_owned());
+    for (name, length) in [("--input-len", args.input_len), ("--output-len", args.output_len)] {
+        if length == 0 {
+            return Err(format!("{name} is above 0"));
+        }
     }
     if !(1..=BLOCK_TOKENS_MAX as u32).contains(&args.block_size) {
         return Err(format!("--block-size is from 1 to {BLOCK_TOKENS_MAX}"));
@@ -207,8 +209,10 @@ fn run_costs(args: &SchedulerArgs) -> Result<(), String> {
             "a debug build checks the scheduler's invariants after every step: these times mean nothing"
         );
     }
-    if args.steps == 0 || args.active.contains(&0) {
-        return Err("all counts are above 0".to_owned());
+    for (name, has_none) in [("--steps", args.steps == 0), ("--active", args.active.contains(&0))] {
+        if has_none {
+            return Err(format!("{name} is above 0"));
+        }
     }
     let rows = args.active.iter().map(|&active| measure(active, args)).collect::<Result<Vec<Row>, _>>()?;
     let header = [
@@ -258,6 +262,14 @@ mod tests {
         assert!((7.0..=8.0).contains(&row.mean_rows), "{row:?}");
         assert!(row.admit_us.count > 50, "{row:?}");
         assert!(row.tokens_per_step > row.mean_rows, "prompts are computed, too: {row:?}");
+    }
+
+    #[test]
+    fn what_is_not_above_0_is_refused_by_its_name() {
+        for flag in ["--input-len", "--output-len", "--steps", "--active"] {
+            let fault = run(&Line::parse_from(["x", flag, "0"]).args).expect_err(flag);
+            assert_eq!(fault, format!("{flag} is above 0"));
+        }
     }
 
     #[test]

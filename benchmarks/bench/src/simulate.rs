@@ -166,16 +166,24 @@ pub(crate) struct Simulated {
 
 impl SimulateArgs {
     fn check(&self) -> Result<(), String> {
-        let positive = [self.scale, self.poisson, self.gamma_shape, self.step_us];
-        let counts = [self.max_num_seqs, self.max_num_batched_tokens, self.context];
-        if positive.iter().any(|value| !(value.is_finite() && *value > 0.0)) || counts.contains(&0) {
-            return Err("scale, rate, shape, step time and sizes are above 0".to_owned());
+        for (name, value) in [
+            ("--scale", self.scale),
+            ("--poisson", self.poisson),
+            ("--gamma-shape", self.gamma_shape),
+            ("--step-us", self.step_us),
+            ("--max-num-seqs", f64::from(self.max_num_seqs)),
+            ("--max-num-batched-tokens", f64::from(self.max_num_batched_tokens)),
+            ("--context", f64::from(self.context)),
+            ("--prefill-chunk-size", f64::from(self.prefill_chunk_size.unwrap_or(u32::MAX))),
+        ] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(format!("{name} is above 0"));
+            }
         }
-        if [self.row_us, self.prefill_us].iter().any(|value| !(value.is_finite() && *value >= 0.0)) {
-            return Err("times are not below 0".to_owned());
-        }
-        if self.prefill_chunk_size == Some(0) {
-            return Err("--prefill-chunk-size is above 0".to_owned());
+        for (name, value) in [("--row-us", self.row_us), ("--prefill-us", self.prefill_us)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("{name} is not below 0"));
+            }
         }
         if self.requests == 0 || self.requests > REQUESTS_MAX {
             return Err(format!("--requests is from 1 to {REQUESTS_MAX}"));
@@ -400,6 +408,20 @@ mod tests {
             assert!(near(figures.ttft_ms.max, first_ms), "{flags}: {}", figures.ttft_ms.max);
             assert!(near(figures.e2e_ms.max, end_ms), "{flags}: {}", figures.e2e_ms.max);
             assert!(found[0].busy_share == 1.0 && found[0].rows_per_step == 1.0, "{flags}: {:?}", found[0]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_above_0_is_refused_by_its_name() {
+        let positive =
+            "--scale --poisson --gamma-shape --step-us --max-num-seqs --max-num-batched-tokens --context";
+        for flag in positive.split(' ').chain(["--prefill-chunk-size"]) {
+            let fault = Line::parse_from(["x", flag, "0"]).args.simulate(&SHARED).expect_err(flag);
+            assert_eq!(fault, format!("{flag} is above 0"));
+        }
+        for flag in ["--row-us=-1", "--prefill-us=-1"] {
+            let fault = Line::parse_from(["x", flag]).args.simulate(&SHARED).expect_err(flag);
+            assert!(flag.starts_with(fault.trim_end_matches(" is not below 0")), "{flag}: {fault}");
         }
     }
 

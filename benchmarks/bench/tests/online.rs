@@ -414,3 +414,25 @@ fn the_launcher_hands_on_to_the_tool() {
     assert!(stderr.starts_with("pinion: error: ") && stderr.contains("lists no model"), "{stderr}");
     assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{stderr}");
 }
+
+/// Arrivals at a rate below 0 would come all at once, under the name of that rate.
+#[test]
+fn numbers_that_mean_no_work_are_refused_by_their_flag() {
+    let folder = Folder::new();
+    for (flags, said) in [
+        ("--poisson=-4", "--poisson is above 0"),
+        ("--poisson 0", "--poisson is above 0"),
+        ("--poisson 1 --gamma-shape 0", "--gamma-shape is above 0"),
+        ("--poisson 1 --requests 0", "--requests is above 0"),
+        ("--poisson 1 --scales 1,0", "--scales is above 0"),
+        ("--poisson 1 --rate=3,-1", "--rate is above 0"),
+        ("--poisson 1 --requests 1 --rate 3", "--rate: requests that come all at once"),
+        ("--streams 2,0", "--streams is above 0"),
+    ] {
+        let server = ["online", "--url", "http://127.0.0.1:1", "--model", "m"];
+        let fixed = ["--vocab", "9", "--context", "512", "--out", folder.text()];
+        let output = bench(&server.into_iter().chain(fixed).chain(flags.split(' ')).collect::<Vec<_>>());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(said), "{flags}: {text}");
+    }
+}
