@@ -120,4 +120,15 @@ inline void collect_rows(const PinionAttention& a, uint32_t seq, uint32_t kv_hea
     }
 }
 
+// The same for a chunk of keys of which no query sees those below position `from`, which is in the chunk or before it: they
+// get the address of that position's row, with whose values a weight of 0 meets something finite. So neither table entries
+// below a window are read nor what they name.
+template <class T>
+inline void collect_visible_rows(const PinionAttention& a, uint32_t seq, uint32_t kv_head, uint32_t from, uint32_t first,
+                                 uint32_t count, const T** k_rows) {
+    const uint32_t hidden = from > first ? from - first : 0;
+    collect_rows(a, seq, kv_head, first + hidden, count - hidden, k_rows + hidden);
+    for (uint32_t i = 0; i < hidden; ++i) k_rows[i] = k_rows[hidden];
+}
+
 }  // namespace

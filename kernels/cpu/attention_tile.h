@@ -214,7 +214,7 @@ void attend_heads(const PinionAttention& a, const Item& item, uint32_t first_hea
     const uint32_t from = visible_from(a, item.first_position);
     for (uint32_t first = from / kKeys * kKeys; first < context; first += kKeys) {
         const uint32_t keys = smaller(kKeys, context - first);
-        collect_rows(a, item.seq, item.kv_head, first, keys, k_rows);
+        collect_visible_rows(a, item.seq, item.kv_head, from, first, keys, k_rows);
         // V of these keys is wanted right after the scores; ask for it while they are computed.
         for (uint32_t k = 0; k < keys; ++k) {
             for (uint32_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(k_rows[k] + v_offset + d);
@@ -408,9 +408,10 @@ __attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item&
     }
     const uint32_t context = item.first_position + item.queries;
     const T* k_rows[kKeys];
-    for (uint32_t first = visible_from(a, item.first_position) / kKeys * kKeys; first < context; first += kKeys) {
+    const uint32_t from = visible_from(a, item.first_position);
+    for (uint32_t first = from / kKeys * kKeys; first < context; first += kKeys) {
         const uint32_t keys = smaller(kKeys, context - first);
-        collect_rows(a, item.seq, item.kv_head, first, keys, k_rows);
+        collect_visible_rows(a, item.seq, item.kv_head, from, first, keys, k_rows);
         pack_keys<L>(k_rows, keys, static_cast<uint64_t>(b.block_size) * dim, dim, t);
         attend_keys<L>(a, t, item, heads, first, keys);
     }

@@ -22,8 +22,9 @@
 // prompt is computed by tiles, be it one token that a prefix cache left, and what was generated token by token, be it again
 // after a preemption. So no bit of a result depends on what was cached, or how a prompt was cut.
 //
-// A window of w lets position p see the positions p - w + 1 to p; keys are read from a multiple of 64 on, so that the sums
-// do not depend on how a prompt was cut. Capped scores are cap * tanh(scale * score / cap).
+// A window of w lets position p see the positions p - w + 1 to p; keys are summed in chunks from a multiple of 64 on, so that
+// the sums do not depend on how a prompt was cut. Nothing is read that lies before the window of the sequence's first query
+// token, neither keys and values nor entries of its block table. Capped scores are cap * tanh(scale * score / cap).
 //
 // Work items: an append item is one query token (all heads). An attention item is one (sequence, tile of at most
 // PINION_QUERY_TILE / group prompt tokens or one generated token, KV head), with the head index running fastest. A call does

@@ -64,6 +64,24 @@ pub struct Architecture {
     pub packed: Option<Packed>,
 }
 
+/// Layers that see a window only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windowed {
+    /// The largest window: positions that a query attends to, its own included.
+    pub tokens: u32,
+    /// How many layers have one.
+    pub layers: u32,
+}
+
+impl Architecture {
+    /// The layers with a window, if there are any.
+    pub fn windowed(&self) -> Option<Windowed> {
+        let windows = self.layers.iter().filter_map(|layer| layer.window);
+        let layers = windows.clone().count() as u32;
+        windows.max().map(|tokens| Windowed { tokens, layers })
+    }
+}
+
 /// How long sequences may be, in tokens, prompt and output together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {

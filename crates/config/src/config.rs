@@ -18,6 +18,7 @@ use crate::pooling::Pooling;
 use crate::scheduling::Scheduling;
 use crate::secret::ApiKeys;
 use crate::torch_kernels::TorchKernels;
+use pinion_protocol::WindowKv;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -60,6 +61,9 @@ pub struct Config {
     pub block_size: u32,
     /// KV blocks in the pool; at least one sequence of `max_model_len` fits.
     pub kv_blocks: u32,
+    /// What layers with a window keep, if not all KV. Older recordings do not say it.
+    #[serde(default)]
+    pub window_kv: Option<WindowKv>,
     /// Records that the engine takes from its inboxes between two steps; 0 is all that are there.
     pub command_budget: u32,
     /// What the scheduler is told.
@@ -166,4 +170,17 @@ pub struct Config {
     /// Where changes of the prefix cache are published, if they are. Older recordings do not say it.
     #[serde(default)]
     pub kv_events: Option<KvEvents>,
+}
+
+impl Config {
+    /// Bytes of the KV cache, window blocks included.
+    pub fn kv_cache_bytes(&self) -> u64 {
+        let per_token = self.model.kv_bytes_per_token(self.dtype);
+        let block_tokens = u64::from(self.block_size);
+        let whole = u64::from(self.kv_blocks) * block_tokens * per_token;
+        let (Some(kept), Some(of_model)) = (self.window_kv, self.model.window) else { return whole };
+        let in_window = per_token / u64::from(self.model.layers) * u64::from(of_model.layers);
+        let blocks = u64::from(self.kv_blocks) * (per_token - in_window);
+        (blocks + u64::from(kept.blocks) * in_window) * block_tokens
+    }
 }

@@ -23,6 +23,18 @@ pub struct ModelFacts {
     pub head_dim: u32,
     /// Width of the residual stream.
     pub hidden: u32,
+    /// The layers that see a window only. Older recordings do not say it.
+    #[serde(default)]
+    pub window: Option<WindowFacts>,
+}
+
+/// Layers that see a window only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowFacts {
+    /// The largest window: positions that a query sees, its own included.
+    pub tokens: u32,
+    /// How many layers have one.
+    pub layers: u32,
 }
 
 impl ModelFacts {

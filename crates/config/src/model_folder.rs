@@ -6,7 +6,7 @@ use crate::conversion;
 use crate::fault::Collector;
 use crate::generation::{Generation, all_stop_ids};
 use crate::json_file::{io_reason, load, object, optional_object, origin};
-use crate::model_facts::ModelFacts;
+use crate::model_facts::{ModelFacts, WindowFacts};
 use pinion_architecture::Architecture;
 use pinion_protocol::StopIds;
 use pinion_protocol::limits::{CONTEXT_MAX, VOCAB_MAX};
@@ -156,6 +156,7 @@ fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(Folder, Vec<u
             kv_heads: 1,
             head_dim: 1,
             hidden: 1,
+            window: None,
         };
         return Ok((Folder { model, gpu_dtype: Dtype::Fp16, architecture: None }, facts.stop_ids));
     }
@@ -169,6 +170,7 @@ fn facts(config: &Map<String, Value>, backend: Backend) -> Result<(Folder, Vec<u
         kv_heads: model.attention.kv_heads,
         head_dim: model.attention.head_dim,
         hidden: model.hidden,
+        window: model.windowed().map(|of| WindowFacts { tokens: of.tokens, layers: of.layers }),
     };
     let (gpu_dtype, stop_ids) = (gpu_dtype(config, model.fits_f16), model.stop_ids.clone());
     Ok((Folder { model: facts, gpu_dtype, architecture: Some(model) }, stop_ids))

@@ -192,6 +192,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "With prefix-cache: a request that would compute the same as one whose prompt is being computed, half of what \
                it lacks at least and no less than a block, waits for that one's first token and takes it from the cache, \
                like the `n` choices of a prompt; off, each computes its own." },
+    Opt { name: "window-kv", group: Engine, kind: Switch, preset: Is("true"),
+        help: "Layers that see a window of tokens only keep the KV of that window, on a CPU, where this makes room for more \
+               tokens; off, they keep the KV of whole contexts, as all others do." },
     Opt { name: "admission", group: Engine, preset: Is("fifo"),
         kind: Choice { accepted: &[choice("fifo", &[]), choice("pack", &[]), choice("shortest", &[]),
                                    choice("deadline", &[])],

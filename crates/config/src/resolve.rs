@@ -11,6 +11,7 @@ use crate::fake::Fake;
 use crate::fault::{Collector, Faults, Origin};
 use crate::generation::{Generation, SamplingDefaults};
 use crate::kv_events::KvEvents;
+use crate::kv_size::{KvCache, memory_for_cache};
 use crate::lifecycle::Lifecycle;
 use crate::machine::Machine;
 use crate::model_facts::ModelFacts;
@@ -22,12 +23,10 @@ use crate::scheduling::{POOLS_NO_DRAFTS, Scheduling, SpeculationKind};
 use crate::sources::{Settings, Take};
 use crate::topology::Topology;
 use crate::value::{Value, human_bytes};
-use pinion_protocol::Role;
+use pinion_protocol::{Role, WindowKv};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Tokens per sequence for which a KV cache without a given size has room.
-const KV_TOKENS_PER_SEQUENCE: u32 = 1024;
 /// Body bytes per token of context, unless told: many times the four or so bytes of an ordinary token.
 const BODY_BYTES_PER_TOKEN: usize = 64;
 const BODY_BYTES_LOW: usize = 512 << 10;
@@ -115,10 +114,9 @@ type Found<'a> = (&'a Machine, &'a Path, Option<Folder>);
 
 /// The part after the folder was read. Without it only what does not need it is checked.
 pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Collector) -> Option<Config> {
-    let (machine, dir, folder) = found;
+    let ((machine, dir, folder), take) = (found, Take(settings));
     let (computing, plan, (name, kv_events)) = without_model(settings, machine, dir, folder.as_ref(), faults);
-    let (max_model_len, kv_blocks) = lengths(settings, machine, &computing, &folder.as_ref()?.model, faults);
-    let (take, (cpu_plan, pin)) = (Take(settings), plan?);
+    let (room, (cpu_plan, pin)) = (lengths(settings, machine, &computing, folder.as_ref()?, faults), plan?);
     Some(Config {
         host: settings.address("host")?,
         port: take.narrow("port"),
@@ -129,11 +127,12 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         scheduling: Scheduling::new(settings, computing.has_object()),
         cuda: computing.cuda,
         dtype: computing.dtype,
-        max_model_len,
+        max_model_len: room.max_model_len,
         max_num_seqs: take.word("max-num-seqs"),
         max_num_batched_tokens: take.word("max-num-batched-tokens"),
         block_size: take.word("block-size"),
-        kv_blocks,
+        kv_blocks: room.kv_blocks,
+        window_kv: room.window_kv,
         command_budget: take.word("command-budget"),
         engine_threads: engine_threads(&cpu_plan),
         linear: settings.text("linear").and_then(LinearKind::of).unwrap_or(LinearKind::Auto),
@@ -147,7 +146,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         engines: 1,
         detokenizers: take.narrow("detokenizers"),
         max_inflight: take.word("max-inflight"),
-        body_bytes_max: body_bytes_max(settings, max_model_len),
+        body_bytes_max: body_bytes_max(settings, room.max_model_len),
         stream_buffer_bytes_max: take.number("stream-buffer-bytes-max") as usize,
         write_timeout_ms: take.number("write-timeout"),
         header_timeout_ms: take.number("header-timeout"),
@@ -205,18 +204,26 @@ fn without_model(
     (computing, plan, (name, kv_events))
 }
 
-/// The longest sequence, and the blocks of the KV cache.
+/// What follows from the model and the memory.
+struct Lengths {
+    max_model_len: u32,
+    kv_blocks: u32,
+    window_kv: Option<WindowKv>,
+}
+
 fn lengths(
     settings: &Settings,
     machine: &Machine,
     computing: &Computing,
-    model: &ModelFacts,
+    folder: &Folder,
     faults: &mut Collector,
-) -> (u32, u32) {
+) -> Lengths {
+    let model = &folder.model;
     let (on_cpu, dtype) = (computing.takes_host_memory(), computing.dtype);
     let max_model_len = max_model_len(settings, model, on_cpu.then_some(machine), dtype, faults);
-    let kv_blocks = KvCache { settings, machine, on_cpu, max_model_len }.blocks(model, dtype, faults);
-    (max_model_len, kv_blocks)
+    let cache = KvCache { settings, machine, computing, max_model_len };
+    let (kv_blocks, window_kv) = cache.blocks(model, dtype, faults);
+    Lengths { max_model_len, kv_blocks, window_kv }
 }
 
 fn response_store(take: &Take<'_>) -> ResponseStore {
@@ -302,15 +309,6 @@ fn model_name(settings: &Settings, dir: &Path, faults: &mut Collector) -> String
     name
 }
 
-/// Bytes that a KV cache without a given size may take of the machine's memory.
-fn memory_for_cache(settings: &Settings, machine: &Machine) -> Option<u64> {
-    let share = match settings.get("kv-cache-memory-share").map(|s| &s.value) {
-        Some(Value::Share(share)) => *share,
-        _ => 1.0,
-    };
-    machine.memory_bytes.map(|bytes| (bytes as f64 * share) as u64)
-}
-
 /// As asked for; else the model's default, or what a cache in the memory of `machine` holds of it.
 fn max_model_len(
     settings: &Settings,
@@ -337,64 +335,6 @@ fn max_model_len(
             let room = room.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(u32::MAX);
             model.default_context.min(room)
         }
-    }
-}
-
-/// What the size of the KV cache follows from.
-struct KvCache<'a> {
-    settings: &'a Settings,
-    machine: &'a Machine,
-    /// Whether the machine's own memory holds it.
-    on_cpu: bool,
-    max_model_len: u32,
-}
-
-impl KvCache<'_> {
-    fn blocks(&self, model: &ModelFacts, dtype: Dtype, faults: &mut Collector) -> u32 {
-        let settings = self.settings;
-        let block_tokens = settings.number("block-size").unwrap_or(16);
-        let block_bytes = block_tokens * model.kv_bytes_per_token(dtype);
-        let one_sequence = u64::from(self.max_model_len).div_ceil(block_tokens);
-        // the fake backend keeps no keys and values, and a GPU's memory is seen when its engine starts
-        let memory = self.machine.memory_bytes.filter(|_| self.on_cpu);
-        let by_tokens = settings.number("kv-cache-tokens").map(|n| n.div_ceil(block_tokens));
-        let by_bytes = settings.number("kv-cache-bytes").map(|n| n / block_bytes);
-        if by_tokens.is_some() && by_bytes.is_some() {
-            let reason = format!("{} is also given; give one of the two", settings.origin("kv-cache-tokens"));
-            faults.add(&settings.origin("kv-cache-bytes"), reason);
-        }
-        let option = if by_bytes.is_some() { "kv-cache-bytes" } else { "kv-cache-tokens" };
-        let (blocks, origin, room) = match by_bytes.or(by_tokens) {
-            Some(blocks) => (blocks, settings.origin(option), memory),
-            None => {
-                let per_sequence = self.max_model_len.min(KV_TOKENS_PER_SEQUENCE);
-                let seqs = settings.number("max-num-seqs").unwrap_or(1);
-                let wanted = (seqs * u64::from(per_sequence).div_ceil(block_tokens)).max(one_sequence);
-                let room = memory_for_cache(settings, self.machine).filter(|_| self.on_cpu);
-                let blocks = room.map_or(wanted, |room| wanted.min(room / block_bytes));
-                (blocks, settings.origin("kv-cache-memory-share"), room)
-            }
-        };
-        let bytes = blocks.saturating_mul(block_bytes);
-        if blocks < one_sequence {
-            let reason = format!(
-                "{} tokens of KV cache cannot hold one sequence of {} tokens (max-model-len), which takes {}",
-                blocks * block_tokens,
-                self.max_model_len,
-                human_bytes(one_sequence * block_bytes),
-            );
-            faults.add(&origin, reason);
-        } else if room.is_some_and(|room| bytes > room) {
-            let room = human_bytes(room.unwrap_or(0));
-            faults.add(
-                &origin,
-                format!("a KV cache of {} is more than the memory, {room}", human_bytes(bytes)),
-            );
-        }
-        u32::try_from(blocks).unwrap_or_else(|_| {
-            faults.add(&origin, format!("{blocks} blocks are more than a 32-bit index counts"));
-            u32::MAX
-        })
     }
 }
 

@@ -53,7 +53,7 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "body-bytes-max" => crate::value::Value::Number(config.body_bytes_max as u64)
             .show(&Kind::Bytes { min: 0, max: u64::MAX }),
         "kv-cache-tokens" => tokens.to_string(),
-        "kv-cache-bytes" => human_bytes(tokens * config.model.kv_bytes_per_token(config.dtype)),
+        "kv-cache-bytes" => human_bytes(config.kv_cache_bytes()),
         "engine-threads" => config.engine_threads.to_string(),
         "cuda-object" => config.cuda.as_ref()?.object.display().to_string(),
         "overlap" => config.scheduling.overlap.to_string(),

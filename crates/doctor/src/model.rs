@@ -229,7 +229,7 @@ fn fits(config: &Config, found: &serde_json::Value, probe: &Probe, memory: Memor
     let tokens = u64::from(config.kv_blocks) * u64::from(config.block_size);
     let cache = match config.backend {
         Backend::Fake => 0,
-        Backend::Native | Backend::Operators => tokens * config.model.kv_bytes_per_token(config.dtype),
+        Backend::Native | Backend::Operators => config.kv_cache_bytes(),
     };
     let (room, free) = if config.cuda.is_some() {
         let device = probe.cuda.as_ref().and_then(|cuda| cuda.as_ref().ok()).map(|cuda| &cuda["device"]);

@@ -1,9 +1,14 @@
 //! From a plan to the model's flat batch, in reused buffers.
 
 use crate::constraints::Constraints;
-use pinion_model::{BlockCopy, FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch};
+use pinion_model::{
+    BlockCopy, FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch, WindowTables,
+};
 use pinion_protocol::{Sampling, StopIds};
 use pinion_scheduler::{PlanRow, RowView, Scheduler};
+
+// Entries without a window block are passed on as they are.
+const _: () = assert!(pinion_scheduler::NO_WINDOW_BLOCK == pinion_model::NO_WINDOW_BLOCK);
 
 /// One step's tokens, positions, rows and block tables. No allocation: every buffer starts at its largest size.
 #[derive(Debug)]
@@ -13,16 +18,27 @@ pub(crate) struct Batch {
     rows: Vec<Row>,
     blocks: Vec<u32>,
     copies: Vec<BlockCopy>,
+    window_blocks: Vec<u32>,
+    window_copies: Vec<BlockCopy>,
 }
 
 impl Batch {
-    pub(crate) fn new(row_count_max: usize, token_count_max: usize, block_count_max: usize) -> Batch {
+    /// `has_windows`: layers with a window have window blocks.
+    pub(crate) fn new(
+        row_count_max: usize,
+        token_count_max: usize,
+        block_count_max: usize,
+        has_windows: bool,
+    ) -> Batch {
+        let of_windows = |count| if has_windows { count } else { 0 };
         Batch {
             tokens: Vec::with_capacity(token_count_max),
             positions: Vec::with_capacity(token_count_max),
             rows: Vec::with_capacity(row_count_max),
             blocks: Vec::with_capacity(block_count_max),
             copies: Vec::with_capacity(row_count_max),
+            window_blocks: Vec::with_capacity(of_windows(block_count_max)),
+            window_copies: Vec::with_capacity(of_windows(row_count_max)),
         }
     }
 
@@ -32,13 +48,11 @@ impl Batch {
         self.positions.clear();
         self.rows.clear();
         self.blocks.clear();
-        let copies = scheduler.current_plan().copies.iter();
         self.copies.clear();
-        self.copies.extend(copies.map(|copy| BlockCopy {
-            from: copy.from,
-            to: copy.to,
-            tokens: copy.tokens,
-        }));
+        self.copies.extend(scheduler.current_plan().copies.iter().map(block_copy));
+        self.window_blocks.clear();
+        self.window_copies.clear();
+        self.window_copies.extend(scheduler.current_plan().window_copies.iter().map(block_copy));
         for planned in &scheduler.current_plan().rows {
             let view = scheduler.row(planned);
             self.rows.push(Row {
@@ -57,6 +71,7 @@ impl Batch {
             self.tokens.extend(std::iter::repeat_n(FUTURE_TOKEN, unknown));
             self.positions.extend(planned.start..planned.start + planned.len);
             self.blocks.extend_from_slice(view.blocks);
+            self.window_blocks.extend_from_slice(view.windows);
         }
     }
 
@@ -68,6 +83,7 @@ impl Batch {
             rows: &self.rows,
             blocks: &self.blocks,
             copies: &self.copies,
+            windows: WindowTables { blocks: &self.window_blocks, copies: &self.window_copies },
             shaping,
         }
     }
@@ -117,6 +133,10 @@ impl RowShaping for PlanShaping<'_> {
             mask,
         })
     }
+}
+
+fn block_copy(copy: &pinion_scheduler::BlockCopy) -> BlockCopy {
+    BlockCopy { from: copy.from, to: copy.to, tokens: copy.tokens }
 }
 
 /// A prompt's token is scored at the position before it, so the first one is not.
@@ -181,7 +201,7 @@ mod tests {
         scheduler
             .admit(Request { id, claim: Claim::default(), sampling, ids: vec![5, 6, 7], prompt_tokens: 2 }, 0)
             .unwrap();
-        let mut batch = Batch::new(2, 8, 8);
+        let mut batch = Batch::new(2, 8, 8, false);
         let params = SampleParams {
             temperature: 0.5,
             top_k: 3,

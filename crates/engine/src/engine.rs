@@ -123,7 +123,12 @@ impl Engine {
             // Rejections and finished records are small; the buffer has its final size after the first few.
             encoded: Vec::with_capacity(1024),
             next_inbox: 0,
-            batch: Batch::new(row_count_max, token_count_max, sizes.table_entries_max()),
+            batch: Batch::new(
+                row_count_max,
+                token_count_max,
+                sizes.table_entries_max(),
+                sizes.policy.window.is_some(),
+            ),
             output: StepOutput::with_capacity(row_count_max),
             results: Vec::with_capacity(row_count_max),
             wishes: Vec::with_capacity(row_count_max + WAITING_WATCHED_MAX),

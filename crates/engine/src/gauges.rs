@@ -24,6 +24,11 @@ pub(crate) fn set_gauges(scheduler: &Scheduler, step: u64, deferred: usize, port
     ports.set_gauge(Gauge::OldestWaitingNs, plan.oldest_waiting_ns);
     ports.set_gauge(Gauge::Drafts, totals.drafts);
     ports.set_gauge(Gauge::AcceptedDrafts, totals.accepted_drafts);
+    if let Some(windows) = scheduler.pool().windows() {
+        ports.set_gauge(Gauge::WindowBlocksUsed, u64::from(windows.used()));
+        ports.set_gauge(Gauge::WindowBlocksTotal, u64::from(windows.total()));
+        ports.set_gauge(Gauge::WindowBlocksEvicted, windows.evicted());
+    }
 
     let Some(times) = scheduler.step_times() else { return };
     ports.set_gauge(Gauge::StepBudgetNs, plan.budget_ns.unwrap_or(0));

@@ -13,9 +13,10 @@ use pinion_grammar::{Grammars, Words};
 use pinion_model::operators::load_operators;
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, LoadEvent, Model, ModelInfo,
-    ModelOptions, Pipeline, STEP_DEADLINE, Threaded, WarmUp, load_watched,
+    ModelOptions, Pipeline, STEP_DEADLINE, Threaded, WarmUp, WindowInfo, load_watched,
 };
 use pinion_os::process::limit_behind;
+use pinion_protocol::WindowKv;
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use pinion_text::TextCodec;
 use pinion_worker::Recorder;
@@ -38,6 +39,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
         threads: config.engine_threads,
         block_size: config.block_size,
         kv: KvSize::Blocks(config.kv_blocks),
+        window_blocks: config.window_kv.map(|window| window.blocks),
         max_model_len: Some(config.max_model_len),
         prefault: config.jitter_control,
         linear: match config.linear {
@@ -109,7 +111,10 @@ pub fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
             block_count: info.block_count,
             stop_ids: config.model.stop_ids,
         },
-        policy: policy(config),
+        policy: Policy {
+            window: info.window.map(|window| WindowKv { tokens: window.tokens, blocks: window.blocks }),
+            ..policy(config)
+        },
         command_budget: config.command_budget,
         fill_to_target: config.scheduling.fill_to_target,
         detokenizer_count: config.detokenizers,
@@ -170,7 +175,7 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), exit))?;
     }
     let summary = format!(
-        "{} {}{}{}, {} KV blocks of {} tokens ({} MiB), {} thread(s), overlap {}",
+        "{} {}{}{}, {} KV blocks of {} tokens ({} MiB){}, {} thread(s), overlap {}",
         info.family,
         info.dtype,
         match (config.quantization, info.packed) {
@@ -184,10 +189,17 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         info.block_count,
         info.block_size,
         (u64::from(info.block_count) * info.kv_block_bytes) >> 20,
+        info.window.map(window_blocks_text).unwrap_or_default(),
         config.engine_threads,
         if pipeline.depth() > 1 { "on" } else { "off" },
     );
     Ok((Engine::new(pipeline, sizes).with_grammars(grammars), summary))
+}
+
+fn window_blocks_text(window: WindowInfo) -> String {
+    let WindowInfo { tokens, blocks, block_bytes } = window;
+    let mib = (u64::from(blocks) * block_bytes) >> 20;
+    format!(", {blocks} blocks for layers that see {tokens} tokens ({mib} MiB)")
 }
 
 /// The threads for grammars, over the tokens of the model's folder.

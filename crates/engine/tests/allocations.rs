@@ -3,8 +3,9 @@
 mod rig;
 
 use pinion_engine::{Engine, Sizes, Turn};
+use pinion_model::{FakeModel, FakeOptions, WindowInfo};
 use pinion_protocol::status::Gauge;
-use pinion_protocol::{RequestId, Sampling, StopIds};
+use pinion_protocol::{RequestId, Sampling, StopIds, WindowKv};
 use pinion_scheduler::{Limits, Policy, StepTime};
 use rig::grammars::{constrained, with_grammars};
 use rig::{EOS, FRONTENDS, Random, Rig, SLOTS};
@@ -25,13 +26,33 @@ fn engine_limits() -> Limits {
     }
 }
 
+/// Window blocks for the sequences, few enough that what they leave behind is evicted.
+const WINDOW: WindowKv = WindowKv { tokens: 64, blocks: 32 * 6 + 16 };
+
+/// An engine around a model that takes window tables.
+fn windowed(overlap: bool) -> Engine {
+    let WindowKv { tokens, blocks } = WINDOW;
+    let limits = engine_limits();
+    let model = FakeModel::new(rig::shape(&limits), FakeOptions::default());
+    let model = model.with_window(WindowInfo { tokens, blocks, block_bytes: 8 });
+    let policy = Policy { step_time: StepTime::Auto, window: Some(WINDOW), ..Policy::default() };
+    let mut pipeline = rig::pipeline(Box::new(model), overlap);
+    pipeline.warm_up(&rig::shapes(&limits)).expect("the fake model is always warm");
+    Engine::new(pipeline, Sizes { limits, policy, ..rig::small() })
+}
+
 /// An engine in which 32 sequences decode, past their prefill. With `penalties` every other one looks at its output.
 fn decoding(overlap: bool, penalties: bool) -> (Engine, Rig) {
     // Every step teaches what steps cost.
     let policy = Policy { step_time: StepTime::Auto, ..Policy::default() };
     let sizes = Sizes { limits: engine_limits(), policy, ..rig::small() };
     assert!(sizes.policy.prefix_cache);
-    let (mut engine, mut rig, mut random) = (rig::engine(sizes, overlap), Rig::new(), Random::new(1));
+    fill(rig::engine(sizes, overlap), penalties)
+}
+
+/// The same with this engine.
+fn fill(mut engine: Engine, penalties: bool) -> (Engine, Rig) {
+    let (mut rig, mut random) = (Rig::new(), Random::new(1));
     for n in 0..SEQUENCES {
         let id = rig.open(n % FRONTENDS, n / FRONTENDS);
         // Every fourth prompt is the same, so that blocks are shared and found to be the same while they grow.
@@ -63,12 +84,14 @@ fn decoding(overlap: bool, penalties: bool) -> (Engine, Rig) {
 fn a_thousand_steps_of_32_sequences_allocate_nothing() {
     // A step for each turn: rows that look at their output are launched ahead like all others.
     for (overlap, penalties) in [(false, true), (true, false), (true, true)] {
-        check_steps(overlap, penalties);
+        check_steps(decoding(overlap, penalties), overlap, penalties);
+    }
+    for overlap in [false, true] {
+        check_steps(fill(windowed(overlap), false), overlap, false);
     }
 }
 
-fn check_steps(overlap: bool, penalties: bool) {
-    let (mut engine, mut rig) = decoding(overlap, penalties);
+fn check_steps((mut engine, mut rig): (Engine, Rig), overlap: bool, penalties: bool) {
     let (before, mut allocations) = (rig.gauge(Gauge::GeneratedTokens), 0);
     for _ in 0..STEPS {
         let counted = allocation_counter::measure(|| {

@@ -4,6 +4,7 @@
 //! and decode rows share a step without padding. Nothing here knows about tch.
 
 use crate::FUTURE_TOKEN;
+use crate::WindowInfo;
 use crate::logprobs::Logprob;
 use crate::sampler::SampleParams;
 use crate::shaping::RowShaping;
@@ -86,6 +87,25 @@ pub struct BlockCopy {
     pub tokens: u32,
 }
 
+/// Where layers with a window have their KV, in a model that keeps only the window of it
+/// ([`ModelInfo::window`](crate::ModelInfo::window)).
+#[derive(Debug, Clone, Copy)]
+pub struct WindowTables<'a> {
+    /// The window block of each entry of [`StepBatch::blocks`]; [`NO_WINDOW_BLOCK`] where no query token of the row
+    /// sees one of its positions.
+    pub blocks: &'a [u32],
+    /// What is copied between window blocks before the rows are computed, in this order.
+    pub copies: &'a [BlockCopy],
+}
+
+impl WindowTables<'_> {
+    /// For a model all of whose layers keep all KV.
+    pub const NONE: Self = Self { blocks: &[], copies: &[] };
+}
+
+/// An entry of [`WindowTables::blocks`] that is not read.
+pub const NO_WINDOW_BLOCK: u32 = u32::MAX;
+
 /// One step's input, borrowed from the engine's reused buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBatch<'a> {
@@ -100,6 +120,8 @@ pub struct StepBatch<'a> {
     pub blocks: &'a [u32],
     /// What is copied within the KV cache before the rows are computed, in this order.
     pub copies: &'a [BlockCopy],
+    /// The same for layers that keep their window only.
+    pub windows: WindowTables<'a>,
     /// What the rows' requests do to their logits; asked only for rows that sample.
     pub shaping: &'a dyn RowShaping,
 }
@@ -115,6 +137,8 @@ pub struct BatchLimits {
     pub block_size: u32,
     /// Block ids are below this.
     pub block_count: u32,
+    /// What layers with a window keep, if not all KV.
+    pub window: Option<WindowInfo>,
 }
 
 impl StepBatch<'_> {
@@ -177,6 +201,28 @@ impl StepBatch<'_> {
         }
         if next != self.tokens.len() {
             return bad(self.rows.len(), "tokens after the last row");
+        }
+        limits.window.map_or(Ok(()), |window| self.check_windows(window, limits.block_size))
+    }
+
+    /// The same for the window tables: each position that a row sees or writes has a window block.
+    fn check_windows(&self, window: WindowInfo, block_size: u32) -> Result<(), StepError> {
+        let bad = |row: usize, reason: &'static str| Err(StepError::BadBatch { row, reason });
+        let WindowTables { blocks, copies } = self.windows;
+        if blocks.len() != self.blocks.len() {
+            return bad(0, "window tables and block tables differ in length");
+        }
+        let within = |copy: &BlockCopy| copy.from.max(copy.to) < window.blocks && copy.tokens <= block_size;
+        if !copies.iter().all(within) {
+            return bad(0, "a copy between window blocks out of range");
+        }
+        for (index, row) in self.rows.iter().enumerate() {
+            let first_seen = (row.context_len - row.query_len + 1).saturating_sub(window.tokens);
+            let read = first_seen / block_size..row.context_len.div_ceil(block_size);
+            let entries = &blocks[row.block_range()][read.start as usize..read.end as usize];
+            if entries.iter().any(|&block| block >= window.blocks) {
+                return bad(index, "a position within the window has no window block");
+            }
         }
         Ok(())
     }

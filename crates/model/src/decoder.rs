@@ -9,6 +9,7 @@
 use crate::batch::{StepBatch, StepError, StepOutput};
 use crate::config_json;
 use crate::host_sampler::{draw_rows, score_prompts};
+use crate::kv_cache::{KvCache, KvSizes, Tables};
 use crate::layers::Layers;
 use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions};
 use crate::pooling::{self, Pooler};
@@ -17,10 +18,9 @@ use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
 use crate::weights::Weights;
 use crate::{Model, ModelInfo, WarmUp};
-use pinion_architecture::Architecture;
-use pinion_ops::attention::{Batch, CheckedBatch, Launch};
+use pinion_ops::attention::{Batch, Launch};
 use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_threads};
-use pinion_ops::{Dtype, KernelLevel, KvPool, KvShape, supports_bf16};
+use pinion_ops::{Dtype, KernelLevel, supports_bf16};
 use std::path::Path;
 use tch::{Kind, Tensor};
 
@@ -47,6 +47,8 @@ struct Arrays {
     positions: Vec<i64>,
     /// Index of the last query token of each row that samples.
     sampled: Vec<i64>,
+    /// Window tables of all rows, if some layers keep only their window.
+    window_table: Vec<u32>,
 }
 
 impl Arrays {
@@ -95,21 +97,14 @@ impl Decoder {
     ) -> Result<Self, LoadError> {
         let model = config_json::architecture(folder)?;
         let dtype = resolve_dtype(options.dtype)?;
-        let kv_shape = kv_shape(&model, dtype, options)?;
         let max_context = options.max_model_len.unwrap_or(model.context.default).min(model.context.max);
+        let sizes = KvSizes::new(&model, max_context, dtype, options)?;
 
         set_threads(options.threads);
         keep_freed_memory();
         let _no_grad = tch::no_grad_guard();
         let weights = Weights::read(folder, &model, dtype, options, watch)?;
-        let kv_block_bytes = kv_shape.block_bytes(dtype);
-        let mut pool = KvPool::new(kv_shape, dtype).map_err(|error| LoadError::Backend {
-            operation: "allocating the KV pool",
-            message: format!("{error} ({} blocks of {kv_block_bytes} bytes)", kv_shape.blocks),
-        })?;
-        if options.prefault {
-            pool.prefault();
-        }
+        let cache = KvCache::new(&model, &sizes, dtype, options)?;
         let info = ModelInfo {
             family: model.family,
             dtype: dtype.name(),
@@ -117,8 +112,9 @@ impl Decoder {
             vocab_size: model.vocab,
             eos: model.stop_ids.first().copied(),
             block_size: options.block_size,
-            block_count: kv_shape.blocks as u32,
-            kv_block_bytes,
+            block_count: sizes.blocks,
+            kv_block_bytes: sizes.block_bytes,
+            window: sizes.window,
             weight_bytes: weights.bytes,
             packed: weights.packed_type(),
             vector_width: options.pooling.map(|_| model.hidden),
@@ -130,7 +126,7 @@ impl Decoder {
             logits: Vec::new(),
             pooler: options.pooling.map(|kind| Pooler::new(kind, model.hidden as usize)),
             arrays: Arrays::default(),
-            layers: Layers::new(model, dtype, pool, rotations, options.attention, launch)?,
+            layers: Layers::new(model, dtype, cache, rotations, options.attention, launch)?,
             info,
             weights,
         })
@@ -143,25 +139,25 @@ impl Decoder {
         if self.pooler.is_some() {
             pooling::check(batch)?;
         }
-        for copy in batch.copies {
-            self.layers.copy_block(copy.from as usize, copy.to as usize, copy.tokens as usize);
-        }
+        self.layers.cache_mut().copy(batch);
         if batch.rows.is_empty() {
             self.logits.clear();
             return Ok(None);
         }
         self.arrays.fill(batch);
+        self.layers.cache().window_table(batch, &mut self.arrays.window_table);
         let arrays = &self.arrays;
-        let checked = Batch {
+        let tables = Batch {
             query_start: &arrays.query_start,
             context_len: &arrays.context_len,
             prompt_len: &arrays.prompt_len,
             table_start: &arrays.table_start,
             blocks: batch.blocks,
         };
-        let checked = checked.check(self.layers.kv_shape()).map_err(|error| step_error(error.into()))?;
+        let tables = self.layers.cache().check(tables, &arrays.window_table);
+        let tables = tables.map_err(|error| step_error(error.into()))?;
         let _no_grad = tch::no_grad_guard();
-        run(&self.weights, &mut self.layers, arrays, &checked, &mut self.logits).map(Some).map_err(step_error)
+        run(&self.weights, &mut self.layers, arrays, &tables, &mut self.logits).map(Some).map_err(step_error)
     }
 
     /// Gives the rows that end a prompt their vectors, from the last layer's output `[tokens, hidden]`.
@@ -190,25 +186,12 @@ impl Decoder {
     }
 }
 
-/// The pool for this model, with the number of blocks that the options ask for.
-fn kv_shape(model: &Architecture, dtype: Dtype, options: &ModelOptions) -> Result<KvShape, LoadError> {
-    let mut shape = KvShape {
-        layers: model.layers.len(),
-        blocks: 0,
-        heads: model.attention.kv_heads as usize,
-        block_size: options.block_size as usize,
-        head_dim: model.attention.head_dim as usize,
-    };
-    shape.blocks = options.kv.block_count(shape.block_bytes(dtype))? as usize;
-    Ok(shape)
-}
-
 /// From token ids to the last layer's output; the head for the tokens that are sampled from.
 fn run(
     weights: &Weights,
     layers: &mut Layers,
     arrays: &Arrays,
-    batch: &CheckedBatch<'_>,
+    tables: &Tables<'_>,
     logits: &mut Vec<f32>,
 ) -> Result<Tensor, TensorError> {
     let tokens = Tensor::f_from_slice(&arrays.tokens)?;
@@ -220,7 +203,7 @@ fn run(
     }
     layers.begin(&mut hidden, &arrays.positions)?;
     for (layer, layer_weights) in weights.layers.iter().enumerate() {
-        hidden = layers.layer(layer, layer_weights, hidden, batch)?;
+        hidden = layers.layer(layer, layer_weights, hidden, tables)?;
     }
     if arrays.sampled.is_empty() {
         logits.clear();

@@ -12,7 +12,7 @@
 
 use crate::batch::{BatchLimits, RowOutcome, StepBatch, StepError, StepOutput};
 use crate::shaping::Shaping;
-use crate::{Model, ModelInfo, SampleParams, Sampler, WarmUp, pooling};
+use crate::{Model, ModelInfo, SampleParams, Sampler, WarmUp, WindowInfo, pooling};
 use pinion_random::mix;
 use std::time::{Duration, Instant};
 
@@ -145,6 +145,7 @@ impl FakeModel {
                 block_size: shape.block_size,
                 block_count: shape.block_count,
                 kv_block_bytes: u64::from(shape.block_size) * 8,
+                window: None,
                 weight_bytes: 0,
                 packed: None,
                 vector_width: None,
@@ -166,6 +167,12 @@ impl FakeModel {
     /// The same as a model that pools: for each prompt it gives [`fake_vector`].
     pub fn pooling(mut self) -> Self {
         self.info.vector_width = Some(FAKE_VECTOR_WIDTH);
+        self
+    }
+
+    /// The same for batches with window tables, which it checks and keeps nothing in.
+    pub fn with_window(mut self, window: WindowInfo) -> Self {
+        self.info.window = Some(window);
         self
     }
 

@@ -1,13 +1,14 @@
 //! The layers of a decoder on libtorch.
 
+use crate::kv_cache::{KvCache, Tables};
 use crate::load::LoadError;
 use crate::rotation::Rotations;
 use crate::weights::{Layer, Norm};
 use pinion_architecture::{Activation, Architecture, NormKind};
-use pinion_ops::attention::{Attend, CheckedBatch, Launch};
+use pinion_ops::attention::{Attend, Launch};
 use pinion_ops::rows::{GateActivation, RmsNorm, RmsOrder};
-use pinion_ops::tensor::{self, AttentionPlan, TensorError, attend_qkv, kind_of};
-use pinion_ops::{AttentionKernel, Dtype, KvPool, KvShape};
+use pinion_ops::tensor::{self, AttentionPlan, TensorError, kind_of};
+use pinion_ops::{AttentionKernel, Dtype};
 use tch::{Device, Tensor};
 
 /// What the layers run with, apart from their weights.
@@ -15,7 +16,7 @@ use tch::{Device, Tensor};
 pub(crate) struct Layers {
     model: Architecture,
     dtype: Dtype,
-    pool: KvPool,
+    cache: KvCache,
     rotations: Rotations,
     kernel: AttentionKernel,
     launch: Launch,
@@ -35,7 +36,7 @@ impl Layers {
     pub(crate) fn new(
         model: Architecture,
         dtype: Dtype,
-        pool: KvPool,
+        cache: KvCache,
         rotations: Rotations,
         kernel: AttentionKernel,
         launch: Launch,
@@ -45,19 +46,19 @@ impl Layers {
             let message = TensorError::from(error).message;
             LoadError::Backend { operation: "allocating activations", message }
         })?;
-        Ok(Self { model, dtype, pool, rotations, kernel, launch, attended })
+        Ok(Self { model, dtype, cache, rotations, kernel, launch, attended })
     }
 
     pub(crate) fn model(&self) -> &Architecture {
         &self.model
     }
 
-    pub(crate) fn kv_shape(&self) -> &KvShape {
-        self.pool.shape()
+    pub(crate) fn cache(&self) -> &KvCache {
+        &self.cache
     }
 
-    pub(crate) fn copy_block(&mut self, from: usize, to: usize, tokens: usize) {
-        self.pool.copy_block(from, to, tokens);
+    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
     }
 
     /// Before the first layer: the factor on embeddings `[tokens, hidden]`, the step's rotations, and room.
@@ -101,22 +102,16 @@ impl Layers {
         layer: usize,
         weights: &Layer,
         hidden: Tensor,
-        batch: &CheckedBatch<'_>,
+        tables: &Tables<'_>,
     ) -> Result<Tensor, TensorError> {
         let normed = self.normed(&hidden, weights.attention_norm.as_ref())?;
         // [tokens, (heads + 2 * kv_heads) * head_dim]: Q, K, V side by side
         let mut qkv = weights.qkv.forward(&normed)?;
         self.place(layer, weights, &mut qkv)?;
         // [tokens, heads * head_dim]
-        let mut attended = self.attended.f_narrow(0, 0, batch.tokens() as i64)?;
-        attend_qkv(
-            &mut self.pool,
-            layer,
-            batch,
-            &qkv,
-            &mut attended,
-            plan(&self.model, layer, self.kernel, self.launch),
-        )?;
+        let mut attended = self.attended.f_narrow(0, 0, tables.tokens() as i64)?;
+        let plan = plan(&self.model, layer, self.kernel, self.launch);
+        self.cache.attend(layer, tables, &qkv, &mut attended, plan)?;
         let hidden = self.add(&weights.out, &attended, hidden, weights.attention_post_norm.as_ref())?;
         let normed = self.normed(&hidden, weights.mlp_norm.as_ref())?;
         // [tokens, inner], or gate and up side by side [tokens, 2 * inner]

@@ -17,6 +17,8 @@ mod gguf;
 #[cfg(feature = "torch")]
 mod host_sampler;
 #[cfg(feature = "torch")]
+mod kv_cache;
+#[cfg(feature = "torch")]
 mod layers;
 mod load;
 mod logprobs;
@@ -38,7 +40,8 @@ mod weigh;
 mod weights;
 
 pub use batch::{
-    BatchLimits, BlockCopy, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError, StepOutput,
+    BatchLimits, BlockCopy, NO_WINDOW_BLOCK, PromptScores, Row, RowOutcome, Scored, StepBatch, StepError,
+    StepOutput, WindowTables,
 };
 pub use fake::{
     FAKE_VECTOR_WIDTH, FakeModel, FakeOptions, FakeShape, fake_repeating_token, fake_token, fake_vector,
@@ -70,14 +73,27 @@ pub struct ModelInfo {
     pub block_size: u32,
     /// KV blocks in the pool; block ids are below this.
     pub block_count: u32,
-    /// Bytes of one KV block over all layers.
+    /// Bytes of one KV block over all layers, but for those whose KV is in window blocks.
     pub kv_block_bytes: u64,
+    /// What layers with a window keep, if not all KV.
+    pub window: Option<WindowInfo>,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
     /// Type of the products' weights where they are packed by us: `"f32"`, `"bf16"` or `"f16"`.
     pub packed: Option<&'static str>,
     /// Numbers of the vector that the model gives for each prompt instead of tokens, if it pools.
     pub vector_width: Option<u32>,
+}
+
+/// The KV of layers with a window, where they keep only that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowInfo {
+    /// Positions that a query of these layers sees at most, its own included.
+    pub tokens: u32,
+    /// Window blocks in the pool; ids of window blocks are below this.
+    pub blocks: u32,
+    /// Bytes of one window block over these layers.
+    pub block_bytes: u64,
 }
 
 /// Memory of the device that a model runs on, in bytes.
@@ -103,6 +119,7 @@ impl ModelInfo {
             vocab_size: self.vocab_size,
             block_size: self.block_size,
             block_count: self.block_count,
+            window: self.window,
         }
     }
 }

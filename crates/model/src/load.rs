@@ -50,6 +50,9 @@ pub struct ModelOptions {
     pub block_size: u32,
     /// Size of the KV pool.
     pub kv: KvSize,
+    /// Keep only the window of layers that have one, in this number of window blocks; `None`: all KV. Goes with a
+    /// number of blocks, and does nothing where no layer has a window below the longest sequence.
+    pub window_blocks: Option<u32>,
     /// Longest sequence that is served; without one, the model's default. Some rotations depend on it.
     pub max_model_len: Option<u32>,
     /// Bring the KV pool into memory at load, not when its blocks are first used.
@@ -74,6 +77,7 @@ impl Default for ModelOptions {
             threads: 1,
             block_size: 16,
             kv: KvSize::Blocks(1024),
+            window_blocks: None,
             max_model_len: None,
             prefault: true,
             linear: LinearKind::Auto,

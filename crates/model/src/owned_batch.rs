@@ -3,6 +3,7 @@
 
 use crate::{
     BlockCopy, FUTURE_TOKEN, ModelInfo, Row, RowShaping, SampleParams, Shaping, StepBatch, TokenMask, WarmUp,
+    WindowTables,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub struct OwnedBatch {
     pub(crate) rows: Vec<Row>,
     blocks: Vec<u32>,
     copies: Vec<BlockCopy>,
+    window_blocks: Vec<u32>,
+    window_copies: Vec<BlockCopy>,
     /// In the order of the rows.
     shapings: Vec<OwnedShaping>,
     /// The lists of ids of all shapings.
@@ -70,6 +73,11 @@ impl OwnedBatch {
         self.rows.last_mut().expect("a row was pushed")
     }
 
+    /// The window blocks of the last row's blocks, in a model that keeps only the windows of some layers.
+    pub fn push_windows(&mut self, window_blocks: &[u32]) {
+        self.window_blocks.extend_from_slice(window_blocks);
+    }
+
     /// Makes room for the largest batch.
     pub(crate) fn reserve(&mut self, shapes: &WarmUp, info: &ModelInfo) {
         let (rows, tokens) = (shapes.max_rows as usize, shapes.max_tokens as usize);
@@ -81,6 +89,10 @@ impl OwnedBatch {
         self.copies.reserve(rows);
         self.shapings.reserve(rows);
         self.blocks.reserve(rows.saturating_mul(row_blocks).min(RESERVED_MAX));
+        if info.window.is_some() {
+            self.window_blocks.reserve(rows.saturating_mul(row_blocks).min(RESERVED_MAX));
+            self.window_copies.reserve(rows);
+        }
         // The last of a row's tokens may stand there before it is in the pool.
         self.ids.reserve((pool_tokens + rows).min(RESERVED_MAX));
     }
@@ -96,6 +108,10 @@ impl OwnedBatch {
         self.blocks.extend_from_slice(batch.blocks);
         self.copies.clear();
         self.copies.extend_from_slice(batch.copies);
+        self.window_blocks.clear();
+        self.window_blocks.extend_from_slice(batch.windows.blocks);
+        self.window_copies.clear();
+        self.window_copies.extend_from_slice(batch.windows.copies);
         self.shapings.clear();
         self.ids.clear();
         self.biases.clear();
@@ -161,6 +177,7 @@ impl OwnedBatch {
             rows: &self.rows,
             blocks: &self.blocks,
             copies: &self.copies,
+            windows: WindowTables { blocks: &self.window_blocks, copies: &self.window_copies },
             shaping: self,
         }
     }

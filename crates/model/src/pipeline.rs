@@ -351,7 +351,7 @@ impl Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FakeModel, FakeOptions, FakeShape, Row, SampleParams, Unshaped, fake_token};
+    use crate::{FakeModel, FakeOptions, FakeShape, Row, SampleParams, Unshaped, WindowTables, fake_token};
 
     const STEPS: u32 = 1500;
 
@@ -384,6 +384,7 @@ mod tests {
             rows: &[row],
             blocks,
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &Unshaped,
         });
     }

@@ -18,7 +18,8 @@ fn step(
 ) -> Result<(), StepError> {
     let info = model.info().clone();
     let row_blocks = query_len.div_ceil(info.block_size);
-    if row_count == 0 || query_len == 0 || query_len > info.max_context || row_blocks > info.block_count {
+    let blocks_max = info.window.map_or(info.block_count, |window| window.blocks.min(info.block_count));
+    if row_count == 0 || query_len == 0 || query_len > info.max_context || row_blocks > blocks_max {
         return Ok(());
     }
     let (tokens, blocks) = (vec![0; query_len as usize], (0..row_blocks).collect::<Vec<u32>>());
@@ -26,6 +27,9 @@ fn step(
     for slot in 0..row_count {
         let sample = SampleParams { temperature: 1.0, top_k: 20, top_p: 0.9, ..SampleParams::GREEDY };
         batch.push(slot, 0, &tokens, &blocks).sample = info.vector_width.is_none().then_some(sample);
+        if info.window.is_some() {
+            batch.push_windows(&blocks);
+        }
     }
     model.step(&batch.as_step(), out)
 }

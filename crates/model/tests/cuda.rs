@@ -13,7 +13,7 @@ use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaDecoder, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     DtypeChoice, FUTURE_TOKEN, KvSize, LoadError, Model, ModelOptions, Pipeline, Row, RowOutcome, RowShaping,
-    SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, load,
+    SampleParams, Shaping, StepBatch, StepError, StepOutput, Unshaped, WindowTables, load,
 };
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -63,6 +63,7 @@ fn last_logits(model: &mut dyn Model, prompt: &[u32]) -> Vec<f32> {
         rows: &rows,
         blocks: &blocks,
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     let mut logits = Vec::new();
@@ -141,6 +142,7 @@ fn check_host_rows(options: &CudaOptions) {
         rows: &rows,
         blocks: &[3, 1, 9, 4],
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: &Penalised(vec![1, 2, 3]),
     };
     let (mut have, mut want) = (StepOutput::default(), StepOutput::default());
@@ -192,6 +194,7 @@ fn refeed(model: &mut CudaDecoder, index: usize, tokens: &[u32], want: RowOutcom
         rows: &rows,
         blocks: &[3, 1, 9, 4],
         copies: &[],
+        windows: WindowTables::NONE,
         shaping,
     };
     let mut out = StepOutput::default();
@@ -218,6 +221,7 @@ fn check_overlap(options: &CudaOptions) {
             rows: &rows,
             blocks: &blocks,
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &Unshaped,
         };
         model.launch(&batch).unwrap();
@@ -245,6 +249,7 @@ fn check_allocations(options: &CudaOptions) {
             rows: &rows,
             blocks: &blocks,
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &Unshaped,
         };
         model.launch(&batch).unwrap();
@@ -277,6 +282,7 @@ fn check_bad_batches() {
             rows: &rows,
             blocks: &[1],
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &Unshaped,
         };
         model.launch(&batch).unwrap();
@@ -292,6 +298,7 @@ fn check_bad_batches() {
         rows: &rows,
         blocks: &[1],
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     Model::step(&mut model, &batch, &mut out).unwrap();
@@ -362,6 +369,7 @@ fn check_tiles() {
         rows: &rows,
         blocks: &blocks,
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     // Then the first sequence goes on beside the rest of the third's prompt: its context is split, as in a decode step.
@@ -376,6 +384,7 @@ fn check_tiles() {
         rows: &[decode, Row { query_start: 1, blocks_start: 7, ..prompt }],
         blocks: &next_blocks,
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     let logits = |model: &mut dyn Model| {

@@ -10,7 +10,7 @@ use emulated::{fixture, options, ready};
 use pinion_model::cuda::CudaOptions;
 use pinion_model::{
     BlockCopy, DtypeChoice, FUTURE_TOKEN, KvSize, Model, ModelOptions, Pipeline, Row, SampleParams,
-    StepBatch, StepOutput, Unshaped, load,
+    StepBatch, StepOutput, Unshaped, WindowTables, load,
 };
 
 const BLOCK: usize = 16;
@@ -48,6 +48,7 @@ fn feed(
         rows: &rows,
         blocks,
         copies,
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     let mut logits = Vec::new();
@@ -154,6 +155,7 @@ fn a_copy_reads_what_the_step_in_flight_writes() {
         rows: &rows,
         blocks: &[3, 8],
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     model.launch(&batch).unwrap();
@@ -165,6 +167,7 @@ fn a_copy_reads_what_the_step_in_flight_writes() {
         rows: &rows,
         blocks: &[3, 8, 3, 5],
         copies: &[BlockCopy { from: 8, to: 5, tokens: 2 }],
+        windows: WindowTables::NONE,
         shaping: &Unshaped,
     };
     model.launch(&batch).unwrap();

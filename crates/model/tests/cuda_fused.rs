@@ -8,7 +8,9 @@ mod emulated;
 
 use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaDecoder, CudaKv, CudaOptions, DecodePath, load_cuda};
-use pinion_model::{KvSize, Model, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp};
+use pinion_model::{
+    KvSize, Model, Pipeline, Row, SampleParams, StepBatch, StepOutput, Unshaped, WarmUp, WindowTables,
+};
 
 fn ready(decode: DecodePath, dtype: CudaDtype) -> CudaDecoder {
     let options = CudaOptions {
@@ -53,6 +55,7 @@ fn a_fused_step_is_two_launches_with_the_logits_of_the_others() {
                 rows: &rows_now,
                 blocks: &table,
                 copies: &[],
+                windows: WindowTables::NONE,
                 shaping: &Unshaped,
             };
             let before = model.counts().launches;

@@ -16,7 +16,7 @@ use logprobs::assert_same;
 use pinion_model::cuda::{CudaDecoder, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, MaskState, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch,
-    StepOutput, TokenMask,
+    StepOutput, TokenMask, WindowTables,
 };
 use pinion_random::Random;
 use std::sync::{Arc, Mutex};
@@ -116,7 +116,15 @@ fn launch(model: &mut CudaDecoder, wishes: &Wishes, index: usize, is_ahead: bool
     }
     let blocks = [8, 3, 5, 1, 7];
     let (tokens, positions) = (&tokens, &positions);
-    let batch = StepBatch { tokens, positions, rows: &rows, blocks: &blocks, copies: &[], shaping: wishes };
+    let batch = StepBatch {
+        tokens,
+        positions,
+        rows: &rows,
+        blocks: &blocks,
+        copies: &[],
+        windows: WindowTables::NONE,
+        shaping: wishes,
+    };
     Pipeline::launch(model, &batch).unwrap();
 }
 

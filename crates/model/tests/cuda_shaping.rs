@@ -10,6 +10,7 @@ use emulated::{options, ready};
 use pinion_model::cuda::{CudaDecoder, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput,
+    WindowTables,
 };
 use pinion_random::Random;
 
@@ -130,6 +131,7 @@ fn launch(model: &mut CudaDecoder, wishes: &Wishes, lanes: u32, index: usize, pa
         rows: &rows,
         blocks: &[8, 3, 5, 1],
         copies: &[],
+        windows: WindowTables::NONE,
         shaping: wishes,
     };
     Pipeline::launch(model, &batch).unwrap();

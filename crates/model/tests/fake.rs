@@ -7,7 +7,7 @@ mod driver;
 use driver::{Policy, Request, run};
 use pinion_model::{
     BlockCopy, FakeModel, FakeOptions, FakeShape, Model, OwnedBatch, Row, RowOutcome, SampleParams,
-    StepBatch, StepError, StepOutput, Unshaped, fake_repeating_token, fake_token,
+    StepBatch, StepError, StepOutput, Unshaped, WindowTables, fake_repeating_token, fake_token,
 };
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -124,7 +124,15 @@ fn malformed_batches_are_errors_and_name_the_row() {
         let mut out = StepOutput::default();
         model
             .step(
-                &StepBatch { tokens, positions, rows: &[row], blocks, copies: &[], shaping: &Unshaped },
+                &StepBatch {
+                    tokens,
+                    positions,
+                    rows: &[row],
+                    blocks,
+                    copies: &[],
+                    windows: WindowTables::NONE,
+                    shaping: &Unshaped,
+                },
                 &mut out,
             )
             .map(|()| out.rows)

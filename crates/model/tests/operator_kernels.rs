@@ -25,7 +25,7 @@ use pinion_model::operators::{
 };
 use pinion_model::{
     BlockCopy, KvSize, LoadError, LoadEvent, MaskState, Model, OwnedBatch, Row, RowOutcome, RowShaping,
-    SampleParams, Sampler, Shaping, StepBatch, StepOutput, TokenMask,
+    SampleParams, Sampler, Shaping, StepBatch, StepOutput, TokenMask, WindowTables,
 };
 use pinion_random::Random;
 use std::path::{Path, PathBuf};
@@ -340,7 +340,15 @@ fn with_step(wishes: &Wishes, check: impl FnOnce(&StepBatch<'_>)) {
     }
     let (tokens, positions) = (&tokens, &positions);
     let blocks = [8, 3, 5, 1, 7, 12];
-    check(&StepBatch { tokens, positions, rows: &rows, blocks: &blocks, copies: &[], shaping: wishes });
+    check(&StepBatch {
+        tokens,
+        positions,
+        rows: &rows,
+        blocks: &blocks,
+        copies: &[],
+        windows: WindowTables::NONE,
+        shaping: wishes,
+    });
 }
 
 /// The sampler kernel against the host's sampler over the same logits: tokens, what becomes of rows whose mask has

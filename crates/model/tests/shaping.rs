@@ -5,7 +5,7 @@
 
 use pinion_model::{
     FakeModel, FakeOptions, FakeShape, MaskState, Model, Row, RowOutcome, RowShaping, SampleParams, Sampler,
-    Shaping, StepBatch, StepOutput, TokenMask, fake_token,
+    Shaping, StepBatch, StepOutput, TokenMask, WindowTables, fake_token,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -266,6 +266,7 @@ fn the_fake_model_is_shaped_too() {
             rows: &[row(0, 0), row(3, 1)],
             blocks: &[4, 5],
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &wish,
         };
         let mut out = StepOutput::default();

@@ -28,6 +28,7 @@ pub mod spans;
 pub mod status;
 pub mod stop_ids;
 pub mod tokenizer_inbox;
+pub mod window_kv;
 mod wire;
 
 pub use claim::Claim;
@@ -37,4 +38,5 @@ pub use ids::{Peer, RequestId, Role};
 pub use reasoning::Reasoning;
 pub use sampling::Sampling;
 pub use stop_ids::StopIds;
+pub use window_kv::{WindowKv, window_blocks_of_sequence};
 pub use wire::{Malformed, layout_hash};

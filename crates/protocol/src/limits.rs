@@ -10,7 +10,7 @@ pub const STAGE_COUNT: usize = 16;
 /// Counters kept in a slot.
 pub const COUNTER_COUNT: usize = 16;
 /// Gauges on a status page.
-pub const GAUGE_COUNT: usize = 80;
+pub const GAUGE_COUNT: usize = 88;
 /// Tokens in one KV block.
 pub const BLOCK_TOKENS_MAX: usize = 256;
 /// Bytes of one record of changes of the prefix cache.

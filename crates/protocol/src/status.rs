@@ -148,6 +148,12 @@ pub enum Gauge {
     StepsAbove = 77,
     /// Engine: tokens of all steps, but for refused drafts.
     StepTokens = 78,
+    /// Engine: window blocks that running requests use; 0 where all layers keep whole contexts.
+    WindowBlocksUsed = 79,
+    /// Engine: window blocks in the pool.
+    WindowBlocksTotal = 80,
+    /// Engine: window blocks of cached prefixes that were taken for others.
+    WindowBlocksEvicted = 81,
 }
 
 /// The buckets of steps by their tokens, with their upper bounds: vLLM's.
@@ -168,7 +174,7 @@ pub const STEP_SIZES: [(u32, Gauge); 14] = [
     (u32::MAX, Gauge::StepsAbove),
 ];
 
-const _: () = assert!((Gauge::StepTokens as usize) < crate::limits::GAUGE_COUNT);
+const _: () = assert!((Gauge::WindowBlocksEvicted as usize) < crate::limits::GAUGE_COUNT);
 
 /// What of the model's folder a role is taking in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,9 @@
 
 use crate::listing::CacheChange;
 use crate::prefix::{PrefixTree, ROOT};
+use crate::window_table::WindowTable;
+use crate::windows::Windows;
+use pinion_protocol::WindowKv;
 
 /// Number of blocks for `tokens` tokens.
 pub fn blocks_for(tokens: u32, block_size: u32) -> u32 {
@@ -37,6 +40,8 @@ pub struct BlockPool {
     free: Vec<u32>,
     /// `None` with the prefix cache off.
     prefixes: Option<PrefixTree>,
+    /// The KV of layers with a window; `None` where they keep all of it.
+    windows: Option<Windows>,
     evicted: u64,
     /// Scratch of [`BlockPool::check`].
     counted: Vec<u32>,
@@ -50,6 +55,7 @@ impl BlockPool {
             references: vec![0; count],
             free: (0..block_count).rev().collect(),
             prefixes: None,
+            windows: None,
             evicted: 0,
             counted: Vec::with_capacity(if cfg!(debug_assertions) { count } else { 0 }),
         }
@@ -58,6 +64,39 @@ impl BlockPool {
     /// A pool with a prefix cache over blocks of `block_size` tokens.
     pub fn with_prefix_cache(block_count: u32, block_size: u32) -> Self {
         BlockPool { prefixes: Some(PrefixTree::new(block_count, block_size)), ..BlockPool::new(block_count) }
+    }
+
+    /// The same pool, whose layers with a window keep only that, in window blocks.
+    ///
+    /// # Panics
+    /// If there are too few of them for one sequence.
+    pub fn with_windows(self, window: Option<WindowKv>, block_size: u32) -> Self {
+        let windows = window.map(|window| Windows::new(window, self.total(), block_size));
+        BlockPool { windows, ..self }
+    }
+
+    /// The pool of window blocks.
+    pub fn windows(&self) -> Option<&Windows> {
+        self.windows.as_ref()
+    }
+
+    pub(crate) fn windows_mut(&mut self) -> Option<&mut Windows> {
+        self.windows.as_mut()
+    }
+
+    /// Number of leading `blocks`, a cached prefix, after which a sequence can go on.
+    pub(crate) fn usable(&self, blocks: &[u32]) -> usize {
+        self.windows.as_ref().map_or(blocks.len(), |windows| windows.usable(blocks))
+    }
+
+    /// Whether a cached block has all its KV: not where the part of layers with a window was evicted.
+    pub(crate) fn is_whole(&self, block: u32) -> bool {
+        self.windows.as_ref().is_none_or(|windows| windows.of(block).is_some())
+    }
+
+    /// The block holds nothing any more.
+    fn empty(&mut self, block: u32) {
+        self.windows.iter_mut().for_each(|windows| windows.recycle(block));
     }
 
     /// Blocks in the pool.
@@ -95,6 +134,7 @@ impl BlockPool {
         let block = self.free.pop().or_else(|| {
             let block = self.prefixes.as_mut()?.evict()?;
             self.evicted += 1;
+            self.empty(block);
             Some(block)
         })?;
         self.references[block as usize] = 1;
@@ -127,7 +167,10 @@ impl BlockPool {
         }
         match self.prefixes.as_mut().filter(|prefixes| prefixes.serial(block).is_some()) {
             Some(prefixes) => prefixes.rest(block),
-            None => self.free.push(block),
+            None => {
+                self.free.push(block);
+                self.empty(block);
+            }
         }
     }
 
@@ -189,6 +232,9 @@ impl BlockPool {
         if known.is_none() {
             prefixes.insert(block, before.map(|before| before.block), tokens);
         }
+        if let (Some(known), Some(windows)) = (known, &mut self.windows) {
+            windows.pass(block, known);
+        }
         self.prefix(known.unwrap_or(block))
     }
 
@@ -208,6 +254,9 @@ impl BlockPool {
             self.free.push(block);
         }
         prefixes.remove(block);
+        if self.references[block as usize] == 0 {
+            self.empty(block);
+        }
     }
 
     /// Unregisters all blocks: cached ones become free, held ones stay with their holders. O(blocks).
@@ -280,6 +329,19 @@ impl BlockPool {
         }
         let held = references.iter().filter(|&&references| references > 0).count() as u32;
         assert_eq!(held + self.cached() + self.free(), self.total(), "held + cached + free = total");
+    }
+
+    /// Checks the pool of window blocks against what sequences use of it.
+    pub(crate) fn check_windows<'a>(&mut self, tables: impl Iterator<Item = &'a WindowTable>) {
+        if let Some(windows) = &mut self.windows {
+            windows.check(tables);
+            let owns =
+                |(block, references): (usize, &u32)| *references > 0 || windows.of(block as u32).is_none();
+            let cached =
+                |block: usize| self.prefixes.as_ref().is_some_and(|p| p.serial(block as u32).is_some());
+            let mut blocks = self.references.iter().enumerate();
+            assert!(blocks.all(|at| owns(at) || cached(at.0)), "a free block owns no window block");
+        }
     }
 }
 

@@ -29,6 +29,12 @@
 //! a request is preempted for a higher priority a bounded number of times, and a request that cannot fit alone is
 //! refused on admission.
 //!
+//! # What layers with a window keep
+//! With [`Policy::window`] a block has two parts. Its *window block* holds the KV of the layers that see a window only,
+//! and exists while the block is within the window of a running sequence, or longer while nothing else wants it
+//! ([`Windows`]). A running sequence reserves what its window takes, so none is preempted for a window block; one that
+//! finds too little unreserved waits. A cached prefix is taken only as far as the window behind it is still there.
+//!
 //! # What is shared
 //! Whole blocks, found by all tokens up to their end. If a request diverges inside a block, the common beginning is
 //! copied ([`StepPlan::copies`]). A block is registered in the prefix cache only after a token was sampled from it, so
@@ -50,6 +56,8 @@ mod step_budget;
 mod step_cost;
 mod tenants;
 mod tokens;
+mod window_table;
+mod windows;
 
 pub use listing::CacheChange;
 pub use plan::{BlockCopy, Company, Ended, Event, PlanRow, RowResult, RowView, StepLoad, StepPlan};
@@ -60,3 +68,4 @@ pub use sequence::SequenceState;
 pub use speculation::Drafts;
 pub use step_budget::{StepTime, StepTimes};
 pub use step_cost::StepWork;
+pub use windows::{NONE as NO_WINDOW_BLOCK, Windows};

@@ -16,6 +16,8 @@ pub struct StepPlan {
     pub rows: Vec<PlanRow>,
     /// Copies within the KV cache to make before the rows are computed, in this order.
     pub copies: Vec<BlockCopy>,
+    /// The same between window blocks, where layers with a window keep only that.
+    pub window_copies: Vec<BlockCopy>,
     /// Tokens of all rows.
     pub token_count: u32,
     /// Prompt tokens of all rows whose logprobs are reported.
@@ -36,15 +38,22 @@ pub struct StepPlan {
 impl StepPlan {
     /// An empty plan with capacity for `rows` rows.
     fn with_capacity(rows: usize) -> StepPlan {
-        StepPlan { rows: Vec::with_capacity(rows), copies: Vec::with_capacity(rows), ..StepPlan::default() }
+        let room = || Vec::with_capacity(rows);
+        StepPlan {
+            rows: Vec::with_capacity(rows),
+            copies: room(),
+            window_copies: room(),
+            ..StepPlan::default()
+        }
     }
 
     /// Empties it; the number and the capacity stay.
     fn clear(&mut self) {
-        let StepPlan { step, mut rows, mut copies, .. } = std::mem::take(self);
+        let StepPlan { step, mut rows, mut copies, mut window_copies, .. } = std::mem::take(self);
         rows.clear();
         copies.clear();
-        *self = StepPlan { step, rows, copies, ..StepPlan::default() };
+        window_copies.clear();
+        *self = StepPlan { step, rows, copies, window_copies, ..StepPlan::default() };
     }
 
     /// Tokens of the rows of drafts.
@@ -177,6 +186,9 @@ pub struct RowView<'a> {
     pub ids: &'a [u32],
     /// The sequence's block table; it covers the sequence up to the end of the row.
     pub blocks: &'a [u32],
+    /// The window block of each of these; [`NO_WINDOW_BLOCK`](crate::NO_WINDOW_BLOCK) for those that no token of the
+    /// row sees. Empty if every layer keeps all KV.
+    pub windows: &'a [u32],
     /// Sampling parameters.
     pub sampling: &'a Sampling,
     /// Length of the client's prompt.

@@ -11,6 +11,7 @@
 use crate::requests::Requests;
 use crate::sequence::Sequence;
 use crate::{Limits, StepTime};
+use pinion_protocol::WindowKv;
 use pinion_protocol::limits::DRAFT_STEP_ROWS_MAX;
 
 /// Waiting requests that [`Admission::Pack`] looks at.
@@ -71,6 +72,8 @@ pub struct Policy {
     pub pools: bool,
     /// Propose tokens that a text repeats, and verify them in rows of their own.
     pub speculation: bool,
+    /// What layers with a window keep of the KV; `None`: all of it, as the others.
+    pub window: Option<WindowKv>,
 }
 
 impl Default for Policy {
@@ -87,6 +90,7 @@ impl Default for Policy {
             overtaken_max: 256,
             pools: false,
             speculation: false,
+            window: None,
         }
     }
 }

@@ -71,7 +71,7 @@ impl Scheduler {
     /// An empty scheduler. Its tables have their final size from here on.
     ///
     /// # Panics
-    /// If a limit is 0. The configuration has checked them.
+    /// If a limit is 0, or a window takes more than there is. The configuration has checked them.
     pub fn with_policy(limits: Limits, policy: Policy) -> Self {
         assert!(limits.max_num_seqs > 0 && limits.max_num_batched_tokens > 0, "a step has room for a token");
         assert!(limits.block_size > 0 && limits.block_count > 0, "the KV pool is not empty");
@@ -87,7 +87,8 @@ impl Scheduler {
                 BlockPool::with_prefix_cache(block_count, block_size)
             } else {
                 BlockPool::new(block_count)
-            },
+            }
+            .with_windows(policy.window, block_size),
             requests: Requests::new(&limits),
             plans: Plans::new(rows),
             prefill_rows: Vec::with_capacity(running),
@@ -337,5 +338,6 @@ impl Scheduler {
     pub fn check(&mut self) {
         self.requests.check(self.policy.admission == Admission::Fifo, self.plans.outstanding());
         self.pool.check(self.requests.live().map(Sequence::blocks));
+        self.pool.check_windows(self.requests.live().map(|sequence| sequence.table().windows()));
     }
 }

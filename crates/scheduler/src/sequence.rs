@@ -2,9 +2,9 @@
 
 mod drafting;
 
-use crate::block_table::{BlockTable, Tail};
+use crate::block_table::{BlockTable, Copies, Tail};
 use crate::kv::BlockPool;
-use crate::plan::{BlockCopy, Company, Ended, PlanRow, RowView, StepLoad};
+use crate::plan::{Company, Ended, PlanRow, RowView, StepLoad};
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::speculation::{Drafts, Speculation};
@@ -122,7 +122,7 @@ impl Sequence {
             prompt_tokens,
             resumed_tokens,
             length_max,
-            blocks: BlockTable::new(block_size, length_max),
+            blocks: BlockTable::new(block_size, length_max, policy.window),
             computed: 0,
             in_flight: 0,
             progress: Progress::Prefill,
@@ -171,6 +171,21 @@ impl Sequence {
         self.blocks.as_slice()
     }
 
+    /// Its table of blocks.
+    pub(crate) fn table(&self) -> &BlockTable {
+        &self.blocks
+    }
+
+    /// The same, to take and give back window blocks.
+    pub(crate) fn table_mut(&mut self) -> &mut BlockTable {
+        &mut self.blocks
+    }
+
+    /// Gives back the window blocks that its next row does not see.
+    pub(crate) fn slide_window(&mut self, pool: &mut BlockPool) {
+        self.blocks.slide_window(self.computed, pool);
+    }
+
     /// Tokens and blocks of a row.
     pub(crate) fn view(&self, row: &PlanRow) -> RowView<'_> {
         let ids = self.tokens.with_drafts();
@@ -181,6 +196,7 @@ impl Sequence {
             tokens: &ids[end.min(row.start as usize)..end],
             ids: &ids[..known],
             blocks: self.blocks.as_slice(),
+            windows: self.blocks.window_entries(),
             sampling: &self.sampling,
             prompt_tokens: self.prompt_tokens,
         }
@@ -306,8 +322,8 @@ impl Sequence {
         self.state = State::Running { lane };
     }
 
-    /// Takes blocks for all its tokens: those that were found and new ones. Returns the copy to make.
-    pub(crate) fn take_blocks(&mut self, tail: Option<Tail>, pool: &mut BlockPool) -> Option<BlockCopy> {
+    /// Takes blocks for all its tokens: those that were found and new ones. Returns the copies to make.
+    pub(crate) fn take_blocks(&mut self, tail: Option<Tail>, pool: &mut BlockPool) -> Copies {
         self.computed = self.found(tail);
         if self.preemptions == 0 {
             self.cached_tokens = self.computed.min(self.prompt_tokens);

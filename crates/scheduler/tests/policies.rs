@@ -26,6 +26,7 @@ const PLAIN: Policy = Policy {
     overtaken_max: u32::MAX,
     pools: false,
     speculation: false,
+    window: None,
 };
 
 fn admit(scheduler: &mut Scheduler, slot: u16, len: usize, max_tokens: u32, now_ns: u64) {

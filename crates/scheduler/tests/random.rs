@@ -4,7 +4,7 @@
 
 mod simulation;
 
-use pinion_protocol::{Claim, StopIds};
+use pinion_protocol::{Claim, StopIds, WindowKv, window_blocks_of_sequence};
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use proptest::prelude::*;
 use simulation::{Arrival, EOS, Exit, REQUESTS_MAX, Schedule, VOCABULARY, mix, simulate};
@@ -59,6 +59,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 overtaken_max,
                 pools: false,
                 speculation,
+                window: None,
             }
         },
     )
@@ -102,13 +103,23 @@ fn arrival((priorities, tenants): (i32, u64)) -> impl Strategy<Value = Arrival> 
     )
 }
 
+/// A window that is shorter than most texts, and window blocks beyond those that one sequence takes.
+fn window() -> impl Strategy<Value = Option<(u32, u32)>> {
+    proptest::option::of((1..24u32, prop_oneof![Just(0), 1..4u32, 4..40u32]))
+}
+
+fn window_kv((tokens, more): (u32, u32), limits: &Limits) -> WindowKv {
+    let least = window_blocks_of_sequence(tokens, limits.block_size).min(limits.block_count);
+    WindowKv { tokens, blocks: least + more }
+}
+
 fn schedule() -> impl Strategy<Value = Schedule> {
     let clear_every = proptest::option::weighted(0.2, 5..20u32);
     let arrivals = claims().prop_flat_map(|claims| proptest::collection::vec(arrival(claims), 1..24));
-    (limits(), policy(), arrivals, clear_every, any::<[bool; 2]>()).prop_map(
-        |(limits, policy, arrivals, clear_every, [ahead, repeats])| Schedule {
+    (limits(), policy(), window(), arrivals, clear_every, any::<[bool; 2]>()).prop_map(
+        |(limits, policy, window, arrivals, clear_every, [ahead, repeats])| Schedule {
+            policy: Policy { window: window.map(|window| window_kv(window, &limits)), ..policy },
             limits,
-            policy,
             arrivals,
             clear_every,
             ahead,
@@ -227,6 +238,24 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    #[test]
+    fn with_and_without_window_blocks_the_same_tokens_come_out(schedule in schedule(), window in (1..24u32, 0..8u32)) {
+        let with = |window| {
+            let policy = Policy { window, ..schedule.policy };
+            simulate(Schedule { policy, ..schedule.clone() })
+        };
+        let (on, off) = (with(Some(window_kv(window, &schedule.limits))), with(None));
+        prop_assert_eq!(off.windows_evicted, 0);
+        for (id, tokens) in &on.tokens {
+            // A schedule's exits come at other moments of a request's life when it starts later.
+            prop_assert_eq!(off.tokens.get(id).unwrap_or(tokens), tokens);
+        }
+    }
+}
+
 /// The random schedules would prove little if none of them ever ran out of blocks or found a prefix.
 #[test]
 fn a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
@@ -255,10 +284,14 @@ fn a_tiny_pool_preempts_evicts_and_shares_and_the_tokens_stay() {
     let policies =
         [Admission::Fifo, Admission::Pack, Admission::Shortest, Admission::Deadline { target_ns: 9 }];
     let ways = [(false, false), (true, false), (false, true), (true, true)];
-    for (admission, (ahead, speculation)) in
-        policies.into_iter().flat_map(|policy| ways.map(|way| (policy, way)))
+    // Four sequences at most have window blocks for themselves, and three more are left for cached prefixes.
+    let window = WindowKv { tokens: 8, blocks: 4 * window_blocks_of_sequence(8, 4) + 3 };
+    let windows = [None, Some(window)];
+    let ways = policies.into_iter().flat_map(|policy| ways.map(|way| (policy, way)));
+    for ((admission, (ahead, speculation)), window) in
+        ways.flat_map(|way| windows.map(|window| (way, window)))
     {
-        let policy = Policy { admission, speculation, ..Policy::default() };
+        let policy = Policy { admission, speculation, window, ..Policy::default() };
         let arrivals = (0..12).map(arrival).collect();
         let schedule = Schedule { limits, policy, arrivals, clear_every: None, ahead, repeats: speculation };
         let outcome = simulate(schedule);

@@ -139,6 +139,7 @@ fn base() -> Config {
         kv_heads: 1,
         head_dim: 1,
         hidden: 1,
+        window: None,
     };
     let config = Config::with_defaults(Path::new("/"), facts, Backend::Fake, &Machine::uniform(1, 1));
     let mut config = config.expect("the defaults hold for a fake model");

@@ -32,6 +32,7 @@ fn config(folder: &Path, records: bool) -> Config {
         kv_heads: 1,
         head_dim: 1,
         hidden: 1,
+        window: None,
     };
     let machine = Machine::uniform(1, 1);
     let mut config =

@@ -16,3 +16,4 @@ mod shells;
 mod sources;
 mod tree;
 mod values;
+mod windows;

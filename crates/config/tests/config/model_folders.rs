@@ -20,6 +20,7 @@ fn facts_of_gpt2() {
         kv_heads: 12,
         head_dim: 64,
         hidden: 768,
+        window: None,
     };
     let config = serve(&machine(), &model, &[], &[]);
     assert_eq!((config.max_model_len, config.model), (1024, expected));

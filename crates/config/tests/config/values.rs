@@ -197,6 +197,7 @@ fn defaults_need_no_folder_on_disk() {
         kv_heads: 2,
         head_dim: 32,
         hidden: 64,
+        window: None,
     };
     let dir = std::path::Path::new("/models/tiny");
     let config = Config::with_defaults(dir, facts.clone(), Backend::Fake, &machine()).unwrap();

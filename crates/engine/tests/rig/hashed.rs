@@ -32,6 +32,7 @@ pub fn config() -> pinion_config::Config {
         kv_heads: 1,
         head_dim: 1,
         hidden: 1,
+        window: None,
     };
     let machine = pinion_config::Machine::detect();
     let backend = pinion_config::Backend::Fake;

@@ -344,7 +344,7 @@ pub fn small() -> Sizes {
     }
 }
 
-fn shape(limits: &Limits) -> FakeShape {
+pub fn shape(limits: &Limits) -> FakeShape {
     FakeShape {
         vocab_size: VOCABULARY,
         max_context: limits.max_model_len,

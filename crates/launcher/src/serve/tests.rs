@@ -39,6 +39,7 @@ pub(crate) fn config() -> Config {
         kv_heads: 1,
         head_dim: 1,
         hidden: 1,
+        window: None,
     };
     let machine = Machine::uniform(1, 1);
     let mut config = Config::with_defaults(Path::new("/"), facts, Backend::Fake, &machine).unwrap();

@@ -5,7 +5,7 @@ use pinion_cuda::Device;
 use pinion_model::cuda::{CudaDecoder, CudaDtype, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{
     MaskState, Model, Pipeline, Row, RowShaping, SampleParams, Shaping, StepBatch, StepOutput, TokenMask,
-    Unshaped,
+    Unshaped, WindowTables,
 };
 use serde_json::json;
 use std::error::Error;
@@ -69,6 +69,7 @@ impl Steady {
             rows: &self.rows,
             blocks: &self.blocks,
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &Unshaped,
         }
     }

@@ -185,6 +185,7 @@ impl CudaDecoder {
                 block_size: options.block_size,
                 block_count,
                 kv_block_bytes,
+                window: None,
                 weight_bytes,
                 packed: None,
                 vector_width: None,

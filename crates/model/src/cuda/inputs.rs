@@ -184,7 +184,7 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SampleParams, Unshaped};
+    use crate::{SampleParams, Unshaped, WindowTables};
 
     fn row(slot: u32, query_start: u32, query_len: u32, blocks_start: u32, blocks_len: u32) -> Row {
         let sample = Some(SampleParams::GREEDY);
@@ -219,6 +219,7 @@ mod tests {
             rows: &rows,
             blocks: &blocks,
             copies: &[],
+            windows: WindowTables::NONE,
             shaping: &Unshaped,
         };
         let mut bytes = vec![0xaa; layout.bytes(3)];
@@ -258,6 +259,7 @@ mod tests {
                 rows: &rows,
                 blocks,
                 copies: &[],
+                windows: WindowTables::NONE,
                 shaping: &Unshaped,
             };
             fill(&batch, layout, false, tables, &mut bytes).updates

@@ -5,7 +5,7 @@ use super::forward::{Forward, Kind};
 use super::inputs::{Filled, Layout, Tables, fill, pad_lists, pad_updates};
 use super::mixed_graphs::MixedGraphs;
 use super::sampling::write_draws;
-use crate::{StepBatch, Unshaped};
+use crate::{StepBatch, Unshaped, WindowTables};
 use pinion_cuda::{CudaError, SCORED_BYTES, SCORES_BYTES, Score, Scored, Stream};
 
 impl CudaDecoder {
@@ -92,8 +92,15 @@ fn pad_inputs(
     layout: Layout,
     padded: Filled,
 ) -> Result<(), CudaError> {
-    let empty =
-        StepBatch { tokens: &[], positions: &[], rows: &[], blocks: &[], copies: &[], shaping: &Unshaped };
+    let empty = StepBatch {
+        tokens: &[],
+        positions: &[],
+        rows: &[],
+        blocks: &[],
+        copies: &[],
+        windows: WindowTables::NONE,
+        shaping: &Unshaped,
+    };
     let inputs = &mut slot.inputs;
     fill(&empty, layout, false, tables, inputs.bytes_mut());
     write_draws(&empty, &[], layout.rows, &mut inputs.bytes_mut()[layout.draws()..]);

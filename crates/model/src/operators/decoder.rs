@@ -125,6 +125,7 @@ pub(super) fn load(
         block_size: options.block_size,
         block_count,
         kv_block_bytes,
+        window: None,
         weight_bytes: weights.bytes,
         packed: None,
         vector_width: None,

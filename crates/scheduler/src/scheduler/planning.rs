@@ -23,6 +23,7 @@ impl Scheduler {
         assert!(self.plans.outstanding() <= 1, "at most one plan is outstanding when the next is made");
         let grown = if self.plans.outstanding() == 0 {
             self.plans.begin();
+            self.slide_windows();
             self.grow_all()
         } else {
             let grown = self.grow_behind()?;
@@ -31,6 +32,18 @@ impl Scheduler {
         };
         self.fill(grown, now_ns);
         self.plans.launch()
+    }
+
+    /// Gives back the window blocks behind the running sequences. Steps in flight may still read them; what writes
+    /// there next runs later.
+    fn slide_windows(&mut self) {
+        if self.pool.windows().is_none() {
+            return;
+        }
+        for index in 0..self.requests.running_count() {
+            let key = self.requests.running_key(index);
+            self.requests.get_mut(key).slide_window(&mut self.pool);
+        }
     }
 
     /// Gives every running sequence blocks for all its tokens; preempts as needed. Returns how many still run.
@@ -49,6 +62,7 @@ impl Scheduler {
         if self.requests.running().any(waits) {
             return None;
         }
+        self.slide_windows();
         // Blocks taken before the pool ran out stay with their sequences, which need them in the next step anyway.
         let grown = self.requests.running_count();
         (0..grown).all(|index| self.grow_freely(index)).then_some(grown)
@@ -157,8 +171,10 @@ impl Scheduler {
             let chunk_max = self.policy.prefill_chunk_tokens_max.unwrap_or(u32::MAX);
             let scored_max = if sequence.lacks_prompt_logprobs() { self.score_room() } else { u32::MAX };
             let room = self.room().saturating_sub(self.budget.deferred());
-            let wanted = sequence.pending().min(chunk_max).min(room).min(scored_max);
             let start = sequence.computed();
+            let window_room = sequence.table().window_room(&self.pool).saturating_sub(start);
+            debug_assert!(window_room > 0, "what one token takes is reserved");
+            let wanted = sequence.pending().min(chunk_max).min(room).min(scored_max).min(window_room);
             let len = self.budget.tokens(start, wanted);
             self.budget.take(start, len, wanted);
             if len > 0 {
@@ -217,7 +233,7 @@ impl Scheduler {
         let key = self.requests.waiting_key(index);
         let sequence = self.requests.get_mut(key);
         // Skips the look-up. With an empty running set all blocks are available.
-        if sequence.was_refused_at(available) {
+        if sequence.was_refused_at(available) || !sequence.table().may_reserve_window(&self.pool) {
             return false;
         }
         let tail = sequence.look_up(self.policy.prefix_partial, &self.pool);
@@ -228,6 +244,10 @@ impl Scheduler {
         }
         if available < cost + reserve {
             self.requests.get_mut(key).refuse(available);
+            return false;
+        }
+        if !self.requests.get(key).table().fits_window(tail, &self.pool) {
+            self.requests.get_mut(key).drop_found();
             return false;
         }
         self.start(index, tail);
@@ -261,8 +281,9 @@ impl Scheduler {
     fn start(&mut self, index: usize, tail: Option<Tail>) {
         let key = self.requests.start(index);
         let sequence = self.requests.get_mut(key);
-        let copy = sequence.take_blocks(tail, &mut self.pool);
-        self.plans.last_mut().copies.extend(copy);
+        let copies = sequence.take_blocks(tail, &mut self.pool);
+        self.plans.last_mut().copies.extend(copies.block);
+        self.plans.last_mut().window_copies.extend(copies.window);
         self.totals.starts += 1;
         if sequence.preemptions() == 0 {
             let (tenant, len, hits) = (sequence.arrival().tenant, sequence.len(), sequence.computed());
@@ -274,7 +295,9 @@ impl Scheduler {
 
     /// A row of the next `len` tokens of a running sequence.
     fn row_of(&mut self, key: u32, len: u32) -> PlanRow {
-        let row = self.requests.get_mut(key).row(key, len);
+        let sequence = self.requests.get_mut(key);
+        let row = sequence.row(key, len);
+        sequence.table_mut().cover_window(row.start + len, &mut self.pool);
         let plan = self.plans.last_mut();
         plan.token_count += len;
         plan.score_count += row.report_len;

@@ -33,6 +33,7 @@ impl Sequence {
         let most = self.wanted_drafts().min(most).min(left).min(room);
         let count = self.tokens.propose(most);
         assert!(self.blocks.grow(self.len() + count, pool), "there are enough blocks");
+        self.blocks.cover_window(self.len() + count, pool);
         if let Some(speculation) = &mut self.speculation {
             speculation.propose(count);
         }

@@ -1,8 +1,8 @@
 //! The model of the simulation: see the head of the folder's first file.
 
 use super::{EOS, VOCABULARY};
-use pinion_protocol::FaultCode;
-use pinion_scheduler::{Limits, PlanRow, RowResult, Scheduler};
+use pinion_protocol::{FaultCode, WindowKv};
+use pinion_scheduler::{BlockCopy, Limits, PlanRow, RowResult, RowView, Scheduler};
 
 pub fn mix(state: u64, value: u64) -> u64 {
     pinion_random::mix(state ^ value.wrapping_mul(0xd6e8_feb8_6659_fd93))
@@ -29,19 +29,30 @@ pub fn alone(ids: &[u32], generate: usize, ignore_eos: bool, repeats: bool) -> V
     out
 }
 
+fn copy_within(kv: &mut [u64], block_size: usize, copy: &BlockCopy) {
+    let [from, to] = [copy.from, copy.to].map(|block| block as usize * block_size);
+    kv.copy_within(from..from + copy.tokens as usize, to);
+}
+
 pub struct Mock {
     block_size: usize,
     kv: Vec<u64>,
+    /// The same numbers as layers with a window keep them, in window blocks.
+    window_kv: Vec<u64>,
+    /// Positions that these layers see.
+    window: Option<u32>,
     /// What the last step drew, by lane.
     drawn: Vec<u32>,
     repeats: bool,
 }
 
 impl Mock {
-    pub fn new(limits: &Limits, repeats: bool) -> Mock {
+    pub fn new(limits: &Limits, window: Option<WindowKv>, repeats: bool) -> Mock {
         let size = limits.block_size as usize;
         let kv = vec![0xdead; size * limits.block_count as usize];
-        Mock { block_size: size, kv, drawn: vec![EOS; limits.max_num_seqs as usize], repeats }
+        let window_kv = vec![0xbeef; size * window.map_or(0, |window| window.blocks as usize)];
+        let (window, drawn) = (window.map(|window| window.tokens), vec![EOS; limits.max_num_seqs as usize]);
+        Mock { block_size: size, kv, window_kv, window, drawn, repeats }
     }
 
     fn at(&mut self, blocks: &[u32], position: usize) -> &mut u64 {
@@ -57,8 +68,26 @@ impl Mock {
             assert!(plan.copies[..at].iter().all(|earlier| earlier.to != copy.to && earlier.to != copy.from));
             let holders = plan.rows.iter().filter(|row| scheduler.row(row).blocks.contains(&copy.to)).count();
             assert_eq!(holders, 1, "a copy is for one");
-            let [from, to] = [copy.from, copy.to].map(|block| block as usize * self.block_size);
-            self.kv.copy_within(from..from + copy.tokens as usize, to);
+            copy_within(&mut self.kv, self.block_size, copy);
+        }
+        assert!(
+            self.window.is_none() || plan.copies.len() == plan.window_copies.len(),
+            "both parts are copied"
+        );
+        for copy in &plan.window_copies {
+            copy_within(&mut self.window_kv, self.block_size, copy);
+        }
+    }
+
+    /// Writes one position of layers with a window, and looks at all that its query sees there.
+    fn write_window(&mut self, view: &RowView<'_>, position: usize, value: u64) {
+        let Some(window) = self.window else { return assert!(view.windows.is_empty()) };
+        let size = self.block_size;
+        let index = |position: usize| view.windows[position / size] as usize * size + position % size;
+        self.window_kv[index(position)] = value;
+        for seen in (position + 1).saturating_sub(window as usize)..=position {
+            let expected = self.kv[view.blocks[seen / size] as usize * size + seen % size];
+            assert_eq!(self.window_kv[index(seen)], expected, "position {seen}, seen from {position}");
         }
     }
 
@@ -84,6 +113,7 @@ impl Mock {
         for (offset, &token) in tokens.iter().enumerate() {
             let value = mix(state, u64::from(token) + if poisoned { 1 << 40 } else { 0 });
             *self.at(view.blocks, start + offset) = value;
+            self.write_window(&view, start + offset, value);
             state = mix(state, value);
         }
         match row.draw {
@@ -102,14 +132,13 @@ impl Mock {
         for row in rows {
             let (first, last) = (row.start as usize, (row.start + row.len - 1) as usize);
             let written = &scheduler.row(row).blocks[first / self.block_size..=last / self.block_size];
+            let windows = scheduler.row(row).windows;
+            let in_window = windows.get(first / self.block_size..=last / self.block_size).unwrap_or_default();
             for other in rows.iter().filter(|other| other.id != row.id) {
-                let theirs = scheduler.row(other).blocks;
-                assert!(
-                    !written.iter().any(|block| theirs.contains(block)),
-                    "{} writes to {}",
-                    row.id,
-                    other.id
-                );
+                let theirs = scheduler.row(other);
+                let hits = written.iter().any(|block| theirs.blocks.contains(block))
+                    || in_window.iter().any(|block| theirs.windows.contains(block));
+                assert!(!hits, "{} writes to {}", row.id, other.id);
             }
         }
     }

@@ -105,6 +105,8 @@ struct Simulation {
 pub struct Outcome {
     pub totals: Totals,
     pub evicted: u64,
+    /// Window blocks evicted.
+    pub windows_evicted: u64,
     /// What the reader of the cache's changes heard.
     pub told: Told,
     /// Tokens of the requests that reached their end undisturbed.
@@ -121,7 +123,7 @@ pub fn simulate(schedule: Schedule) -> Outcome {
     let mut simulation = Simulation {
         schedule,
         scheduler: Scheduler::with_policy(limits, policy),
-        mock: Mock::new(&limits, repeats),
+        mock: Mock::new(&limits, policy.window, repeats),
         step: 0,
         in_flight: VecDeque::new(),
         reader: Reader::default(),
@@ -150,6 +152,7 @@ pub fn simulate(schedule: Schedule) -> Outcome {
     Outcome {
         totals: simulation.scheduler.totals(),
         evicted: pool.evicted(),
+        windows_evicted: pool.windows().map_or(0, |windows| windows.evicted()),
         told: simulation.reader.told,
         tokens: simulation.watched.into_iter().filter(|(_, w)| whole(w)).map(|(id, w)| (id, w.got)).collect(),
     }
@@ -388,6 +391,11 @@ impl Simulation {
         let pool = self.scheduler.pool();
         assert_eq!(pool.held(), 0, "blocks are left behind");
         assert_eq!(pool.cached() + pool.free(), pool.total());
+        if let Some(windows) = pool.windows() {
+            assert_eq!(windows.used(), 0, "window blocks are left behind");
+            assert_eq!(windows.idle() + windows.free(), windows.total());
+            assert!(windows.idle() <= pool.cached(), "only cached blocks own them");
+        }
         for (id, watched) in &self.watched {
             assert_eq!(watched.got, watched.expected[..watched.got.len()], "{id}: other tokens than alone");
             let Some(ended) = watched.ended else {

@@ -81,6 +81,12 @@ pub(super) const FAMILIES: &[Family] = &[
             let taken = view.sum(Role::Engine, Word::KvBlocksUsed) + view.sum(Role::Engine, Word::KvBlocksCached);
             series.put(&[], view.sum(Role::Engine, Word::KvBlocksTotal).saturating_sub(taken));
         }),
+    plain("pinion_kv_window_blocks_used", Gauge, "Blocks of layers that keep their window only, within that of a request.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::WindowBlocksUsed))),
+    plain("pinion_kv_window_blocks_limit", Gauge, "Blocks of layers that keep their window only; 0 if none does.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::WindowBlocksTotal))),
+    plain("pinion_kv_window_blocks_evicted_total", Counter, "Window blocks of cached prefixes that were taken for others.",
+        |view, series| series.put(&[], view.sum(Role::Engine, Word::WindowBlocksEvicted))),
     plain("pinion_prefix_cache_queries_total", Counter, "Tokens looked for in the prefix cache.",
         |view, series| series.put(&[], view.sum(Role::Engine, Word::PrefixQueryTokens))),
     plain("pinion_prefix_cache_hits_total", Counter, "Tokens found in the prefix cache.",
