@@ -1,4 +1,5 @@
 // Products of bf16 with bf16 on avx512_bf16: `vdpbf16ps` takes a pair of K at once. Contract: kernels/include/pinion_packed.h.
+#include "../include/pinion_packed.h"
 #include "product_finish_avx512.h"
 
 namespace {

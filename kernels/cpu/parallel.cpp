@@ -13,6 +13,9 @@ constexpr uint64_t kSerialWork = 4096;
 // The same for row kernels, in elements.
 constexpr uint64_t kSerialElements = 1 << 15;
 
+// The same for rounding activations to integers, in elements; beside a product it costs a barrier and no waking.
+constexpr uint64_t kSerialQuantized = 1 << 13;
+
 // The same for products, in bytes of weights times rows.
 constexpr uint64_t kSerialProduct = 1 << 16;
 
@@ -110,15 +113,29 @@ extern "C" void pinion_pack_parallel(const PinionPack* args, int32_t threads) {
     }
 }
 
-extern "C" void pinion_quantize_rows_parallel(const PinionQuantizeRows* args, int32_t level, int32_t threads) {
-    over_rows(args->rows, args->k, threads,
-              [=](uint64_t begin, uint64_t end) { pinion_quantize_rows(args, level, begin, end); });
-}
-
-extern "C" void pinion_quantized_parallel(const PinionQuantized* args, int32_t level, int32_t threads) {
+extern "C" void pinion_quantized_parallel(const PinionQuantizeRows* rows, const PinionQuantized* args, int32_t level,
+                                          int32_t threads) {
     const uint64_t tiles = (args->n + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
-    over_tiles(tiles, tiles * PINION_TILE_OUTPUTS * args->k_padded * args->rows, threads,
-               [=](uint64_t begin, uint64_t end) { pinion_quantized(args, level, begin, end); });
+    const bool is_split = threads > 1 && tiles > 1 && tiles * PINION_TILE_OUTPUTS * args->k_padded * args->rows >= kSerialProduct;
+    const int64_t runs = is_split ? threads : 1;
+    const auto part = [runs](uint64_t all, int64_t run) { return all * static_cast<uint64_t>(run) / static_cast<uint64_t>(runs); };
+    const bool rows_are_split = is_split && rows->rows > 1 && rows->rows * rows->k >= kSerialQuantized;
+    if (!rows_are_split) pinion_quantize_rows(rows, level, 0, rows->rows);
+    if (!is_split) {
+        pinion_quantized(args, level, 0, tiles);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        if (rows_are_split) {
+#pragma omp for schedule(static)
+            for (int64_t run = 0; run < runs; ++run) {
+                pinion_quantize_rows(rows, level, part(rows->rows, run), part(rows->rows, run + 1));
+            }
+        }
+#pragma omp for schedule(static) nowait
+        for (int64_t run = 0; run < runs; ++run) pinion_quantized(args, level, part(tiles, run), part(tiles, run + 1));
+    }
 }
 
 extern "C" void pinion_pack_floats_parallel(const PinionPackFloats* args, int32_t threads) {

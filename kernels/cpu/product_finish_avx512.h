@@ -1,6 +1,6 @@
 // How a product ends on AVX-512: product_finish.h for 16 outputs at once. Include only from units compiled for it.
 #pragma once
-#include "../include/pinion_packed.h"
+#include "../include/pinion_quantized.h"
 #include "isa_avx512.h"
 
 namespace {
@@ -13,8 +13,8 @@ inline void store_lanes(Bf16* p, __mmask16 mask, __m512 values) {
 }
 
 // Adds bias and residual to the 16 products of one row and stores those that exist.
-template <class T>
-inline void finish_lanes_as(const PinionPacked& a, uint64_t tile, uint64_t row, __m512 values) {
+template <class T, class Args>
+inline void finish_lanes_as(const Args& a, uint64_t tile, uint64_t row, __m512 values) {
     const uint32_t first = static_cast<uint32_t>(tile) * PINION_TILE_OUTPUTS, left = a.n - first;
     const __mmask16 mask = left < PINION_TILE_OUTPUTS ? Avx512::mask(left) : static_cast<__mmask16>(0xffff);
     if (a.bias != nullptr) values = _mm512_add_ps(values, _mm512_maskz_loadu_ps(mask, a.bias + first));
@@ -23,7 +23,8 @@ inline void finish_lanes_as(const PinionPacked& a, uint64_t tile, uint64_t row, 
     store_lanes(static_cast<T*>(a.out) + at, mask, values);
 }
 
-inline void finish_lanes(const PinionPacked& a, uint64_t tile, uint64_t row, __m512 values) {
+template <class Args>
+inline void finish_lanes(const Args& a, uint64_t tile, uint64_t row, __m512 values) {
     a.dtype == PINION_BF16 ? finish_lanes_as<Bf16>(a, tile, row, values) : finish_lanes_as<float>(a, tile, row, values);
 }
 

@@ -21,7 +21,6 @@ struct Scalar {
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kBytes = 64;
     static constexpr uint32_t kRows = 4;
-    static constexpr bool kOffset = false;
 
     static V zero() { return V{}; }
     static V add(V a, const V& b) {

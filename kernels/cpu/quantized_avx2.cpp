@@ -17,7 +17,6 @@ struct Avx2 {
     static constexpr uint32_t kVectors = 2;
     static constexpr uint32_t kBytes = 32;
     static constexpr uint32_t kRows = 4;
-    static constexpr bool kOffset = false;
 
     static V zero() { return _mm256_setzero_si256(); }
     static V add(V a, V b) { return _mm256_add_epi32(a, b); }

@@ -54,34 +54,41 @@ inline int32_t rounded_integer(float value) {
     return bits - 0x4b400000;
 }
 
+// Rounds `count` values and adds `offset` to each. Everything is an argument: a byte that is stored may lie anywhere, and a
+// loop whose end it might change is not vectorised.
 template <class T>
-void quantize_rows(const PinionQuantizeRows& a, uint64_t begin, uint64_t end) {
+inline void round_all(const T* __restrict x, uint32_t count, float inverse, int32_t offset, uint8_t* __restrict q) {
+    for (uint32_t k = 0; k < count; ++k) {
+        q[k] = static_cast<uint8_t>(rounded_integer(to_float(x[k]) * inverse) + offset);
+    }
+}
+
+inline int32_t sum_of(const int8_t* q, uint32_t count) {
+    int32_t sum = 0;
+    for (uint32_t k = 0; k < count; ++k) sum += q[k];
+    return sum;
+}
+
+// `offset` is what the level's products of 8-bit weights want on top of each integer.
+template <class T>
+void quantize_rows(const PinionQuantizeRows& a, int32_t offset, uint64_t begin, uint64_t end) {
+    const uint32_t count = a.k, padded = a.k_padded, group = a.group;
     for (uint64_t row = begin; row < end; ++row) {
-        const T* x = static_cast<const T*>(a.x) + row * a.k;
-        int8_t* q = a.q + row * a.k_padded;
+        const T* x = static_cast<const T*>(a.x) + row * count;
+        int8_t* q = a.q + row * padded;
         uint32_t largest = 0;
-        for (uint32_t k = 0; k < a.k; ++k) {
+        for (uint32_t k = 0; k < count; ++k) {
             const uint32_t bits = magnitude_bits(to_float(x[k]));
             largest = bits > largest ? bits : largest;
         }
         const Scale scale(largest);
         a.scales[row] = scale.scale;
-        if (scale.inverse == 0) {
-            memset(q, 0, a.k_padded);
-        } else {
-            const float inverse = scale.inverse;
-            for (uint32_t k = 0; k < a.k; ++k) {
-                q[k] = static_cast<int8_t>(rounded_integer(to_float(x[k]) * inverse));
-            }
-            memset(q + a.k, 0, a.k_padded - a.k);
-        }
-        if (a.sums == nullptr) continue;
-        int32_t* sums = a.sums + row * (a.k_padded / PINION_GROUP_MIN);
-        for (uint32_t group = 0; group < a.k_padded / PINION_GROUP_MIN; ++group) {
-            int32_t sum = 0;
-            for (uint32_t k = 0; k < PINION_GROUP_MIN; ++k) sum += q[group * PINION_GROUP_MIN + k];
-            sums[group] = sum;
-        }
+        const uint32_t rounded = scale.inverse == 0 ? 0 : count;
+        round_all(x, rounded, scale.inverse, offset, reinterpret_cast<uint8_t*>(q));
+        memset(q + rounded, offset, padded - rounded);
+        if (group == 0) continue;
+        int32_t* offsets = a.offsets + row * (padded / group);
+        for (uint32_t k = 0; k < padded; k += group) offsets[k / group] = -8 * sum_of(q + k, group);
     }
 }
 
@@ -136,21 +143,15 @@ void tile_of_8(const PinionQuantized& a, uint64_t tile, uint64_t row) {
         const float* scales = a.scales + tile * kTile;
         const float x_scale = a.x_scales[row + r];
         float products[kTile];
-        for (uint32_t j = 0; j < kTile; ++j) {
-            uint32_t sum = static_cast<uint32_t>(found[j]);
-            // Activations went in as x + 128.
-            if (I::kOffset) sum -= 128u * static_cast<uint32_t>(a.sums[tile * kTile + j]);
-            products[j] = static_cast<float>(static_cast<int32_t>(sum)) * (x_scale * scales[j]);
-        }
+        for (uint32_t j = 0; j < kTile; ++j) products[j] = static_cast<float>(found[j]) * (x_scale * scales[j]);
         finish(a, tile, row + r, products);
     }
 }
 
-// Adds one group's products to those of the groups before it. The weights went in as w + 8.
-inline void add_group(float* products, const int32_t* sums, int32_t x_sum, const uint8_t* scales_at) {
+// Adds one group's products to those of the groups before it. The weights went in as w + 8, which `offset` takes off.
+inline void add_group(float* products, const int32_t* sums, int32_t offset, const uint8_t* scales_at) {
     const float* scales = reinterpret_cast<const float*>(scales_at);
-    const int32_t offset = 8 * x_sum;
-    for (uint32_t j = 0; j < kTile; ++j) products[j] += static_cast<float>(sums[j] - offset) * scales[j];
+    for (uint32_t j = 0; j < kTile; ++j) products[j] += static_cast<float>(sums[j] + offset) * scales[j];
 }
 
 // R rows of one tile of 4-bit weights.
@@ -166,16 +167,14 @@ void tile_of_4(const PinionQuantized& a, uint64_t tile, uint64_t row) {
         I::template add_blocks<R>(weights, a.x + row * stride + k, stride, blocks, low, high);
         weights += blocks * kBlockBytes4;
         for (uint32_t r = 0; r < R; ++r) {
-            const int32_t* x_sums = a.x_sums + (row + r) * (stride / PINION_GROUP_MIN) + k / PINION_GROUP_MIN;
+            const int32_t* offsets = a.x_offsets + ((row + r) * stride + k) / a.group;
             if (a.group == PINION_GROUP_MIN) {
-                add_group(products[r], low[r], x_sums[0], weights);
-                add_group(products[r], high[r], x_sums[1], weights + kScaleBytes);
+                add_group(products[r], low[r], offsets[0], weights);
+                add_group(products[r], high[r], offsets[1], weights + kScaleBytes);
                 continue;
             }
-            int32_t x_sum = 0;
-            for (uint32_t s = 0; s < 2 * blocks; ++s) x_sum += x_sums[s];
             for (uint32_t j = 0; j < kTile; ++j) low[r][j] += high[r][j];
-            add_group(products[r], low[r], x_sum, weights);
+            add_group(products[r], low[r], offsets[0], weights);
         }
         weights += a.group == PINION_GROUP_MIN ? 2 * kScaleBytes : kScaleBytes;
     }
@@ -207,8 +206,8 @@ void all_tiles(const PinionQuantized& a, uint64_t begin, uint64_t end) {
     }
 }
 
-inline void quantize_any(const PinionQuantizeRows& a, uint64_t begin, uint64_t end) {
-    a.dtype == PINION_BF16 ? quantize_rows<Bf16>(a, begin, end) : quantize_rows<float>(a, begin, end);
+inline void quantize_any(const PinionQuantizeRows& a, int32_t offset, uint64_t begin, uint64_t end) {
+    a.dtype == PINION_BF16 ? quantize_rows<Bf16>(a, offset, begin, end) : quantize_rows<float>(a, offset, begin, end);
 }
 
 }  // namespace
@@ -218,5 +217,5 @@ inline void quantize_any(const PinionQuantizeRows& a, uint64_t begin, uint64_t e
         all_tiles<ISA>(*a, begin, end);                                                                                 \
     }                                                                                                                   \
     extern "C" void pinion_quantize_rows_##LEVEL(const PinionQuantizeRows* a, uint64_t begin, uint64_t end) {          \
-        quantize_any(*a, begin, end);                                                                                   \
+        quantize_any(*a, 0, begin, end);                                                                                  \
     }

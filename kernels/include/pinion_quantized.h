@@ -20,7 +20,8 @@
 // follows in one order, without fused operations: 8 bits (sum * (x_scale * scale)), 4 bits (each group in the order of K:
 // + sum * scale; then * x_scale); then + bias, then + residual, then rounded to dtype. So a row's bits depend on the row and the
 // weights alone, not on level, threads or the rows beside it.
-// Bytes moved: the packed weights once for up to four rows (AVX2) or eight, again from cache for more.
+// Bytes moved: the packed weights once, again from cache for every further four rows (AVX2), eight (AVX-512) or twelve (VNNI; six
+// with 4 bits).
 #pragma once
 #include <stdint.h>
 
@@ -59,16 +60,18 @@ typedef struct PinionPack {
     float* scratch;  // [threads, 16, k]
 } PinionPack;
 
-// x [rows, k] of dtype (PINION_F32 or PINION_BF16), contiguous, to q [rows, k_padded] (zeros from k on), scales [rows] and, unless
-// null, sums [rows, k_padded / 32] of each 32 of q.
+// x [rows, k] of dtype (PINION_F32 or PINION_BF16), contiguous, to q [rows, k_padded] (zeros from k on), scales [rows] and, of 4
+// bits only, offsets [rows, k_padded / group]: -8 times the sum of each group of q. For weights of 8 bits level VNNI wants
+// every q plus 128 as an unsigned byte, so that q is for products of the same level and group.
 typedef struct PinionQuantizeRows {
     const void* x;
     int8_t* q;
     float* scales;
-    int32_t* sums;
+    int32_t* offsets;
     uint64_t rows;
     uint32_t k;
     uint32_t k_padded;
+    uint32_t group;
     int32_t dtype;
 } PinionQuantizeRows;
 
@@ -79,7 +82,7 @@ typedef struct PinionQuantized {
     const int32_t* sums;     // [tiles * 16], of each output's integers, 8 bits only
     const int8_t* x;
     const float* x_scales;
-    const int32_t* x_sums;  // 4 bits only
+    const int32_t* x_offsets;  // 4 bits only
     const float* bias;
     const void* residual;
     void* out;
@@ -102,8 +105,8 @@ void pinion_quantized(const PinionQuantized* args, int32_t level, uint64_t begin
 
 // The same over everything, on `threads` threads.
 void pinion_pack_parallel(const PinionPack* args, int32_t threads);
-void pinion_quantize_rows_parallel(const PinionQuantizeRows* args, int32_t level, int32_t threads);
-void pinion_quantized_parallel(const PinionQuantized* args, int32_t level, int32_t threads);
+// Quantises activations, then multiplies them: x, x_scales and x_offsets of args are what `rows` writes.
+void pinion_quantized_parallel(const PinionQuantizeRows* rows, const PinionQuantized* args, int32_t level, int32_t threads);
 
 #ifdef __cplusplus
 }

@@ -99,10 +99,11 @@ pub(crate) struct PinionQuantizeRows {
     pub(crate) x: *const c_void,
     pub(crate) q: *mut i8,
     pub(crate) scales: *mut f32,
-    pub(crate) sums: *mut i32,
+    pub(crate) offsets: *mut i32,
     pub(crate) rows: u64,
     pub(crate) k: u32,
     pub(crate) k_padded: u32,
+    pub(crate) group: u32,
     pub(crate) dtype: i32,
 }
 
@@ -113,7 +114,7 @@ pub(crate) struct PinionQuantized {
     pub(crate) sums: *const i32,
     pub(crate) x: *const i8,
     pub(crate) x_scales: *const f32,
-    pub(crate) x_sums: *const i32,
+    pub(crate) x_offsets: *const i32,
     pub(crate) bias: *const f32,
     pub(crate) residual: *const c_void,
     pub(crate) out: *mut c_void,
@@ -180,8 +181,12 @@ unsafe extern "C" {
     pub(crate) fn pinion_integer_level() -> i32;
     pub(crate) fn pinion_tile_bytes(k_padded: u32, group: u32) -> u64;
     pub(crate) fn pinion_pack_parallel(args: *const PinionPack, threads: i32);
-    pub(crate) fn pinion_quantize_rows_parallel(args: *const PinionQuantizeRows, level: i32, threads: i32);
-    pub(crate) fn pinion_quantized_parallel(args: *const PinionQuantized, level: i32, threads: i32);
+    pub(crate) fn pinion_quantized_parallel(
+        rows: *const PinionQuantizeRows,
+        args: *const PinionQuantized,
+        level: i32,
+        threads: i32,
+    );
     pub(crate) fn pinion_packed_tile_bytes(k: u32, weight_type: i32) -> u64;
     pub(crate) fn pinion_pack_floats_parallel(args: *const PinionPackFloats, threads: i32);
     pub(crate) fn pinion_packed_parallel(args: *const PinionPacked, level: i32, threads: i32);

@@ -134,7 +134,7 @@ pub struct QuantizedWeights {
 struct Scratch {
     x: Vec<i8>,
     scales: Vec<f32>,
-    sums: Vec<i32>,
+    offsets: Vec<i32>,
 }
 
 thread_local! {
@@ -327,16 +327,17 @@ impl QuantizedWeights {
         let rows = operands.rows;
         scratch.x.resize(scratch.x.len().max(rows * self.inputs_padded), 0);
         scratch.scales.resize(scratch.scales.len().max(rows), 0.0);
-        let groups = if self.form == WeightForm::Int8 { 0 } else { self.inputs_padded / GROUP_MIN };
-        scratch.sums.resize(scratch.sums.len().max(rows * groups), 0);
+        let groups = self.inputs_padded.checked_div(self.form.group() as usize).unwrap_or(0);
+        scratch.offsets.resize(scratch.offsets.len().max(rows * groups), 0);
         let quantize = ffi::PinionQuantizeRows {
             x: operands.x,
             q: scratch.x.as_mut_ptr(),
             scales: scratch.scales.as_mut_ptr(),
-            sums: if groups == 0 { std::ptr::null_mut() } else { scratch.sums.as_mut_ptr() },
+            offsets: scratch.offsets.as_mut_ptr(),
             rows: rows as u64,
             k: self.inputs as u32,
             k_padded: self.inputs_padded as u32,
+            group: self.form.group(),
             dtype: operands.dtype,
         };
         let args = ffi::PinionQuantized {
@@ -345,7 +346,7 @@ impl QuantizedWeights {
             sums: self.sums.as_ptr(),
             x: scratch.x.as_ptr(),
             x_scales: scratch.scales.as_ptr(),
-            x_sums: scratch.sums.as_ptr(),
+            x_offsets: scratch.offsets.as_ptr(),
             bias,
             residual: operands.residual,
             out: operands.out,
@@ -358,8 +359,7 @@ impl QuantizedWeights {
         // SAFETY: the caller vouches for the operands, the scratch was made large enough, and the packed weights, which
         // a map aligns to pages, have the size that follows from the same shape.
         unsafe {
-            ffi::pinion_quantize_rows_parallel(&quantize, launch.level.code(), launch.thread_count());
-            ffi::pinion_quantized_parallel(&args, launch.level.code(), launch.thread_count());
+            ffi::pinion_quantized_parallel(&quantize, &args, launch.level.code(), launch.thread_count());
         }
     }
 }
