@@ -1,4 +1,5 @@
-//! The programs of benchmarks/experiments: hogs that run and end with a server, and a table that is refused without them.
+//! The programs of benchmarks/experiments: hogs that run and end with a server, and a table that is refused without
+//! them.
 
 use pinion_testkit::{Folder, fake_model, launcher_binary};
 use serde_json::{Value, json};

@@ -95,8 +95,8 @@ pub struct Scheduling {
     pub speculation: SpeculationKind,
 }
 
-/// Why drafts are not verified there, and what to use instead. Their rows must have the bits of plain decoding, which our
-/// kernels on the CPU give.
+/// Why drafts are not verified there, and what to use instead. Their rows must have the bits of plain decoding, which
+/// our kernels on the CPU give.
 pub(crate) fn why_no_drafts(backend: Backend, on_gpu: bool) -> Option<(&'static str, &'static str)> {
     match (on_gpu, backend) {
         (true, _) => Some(("the GPU does not verify drafts", "--device cpu")),

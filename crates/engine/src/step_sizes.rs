@@ -12,8 +12,8 @@ pub(crate) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Counts a step of this number of tokens, refused drafts left out, and shows it. The first step zeroes the page, which may still have the
-    /// counts of an engine that died.
+    /// Counts a step of this number of tokens, refused drafts left out, and shows it. The first step zeroes the page,
+    /// which may still have the counts of an engine that died.
     pub(crate) fn count(&mut self, tokens: u32, ports: &impl Ports) {
         if self.steps == [0; STEP_SIZES.len()] {
             STEP_SIZES.iter().for_each(|(_, gauge)| ports.set_gauge(*gauge, 0));

@@ -1,6 +1,6 @@
 //! Drafts and the models themselves: in fp32 every family gives the goldens' ids with drafts as without, alone and
-//! beside others, over cached prefixes and preemptions; with packed products also the same bits of logprobs, in fp32 and
-//! in bf16, and with quantised ones.
+//! beside others, over cached prefixes and preemptions; with packed products also the same bits of logprobs, in fp32
+//! and in bf16, and with quantised ones.
 
 #![cfg(feature = "torch")]
 
