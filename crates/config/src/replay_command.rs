@@ -137,6 +137,7 @@ mod tests {
             kv_heads: 1,
             head_dim: 1,
             hidden: 1,
+            window: None,
         };
         Config::with_defaults(Path::new("/"), facts, backend, &Machine::detect())
             .expect("defaults are a config")
