@@ -28,7 +28,7 @@ struct Place {
 
 const VACANT: Place = Place { users: 0, owner: NONE, older: NONE, newer: NONE };
 
-/// See the module's documentation. Nothing allocates after [`Windows::new`].
+/// See the module's documentation. Nothing allocates after it is made.
 #[derive(Debug, Clone)]
 pub struct Windows {
     /// Positions that a query sees, its own included.
