@@ -1,24 +1,11 @@
 //! The engine alone, as a program: what it counts, what it refuses, and beside the service that it is the engine of.
 
+mod program;
+
 use pinion_testkit::{Folder, demo_model, fake_model, launcher_binary};
+use program::{bench, check_success, text};
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
-
-fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pinion-bench"))
-        .args(arguments)
-        .output()
-        .expect("pinion-bench can be run")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn check_success(output: &Output) {
-    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
-}
 
 fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("a result")).expect("JSON")

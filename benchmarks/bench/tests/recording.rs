@@ -1,26 +1,13 @@
 //! A run with clients that leave, recorded and replayed: the documented commands, in seconds instead of minutes.
 
+mod program;
+
 use pinion_testkit::{Folder, Server, demo_model, fake_model};
+use program::{bench, check_success, text};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::{Command, Output};
 
 const OUTPUT: u64 = 32;
-
-fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pinion-bench"))
-        .args(arguments)
-        .output()
-        .expect("pinion-bench can be run")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn check_success(output: &Output) {
-    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
-}
 
 /// `what` of the client, while `flags` make the service.
 fn check(model: &Path, asked: u64, flags: &[&str], what: &[&str]) {
