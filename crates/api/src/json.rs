@@ -1,7 +1,7 @@
 //! Checks of JSON that every API shares: depth before anything recurses, and values as error messages quote them.
 
-use crate::limits::{FUNCTION_NAME_BYTES_MAX, QUOTED_BYTES_MAX};
-use pinion_protocol::limits::JSON_DEPTH_MAX;
+use crate::limits::QUOTED_BYTES_MAX;
+use pinion_protocol::limits::{FUNCTION_NAME_BYTES_MAX, JSON_DEPTH_MAX};
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::Value;
 

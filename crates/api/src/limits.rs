@@ -6,7 +6,5 @@ pub const QUOTED_BYTES_MAX: usize = 60;
 pub const CONTENT_PARTS_MAX: usize = 4096;
 /// Tool calls of one message.
 pub const TOOL_CALLS_MAX: usize = 128;
-/// Bytes of a function's name. OpenAI has 64, Anthropic 128.
-pub const FUNCTION_NAME_BYTES_MAX: usize = 128;
 /// Tools of one request, as OpenAI has it.
 pub const TOOLS_MAX: usize = 128;

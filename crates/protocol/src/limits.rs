@@ -67,6 +67,8 @@ pub const USER_BYTES_MAX: usize = 512;
 pub const CHOICES_MAX: usize = 128;
 /// Chat messages in one request.
 pub const MESSAGES_MAX: usize = 4096;
+/// Bytes of a function's name. OpenAI has 64, Anthropic 128.
+pub const FUNCTION_NAME_BYTES_MAX: usize = 128;
 /// Nesting of a JSON body.
 pub const JSON_DEPTH_MAX: usize = 32;
 /// Bytes of log lines that may wait in a process to be written, and as many that are being written. Lines beyond them

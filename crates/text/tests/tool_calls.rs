@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a failed unwrap here is a failed test
 
+use pinion_protocol::limits::FUNCTION_NAME_BYTES_MAX;
 use pinion_text::tools::{CALLS_MAX, CallFormat, CallParser, HELD_BYTES_MAX, Part, Shape};
 use proptest::prelude::*;
 
@@ -247,6 +248,35 @@ fn every_format_is_read_whole_and_in_every_two_pieces_and_letter_by_letter() {
         }
         let letters = vec![1; text.chars().count()];
         assert_eq!(cut(&shape, text, &letters), expected, "{shape:?} letter by letter: {text}");
+    }
+}
+
+/// Names of 65 to 128 bytes passed admission, and calls of them stayed text.
+#[test]
+fn a_call_of_the_longest_name_that_a_request_may_have_is_found_in_every_format() {
+    type Written = fn(&str) -> String;
+    let formats: [(Shape, Written); 7] = [
+        (HERMES, |name| format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {{}}}}</tool_call>")),
+        (LLAMA, |name| format!("{{\"name\": \"{name}\", \"parameters\": {{}}}}")),
+        (MISTRAL, |name| format!("[TOOL_CALLS][{{\"name\": \"{name}\", \"arguments\": {{}}}}]")),
+        (MISTRAL, |name| format!("[TOOL_CALLS]{name}{{}}")),
+        (qwen(), |name| format!("<tool_call><function={name}></function></tool_call>")),
+        (python(), |name| format!("[{name}()]")),
+        (Shape::List, |name| format!("[{{\"name\": \"{name}\", \"parameters\": {{}}}}]")),
+    ];
+    for (shape, written) in formats {
+        for (bytes, is_found) in [(FUNCTION_NAME_BYTES_MAX, true), (FUNCTION_NAME_BYTES_MAX + 1, false)] {
+            let name = "n".repeat(bytes);
+            let (text, mut found) = (written(&name), Found::default());
+            let mut parser = CallParser::new(shape.clone(), vec![name.clone()], usize::MAX);
+            parser.push(&text, &mut |part| found.take(part));
+            parser.finish(&mut |part| found.take(part));
+            let expected = match is_found {
+                true => Found { text: String::new(), calls: vec![(name, "{}".to_owned())] },
+                false => Found { text, calls: Vec::new() },
+            };
+            assert_eq!(found, expected, "{shape:?}, a name of {bytes} bytes");
+        }
     }
 }
 

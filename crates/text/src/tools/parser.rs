@@ -2,9 +2,10 @@
 
 use super::format::CallFormat;
 use super::pythonic::PythonScan;
-use super::scan::{NAME_BYTES_MAX, Scan, Verdict, is_name, is_space};
+use super::scan::{Scan, Verdict, is_name, is_space};
 use super::spelled::Said;
 use super::xml::XmlScan;
+use pinion_protocol::limits::FUNCTION_NAME_BYTES_MAX;
 
 /// Calls of one answer that are looked for; what looks like more of them is text.
 pub const CALLS_MAX: usize = 128;
@@ -259,7 +260,7 @@ impl CallParser {
                 self.emit(c, true, say);
             }
             '[' | ']' if tags.len() < TAGS_BYTES_MAX => tags.push(c),
-            _ if is_name(c) && tags.is_empty() && name.len() < NAME_BYTES_MAX => name.push(c),
+            _ if is_name(c) && tags.is_empty() && name.len() < FUNCTION_NAME_BYTES_MAX => name.push(c),
             _ if is_name(c) && (1..TAGS_BYTES_MAX).contains(&tags.len()) => tags.push(c),
             _ => return self.refuse(c, State::Text, say),
         }

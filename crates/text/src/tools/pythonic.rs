@@ -1,8 +1,9 @@
 //! A list of calls as Llama 4 writes it, character by character: `[f(a=1, b="x"), g()]`. The values are Python's
 //! literals, and leave as JSON.
 
-use super::scan::{NAME_BYTES_MAX, is_name, is_space};
+use super::scan::{is_name, is_space};
 use super::spelled::{Said, escape, python_word, quote};
+use pinion_protocol::limits::FUNCTION_NAME_BYTES_MAX;
 
 /// Brackets open at a time in one value.
 const DEPTH_MAX: usize = 64;
@@ -139,7 +140,7 @@ impl PythonScan {
                 (self.at, self.arguments, self.is_untold) = (At::Argument, 0, true);
                 Said::Hold
             }
-            (At::Name, _) if is_name(c) && self.name.len() < NAME_BYTES_MAX => {
+            (At::Name, _) if is_name(c) && self.name.len() < FUNCTION_NAME_BYTES_MAX => {
                 self.name.push(c);
                 Said::Hold
             }

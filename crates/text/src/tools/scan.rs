@@ -1,7 +1,7 @@
 //! One call's JSON object, character by character: `{"name": "f", "arguments": {..}}`, members in any order.
 
-/// Bytes of a function's name.
-pub(super) const NAME_BYTES_MAX: usize = 64;
+use pinion_protocol::limits::FUNCTION_NAME_BYTES_MAX;
+
 /// Bytes of a key that is looked at; no call has longer ones.
 const KEY_BYTES_MAX: usize = 32;
 
@@ -213,7 +213,7 @@ impl Scan {
                     return Verdict::BeginLate;
                 }
             }
-            _ if is_name(c) && self.name.len() < NAME_BYTES_MAX => self.name.push(c),
+            _ if is_name(c) && self.name.len() < FUNCTION_NAME_BYTES_MAX => self.name.push(c),
             _ => return Verdict::Refuse,
         }
         Verdict::Hold

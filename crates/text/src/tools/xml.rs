@@ -11,8 +11,9 @@
 //! A value is text, but for parameters that the function's schema wants otherwise. Text leaves as it comes; any other
 //! value when it is complete, as the JSON that it is, or as a string if it is none.
 
-use super::scan::{NAME_BYTES_MAX, is_name, is_space};
+use super::scan::{is_name, is_space};
 use super::spelled::{Said, escape, python_word, quote};
+use pinion_protocol::limits::FUNCTION_NAME_BYTES_MAX;
 
 /// Bytes of a tag.
 const TAG_BYTES_MAX: usize = 256;
@@ -101,7 +102,7 @@ impl XmlScan {
                     out.push('{');
                     Said::Begin
                 }
-                _ if is_name(c) && self.name.len() < NAME_BYTES_MAX => {
+                _ if is_name(c) && self.name.len() < FUNCTION_NAME_BYTES_MAX => {
                     self.name.push(c);
                     Said::Hold
                 }
