@@ -143,6 +143,26 @@ fn what_is_no_form_is_refused_by_name() {
     }
 }
 
+/// As llama-server, Together and Fireworks have it; it was dropped without a word.
+#[test]
+fn a_json_object_may_have_a_schema() {
+    let closed = r#"{"type":"object","properties":{"a":{}},"additionalProperties":false}"#;
+    for (schema, kind, text) in [
+        (json!(null), GrammarKind::JsonObject, ""),
+        (json!({}), GrammarKind::JsonObject, ""),
+        (json!({"type": "object", "properties": {"a": {}}}), GrammarKind::JsonSchema, closed),
+    ] {
+        let format = json!({"response_format": {"type": "json_object", "schema": schema}});
+        let expected = Grammar { kind, field: GrammarField::ResponseFormat, text: text.into() };
+        assert_eq!(passes(Api::Chat, format).sampling.grammar, Some(expected), "{schema}");
+    }
+    for schema in [json!("{}"), json!([]), json!({"x": "x".repeat((64 << 10) + 1)})] {
+        let body = body(Api::Chat, json!({"response_format": {"type": "json_object", "schema": schema}}));
+        let (code, param) = refused(Api::Chat, &body.to_string());
+        assert_eq!((code, param.as_deref()), (FaultCode::InvalidValue, Some("response_format.schema")));
+    }
+}
+
 /// An object that names its members has no others, unless the client wants the letter of the standard.
 #[test]
 fn a_schema_may_be_taken_literally() {

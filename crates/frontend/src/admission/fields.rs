@@ -87,7 +87,9 @@ const TEMPLATE_KWARGS: &str = r#"{"type": ["object", "null"], "maxProperties": 6
 const STREAM_OPTIONS: &str = r#"{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]},
     "continuous_usage_stats": {"type": ["boolean", "null"]}}}"#;
 const RESPONSE_FORMAT: &str = r#"{"anyOf": [{"type": "null"},
-    {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+    {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}},
+    {"type": "object", "required": ["type"], "properties": {"type": {"const": "json_object"},
+     "schema": {"type": ["object", "null"]}}},
     {"type": "object", "required": ["type", "json_schema"], "properties": {"type": {"const": "json_schema"},
      "json_schema": {"type": "object", "required": ["name", "schema"], "properties": {
       "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}, "strict": {"type": ["boolean", "null"]},

@@ -101,7 +101,13 @@ fn response_format(fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
     let kind = format.string("type").map_err(|fault| at(fault, "type"))?;
     match kind.as_deref() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(any_object(FIELD))),
+        Some("json_object") => match format.take("schema") {
+            // As llama-server, Together and Fireworks have it; one that says nothing still wants an object.
+            Some(schema) if schema != json!({}) => {
+                schema_of_format(schema).map(Some).map_err(|fault| at(fault, "schema"))
+            }
+            _ => Ok(Some(any_object(FIELD))),
+        },
         Some("json_schema") => {
             let missing = |member| at(Fault::field(member, format!("{member} is required")), member);
             let schema = format.object("json_schema").map_err(|fault| at(fault, "json_schema"))?;
@@ -127,7 +133,11 @@ fn json_schema(mut members: Fields) -> Result<Grammar, Fault> {
         return Err(Fault::field("name", message));
     }
     members.boolean("strict")?;
-    let mut schema = members.take("schema").ok_or_else(|| Fault::field("schema", "schema is required"))?;
+    schema_of_format(members.take("schema").ok_or_else(|| Fault::field("schema", "schema is required"))?)
+}
+
+/// The member `schema` of a `response_format`, wherever it stands.
+fn schema_of_format(mut schema: Value) -> Result<Grammar, Fault> {
     if !schema.is_object() {
         return Err(wrong_type("schema", "an object", &schema));
     }
