@@ -94,7 +94,7 @@ def main():
             def load(number):
                 while not done.is_set():
                     complete(url, {"prompt": "the same beginning of every prompt " * 4, "max_tokens": 20, "seed": number})
-                    complete(url, {"prompt": "", "max_tokens": -1})
+                    complete(url, {"prompt": "", "max_tokens": -2})
             threads = [threading.Thread(target=load, args=(number,)) for number in range(4)]
             for thread in threads:
                 thread.start()

@@ -71,8 +71,8 @@ fn every_number_is_typed_and_ranged_on_every_route() {
         check_field(
             api,
             max_tokens,
-            &["0", "-1", "1.5", "2147483648", "9007199254740992"],
-            &["1", "2147483647"],
+            &["0", "-2", "1.5", "2147483648", "9007199254740992"],
+            &["-1", "1", "2147483647"],
         );
         for field in ["stream", if api == Api::Generate { "do_sample" } else { "ignore_eos" }] {
             check_field(api, field, &["0", "\"true\"", "[]"], &["null", "false"]);
@@ -232,6 +232,30 @@ fn values_arrive_where_they_belong() {
         passes(Api::Generate, json!({"temperature": 0.9, "do_sample": true})).sampling.temperature,
         0.9
     );
+}
+
+/// llama-server's clients send -1, its default, for "no limit", and `/props` shows it to them.
+#[test]
+fn minus_one_token_is_as_many_as_there_can_be_on_every_route() {
+    let names = ["max_tokens", "n_predict", "max_new_tokens", "max_completion_tokens"];
+    for (api, names) in
+        [(Api::Completions, &names[..3]), (Api::Chat, &names[..]), (Api::Generate, &names[..3])]
+    {
+        for name in names {
+            let body = json!({*name: -1, "min_tokens": 60});
+            assert_eq!(passes(api, body).sampling.max_tokens, None, "{api:?} {name}");
+        }
+    }
+    // It names no number, so another field's number holds.
+    for body in [
+        json!({"max_completion_tokens": -1, "max_tokens": 6}),
+        json!({"max_completion_tokens": 6, "n_predict": -1}),
+    ] {
+        assert_eq!(passes(Api::Chat, body).sampling.max_tokens, Some(6));
+    }
+    let fault =
+        admit(Api::Chat, br#"{"messages":[{"role":"user","content":"hi"}],"n_predict":0}"#, &limits(), 0);
+    assert_eq!(fault.unwrap_err().message, "n_predict must be -1 or at least 1, got 0");
 }
 
 #[test]

@@ -82,6 +82,14 @@ fn props_are_llama_server_s() {
             (&json!("{{ messages }}"), &json!("{{ tools }}"), &json!("<s>"), &json!(""))
         );
         assert_eq!(h.post("/props", "{}").await.status, 405);
+        // What it shows may be asked for.
+        for name in ["n_predict", "max_tokens"] {
+            let mut body: Value = serde_json::from_str(CHAT).unwrap();
+            body[name] = params[name].clone();
+            let client = h.post_raw("/v1/chat/completions", &body.to_string()).await;
+            assert_eq!(h.submit().await.sampling.max_tokens, None, "{name}");
+            drop(client);
+        }
     });
     run(Options::default(), |h| async move {
         let props = h.get("/props").await.json();

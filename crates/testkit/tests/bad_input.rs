@@ -23,7 +23,7 @@ fn right(path: &str) -> Value {
 fn wrong_values() -> Vec<(&'static [&'static str], &'static str, Value)> {
     let generation: &[&str] = &[COMPLETIONS, CHAT, "/generate"];
     let openai: &[&str] = &[COMPLETIONS, CHAT];
-    let count = json!([0, -1, 1.5, "5", true, [], {}, 1e300, 1u64 << 31, u64::MAX]);
+    let count = json!([0, -2, 1.5, "5", true, [], {}, 1e300, 1u64 << 31, u64::MAX]);
     let not_boolean = json!(["yes", 1, [], {}]);
     let many: Vec<String> = (0..17).map(|index| format!("stop {index}")).collect();
     let texts = json!([5, true, {}, [], ""]);

@@ -104,6 +104,8 @@ const STRUCTURED_OUTPUTS: &str = r#"{"type": ["object", "null"], "minProperties"
     "grammar": {"type": "string", "minLength": 1}, "json_object": {"type": "boolean"},
     "disable_any_whitespace": {"type": "boolean"}, "disable_additional_properties": {"type": "boolean"}, "whitespace_pattern": {"type": "string", "minLength": 1}}}"#;
 
+const TOKEN_COUNT: &str =
+    r#"{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647, "not": {"const": 0}}"#;
 const ALLOWED_IDS: &str =
     r##"{"type": ["array", "null"], "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}}"##;
 const BAD_WORDS: &str =
@@ -126,17 +128,17 @@ pub(crate) const FIELDS: &[Field] = &[
     field("reasoning_effort", CHAT, Shape::Schema(EFFORT), "How much the model is to think; none sets enable_thinking to false."),
     field("include_reasoning", CHAT, Shape::Boolean, "Off, the reasoning is not sent."),
     field("chat_template_kwargs", CHAT, Shape::Schema(TEMPLATE_KWARGS), "More names for the chat template."),
-    field("max_tokens", COMPLETIONS, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}"#), "Tokens to generate, at most; 0 only with echo or prompt_logprobs."),
-    field("max_tokens", CHAT, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
-    field("max_completion_tokens", CHAT, Shape::Integer { min: 1, max: INT }, "The same; wins over max_tokens."),
-    field("max_new_tokens", GENERATE, Shape::Integer { min: 1, max: INT }, "Tokens to generate, at most."),
-    field("max_tokens", GENERATE, Shape::Integer { min: 1, max: INT }, "The same; max_new_tokens wins."),
+    field("max_tokens", COMPLETIONS, Shape::Integer { min: -1, max: INT }, "Tokens to generate, at most; 0 only with echo or prompt_logprobs, -1: until the context is full."),
+    field("max_tokens", CHAT, Shape::Schema(TOKEN_COUNT), "Tokens to generate, at most; -1: until the context is full."),
+    field("max_completion_tokens", CHAT, Shape::Schema(TOKEN_COUNT), "The same; wins over max_tokens."),
+    field("max_new_tokens", GENERATE, Shape::Schema(TOKEN_COUNT), "Tokens to generate, at most; -1: until the context is full."),
+    field("max_tokens", GENERATE, Shape::Schema(TOKEN_COUNT), "The same; max_new_tokens wins."),
     field("temperature", ALL, Shape::Number { min: 0.0, max: 100.0 }, "0 is greedy."),
     field("top_p", ALL, Shape::Above { limit: 0.0, max: 1.0 }, "Probability kept."),
     field("top_k", ALL, Shape::Integer { min: -1, max: INT }, "Most likely tokens kept; -1 and 0 are off."),
     field("min_p", ALL, Shape::Number { min: 0.0, max: 1.0 }, "Tokens less likely than this share of the likeliest are dropped."),
-    field("max_new_tokens", OPENAI, Shape::Integer { min: 1, max: INT }, "The same as max_tokens."),
-    field("n_predict", ALL, Shape::Integer { min: 1, max: INT }, "The same as max_tokens."),
+    field("max_new_tokens", OPENAI, Shape::Schema(TOKEN_COUNT), "The same as max_tokens."),
+    field("n_predict", ALL, Shape::Schema(TOKEN_COUNT), "The same as max_tokens."),
     field("min_new_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": 0}"#), "The same as min_tokens."),
     field("repeat_penalty", ALL, Shape::Number { min: 0.01, max: 100.0 }, "The same as repetition_penalty."),
     field("random_seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same as seed."),

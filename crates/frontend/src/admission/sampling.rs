@@ -98,21 +98,30 @@ pub(crate) fn logprobs(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fau
     }
 }
 
-/// `None` is "as many as the model's makers say", or until the context is full.
+/// `None` is "as many as the model's makers say", or until the context is full: what -1 asks for, as in llama-server,
+/// and what a chat gets that names no number.
 fn max_tokens(api: Api, fields: &mut Fields) -> Result<Option<u32>, Fault> {
     // Nothing may be what is wanted where the prompt is shown; admission knows whether it is.
     let least = i128::from(api != Api::Completions);
-    let range = least..=i128::from(i32::MAX);
     let (names, default): (&[&str], _) = match api {
         Api::Completions => (&["max_tokens"], Some(COMPLETIONS_TOKENS_DEFAULT)),
         Api::Chat => (&["max_completion_tokens", "max_tokens"], None),
         Api::Generate => (&["max_new_tokens", "max_tokens"], Some(GENERATE_TOKENS_DEFAULT)),
     };
-    let mut chosen = None;
+    let (mut chosen, mut is_open) = (None, false);
     for name in names {
-        let given = fields.integer(name, range.clone())?;
-        chosen = chosen.or(given);
+        match fields.integer(name, -1..=i128::from(i32::MAX))? {
+            Some(-1) => is_open = true,
+            Some(count) if count < least => {
+                return Err(Fault::field(
+                    name,
+                    format!("{name} must be -1 or at least {least}, got {count}"),
+                ));
+            }
+            given => chosen = chosen.or(given),
+        }
     }
+    let default = default.filter(|_| !is_open);
     Ok(chosen.and_then(|count| u32::try_from(count).ok()).or(default))
 }
 
