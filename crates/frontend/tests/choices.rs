@@ -158,7 +158,7 @@ fn one_failure_ends_the_whole_with_one_error_and_cancels_the_others() {
             h.finish(ids[0], FinishReason::Cancelled, 1);
             h.delta(ids[0], 1, &[], "", DELTA_LAST);
             wait_for("the slots", || (h.slots_used() == 0).then_some(())).await;
-            let ends = |reason| h.app.metrics.generations(&[reason]);
+            let ends = |reason| h.app.metrics.engine_requests(&[reason]);
             assert_eq!((ends(EndReason::Withdrawn), ends(EndReason::Disconnected)), (1, 0), "no client left");
         });
     }

@@ -4,10 +4,14 @@
 
 mod harness;
 
+use harness::deaths::{DETOKENIZER, die, return_to_life};
 use harness::{Harness, Options, run};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
+use pinion_config::{Pooling, PoolingKind, Shorter};
+use pinion_protocol::FaultCode;
+use pinion_protocol::frontend_inbox::{DELTA_LAST, Decoded, FinishReason, encode_pooled, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
+use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A page that holds what the text format and promtool ask for.
@@ -260,5 +264,83 @@ fn the_longest_choice_of_a_prompt_counts_once() {
             ))
         };
         assert_eq!((of("count"), of("sum")), (2.0, 5.0));
+    });
+}
+
+/// Prompt tokens, and what ended by `stop` and by `length`, as vLLM names them.
+async fn counted(h: &Harness) -> (f64, f64, f64) {
+    let page = scrape(h).await;
+    let ended = |reason: &str| {
+        let labels = format!("{{model_name=\"tiny\",engine=\"0\",finished_reason=\"{reason}\"}}");
+        page.value(&format!("vllm:request_success_total{labels}"))
+    };
+    let prompts = page.value("vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"}");
+    (prompts, ended("stop"), ended("length"))
+}
+
+/// They were counted with a first token only, which some requests never get.
+#[test]
+fn a_prompt_is_counted_once_whether_a_token_comes_or_not() {
+    run(Options::default(), |h| async move {
+        let body = r#"{"prompt":"hi","echo":true,"max_tokens":0}"#;
+        let client = h.post_raw("/v1/completions", body).await;
+        let id = h.submit().await.id;
+        h.delta(id, 0, &[], "", DELTA_LAST);
+        h.finish(id, FinishReason::Length, 0);
+        assert!(harness::Reply::read(client).await.complete);
+        assert_eq!(counted(&h).await, (3.0, 0.0, 1.0));
+
+        // The engine's account overtakes the token.
+        let client = h.post_raw("/v1/completions", r#"{"prompt":"hi","max_tokens":1}"#).await;
+        let id = h.submit().await.id;
+        let slot = h.table.slot(usize::from(id.slot)).unwrap();
+        slot.set_counter(id.generation, Counter::PromptTokens as usize, 3);
+        h.finish(id, FinishReason::Length, 1);
+        h.delta(id, 0, &[1], "a", DELTA_LAST);
+        assert!(harness::Reply::read(client).await.complete);
+        assert_eq!(counted(&h).await, (6.0, 0.0, 2.0));
+
+        // What the engine gave up was not computed.
+        let client = h.post_raw("/v1/completions", r#"{"prompt":"hi","max_tokens":1}"#).await;
+        let id = h.submit().await.id;
+        h.finish(id, FinishReason::Failed(FaultCode::NonFinite), 0);
+        h.delta(id, 0, &[], "", DELTA_LAST);
+        assert_eq!(harness::Reply::read(client).await.status, 500);
+        assert_eq!(counted(&h).await, (6.0, 0.0, 2.0));
+
+        // Ids to text is work for the tokenizer, whatever route asks for it.
+        let client = h.post_raw("/detokenize", r#"{"tokens":[1]}"#).await;
+        let TokenizerRecord::Decode(job) = h.job().await else { panic!("not a decode") };
+        let mut record = Vec::new();
+        Decoded { id: job.id, text: "a".into() }.encode(&mut record);
+        h.take(kind::DECODED, &record);
+        assert_eq!(harness::Reply::read(client).await.status, 200);
+        assert_eq!(counted(&h).await, (6.0, 0.0, 2.0));
+    });
+}
+
+#[test]
+fn texts_that_become_vectors_count_as_in_vllm_and_once_over_a_death() {
+    let pooling = Pooling { kind: PoolingKind::Last, width: 2, normalize: true, shorter: Shorter::None };
+    run(Options { pooling: Some(pooling), ..Options::default() }, |h| async move {
+        let client = h.post_raw("/v1/embeddings", r#"{"input":["a","b"]}"#).await;
+        let give = |id| {
+            let mut record = Vec::new();
+            encode_pooled(&mut record, id, &[3.0, 4.0]);
+            h.take(kind::POOLED, &record);
+            h.finish(id, FinishReason::Length, 0);
+        };
+        let (first, second) = (h.submit().await.id, h.submit().await.id);
+        give(first);
+        h.delta(first, 0, &[], "", DELTA_LAST);
+        // The end of the second one's text is lost, and its vector is made again.
+        give(second);
+        die(&h, DETOKENIZER);
+        return_to_life(&h, DETOKENIZER);
+        let again = h.submit().await.id;
+        give(again);
+        h.delta(again, 0, &[], "", DELTA_LAST);
+        assert_eq!(harness::Reply::read(client).await.status, 200);
+        assert_eq!(counted(&h).await, (6.0, 2.0, 0.0));
     });
 }

@@ -252,7 +252,7 @@ const CLASSES: usize = 5;
 pub struct Metrics {
     responses: [[Counter; CLASSES]; Route::ALL.len()],
     ends: [Counter; EndReason::ALL.len()],
-    generation_ends: [Counter; EndReason::ALL.len()],
+    engine_ends: [Counter; EndReason::ALL.len()],
     /// Prompt tokens of ended requests.
     pub prompt_tokens: Counter,
     /// Generated tokens of ended requests.
@@ -265,7 +265,7 @@ pub struct Metrics {
     pub tokens_asked: Histogram,
     /// Tokens of the longest choice of each prompt.
     pub longest_choices: Histogram,
-    /// Prompt tokens of requests that have their first token.
+    /// Prompt tokens of requests that have their first token, or their end without one.
     pub live_prompt_tokens: Counter,
     /// Generated tokens, counted as they come.
     pub live_generated_tokens: Counter,
@@ -310,7 +310,7 @@ impl Default for Metrics {
         Metrics {
             responses: std::array::from_fn(|_| Default::default()),
             ends: Default::default(),
-            generation_ends: Default::default(),
+            engine_ends: Default::default(),
             prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             cached_tokens: Counter::default(),
@@ -349,19 +349,19 @@ impl Metrics {
         }
     }
 
-    /// Counts the end of an accepted request on `route`.
-    pub fn end(&self, route: Route, reason: EndReason) {
+    /// Counts the end of an accepted request.
+    pub fn end(&self, reason: EndReason, reaches_engine: bool) {
         if let Some(counter) = self.ends.get(reason as usize) {
             counter.add(1);
         }
-        if let Some(counter) = self.generation_ends.get(reason as usize).filter(|_| route.generates()) {
+        if let Some(counter) = self.engine_ends.get(reason as usize).filter(|_| reaches_engine) {
             counter.add(1);
         }
     }
 
-    /// Generations that ended for one of `reasons`.
-    pub fn generations(&self, reasons: &[EndReason]) -> u64 {
-        reasons.iter().filter_map(|reason| self.generation_ends.get(*reason as usize)).map(Counter::get).sum()
+    /// Requests for the engine that ended for one of `reasons`: generations, and texts that become vectors.
+    pub fn engine_requests(&self, reasons: &[EndReason]) -> u64 {
+        reasons.iter().filter_map(|reason| self.engine_ends.get(*reason as usize)).map(Counter::get).sum()
     }
 
     /// Responses by route and class (1 to 5).
@@ -440,14 +440,14 @@ mod tests {
         }
         let metrics = Metrics::default();
         metrics.response(Route::Chat, 429);
-        metrics.end(Route::Chat, EndReason::Length);
-        metrics.end(Route::Tokenize, EndReason::Answered);
+        metrics.end(EndReason::Length, true);
+        metrics.end(EndReason::Answered, false);
         assert!(metrics.responses().all(|(r, class, n)| (n == 1) == (r == Route::Chat && class == 4)));
         assert!(
             metrics
                 .ends()
                 .all(|(reason, n)| (n == 1) == matches!(reason, EndReason::Length | EndReason::Answered))
         );
-        assert_eq!(metrics.generations(&EndReason::ALL), 1);
+        assert_eq!(metrics.engine_requests(&EndReason::ALL), 1);
     }
 }

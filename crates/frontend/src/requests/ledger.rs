@@ -28,7 +28,9 @@ pub use entry::EntryState;
 use entry::{Entry, Place};
 use pinion_config::Lifecycle;
 use pinion_os::clock::Clock;
-use pinion_protocol::frontend_inbox::{Decoded, Delta, Encoded, Finished, Pooled, Reject, deltas, kind};
+use pinion_protocol::frontend_inbox::{
+    Decoded, Delta, Encoded, FinishReason, Finished, Pooled, Reject, deltas, kind,
+};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
@@ -281,6 +283,9 @@ impl Ledger {
             kind::FINISHED => {
                 let finished = Finished::decode(payload)?;
                 self.entries.finished(finished.id, now_ns);
+                if matches!(finished.reason, FinishReason::Stop | FinishReason::Length) {
+                    self.count_prompt(finished.id, finished.prompt_tokens);
+                }
                 self.with(finished.id, |request| request.finish(&finished))
             }
             kind::POOLED => {
@@ -328,7 +333,16 @@ impl Ledger {
             let first_ns = now_ns.saturating_sub(received_ns);
             entry.request.borrow_mut().timeline.first_ns = Some(first_ns);
             metrics.first_token.observe_ns(first_ns);
-            metrics.live_prompt_tokens.add(u64::from(self.setup.counted(id, Counter::PromptTokens)));
+            self.count_prompt(id, self.setup.counted(id, Counter::PromptTokens));
+        }
+    }
+
+    /// Counts the prompt of a request that has its first token, or its end: not each request has a token. Only the
+    /// first time counts; after a death a request may have both again.
+    fn count_prompt(&mut self, id: RequestId, prompt_tokens: u32) {
+        let Some(entry) = self.entries.open(id) else { return };
+        if !std::mem::replace(&mut entry.is_prompt_counted, true) {
+            self.metrics.live_prompt_tokens.add(u64::from(prompt_tokens));
         }
     }
 

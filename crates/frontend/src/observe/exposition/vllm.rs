@@ -150,14 +150,15 @@ fn histogram(
     series.histogram(&[&view.constants.model, &0], of(view.metrics));
 }
 
-/// vLLM's reasons; what ended before it began (refused, overload) is not a finished request there.
+/// vLLM's reasons; what ended before it began (refused, overload) is not a finished request there. A text
+/// that became a vector has stopped.
 fn finished(view: &View<'_>, series: &mut Series<'_>) {
     for (name, reasons) in [
-        ("stop", &[EndReason::Stop][..]),
+        ("stop", &[EndReason::Stop, EndReason::Answered][..]),
         ("length", &[EndReason::Length]),
         ("abort", &[EndReason::Disconnected, EndReason::SlowReader, EndReason::Withdrawn]),
         ("error", &[EndReason::Engine, EndReason::Internal]),
     ] {
-        series.put(&[&view.constants.model, &0, &name], view.metrics.generations(reasons));
+        series.put(&[&view.constants.model, &0, &name], view.metrics.engine_requests(reasons));
     }
 }

@@ -28,6 +28,7 @@ pub(super) struct Entry {
     pub(super) client_done: bool,
     /// When the latest token came.
     pub(super) token_ns: Option<u64>,
+    pub(super) is_prompt_counted: bool,
     pub(super) recovery: Recovery,
     /// Changed by [`Entries`](super::entries::Entries) alone, as `id` is.
     pub(super) place: Place,
@@ -90,6 +91,7 @@ impl Entry {
             received_ns,
             client_done: false,
             token_ns: None,
+            is_prompt_counted: false,
             recovery: Recovery::new(job),
             place: Place::Parked { opened: false },
         }

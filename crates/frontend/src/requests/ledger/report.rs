@@ -36,7 +36,7 @@ impl Reports {
         let stamped = |stage: Stage| stamps.of(stage);
         let end = known.is_written.then_some(timeline.total_ns);
         let generated_tokens = request.token_count();
-        self.metrics.end(request.facts.route, reason);
+        self.metrics.end(reason, request.facts.reaches_engine);
         self.metrics.prompt_tokens.add(u64::from(prompt_tokens));
         self.metrics.cached_tokens.add(u64::from(request.cached_tokens()));
         self.metrics.generated_tokens.add(u64::from(generated_tokens));
