@@ -392,13 +392,16 @@ fn stop_strings_models_and_stream_options() {
 
 #[test]
 fn tokenize_and_detokenize_take_their_fields() {
-    let tokenize = |text: &str| admit_tokenize(text.as_bytes(), &limits()).map_err(|f| f.param);
+    let tokenize = |text: &str| {
+        admit_tokenize(text.as_bytes(), &limits()).map(|(prompt, _)| prompt).map_err(|f| f.param)
+    };
     assert_eq!(tokenize(r#"{"prompt":"a"}"#), Ok(Prompt::Text("a".into())));
     assert!(matches!(tokenize(r#"{"messages":[{"role":"user","content":"a"}]}"#), Ok(Prompt::Chat(_))));
     for bad in ["{}", r#"{"prompt":[1]}"#, r#"{"prompt":"a","messages":[]}"#, r#"{"messages":[]}"#] {
         assert!(tokenize(bad).unwrap_err().is_some(), "{bad}");
     }
-    let detokenize = |text: &str| admit_detokenize(text.as_bytes(), &limits()).map_err(|f| f.param);
+    let detokenize =
+        |text: &str| admit_detokenize(text.as_bytes(), &limits()).map(|(ids, _)| ids).map_err(|f| f.param);
     assert_eq!(detokenize(r#"{"tokens":[1,2]}"#), Ok(vec![1, 2]));
     for bad in ["{}", r#"{"tokens":[100]}"#, r#"{"tokens":"a"}"#, r#"{"tokens":[-1]}"#] {
         assert_eq!(detokenize(bad), Err(Some("tokens".to_owned())), "{bad}");

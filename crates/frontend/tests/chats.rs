@@ -18,7 +18,7 @@ fn crosses(body: &Value) -> Result<String, String> {
     let param = |fault: pinion_protocol::Fault| fault.param.unwrap_or_default();
     let chat =
         admit(Api::Chat, text.as_bytes(), &limits(), 1).map(|admitted| admitted.prompts).map_err(param);
-    let tokenize = admit_tokenize(text.as_bytes(), &limits()).map(|prompt| vec![prompt]).map_err(param);
+    let tokenize = admit_tokenize(text.as_bytes(), &limits()).map(|(prompt, _)| vec![prompt]).map_err(param);
     if chat != Err("messages".to_owned()) {
         assert_eq!(chat, tokenize, "{text}");
     }

@@ -232,11 +232,33 @@ fn strict_fields_suggest_the_field_that_was_meant_on_every_api() {
                 "stop_sequences",
             ),
             ("/v1/responses", r#"{"input":"x","max_output_token":3}"#, "max_output_tokens"),
+            ("/tokenize", r#"{"prompt":"x","add_special_token":false}"#, "add_special_tokens"),
+            ("/detokenize", r#"{"tokens":[1],"modell":"tiny"}"#, "model"),
         ] {
             let reply = h.post(path, body).await;
             let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
             assert_eq!(reply.status, 400, "{path}: {message}");
             assert!(message.ends_with(&format!("; did you mean {meant}?")), "{path}: {message}");
         }
+    });
+}
+
+#[test]
+fn a_tokenizer_s_routes_name_what_they_ignore() {
+    run(Options::default(), |h| async move {
+        let (reply, _) = tokio::join!(
+            h.post("/tokenize", r#"{"prompt":"x","return_token_strs":true}"#),
+            encode(&h, &[4, 5])
+        );
+        assert_eq!((reply.status, &reply.json()["count"]), (200, &json!(2)));
+        assert!(reply.head.contains("x-pinion-ignored-fields: return_token_strs"), "{}", reply.head);
+        let (reply, ()) = tokio::join!(h.post("/detokenize", r#"{"tokens":[4],"skip":1}"#), async {
+            let TokenizerRecord::Decode(job) = h.job().await else { panic!("not a decode") };
+            let mut record = Vec::new();
+            Decoded { id: job.id, text: "x".into() }.encode(&mut record);
+            h.take(kind::DECODED, &record);
+        });
+        assert_eq!((reply.status, reply.json()), (200, json!({"prompt": "x"})));
+        assert!(reply.head.contains("x-pinion-ignored-fields: skip"), "{}", reply.head);
     });
 }

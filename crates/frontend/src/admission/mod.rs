@@ -2,8 +2,8 @@
 //!
 //! Every generation route passes `admit_fields`; no route checks a parameter by itself, so a limit cannot be missing
 //! from one of them. What needs the tokenizer (does the prompt fit the context?) is the tokenizer's to check.
-//! The shapes of prompts and stop strings are in `prompts`, those of chats in `chat`, the sampling parameters in
-//! `sampling`, grammars in `grammar`.
+//! The bodies of routes that a tokenizer answers by itself are in `tokens`. The shapes of prompts and stop strings are
+//! in `prompts`, those of chats in `chat`, the sampling parameters in `sampling`, grammars in `grammar`.
 
 mod answer_or_call;
 mod chat;
@@ -16,6 +16,7 @@ mod prompts;
 pub mod reasoning;
 mod sampling;
 mod schemas;
+mod tokens;
 pub mod tools;
 pub(crate) mod unknown;
 
@@ -26,6 +27,7 @@ pub use crate::admission::pooled::{
 };
 use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling};
+pub use crate::admission::tokens::{admit_apply_template, admit_count, admit_detokenize, admit_tokenize};
 use crate::admission::tools::{CallPlan, CallReading, Tools, tools};
 use crate::admission::unknown::{field_names, in_its_words, leftovers, members_of, synonyms};
 use pinion_api::Translated;
@@ -385,52 +387,6 @@ fn choices(api: Api, fields: &mut Fields, prompt_count: usize) -> Result<(u32, O
         return Err(Fault::field(name, message));
     }
     Ok((best_of as u32, (best_of > n).then_some(n as u32)))
-}
-
-/// Admits a `/tokenize` request.
-pub fn admit_tokenize(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
-    let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, limits)?;
-    match (fields.take("prompt"), fields.has("messages")) {
-        (Some(Value::String(text)), false) => {
-            let framed = prompts::framed(&mut fields, vec![Prompt::Text(text)])?;
-            framed.into_iter().next().ok_or_else(|| Fault::field("prompt", "prompt is required"))
-        }
-        (Some(other), false) => Err(crate::admission::json::wrong_type("prompt", "a string", &other)),
-        (None, true) => {
-            tools(&mut fields, CallReading::AsText).and_then(|tools| chat::prompt(&mut fields, tools.offered))
-        }
-        (Some(_), true) => Err(Fault::field("messages", "give either prompt or messages, not both")),
-        (None, false) => Err(Fault::field("prompt", "prompt or messages is required")),
-    }
-}
-
-/// Admits a body of `/apply-template`: the chat to render. What does not make the prompt is left alone, so that the
-/// body of a chat passes as it is.
-pub fn admit_apply_template(body: &[u8], limits: &Limits) -> Result<String, Fault> {
-    let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, limits)?;
-    let offered = tools(&mut fields, CallReading::AsText)?.offered;
-    chat::text(&mut fields, offered)
-}
-
-/// Admits a body of `/v1/messages/count_tokens`: the prompt to count.
-pub fn admit_count(body: &[u8], limits: &Limits) -> Result<Prompt, Fault> {
-    let mut fields = Fields::of(pinion_api::messages::count(Fields::parse(body)?.into_members())?);
-    check_model(&mut fields, limits)?;
-    let offered = tools(&mut fields, CallReading::AsText)?.offered;
-    chat::prompt(&mut fields, offered)
-}
-
-/// Admits a `/detokenize` request.
-pub fn admit_detokenize(body: &[u8], limits: &Limits) -> Result<Vec<u32>, Fault> {
-    let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, limits)?;
-    match fields.take("tokens") {
-        None => Err(Fault::field("tokens", "tokens is required")),
-        Some(Value::Array(items)) => prompts::ids("tokens", &items, limits),
-        Some(other) => Err(crate::admission::json::wrong_type("tokens", "an array of token ids", &other)),
-    }
 }
 
 /// Whether `name` is served here; also the check of `GET /v1/models/{id}`.

@@ -4,13 +4,14 @@ use crate::admission::{admit_apply_template, admit_count, admit_detokenize, admi
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
-use crate::http::generate::{origin, outcome, unexpected};
+use crate::http::generate::{ignored, origin, outcome, unexpected};
 use crate::http::intake::{read, read_body};
 use crate::http::routes::{Arrival, whole};
 use crate::requests::outgoing::Job;
 use crate::requests::request::{Form, Outcome};
 use crate::requests::ticket::Ticket;
 use hyper::body::Incoming;
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use serde_json::json as value;
 use std::rc::Rc;
@@ -22,11 +23,12 @@ pub(crate) async fn tokenize(
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
-    let prompt = read(app, body, admit_tokenize).await?;
+    let (prompt, unknown) = read(app, body, admit_tokenize).await?;
+    let ignored = ignored(app, &unknown);
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
     let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
     let answer = value!({"tokens": ids, "count": ids.len(), "max_model_len": app.limits.max_model_len});
-    Ok(answered(ticket, answer.to_string()))
+    Ok(naming(ignored, answered(ticket, answer.to_string())))
 }
 
 /// `POST /detokenize`.
@@ -36,10 +38,11 @@ pub(crate) async fn detokenize(
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
-    let ids = read(app, body, admit_detokenize).await?;
+    let (ids, unknown) = read(app, body, admit_detokenize).await?;
+    let ignored = ignored(app, &unknown);
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Decode(ids), Form::Whole)?;
     let Outcome::Decoded(text) = outcome(&ticket).await? else { return Err(unexpected()) };
-    Ok(answered(ticket, value!({"prompt": text}).to_string()))
+    Ok(naming(ignored, answered(ticket, value!({"prompt": text}).to_string())))
 }
 
 /// `POST /apply-template`.
@@ -66,6 +69,15 @@ pub(crate) async fn count(
     let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
     let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
     Ok(answered(ticket, value!({"input_tokens": ids.len()}).to_string()))
+}
+
+/// The response with the field that names what was ignored.
+fn naming(
+    ignored: Option<(HeaderName, HeaderValue)>,
+    mut response: Response<AnswerBody>,
+) -> Response<AnswerBody> {
+    response.headers_mut().extend(ignored);
+    response
 }
 
 fn answered(ticket: Ticket, body: String) -> Response<AnswerBody> {
