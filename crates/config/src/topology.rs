@@ -25,7 +25,7 @@ const RECORD_HEAD_BYTES: usize = 16;
 /// Smallest ring: one page.
 const RING_BYTES_MIN: usize = 4096;
 /// Bytes before the variable part of a submit, an admit, an open or a reject; none has a larger head.
-const FIXED_PART_BYTES: usize = 96;
+const FIXED_PART_BYTES: usize = 120;
 /// Steps that a detokenizer may lag behind its engine, and a frontend behind its detokenizer, before the
 /// writer's backlog begins.
 const LAG_STEPS: usize = 256;

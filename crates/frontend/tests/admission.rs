@@ -453,6 +453,7 @@ proptest! {
                 sampling: admitted.sampling,
                 prompt: admitted.prompts[0].clone(),
                 truncation: admitted.truncation,
+                asked_unix_s: 0,
                 resume: Vec::new(),
             };
             let mut bytes = Vec::new();

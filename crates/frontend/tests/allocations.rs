@@ -100,6 +100,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         sampling: Box::new(sampling),
         prompt: Prompt::Ids(vec![1]),
         truncation: Truncation::Never,
+        asked_unix_s: 0,
         stop: Vec::new(),
         include_stop: false,
         marks: false,

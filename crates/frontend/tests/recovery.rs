@@ -9,6 +9,7 @@ use harness::deaths::{
     resumed, return_to_life, stamp, text_of,
 };
 use harness::{Options, Reply, run, wait_for};
+use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::names::{Counter, Stage};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
@@ -41,6 +42,25 @@ fn a_stream_goes_on_from_its_last_token() {
             assert_eq!(h.slots_used(), 0);
         });
     }
+}
+
+/// A template that writes the date gives the same prompt again.
+#[test]
+fn a_request_that_goes_on_keeps_the_time_at_which_it_was_asked_for() {
+    run(Options::default(), |h| async move {
+        let before_s = clock::unix_s();
+        let (stream, first) = begin(&h, STREAM).await;
+        assert!((before_s..=clock::unix_s()).contains(&first.asked_unix_s), "{}", first.asked_unix_s);
+        h.delta(first.id, 0, &[11], "one", 0);
+        die(&h, ENGINE);
+        tokio::time::sleep(Duration::from_millis(1001)).await;
+        return_to_life(&h, ENGINE);
+        let (_, second) = resumed(&h).await;
+        assert_eq!(second.asked_unix_s, first.asked_unix_s);
+        h.delta(second.id, 1, &[12], "two", DELTA_LAST);
+        h.finish(second.id, FinishReason::Length, 2);
+        assert_eq!(text_of(&Reply::read(stream).await), "onetwo");
+    });
 }
 
 /// The answer counts what the first engine found; the second one finds less, or more.

@@ -112,6 +112,8 @@ pub struct Submit {
     pub prompt: Prompt,
     /// How much of it is used.
     pub truncation: Truncation,
+    /// When it was asked for, in seconds since 1970: the time that a chat's template reads, also after a restart.
+    pub asked_unix_s: u64,
     /// Tokens already generated before a restart, to be continued from; normally empty.
     pub resume: Vec<u32>,
 }
@@ -169,9 +171,11 @@ const KEEPS_FIRST_FITTING: u16 = 4;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Header {
+pub(crate) struct Header {
     id: RequestId,
     claim: Claim,
+    /// Of a submission: see [`Submit::asked_unix_s`].
+    asked_unix_s: u64,
     /// Its lists follow this header.
     sampling: SamplingRecord,
     form: u16,
@@ -190,10 +194,11 @@ pub fn encode_submit(
     of: (RequestId, Claim),
     sampling: &Sampling,
     (prompt, truncation): (&Prompt, Truncation),
+    asked_unix_s: u64,
     resume: &[u32],
 ) {
     out.clear();
-    put_request(out, of, sampling, (prompt, truncation), resume);
+    put_request(out, of, sampling, (prompt, truncation), asked_unix_s, resume);
 }
 
 fn put_request(
@@ -201,6 +206,7 @@ fn put_request(
     (id, claim): (RequestId, Claim),
     sampling: &Sampling,
     (prompt, truncation): (&Prompt, Truncation),
+    asked_unix_s: u64,
     resume: &[u32],
 ) {
     let (form, prompt_len) = match prompt {
@@ -213,6 +219,7 @@ fn put_request(
     let header = Header {
         id,
         claim,
+        asked_unix_s,
         sampling: sampling.into(),
         form,
         keeps,
@@ -235,14 +242,14 @@ impl Submit {
     /// Replaces `out` by the record's payload; its kind is [`kind::SUBMIT`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         let prompt = (&self.prompt, self.truncation);
-        encode_submit(out, (self.id, self.claim), &self.sampling, prompt, &self.resume);
+        encode_submit(out, (self.id, self.claim), &self.sampling, prompt, self.asked_unix_s, &self.resume);
     }
 }
 
 /// Replaces `out` by the payload of an [`Encode`] of these parts.
 pub fn encode_encode(out: &mut Vec<u8>, id: RequestId, prompt: &Prompt) {
     out.clear();
-    put_request(out, (id, Claim::default()), &Sampling::default(), (prompt, Truncation::Never), &[]);
+    put_request(out, (id, Claim::default()), &Sampling::default(), (prompt, Truncation::Never), 0, &[]);
 }
 
 impl Encode {
@@ -297,8 +304,9 @@ impl TokenizerRecord {
                 }
                 let claim = header.claim.checked()?;
                 let truncation = Truncation::of_words(header.keeps, header.kept)?;
-                let id = header.id;
-                Ok(TokenizerRecord::Submit(Submit { id, claim, sampling, prompt, truncation, resume }))
+                let Header { id, asked_unix_s, .. } = header;
+                let submit = Submit { id, claim, sampling, prompt, truncation, asked_unix_s, resume };
+                Ok(TokenizerRecord::Submit(submit))
             }
             kind::DECODE => {
                 let id: RequestId = cursor.take("decode header")?;
@@ -364,7 +372,8 @@ mod tests {
                 ..Sampling::default()
             };
             let claim = Claim { tenant: 1 << 40, priority: -3, weight: 7 };
-            let submit = Submit { id, claim, sampling, prompt, truncation, resume: vec![9, 8] };
+            let (asked_unix_s, resume) = (1 << 33, vec![9, 8]);
+            let submit = Submit { id, claim, sampling, prompt, truncation, asked_unix_s, resume };
             let mut bytes = Vec::new();
             submit.encode(&mut bytes);
             assert_eq!(TokenizerRecord::decode(kind::SUBMIT, &bytes), Ok(TokenizerRecord::Submit(submit)));

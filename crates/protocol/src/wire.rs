@@ -58,9 +58,10 @@ pub(crate) fn put_ids(out: &mut Vec<u8>, ids: &[u32]) {
 /// FNV-1a over the names and sizes of everything that crosses shared memory. Two builds whose hashes
 /// differ must not talk: attach refuses.
 pub const fn layout_hash() -> u64 {
-    const PARTS: [usize; 12] = [
+    const PARTS: [usize; 13] = [
         size_of::<crate::RequestId>(),
         size_of::<crate::sampling::SamplingRecord>(),
+        size_of::<crate::tokenizer_inbox::Header>(),
         size_of::<crate::detokenizer_inbox::TokenEvent>(),
         size_of::<crate::detokenizer_inbox::StepHeader>(),
         size_of::<crate::scores::LogprobEntry>(),

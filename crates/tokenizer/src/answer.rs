@@ -78,11 +78,12 @@ impl Tokenizer {
         Tokenizer { grammars: RefCell::new(Checker::start(words)), ..self }
     }
 
-    /// The one answer to a record. The time, in seconds since 1970, is for chat templates that write the date.
+    /// The one answer to a record. The time, in seconds since 1970, is for chat templates that write the date; a
+    /// submission brings its own, so that a chat which goes on after a death has the prompt that it began with.
     pub fn answer(&self, record: TokenizerRecord, unix_seconds: i64) -> Answer {
         let id = request_id(&record);
         let answer = match record {
-            TokenizerRecord::Submit(submit) => self.admit(submit, unix_seconds).map(Answer::Admit),
+            TokenizerRecord::Submit(submit) => self.admit(submit).map(Answer::Admit),
             TokenizerRecord::Encode(encode) => self.encoded(encode, unix_seconds).map(Answer::Encoded),
             TokenizerRecord::Decode(decode) => self.decoded(decode).map(Answer::Decoded),
             TokenizerRecord::Render(render) => self.rendered(render, unix_seconds).map(Answer::Decoded),
@@ -90,7 +91,7 @@ impl Tokenizer {
         answer.unwrap_or_else(|fault| Answer::Reject(Reject { id, fault }))
     }
 
-    fn admit(&self, submit: Submit, unix_seconds: i64) -> Result<Admit, Fault> {
+    fn admit(&self, submit: Submit) -> Result<Admit, Fault> {
         let (param, is_framed) = (param_of(&submit.prompt), matches!(submit.prompt, Prompt::Text(_)));
         let mut sampling = submit.sampling;
         // No prompt can be longer than this and leave room for one token, if one is wanted.
@@ -99,7 +100,8 @@ impl Tokenizer {
         if let Some(grammar) = sampling.grammar.take() {
             sampling.grammar = Some(words::encoded(&self.codec, grammar)?);
         }
-        let (mut ids, begins) = self.prompt_ids(submit.prompt, prompt_max, unix_seconds)?;
+        let asked_unix_s = i64::try_from(submit.asked_unix_s).unwrap_or(i64::MAX);
+        let (mut ids, begins) = self.prompt_ids(submit.prompt, prompt_max, asked_unix_s)?;
         if sampling.reasoning != Reasoning::None {
             sampling.reasoning = begins;
         }

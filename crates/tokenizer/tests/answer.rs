@@ -14,6 +14,8 @@ const CLAIM: Claim = Claim { tenant: 5, priority: -1, weight: 2 };
 const ID: RequestId = RequestId { frontend: 0, slot: 3, generation: 9 };
 /// 2024-08-01, noon.
 const NOW: i64 = 1_722_513_600;
+/// The same, as a submission has it.
+const ASKED: u64 = NOW as u64;
 const LIMITS: Limits =
     Limits { max_model_len: 64, vocab_size: 257, max_new_tokens: None, answer_bytes_max: 512 };
 
@@ -43,6 +45,7 @@ fn submit(prompt: Prompt, max_tokens: Option<u32>, resume: &[u32]) -> TokenizerR
         sampling,
         prompt,
         truncation: Truncation::Never,
+        asked_unix_s: ASKED,
         resume: resume.to_vec(),
     })
 }
@@ -91,8 +94,9 @@ fn what_fits_is_admitted_with_its_room() {
 fn a_prompt_is_truncated_from_its_beginning_or_its_end() {
     let with = |prompt: Prompt, truncation, max_tokens| {
         let sampling = Sampling { max_tokens, ..Sampling::default() };
-        let resume = Vec::new();
-        TokenizerRecord::Submit(Submit { id: ID, claim: CLAIM, sampling, prompt, truncation, resume })
+        let (asked_unix_s, resume) = (ASKED, Vec::new());
+        let submit = Submit { id: ID, claim: CLAIM, sampling, prompt, truncation, asked_unix_s, resume };
+        TokenizerRecord::Submit(submit)
     };
     let long = "abcdefgh".repeat(16);
     let tail = |count: usize| bytes_of(&long)[long.len() - count..].to_vec();
@@ -135,6 +139,7 @@ fn min_tokens_must_fit_the_room() {
             sampling,
             prompt: text("ab"),
             truncation: Truncation::Never,
+            asked_unix_s: ASKED,
             resume: Vec::new(),
         })
     };
@@ -164,6 +169,7 @@ fn the_grammar_of_a_text_that_goes_on_is_not_judged_again() {
             sampling,
             prompt: text("ab"),
             truncation: Truncation::Never,
+            asked_unix_s: ASKED,
             resume: resume.to_vec(),
         })
     };
@@ -233,6 +239,23 @@ fn chat(name: &str, template: &str) -> ChatRenderer {
     let chat = ChatRenderer::load(&folder);
     std::fs::remove_dir_all(&folder).unwrap();
     chat.unwrap()
+}
+
+/// A chat that goes on after a death is rendered again: past midnight it had another prompt.
+#[test]
+fn a_submission_is_rendered_with_the_time_at_which_it_was_asked_for() {
+    let template = "{% for m in messages %}{{ strftime_now('%d %b %Y') }}: {{ m.content }}{% endfor %}";
+    let tokenizer = tokenizer_with(chat("asked", template), LIMITS);
+    let prompt = || messages(r#"[{"role": "user", "content": "a"}]"#);
+    for (now, resume) in [(NOW, &[][..]), (NOW + 86_400, &[7])] {
+        let Answer::Admit(admit) = tokenizer.answer(submit(prompt(), Some(4), resume), now) else {
+            panic!("not admitted");
+        };
+        assert_eq!(admit.ids, [&bytes_of("01 Aug 2024: a"), resume].concat());
+    }
+    let encode = TokenizerRecord::Encode(Encode { id: ID, prompt: prompt() });
+    let Answer::Encoded(encoded) = tokenizer.answer(encode, NOW + 86_400) else { panic!("not encoded") };
+    assert_eq!(encoded.ids, bytes_of("02 Aug 2024: a"));
 }
 
 #[test]
@@ -389,6 +412,7 @@ fn the_engine_and_the_frontend_are_told_how_an_answer_begins() {
             sampling,
             prompt,
             truncation: Truncation::Never,
+            asked_unix_s: ASKED,
             resume: Vec::new(),
         });
         let Answer::Admit(admit) = tokenizer.answer(record, NOW) else { panic!("not admitted") };

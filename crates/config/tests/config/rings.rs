@@ -80,6 +80,7 @@ fn check_largest(config: &Config) -> Result<(), String> {
             sampling: sampling.clone(),
             prompt,
             truncation: Truncation::Never,
+            asked_unix_s: 0,
             resume: resume.clone(),
         }
         .encode(&mut bytes);

@@ -233,7 +233,7 @@ pub(crate) fn begin(
         app.ledger.borrow().check_room(count)?;
     }
     arrival.trace.iter().for_each(|trace| trace.asks(&sampling, choices_per_prompt));
-    let mut tickets = Vec::with_capacity(count);
+    let (asked_unix_s, mut tickets) = (clock::unix_s(), Vec::with_capacity(count));
     app.metrics.choices_asked.observe_many(f64::from(choices_per_prompt), prompts.len() as u64);
     if let Some(max_tokens) = sampling.max_tokens {
         app.metrics.tokens_asked.observe_many(f64::from(max_tokens), count as u64);
@@ -244,8 +244,17 @@ pub(crate) fn begin(
             let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
             let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
             let stop = stop.clone();
-            let job =
-                Job::Generate { claim, sampling, prompt, truncation, stop, include_stop, marks, special };
+            let job = Job::Generate {
+                claim,
+                sampling,
+                prompt,
+                truncation,
+                asked_unix_s,
+                stop,
+                include_stop,
+                marks,
+                special,
+            };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
             let trace = arrival.trace.as_ref().map(|trace| TracedSequence::new(trace, index));
             let origin = Origin { timings, siblings: Some(siblings.clone()), trace, ..origin(arrival) };

@@ -16,6 +16,7 @@ use crate::requests::outgoing::Job;
 use crate::requests::request::{Form, Outcome};
 use crate::requests::shared_line::SharedLine;
 use crate::requests::ticket::Ticket;
+use pinion_os::clock;
 use pinion_protocol::limits::CHOICES_MAX;
 use pinion_protocol::names::Stage;
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
@@ -125,6 +126,7 @@ impl<'a> Window<'a> {
                 sampling: self.sampling.clone(),
                 prompt: prompt.clone(),
                 truncation: self.truncation,
+                asked_unix_s: clock::unix_s(),
                 stop: Vec::new(),
                 include_stop: false,
                 marks: false,

@@ -38,6 +38,8 @@ pub enum Job {
         prompt: Prompt,
         /// How much of it is used.
         truncation: Truncation,
+        /// When it was asked for, in seconds since 1970.
+        asked_unix_s: u64,
         /// Strings that end the text.
         stop: Vec<String>,
         /// Whether what ended the text is part of it.
@@ -188,9 +190,9 @@ impl Outgoing {
         let to = Peer::new(Role::Tokenizer, way.tokenizer);
         self.check_room(to, job.bytes_min() + size_of_val(resume))?;
         let record_kind = match job {
-            Job::Generate { claim, sampling, prompt, truncation, .. } => {
-                let prompt = (prompt, *truncation);
-                encode_submit(&mut self.scratch, (id, *claim), sampling, prompt, resume);
+            Job::Generate { claim, sampling, prompt, truncation, asked_unix_s, .. } => {
+                let (of, prompt) = ((id, *claim), (prompt, *truncation));
+                encode_submit(&mut self.scratch, of, sampling, prompt, *asked_unix_s, resume);
                 tokenizer_inbox::kind::SUBMIT
             }
             Job::Encode(prompt) => {
