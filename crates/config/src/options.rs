@@ -78,7 +78,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
         preset: WorkedOut("64 bytes per token of max-model-len, between 512 KiB and 4 MiB; 4 MiB if the model pools"),
         help: "Largest request body; a larger one gets 413." },
     Opt { name: "stream-buffer-bytes-max", group: Http, kind: Bytes { min: 4 * KIB, max: 64 * MIB }, preset: Is("256KiB"),
-        help: "Bytes that may wait for one slow reader; past it the request is cancelled." },
+        help: "Bytes of text and logprobs that may wait for one slow reader; past it the request is cancelled." },
     Opt { name: "header-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("10s"),
         help: "A request's head must be complete in this time." },
     Opt { name: "body-timeout", group: Http, kind: Duration { min_ms: 1, max_ms: HOUR }, preset: Is("30s"),

@@ -132,6 +132,10 @@ pub const TRACE_STATE_MEMBERS_MAX: usize = 32;
 pub const RECORDS_PER_TURN_MAX: usize = 256;
 /// First size of a stream's output buffer; it holds some twenty chunks.
 pub const STREAM_BUFFER_BYTES: usize = 4 << 10;
+/// What a piece of text counts at least towards the bound on what a client leaves unread: its frame is some ten times
+/// as large. One turn of the loop brings a stream some [`RECORDS_PER_TURN_MAX`] pieces at most, and the lowest bound
+/// holds as many.
+pub const UNREAD_BYTES_MIN: usize = 16;
 /// Bytes of scores that may wait for their answer or chunk.
 pub const SCORES_BYTES_MAX: usize = 32 << 20;
 /// First capacity of a request's list of ids; a longer list grows by doubling.

@@ -162,6 +162,26 @@ fn a_stream_read_too_slowly_ends_with_an_error_event() {
     });
 }
 
+/// Each has a frame, so memory would grow with them.
+#[test]
+fn tiny_pieces_that_are_not_read_count_as_more_than_their_text() {
+    run(Options { buffer_bytes_max: 4 << 10, ..Options::default() }, |h| async move {
+        let client = h.post_raw("/v1/completions", STREAM).await;
+        let id = h.submit().await.id;
+        h.delta(id, 0, &[1], "a", 0);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        // As many as a turn of the loop takes, while the socket's task does not run.
+        for sequence in 1..=256 {
+            h.delta(id, sequence, &[1], "a", 0);
+        }
+        assert!(!h.cancelled(id), "the client could not read any of it");
+        h.delta(id, 257, &[1], "a", 0);
+        assert!(h.cancelled(id));
+        end_cancelled(&h, id, false);
+        assert!(Reply::read(client).await.events().pop().unwrap().contains("slow_reader"));
+    });
+}
+
 /// Longer than the test runs.
 const NEVER: Duration = Duration::from_secs(3600);
 

@@ -195,6 +195,30 @@ fn a_long_prompt_is_streamed_in_pieces_that_add_up() {
     });
 }
 
+/// It is there before the client can read any of it.
+#[test]
+fn a_prompt_longer_than_the_bound_on_unread_bytes_is_streamed() {
+    run(Options { buffer_bytes_max: 4 << 10, ..Options::default() }, |h| async move {
+        let prompt = "p".repeat(9 << 10);
+        let body = json!({"prompt": prompt, "echo": true, "stream": true, "max_tokens": 2}).to_string();
+        let roles = async {
+            let id = h.submit().await.id;
+            token(&h, id, 0, "a", 0, false);
+            token(&h, id, 1, "b", DELTA_LAST, false);
+            h.finish(id, FinishReason::Length, 2);
+        };
+        let (reply, ()) = tokio::join!(h.post("/v1/completions", &body), roles);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let events = reply.events();
+        let (done, chunks) = events.split_last().unwrap();
+        let text = |chunk: &String| {
+            let chunk: Value = serde_json::from_str(chunk).unwrap();
+            chunk["choices"][0]["text"].as_str().unwrap().to_owned()
+        };
+        assert_eq!((done.as_str(), chunks.iter().map(text).collect::<String>()), ("[DONE]", prompt + "ab"));
+    });
+}
+
 #[test]
 fn prompt_logprobs_stand_in_the_choice_or_beside_it() {
     let expected = json!([

@@ -142,6 +142,28 @@ fn a_stream_is_the_numbered_events_of_its_items() {
     });
 }
 
+/// The request and the texts of items are written several times over, at once: a client cannot have read them by then.
+#[test]
+fn what_a_stream_repeats_is_not_taken_for_unread() {
+    let small = Options { buffer_bytes_max: 4 << 10, reasons: true, ..Options::default() };
+    run(small, |h| async move {
+        let thought = "x".repeat(1500);
+        for extra in [
+            json!({"instructions": "i".repeat(3000)}),
+            json!({"tools": [tool(&"f".repeat(60)), tool("g"), tool("h")], "instructions": "i".repeat(30 << 10)}),
+        ] {
+            let mut asked = extra;
+            asked["stream"] = true.into();
+            let pieces = ["<think>\n", &thought, "\n</think>\n\n", "so"];
+            let (reply, _) = answered(&h, asked, &pieces, NOTHING).await;
+            assert_eq!(reply.status, 200, "{reply:?}");
+            let last = events(&reply).pop().unwrap();
+            assert_eq!(last["type"], "response.completed", "{last}");
+            assert_eq!(last["response"]["output"][0]["content"][0]["text"], json!(thought));
+        }
+    });
+}
+
 #[test]
 fn a_forced_call_and_reasoning_are_items_of_their_own() {
     run(Options { reasons: true, ..Options::default() }, |h| async move {

@@ -85,7 +85,7 @@ pub struct Facts {
     pub tokenizer: u16,
     /// More ids than this cannot come.
     pub ids_max: usize,
-    /// More unread bytes than this end the stream.
+    /// More unread bytes than this end the stream; see `count_unread`.
     pub buffer_bytes_max: usize,
 }
 
@@ -97,6 +97,8 @@ pub struct Request {
     pub timeline: Timeline,
     form: Form,
     out: BytesMut,
+    /// What came for a stream since its client last took all of `out`.
+    unread_bytes: usize,
     ids: Vec<u32>,
     /// What the answer shows of its prompt.
     prompt: Option<PromptPart>,
@@ -142,6 +144,7 @@ impl Request {
             timeline: Timeline::default(),
             form,
             out: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
+            unread_bytes: 0,
             prompt,
             held: String::new(),
             scores: Vec::new(),
@@ -259,7 +262,8 @@ impl Request {
         let header = &delta.header;
         if header.flags & DELTA_PROMPT != 0 {
             self.prompt.iter_mut().for_each(|prompt| prompt.take(delta));
-            return self.say_prompt(false);
+            self.say_prompt(false)?;
+            return self.count_unread(delta);
         }
         if header.token_count > 0 {
             self.say_prompt(true)?;
@@ -277,7 +281,7 @@ impl Request {
         } else if !delta.text.is_empty() {
             self.say_text(delta.text, is_mark);
         }
-        self.check_unread()
+        self.count_unread(delta)
     }
 
     /// Takes the engine's account.

@@ -3,7 +3,7 @@
 use super::{Form, Next, Request};
 use crate::answers::openai::{Additions, Ending, Event, Shape, Usage, echoed, logprobs};
 use crate::answers::prompt_part::PromptPart;
-use crate::limits::SCORES_BYTES_MAX;
+use crate::limits::{SCORES_BYTES_MAX, UNREAD_BYTES_MIN};
 use bytes::{Bytes, BytesMut};
 use pinion_api::{AnswerWriter, Said};
 use pinion_protocol::frontend_inbox::Delta;
@@ -14,14 +14,24 @@ use pinion_text::reasoning::Piece;
 use std::task::Context;
 
 impl Request {
-    pub(super) fn check_unread(&self) -> Result<(), Fault> {
-        if self.form.streams() && self.out.len() > self.facts.buffer_bytes_max {
-            return Err(Fault::new(
-                FaultCode::SlowReader,
-                format!("the client left more than {} bytes unread", self.facts.buffer_bytes_max),
-            ));
+    /// Counts what a delta brought until the client has taken everything: text and scores, at least
+    /// [`UNREAD_BYTES_MIN`]. Error: it leaves too much.
+    ///
+    /// What the answer repeats, of its request or of itself, does not count: it is written at once, before the client
+    /// can read any of it. So more than the bound may wait, and at most: the frames of the counted deltas; a few times
+    /// the body, which is bounded; a few times the text, which is bounded by the context.
+    pub(super) fn count_unread(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        if !self.form.streams() || self.out.is_empty() {
+            self.unread_bytes = 0;
+            return Ok(());
         }
-        Ok(())
+        let bytes = delta.text.len() + delta.score_bytes.len();
+        self.unread_bytes += bytes.max(UNREAD_BYTES_MIN);
+        if self.unread_bytes <= self.facts.buffer_bytes_max {
+            return Ok(());
+        }
+        let message = format!("the client left more than {} bytes unread", self.facts.buffer_bytes_max);
+        Err(Fault::new(FaultCode::SlowReader, message))
     }
 
     /// Streams what there is of the prompt: all of it if the `last` piece is due. A whole answer has it in the end.
@@ -43,7 +53,7 @@ impl Request {
         if last {
             self.scored_chars = prompt.close();
         }
-        self.check_unread()
+        Ok(())
     }
 
     /// The text and the scores of the prompt, for a whole answer.
@@ -214,6 +224,7 @@ impl Request {
 
     /// Everything that waits for the client, as one piece.
     pub fn take_output(&mut self) -> Bytes {
+        self.unread_bytes = 0;
         self.out.split().freeze()
     }
 
