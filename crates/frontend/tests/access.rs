@@ -12,10 +12,11 @@ use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::Value;
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const KEY: &str = "sk-correct-horse";
+const KEY_FIELD: &str = "x-api-key: sk-correct-horse";
 
 fn locked() -> Options {
     let mut options = Options::default();
@@ -98,6 +99,32 @@ fn every_route_but_the_public_ones_needs_a_key_whatever_the_method() {
                     }
                 }
             }
+        }
+    });
+}
+
+/// A close with unread bytes is a reset, which can overtake the answer.
+#[test]
+fn a_refused_client_may_send_its_body_late_and_ask_again() {
+    run(locked(), |h| async move {
+        for (line, field, status) in [
+            ("POST /v1/completions", "x-api-key: sk-wrong", 401),
+            ("POST /nowhere", KEY_FIELD, 404),
+            ("PUT /v1/completions", KEY_FIELD, 405),
+        ] {
+            let mut client = h.connect().await;
+            let body = "x".repeat(20 << 10);
+            let length = body.len();
+            let head = format!("{line} HTTP/1.1\r\nhost: x\r\n{field}\r\ncontent-length: {length}\r\n\r\n");
+            client.write_all(head.as_bytes()).await.unwrap();
+            let mut seen = vec![0; 4096];
+            let count = client.read(&mut seen).await.unwrap();
+            assert!(seen.starts_with(format!("HTTP/1.1 {status}").as_bytes()), "{line}: {count} bytes");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            client.write_all(body.as_bytes()).await.unwrap();
+            let again = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            client.write_all(again).await.unwrap();
+            assert_eq!(Reply::read(client).await.status, 200, "{line}: the connection was lost");
         }
     });
 }

@@ -126,13 +126,12 @@ async fn dispatch(
     {
         return Ok(answer);
     }
-    arrival.key = auth::check(route, request.headers(), &app.settings.api_keys)?;
-    if route == Route::Unknown || (route.is_page() && !app.settings.ui) {
-        let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
-        return Err(Refusal::NoRoute(path));
-    }
-    if !route.takes(request.method()) {
-        return Err(Refusal::Method { allow: route.allowed() });
+    match permit(app, route, &request) {
+        Ok(key) => arrival.key = key,
+        Err(refusal) => {
+            intake::discard(request.into_body());
+            return Err(refusal);
+        }
     }
     if let Some(exporter) = app.exporter.as_ref().filter(|_| route.asks_model()) {
         arrival.trace = exporter.begin(route, request.headers(), &arrival.label, arrival.received_ns);
@@ -143,6 +142,19 @@ async fn dispatch(
         return Err(refusal);
     }
     serve(app, arrival, request).await
+}
+
+/// Whether the client may ask this of the route, and with which key.
+fn permit(app: &App, route: Route, request: &Request<Incoming>) -> Result<Option<usize>, Refusal> {
+    let key = auth::check(route, request.headers(), &app.settings.api_keys)?;
+    if route == Route::Unknown || (route.is_page() && !app.settings.ui) {
+        let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
+        return Err(Refusal::NoRoute(path));
+    }
+    if !route.takes(request.method()) {
+        return Err(Refusal::Method { allow: route.allowed() });
+    }
+    Ok(key)
 }
 
 /// Hands the request to its handler.
