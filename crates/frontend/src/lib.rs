@@ -91,6 +91,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
     let exporter = exporter(config, index, &metrics)?;
     Ok(Rc::new(App {
         ledger: Rc::new(RefCell::new(Ledger::new(setup, outlet.clone(), metrics.clone()))),
+        connections: Rc::default(),
         metrics,
         limits: Limits {
             model: config.served_model_name.clone(),

@@ -55,13 +55,46 @@ impl Outlet for SessionOutlet {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drain {
     /// Serving.
     No,
-    /// Waiting for open requests until this time.
+    /// Waiting for open requests, and until the sockets have their answers, until this time.
     Until(u64),
-    /// Open requests were ended with an error; their bytes may leave until this time.
-    Failed(u64),
+    /// The time is over, and requests that were open ended with an error. Bytes may leave until this time.
+    Last { end_ns: u64, cut: bool },
+}
+
+/// What a drain waits for.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    /// Requests wait for their outcome or their client.
+    requests: bool,
+    /// Answers are not all in their sockets. hyper drops an answer's body, and with it the request, when it has its
+    /// last bytes in a buffer.
+    answers: bool,
+}
+
+impl Drain {
+    /// Moves on. If that completes the drain, says whether answers were cut.
+    fn go_on(&mut self, left: Left, now_ns: u64) -> Option<bool> {
+        let cut_before = matches!(self, Drain::Last { cut: true, .. });
+        match *self {
+            Drain::No => None,
+            _ if !left.requests && !left.answers => Some(cut_before),
+            Drain::Until(end_ns) if now_ns >= end_ns => {
+                let end_ns = now_ns.saturating_add(nanos(DRAIN_RESERVE));
+                *self = Drain::Last { end_ns, cut: left.requests };
+                None
+            }
+            Drain::Last { end_ns, .. } if now_ns >= end_ns => Some(true),
+            Drain::Until(_) | Drain::Last { .. } => None,
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What a turn of the loop came to.
@@ -73,9 +106,9 @@ pub enum Turn {
     Idle,
     /// The launcher says stop.
     Stopped,
-    /// No request is left, or the time for them is over.
+    /// No request and no answer is left, or the time for them is over.
     Drained {
-        /// Some were ended with an error.
+        /// Some were ended with an error, or not sent to their end.
         cut: bool,
     },
 }
@@ -141,9 +174,8 @@ impl Reactor {
         self.app.ledger.borrow_mut().resume_parked(now_ns);
         self.session.borrow_mut().links.publish();
         self.tick(now_ns)?;
-        if self.drained(now_ns) {
-            let cut = matches!(self.drain, Drain::Failed(_)) || self.app.ledger.borrow().cut();
-            return Ok(Turn::Drained { cut });
+        if let Some(cut) = self.drained(now_ns) {
+            return Ok(Turn::Drained { cut: cut || self.app.ledger.borrow().cut() });
         }
         Ok(if records == 0 { Turn::Idle } else { Turn::Worked })
     }
@@ -223,31 +255,27 @@ impl Reactor {
         self.app.ledger.borrow_mut().drain();
         self.session.borrow().draining();
         self.closing.send_replace(true);
-        let reserve_ns = u64::try_from(DRAIN_RESERVE.as_nanos()).unwrap_or(u64::MAX);
-        self.drain = Drain::Until(deadline_ns.saturating_sub(reserve_ns));
+        self.drain = Drain::Until(deadline_ns.saturating_sub(nanos(DRAIN_RESERVE)));
         if let Some(exporter) = &self.app.exporter {
-            let reserve_ns = u64::try_from(LAST_SPANS_RESERVE.as_nanos()).unwrap_or(u64::MAX);
-            exporter.leave_by(Some(deadline_ns.saturating_sub(reserve_ns)));
+            exporter.leave_by(Some(deadline_ns.saturating_sub(nanos(LAST_SPANS_RESERVE))));
         }
     }
 
-    /// Moves the drain on; returns whether it is complete.
-    fn drained(&mut self, now_ns: u64) -> bool {
-        match self.drain {
-            Drain::No => false,
-            _ if !self.app.ledger.borrow().any_open() => true,
-            Drain::Until(end_ns) if now_ns >= end_ns => {
-                let fault =
-                    Fault::new(FaultCode::Unavailable, "the service stopped before the answer was complete");
-                self.app.ledger.borrow_mut().fail_all(&fault);
-                self.app.exporter.iter().for_each(|exporter| exporter.leave_by(None));
-                let reserve_ns = u64::try_from(DRAIN_RESERVE.as_nanos()).unwrap_or(u64::MAX);
-                self.drain = Drain::Failed(now_ns.saturating_add(reserve_ns));
-                false
-            }
-            Drain::Until(_) => false,
-            Drain::Failed(end_ns) => now_ns >= end_ns,
+    /// Moves the drain on; if it is complete, says whether it cut answers.
+    fn drained(&mut self, now_ns: u64) -> Option<bool> {
+        let left = Left {
+            requests: self.app.ledger.borrow().any_open(),
+            answers: self.app.connections.any_answers(),
+        };
+        let was_waiting = matches!(self.drain, Drain::Until(_));
+        let complete = self.drain.go_on(left, now_ns);
+        if was_waiting && matches!(self.drain, Drain::Last { .. }) {
+            let fault =
+                Fault::new(FaultCode::Unavailable, "the service stopped before the answer was complete");
+            self.app.ledger.borrow_mut().fail_all(&fault);
+            self.app.exporter.iter().for_each(|exporter| exporter.leave_by(None));
         }
+        complete
     }
 
     fn take_records(&mut self, now_ns: u64) -> usize {
@@ -266,7 +294,7 @@ impl Reactor {
         if now_ns < self.next_tick_ns {
             return Ok(());
         }
-        self.next_tick_ns = now_ns + u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX);
+        self.next_tick_ns = now_ns + nanos(TICK);
         self.app.ledger.borrow_mut().tick(now_ns);
         if self.app.load.borrow().due(now_ns) {
             let counts = load::Counts::of(&self.app.metrics, &self.app.health, now_ns);
@@ -329,4 +357,37 @@ fn take_some(inbox: &mut Inbox, ledger: &Rc<RefCell<Ledger>>, now_ns: u64) -> us
         }
     }
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END_NS: u64 = 1000;
+
+    /// A drain until [`END_NS`] that finds this left at these times; whether it cut answers, once it is complete.
+    fn check(left: &[(u64, (bool, bool))], expected: Option<bool>) {
+        let mut drain = Drain::Until(END_NS);
+        let go_on = |&(now_ns, (requests, answers)): &_| drain.go_on(Left { requests, answers }, now_ns);
+        let complete: Vec<Option<bool>> = left.iter().map(go_on).collect();
+        let (last, before) = complete.split_last().expect("a look at least");
+        assert_eq!((*last, before.iter().all(Option::is_none)), (expected, true), "{left:?}: {complete:?}");
+    }
+
+    #[test]
+    fn a_drain_waits_for_requests_and_for_what_sockets_have_not_taken() {
+        const REQUEST: (bool, bool) = (true, true);
+        const ANSWER: (bool, bool) = (false, true);
+        const NOTHING: (bool, bool) = (false, false);
+        let late = END_NS + nanos(DRAIN_RESERVE);
+        check(&[(0, NOTHING)], Some(false));
+        check(&[(0, REQUEST), (1, ANSWER), (2, NOTHING)], Some(false));
+        check(&[(0, ANSWER), (END_NS - 1, ANSWER)], None);
+        check(&[(END_NS, ANSWER), (END_NS + 1, NOTHING)], Some(false));
+        check(&[(END_NS, ANSWER), (late - 1, ANSWER)], None);
+        check(&[(END_NS, ANSWER), (late, ANSWER)], Some(true));
+        check(&[(END_NS, REQUEST), (END_NS + 1, NOTHING)], Some(true));
+        check(&[(END_NS, (true, false)), (late, (true, false))], Some(true));
+        assert_eq!(Drain::No.go_on(Left { requests: false, answers: false }, late), None);
+    }
 }

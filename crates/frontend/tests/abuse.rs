@@ -214,6 +214,43 @@ fn idle_connections_are_closed() {
     }
 }
 
+/// Its request has ended by then, and a drain waits for the answer all the same. It waits for no idle connection and
+/// for no head.
+#[test]
+fn an_answer_that_is_not_read_yet_is_one_that_a_drain_waits_for() {
+    const PIECES: u32 = 600;
+    run(Options::default(), |h| async move {
+        let answers = || h.app.connections.any_answers();
+        let mut kept = h.connect().await;
+        kept.write_all(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut seen = vec![0; 4096];
+        assert!(kept.read(&mut seen).await.unwrap() > 0);
+        wait_for("the connection to be idle", || (!answers()).then_some(())).await;
+        let (_idle, mut head) = (h.connect().await, h.connect().await);
+        head.write_all(b"GET /live HTT").await.unwrap();
+
+        let mut client = h.connect().await;
+        let keep = post_bytes("/v1/completions", WHOLE).replace("connection: close\r\n", "");
+        client.write_all(keep.as_bytes()).await.unwrap();
+        let id = h.submit().await.id;
+        let piece = "x".repeat(0x4000);
+        for n in 0..PIECES {
+            h.delta(id, n, &[7], &piece, if n + 1 == PIECES { DELTA_LAST } else { 0 });
+        }
+        h.finish(id, FinishReason::Stop, PIECES);
+        wait_for("the slot", || (h.slots_used() == 0).then_some(())).await;
+        h.app.ledger.borrow_mut().drain();
+        h.closing.send_replace(true);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!h.app.ledger.borrow().any_open() && answers(), "most of it is in hyper's buffer");
+        let mut seen = Vec::new();
+        client.read_to_end(&mut seen).await.unwrap();
+        let text = String::from_utf8(seen).unwrap();
+        assert_eq!(text.matches(&piece).count(), PIECES as usize);
+        wait_for("the end of the answer", || (!answers()).then_some(())).await;
+    });
+}
+
 /// hyper is done with an answer when it has the last of it in its buffer. The connection is not idle then.
 #[test]
 fn an_answer_that_is_still_being_read_is_not_cut_by_the_idle_timeout() {

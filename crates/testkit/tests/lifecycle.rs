@@ -155,6 +155,36 @@ fn the_second_signal_and_the_drain_deadline_cut() {
     }
 }
 
+/// Its requests have ended when its last bytes are in a buffer of the frontend, in front of a full socket.
+#[test]
+fn an_answer_that_is_read_late_is_complete_or_counts_as_cut() {
+    const CHOICES: u32 = 128;
+    for (timeout, code) in [("10m", 0), ("500ms", EXIT_DRAIN_CUT)] {
+        let mut server = Server::fake(&["--max-inflight", "128", "--drain-timeout", timeout]);
+        let body =
+            json!({"prompt": "much", "n": CHOICES, "max_tokens": 160, "logprobs": 20, "ignore_eos": true});
+        let mut reader = server.connect();
+        reader.request("POST", "/v1/completions", &[], body.to_string().as_bytes()).expect("it is taken");
+        wait_until("the answer is made and handed over", PATIENCE, || {
+            let made = server.metric("pinion_requests_finished_total") >= f64::from(CHOICES);
+            (made && server.metric("pinion_request_slots_used") == 0.0).then_some(())
+        });
+        let _idle = server.connect();
+        server.signal(Signal::SIGTERM);
+        wait_until("it drains", PATIENCE, || server.stderr_text().contains("draining").then_some(()));
+        if code == 0 {
+            // Much longer than a frontend with nothing to wait for takes to end.
+            std::thread::sleep(Duration::from_secs(1));
+            let answer = reader.response().expect("all of it comes");
+            assert!(answer.body.len() > 5 << 20, "{} bytes may fit into the socket", answer.body.len());
+            assert_eq!(answer.json()["choices"].as_array().map(Vec::len), Some(CHOICES as usize));
+        }
+        assert_eq!(server.wait_exit(PATIENCE).code(), Some(code), "{timeout}");
+        assert!(reader.response().is_err(), "{timeout}: nothing more comes, or not all of it");
+        assert_eq!(server.processes(), [], "{timeout}");
+    }
+}
+
 #[test]
 fn a_role_that_dies_in_the_drain_is_not_waited_for() {
     for name in ["engine-0", "detokenizer-0"] {

@@ -2,6 +2,7 @@
 
 use crate::admission::Limits;
 use crate::http::budget::Budget;
+use crate::http::connections::Connections;
 use crate::http::guard::Guard;
 use crate::http::pages::Documents;
 use crate::observe::health::Health;
@@ -99,6 +100,8 @@ impl Settings {
 pub struct App {
     /// Accepted requests.
     pub ledger: Rc<RefCell<Ledger>>,
+    /// Open connections.
+    pub connections: Rc<Connections>,
     /// What this process counts.
     pub metrics: Rc<Metrics>,
     /// What admission measures against.

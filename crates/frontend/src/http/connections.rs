@@ -70,7 +70,7 @@ impl Bounds {
 
 /// All connections of this process.
 #[derive(Debug, Default)]
-pub(crate) struct Connections {
+pub struct Connections {
     open: Cell<usize>,
     /// How many were open when the descriptors were used up. A connection that leaves frees a low number, so from then
     /// on the number of a new one no longer tells how many are in use.
@@ -81,9 +81,16 @@ pub(crate) struct Connections {
     next: Cell<u64>,
     /// The idle ones in the order in which they became so, each with what tells it to close.
     idle: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    /// Those with an answer that is not all in the socket yet.
+    answering: Cell<usize>,
 }
 
 impl Connections {
+    /// Whether bytes of any answer are not in their socket yet.
+    pub fn any_answers(&self) -> bool {
+        self.answering.get() > 0
+    }
+
     /// For one more on this descriptor.
     pub(crate) fn room(&self, bounds: &Bounds, descriptor: i32) -> Room {
         let (open, descriptor) = (self.open.get(), u64::try_from(descriptor).unwrap_or(u64::MAX));
@@ -128,6 +135,8 @@ impl Connections {
 #[derive(Debug)]
 pub(crate) struct Activity {
     doing: Cell<Doing>,
+    /// An answer has begun, and some of it may still be in the buffer in front of the socket.
+    answers: Cell<bool>,
     /// Its place among the idle ones.
     idle_key: Cell<u64>,
     close: Rc<Notify>,
@@ -142,7 +151,7 @@ impl Activity {
         all.begin();
         let doing = Cell::new(Doing::Head);
         let (idle_key, close, reader) = (Cell::new(0), Rc::default(), RefCell::default());
-        let activity = Activity { doing, idle_key, close, reader, all };
+        let activity = Activity { doing, answers: Cell::new(false), idle_key, close, reader, all };
         activity.set(Doing::Waiting);
         activity
     }
@@ -168,6 +177,20 @@ impl Activity {
         }
     }
 
+    /// An answer begins.
+    pub(crate) fn begin_answer(&self) {
+        if !self.answers.replace(true) {
+            self.all.answering.set(self.all.answering.get() + 1);
+        }
+    }
+
+    /// The socket has all of the answer, if there was one.
+    pub(crate) fn end_answer(&self) {
+        if self.answers.replace(false) {
+            self.all.answering.set(self.all.answering.get() - 1);
+        }
+    }
+
     /// Wakes the task of `context` when the connection is idle again.
     pub(crate) fn wake_when_waiting(&self, context: &Context<'_>) {
         match &mut *self.reader.borrow_mut() {
@@ -185,6 +208,7 @@ impl Activity {
 impl Drop for Activity {
     fn drop(&mut self) {
         self.set(Doing::Serving);
+        self.end_answer();
         self.all.end();
     }
 }
@@ -254,6 +278,6 @@ mod tests {
         assert!(fallen(), "many have ended");
         drop((1..TRIM_CONNECTIONS).map(|_| Activity::new(all.clone())).collect::<Vec<_>>());
         assert!(!fallen(), "one too few");
-        assert_eq!((all.open.get(), all.idle.borrow().len()), (0, 0));
+        assert_eq!((all.open.get(), all.idle.borrow().len(), all.any_answers()), (0, 0, false));
     }
 }

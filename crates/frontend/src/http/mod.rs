@@ -6,7 +6,7 @@ pub mod app;
 mod auth;
 pub mod body;
 pub mod budget;
-mod connections;
+pub mod connections;
 mod cors;
 mod framing;
 pub mod generate;

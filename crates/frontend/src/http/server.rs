@@ -7,7 +7,7 @@ use crate::answers::errors::{HttpError, Refusal};
 use crate::http::access_log::Access;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
-use crate::http::connections::{Activity, Bounds, Connections, Doing, Room};
+use crate::http::connections::{Activity, Bounds, Doing, Room};
 use crate::http::framing;
 use crate::http::routes;
 use crate::http::timed_stream::{Limits, TimedStream};
@@ -40,7 +40,7 @@ const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
 /// after their current answer.
 pub async fn accept(app: Rc<App>, listener: TcpListener, closing: watch::Receiver<bool>) {
     let bounds = Bounds::of_process();
-    let connections = Rc::new(Connections::default());
+    let connections = app.connections.clone();
     let refusals = Arc::new(Semaphore::new(LAST_ANSWERS_MAX));
     let mut quiet_until = Instant::now();
     loop {
@@ -182,6 +182,7 @@ async fn serve(
         let mut access = app.settings.access_log.then(|| Access::begin(&request));
         async move {
             let response = routes::handle(app, request).await?;
+            serving.0.begin_answer();
             access.iter_mut().for_each(|access| access.answered(&response));
             Ok::<_, Infallible>(response.map(|body| Tracked { body, access, _serving: serving }))
         }

@@ -133,9 +133,9 @@ impl<S> TimedStream<S> {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if result.is_ready() {
-            if self.write.running && self.activity.doing() == Doing::Waiting {
-                // If this was the last of the answer, the connection is idle from here on. Only a read starts that
-                // deadline, so hyper is woken to read.
+            if self.write.running && self.activity.doing() != Doing::Serving {
+                // If this was the last of the answer, the connection is idle from here on. Only a read sees that and
+                // starts the deadline, so hyper is woken to read.
                 context.waker().wake_by_ref();
             }
             self.write.stop();
@@ -153,6 +153,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        // hyper writes what it has before it reads on.
+        if this.activity.doing() != Doing::Serving && !this.write.running {
+            this.activity.end_answer();
+        }
         let before = buffer.filled().len();
         if let Poll::Ready(result) = Pin::new(&mut this.inner).poll_read(context, buffer) {
             if this.activity.doing() == Doing::Waiting && buffer.filled().len() > before {

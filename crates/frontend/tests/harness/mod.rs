@@ -217,6 +217,7 @@ impl Harness {
         let edges = vec![edge(Role::Frontend, Role::Tokenizer), edge(Role::Tokenizer, Role::Engine)];
         let app = Rc::new(App {
             ledger: Rc::new(RefCell::new(Ledger::new(setup, sent.clone(), metrics.clone()))),
+            connections: Rc::default(),
             metrics,
             limits: Limits {
                 model: "tiny".to_owned(),
