@@ -21,6 +21,7 @@ use admission::Limits;
 use admission::tools::CallReading;
 use http::app::{App, Numbers, Settings};
 use http::budget::Budget;
+use http::intake::Intake;
 use observe::health::Health;
 use observe::metrics::Metrics;
 use observe::otlp::Exporter;
@@ -115,6 +116,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         leaving: Cell::new(false),
         load: RefCell::default(),
         responses: Rc::new(RefCell::new(Store::new(config.responses.bytes_max, config.responses.ttl_s))),
+        intake: Intake::new(limits::BODIES_BYTES_MAX),
         vectors: Budget::new(limits::VECTORS_BYTES_MAX),
         started_unix_s: clock::unix_s(),
         docs: OnceCell::new(),

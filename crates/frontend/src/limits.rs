@@ -142,5 +142,7 @@ pub const SCORES_BYTES_MAX: usize = 32 << 20;
 pub const IDS_CAPACITY_MAX: usize = 1024;
 /// Bodies above this are read on a thread beside the one that serves the streams ...
 pub const INLINE_BODY_BYTES_MAX: usize = 32 << 10;
-/// ... and their number.
+/// ... and take this many bytes of the process together, at most, until they are requests ...
+pub const BODIES_BYTES_MAX: usize = 128 << 20;
+/// ... on this many threads.
 pub const BODY_THREADS_MAX: usize = 1;

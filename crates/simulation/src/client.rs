@@ -90,7 +90,7 @@ impl Client {
             stalled_until_ns: 0,
             leaves_ns: None,
             came_ns: now_ns,
-            state: State::Asking(Box::pin(generate::answer(app.clone(), arrival, body))),
+            state: State::Asking(Box::pin(generate::answer(app.clone(), arrival, body.into()))),
             bell: Arc::new(Bell(AtomicBool::new(true))),
             heard: vec![Heard::default(); asked.choices.len()],
             bytes: Vec::new(),

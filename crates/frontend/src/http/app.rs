@@ -4,6 +4,7 @@ use crate::admission::Limits;
 use crate::http::budget::Budget;
 use crate::http::connections::Connections;
 use crate::http::guard::Guard;
+use crate::http::intake::Intake;
 use crate::http::pages::Documents;
 use crate::observe::health::Health;
 use crate::observe::load::{Counts, Load, Rates};
@@ -130,6 +131,8 @@ pub struct App {
     pub load: RefCell<Load>,
     /// Responses that later requests may name.
     pub responses: Rc<RefCell<Store>>,
+    /// What bodies share.
+    pub intake: Intake,
     /// Memory for vectors.
     pub vectors: Arc<Budget>,
     /// Unix seconds of the start, for `created` of the model list.

@@ -1,4 +1,4 @@
-//! The memory that vectors, and the answers written of them, may take in this process.
+//! Memory that requests of this process share: for vectors and the answers written of them, and for large bodies.
 
 use bytes::Bytes;
 use pinion_protocol::{Fault, FaultCode};
@@ -25,6 +25,23 @@ impl Budget {
         Arc::new(Budget { bytes_max, taken: AtomicUsize::new(0) })
     }
 
+    /// Bytes that are taken.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// A share of nothing, to grow.
+    pub(crate) fn nothing(self: &Arc<Budget>) -> Share {
+        Share { budget: self.clone(), bytes: 0 }
+    }
+
+    /// Takes `bytes` more, if the others leave so much.
+    fn add(&self, bytes: usize) -> bool {
+        let fits = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= self.bytes_max);
+        // Nothing else is published with the count.
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+
     /// Takes `bytes`, for texts of the field `param`. Errors: never, or not now.
     pub(crate) fn take(self: &Arc<Budget>, bytes: usize, param: &str) -> Result<Share, Fault> {
         let most = self.bytes_max;
@@ -34,9 +51,7 @@ impl Budget {
             );
             return Err(Fault::field(param, message));
         }
-        let fits = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= most);
-        // Nothing else is published with the count.
-        if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+        if !self.add(bytes) {
             let message = format!(
                 "the vectors of other requests leave too little of {most} bytes for these texts; try again later"
             );
@@ -53,6 +68,14 @@ impl Drop for Share {
 }
 
 impl Share {
+    /// Grows to `bytes` in all. False, and nothing changes: the others leave too little.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        let fits = self.budget.add(more);
+        self.bytes += if fits { more } else { 0 };
+        fits
+    }
+
     /// An answer that keeps its share until it has been written to the client.
     pub(crate) fn hold(self, answer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Held { answer, _share: self })
@@ -87,5 +110,15 @@ mod tests {
         assert_eq!((code(5), rest.as_ref()), (Err(FaultCode::TooManyRequests), b"]".as_slice()));
         drop(rest);
         assert_eq!(code(10), Ok(()));
+    }
+
+    #[test]
+    fn a_share_grows_while_the_others_leave_room() {
+        let budget = Budget::new(10);
+        let (mut one, mut another) = (budget.nothing(), budget.nothing());
+        assert!(one.grow_to(4) && another.grow_to(5) && one.grow_to(5) && one.grow_to(2));
+        assert_eq!((one.grow_to(6), budget.taken()), (false, 10));
+        drop(another);
+        assert_eq!((one.grow_to(6), budget.taken()), (true, 6));
     }
 }

@@ -18,7 +18,7 @@ use crate::answers::thoughts::Thoughts;
 use crate::http::access_log::ChoicesPerPrompt;
 use crate::http::app::App;
 use crate::http::body::{AnswerBody, End, Stream};
-use crate::http::intake::{read, read_body};
+use crate::http::intake::{Received, read, read_body};
 use crate::http::routes::{Arrival, whole};
 use crate::observe::otlp::TracedSequence;
 use crate::observe::timeline::{Timeline, Timings};
@@ -61,7 +61,7 @@ pub(crate) async fn serve(
 ///
 /// # Errors
 /// What the client is told instead.
-pub async fn answer(app: Rc<App>, arrival: Arrival, body: Vec<u8>) -> Result<Response<AnswerBody>, Refusal> {
+pub async fn answer(app: Rc<App>, arrival: Arrival, body: Received) -> Result<Response<AnswerBody>, Refusal> {
     let api = match arrival.route {
         Route::Completions => Api::Completions,
         Route::Chat => Api::Chat,

@@ -1,19 +1,85 @@
 //! Reads request bodies with size and time limits, and parses large ones off the reactor thread.
+//!
+//! Large bodies share a memory, from their first bytes until they are requests, which slots bound. One that waits for
+//! the thread belongs to its connection and goes with it.
 
 use crate::admission::Limits;
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
-use crate::limits::{DISCARD_BYTES_MAX, DISCARD_TIME_MAX, INLINE_BODY_BYTES_MAX};
+use crate::http::budget::{Budget, Share};
+use crate::limits::{BODY_THREADS_MAX, DISCARD_BYTES_MAX, DISCARD_TIME_MAX, INLINE_BODY_BYTES_MAX};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use pinion_protocol::{Fault, FaultCode};
+use std::ops::Deref;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// First capacity of a body buffer; a longer body grows it.
 const BODY_BUFFER_BYTES: usize = 64 << 10;
 
+/// What large bodies of all connections share.
+#[derive(Debug)]
+pub struct Intake {
+    /// Memory for them.
+    pub bytes: Arc<Budget>,
+    /// Threads that parse them.
+    pub threads: Arc<Semaphore>,
+}
+
+impl Intake {
+    /// With this memory, all of it free.
+    pub fn new(bytes_max: usize) -> Intake {
+        Intake { bytes: Budget::new(bytes_max), threads: Arc::new(Semaphore::new(BODY_THREADS_MAX)) }
+    }
+}
+
+/// A body, or what has come of it.
+#[derive(Debug)]
+pub struct Received {
+    bytes: Vec<u8>,
+    /// Of the memory for large ones, if it is one.
+    share: Option<Share>,
+}
+
+impl Received {
+    /// Takes more of it. Error: it is large, and the others leave no memory.
+    fn push(&mut self, data: &[u8], intake: &Intake) -> Result<(), Fault> {
+        let bytes = self.bytes.len() + data.len();
+        let is_large = bytes > INLINE_BODY_BYTES_MAX;
+        if is_large && !self.share.get_or_insert_with(|| intake.bytes.nothing()).grow_to(bytes) {
+            let message =
+                "the bodies of other requests leave too little memory for this one; try again later";
+            return Err(Fault::new(FaultCode::TooManyRequests, message));
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Its share, for what it becomes.
+    pub(crate) fn take_share(&mut self) -> Option<Share> {
+        self.share.take()
+    }
+}
+
+/// A body that came from elsewhere has no share.
+impl From<Vec<u8>> for Received {
+    fn from(bytes: Vec<u8>) -> Received {
+        Received { bytes, share: None }
+    }
+}
+
+impl Deref for Received {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// Reads a body up to its limit, in its time. A declared length over the limit is refused unread.
-pub(crate) async fn read_body(app: &App, mut body: Incoming) -> Result<Vec<u8>, Refusal> {
+pub(crate) async fn read_body(app: &App, mut body: Incoming) -> Result<Received, Refusal> {
     let limit = app.settings.body_bytes_max;
     let too_large = || {
         let message = format!("the body is larger than {limit} bytes");
@@ -24,19 +90,19 @@ pub(crate) async fn read_body(app: &App, mut body: Incoming) -> Result<Vec<u8>, 
         discard(body);
         return Err(too_large());
     }
-    let mut bytes = Vec::with_capacity((declared as usize).min(BODY_BUFFER_BYTES));
+    let mut received = Received::from(Vec::with_capacity((declared as usize).min(BODY_BUFFER_BYTES)));
     let collect = async {
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(|_| Refusal::BodyBroken)?.into_data() else { continue };
-            if bytes.len() + data.len() > limit {
+            if received.len() + data.len() > limit {
                 return Err(too_large());
             }
-            bytes.extend_from_slice(&data);
+            received.push(&data, &app.intake)?;
         }
         Ok(())
     };
     match tokio::time::timeout(app.settings.body_timeout, collect).await {
-        Ok(Ok(())) => Ok(bytes),
+        Ok(Ok(())) => Ok(received),
         Ok(Err(refusal)) => {
             if matches!(refusal, Refusal::Fault(_)) {
                 discard(body);
@@ -54,7 +120,7 @@ pub(crate) async fn read_body(app: &App, mut body: Incoming) -> Result<Vec<u8>, 
 /// which no stream would get its next chunk.
 pub(crate) async fn read<T: Send + 'static>(
     app: &App,
-    body: Vec<u8>,
+    body: Received,
     admit: impl FnOnce(&[u8], &Limits) -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
     weighed(app, body.len(), move |limits| admit(&body, limits)).await
@@ -69,8 +135,14 @@ pub(crate) async fn weighed<T: Send + 'static>(
     if bytes <= INLINE_BODY_BYTES_MAX {
         return admit(&app.limits);
     }
+    // What waits here is dropped with its client; what the runtime's queue held would not be.
+    let thread = app.intake.threads.clone().acquire_owned().await.expect("it is never closed");
     let limits = app.limits.clone();
-    match tokio::task::spawn_blocking(move || admit(&limits)).await {
+    let task = move || {
+        let _thread = thread;
+        admit(&limits)
+    };
+    match tokio::task::spawn_blocking(task).await {
         Ok(admitted) => admitted,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),

@@ -12,7 +12,7 @@ mod framing;
 pub mod generate;
 pub mod guard;
 mod info;
-mod intake;
+pub mod intake;
 mod invocations;
 pub mod pages;
 mod pooling;

@@ -63,7 +63,8 @@ pub(crate) async fn responses(
     arrival: Arrival,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Refusal> {
-    let body = read_body(app, request.into_body()).await?;
+    let mut body = read_body(app, request.into_body()).await?;
+    let share = body.take_share();
     let (admission, bytes, seed) = (Admission::new(&body), body.len(), app.numbers.fresh_seed());
     let asked = read(app, body, |body, _| ask_response(body)).await;
     let mut asked = asked.inspect_err(|_| admission.record(app, None))?;
@@ -75,7 +76,11 @@ pub(crate) async fn responses(
     let (store, mut echo) = (asked.store, std::mem::take(&mut asked.echo));
     show_defaults(&mut echo, &app.limits.defaults);
     let bytes = bytes + earlier.as_ref().map_or(0, String::len);
-    let admit = move |limits: &Limits| admit_response(asked, earlier.as_deref(), limits, seed);
+    let admit = move |limits: &Limits| {
+        // What was asked is as large as the body until here.
+        let _share = share;
+        admit_response(asked, earlier.as_deref(), limits, seed)
+    };
     let admitted = weighed(app, bytes, admit).await;
     let (admitted, input) = admitted.inspect_err(|_| admission.record(app, None))?;
     let ignored = ignored(app, &admitted.ignored);

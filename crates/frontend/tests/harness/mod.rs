@@ -12,6 +12,7 @@ use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::http::app::{App, Numbers, Settings};
 use pinion_frontend::http::budget::Budget;
 use pinion_frontend::http::guard::Guard;
+use pinion_frontend::http::intake::Intake;
 use pinion_frontend::http::server;
 use pinion_frontend::observe::health::Health;
 use pinion_frontend::observe::metrics::Metrics;
@@ -108,6 +109,7 @@ pub(crate) struct Options {
     pub(crate) strict_fields: bool,
     pub(crate) pooling: Option<Pooling>,
     pub(crate) vectors_bytes: usize,
+    pub(crate) bodies_bytes: usize,
     pub(crate) defaults: SamplingDefaults,
     pub(crate) template: Described,
 }
@@ -148,6 +150,7 @@ impl Default for Options {
             strict_fields: false,
             pooling: None,
             vectors_bytes: 1 << 20,
+            bodies_bytes: 1 << 20,
             defaults,
             template: Described::default(),
         }
@@ -241,6 +244,7 @@ impl Harness {
             leaving: Cell::new(false),
             load: RefCell::default(),
             responses: Rc::new(RefCell::new(Store::new(options.responses_store_bytes, 60))),
+            intake: Intake::new(options.bodies_bytes),
             vectors: Budget::new(options.vectors_bytes),
             started_unix_s: 1_790_000_000,
             docs: OnceCell::new(),
