@@ -178,7 +178,7 @@ fn logprobs_have_a_form_for_each_api() {
 fn values_arrive_where_they_belong() {
     let full = passes(
         Api::Completions,
-        json!({"model": "tiny", "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -1, "max_tokens": 9,
+        json!({"model": "tiny", "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -2, "max_tokens": 9,
             "ignore_eos": true, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
             "min_p": 0.125, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 0.75,
             "logit_bias": {"99": -100, "0": 1.5}, "stop_token_ids": [0, 99], "min_tokens": 3,
@@ -193,7 +193,7 @@ fn values_arrive_where_they_belong() {
         repetition_penalty: 1.5,
         frequency_penalty: -2.0,
         presence_penalty: 0.75,
-        seed: u64::MAX,
+        seed: u64::MAX - 1,
         max_tokens: Some(9),
         min_tokens: 3,
         ignore_eos: true,
@@ -256,6 +256,21 @@ fn minus_one_token_is_as_many_as_there_can_be_on_every_route() {
     let fault =
         admit(Api::Chat, br#"{"messages":[{"role":"user","content":"hi"}],"n_predict":0}"#, &limits(), 0);
     assert_eq!(fault.unwrap_err().message, "n_predict must be -1 or at least 1, got 0");
+}
+
+#[test]
+fn a_seed_of_minus_one_is_none() {
+    let with = |name: &str, seed: Value| {
+        let admitted = passes(Api::Completions, json!({name: seed}));
+        (admitted.sampling.seed, admitted.has_seed)
+    };
+    for name in ["seed", "random_seed", "sampling_seed"] {
+        assert_eq!(with(name, json!(-1)), (FRESH_SEED, false), "{name}");
+        assert_eq!(with(name, json!(null)), (FRESH_SEED, false), "{name}");
+        assert_eq!(with(name, json!(0)), (0, true), "{name}");
+        assert_eq!(with(name, json!(-2)), (u64::MAX - 1, true), "{name}");
+        assert_eq!(with(name, json!(u64::MAX)), (u64::MAX, true), "{name}");
+    }
 }
 
 #[test]

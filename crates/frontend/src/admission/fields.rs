@@ -157,7 +157,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("truncate_prompt_tokens", ALL, Shape::Schema(r#"{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647, "not": {"const": 0}}"#), "Only this number of the prompt's last tokens is used; with -1 as many as fit."),
     field("skip_special_tokens", ALL, Shape::Boolean, "Off, special tokens show their names."),
     field("spaces_between_special_tokens", ALL, Shape::Boolean, "Without effect: texts of a tokenizer.json are the same either way."),
-    field("seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same seed draws the same, whatever is served beside it."),
+    field("seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same seed draws the same, whatever is served beside it; -1 is as if absent."),
     field("priority", ALL, Shape::Integer { min: i32::MIN as i128, max: INT }, "A lower value is served earlier."),
     field("user", ALL, Shape::Schema(r#"{"type": ["string", "null"], "maxLength": 512}"#), "On whose account the request runs where fair shares are by user."),
     field("stop", ALL, Shape::Schema(STOP), "Strings that end the text."),

@@ -26,7 +26,7 @@ pub use crate::admission::pooled::{
     Embed, Rerank, Score, Texts, admit_embed, admit_rerank, admit_score, renamed,
 };
 use crate::admission::reasoning::ReasoningPlan;
-use crate::admission::sampling::{logprobs, sampling};
+use crate::admission::sampling::{logprobs, sampling, seed};
 pub use crate::admission::tokens::{admit_apply_template, admit_count, admit_detokenize, admit_tokenize};
 use crate::admission::tools::{CallPlan, CallReading, Tools, tools};
 use crate::admission::unknown::{field_names, in_its_words, leftovers, members_of, synonyms};
@@ -232,8 +232,8 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
     // Candidates are told apart by their logprobs.
     let logprobs = shown.logprobs.or(best.map(|_| 0));
     let prompt_logprobs = shown.asked();
-    let has_seed = fields.has("seed");
-    let sampling = sampling(api, &mut fields, limits, fresh_seed)?;
+    let seed = seed(&mut fields)?;
+    let sampling = sampling(api, &mut fields, limits, seed.unwrap_or(fresh_seed))?;
     let begins = if reasoning.is_some() { Reasoning::Possible } else { Reasoning::None };
     let sampling = Sampling { logprobs, prompt_logprobs, grammar, reasoning: begins, ..sampling };
     if sampling.max_tokens == Some(0) && !shown.echo && shown.prompt_logprobs.is_none() {
@@ -249,7 +249,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
         include_usage,
         usage_in_chunks,
         sampling,
-        has_seed,
+        has_seed: seed.is_some(),
         prompts,
         truncation,
         choices_per_prompt,

@@ -18,13 +18,17 @@ const GENERATE_TOKENS_DEFAULT: u32 = 64;
 /// Temperatures below this are greedy: dividing logits by less overflows an f32.
 const TEMPERATURE_GREEDY_BELOW: f64 = 1e-5;
 
-/// All of them but those about logprobs and the grammar. `fresh_seed` is used if the client gives no seed.
-pub(crate) fn sampling(
-    api: Api,
-    fields: &mut Fields,
-    limits: &Limits,
-    fresh_seed: u64,
-) -> Result<Sampling, Fault> {
+/// The `seed` that asks for a fresh one, as vLLM and llama-server have it.
+const SEED_FRESH: i128 = -1;
+
+/// The client's seed, if it wants a certain one.
+pub(crate) fn seed(fields: &mut Fields) -> Result<Option<u64>, Fault> {
+    let given = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
+    Ok(given.filter(|seed| *seed != SEED_FRESH).map(|seed| seed as u64))
+}
+
+/// All of them but those about logprobs and the grammar.
+pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64) -> Result<Sampling, Fault> {
     let defaults = &limits.defaults;
     let temperature = fields
         .number("temperature", "a number from 0 to 100", |t| (0.0..=f64::from(TEMPERATURE_MAX)).contains(&t))?
@@ -35,7 +39,6 @@ pub(crate) fn sampling(
     let top_k = fields.integer("top_k", -1..=i128::from(i32::MAX))?;
     let top_k = top_k.or(defaults.top_k.map(i128::from)).filter(|k| *k > 0);
     let min_p = fields.number("min_p", "a number from 0 to 1", |p| (0.0..=1.0).contains(&p))?;
-    let seed = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
     let max_tokens = max_tokens(api, fields)?;
     let (ignore_eos, greedy) = match api {
         Api::Completions | Api::Chat => (fields.boolean("ignore_eos")?.unwrap_or(false), false),
@@ -53,7 +56,7 @@ pub(crate) fn sampling(
         repetition_penalty: repetition_penalty(fields, limits)?,
         frequency_penalty: additive_penalty(fields, "frequency_penalty")?,
         presence_penalty: additive_penalty(fields, "presence_penalty")?,
-        seed: seed.map_or(fresh_seed, |seed| seed as u64),
+        seed,
         max_tokens,
         min_tokens: min_tokens(fields, limits, max_tokens)?,
         ignore_eos,
