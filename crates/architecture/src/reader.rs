@@ -425,6 +425,11 @@ impl Reader<'_> {
         Some(self.number("sliding_window", u32::MAX, None))
     }
 
+    /// The window of a class that has one by default: null means none, absence `default`.
+    pub(crate) fn window_or(&mut self, default: u32) -> Option<u32> {
+        if self.has_null("sliding_window") { None } else { self.window().or(Some(default)) }
+    }
+
     /// A list of 0 and 1, one for each layer.
     pub(crate) fn switches(&mut self, key: &str, layers: u32) -> Option<Vec<bool>> {
         let value = self.get(key)?;

@@ -67,6 +67,21 @@ fn what_each_family_changes_of_llama() {
     let mistral = architecture(&config("mistral", json!({"sliding_window": 9})));
     assert_eq!(windows(&mistral), [Some(9); 4]);
     assert_eq!(windows(&architecture(&config("mistral", json!({"sliding_window": null})))), [None; 4]);
+    assert_eq!(windows(&architecture(&config("mistral", json!({})))), [Some(4096); 4]);
+    // The text of a multimodal model, also where it does not name its family.
+    for (keys, expected) in [
+        (json!({"model_type": "mistral"}), Some(4096)),
+        (json!({}), Some(4096)),
+        (json!({"sliding_window": null}), None),
+        (json!({"sliding_window": 9}), Some(9)),
+    ] {
+        let mut text = config("mistral", keys.clone());
+        if keys.get("model_type").is_none() {
+            text.as_object_mut().expect("an object").remove("model_type");
+        }
+        let wrapper = json!({"model_type": "mistral3", "text_config": text});
+        assert_eq!(windows(&architecture(&wrapper)), [expected; 4], "{wrapper}");
+    }
     let qwen2 = architecture(&config("qwen2", json!({"sliding_window": 9, "max_window_layers": 2})));
     assert!(qwen2.attention.qkv_bias && !qwen2.attention.out_bias);
     assert_eq!(windows(&qwen2), [None; 4]);

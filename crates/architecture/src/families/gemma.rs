@@ -116,10 +116,7 @@ fn base(
 
 /// Every `pattern`-th layer sees everything.
 fn windows(reader: &mut Reader<'_>, found: &mut Architecture, pattern: u32) {
-    let window = match reader.has_null("sliding_window") {
-        true => None,
-        false => reader.window().or(Some(4096)),
-    };
+    let window = reader.window_or(4096);
     let sliding = reader.sliding(found.layers.len() as u32, |layer| !(layer + 1).is_multiple_of(pattern));
     for (layer, slides) in found.layers.iter_mut().zip(sliding) {
         layer.window = window.filter(|_| slides);

@@ -1,5 +1,6 @@
 //! Mistral: Llama with a window on every layer.
-//! Mirrors `MistralConfig` in transformers' models/mistral/configuration_mistral.py.
+//! Mirrors `MistralConfig` in transformers' models/mistral/configuration_mistral.py. The text of `mistral3` is one, with
+//! the same defaults.
 
 use super::llama;
 use crate::Architecture;
@@ -10,7 +11,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     reader.refuse("attention_bias");
     reader.refuse("mlp_bias");
     let mut found = llama::base(reader, "mistral", [Some(8), None], RopeRule::common);
-    let window = reader.window();
+    let window = reader.window_or(4096);
     // `MistralModel` gives every layer the same mask, whatever `layer_types` says.
     let sliding = reader.sliding(found.layers.len() as u32, |_| window.is_some());
     if sliding.iter().any(|&slides| slides != window.is_some()) {

@@ -27,11 +27,7 @@ fn windowed(reader: &mut Reader<'_>, family: &'static str, head_dim: Option<u32>
     if !reader.flag("use_sliding_window", false) {
         return found;
     }
-    // Null means no window, absence the class's.
-    let window = match reader.has_null("sliding_window") {
-        true => None,
-        false => reader.window().or(Some(4096)),
-    };
+    let window = reader.window_or(4096);
     let first = reader.get("max_window_layers").and_then(serde_json::Value::as_u64).unwrap_or(28);
     let sliding = reader.sliding(found.layers.len() as u32, |layer| u64::from(layer) >= first);
     for (layer, slides) in found.layers.iter_mut().zip(sliding) {
