@@ -26,11 +26,53 @@ const THREAD_CPU_CLOCK: i32 = 6;
 type Verdict = Result<(), String>;
 type Loaded = Result<Arc<Vocabulary>, String>;
 
+/// Why a grammar was not judged. It depends on the time and on what else the machine does, so none of it is kept: the
+/// same grammar is tried again when it comes again.
+#[derive(Debug)]
+enum Unjudged {
+    /// The vocabulary's tables are not there yet.
+    NotLoaded,
+    /// The compilation had its CPU time.
+    TooLong,
+    /// It had its wall time, but not its CPU time.
+    Starved,
+    /// The system gave no thread.
+    NoThread(std::io::Error),
+}
+
+impl Unjudged {
+    /// Only the CPU time is for the grammar's author to mend.
+    fn fault(self, name: &str) -> Fault {
+        let busy =
+            |what: &str| Fault::new(FaultCode::TooManyRequests, format!("{name}: {what}; try again later"));
+        match self {
+            Unjudged::NotLoaded => busy("the vocabulary is not ready"),
+            Unjudged::Starved => busy("the machine is too busy to compile it"),
+            Unjudged::NoThread(error) => busy(&format!("cannot be compiled now: no thread: {error}")),
+            Unjudged::TooLong => {
+                let most = COMPILE_TIME_MAX.as_millis();
+                Fault::field(name, format!("{name}: takes longer than {most} ms to compile"))
+            }
+        }
+    }
+}
+
+/// What a compilation may take.
+#[derive(Debug)]
+struct Clock {
+    cpu: Duration,
+    wall: Duration,
+}
+
 /// Judges grammars for the process that has to refuse them.
 pub struct Checker {
     loading: Receiver<Loaded>,
+    /// When a grammar is no longer kept waiting for the vocabulary.
+    load_deadline: Instant,
     loaded: Option<Loaded>,
+    clock: Clock,
     given_up: Vec<Receiver<Verdict>>,
+    /// Only what follows from the grammar itself.
     verdicts: VecDeque<(Grammar, Verdict)>,
 }
 
@@ -46,13 +88,21 @@ impl Checker {
             }
             Err(reason) => Some(Err(reason)),
         };
-        Checker { loading, loaded, given_up: Vec::new(), verdicts: VecDeque::with_capacity(CACHED_MAX) }
+        Checker {
+            loading,
+            load_deadline: Instant::now() + LOAD_TIME_MAX,
+            loaded,
+            clock: Clock { cpu: COMPILE_TIME_MAX, wall: COMPILE_WALL_MAX },
+            given_up: Vec::new(),
+            verdicts: VecDeque::with_capacity(CACHED_MAX),
+        }
     }
 
     /// Compiles a grammar and computes its first mask.
     ///
     /// # Errors
-    /// A fault of the grammar's field with the reason, or too many grammars that cannot be compiled in time.
+    /// A fault of the grammar's field with the reason; or that it cannot be judged now, because the vocabulary is not
+    /// loaded, the machine is too busy, or too many grammars were not compiled in time.
     pub fn check(&mut self, grammar: &Grammar) -> Result<(), Fault> {
         let name = grammar.field.name();
         let told =
@@ -60,7 +110,7 @@ impl Checker {
         if let Some((_, verdict)) = self.verdicts.iter().find(|(known, _)| known == grammar) {
             return told(verdict.clone());
         }
-        let vocabulary = match self.vocabulary() {
+        let vocabulary = match self.vocabulary().map_err(|unjudged| unjudged.fault(name))? {
             Ok(vocabulary) => vocabulary,
             Err(reason) => return told(Err(reason)),
         };
@@ -69,7 +119,7 @@ impl Checker {
             let message = "other grammars are still being compiled; try again later";
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         }
-        let verdict = self.compile(vocabulary, grammar);
+        let verdict = self.compile(vocabulary, grammar).map_err(|unjudged| unjudged.fault(name))?;
         if self.verdicts.len() == CACHED_MAX {
             self.verdicts.pop_front();
         }
@@ -77,16 +127,24 @@ impl Checker {
         told(verdict)
     }
 
-    fn vocabulary(&mut self) -> Loaded {
-        let loading = &self.loading;
-        let loaded = self.loaded.get_or_insert_with(|| {
-            let late = |_| "cannot be compiled: the vocabulary is not ready".to_owned();
-            loading.recv_timeout(LOAD_TIME_MAX).map_err(late).and_then(|loaded| loaded)
-        });
-        loaded.clone()
+    /// Waits for the tables, but only until [`LOAD_TIME_MAX`] after the start: requests behind the first do not wait
+    /// for as long again.
+    fn vocabulary(&mut self) -> Result<Loaded, Unjudged> {
+        if let Some(loaded) = &self.loaded {
+            return Ok(loaded.clone());
+        }
+        let left = self.load_deadline.saturating_duration_since(Instant::now());
+        let loaded = match self.loading.recv_timeout(left) {
+            Ok(loaded) => loaded,
+            Err(RecvTimeoutError::Disconnected) => {
+                Err("cannot be compiled: there is no vocabulary".to_owned())
+            }
+            Err(RecvTimeoutError::Timeout) => return Err(Unjudged::NotLoaded),
+        };
+        Ok(self.loaded.insert(loaded).clone())
     }
 
-    fn compile(&mut self, vocabulary: Arc<Vocabulary>, grammar: &Grammar) -> Verdict {
+    fn compile(&mut self, vocabulary: Arc<Vocabulary>, grammar: &Grammar) -> Result<Verdict, Unjudged> {
         let (sender, verdict) = sync_channel(1);
         let (own_id, thread_id) = sync_channel(1);
         let grammar = grammar.clone();
@@ -96,31 +154,27 @@ impl Checker {
             let _ = sender.send(vocabulary.compile(&grammar).and_then(first));
         };
         let thread = Builder::new().name("grammar-check".to_owned()).stack_size(STACK_BYTES).spawn(work);
-        if let Err(error) = thread {
-            return Err(format!("cannot be compiled: no thread: {error}"));
-        }
+        thread.map_err(Unjudged::NoThread)?;
         let began = Instant::now();
-        let mut wait = COMPILE_TIME_MAX;
+        let mut wait = self.clock.cpu.min(self.clock.wall);
         let mut id = None;
         loop {
             match verdict.recv_timeout(wait) {
-                Ok(verdict) => return verdict,
-                Err(RecvTimeoutError::Disconnected) => return Err("cannot be compiled".to_owned()),
+                Ok(verdict) => return Ok(verdict),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Err("cannot be compiled".to_owned())),
                 Err(RecvTimeoutError::Timeout) => {
                     id = id.or_else(|| thread_id.try_recv().ok());
                     // On a busy machine the thread may not have begun.
                     let used = id.map_or(Duration::ZERO, |id: Pid| {
                         cpu_time(id.as_raw()).unwrap_or_else(|| began.elapsed())
                     });
-                    if used >= COMPILE_TIME_MAX || began.elapsed() >= COMPILE_WALL_MAX {
+                    let is_too_long = used >= self.clock.cpu;
+                    if is_too_long || began.elapsed() >= self.clock.wall {
                         if let Ok(verdict) = verdict.try_recv() {
-                            return verdict; // It has ended since, and has no clock any more.
+                            return Ok(verdict); // It has ended since, and has no clock any more.
                         }
                         self.given_up.push(verdict);
-                        return Err(format!(
-                            "takes longer than {} ms to compile",
-                            COMPILE_TIME_MAX.as_millis()
-                        ));
+                        return Err(if is_too_long { Unjudged::TooLong } else { Unjudged::Starved });
                     }
                     wait = LOOK;
                 }
@@ -134,4 +188,86 @@ impl Checker {
 fn cpu_time(thread: i32) -> Option<Duration> {
     let used = clock_gettime(ClockId::from_raw(!thread << 3 | THREAD_CPU_CLOCK)).ok()?;
     Some(Duration::new(u64::try_from(used.tv_sec()).ok()?, u32::try_from(used.tv_nsec()).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinion_protocol::{GrammarField, GrammarKind, StopIds};
+
+    fn words() -> Words {
+        let bytes = (0..=255).map(|byte| vec![byte]).chain([Vec::new()]).collect();
+        Words { bytes, stop_ids: StopIds::one(256), marks: None, drops_first_space: false }
+    }
+
+    /// One that takes a while, and another for each number.
+    fn heavy(number: usize) -> Grammar {
+        let alternatives: Vec<String> = (0..500).map(|n| format!("\"alternative {number} {n}\"")).collect();
+        let (kind, field) = (GrammarKind::Choice, GrammarField::GuidedChoice);
+        Grammar { kind, field, text: format!("[{}]", alternatives.join(",")).into() }
+    }
+
+    /// A grammar that is refused under this clock. One whose thread is quicker than this one is passed over.
+    fn refused(checker: &mut Checker, clock: Clock) -> (Grammar, Fault) {
+        let usual = std::mem::replace(&mut checker.clock, clock);
+        let tries = (0..1000).map(heavy);
+        let mut found = tries.filter_map(|grammar| Some((grammar.clone(), checker.check(&grammar).err()?)));
+        let refused = found.next().expect("a grammar that is not compiled at once");
+        checker.clock = usual;
+        refused
+    }
+
+    fn settled(checker: &mut Checker, grammar: &Grammar) -> Result<(), Fault> {
+        // On a machine that runs other tests the usual clock may give a grammar up, too.
+        checker.clock = Clock { cpu: Duration::from_secs(60), wall: Duration::from_secs(60) };
+        checker.check(grammar)
+    }
+
+    #[test]
+    fn a_grammar_that_once_took_too_long_is_tried_again() {
+        let mut checker = Checker::start(Ok(words()));
+        let clock = Clock { cpu: Duration::ZERO, wall: COMPILE_WALL_MAX };
+        let (grammar, fault) = refused(&mut checker, clock);
+        assert_eq!((fault.code, fault.param.as_deref()), (FaultCode::InvalidValue, Some("guided_choice")));
+        assert_eq!(fault.message, "guided_choice: takes longer than 40 ms to compile");
+        assert_eq!(settled(&mut checker, &grammar), Ok(()));
+    }
+
+    #[test]
+    fn a_busy_machine_is_not_the_grammars_fault() {
+        let mut checker = Checker::start(Ok(words()));
+        let clock = Clock { cpu: Duration::from_secs(60), wall: Duration::ZERO };
+        let (grammar, fault) = refused(&mut checker, clock);
+        assert_eq!((fault.code, fault.param), (FaultCode::TooManyRequests, None));
+        assert_eq!(fault.message, "guided_choice: the machine is too busy to compile it; try again later");
+        assert_eq!(settled(&mut checker, &grammar), Ok(()));
+    }
+
+    /// What repeated slow grammars can cost: no more threads than these, however often they come.
+    #[test]
+    fn while_as_many_as_may_be_still_run_none_is_tried() {
+        let mut checker = Checker::start(Ok(words()));
+        let (running, given_up): (Vec<_>, Vec<_>) = (0..GIVEN_UP_MAX).map(|_| sync_channel(1)).unzip();
+        checker.given_up = given_up;
+        for _ in 0..3 {
+            let fault = settled(&mut checker, &heavy(0)).expect_err("others are under way");
+            assert_eq!(fault.code, FaultCode::TooManyRequests);
+        }
+        drop(running);
+        assert_eq!(settled(&mut checker, &heavy(0)), Ok(()));
+    }
+
+    #[test]
+    fn a_vocabulary_that_is_late_is_there_for_the_next_grammar() {
+        let (sender, loading) = sync_channel(1);
+        let mut checker =
+            Checker { loading, load_deadline: Instant::now(), loaded: None, ..Checker::start(Ok(words())) };
+        for _ in 0..2 {
+            let fault = checker.check(&heavy(0)).expect_err("there is no vocabulary");
+            assert_eq!(fault.code, FaultCode::TooManyRequests);
+            assert_eq!(fault.message, "guided_choice: the vocabulary is not ready; try again later");
+        }
+        sender.send(Vocabulary::new(words())).expect("the checker lives");
+        assert_eq!(settled(&mut checker, &heavy(0)), Ok(()));
+    }
 }
