@@ -2,6 +2,7 @@
 
 use crate::byte_table::{ByteTable, shown_token};
 use crate::call_marks::with_shown_marks;
+use crate::frame::{Configured, Frame};
 use crate::stream::TextStream;
 use pinion_protocol::limits::VOCAB_MAX;
 use std::io::Read;
@@ -25,15 +26,7 @@ pub struct TextCodec {
     eos_id: Option<u32>,
     bytes_per_token_max: usize,
     frame: Frame,
-}
-
-/// What a tokenizer puts around every text.
-#[derive(Debug, Default)]
-struct Frame {
-    /// Such as a beginning-of-sequence token.
-    before: Vec<u32>,
-    /// Such as an end-of-sequence token.
-    behind: Vec<u32>,
+    ignored: Vec<String>,
 }
 
 /// Why a folder's tokenizer or chat template can't be used. Names the file.
@@ -100,21 +93,16 @@ impl std::fmt::Display for EncodeError {
 impl std::error::Error for EncodeError {}
 
 impl TextCodec {
-    /// Loads `tokenizer.json` from a model folder; the end-of-sequence token comes from
-    /// `tokenizer_config.json` if that is there.
+    /// Loads `tokenizer.json` from a model folder; the end-of-sequence token, and whether it and the one of the
+    /// beginning are added to a text, come from `tokenizer_config.json` if that is there.
     pub fn load(folder: &Path) -> Result<TextCodec, LoadError> {
         let path = folder.join("tokenizer.json");
         let bytes = read_bounded(&path, FILE_BYTES_MAX)?;
         let mut codec = TextCodec::parse(&bytes, &path)?;
         let configured = Configured::read(folder);
-        if let Some(id) = configured.eos.and_then(|token| codec.tokenizer.token_to_id(&token)) {
-            codec.eos_id = Some(id);
-        }
-        // Older files say here what newer ones have in tokenizer.json.
-        if codec.frame.before.is_empty() {
-            let id = configured.added_bos.and_then(|token| codec.tokenizer.token_to_id(&token));
-            codec.frame.before.extend(id);
-        }
+        let id_of = |token: &str| codec.tokenizer.token_to_id(token);
+        codec.eos_id = configured.end.as_deref().and_then(id_of).or(codec.eos_id);
+        codec.ignored = configured.apply(&mut codec.frame, id_of);
         Ok(codec)
     }
 
@@ -151,7 +139,15 @@ impl TextCodec {
         let eos_id = tokenizer.token_to_id("<|endoftext|>");
         let bytes_per_token_max = longest.max(added).max(1) * shrink;
         let frame = guarded(|| Frame::of(&tokenizer)).map_err(wrong)?;
-        Ok(TextCodec { tokenizer, table, vocab_size, eos_id, bytes_per_token_max, frame })
+        Ok(TextCodec {
+            tokenizer,
+            table,
+            vocab_size,
+            eos_id,
+            bytes_per_token_max,
+            frame,
+            ignored: Vec::new(),
+        })
     }
 
     /// Ids are below this. A model may have more rows than its tokenizer has tokens.
@@ -162,6 +158,12 @@ impl TextCodec {
     /// The end-of-sequence token, where the folder names one or the vocabulary has GPT-2's.
     pub fn eos_id(&self) -> Option<u32> {
         self.eos_id
+    }
+
+    /// What tokenizer_config.json says of the tokens around a text and is not followed, in words that follow the file's
+    /// name.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
     }
 
     /// Whether the text of a sequence is the sum of its tokens' bytes.
@@ -294,45 +296,6 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadE
     Ok(bytes)
 }
 
-impl Frame {
-    /// What the tokenizer adds to a text, found out by showing it one.
-    fn of(tokenizer: &Tokenizer) -> tokenizers::Result<Frame> {
-        const PROBE: &str = "a";
-        let bare = tokenizer.encode_fast(PROBE, false)?;
-        let framed = tokenizer.encode_fast(PROBE, true)?;
-        let (bare, framed) = (bare.get_ids(), framed.get_ids());
-        let width = bare.len().max(1);
-        let at = framed.windows(width).position(|window| window == bare).filter(|_| !bare.is_empty());
-        // A tokenizer that knows no letter shows its frame alone, which is taken to be a beginning.
-        let at = at.unwrap_or(framed.len());
-        let behind = framed.get(at + bare.len()..).unwrap_or_default();
-        Ok(Frame { before: framed[..at].to_vec(), behind: behind.to_vec() })
-    }
-}
-
-/// Tokens that tokenizer_config.json names: each a string, or an object with its `content`.
-#[derive(Debug, Default)]
-struct Configured {
-    eos: Option<String>,
-    /// The beginning of every text, if the file wants one there.
-    added_bos: Option<String>,
-}
-
-impl Configured {
-    /// Nothing where there is no such file, or another than expected.
-    fn read(folder: &Path) -> Configured {
-        let bytes = read_bounded(&folder.join("tokenizer_config.json"), CONFIG_BYTES_MAX).ok();
-        let config = bytes.and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
-        let Some(config) = config else { return Configured::default() };
-        let token = |name: &str| {
-            let token = config.get(name)?;
-            Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
-        };
-        let adds_bos = config.get("add_bos_token") == Some(&serde_json::Value::Bool(true));
-        Configured { eos: token("eos_token"), added_bos: token("bos_token").filter(|_| adds_bos) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -396,6 +359,27 @@ mod tests {
         let mut json: serde_json::Value = serde_json::from_str(&byte_tokenizer_json()).unwrap();
         json["post_processor"] = processor;
         TextCodec::parse(json.to_string().as_bytes(), Path::new("t")).unwrap()
+    }
+
+    #[test]
+    fn the_config_frames_a_text_and_leaves_a_bare_one_alone() {
+        let folder = std::env::temp_dir().join(format!("pinion-codec-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("tokenizer.json"), byte_tokenizer_json()).unwrap();
+        let (a, end) = (u32::from(b'a'), 256);
+        for (flag, framed) in [("true", vec![a, end]), ("false", vec![a]), ("null", vec![a])] {
+            let config = format!("{{\"eos_token\": \"<|endoftext|>\", \"add_eos_token\": {flag}}}");
+            std::fs::write(folder.join("tokenizer_config.json"), config).unwrap();
+            let codec = TextCodec::load(&folder).unwrap();
+            assert_eq!(codec.encode_framed("a", 8), Ok(framed), "{flag}");
+            // As the text of a chat is encoded, whose template writes such tokens itself.
+            assert_eq!(codec.encode("a", 8), Ok(vec![a]), "{flag}");
+            assert!(codec.ignored().is_empty(), "{flag}");
+        }
+        std::fs::write(folder.join("tokenizer_config.json"), "{\"add_bos_token\": true}").unwrap();
+        let ignored = TextCodec::load(&folder).unwrap().ignored().to_vec();
+        assert_eq!(ignored, ["add_bos_token is true, but the vocabulary has no bos_token"]);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod byte_tokenizer;
 mod call_marks;
 pub mod chat;
 pub mod codec;
+mod frame;
 pub mod reasoning;
 mod stop;
 mod stream;

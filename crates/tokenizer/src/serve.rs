@@ -58,6 +58,9 @@ pub fn live(mut session: Session) -> ExitCode {
             "the tokenizer has tokens that the model has not; prompts with them are refused"
         );
     }
+    for reason in codec.ignored() {
+        tracing::warn!("tokenizer_config.json: {reason}");
+    }
     if let Some(names) = chat.names_without_default() {
         let names = names.join(", ");
         tracing::warn!(
