@@ -412,7 +412,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                dies. None with --in-process or --profile." },
     Opt { name: "stuck-timeout", group: Lifecycle, kind: Duration { min_ms: 0, max_ms: HOUR }, preset: Is("60s"),
         help: "A role whose loop has not turned for this long is killed and restarted; 0 never. Must be longer than the \
-               longest step of the model." },
+               longest step of the model: an engine gives a step up by itself after 120 s, or after this if it is \
+               longer, with 0 after a day." },
     Opt { name: "log", group: Lifecycle, kind: Text, preset: Is("info"),
         help: "What is logged: a level, or a filter like `info,pinion_engine=debug`." },
     Opt { name: "access-log", group: Lifecycle, kind: Switch, preset: Is("false"),

@@ -1,12 +1,13 @@
 //! The CUDA engine as a pipeline.
 
 use crate::load_progress::LoadProgress;
+use crate::options::step_deadline;
 use crate::recorded_device::RecordedDevice;
 use pinion_config::{Config, CudaConfig, CudaModel, Dtype, PrefillAttention as Attention};
 use pinion_model::cuda::{
     CudaDtype, CudaKv, CudaOptions, DecodePath, PrefillAttention, check_cuda, load_cuda_watched,
 };
-use pinion_model::{KvSize, LoadError, Pipeline};
+use pinion_model::{KvSize, LoadError, Pipeline, STEP_DEADLINE};
 use pinion_protocol::{Peer, Role};
 use pinion_worker::Recorder;
 use std::path::PathBuf;
@@ -83,6 +84,7 @@ fn options_of(model: &CudaModel) -> CudaOptions {
         scored_on_device: false,
         masked_on_device: false,
         spin: Duration::ZERO,
+        step_deadline: STEP_DEADLINE,
     }
 }
 
@@ -110,6 +112,7 @@ fn options(config: &Config, cuda: &CudaConfig) -> CudaOptions {
         scored_on_device: cuda.scored_on_device,
         masked_on_device: cuda.masked_on_device,
         spin: if owns_its_core(config) { STEP_SPIN } else { Duration::ZERO },
+        step_deadline: step_deadline(config.lifecycle.stuck_timeout_ms),
         ..options_of(&CudaModel::of(config, cuda))
     }
 }

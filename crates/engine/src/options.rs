@@ -13,13 +13,14 @@ use pinion_grammar::{Grammars, Words};
 use pinion_model::operators::load_operators;
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, LoadEvent, Model, ModelInfo,
-    ModelOptions, Pipeline, STEP_DEADLINE, Threaded, WarmUp, WindowInfo, load_watched,
+    ModelOptions, Pipeline, STEP_DEADLINE, STEP_DEADLINE_MAX, Threaded, WarmUp, WindowInfo, load_watched,
 };
 use pinion_os::process::limit_behind;
 use pinion_protocol::WindowKv;
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use pinion_text::TextCodec;
 use pinion_worker::Recorder;
+use std::time::Duration;
 
 // The config sizes rings by the width that the fake model's vectors have.
 const _: () = assert!(pinion_config::FAKE_VECTOR_WIDTH == pinion_model::FAKE_VECTOR_WIDTH);
@@ -121,6 +122,15 @@ pub fn sizes(config: &Config, info: &ModelInfo) -> Sizes {
     }
 }
 
+/// After what time the engine gives up a step: not before the launcher gives up the engine, because with
+/// `--stuck-timeout` an operator says how long a step may take. At 0, where no step is stuck, after a day.
+pub(crate) fn step_deadline(stuck_timeout_ms: u64) -> Duration {
+    match stuck_timeout_ms {
+        0 => STEP_DEADLINE_MAX,
+        ms => STEP_DEADLINE.max(Duration::from_millis(ms)),
+    }
+}
+
 /// Loads the model: on a thread of its own for overlap, or else on this one.
 fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadError> {
     let operators = (config.backend == Backend::Operators).then(|| operator_options(config));
@@ -140,7 +150,7 @@ fn start(config: &Config, recorder: Recorder) -> Result<Box<dyn Pipeline>, LoadE
         Ok(model)
     };
     if config.scheduling.overlap {
-        let threaded = Threaded::start(load, STEP_DEADLINE)?;
+        let threaded = Threaded::start(load, step_deadline(config.lifecycle.stuck_timeout_ms))?;
         return Ok(Box::new(threaded));
     }
     Ok(Box::new(Inline::new(load()?)))
@@ -211,4 +221,24 @@ fn grammars(config: &Config) -> std::io::Result<Grammars> {
         Words::of(&codec, vocab_size, stop_ids)
     };
     Grammars::start(words, config.frontends as usize * config.max_inflight as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_may_take_as_long_as_the_operator_says() {
+        for (stuck_timeout_ms, seconds) in [
+            (0, 86_400),
+            (1, 120),
+            (60_000, 120),
+            (120_000, 120),
+            (120_500, 120),
+            (600_000, 600),
+            (3_600_000, 3600),
+        ] {
+            assert_eq!(step_deadline(stuck_timeout_ms).as_secs(), seconds, "{stuck_timeout_ms} ms");
+        }
+    }
 }

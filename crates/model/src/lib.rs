@@ -50,7 +50,7 @@ pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions,
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;
 pub use pinion_ops::{AttentionKernel, LinearKind, Quantization};
-pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, Task, Threaded};
+pub use pipeline::{FUTURE_TOKEN, Inline, Pipeline, STEP_DEADLINE, STEP_DEADLINE_MAX, Task, Threaded};
 pub use pooling::PoolingKind;
 pub use sampler::{SampleParams, Sampler};
 pub use shaping::{MaskState, RowShaping, Shaping, TokenMask, Unshaped};

@@ -17,8 +17,12 @@ use std::time::Duration;
 /// [`slot`](crate::Row::slot). It is the last query token of its row. No vocabulary has it.
 pub const FUTURE_TOKEN: u32 = u32::MAX;
 
-/// A model that has not answered for this long is stuck. Far longer than any step takes.
+/// A model that has not answered for this long is stuck, unless its operator allows longer steps. Far longer than any
+/// step takes.
 pub const STEP_DEADLINE: Duration = Duration::from_secs(120);
+
+/// The same for an operator who has no step called stuck: that of a model that will not answer still ends.
+pub const STEP_DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Loading and warming take longer than a step; the launcher's start timeout is what an operator meets.
 const START_DEADLINE: Duration = Duration::from_secs(3600);
@@ -444,6 +448,30 @@ mod tests {
         buffer.note(&batch, &out);
         buffer.resolve(&mut batch);
         assert_eq!(batch.tokens, [41]);
+    }
+
+    #[test]
+    fn a_step_may_take_as_long_as_it_is_told() {
+        let slow = || -> Result<Box<dyn Model>, LoadError> {
+            let shape =
+                FakeShape { vocab_size: 50, max_context: 2048, eos: None, block_size: 16, block_count: 128 };
+            let options = FakeOptions { step_us: 200_000.0, ..FakeOptions::default() };
+            Ok(Box::new(FakeModel::new(shape, options)))
+        };
+        let (blocks, mut out, mut batch) =
+            (Vec::from_iter(0..128), StepOutput::default(), OwnedBatch::default());
+        fill(&mut batch, 0, &blocks);
+        for (deadline, expected) in [
+            (STEP_DEADLINE_MAX, Ok(())),
+            (
+                Duration::from_millis(1),
+                Err(StepError::Gone { reason: "the model has not answered for 1ms".into() }),
+            ),
+        ] {
+            let mut pipeline = Threaded::start(slow, deadline).expect("a fake model");
+            pipeline.launch(&batch.as_step()).expect("the thread lives");
+            assert_eq!(pipeline.retire(&mut out), expected);
+        }
     }
 
     #[test]

@@ -114,6 +114,7 @@ fn options(object: &str, dtype: CudaDtype, max_rows: u32, max_tokens: u32) -> Cu
         scored_on_device: true,
         masked_on_device: true,
         spin: std::time::Duration::from_millis(20),
+        step_deadline: pinion_model::STEP_DEADLINE,
     }
 }
 

@@ -15,8 +15,8 @@ use super::weights::Weights;
 use super::{CudaOptions, backend};
 use crate::load::{LoadError, LoadEvent};
 use crate::{
-    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, STEP_DEADLINE, StepBatch, StepError,
-    StepOutput, WarmUp,
+    DeviceMemory, FUTURE_TOKEN, Model, ModelInfo, Pipeline, RowOutcome, StepBatch, StepError, StepOutput,
+    WarmUp,
 };
 use pinion_cuda::{CHANGE_BYTES, CudaError, Device, DeviceCounts, Event, Graph, Pinned, Stream};
 use std::collections::VecDeque;
@@ -165,7 +165,7 @@ impl CudaDecoder {
             spare: (0..DEPTH).map(|_| Launched::new(options.max_rows as usize)).collect(),
             decode_buckets,
             graphs: Vec::new(),
-            patience: Patience { spin: options.spin, deadline: STEP_DEADLINE },
+            patience: Patience { spin: options.spin, deadline: options.step_deadline },
             wants_graphs: options.graphs,
             mixed_graphs: (options.mixed_graphs && forward.tiled).then(MixedGraphs::default),
             token_buckets: buckets(MIXED_TOKENS_MIN, options.max_tokens),
@@ -316,7 +316,8 @@ impl CudaDecoder {
         if wait(self.patience, || event.passed(), std::thread::sleep).map_err(gone)? {
             return Ok(());
         }
-        Err(StepError::Gone { reason: format!("the device has not answered for {STEP_DEADLINE:?}") })
+        let deadline = self.patience.deadline;
+        Err(StepError::Gone { reason: format!("the device has not answered for {deadline:?}") })
     }
 
     fn launch_checked(&mut self, batch: &StepBatch<'_>, launched: &mut Launched) -> Result<(), StepError> {

@@ -129,6 +129,8 @@ pub struct CudaOptions {
     pub masked_on_device: bool,
     /// How long the host looks for the end of a step before it sleeps: nothing where it shares its core.
     pub spin: Duration,
+    /// A step that the device has not ended after this time counts as stuck.
+    pub step_deadline: Duration,
 }
 
 fn backend(error: CudaError) -> LoadError {

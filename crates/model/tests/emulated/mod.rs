@@ -47,6 +47,7 @@ pub(crate) fn options() -> CudaOptions {
         scored_on_device: true,
         masked_on_device: true,
         spin: std::time::Duration::from_millis(20),
+        step_deadline: pinion_model::STEP_DEADLINE,
     }
 }
 
