@@ -163,9 +163,10 @@ impl Engine {
         self.scheduler.repeat_cache_changes();
     }
 
-    /// Whether the events role has not heard everything, because its ring is full.
-    pub fn has_cache_events(&self) -> bool {
-        self.scheduler.pool().has_changes()
+    /// If the events role has not heard everything: whether its ring took nothing in the last turn.
+    pub fn cache_events_stall(&self) -> Option<bool> {
+        let events = self.cache_events.as_ref().filter(|_| self.scheduler.pool().has_changes());
+        events.map(CacheEvents::is_stalled)
     }
 
     /// Every request in the scheduler, with how far it is.

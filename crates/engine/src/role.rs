@@ -1,5 +1,6 @@
 //! The engine among the other processes: what the launcher says, when to sleep, when to leave.
 
+use crate::cache_events::Looks;
 use crate::engine::{Broken, Engine, Turn};
 use crate::op_profile::OpProfile;
 use crate::options::build;
@@ -69,12 +70,20 @@ pub struct Server {
     tape: Option<Tape>,
     profile: Option<OpProfile>,
     drain_deadline_ns: Option<u64>,
+    event_looks: Looks,
 }
 
 impl Server {
     /// An engine that serves over the links of `session`, without a recording or a profile.
     pub fn new(session: Session, engine: Engine) -> Server {
-        Server { session, engine, tape: None, profile: None, drain_deadline_ns: None }
+        Server {
+            session,
+            engine,
+            tape: None,
+            profile: None,
+            drain_deadline_ns: None,
+            event_looks: Looks::new(),
+        }
     }
 
     /// The engine.
@@ -112,7 +121,7 @@ impl Server {
     /// # Errors
     /// See [`Engine::turn`].
     pub fn turn(&mut self) -> Result<Pace, Broken> {
-        let Server { session, engine, tape, profile, drain_deadline_ns } = self;
+        let Server { session, engine, tape, profile, drain_deadline_ns, event_looks } = self;
         while let Some(event) = session.control() {
             match event {
                 ControlEvent::Stop => return Ok(Pace::Stop),
@@ -150,8 +159,10 @@ impl Server {
         }
         Ok(match turn {
             Turn::Worked => Pace::Go,
-            Turn::Idle if backlog || engine.has_cache_events() => Pace::Wait(BACKLOG_WAIT),
-            Turn::Idle => Pace::Wait(IDLE_WAIT),
+            Turn::Idle if backlog => Pace::Wait(BACKLOG_WAIT),
+            Turn::Idle => {
+                Pace::Wait(engine.cache_events_stall().map_or(IDLE_WAIT, |stalls| event_looks.wait(stalls)))
+            }
         })
     }
 }
