@@ -318,6 +318,18 @@ fn a_publisher_that_stands_still_holds_no_channel_up() {
     stands_still("channel");
 }
 
+/// The engine has changes to tell that its ring does not take, and no work.
+fn assert_sleeps(server: &Server) {
+    server.wait_idle();
+    let sleeps = || server.metrics().samples["pinion_role_sleeps_total{role=\"engine-0\"}"];
+    // Longer and longer, until each is as long as the longest.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = sleeps();
+    std::thread::sleep(Duration::from_secs(2));
+    let count = sleeps() - before;
+    assert!((1.0..100.0).contains(&count), "{count} sleeps in two seconds");
+}
+
 fn stands_still(ipc: &str) {
     let (publish, replay) = (free_port(), free_port());
     let small = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--kv-cache-tokens", "4096"];
@@ -334,6 +346,7 @@ fn stands_still(ipc: &str) {
     }
     let full = unread[79];
     assert!(unread[0] < full && unread[60..].iter().all(|words| *words == full), "{unread:?}");
+    assert_sleeps(&server);
     kill(publisher.pid, Signal::SIGCONT);
     // It was evicted meanwhile, and is told last.
     let again = format!("0 {}", "lorem ipsum dolor ".repeat(20));
