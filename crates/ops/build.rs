@@ -14,7 +14,7 @@ fn main() {
 
     let cpu = kernels.join("cpu");
     let mut objects = kernel_objects(&cpu, &["paged_attention.cpp", "kv_append.cpp", "rows.cpp"], &[]);
-    // Products round each operation by itself on every level, so that their bits are the same.
+    // Products and the sampler's walks round each operation by itself on every level, so that their bits are the same.
     let apart = ["-ffp-contract=off"];
     objects.extend(kernel_objects(
         &cpu,
@@ -28,7 +28,8 @@ fn main() {
         objects.extend(kernel_objects(&cpu, &["attention_avx2.cpp", "rows_avx2.cpp"], &["-mavx2", "-mfma"]));
         objects.extend(kernel_objects(&cpu, &["quantized_avx2.cpp"], &[&apart[..], &["-mavx2"]].concat()));
         let packed = [&apart[..], &["-mavx2", "-mfma", "-mf16c"]].concat();
-        objects.extend(kernel_objects(&cpu, &["packed_avx2.cpp"], &packed));
+        objects.extend(kernel_objects(&cpu, &["packed_avx2.cpp", "walks_avx2.cpp"], &packed));
+        objects.extend(kernel_objects(&cpu, &["walks.cpp"], &[]));
         // GCC 12's own intrinsics headers trip its uninitialized warnings.
         let quiet = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"];
         let avx512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl"];
@@ -38,7 +39,11 @@ fn main() {
             &[&avx512[..], &quiet].concat(),
         ));
         let products = [&avx512[..], &quiet, &apart].concat();
-        objects.extend(kernel_objects(&cpu, &["quantized_avx512.cpp", "packed_avx512.cpp"], &products));
+        objects.extend(kernel_objects(
+            &cpu,
+            &["quantized_avx512.cpp", "packed_avx512.cpp", "walks_avx512.cpp"],
+            &products,
+        ));
         let vnni = [&products[..], &["-mavx512vnni"]].concat();
         objects.extend(kernel_objects(&cpu, &["quantized_vnni.cpp"], &vnni));
         let bf16 = [&avx512[..], &quiet, &["-mavx512bf16"]].concat();

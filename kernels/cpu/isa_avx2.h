@@ -1,4 +1,5 @@
-// The vector operations of attention_tile.h and rows_vector.h on AVX2 with FMA. Include only from units compiled for it.
+// The vector operations of attention_tile.h, rows_vector.h and walks_vector.h on AVX2 with FMA. Include only from units
+// compiled for it.
 #pragma once
 #include <immintrin.h>
 

@@ -1,4 +1,5 @@
-// The vector operations of attention_tile.h and rows_vector.h on AVX-512 (F, BW, VL). Include only from units compiled for it.
+// The vector operations of attention_tile.h, rows_vector.h and walks_vector.h on AVX-512 (F, BW, VL). Include only from
+// units compiled for it.
 #pragma once
 #include <immintrin.h>
 

@@ -4,6 +4,11 @@
 #include "../include/pinion_packed.h"
 #include "../include/pinion_quantized.h"
 #include "../include/pinion_rows.h"
+#include "../include/pinion_team.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 namespace {
 
@@ -150,4 +155,22 @@ extern "C" void pinion_packed_parallel(const PinionPacked* args, int32_t level, 
     const uint64_t tiles = (args->n + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
     over_tiles(tiles, tiles * pinion_packed_tile_bytes(args->k, args->weight_type) * args->rows, threads,
                [=](uint64_t begin, uint64_t end) { pinion_packed(args, level, begin, end); });
+}
+
+extern "C" void pinion_deal(void (*work)(void*, uint64_t, uint64_t), void* context, uint64_t items,
+                            int32_t threads) {
+    if (threads <= 1 || items < 2) {
+        for (uint64_t item = 0; item < items; ++item) work(context, 0, item);
+        return;
+    }
+    // Always all threads, as everywhere in this file: libgomp ends those of a larger team before that it has no use for.
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t item = 0; item < static_cast<int64_t>(items); ++item) {
+#if defined(_OPENMP)
+        const uint64_t worker = static_cast<uint64_t>(omp_get_thread_num());
+#else
+        const uint64_t worker = 0;
+#endif
+        work(context, worker, static_cast<uint64_t>(item));
+    }
 }

@@ -190,6 +190,25 @@ unsafe extern "C" {
     pub(crate) fn pinion_packed_tile_bytes(k: u32, weight_type: i32) -> u64;
     pub(crate) fn pinion_pack_floats_parallel(args: *const PinionPackFloats, threads: i32);
     pub(crate) fn pinion_packed_parallel(args: *const PinionPacked, level: i32, threads: i32);
+    pub(crate) fn pinion_deal(
+        work: extern "C" fn(*mut c_void, u64, u64),
+        context: *mut c_void,
+        items: u64,
+        threads: i32,
+    );
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    pub(crate) fn pinion_finite_max(x: *const f32, count: u64, level: i32, max: *mut f32) -> i32;
+    pub(crate) fn pinion_weigh(
+        x: *const f32,
+        count: u64,
+        max: f32,
+        inverse: f32,
+        level: i32,
+        weights: *mut f32,
+    ) -> f64;
 }
 
 #[cfg(all(feature = "torch", target_os = "linux", target_env = "gnu"))]

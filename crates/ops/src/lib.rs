@@ -26,11 +26,13 @@ pub mod quantized;
 pub mod rows;
 #[cfg(feature = "torch")]
 mod shim;
+pub mod team;
 #[cfg(feature = "torch")]
 pub mod tensor;
 #[cfg(feature = "torch")]
 pub mod tensor_kernels;
 pub mod twin;
+pub mod walks;
 
 pub use cpu::{IntegerLevel, KernelLevel, has_tiles, supports_bf16};
 pub use kv_pool::{Dtype, Element, KvPool, KvShape};
