@@ -94,6 +94,9 @@ pub struct Config {
     pub strict_fields: bool,
     /// How attention runs.
     pub attention: AttentionKind,
+    /// All threads draw tokens. Older recordings do not say it.
+    #[serde(default)]
+    pub parallel_sampling: bool,
     /// How that of prompt chunks does, on a GPU and with libtorch's operators. Older recordings do not say it.
     #[serde(default)]
     pub prefill_attention: PrefillAttention,

@@ -114,9 +114,8 @@ type Found<'a> = (&'a Machine, &'a Path, Option<Folder>);
 
 /// The part after the folder was read. Without it only what does not need it is checked.
 pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Collector) -> Option<Config> {
-    let ((machine, dir, folder), take) = (found, Take(settings));
-    let (computing, plan, (name, kv_events)) = without_model(settings, machine, dir, folder.as_ref(), faults);
-    let (room, (cpu_plan, pin)) = (lengths(settings, machine, &computing, folder.as_ref()?, faults), plan?);
+    let (computing, room, (cpu_plan, pin), (name, kv_events)) = decided(settings, &found, faults)?;
+    let ((_, dir, folder), take) = (found, Take(settings));
     Some(Config {
         host: settings.address("host")?,
         port: take.narrow("port"),
@@ -138,6 +137,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         linear: settings.text("linear").and_then(LinearKind::of).unwrap_or(LinearKind::Auto),
         quantization: computing.quantization,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
+        parallel_sampling: settings.switch("parallel-sampling").unwrap_or(true),
         prefill_attention: computing.prefill_attention,
         torch_kernels: computing.torch_kernels,
         fake: Fake::new(settings),
@@ -186,6 +186,17 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
 
 /// The served name, and where KV events go, whose topic has that name.
 type Named = (String, Option<KvEvents>);
+
+/// What computes, the lengths, the CPU plan and the names, if there is a folder and a plan.
+fn decided(
+    settings: &Settings,
+    (machine, dir, folder): &Found<'_>,
+    faults: &mut Collector,
+) -> Option<(Computing, Lengths, (CpuPlan, bool), Named)> {
+    let (computing, plan, named) = without_model(settings, machine, dir, folder.as_ref(), faults);
+    let room = lengths(settings, machine, &computing, folder.as_ref()?, faults);
+    Some((computing, room, plan?, named))
+}
 
 /// What is decided without the model's facts: what computes, the CPU plan, the name.
 fn without_model(

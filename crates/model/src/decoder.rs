@@ -8,13 +8,12 @@
 
 use crate::batch::{StepBatch, StepError, StepOutput};
 use crate::config_json;
-use crate::host_sampler::{draw_rows, score_prompts};
+use crate::host_sampler::{HostSampler, score_prompts};
 use crate::kv_cache::{KvCache, KvSizes, Tables};
 use crate::layers::Layers;
 use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions};
 use crate::pooling::{self, Pooler};
 use crate::rotation::Rotations;
-use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
 use crate::weights::Weights;
 use crate::{Model, ModelInfo, WarmUp};
@@ -31,7 +30,7 @@ pub(crate) struct Decoder {
     weights: Weights,
     layers: Layers,
     arrays: Arrays,
-    sampler: Sampler,
+    sampler: HostSampler,
     logits: Vec<f32>,
     pooler: Option<Pooler>,
 }
@@ -119,10 +118,11 @@ impl Decoder {
             packed: weights.packed_type(),
             vector_width: options.pooling.map(|_| model.hidden),
         };
+        let sampling_threads = if options.parallel_sampling { options.threads } else { 1 };
         let launch = Launch { level: KernelLevel::best(), threads: options.threads };
         let rotations = Rotations::new(&model, max_context);
         Ok(Self {
-            sampler: Sampler::new(model.vocab as usize),
+            sampler: HostSampler::new(model.vocab as usize, sampling_threads),
             logits: Vec::new(),
             pooler: options.pooling.map(|kind| Pooler::new(kind, model.hidden as usize)),
             arrays: Arrays::default(),
@@ -251,7 +251,7 @@ impl Model for Decoder {
         out.clear();
         let hidden = self.forward(batch)?;
         let vocab = self.info.vocab_size as usize;
-        draw_rows(&mut self.sampler, vocab, batch, out, &mut self.logits);
+        self.sampler.draw_rows(batch, out, &mut self.logits);
         let Some(hidden) = hidden else { return Ok(()) };
         if self.pooler.is_some() {
             return self.pool(&hidden, batch, out).map_err(step_error);
@@ -261,7 +261,7 @@ impl Model for Decoder {
         }
         let _no_grad = tch::no_grad_guard();
         let (weights, layers) = (&self.weights, &self.layers);
-        score_prompts(&mut self.sampler, vocab, batch, out, &mut self.logits, |begin, len, logits| {
+        score_prompts(self.sampler.own(), vocab, batch, out, &mut self.logits, |begin, len, logits| {
             // [len, hidden] to [len, vocab]
             let some =
                 hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;

@@ -1,8 +1,11 @@
 //! Tokens and scores of prompt tokens from logits on the host, for the forwards on libtorch.
 
 use crate::batch::{RowOutcome, StepBatch, StepError, StepOutput};
+use crate::logprobs::{ALTERNATIVES_MAX, Logprob};
 use crate::op_trace;
-use crate::sampler::Sampler;
+use crate::sampler::{SampleParams, Sampler};
+use crate::shaping::Shaping;
+use pinion_ops::team::deal;
 
 /// Prompt tokens that meet the head at once: its logits, `[64, vocab]`, are 13 MB for GPT-2's vocabulary.
 const SCORED_TOKENS_PER_PRODUCT: usize = 64;
@@ -34,22 +37,93 @@ pub(crate) fn score_prompts(
     Ok(())
 }
 
-/// Draws for the rows of a step that sample, from `[sampling rows, vocab]`.
-pub(crate) fn draw_rows(
-    sampler: &mut Sampler,
+/// Rows of a step that are handed out together.
+const ROWS_PER_DEAL: usize = 64;
+
+/// Rows of fewer logits than this in all are drawn by the calling thread: to hand them out takes longer than to draw.
+const DEALT_LOGITS: usize = 1 << 17;
+
+/// Draws the tokens of a step on the host, its rows dealt out over the kernels' threads. A draw depends on its row
+/// alone, so it is the same on each of them.
+#[derive(Debug)]
+pub struct HostSampler {
     vocab: usize,
-    batch: &StepBatch<'_>,
-    out: &mut StepOutput,
-    logits: &mut [f32],
-) {
-    let _range = op_trace::range(op_trace::SAMPLE);
-    let mut rows = logits.chunks_exact_mut(vocab);
-    for (index, row) in batch.rows.iter().enumerate() {
-        let Some(params) = &row.sample else {
-            out.push(RowOutcome::None);
-            continue;
-        };
-        let logits = rows.next().expect("the head gave one row of logits for each sampling row");
-        sampler.draw_row(logits, params, batch.shaping.shaping(index), out);
+    /// One for each thread, at least one.
+    samplers: Vec<Sampler>,
+    /// What came of the rows that were handed out.
+    drawn: Vec<Drawn>,
+}
+
+/// What came of one row.
+#[derive(Debug)]
+struct Drawn {
+    outcome: RowOutcome,
+    /// Empty if the row did not ask.
+    logprobs: Vec<Logprob>,
+}
+
+/// One row to be drawn.
+struct RowDraw<'a> {
+    logits: &'a mut [f32],
+    params: &'a SampleParams,
+    shaping: Option<Shaping<'a>>,
+    drawn: &'a mut Drawn,
+}
+
+impl HostSampler {
+    /// A sampler for rows of `vocab` logits, on as many threads as the kernels run on, or on one.
+    pub fn new(vocab: usize, threads: u32) -> Self {
+        let drawn =
+            || Drawn { outcome: RowOutcome::None, logprobs: Vec::with_capacity(ALTERNATIVES_MAX + 1) };
+        Self {
+            vocab,
+            samplers: (0..threads.max(1)).map(|_| Sampler::new(vocab)).collect(),
+            drawn: (0..ROWS_PER_DEAL).map(|_| drawn()).collect(),
+        }
+    }
+
+    /// The calling thread's own.
+    pub(crate) fn own(&mut self) -> &mut Sampler {
+        &mut self.samplers[0]
+    }
+
+    /// Draws for the rows of a step that sample, from `[sampling rows, vocab]`, which change. No allocation but for the
+    /// growth of `out`.
+    pub fn draw_rows(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput, logits: &mut [f32]) {
+        let _range = op_trace::range(op_trace::SAMPLE);
+        let is_dealt = self.samplers.len() > 1 && logits.len() > self.vocab && logits.len() >= DEALT_LOGITS;
+        let mut logits = logits.chunks_exact_mut(self.vocab);
+        let mut next = || logits.next().expect("the head gave one row of logits for each sampling row");
+        if !is_dealt {
+            for (index, row) in batch.rows.iter().enumerate() {
+                match &row.sample {
+                    Some(params) => {
+                        self.samplers[0].draw_row(next(), params, batch.shaping.shaping(index), out);
+                    }
+                    None => out.push(RowOutcome::None),
+                }
+            }
+            return;
+        }
+        for (group, rows) in batch.rows.chunks(ROWS_PER_DEAL).enumerate() {
+            let mut draws: [Option<RowDraw<'_>>; ROWS_PER_DEAL] = [const { None }; ROWS_PER_DEAL];
+            for (at, (row, drawn)) in rows.iter().zip(&mut self.drawn).enumerate() {
+                drawn.outcome = RowOutcome::None;
+                drawn.logprobs.clear();
+                draws[at] = row.sample.as_ref().map(|params| RowDraw {
+                    logits: next(),
+                    params,
+                    shaping: batch.shaping.shaping(group * ROWS_PER_DEAL + at),
+                    drawn,
+                });
+            }
+            deal(&mut self.samplers, &mut draws[..rows.len()], |sampler, draw| {
+                let Some(RowDraw { logits, params, shaping, drawn }) = draw else { return };
+                drawn.outcome = sampler.draw_scored(logits, params, *shaping, &mut drawn.logprobs);
+            });
+            for drawn in &self.drawn[..rows.len()] {
+                out.push_with(drawn.outcome, &drawn.logprobs);
+            }
+        }
     }
 }

@@ -46,6 +46,8 @@ pub use batch::{
 pub use fake::{
     FAKE_VECTOR_WIDTH, FakeModel, FakeOptions, FakeShape, fake_repeating_token, fake_token, fake_vector,
 };
+#[cfg(feature = "torch")]
+pub use host_sampler::HostSampler;
 pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, load, load_watched};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;

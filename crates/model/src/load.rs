@@ -63,6 +63,8 @@ pub struct ModelOptions {
     pub quantization: Quantization,
     /// Vector kernels or their plain Rust twins.
     pub attention: AttentionKernel,
+    /// Draw the tokens of a step on all threads.
+    pub parallel_sampling: bool,
     /// Give a vector for each prompt, made so, instead of tokens.
     pub pooling: Option<PoolingKind>,
     /// Step time of the fake backend.
@@ -83,6 +85,7 @@ impl Default for ModelOptions {
             linear: LinearKind::Auto,
             quantization: Quantization::None,
             attention: AttentionKernel::Vector,
+            parallel_sampling: true,
             pooling: None,
             fake: FakeOptions::default(),
         }

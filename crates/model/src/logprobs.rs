@@ -1,7 +1,8 @@
 //! How likely the model itself held a token: log-softmax of the logits as the model gives them, before penalties,
 //! biases and temperature. That is `raw_logprobs`, the default of vLLM's `--logprobs-mode`.
 
-use crate::sampler::{exp_nonpositive, id_of, key_of, ordered_sum};
+use crate::sampler::{id_of, key_of};
+use pinion_ops::walks::{Walks, find_above};
 
 /// Most alternatives that a row may ask for.
 pub const ALTERNATIVES_MAX: usize = 20;
@@ -20,7 +21,6 @@ pub struct Logprob {
 pub(crate) struct Scorer {
     /// A copy of the row.
     logits: Vec<f32>,
-    weights: Vec<f32>,
     /// Keys of the likeliest, likeliest first; see [`key_of`].
     best: Vec<u64>,
     max: f32,
@@ -29,34 +29,43 @@ pub(crate) struct Scorer {
 }
 
 impl Scorer {
-    /// Reads a row of finite logits. O(vocab), and no allocation once it has seen the vocabulary.
-    pub(crate) fn read(&mut self, logits: &[f32], alternatives: u32) {
+    /// A scorer with room for `vocab_size` logits.
+    pub(crate) fn new(vocab_size: usize) -> Self {
+        Self {
+            logits: Vec::with_capacity(vocab_size),
+            best: Vec::with_capacity(ALTERNATIVES_MAX + 1),
+            ..Self::default()
+        }
+    }
+
+    /// Reads a row of logits. O(vocab), and no allocation within the room that it was made with. False if one is not
+    /// finite; then there is nothing to report.
+    pub(crate) fn read(&mut self, walks: Walks, logits: &[f32], alternatives: u32) -> bool {
+        let Some(max) = walks.finite_max(logits) else { return false };
         self.logits.clear();
         self.logits.extend_from_slice(logits);
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        self.weights.clear();
-        self.weights.extend(logits.iter().map(|&logit| exp_nonpositive(logit - max)));
         self.max = max;
-        self.log_sum = ordered_sum(&self.weights).ln();
+        self.log_sum = walks.sum(logits, max).ln();
         self.find_best((alternatives as usize).min(ALTERNATIVES_MAX));
+        true
     }
 
     /// One walk with a short sorted list: nearly every logit is below the list's last.
     fn find_best(&mut self, count: usize) {
         self.best.clear();
-        self.best.reserve(ALTERNATIVES_MAX + 1);
         if count == 0 {
             return;
         }
-        for (id, &logit) in self.logits.iter().enumerate() {
-            let key = key_of(logit, id as u32);
-            if self.best.len() == count && self.best.last().is_some_and(|&last| last < key) {
-                continue;
-            }
+        find_above(&self.logits, f32::MIN, |id| {
+            let key = key_of(self.logits[id], id as u32);
             let at = self.best.partition_point(|&other| other < key);
             self.best.insert(at, key);
             self.best.truncate(count);
-        }
+            match self.best.last() {
+                Some(&last) if self.best.len() == count => self.logits[id_of(last) as usize],
+                Some(_) | None => f32::MIN,
+            }
+        });
     }
 
     /// Appends the drawn token, then the alternatives, likeliest first; ties go to the lower id.
@@ -73,7 +82,8 @@ impl Scorer {
 
     fn score(&self, token: u32) -> Logprob {
         let logit = self.logits.get(token as usize).copied().unwrap_or(f32::MIN);
-        let logprob = f64::from(logit) - f64::from(self.max) - self.log_sum;
+        // The largest of all is 0 if it is a zero of either sign, and so is its distance to itself.
+        let logprob = f64::from(logit) - f64::from(self.max) + 0.0 - self.log_sum;
         Logprob { token, logprob: (logprob as f32).max(f32::MIN) }
     }
 }

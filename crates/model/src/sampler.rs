@@ -5,8 +5,9 @@
 //! arithmetic is plain IEEE `f32`/`f64` in a fixed order: the same logits give the same token on every machine.
 
 use crate::batch::{RowOutcome, StepOutput};
-use crate::logprobs::Scorer;
+use crate::logprobs::{Logprob, Scorer};
 use crate::shaping::{MaskState, Shaper, Shaping, apply_mask};
+use pinion_ops::walks::{Walks, find_above, twin::ordered_sum};
 use pinion_random::mix;
 
 /// How to sample one token. Mirrors the order of Hugging Face's `LogitsProcessorList` in `generation/utils.py`:
@@ -44,9 +45,11 @@ impl SampleParams {
 /// Weights below these shares of the largest are left out of the first candidate lists; 0 takes every token.
 const CANDIDATE_FLOORS: [f32; 3] = [1e-3, 1e-6, 0.0];
 
-/// Reused buffers of the sampler; one per model. No allocation once it has seen a vocabulary.
+/// Reused buffers of the sampler; one for each thread that draws. A new one allocates nothing while it draws from rows
+/// of the size that it was made for, but for the growth of outputs.
 #[derive(Debug, Default)]
 pub struct Sampler {
+    walks: Walks,
     /// exp((logit - max) / temperature) of each id.
     weights: Vec<f32>,
     /// Candidates as sortable keys, see [`key_of`].
@@ -65,8 +68,15 @@ impl Sampler {
             keys: Vec::with_capacity(vocab_size),
             allowed: Vec::with_capacity(vocab_size / u32::BITS as usize + 2),
             shaper: Shaper::new(vocab_size),
-            scorer: Scorer::default(),
+            scorer: Scorer::new(vocab_size),
+            walks: Walks::default(),
         }
+    }
+
+    /// The same with rows walked so; what is drawn is the same.
+    pub fn with_walks(mut self, walks: Walks) -> Self {
+        self.walks = walks;
+        self
     }
 
     /// Samples one token after what the row's request does to `logits` (\[vocab\]), which are changed in place. No
@@ -99,14 +109,27 @@ impl Sampler {
         shaping: Option<Shaping<'_>>,
         out: &mut StepOutput,
     ) {
+        let outcome = self.draw_scored(logits, params, shaping, &mut out.logprobs);
+        out.push(outcome);
+    }
+
+    /// [`Sampler::draw`]; appends the logprobs if the row asks for them.
+    pub(crate) fn draw_scored(
+        &mut self,
+        logits: &mut [f32],
+        params: &SampleParams,
+        shaping: Option<Shaping<'_>>,
+        logprobs: &mut Vec<Logprob>,
+    ) -> RowOutcome {
         if let Some(alternatives) = params.logprobs {
-            self.scorer.read(logits, alternatives);
+            // From a row that is not finite nothing is drawn, and so nothing is reported.
+            self.scorer.read(self.walks, logits, alternatives);
         }
         let outcome = self.draw(logits, params, shaping);
         if let (RowOutcome::Token(token), Some(_)) = (outcome, params.logprobs) {
-            self.scorer.report(token, &mut out.logprobs);
+            self.scorer.report(token, logprobs);
         }
-        out.push(outcome);
+        outcome
     }
 
     /// Scores a token that is known: appends its logprob, those of the likeliest, and its rank. False if a logit is not
@@ -118,10 +141,9 @@ impl Sampler {
         alternatives: u32,
         out: &mut StepOutput,
     ) -> bool {
-        if finite_max(logits).is_none() {
+        if !self.scorer.read(self.walks, logits, alternatives) {
             return false;
         }
-        self.scorer.read(logits, alternatives);
         self.scorer.report(token, &mut out.prompt_logprobs);
         out.prompt_ranks.push(self.scorer.rank(token));
         true
@@ -130,17 +152,13 @@ impl Sampler {
     /// Samples one token from `logits` (\[vocab\]). [`RowOutcome::NonFinite`] if any logit is a NaN or an infinity, or
     /// if there are none. O(vocab); sorts only the candidates that top-k and top-p can reach.
     pub fn sample(&mut self, logits: &[f32], params: &SampleParams) -> RowOutcome {
-        let Some(max) = finite_max(logits) else { return RowOutcome::NonFinite };
+        let Some(max) = self.walks.finite_max(logits) else { return RowOutcome::NonFinite };
         if params.is_greedy() {
             let first = logits.iter().position(|&logit| logit == max);
             return RowOutcome::Token(first.expect("the maximum is one of the logits") as u32);
         }
-        self.weights.clear();
         let inverse = 1.0 / params.temperature;
-        // exp of something below the smallest temperature's reach is 0 or 1, never a NaN: (l - max) <= 0 and the clamp
-        // in `exp_nonpositive` swallows -inf; 0 * inf is the one NaN and reads as the maximum's weight.
-        self.weights.extend(logits.iter().map(|&logit| exp_nonpositive(scaled(logit - max, inverse))));
-        let mut total = ordered_sum(&self.weights);
+        let mut total = self.walks.weigh(logits, max, inverse, &mut self.weights);
         let draw = uniform(params.seed, params.position);
 
         let top_k = match params.top_k as usize {
@@ -172,12 +190,11 @@ impl Sampler {
         for floor in CANDIDATE_FLOORS {
             self.keys.clear();
             let mut mass = 0.0f64;
-            for (id, (&weight, &logit)) in self.weights.iter().zip(logits).enumerate() {
-                if weight >= floor {
-                    mass += f64::from(weight);
-                    self.keys.push(key_of(logit, id as u32));
-                }
-            }
+            find_above(&self.weights, floor, |id| {
+                mass += f64::from(self.weights[id]);
+                self.keys.push(key_of(logits[id], id as u32));
+                floor
+            });
             // The margin keeps rounding from ending the list one token short of the nucleus.
             let enough = if k_is_on { self.keys.len() >= top_k } else { mass > top_p * total * (1.0 + 1e-9) };
             if enough {
@@ -233,11 +250,6 @@ impl Sampler {
     }
 }
 
-/// `difference` (at most 0) over the temperature, with 0 for 0 / 0.
-fn scaled(difference: f32, inverse: f32) -> f32 {
-    if difference == 0.0 { 0.0 } else { difference * inverse }
-}
-
 /// Walks the cumulative weights in id order up to `target`.
 fn walk_all(weights: &[f32], target: f64) -> u32 {
     let mut passed = 0.0f64;
@@ -264,63 +276,6 @@ pub(crate) fn key_of(logit: f32, id: u32) -> u64 {
 
 pub(crate) fn id_of(key: u64) -> u32 {
     key as u32
-}
-
-/// The largest logit, or `None` if any is a NaN or an infinity or there are none. Written in lanes so that it
-/// vectorises.
-fn finite_max(logits: &[f32]) -> Option<f32> {
-    const LANES: usize = 16;
-    let mut max = [f32::NEG_INFINITY; LANES];
-    // x * 0 is 0 for a finite x and NaN for the others.
-    let mut poison = [0.0f32; LANES];
-    let chunks = logits.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    let mut visit = |lane: usize, logit: f32| {
-        max[lane] = if logit > max[lane] { logit } else { max[lane] };
-        poison[lane] += logit * 0.0;
-    };
-    for chunk in chunks {
-        for (lane, &logit) in chunk.iter().enumerate() {
-            visit(lane, logit);
-        }
-    }
-    for (lane, &logit) in rest.iter().enumerate() {
-        visit(lane, logit);
-    }
-    let finite = !logits.is_empty() && poison.iter().all(|&value| value == 0.0);
-    finite.then(|| max.into_iter().fold(f32::NEG_INFINITY, f32::max))
-}
-
-/// Sum in eight interleaved lanes: a fixed order, and quick.
-pub(crate) fn ordered_sum(values: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; 8];
-    let chunks = values.chunks_exact(8);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(value);
-        }
-    }
-    for (lane, &value) in lanes.iter_mut().zip(rest) {
-        *lane += f64::from(value);
-    }
-    lanes.iter().sum()
-}
-
-/// exp(x) for x <= 0, relative error below 1e-6, exactly 1 at 0 and 0 below -87. Branch-free, so that it vectorises,
-/// and the same on every machine, which the platform's `expf` is not.
-pub(crate) fn exp_nonpositive(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
-    let clamped = if x > -87.0 { x } else { -87.0 };
-    let power = clamped * std::f32::consts::LOG2_E;
-    let shifted = power + ROUND;
-    let whole = shifted - ROUND;
-    // Taylor of 2^f = e^(f ln 2) on |f| <= 1/2.
-    let f = (power - whole) * std::f32::consts::LN_2;
-    let series =
-        1.0 + f * (1.0 + f * (0.5 + f * (1.0 / 6.0 + f * (1.0 / 24.0 + f * (1.0 / 120.0 + f / 720.0)))));
-    let scale = f32::from_bits(((shifted.to_bits() as i32 - ROUND.to_bits() as i32 + 127) as u32) << 23);
-    if x > -87.0 { series * scale } else { 0.0 }
 }
 
 /// The draw of a token: uniform in \[0, 1), a hash of (seed, position) and nothing else.

@@ -7,9 +7,8 @@ use super::weights::Weights;
 use super::{OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, OperatorPrefill};
 use crate::batch::{StepBatch, StepError, StepOutput};
 use crate::config_json;
-use crate::host_sampler::{draw_rows, score_prompts};
+use crate::host_sampler::{HostSampler, score_prompts};
 use crate::load::{KvSize, LoadError, LoadEvent, tell_ignored};
-use crate::sampler::Sampler;
 use crate::warm_up::run_warm_up;
 use crate::{DeviceMemory, Model, ModelInfo, WarmUp};
 use pinion_architecture::{Architecture, beyond_cuda_attention};
@@ -68,7 +67,7 @@ struct OperatorDecoder {
     info: ModelInfo,
     network: Network,
     device: OperatorDevice,
-    sampler: Sampler,
+    sampler: HostSampler,
     /// What the host samples from.
     logits: Vec<f32>,
     /// The object's sampler, if the model runs with its kernels.
@@ -131,7 +130,7 @@ pub(super) fn load(
         vector_width: None,
     };
     let mut decoder = OperatorDecoder {
-        sampler: Sampler::new(model.vocab as usize),
+        sampler: HostSampler::new(model.vocab as usize, 1),
         logits: Vec::new(),
         draws,
         network: Network::new(model, weights, kernels, options, block_count)?,
@@ -258,11 +257,11 @@ impl OperatorDecoder {
     ) -> Result<(), TensorError> {
         let _no_grad = tch::no_grad_guard();
         if let (Some(logits), Some(draws), Some(stream)) = (logits, &mut self.draws, self.network.stream()?) {
-            return draws.draw(&stream, logits, &mut self.sampler, batch, out);
+            return draws.draw(&stream, logits, self.sampler.own(), batch, out);
         }
         self.logits.clear();
         logits.map_or(Ok(()), |logits| bring(logits, &mut self.logits))?;
-        draw_rows(&mut self.sampler, self.info.vocab_size as usize, batch, out, &mut self.logits);
+        self.sampler.draw_rows(batch, out, &mut self.logits);
         Ok(())
     }
 }
@@ -283,7 +282,7 @@ impl Model for OperatorDecoder {
         };
         let _no_grad = tch::no_grad_guard();
         let network = &self.network;
-        score_prompts(&mut self.sampler, vocab, batch, out, &mut self.logits, |begin, len, logits| {
+        score_prompts(self.sampler.own(), vocab, batch, out, &mut self.logits, |begin, len, logits| {
             let some =
                 hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
             network.head(&some).and_then(|found| bring(&found, logits)).map_err(step_error)
