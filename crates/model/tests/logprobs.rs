@@ -69,3 +69,16 @@ fn extreme_logits_have_finite_logprobs() {
     out.clear();
     assert!(out.rows.is_empty() && out.logprobs(0).is_empty());
 }
+
+/// Nothing else has weight beside it, and clients are told 0 and not -0.
+#[test]
+fn a_certain_token_has_logprob_zero() {
+    for zero in [0.0, -0.0] {
+        let params = SampleParams { logprobs: Some(1), ..SampleParams::GREEDY };
+        let (mut sampler, mut out) = (Sampler::new(8), StepOutput::default());
+        sampler.draw_row(&mut [-1e9, zero, -1e9], &params, None, &mut out);
+        let have: Vec<(u32, u32)> =
+            out.logprobs(0).iter().map(|one| (one.token, one.logprob.to_bits())).collect();
+        assert_eq!(have, [(1, 0), (1, 0)], "of {zero}");
+    }
+}
