@@ -63,6 +63,8 @@ def kill(process):
 
 
 atexit.register(lambda: [kill(process) for process in list(STARTED)])
+# Else this signal ends the program without the line above.
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def get(port, path):
@@ -161,7 +163,8 @@ class Load:
 
     def __init__(self, port, clients, tokens, note=""):
         self.answers, self.done = [], False
-        self.threads = [threading.Thread(target=self.client, args=(port, tokens, number, note)) for number in range(clients)]
+        # Daemons: a program that ends while they ask would wait for them before it ends what it started.
+        self.threads = [threading.Thread(target=self.client, args=(port, tokens, number, note), daemon=True) for number in range(clients)]
         for thread in self.threads:
             thread.start()
 
