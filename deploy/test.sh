@@ -9,7 +9,7 @@
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
 #   deploy/test.sh tours      openai, anthropic, LangChain and others, and the recipes of docs/, which are not part of everything either
 #   deploy/test.sh packages   image, Debian package, wheel, chart and dashboard, which are not part of everything either
-#   deploy/test.sh distributed   replicas behind Envoy, HAProxy, SMG and Ray Serve, which are not part of everything either
+#   deploy/test.sh distributed   replicas behind Envoy, HAProxy, SMG, Ray Serve and Dynamo, which are not part of everything either
 #   deploy/test.sh simulation 100 000 seeds of the simulated service, which are not part of everything either
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
@@ -302,12 +302,12 @@ step_packages() {
     say "left out: ${left_out[*]:-nothing}"
 }
 
-# Replicas of the dev profile's programs behind each router, which its script installs, and under Ray Serve. By name only:
-# about twelve minutes, and downloads of 270 MB the first time.
+# Replicas of the dev profile's programs behind each router, which its script installs, and under Ray Serve and Dynamo.
+# By name only: about a quarter of an hour, and downloads of 360 MB the first time.
 step_distributed() {
     cargo build --locked --workspace --bins || return 1
     local router
-    for router in envoy haproxy smg ray_serve; do
+    for router in envoy haproxy smg ray_serve dynamo; do
         PINION=$TARGET/debug/pinion "$ROOT/deploy/distributed/$router.sh" || return 1
     done
 }
