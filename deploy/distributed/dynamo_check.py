@@ -28,7 +28,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 os.environ.update(DYN_DISCOVERY_BACKEND="file", DYN_REQUEST_PLANE="tcp", DYN_TCP_RPC_HOST="127.0.0.1", DYN_EVENT_PLANE="zmq",
                   DYN_EVENT_PLANE_HOST="127.0.0.1", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="2", DYN_LOG="error")
 
-from check import OWN_WORDS, PERFECT, PREFIXES, REPEATS, STEP_US, WORDS, Recipe, cached_share, heading, roll, say
+from check import PERFECT, PREFIXES, REPEATS, STEP_US, WORDS, Recipe, cached_share, heading, roll, say
 from replicas import HERE, MODEL, STARTED, Replica, ask, family, free_port, get, kill_all, spawn
 from routers import Router
 
