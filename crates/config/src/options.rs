@@ -263,9 +263,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "attention", group: Engine, preset: Is("vector"),
         kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },
-    Opt { name: "parallel-sampling", group: Engine, kind: Switch, preset: Is("true"),
+    Opt { name: "parallel-sampling", group: Engine, kind: Switch, preset: Is("false"),
         help: "CPU: a step's tokens are drawn on all of the engine's threads, each row on one of them, where there are enough \
-               rows; off, on one thread. The tokens are the same." },
+               rows; off, on one thread. The tokens are the same. Its effect on a service has not been measured." },
     Opt { name: "cuda-graphs", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: replay a graph captured before ready for each decode step; off, every kernel is launched by itself." },
     Opt { name: "cuda-mixed-graphs", group: Engine, kind: Switch, preset: Is("false"),

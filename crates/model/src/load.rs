@@ -85,7 +85,7 @@ impl Default for ModelOptions {
             linear: LinearKind::Auto,
             quantization: Quantization::None,
             attention: AttentionKernel::Vector,
-            parallel_sampling: true,
+            parallel_sampling: false,
             pooling: None,
             fake: FakeOptions::default(),
         }

@@ -1,6 +1,6 @@
 //! Mistral: Llama with a window on every layer.
-//! Mirrors `MistralConfig` in transformers' models/mistral/configuration_mistral.py. The text of `mistral3` is one, with
-//! the same defaults.
+//! Mirrors `MistralConfig` in transformers' models/mistral/configuration_mistral.py. The text of `mistral3` is one,
+//! with the same defaults.
 
 use super::llama;
 use crate::Architecture;
