@@ -10,6 +10,7 @@
 #   deploy/test.sh tours      openai, anthropic, LangChain and others, and the recipes of docs/, which are not part of everything either
 #   deploy/test.sh packages   image, Debian package, wheel, chart and dashboard, which are not part of everything either
 #   deploy/test.sh distributed   replicas behind Envoy, HAProxy, SMG, Ray Serve and Dynamo, which are not part of everything either
+#   deploy/test.sh kubernetes the chart on a Kubernetes node that is built here, which is not part of everything either
 #   deploy/test.sh simulation 100 000 seeds of the simulated service, which are not part of everything either
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
@@ -312,16 +313,23 @@ step_distributed() {
     done
 }
 
+# The chart on a real node, with the programs of the dev profile. By name only: it wants root, and the first run builds
+# Kubernetes.
+step_kubernetes() {
+    cargo build --locked --workspace --bins || return 1
+    PINION=$TARGET/debug/pinion "$ROOT/benchmarks/checks/kubernetes.sh"
+}
+
 STEPS=(fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run)
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
 # Steps that run only when they are named.
-OPTIONAL=(unit processes nemesis browser tours packages distributed simulation)
+OPTIONAL=(unit processes nemesis browser tours packages distributed kubernetes simulation)
 for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done
