@@ -95,8 +95,11 @@ prepare_source() {
 }
 
 build() { # build [PROGRAM..]
-    local program version=k8s.io/kubernetes/vendor/k8s.io/component-base/version
-    local flags="-s -w -X $version.gitVersion=v$KUBERNETES -X $version.gitMajor=1 -X $version.gitMinor=20"
+    local program package flags="-s -w"
+    for package in component-base/version client-go/pkg/version; do
+        package=k8s.io/kubernetes/vendor/k8s.io/$package
+        flags+=" -X $package.gitVersion=v$KUBERNETES -X $package.gitMajor=1 -X $package.gitMinor=20"
+    done
     download
     mkdir -p "$FOLDER/bin"
     for program in "$@"; do

@@ -92,7 +92,9 @@ def wait(what, look, seconds):
 
 
 def pods():
-    return get("pods", "--selector", "app.kubernetes.io/name=pinion")["items"]
+    """Those that are not told to end. The objects of others stay for half a minute after their containers."""
+    found = get("pods", "--selector", "app.kubernetes.io/name=pinion")["items"]
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
 
 def name_of(one):
@@ -100,12 +102,11 @@ def name_of(one):
 
 
 def is_ready(pod):
-    conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", [])}
-    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+    return any((one["type"], one["status"]) == ("Ready", "True") for one in pod["status"].get("conditions", []))
 
 
 def settled():
-    """The pods, once all that there are is ready."""
+    """The pods, once there are as many as wanted and all are ready."""
     found = pods()
     return found if len(found) == REPLICAS and all(map(is_ready, found)) else None
 
@@ -135,6 +136,8 @@ def install():
     for version, kind in sorted(left_out):
         say(f"left out, unknown to this server: {kind} of {version}")
     applied = [one for one in objects if (one["apiVersion"], one["kind"]) not in left_out]
+    # As Helm does: first what the Deployment needs.
+    applied.sort(key=lambda one: one["kind"] == "Deployment")
     began = time.monotonic()
     # The server publishes what it knows of each field, and kubectl refuses others.
     kubectl("apply", "--validate=true", "--filename", "-", text=yaml.safe_dump_all(applied))
@@ -232,7 +235,7 @@ def rollouts(port, streams):
             kubectl("rollout", "restart", "deployment/pinion")
             kubectl("rollout", "status", "deployment/pinion", "--timeout", "120s", seconds=150)
             took.append(time.monotonic() - began)
-            after = wait("the old pods' end", settled, 90)
+            after = wait("pods", settled, 90)
             expect(not before & {name_of(pod) for pod in after}, "a pod was not replaced")
             replaced += len(before)
     except BaseException:
