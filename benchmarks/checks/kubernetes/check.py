@@ -292,13 +292,14 @@ def container_dies():
 
 
 def warnings():
-    """Of the whole run: what the cluster complains of, and how often."""
+    """Of the whole run: what the cluster complains of, and how often. Not of the node: it reads the kernel's log, which has
+    what was before it."""
     counts = collections.Counter()
     for one in get("events")["items"]:
-        if one["type"] == "Warning":
+        if one["type"] == "Warning" and one["involvedObject"]["kind"] != "Node":
             counts[one["reason"]] += one.get("count") or 1
     told = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
-    say(f"warnings among the events: {told or 'none'}")
+    say(f"warnings among the events of the pods: {told or 'none'}")
 
 
 def main():
