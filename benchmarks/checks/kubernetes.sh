@@ -130,8 +130,7 @@ remove_cgroups() {
 
 leave() {
     local status=$?
-    [ -z "${node:-}" ] || kill -KILL "$node" 2>/dev/null || true
-    wait
+    { [ -z "${node:-}" ] || kill -KILL "$node"; wait; } 2>/dev/null || true
     remove_cgroups
     exit "$status"
 }
