@@ -37,6 +37,8 @@ STREAMS, TOKENS, FLOWING = 64, 400, 40
 # How long workers, and text of all streams, are waited for.
 PATIENCE_S = 120
 FRONTEND = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--migration-limit", "3"]
+# With 1, Dynamo's own, a prompt leaves the replica that holds it for one with a request less.
+BY_CACHE = ("--router-mode", "kv", "--router-prefill-load-scale", "8")
 
 
 def workers():
@@ -88,7 +90,7 @@ class Dynamo(Recipe):
         return [Host(self.pinion, "--fake-step-us", step, *drain, *flags) for step in steps]
 
     def router(self, replicas, *flags):
-        return Router([*FRONTEND, *(flags or ("--router-mode", "kv"))], arguments=["--http-port", "PORT"])
+        return Router([*FRONTEND, *(flags or BY_CACHE)], arguments=["--http-port", "PORT"])
 
 
 def share(recipe):
@@ -102,7 +104,8 @@ def share(recipe):
 
     found = measure()
     say(f"tokens from the cache: {found:.3f} ({PREFIXES} prefixes × {REPEATS} requests; with every repeated prompt whole {PERFECT:.3f})")
-    say(f"tokens from the cache with --router-mode round-robin: {measure('--router-mode', 'round-robin'):.3f}")
+    for mode in ("kv", "round-robin"):
+        say(f"tokens from the cache with --router-mode {mode} alone: {measure('--router-mode', mode):.3f}")
     if found < 0.8:
         raise SystemExit(f"dynamo: {found:.3f} of the tokens came from the cache")
 
