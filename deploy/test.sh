@@ -304,7 +304,7 @@ step_packages() {
 }
 
 # Replicas of the dev profile's programs behind each router, which its script installs, and under Ray Serve and Dynamo.
-# By name only: about a quarter of an hour, and downloads of 360 MB the first time.
+# By name only: minutes, and downloads the first time.
 step_distributed() {
     cargo build --locked --workspace --bins || return 1
     local router

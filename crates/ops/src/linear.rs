@@ -25,7 +25,7 @@ const PROBE_ROWS: i64 = 48;
 const PROBED_ROWS: [i64; 11] = [1, 2, 3, 8, 15, 16, 17, 19, 22, 29, 37];
 
 /// Outputs compared for each of them, if the rows of the probe suffice: another order changes nearly all outputs in
-/// fp32, and about one of 2000 in bf16, which rounds the difference away.
+/// fp32, and few in bf16, which rounds most differences away.
 const PROBED_OUTPUTS: i64 = 1 << 16;
 
 /// What may be the fewest rows.
