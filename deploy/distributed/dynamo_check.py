@@ -22,7 +22,7 @@ import tempfile
 import time
 
 FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="dynamo-"))
-# Of the exits the first one registered is the last: all processes have ended.
+# Registered first, it runs last, when all processes have ended.
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 # Frontend and workers inherit them. They find each other by files: neither etcd nor NATS.
 os.environ.update(DYN_DISCOVERY_BACKEND="file", DYN_REQUEST_PLANE="tcp", DYN_TCP_RPC_HOST="127.0.0.1", DYN_EVENT_PLANE="zmq",

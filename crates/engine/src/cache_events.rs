@@ -2,7 +2,7 @@
 //!
 //! The scheduler keeps what there is to tell, and it cannot grow beyond two changes for each block. So the loop never
 //! waits for the role: while its ring is full nothing is sent, and nothing is lost. Nothing tells when the role reads
-//! again, so an idle loop looks after it, more and more rarely ([`Looks`]).
+//! again, so an idle loop looks at the ring, more and more rarely ([`Looks`]).
 
 use crate::ports::Ports;
 use pinion_protocol::events_inbox::{block_hash, entry_bytes, put_cleared, put_removed, put_stored};

@@ -35,7 +35,7 @@ impl Budget {
         Share { budget: self.clone(), bytes: 0 }
     }
 
-    /// Takes `bytes` more, if the others leave so much.
+    /// Takes `bytes` more. False, and nothing changes: the others leave too little.
     fn add(&self, bytes: usize) -> bool {
         let fits = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= self.bytes_max);
         // Nothing else is published with the count.

@@ -35,7 +35,7 @@ impl Intake {
     }
 }
 
-/// A body, or what has come of it.
+/// A body, or the part of it that has arrived.
 #[derive(Debug)]
 pub struct Received {
     bytes: Vec<u8>,

@@ -97,7 +97,7 @@ pub struct Request {
     pub timeline: Timeline,
     form: Form,
     out: BytesMut,
-    /// What came for a stream since its client last took all of `out`.
+    /// Bytes of text and scores that came for a stream since its client last took all of `out`.
     unread_bytes: usize,
     ids: Vec<u32>,
     /// What the answer shows of its prompt.
