@@ -8,6 +8,7 @@
 #
 #   MODELS="gpt2-124m qwen3-0.6b"   TYPES="bf16 int8"   ROUNDS=5   THREADS=2   PROMPTS=128 (offline)   REQUESTS=200 (served)
 #   CELLS="decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served"
+#   OUTPUT=64 (tokens of an answer)   LEAST=8 (fewest requests of a decode cell)   PREFILLS=32 (requests of prefill)
 #   PEERS="vllm openvino llama-server"   those of them that are not built are left out, and said so
 #   MODELS_DIR=target/models/peers   BIN=target/release   FLAGS=   (flags of `pinion serve`)
 #   VLLM_TYPE=bf16 or f32, of `vllm_cpu.sh serve` in the cells of bf16   (default: f32 where the CPU has no AVX-512, since
@@ -18,7 +19,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 MODELS_DIR=${MODELS_DIR:-target/models/peers}
 BIN=${BIN:-target/release}
 THREADS=${THREADS:-2}
-OUTPUT=64
+OUTPUT=${OUTPUT:-64}
+LEAST=${LEAST:-8}
 read -ra MODELS <<<"${MODELS:-gpt2-124m qwen3-0.6b}"
 read -ra TYPES <<<"${TYPES:-bf16 int8}"
 read -ra CELLS <<<"${CELLS:-decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served}"
@@ -83,10 +85,10 @@ workload() { # workload CELL FOLDER-OF-MODEL-AND-TYPE
     local lengths="--input-len 256 --output-len $OUTPUT"
     case $1 in
     decode-*)
-        # Twice as many requests as rows, so that every row is taken twice, and 8 at least.
+        # Twice as many requests as rows, so that every row is taken twice.
         local rows=${1#decode-}
-        echo "online --streams $rows --requests $((rows > 4 ? 2 * rows : 8)) $lengths" ;;
-    prefill) echo "online --streams 1 --requests 32 --input-len 256 --output-len 1" ;;
+        echo "online --streams $rows --requests $((2 * rows > LEAST ? 2 * rows : LEAST)) $lengths" ;;
+    prefill) echo "online --streams 1 --requests ${PREFILLS:-32} --input-len 256 --output-len 1" ;;
     offline) echo "offline --num-prompts ${PROMPTS:-128} $lengths" ;;
     served)
         [ -e "$2/offline/compare.json" ] || die "the served cell takes its rates from the offline cell of $2, which has not run"
@@ -100,29 +102,39 @@ print(f"online --poisson {most:.3f} --rate {0.5 * most:.2f},{0.8 * most:.2f} --r
     esac
 }
 
+# The servers of a model and type in turns, each started once a round for all of these cells.
+measure() { # measure MODEL TYPE FOLDER CELL..
+    local model=$1 type=$2 folder=$3 flags=${FLAGS:-} vllm_type=$2 options=() cell peer work
+    shift 3
+    [ "$#" -gt 0 ] || return 0
+    for cell in "$@"; do
+        work=$(workload "$cell" "$folder")
+        options+=(--cell "$cell=$work")
+    done
+    for peer in "${BUILT[@]}"; do options+=(--only "$peer"); done
+    [ "$type" != int8 ] || flags="--quantization int8 $flags"
+    if [ "$type" = bf16 ]; then vllm_type=${VLLM_TYPE:-$(grep -qw avx512f /proc/cpuinfo && echo bf16 || echo f32)}; fi
+    say "$model $type: $*"
+    "$BIN/pinion" bench compare benchmarks/scenarios/peers.toml --out "$folder" --rounds "${ROUNDS:-5}" "${options[@]}" \
+        --set bin="$BIN/pinion" --set threads="$THREADS" --set "flags=$flags" \
+        --set model="$MODELS_DIR/$model" --set gguf="$(gguf "$model" "$type")" \
+        --set vllm_model="$(vllm_model "$model" "$type")" --set vllm_type="$vllm_type" \
+        --set openvino_model="$(openvino_model "$model" "$type")" | tee "$folder/$(IFS=+; echo "$*").txt"
+}
+
 run_cells() { # run_cells OUT
-    local model type cell folder flags vllm_type only=()
+    local model type cell folder closed=() served=()
     [ "${#BUILT[@]}" -gt 0 ] || die "no peer is built"
-    local peer
-    for peer in "${BUILT[@]}"; do only+=(--only "$peer"); done
+    for cell in "${CELLS[@]}"; do
+        # The rates of this one follow from what the others measured.
+        if [ "$cell" = served ]; then served=(served); else closed+=("$cell"); fi
+    done
     for model in "${MODELS[@]}"; do
         for type in "${TYPES[@]}"; do
             folder=$1/$model-$type
             mkdir -p "$folder"
-            flags=${FLAGS:-}
-            [ "$type" != int8 ] || flags="--quantization int8 $flags"
-            vllm_type=$type
-            if [ "$type" = bf16 ]; then vllm_type=${VLLM_TYPE:-$(grep -qw avx512f /proc/cpuinfo && echo bf16 || echo f32)}; fi
-            for cell in "${CELLS[@]}"; do
-                say "$model $type $cell"
-                local work
-                work=$(workload "$cell" "$folder")
-                "$BIN/pinion" bench compare benchmarks/scenarios/peers.toml --out "$folder/$cell" --rounds "${ROUNDS:-5}" \
-                    "${only[@]}" --set bin="$BIN/pinion" --set "cell=$work" --set threads="$THREADS" --set "flags=$flags" \
-                    --set model="$MODELS_DIR/$model" --set gguf="$(gguf "$model" "$type")" \
-                    --set vllm_model="$(vllm_model "$model" "$type")" --set vllm_type="$vllm_type" \
-                    --set openvino_model="$(openvino_model "$model" "$type")" | tee "$folder/$cell.txt"
-            done
+            measure "$model" "$type" "$folder" "${closed[@]}"
+            measure "$model" "$type" "$folder" "${served[@]}"
         done
     done
 }
@@ -132,5 +144,5 @@ case "${1:-}" in
 all) find_peers; make_models; run_cells "$OUT" ;;
 models) find_peers; make_models ;;
 cells) find_peers; run_cells "$OUT" ;;
-*) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+*) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

@@ -1,7 +1,8 @@
 //! `compare` and `ablate`: a scenario file names a workload, servers or switches, and rounds. In each round every
 //! variant runs once, in an order shuffled by the seed, each time in a fresh process, so that what drifts on the
-//! machine drifts for all. A variant whose flag the server does not know is left out and said so. A server whose
-//! version is not known is refused. A variant may be the engine alone, which gets the same requests without a service.
+//! machine drifts for all. Cells are several workloads for one process of each variant, which starts once a round. A
+//! variant whose flag the server does not know is left out and said so. A server whose version is not known is refused.
+//! A variant may be the engine alone, which gets the same requests without a service.
 
 use crate::ablate;
 use crate::alone::{Alone, log_into};
@@ -22,54 +23,118 @@ pub(crate) enum Kind {
     Ablate,
 }
 
+/// One workload of a scenario, with its variants and its result.
+struct Cell {
+    name: String,
+    variants: Vec<Variant>,
+    folder: Folder,
+    result: ResultFile,
+}
+
+/// What stands in a scenario's workload for that of a cell.
+const CELL_MARK: &str = "{cell}";
+
+/// Name and workload of each cell that the command line asks for.
+fn named_cells<'a>(scenario: &Scenario, args: &'a ScenarioArgs) -> Result<Vec<(&'a str, &'a str)>, String> {
+    if !args.cell.is_empty() && !scenario.workload.contains(CELL_MARK) {
+        return Err(format!("--cell: the scenario's workload has no {CELL_MARK} to put it in"));
+    }
+    let mut named: Vec<(&str, &str)> = Vec::new();
+    for cell in &args.cell {
+        let (name, workload) = cell.split_once('=').ok_or_else(|| format!("--cell {cell}: NAME=WORKLOAD"))?;
+        if name.is_empty() || slug(name) != name || name.starts_with('.') {
+            return Err(format!("--cell {name}: it names a folder; letters, digits, dots, _, + and - may stand in it"));
+        }
+        if named.iter().any(|(known, _)| *known == name) {
+            return Err(format!("--cell {name}: it is there twice"));
+        }
+        named.push((name, workload));
+    }
+    Ok(named)
+}
+
+/// The variants of each cell; one without a name where the command line names none.
+fn cell_variants(scenario: &mut Scenario, args: &ScenarioArgs) -> Result<Vec<(String, Vec<Variant>)>, String> {
+    let named = named_cells(scenario, args)?;
+    if named.is_empty() {
+        return Ok(vec![(String::new(), variants(scenario, args)?)]);
+    }
+    let mut cells = Vec::new();
+    for (name, workload) in named {
+        scenario.set.insert("cell".to_owned(), workload.to_owned());
+        let variants = variants(scenario, args).map_err(|fault| format!("--cell {name}: {fault}"))?;
+        cells.push((name.to_owned(), variants));
+    }
+    Ok(cells)
+}
+
 /// Runs a scenario to its end, or from where an earlier call was stopped.
 pub(crate) fn run(args: &ScenarioArgs, kind: Kind) -> Result<(), String> {
-    let (text, scenario) = read(args)?;
-    let mut variants = variants(&scenario, args)?;
+    let (text, mut scenario) = read(args)?;
+    let cells = cell_variants(&mut scenario, args)?;
     if args.dry_run {
-        for variant in &variants {
-            let inert = if variant.inert { " (cannot act)" } else { "" };
-            let server = variant.command.as_ref().or(variant.url.as_ref()).cloned().unwrap_or_default();
-            let engine =
-                variant.engine.as_ref().map(|flags| format!("the engine alone: {}", flags.join(" ")));
-            println!("{}{inert}: {}", variant.label, engine.unwrap_or(server));
-        }
-        variants.iter().flat_map(|variant| &variant.notes).for_each(|note| println!("{note}"));
+        cells.iter().for_each(|(name, variants)| show(name, variants));
         return Ok(());
     }
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from("target/bench").join(&scenario.name));
-    let folder = Folder::open(&out)?;
+    let file = if kind == Kind::Ablate { "ablate" } else { "compare" };
     let command: Vec<String> = std::env::args().collect();
-    let name = if kind == Kind::Ablate { "ablate" } else { "compare" };
-    let mut result = ResultFile {
-        kind: name.to_owned(),
-        origin: Origin::here(&command),
-        scenario: text,
-        seed: scenario.seed,
-        notes: notes(&variants),
-        base: variants[0].label.clone(),
-        inert: variants.iter().filter(|variant| variant.inert).map(|variant| variant.label.clone()).collect(),
-        ..ResultFile::default()
+    let origin = Origin::here(&command);
+    let open = |(name, variants): (String, Vec<Variant>)| {
+        let folder = Folder::open(&out.join(&name))?;
+        let inert = variants.iter().filter(|variant| variant.inert).map(|variant| variant.label.clone());
+        let result = ResultFile {
+            kind: file.to_owned(),
+            origin: origin.clone(),
+            scenario: text.clone(),
+            seed: scenario.seed,
+            notes: notes(&variants),
+            base: variants[0].label.clone(),
+            inert: inert.collect(),
+            ..ResultFile::default()
+        };
+        Ok(Cell { name, variants, folder, result })
     };
+    let mut cells = cells.into_iter().map(open).collect::<Result<Vec<Cell>, String>>()?;
     let mut random = Random::stream(scenario.seed, 0x0c0);
     for round in 0..scenario.rounds {
-        let mut order: Vec<usize> = (0..variants.len()).collect();
+        let mut order: Vec<usize> = (0..cells[0].variants.len()).collect();
         random.shuffle(&mut order);
         for index in order {
-            if variants[index].skipped.is_none() {
-                let outcome = turn(&scenario, &variants[index], round, &folder, &mut result);
-                variants[index].skipped = outcome?;
+            if let Some(fault) = turn(&scenario, &mut cells, index, round)? {
+                cells.iter_mut().for_each(|cell| cell.variants[index].skipped = Some(fault.clone()));
             }
         }
         // After every round, so that a stopped scenario leaves a result.
-        conclude(&scenario, &variants, &mut result);
-        folder.write(&format!("{name}.json"), &result)?;
+        for cell in &mut cells {
+            conclude(&scenario, &cell.variants, &mut cell.result);
+            cell.folder.write(&format!("{file}.json"), &cell.result)?;
+        }
         eprintln!("round {} of {} done", round + 1, scenario.rounds);
     }
-    println!("{}", ablate::tables(&result.compared, &result.base));
-    result.notes.iter().for_each(|note| println!("{note}"));
-    println!("written: {}", folder.path(&format!("{name}.json")).display());
+    for Cell { name, folder, result, .. } in &cells {
+        if !name.is_empty() {
+            println!("cell {name}\n");
+        }
+        println!("{}", ablate::tables(&result.compared, &result.base));
+        result.notes.iter().for_each(|note| println!("{note}"));
+        println!("written: {}", folder.path(&format!("{file}.json")).display());
+    }
     Ok(())
+}
+
+/// What would run.
+fn show(name: &str, variants: &[Variant]) {
+    if !name.is_empty() {
+        println!("cell {name}: {}", variants[0].words.join(" "));
+    }
+    for variant in variants {
+        let inert = if variant.inert { " (cannot act)" } else { "" };
+        let server = variant.command.as_ref().or(variant.url.as_ref()).cloned().unwrap_or_default();
+        let engine = variant.engine.as_ref().map(|flags| format!("the engine alone: {}", flags.join(" ")));
+        println!("{}{inert}: {}", variant.label, engine.unwrap_or(server));
+    }
+    variants.iter().flat_map(|variant| &variant.notes).for_each(|note| println!("{note}"));
 }
 
 /// About the workload, and about what cannot act on it.
@@ -86,69 +151,99 @@ fn conclude(scenario: &Scenario, variants: &[Variant], result: &mut ResultFile) 
     }
 }
 
-/// One variant's part of a round. `Some`: why it is left out from now on.
-fn turn(
-    scenario: &Scenario,
-    variant: &Variant,
-    round: u32,
-    folder: &Folder,
-    result: &mut ResultFile,
-) -> Result<Option<String>, String> {
-    for point in variant.workload.points() {
-        let name = point.map_or(String::new(), |point| format!("-{}", point.name()));
-        let key = format!("{}{name}-round-{round}", slug(&variant.label));
-        let settings = format!(
-            "{:?} {:?} {:?} {:?} {:?} {}",
-            variant.words, variant.command, variant.url, variant.engine, variant.model, result.origin.commit
-        );
-        let fingerprint = fingerprint(&settings);
-        if let Some(record) = folder.finished(&key, &fingerprint) {
-            eprintln!("{key}: kept from an earlier run");
-            result.runs.push(record);
-            continue;
-        }
-        eprintln!("{key}");
-        let record =
-            RunRecord { key, fingerprint, label: variant.label.clone(), round, ..RunRecord::default() };
-        match one_run(scenario, variant, point, record, folder) {
-            Ok(record) => result.runs.push(record),
-            Err(StartFault::UnknownFlag(fault)) => return Ok(Some(fault)),
-            Err(StartFault::Failed(fault)) => return Err(format!("{}: {fault}", variant.label)),
+/// One variant's part of a round: every cell, and every point of it. `Some`: why it is left out from now on.
+fn turn(scenario: &Scenario, cells: &mut [Cell], index: usize, round: u32) -> Result<Option<String>, String> {
+    if cells[0].variants[index].skipped.is_some() {
+        return Ok(None);
+    }
+    // With cells one process runs all of them, each with prompts that it has not seen; without, each point has a process
+    // of its own.
+    let is_shared = !cells[0].name.is_empty();
+    let (mut server, mut points) = (None, 0);
+    for cell in cells {
+        let variant = &cell.variants[index];
+        for point in variant.workload.points() {
+            let mut seed_shift = points;
+            points += 1;
+            if !is_shared {
+                (server, seed_shift) = (None, 0);
+            }
+            let record = new_record(cell, index, round, point);
+            if let Some(record) = cell.folder.finished(&record.key, &record.fingerprint) {
+                eprintln!("{}: kept from an earlier run", record.key);
+                cell.result.runs.push(record);
+                continue;
+            }
+            eprintln!("{} {}", cell.name, record.key);
+            match one_run(scenario, variant, point, record, &cell.folder, &mut server, seed_shift) {
+                Ok(record) => cell.result.runs.push(record),
+                Err(StartFault::UnknownFlag(fault)) => return Ok(Some(fault)),
+                Err(StartFault::Failed(fault)) => return Err(format!("{}: {fault}", variant.label)),
+            }
         }
     }
     Ok(None)
 }
 
+fn new_record(cell: &Cell, index: usize, round: u32, point: Option<Point>) -> RunRecord {
+    let variant = &cell.variants[index];
+    let name = point.map_or(String::new(), |point| format!("-{}", point.name()));
+    let settings = format!(
+        "{:?} {:?} {:?} {:?} {:?} {} {}",
+        variant.words,
+        variant.command,
+        variant.url,
+        variant.engine,
+        variant.model,
+        cell.result.origin.commit,
+        cell.name
+    );
+    RunRecord {
+        key: format!("{}{name}-round-{round}", slug(&variant.label)),
+        fingerprint: fingerprint(&settings),
+        label: variant.label.clone(),
+        round,
+        ..RunRecord::default()
+    }
+}
+
+/// Measures once. `server` is started if there is none, and stays.
 fn one_run(
     scenario: &Scenario,
     variant: &Variant,
     point: Option<Point>,
     mut record: RunRecord,
     folder: &Folder,
+    server: &mut Option<Server>,
+    seed_shift: u64,
 ) -> Result<RunRecord, StartFault> {
     let failed = StartFault::Failed;
     if let Some(flags) = &variant.engine {
         return engine_run(flags, &variant.workload, point, record, folder).map_err(failed);
     }
     let limit = Duration::from_secs(scenario.ready_timeout_s);
-    let started = match &variant.command {
-        Some(command) => Some(Server::start(command, &folder.log_path(&record.key), limit, None)?),
-        None => None,
-    };
-    let target = match (&started, &variant.url) {
+    let is_fresh = server.is_none();
+    if let (Some(command), None) = (&variant.command, &server) {
+        *server = Some(Server::start(command, &folder.log_path(&record.key), limit, None)?);
+    }
+    let target = match (&*server, &variant.url) {
         (Some(server), _) => server.target.clone(),
         (None, Some(url)) => Target::parse(url, None).map_err(failed)?,
         (None, None) => return Err(failed("neither a command nor a url".to_owned())),
     };
-    let command = started.as_ref().map(|server| server.command.as_str());
+    let command = server.as_ref().map(|server| server.command.as_str());
     let facts = ServerFacts::ask(&target, command, variant.model.as_deref());
     record.server = facts.and_then(|facts| facts.with_version(variant.version.as_deref())).map_err(failed)?;
-    record.cache_state = match started {
-        Some(_) => "a fresh server process for this run".to_owned(),
-        None => "one server for all rounds; each round has prompts of its own".to_owned(),
+    let (state, seed_shift) = match (&*server, is_fresh) {
+        (Some(_), true) => ("a fresh server process for this run", seed_shift),
+        (Some(_), false) => ("one server process for the cells of a round; each has prompts of its own", seed_shift),
+        (None, _) => {
+            let shift = (u64::from(record.round) << 16) + seed_shift;
+            ("one server for all rounds; each round has prompts of its own", shift)
+        }
     };
-    let (record, run) = variant.workload.measure(point, &target, record).map_err(failed)?;
-    drop(started);
+    record.cache_state = state.to_owned();
+    let (record, run) = variant.workload.measure(point, &target, record, seed_shift).map_err(failed)?;
     folder.keep(&record, &run).map_err(failed)?;
     Ok(record)
 }

@@ -32,6 +32,10 @@ pub(crate) struct ScenarioArgs {
     /// Folder of the result [default: target/bench/NAME]; a run that is in it already is not repeated.
     #[arg(long)]
     pub out: Option<PathBuf>,
+    /// A workload that takes the place of {cell}, like prefill="online --streams 1 --output-len 1". Can be repeated: each
+    /// variant starts once a round and runs all cells in this order; the result of a cell is in OUT/NAME.
+    #[arg(long, value_name = "NAME=WORKLOAD")]
+    pub cell: Vec<String>,
     /// Say what would run, and stop.
     #[arg(long)]
     pub dry_run: bool,
@@ -186,12 +190,11 @@ impl Workload {
         point: Option<Point>,
         target: &Target,
         record: RunRecord,
+        seed_shift: u64,
     ) -> Result<(RunRecord, Run), String> {
-        // A server that stays keeps its caches: each round has prompts of its own.
-        let shift = if record.server.command.is_some() { 0 } else { u64::from(record.round) };
         match (self, point) {
-            (Workload::Online(plan), Some(point)) => plan.measure(point, target, record, shift),
-            (Workload::Offline(batch), _) => batch.measure(target, record, shift),
+            (Workload::Online(plan), Some(point)) => plan.measure(point, target, record, seed_shift),
+            (Workload::Offline(batch), _) => batch.measure(target, record, seed_shift),
             (Workload::Online(_), None) => Err("an online workload has points".to_owned()),
         }
     }
