@@ -5,7 +5,7 @@
 //! again, so an idle loop looks at the ring, more and more rarely ([`Looks`]).
 
 use crate::ports::Ports;
-use pinion_protocol::events_inbox::{block_hash, entry_bytes, put_cleared, put_removed, put_stored};
+use pinion_protocol::events_inbox::{entry_bytes, put_cleared, put_removed, put_stored};
 use pinion_protocol::limits::CACHE_RECORD_BYTES_MAX;
 use pinion_scheduler::{CacheChange, Scheduler};
 use std::time::Duration;
@@ -17,8 +17,6 @@ const RECORDS_PER_TURN_MAX: usize = 64;
 /// Sends the changes.
 #[derive(Debug)]
 pub(crate) struct CacheEvents {
-    /// Of this engine: its hashes differ from those of its predecessors.
-    epoch: u32,
     /// Bytes of the largest entry.
     entry_bytes_max: usize,
     record: Vec<u8>,
@@ -27,10 +25,10 @@ pub(crate) struct CacheEvents {
 }
 
 impl CacheEvents {
-    /// For an engine in this life of it.
-    pub(crate) fn new(epoch: u32, block_size: u32) -> CacheEvents {
+    /// For blocks of this number of tokens.
+    pub(crate) fn new(block_size: u32) -> CacheEvents {
         let record = Vec::with_capacity(CACHE_RECORD_BYTES_MAX);
-        CacheEvents { epoch, entry_bytes_max: entry_bytes(block_size as usize), record, is_stalled: false }
+        CacheEvents { entry_bytes_max: entry_bytes(block_size as usize), record, is_stalled: false }
     }
 
     /// Sends what there is to tell, as far as there is room for it.
@@ -47,12 +45,11 @@ impl CacheEvents {
             self.record.clear();
             while self.record.len() + self.entry_bytes_max <= CACHE_RECORD_BYTES_MAX {
                 let Some(change) = scheduler.next_cache_change() else { break };
-                let hash = |serial| block_hash(self.epoch, serial);
                 match change {
                     CacheChange::Cleared => put_cleared(&mut self.record),
-                    CacheChange::Removed { serial } => put_removed(&mut self.record, hash(serial)),
+                    CacheChange::Removed { serial } => put_removed(&mut self.record, serial),
                     CacheChange::Stored { serial, parent, tokens } => {
-                        put_stored(&mut self.record, hash(serial), parent.map(hash), tokens);
+                        put_stored(&mut self.record, serial, parent, tokens);
                     }
                 }
             }

@@ -151,10 +151,10 @@ impl Engine {
         self
     }
 
-    /// The same engine, which tells the events role what its prefix cache holds. `epoch` is the name of its life.
-    pub fn with_cache_events(mut self, epoch: u32) -> Engine {
+    /// The same engine, which tells the events role what its prefix cache holds.
+    pub fn with_cache_events(mut self) -> Engine {
         self.scheduler.list_cache_changes();
-        self.cache_events = Some(CacheEvents::new(epoch, self.sizes.limits.block_size));
+        self.cache_events = Some(CacheEvents::new(self.sizes.limits.block_size));
         self
     }
 

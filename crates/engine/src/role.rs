@@ -12,8 +12,6 @@ use pinion_protocol::Role;
 use pinion_protocol::control::Admin;
 use pinion_protocol::status::Gauge;
 use pinion_worker::{ControlEvent, Pace, Session};
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -35,10 +33,7 @@ pub fn live(mut session: Session) -> ExitCode {
         Err((reason, exit)) => return session.fail(&reason, i32::from(exit.code())),
     };
     if session.config().kv_events.is_some() {
-        // Blocks of other services have other names, also where one router knows all of them. The standard library's
-        // keys of hash maps are random.
-        let life = RandomState::new().build_hasher().finish() as u32;
-        engine = engine.with_cache_events(life);
+        engine = engine.with_cache_events();
     }
     if let Some(memory) = engine.device_memory() {
         tell_memory(&session, memory);

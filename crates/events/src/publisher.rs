@@ -6,7 +6,7 @@ use crate::snapshots::Snapshots;
 use crate::tree::Tree;
 use crate::zmtp;
 use pinion_protocol::Malformed;
-use pinion_protocol::events_inbox::{self, CacheEntry};
+use pinion_protocol::events_inbox;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -81,8 +81,7 @@ impl Publisher {
         let entries = events_inbox::decode(record_kind, payload, self.facts.block_size)?;
         let mut events = Events::new(self.facts.block_size);
         for entry in entries {
-            events.push(&entry);
-            self.tree.apply(entry)?;
+            self.tree.apply(entry, &mut events)?;
         }
         self.heard = true;
         Ok((!events.is_empty()).then(|| self.number(&events, unix_s)))
@@ -93,7 +92,7 @@ impl Publisher {
         self.tree.clear();
         self.heard = true;
         let mut events = Events::new(self.facts.block_size);
-        events.push(&CacheEntry::Cleared);
+        events.push_cleared();
         self.number(&events, unix_s)
     }
 
@@ -127,8 +126,7 @@ impl Publisher {
         let last = self.next.checked_sub(1).filter(|_| self.heard)?;
         if self.snapshots.current().is_none() {
             let mut events = Events::new(self.facts.block_size);
-            events.push_cleared();
-            self.tree.iter().for_each(|(hash, parent, tokens)| events.push_stored(hash, parent, tokens));
+            self.tree.tell(&mut events);
             let payload = events.encode(unix_s, self.facts.rank);
             drop(events);
             self.snapshots.set(self.message(last, &payload));

@@ -1,8 +1,9 @@
 //! ZMTP as bytes, against what libzmq 4.3.5 sends, and what the publisher answers.
 
+use pinion_events::names::Digest;
 use pinion_events::publisher::{Facts, Message, Publisher};
 use pinion_events::zmtp::{Decoder, Incoming, Refused, message};
-use pinion_protocol::events_inbox::{block_hash, kind, put_cleared, put_removed, put_stored};
+use pinion_protocol::events_inbox::{kind, put_cleared, put_removed, put_stored};
 
 /// The first 64 bytes of a libzmq SUB socket, and its READY command.
 fn handshake(socket_type: &str) -> Vec<u8> {
@@ -93,8 +94,7 @@ fn record(clears: bool, serials: std::ops::Range<u64>) -> Vec<u8> {
         put_cleared(&mut payload);
     }
     for serial in serials {
-        let parent = (serial > 1).then(|| block_hash(1, serial - 1));
-        put_stored(&mut payload, block_hash(1, serial), parent, &[serial as u32, 7]);
+        put_stored(&mut payload, serial, (serial > 1).then_some(serial - 1), &[serial as u32, 7]);
     }
     payload
 }
@@ -150,8 +150,8 @@ fn batches_are_numbered_and_a_snapshot_has_the_number_of_the_last() {
     let first = publisher.take(kind::CACHE_CHANGES, &record(true, 1..4), 1.0).unwrap().expect("changes");
     assert_eq!((parts(&first).0, parts(&first).1), (b"kv@a@m".to_vec(), 5));
     let mut more = Vec::new();
-    put_removed(&mut more, block_hash(1, 3));
-    put_stored(&mut more, block_hash(1, 4), Some(block_hash(1, 1)), &[4, 7]);
+    put_removed(&mut more, 3);
+    put_stored(&mut more, 4, Some(1), &[4, 7]);
     let second = publisher.take(kind::CACHE_CHANGES, &more, 2.0).unwrap().expect("changes");
     assert_eq!((parts(&second).1, publisher.next_number()), (6, 7));
     assert!(publisher.take(kind::CACHE_CHANGES, &[], 3.0).unwrap().is_none(), "nothing to say");
@@ -162,9 +162,10 @@ fn batches_are_numbered_and_a_snapshot_has_the_number_of_the_last() {
     type Stored = (String, Vec<u64>, Option<u64>, Vec<u32>, u32, Option<u32>, String, Option<String>);
     let (_, (cleared, chain, branch), rank): Whole = rmp_serde::from_slice(&payload).unwrap();
     assert_eq!(cleared.0, "AllBlocksCleared");
-    assert_eq!((chain.1, chain.2), (vec![block_hash(1, 1), block_hash(1, 2)], None));
+    let first = Digest::root().then(&[1, 7]);
+    assert_eq!((chain.1, chain.2), (vec![first.name(), first.then(&[2, 7]).name()], None));
     assert_eq!((chain.3, chain.4, &chain.6[..]), (vec![1, 7, 2, 7], 2, "GPU"));
-    assert_eq!((branch.1, branch.2, rank), (vec![block_hash(1, 4)], Some(block_hash(1, 1)), 0));
+    assert_eq!((branch.1, branch.2, rank), (vec![first.then(&[4, 7]).name()], Some(first.name()), 0));
 
     let lost = publisher.lose_engine(5.0);
     assert_eq!(parts(&lost).1, 7);
@@ -199,11 +200,10 @@ fn a_replay_gives_what_is_kept_or_the_whole_cache() {
 fn a_long_replay_comes_in_portions_and_what_is_kept_is_bounded() {
     let facts = Facts { topic: "t".to_owned(), block_size: 1024, block_count: 16, rank: 0 };
     let mut publisher = Publisher::new(facts, 0);
-    let tokens = vec![u32::MAX; 1024];
     let mut record = Vec::new();
     put_cleared(&mut record);
     for serial in 1..=16 {
-        put_stored(&mut record, serial, None, &tokens);
+        put_stored(&mut record, serial, None, &[u32::MAX - serial as u32; 1024]);
     }
     for _ in 0..1000 {
         publisher.take(kind::CACHE_CHANGES, &record, 0.0).unwrap();

@@ -57,7 +57,7 @@ fn slow_rig(copies: usize) -> (Readers, Publisher) {
     let mut publisher = Publisher::new(facts, 0);
     let mut record = Vec::new();
     put_cleared(&mut record);
-    (1..=300).for_each(|hash| put_stored(&mut record, hash, None, &[u32::MAX; 1024]));
+    (1..=300).for_each(|serial| put_stored(&mut record, serial, None, &[u32::MAX - serial as u32; 1024]));
     publisher.take(kind::CACHE_CHANGES, &record, 0.0).unwrap().expect("a batch");
     let bytes = publisher.snapshot(0.0).unwrap().len();
     assert!(bytes > 1_500_000, "{bytes}");
@@ -81,9 +81,9 @@ fn slow_subscriber(readers: &mut Readers, publisher: &mut Publisher, now_ns: u64
 }
 
 /// One block goes.
-fn batch(readers: &mut Readers, publisher: &mut Publisher, hash: u64) {
+fn batch(readers: &mut Readers, publisher: &mut Publisher, serial: u64) {
     let mut record = Vec::new();
-    put_removed(&mut record, hash);
+    put_removed(&mut record, serial);
     let message = publisher.take(kind::CACHE_CHANGES, &record, 0.0).unwrap().expect("a batch");
     readers.publish(&message, publisher);
 }
@@ -93,17 +93,17 @@ fn batch(readers: &mut Readers, publisher: &mut Publisher, hash: u64) {
 fn slow_readers_hold_a_bounded_number_of_copies_and_make_room_in_the_end() {
     let (second, (mut readers, mut publisher)) = (1_000_000_000, slow_rig(2));
     let mut slow = Vec::new();
-    for hash in 1..=2 {
+    for serial in 1..=2 {
         slow.push(slow_subscriber(&mut readers, &mut publisher, 0));
-        batch(&mut readers, &mut publisher, hash);
+        batch(&mut readers, &mut publisher, serial);
     }
     assert_eq!(readers.counts.snapshots, 2);
     slow.iter_mut().for_each(|client| nibble(&mut readers, &mut publisher, client, 50 * second));
 
     let mut waiting: Vec<TcpStream> =
         (0..3).map(|_| slow_subscriber(&mut readers, &mut publisher, 50 * second)).collect();
-    for hash in 3..20 {
-        batch(&mut readers, &mut publisher, hash);
+    for serial in 3..20 {
+        batch(&mut readers, &mut publisher, serial);
         turn(&mut readers, &mut publisher, 60 * second);
         assert!(publisher.snapshots.bytes() <= publisher.snapshots.bytes_max);
     }

@@ -42,7 +42,8 @@ def stored(hashes, parent, tokens, size):
     return BlockStored(hashes, parent, tokens, size, None, "GPU", None)
 
 
-HIGH = 3 << 40
+# Names have 64 bits.
+HIGH = (1 << 63) + (3 << 40)
 BATCHES = {
     "cleared": KVEventBatch(1763884800.25, [AllBlocksCleared()], 0),
     "chain": KVEventBatch(
