@@ -14,11 +14,9 @@ import re
 
 import aiohttp
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
-from dynamo.common.backend.publisher import PushSource
+from dynamo.common.backend.publisher import ZmqSource
 from dynamo.common.backend.run import run
 from dynamo.llm.exceptions import InvalidArgument, StreamIncomplete, WorkerUnavailable
-
-from dynamo_events import Events
 
 PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
 # The first line of an answer has the ids of the prompt.
@@ -41,7 +39,7 @@ class Pinion(LLMEngine):
     """One replica, which serves already."""
 
     def __init__(self, arguments):
-        self.arguments, self.session, self.events = arguments, None, Events(arguments.kv_events)
+        self.arguments, self.session = arguments, None
         # By Dynamo's name of their request.
         self.answers = {}
 
@@ -70,7 +68,7 @@ class Pinion(LLMEngine):
             context_length=self.context, kv_cache_block_size=int(cache["block_size"]), total_kv_blocks=int(cache["num_gpu_blocks"])))
 
     async def kv_event_sources(self):
-        return [PushSource(self.events.follow)]
+        return [ZmqSource(self.arguments.kv_events)]
 
     def body(self, request):
         """What Pinion is asked for."""
@@ -117,7 +115,6 @@ class Pinion(LLMEngine):
         end = asyncio.get_running_loop().time() + DRAIN_S
         while self.answers and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.1)
-        self.events.end()
         if self.session:
             await self.session.close()
 

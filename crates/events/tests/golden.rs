@@ -7,7 +7,14 @@ use serde_json::Value;
 
 const HIGH: u64 = (1 << 63) + (3 << 40);
 
-fn check(name: &str, block_size: usize, push: impl FnOnce(&mut Events), unix_s: f64, rank: u16, golden: &[u8]) {
+fn check(
+    name: &str,
+    block_size: usize,
+    push: impl FnOnce(&mut Events),
+    unix_s: f64,
+    rank: u16,
+    golden: &[u8],
+) {
     let mut events = Events::new(block_size);
     push(&mut events);
     assert_eq!(events.encode(unix_s, rank), golden, "{name}");
@@ -49,7 +56,8 @@ fn names_are_those_of_vllm() {
     assert_eq!(texts.len(), 8);
     for text in texts {
         let block_size = text["block_size"].as_u64().unwrap() as usize;
-        let ids: Vec<u32> = numbers(&text["token_ids"]).iter().map(|&id| u32::try_from(id).unwrap()).collect();
+        let ids: Vec<u32> =
+            numbers(&text["token_ids"]).iter().map(|&id| u32::try_from(id).unwrap()).collect();
         let mut digest = Digest::root();
         let names: Vec<u64> = ids
             .chunks(block_size)

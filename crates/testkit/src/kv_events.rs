@@ -3,6 +3,7 @@
 
 use crate::wait::{PATIENCE, wait_until};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +19,7 @@ pub enum KvEvent {
     Cleared,
     /// These blocks are not.
     Removed(Vec<u64>),
-    /// These are: hashes one after another in a text, the hash before them, their token ids, tokens of a block.
+    /// These are: names one after another in a text, the name before them, their token ids, tokens of a block.
     Stored(Vec<u64>, Option<u64>, Vec<u32>, usize),
 }
 
@@ -48,26 +49,50 @@ impl KvBatch {
 }
 
 fn event(value: &Value) -> KvEvent {
-    let hashes = |at: usize| value[at].as_array().expect("hashes").iter().map(hash).collect::<Vec<u64>>();
+    let names = |at: usize| value[at].as_array().expect("names").iter().map(number).collect::<Vec<u64>>();
     match value[0].as_str().expect("an event has a name") {
         "AllBlocksCleared" => KvEvent::Cleared,
         "BlockRemoved" => {
             assert_eq!(value[2], "GPU");
-            KvEvent::Removed(hashes(1))
+            KvEvent::Removed(names(1))
         }
         "BlockStored" => {
             assert_eq!((&value[5], &value[6], &value[7]), (&Value::Null, &Value::from("GPU"), &Value::Null));
-            let parent = (!value[2].is_null()).then(|| hash(&value[2]));
+            let parent = (!value[2].is_null()).then(|| number(&value[2]));
             let tokens =
-                value[3].as_array().expect("token ids").iter().map(hash).map(|id| id as u32).collect();
-            KvEvent::Stored(hashes(1), parent, tokens, hash(&value[4]) as usize)
+                value[3].as_array().expect("token ids").iter().map(number).map(|id| id as u32).collect();
+            KvEvent::Stored(names(1), parent, tokens, number(&value[4]) as usize)
         }
         other => panic!("an event called {other}"),
     }
 }
 
-fn hash(value: &Value) -> u64 {
+fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// SHA-256 of `[digest before, [token ids], null]` in CBOR; the last eight bytes are the block's name. Before the first
+/// block stands that of the text "0".
+fn digest(before: Option<[u8; 32]>, tokens: &[u32]) -> [u8; 32] {
+    let head = |major: u8, value: u32| match (value, value.to_be_bytes()) {
+        (0..24, [.., last]) => vec![major | last],
+        (24..0x100, [.., last]) => vec![major | 24, last],
+        (0x100..0x1_0000, [.., high, low]) => vec![major | 25, high, low],
+        (_, bytes) => [&[major | 26], &bytes[..]].concat(),
+    };
+    let mut item = vec![0x83, 0x58, 32];
+    item.extend_from_slice(&before.unwrap_or_else(|| Sha256::digest(b"\x610").into()));
+    item.extend(head(0x80, tokens.len() as u32));
+    tokens.iter().for_each(|token| item.extend(head(0, *token)));
+    item.push(0xf6);
+    Sha256::digest(item).into()
+}
+
+/// A block that is cached.
+struct Block {
+    parent: Option<u64>,
+    tokens: Vec<u32>,
+    digest: [u8; 32],
 }
 
 /// A socket after the handshake.
@@ -149,8 +174,8 @@ pub struct KvSubscriber {
     address: SocketAddr,
     prefix: String,
     peer: Option<Peer>,
-    /// Blocks by hash: parent and tokens.
-    blocks: BTreeMap<u64, (Option<u64>, Vec<u32>)>,
+    /// By name.
+    blocks: BTreeMap<u64, Block>,
     /// Number of the last batch.
     pub last: Option<u64>,
     /// Batches heard.
@@ -220,30 +245,41 @@ impl KvSubscriber {
         for event in &batch.events {
             match event {
                 KvEvent::Cleared => self.blocks.clear(),
-                KvEvent::Removed(hashes) => {
-                    hashes
+                KvEvent::Removed(names) => {
+                    names
                         .iter()
-                        .for_each(|hash| assert!(self.blocks.remove(hash).is_some(), "{hash} is unknown"));
+                        .for_each(|name| assert!(self.blocks.remove(name).is_some(), "{name} is unknown"));
                 }
-                KvEvent::Stored(hashes, parent, tokens, block_size) => {
-                    assert_eq!(hashes.len() * block_size, tokens.len());
+                KvEvent::Stored(names, parent, tokens, block_size) => {
+                    assert_eq!(names.len() * block_size, tokens.len());
                     let mut parent = *parent;
-                    for (hash, tokens) in hashes.iter().zip(tokens.chunks(*block_size)) {
-                        assert!(parent.is_none_or(|parent| self.blocks.contains_key(&parent)), "{event:?}");
-                        let known = self.blocks.insert(*hash, (parent, tokens.to_vec()));
-                        assert!(known.is_none(), "{hash} is stored twice");
-                        parent = Some(*hash);
+                    for (name, tokens) in names.iter().zip(tokens.chunks(*block_size)) {
+                        self.store(*name, parent, tokens);
+                        parent = Some(*name);
                     }
                 }
             }
         }
     }
 
+    fn store(&mut self, name: u64, parent: Option<u64>, tokens: &[u32]) {
+        let before = parent.map(|parent| self.blocks.get(&parent).expect("its parent was told").digest);
+        let digest = digest(before, tokens);
+        assert!(digest.ends_with(&name.to_be_bytes()), "{name} is no name of {tokens:?} after {before:?}");
+        let known = self.blocks.insert(name, Block { parent, tokens: tokens.to_vec(), digest });
+        assert!(known.is_none(), "{name} is stored twice");
+    }
+
+    /// The names of all cached blocks, in their order as numbers.
+    pub fn names(&self) -> Vec<u64> {
+        self.blocks.keys().copied().collect()
+    }
+
     /// The cached texts: for each block the ids from the beginning to its end.
     pub fn texts(&self) -> Vec<Vec<u32>> {
-        let text = |hash: &u64| {
-            let (mut parts, mut next) = (Vec::new(), Some(*hash));
-            while let Some((parent, tokens)) = next.map(|hash| &self.blocks[&hash]) {
+        let text = |name: &u64| {
+            let (mut parts, mut next) = (Vec::new(), Some(*name));
+            while let Some(Block { parent, tokens, .. }) = next.map(|name| &self.blocks[&name]) {
                 parts.push(&tokens[..]);
                 next = *parent;
             }

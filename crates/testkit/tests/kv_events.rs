@@ -123,6 +123,33 @@ fn subscribers_know_the_cache_through_deaths() {
     server.stop();
 }
 
+/// One router knows several replicas, and they restart. The subscriber checks each name against the token ids.
+#[test]
+fn replicas_name_equal_blocks_alike_in_any_order_and_after_a_restart() {
+    let ports = [(); 2].map(|()| (free_port(), free_port()));
+    let servers = ports.map(|(publish, replay)| server(publish, replay, &[]));
+    let mut subscribers = ports.map(|(publish, _)| KvSubscriber::new(publish, ""));
+    let mut random = Random::new(SEED);
+    let mut requests: Vec<(String, usize)> = (0..6).map(|_| (prompt(&mut random), 20)).collect();
+    let expected = texts(&servers[0], &requests);
+    let mut names = Vec::new();
+    for (server, subscriber) in servers.iter().zip(&mut subscribers) {
+        // The second one gets them in the other order, and again after its engine has died.
+        requests.reverse();
+        requests.iter().for_each(|(prompt, tokens)| _ = complete(server, prompt, *tokens));
+        subscriber.listen_until("everything is told", |subscriber| subscriber.texts() == expected);
+        names.push(subscriber.names());
+    }
+    kill(engine(&servers[1]).pid, Signal::SIGKILL);
+    subscribers[1].listen_until("its cache is gone", |subscriber| subscriber.texts().is_empty());
+    requests.rotate_left(3);
+    requests.iter().for_each(|(prompt, tokens)| _ = complete(&servers[1], prompt, *tokens));
+    subscribers[1].listen_until("everything is told", |subscriber| subscriber.texts() == expected);
+    names.push(subscribers[1].names());
+    assert!(names[0].len() > 20 && names[0] == names[1] && names[1] == names[2], "{names:?}");
+    servers.into_iter().for_each(Server::stop);
+}
+
 fn engine(server: &Server) -> Process {
     server.role("engine-0").expect("it runs")
 }
