@@ -1,8 +1,8 @@
 //! A copy of the engine's prefix cache: for subscribers that come late, and for the names of blocks.
 //!
-//! The engine tells blocks by numbers of its own, and readers are told names. Two blocks may have one name: the names of
-//! different texts meet with the chance of 64 bits, and nothing here relies on an engine that caches a text once. For
-//! readers they are one block, which is stored with the first and removed with the last.
+//! The engine tells blocks by numbers of its own, and readers are told names. Two blocks may have one name: those of
+//! different texts can collide, and nothing here relies on an engine that caches a text once. For readers they are one
+//! block, which is stored with the first and removed with the last.
 
 use crate::batch::Events;
 use crate::names::Digest;
