@@ -137,12 +137,12 @@ set_up_device() {
 # In the repository, which has Cargo's settings. Everything else keeps the caller's folder, in which its paths begin.
 build() (
     cd "$ROOT"
-    programs=(launcher hub frontend tokenizer engine detokenizer doctor terminal bench)
+    local packages=("${PACKAGES[@]}" bench)
     if [ "$PROFILE" = dev ]; then
         cargo build --locked --workspace --bins
     else
         say "building the release binaries (the first build takes several minutes)"
-        cargo build --release --locked "${programs[@]/#/--package=pinion-}"
+        cargo build --release --locked "${packages[@]/#/--package=pinion-}"
     fi
 )
 

@@ -26,6 +26,11 @@ SLIM_WHEELS=(torch==$TORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupt
 CUDA_WHEELS=("cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2"
              nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5)
 
+# What a package installs, and the workspace's packages that they are built from.
+PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-engine pinion-detokenizer pinion-events pinion-pull
+          pinion-doctor pinion-terminal)
+PACKAGES=(launcher frontend tokenizer engine detokenizer events hub doctor terminal)
+
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
 

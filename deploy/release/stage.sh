@@ -10,8 +10,6 @@
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
 
-PROGRAMS=(pinion pinion-frontend pinion-tokenizer pinion-engine pinion-detokenizer pinion-events pinion-pull pinion-doctor pinion-terminal)
-
 out=${1:?the folder to make}
 shift
 profile=release libtorch=yes

@@ -49,6 +49,8 @@ pub struct DoctorCommand {
     pub cache: Option<PathBuf>,
     /// The model.
     pub model: Option<NamedModel>,
+    /// Whether changes of the prefix cache would be published.
+    pub kv_events: bool,
     settings: Settings,
 }
 
@@ -104,6 +106,7 @@ fn read(
         cuda_object: settings.text("cuda-object").map_or_else(default_object, PathBuf::from),
         cache: hub::cache(&settings, environment),
         model,
+        kv_events: settings.is_set("kv-events"),
         settings,
     })
 }
@@ -122,6 +125,9 @@ mod tests {
         let plain = command(&["doctor"], &[("HOME", "/h"), ("NO_COLOR", "1")]).unwrap();
         assert!(!plain.json && plain.no_colour && plain.model.is_none());
         assert_eq!((plain.device, plain.address.port()), (DeviceChoice::Auto, 8000));
+        assert!(
+            !plain.kv_events && command(&["doctor", "--kv-events", "tcp://*:5557"], &[]).unwrap().kv_events
+        );
         assert_eq!(plain.cache.as_deref(), Some(Path::new("/h/.cache/huggingface/hub")));
         let words =
             ["doctor", "/models/a", "--json", "--port", "9", "--device", "gpu", "--cuda-object", "/o"];

@@ -57,7 +57,7 @@ fn all(command: &DoctorCommand, root: &Path) -> Vec<Check> {
     checks.push(limits::tasks(root, limit(Resource::RLIMIT_NPROC), capabilities, machine.cpus.len()));
     checks.push(limits::huge_pages(&tree::text(root, "sys/kernel/mm/transparent_hugepage/enabled")));
     checks.extend([kernel::shared_memory(), kernel::start()]);
-    checks.push(programs::present(&folder));
+    checks.push(programs::present(&folder, command.kv_events));
     let pulled = model::pulled(command, &folder.join(programs::PULL));
     let mut resolved = model::resolved(command, &machine, pulled.as_ref());
     let probe = Probe::take(&folder.join(programs::ENGINE), &resolved, command);

@@ -6,18 +6,22 @@ use std::path::Path;
 
 pub(crate) const ENGINE: &str = "pinion-engine";
 pub(crate) const PULL: &str = "pinion-pull";
+/// Needed only where `--kv-events` is set.
+const EVENTS: &str = "pinion-events";
 
-/// Those without which nothing is served.
-const NEEDED: [&str; 5] = ["pinion", "pinion-frontend", "pinion-tokenizer", ENGINE, "pinion-detokenizer"];
+/// Those that serve, and the one that downloads what is served.
+const NEEDED: [&str; 6] =
+    ["pinion", "pinion-frontend", "pinion-tokenizer", ENGINE, "pinion-detokenizer", PULL];
 
 /// Whether all of them are in `folder`.
-pub(crate) fn present(folder: &Path) -> Check {
+pub(crate) fn present(folder: &Path, kv_events: bool) -> Check {
     let id = "programs";
     let is_program = |name: &&str| {
         let meta = std::fs::metadata(folder.join(name));
         meta.is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     };
-    let missing: Vec<&str> = NEEDED.into_iter().filter(|name| !is_program(name)).collect();
+    let missing: Vec<&str> =
+        NEEDED.into_iter().chain(kv_events.then_some(EVENTS)).filter(|name| !is_program(name)).collect();
     if missing.is_empty() {
         return Check::ok(id, format!("all are in {}", folder.display()));
     }
@@ -43,10 +47,12 @@ mod tests {
             let mode = if name == ENGINE { 0o644 } else { 0o755 };
             std::fs::set_permissions(folder.join(name), std::fs::Permissions::from_mode(mode)).unwrap();
         }
-        let check = present(&folder);
+        let check = present(&folder, false);
         assert!(check.status == Status::Failure && check.found.ends_with("lacks pinion-engine"), "{check:?}");
         std::fs::set_permissions(folder.join(ENGINE), std::fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(present(&folder).status, Status::Ok);
+        assert_eq!(present(&folder, false).status, Status::Ok);
+        let check = present(&folder, true);
+        assert!(check.status == Status::Failure && check.found.ends_with("lacks pinion-events"), "{check:?}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
