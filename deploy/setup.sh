@@ -60,7 +60,8 @@ setup_libtorch() {
         say "libtorch $TORCH_VERSION found in $folder"
     else
         need "$PYTHON" "downloading libtorch"
-        "$PYTHON" -m pip --version >/dev/null 2>&1 || die "$PYTHON has no pip, which downloads libtorch"
+        "$PYTHON" -m pip --version >/dev/null 2>&1 ||
+            die "$PYTHON has no pip, which downloads libtorch: install it (apt install python3-pip, dnf install python3-pip), or name another Python in PINION_PYTHON"
         make_cache
         rm -rf "$folder"
         # Several clones may set up at once: each downloads into its own folder and the first one wins.
@@ -106,11 +107,15 @@ pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
         beat=$!
     fi
     local status=0
-    # pip downloads into TMPDIR: there the line above can see it.
-    TMPDIR=$folder "$PYTHON" -m pip install --disable-pip-version-check --no-warn-script-location --root-user-action=ignore \
+    # pip downloads into TMPDIR: there the line above can see it. It does not know the variable before 22.1, and then
+    # passes over it. The wheels' libraries do not depend on the version of Python, and nothing imports their modules:
+    # one version for every Python, also for those that torch has no wheels for or does not run with.
+    TMPDIR=$folder PIP_ROOT_USER_ACTION=ignore "$PYTHON" -m pip install --disable-pip-version-check --no-warn-script-location \
+        --only-binary=:all: --python-version 3.12 --implementation cp --ignore-requires-python \
         --quiet --progress-bar on --target "$folder" "$@" >&2 || status=$?
     [ -z "$beat" ] || { kill "$beat" 2>/dev/null; wait "$beat" 2>/dev/null || true; }
-    [ "$status" = 0 ] || die "pip could not install $*"
+    [ "$status" = 0 ] ||
+        die "pip could not install $* (see above); without a network PIP_INDEX_URL names a mirror, HTTPS_PROXY a proxy"
 }
 
 setup() {

@@ -40,7 +40,7 @@ place() { # place FOLDER COMMAND...
 
 pip_install() { # pip_install REQUIREMENT FOLDER
     say "installing $1"
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$2" "$1"
+    PIP_ROOT_USER_ACTION=ignore "$PYTHON" -m pip install --quiet --disable-pip-version-check --target "$2" "$1"
 }
 
 install_node() { # install_node FOLDER

@@ -13,8 +13,8 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pinion}
 
 install_python() { # install_python FOLDER
-    "${PINION_PYTHON:-python3}" -m pip install --quiet --disable-pip-version-check --no-warn-script-location \
-        --root-user-action=ignore --no-deps --target "$1" --requirement "$wanted"
+    PIP_ROOT_USER_ACTION=ignore "${PINION_PYTHON:-python3}" -m pip install --quiet --disable-pip-version-check --no-warn-script-location \
+        --no-deps --target "$1" --requirement "$wanted"
 }
 
 install_node() { # install_node FOLDER
