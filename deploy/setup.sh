@@ -118,11 +118,25 @@ pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
         die "pip could not install $* (see above); without a network PIP_INDEX_URL names a mirror, HTTPS_PROXY a proxy"
 }
 
+# clang's OpenMP calls a runtime of its own, and the programs link the one that comes with libtorch.
+unset_clang() {
+    local name
+    for name in CXX HOST_CXX TARGET_CXX CXX_x86_64_unknown_linux_gnu; do
+        # More than one word may be in it, like `ccache clang++`.
+        # shellcheck disable=SC2086
+        if [ -n "${!name:-}" ] && ${!name} --version 2>/dev/null | grep -i clang >/dev/null; then
+            say "$name=${!name} is set in the environment: its OpenMP is not libtorch's; building with g++ instead"
+            unset "$name"
+        fi
+    done
+}
+
 setup() {
     need cargo "building (https://rustup.rs)"
     need g++ "building the libtorch binding and the CPU kernels"
     local rust
     rust=$(rustc --version) || die "rustc does not run; see above"
+    unset_clang
     say "$rust, $(g++ --version | head -n 1)"
     # A shell's own LIBTORCH would win over the link and bring in another version.
     if [ -n "${LIBTORCH:-}" ]; then
@@ -132,7 +146,7 @@ setup() {
     setup_libtorch
     # Programs find libtorch beside the repository's own target folder, along a path from .cargo/config.toml: not from
     # another target folder, and not where a shell's own RUSTFLAGS have replaced it.
-    if [ -n "${CARGO_TARGET_DIR:-}${CARGO_BUILD_TARGET_DIR:-}${RUSTFLAGS:-}" ]; then
+    if [ -n "${CARGO_TARGET_DIR:-}${CARGO_BUILD_TARGET_DIR:-}${RUSTFLAGS:-}${CARGO_ENCODED_RUSTFLAGS:-}" ]; then
         export LD_LIBRARY_PATH=$ROOT/.libtorch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     fi
 }

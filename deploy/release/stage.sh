@@ -31,6 +31,9 @@ for program in "${PROGRAMS[@]}"; do
     chmod 755 "$out/bin/$program"
 done
 if [ "$libtorch" = yes ]; then
+    # shellcheck disable=SC2016
+    objdump -p "$built/pinion-engine" | grep -F '$ORIGIN/../libtorch/lib' >/dev/null ||
+        die "$built/pinion-engine would not find libtorch in a package: build it again without RUSTFLAGS of your own"
     mkdir -p "$out/libtorch/lib"
     # All that the engine maps from the wheel's folders; the rest comes from the system.
     wheels=$(readlink -f "$ROOT/.libtorch/..")

@@ -1,5 +1,6 @@
 //! The scripts that set up, build and pack, without a network: what they decide from what they find.
 
+use pinion_testkit::Folder;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,11 +11,16 @@ fn root() -> PathBuf {
 
 /// What a program of the repository's root prints.
 fn printed(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).current_dir(root()).args(arguments).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    succeeded(Command::new(program).current_dir(root()).args(arguments)).0
+}
+
+/// What it prints, and its standard error.
+fn succeeded(command: &mut Command) -> (String, String) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {out}{err}");
+    (out, err)
 }
 
 /// Every program that a package holds comes from a package that `deploy/launch.sh` builds, and nothing else does.
@@ -40,4 +46,40 @@ fn what_is_staged_is_what_is_built() {
     built.sort_unstable();
     staged.sort_unstable();
     assert_eq!(built, staged);
+}
+
+/// A user's own flags for the linker or the processor add to ours: without the run path the engine finds no libtorch.
+#[test]
+fn flags_in_a_users_configuration_of_cargo_leave_the_run_path() {
+    let (home, package) = (Folder::new(), Folder::new());
+    home.write("config.toml", "[target.x86_64-unknown-linux-gnu]\nrustflags = ['-C', 'debuginfo=1']\n");
+    package.write("Cargo.toml", "[package]\nname = 'empty'\n[[bin]]\nname = 'empty'\npath = 'main.rs'\n");
+    package.write("main.rs", "fn main() {}\n");
+    std::fs::create_dir(package.path().join(".cargo")).expect("a folder");
+    let ours = std::fs::read(root().join(".cargo/config.toml")).expect("the repository's configuration");
+    package.write(".cargo/config.toml", ours);
+    let (_, said) = succeeded(
+        Command::new(env!("CARGO"))
+            .args(["build", "--verbose", "--offline", "--target-dir", "built"])
+            .current_dir(package.path())
+            .env("CARGO_HOME", home.path())
+            .env_remove("RUSTFLAGS"),
+    );
+    assert!(said.contains("-C debuginfo=1"), "{said}");
+    assert!(said.contains("-rpath,$ORIGIN/../../.libtorch/lib"), "{said}");
+}
+
+/// What `setup.sh` does, in a shell that has sourced it.
+fn set_up(script: &str) -> (String, String) {
+    succeeded(Command::new("bash").current_dir(root()).args(["-c", &format!("source deploy/setup.sh; {script}")]))
+}
+
+#[test]
+fn clang_is_left_out_by_name() {
+    let folder = Folder::new();
+    folder.write("clang++", "#!/bin/sh\necho clang version 18.1.3\n");
+    let clang = format!("sh {}/clang++", folder.text());
+    let (left, said) = set_up(&format!("export CXX='{clang}' HOST_CXX=g++; unset_clang; echo \"${{CXX:-}} $HOST_CXX\""));
+    assert_eq!(left, " g++\n");
+    assert!(said.contains(&format!("CXX={clang} is set")) && !said.contains("HOST_CXX"), "{said}");
 }
