@@ -56,7 +56,7 @@ bundle() { # bundle FOLDER [dev]
     mkdir -p "$folder"
     folder=$(cd "$folder" && pwd)
     cd "$root" || exit 2
-    target=${CARGO_TARGET_DIR:-$root/target}
+    target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
     if [ "${2:-}" = dev ]; then
         build_dev || exit 1
     else

@@ -72,7 +72,7 @@ compile() { # compile SOURCE
 }
 
 build_cuda() {
-    local out=${CARGO_TARGET_DIR:-$ROOT/target}/cuda source objects=() logs=() start=$SECONDS
+    local out=$TARGET/cuda source objects=() logs=() start=$SECONDS
     mkdir -p "$out" "$CACHE/cuda-objects"
     for source in "$ROOT"/kernels/cuda/*.cu; do
         compile "$source"
@@ -92,7 +92,7 @@ build_cuda() {
 
 # A link to the folder, not to the file: the library looks for others beside itself.
 setup_cublaslt() {
-    local out=${CARGO_TARGET_DIR:-$ROOT/target}/cuda whole=$CACHE/cublas-$CUBLAS_VERSION part
+    local out=$TARGET/cuda whole=$CACHE/cublas-$CUBLAS_VERSION part
     local folder=$whole/nvidia/cu13/lib
     if [ -z "${PINION_CUBLASLT:-}" ] && [ -d "$out/lib" ] && [ ! -L "$out/lib" ] && [ -e "$out/lib/$CUBLASLT" ]; then
         say "$CUBLASLT found in $out/lib"
@@ -134,6 +134,7 @@ setup_cuda() { # setup_cuda [OBJECT]
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    find_target
     case "${1:-}" in
     "" | --check)
         need g++ "linking the CUDA object"

@@ -147,12 +147,6 @@ build() (
 )
 
 PROFILE=${PINION_BUILD:-release}
-if [ -n "${CARGO_TARGET_DIR:-}" ]; then
-    # As Cargo would take it.
-    CARGO_TARGET_DIR=$(cd "$ROOT" && realpath -m -- "$CARGO_TARGET_DIR")
-    export CARGO_TARGET_DIR
-fi
-FOLDER=${CARGO_TARGET_DIR:-$ROOT/target}/${PROFILE/dev/debug}
 read_flags "$@"
 check_device
 setup
@@ -168,4 +162,4 @@ fi
 if ! names_model; then
     FLAGS=(--model "$ROOT/deploy/demo-model" "${FLAGS[@]}")
 fi
-exec "$FOLDER/pinion" serve "${FLAGS[@]}"
+exec "$TARGET/${PROFILE/dev/debug}/pinion" serve "${FLAGS[@]}"

@@ -168,7 +168,7 @@ def main(names):
         sys.exit(f"run_tests: there is no test program called {', '.join(sorted(unknown))}")
     if names:
         found = [program for program in found if program.name in names or program.package in names]
-    logs = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "test-logs/tests"
+    logs = pathlib.Path(ROOT, os.environ.get("CARGO_TARGET_DIR", "target")) / "test-logs/tests"
     logs.mkdir(parents=True, exist_ok=True)
     alone = Queue([program for program in found if program.name in ALONE])
     queue, outcomes, printing = Queue([program for program in found if program.name not in ALONE]), [], threading.Lock()

@@ -42,6 +42,18 @@ version() {
     sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml"
 }
 
+# TARGET: the folder that Cargo builds in. A variable or a configuration file may name another than target/, and a
+# relative one begins in the repository, where the scripts run Cargo. Scripts that this one starts use the same.
+find_target() {
+    local said=
+    if command -v cargo >/dev/null 2>&1; then
+        said=$(cd "$ROOT" && cargo metadata --no-deps --format-version 1 |
+            sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p') || die "cargo metadata fails; see above"
+    fi
+    TARGET=${said:-$(cd "$ROOT" && realpath -m -- "${CARGO_TARGET_DIR:-target}")}
+    export CARGO_TARGET_DIR=$TARGET
+}
+
 make_cache() {
     mkdir -p "$CACHE" 2>/dev/null && [ -w "$CACHE" ] || die "cannot write to the cache folder $CACHE: PINION_CACHE names another"
 }
@@ -118,6 +130,17 @@ pip_install() { # pip_install FOLDER PIP-ARGUMENTS...
         die "pip could not install $* (see above); without a network PIP_INDEX_URL names a mirror, HTTPS_PROXY a proxy"
 }
 
+# In the repository, whose rust-toolchain.toml rustup follows.
+check_rust() {
+    local number oldest pinned
+    RUST=$(cd "$ROOT" && rustc --version) || die "rustc does not run; see above"
+    number=${RUST#rustc } number=${number%% *}
+    oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml")
+    pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' "$ROOT/rust-toolchain.toml")
+    [ "$(printf '%s\n' "$oldest" "$number" | sort -V | head -n 1)" = "$oldest" ] ||
+        die "rustc $number is too old: $oldest or newer is needed; rustup (https://rustup.rs) installs $pinned"
+}
+
 # clang's OpenMP calls a runtime of its own, and the programs link the one that comes with libtorch.
 unset_clang() {
     local name
@@ -134,10 +157,10 @@ unset_clang() {
 setup() {
     need cargo "building (https://rustup.rs)"
     need g++ "building the libtorch binding and the CPU kernels"
-    local rust
-    rust=$(rustc --version) || die "rustc does not run; see above"
+    check_rust
     unset_clang
-    say "$rust, $(g++ --version | head -n 1)"
+    say "$RUST, $(g++ --version | head -n 1)"
+    find_target
     # A shell's own LIBTORCH would win over the link and bring in another version.
     if [ -n "${LIBTORCH:-}" ]; then
         say "LIBTORCH=$LIBTORCH is set in the environment; using .libtorch instead"
@@ -146,7 +169,7 @@ setup() {
     setup_libtorch
     # Programs find libtorch beside the repository's own target folder, along a path from .cargo/config.toml: not from
     # another target folder, and not where a shell's own RUSTFLAGS have replaced it.
-    if [ -n "${CARGO_TARGET_DIR:-}${CARGO_BUILD_TARGET_DIR:-}${RUSTFLAGS:-}${CARGO_ENCODED_RUSTFLAGS:-}" ]; then
+    if [ "$TARGET" != "$ROOT/target" ] || [ -n "${RUSTFLAGS:-}${CARGO_ENCODED_RUSTFLAGS:-}" ]; then
         export LD_LIBRARY_PATH=$ROOT/.libtorch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     fi
 }

@@ -336,7 +336,6 @@ done
 
 setup
 cd "$ROOT"
-TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
 # A build from nothing keeps no state for later ones, which would make it longer. Cargo makes the folder in any case.
 [ -n "$(ls -A "$TARGET/debug/incremental" 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 LOGS=$TARGET/test-logs

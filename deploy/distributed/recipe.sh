@@ -21,14 +21,15 @@ install() {
 
 # The programs under test: PINION, or what this clone has built last.
 pinion_program() {
-    local folder=${CARGO_TARGET_DIR:-$ROOT/target} profile
+    local profile
     if [ -n "${PINION:-}" ]; then
         printf '%s\n' "$PINION"
         return
     fi
+    find_target
     for profile in release debug; do
-        if [ -x "$folder/$profile/pinion" ]; then
-            printf '%s\n' "$folder/$profile/pinion"
+        if [ -x "$TARGET/$profile/pinion" ]; then
+            printf '%s\n' "$TARGET/$profile/pinion"
             return
         fi
     done

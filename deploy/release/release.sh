@@ -13,7 +13,8 @@
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
 
-dist=${CARGO_TARGET_DIR:-$ROOT/target}/dist
+find_target
+dist=$TARGET/dist
 version=$(version)
 name=pinion-$version-linux-x86_64
 scratch=$(mktemp -d)

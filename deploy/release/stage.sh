@@ -22,7 +22,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-built=${CARGO_TARGET_DIR:-$ROOT/target}/$profile
+find_target
+built=$TARGET/$profile
 rm -rf "$out"
 mkdir -p "$out/bin"
 for program in "${PROGRAMS[@]}"; do

@@ -4,7 +4,7 @@
 #   kernels/emulation/build.sh [FOLDER]      (default: target/cuda-emulation)
 set -euo pipefail
 kernels=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-out=${1:-${CARGO_TARGET_DIR:-$kernels/../target}/cuda-emulation}
+out=${1:-$(cd "$kernels/.." && realpath -m -- "${CARGO_TARGET_DIR:-target}")/cuda-emulation}
 # Contraction would give other last bits than the host's sampler has.
 flags=(-std=c++17 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC -ftls-model=initial-exec -x c++)
 

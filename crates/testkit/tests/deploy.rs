@@ -83,3 +83,40 @@ fn clang_is_left_out_by_name() {
     assert_eq!(left, " g++\n");
     assert!(said.contains(&format!("CXX={clang} is set")) && !said.contains("HOST_CXX"), "{said}");
 }
+
+#[test]
+fn the_target_folder_is_cargos() {
+    let home = Folder::new();
+    home.write("config.toml", "[build]\ntarget-dir = '/somewhere/else'\n");
+    let repository = root().canonicalize().expect("the repository");
+    for (name, value, folder) in [
+        ("CARGO_TARGET_DIR", "relative", repository.join("relative")),
+        ("CARGO_BUILD_TARGET_DIR", "relative", repository.join("relative")),
+        ("CARGO_HOME", home.text(), "/somewhere/else".into()),
+    ] {
+        // From another folder, as a user may call a script.
+        let script = format!(
+            "unset CARGO_TARGET_DIR CARGO_BUILD_TARGET_DIR; export {name}={value}; cd /; find_target
+            echo \"$TARGET $CARGO_TARGET_DIR\""
+        );
+        let folder = folder.display();
+        assert_eq!(set_up(&script).0, format!("{folder} {folder}\n"), "{name}");
+    }
+}
+
+#[test]
+fn a_compiler_that_is_too_old_is_refused_with_the_one_that_is_needed() {
+    let folder = Folder::new();
+    folder.write("rustc", "[ -e Cargo.toml ] && echo rustc $NUMBER '(0 2026-01-01)'");
+    let checked = |number: &str| {
+        set_up(&format!(
+            "rustc() {{ NUMBER={number} bash {}/rustc; }}; cd /; (check_rust && echo \"$RUST\") 2>&1 || true",
+            folder.text()
+        ))
+        .0
+    };
+    assert_eq!(checked("1.88.0"), "rustc 1.88.0 (0 2026-01-01)\n");
+    let refused = checked("1.75.0");
+    assert!(refused.contains("rustc 1.75.0 is too old: 1.88 or newer is needed"), "{refused}");
+    assert!(refused.contains("installs 1.95.0"), "{refused}");
+}
