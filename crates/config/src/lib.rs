@@ -12,6 +12,7 @@ mod commands;
 mod completions;
 mod computing;
 mod config;
+mod control_groups;
 mod conversion;
 mod cpu_plan;
 mod cpu_set;
@@ -61,6 +62,7 @@ pub use choices::{
     ToolCallParser,
 };
 pub use config::{Config, ResponseStore};
+pub use control_groups::control_groups;
 pub use cpu_plan::{CpuPlan, Placement, PlanFault, PlanRequest, plan};
 pub use cuda::{CudaConfig, cublaslt_near};
 pub use doctor_command::{DeviceChoice, DoctorCommand, NamedModel, doctor_command};

@@ -1,6 +1,7 @@
 //! [`Machine`]: what the plan needs to know about the computer, as a value. Reading it from /sys and /proc is
 //! here; deciding with it is [`crate::cpu_plan`]'s.
 
+use crate::control_groups::control_groups;
 use crate::cpu_set::parse_cpu_set;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +26,8 @@ pub struct Cpu {
 pub struct Machine {
     /// CPUs in the allowed set (affinity and cgroup), by number; never empty.
     pub cpus: Vec<Cpu>,
-    /// Whole CPUs' worth of time that a cgroup quota grants, if there is one (`docker --cpus`).
+    /// Whole CPUs' worth of time that the tightest cgroup quota grants, if there is one (`docker --cpus`, systemd's
+    /// `CPUQuota=`).
     pub quota_cpus: Option<usize>,
     /// Memory that we may use in bytes: the machine's, or less under a cgroup limit; absent if unknown.
     pub memory_bytes: Option<u64>,
@@ -98,19 +100,21 @@ pub struct Memory {
     pub total_bytes: Option<u64>,
     /// What could be taken now without swapping.
     pub available_bytes: Option<u64>,
-    /// The cgroup's limit, of version 2 or 1.
+    /// The tightest limit of the control groups that this process is in, of version 2 or 1.
     pub limit_bytes: Option<u64>,
 }
 
 impl Memory {
     /// Reads the tree under `root`, which holds `sys` and `proc`.
     pub fn from_sysfs(root: &Path) -> Memory {
-        let limit = read_number(&root.join("sys/fs/cgroup/memory.max"))
-            .or_else(|| read_number(&root.join("sys/fs/cgroup/memory/memory.limit_in_bytes")));
+        let limits = control_groups(root, "memory").into_iter().filter_map(|group| {
+            read_number(&group.join("memory.max"))
+                .or_else(|| read_number(&group.join("memory.limit_in_bytes")))
+        });
         Memory {
             total_bytes: meminfo(root, "MemTotal:"),
             available_bytes: meminfo(root, "MemAvailable:"),
-            limit_bytes: limit,
+            limit_bytes: limits.min(),
         }
     }
 }
@@ -166,18 +170,20 @@ fn has_nvidia_gpu(root: &Path) -> bool {
     has_driver && nodes.any(|node| node.file_name().to_str().is_some_and(is_device))
 }
 
-/// cgroup 2 writes `quota period` or `max period`; cgroup 1 has a file for each and −1 for no limit.
 fn read_quota(root: &Path) -> Option<usize> {
-    let cgroup = root.join("sys/fs/cgroup");
-    let (quota, period) = match read_text(&cgroup.join("cpu.max")) {
+    control_groups(root, "cpu").iter().filter_map(|group| quota_of(group)).min()
+}
+
+/// cgroup 2 writes `quota period` or `max period`; cgroup 1 has a file for each and −1 for no limit.
+fn quota_of(group: &Path) -> Option<usize> {
+    let (quota, period) = match read_text(&group.join("cpu.max")) {
         Some(text) => {
             let (quota, period) = text.split_once(' ')?;
             (quota.parse::<u64>().ok()?, period.parse::<u64>().ok()?)
         }
-        None => (
-            read_number(&cgroup.join("cpu/cpu.cfs_quota_us"))?,
-            read_number(&cgroup.join("cpu/cpu.cfs_period_us"))?,
-        ),
+        None => {
+            (read_number(&group.join("cpu.cfs_quota_us"))?, read_number(&group.join("cpu.cfs_period_us"))?)
+        }
     };
     // Rounded down: a thread more than the quota grants is a thread that gets throttled in mid-step.
     Some((quota.checked_div(period)? as usize).max(1))

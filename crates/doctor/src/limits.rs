@@ -1,10 +1,9 @@
 //! Memory, and the limits that a process inherits.
 
 use crate::check::Check;
-use crate::tree;
 use nix::sys::resource::RLIM_INFINITY;
-use pinion_config::{Memory, human_bytes};
-use std::path::{Path, PathBuf};
+use pinion_config::{Memory, control_groups, human_bytes};
+use std::path::Path;
 
 /// Memory in which a small model is served.
 const MEMORY_LOW: u64 = 1 << 30;
@@ -122,32 +121,13 @@ pub(crate) fn tasks(root: &Path, (soft, _): Limit, capabilities: u64, cpus: usiz
 
 /// How many more tasks the tightest control group takes; `None` without a limit.
 fn group_room(root: &Path) -> Option<u64> {
-    let groups = tree::text(root, "proc/self/cgroup");
-    let base = root.join("sys/fs/cgroup");
-    let (base, path) = groups.lines().find_map(|line| {
-        let (_, rest) = line.split_once(':')?;
-        let (controllers, path) = rest.split_once(':')?;
-        match controllers {
-            "" => Some((base.clone(), path)),
-            _ if controllers.split(',').any(|name| name == "pids") => Some((base.join("pids"), path)),
-            _ => None,
-        }
-    })?;
     let number =
         |folder: &Path, file: &str| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok();
-    // A container sees its own group as the root, whatever path it is told.
-    let mut group = PathBuf::from(path.trim_start_matches('/'));
-    let mut room: Option<u64> = None;
-    loop {
-        let folder = base.join(&group);
-        if let Some(max) = number(&folder, "pids.max") {
-            let left = u64::saturating_sub(max, number(&folder, "pids.current").unwrap_or(0));
-            room = Some(room.map_or(left, |room| room.min(left)));
-        }
-        if !group.pop() {
-            return room;
-        }
-    }
+    let rooms = control_groups(root, "pids").into_iter().filter_map(|group| {
+        let max: u64 = number(&group, "pids.max")?;
+        Some(max.saturating_sub(number(&group, "pids.current").unwrap_or(0)))
+    });
+    rooms.min()
 }
 
 /// Transparent huge pages, as /sys/kernel/mm/transparent_hugepage/enabled has them.

@@ -96,6 +96,66 @@ fn cgroup_limits() {
 }
 
 #[test]
+fn limits_of_the_groups_above_hold_too() {
+    // (/proc/self/cgroup, files under the cgroup, CPUs, bytes)
+    type Case = (&'static str, &'static [(&'static str, &'static str)], Option<usize>, u64);
+    const UNIT: &str = "0::/system.slice/pinion.service\n";
+    const OLD: &str = "5:cpu,cpuacct:/system.slice/a.service\n4:memory:/user.slice\n0::/unified\n";
+    let cases: &[Case] = &[
+        // systemd's CPUQuota= and MemoryMax= of the service.
+        (
+            UNIT,
+            &[
+                ("system.slice/pinion.service/cpu.max", "200000 100000"),
+                ("system.slice/pinion.service/memory.max", "2147483648"),
+                ("system.slice/cpu.max", "max 100000"),
+            ],
+            Some(2),
+            2 * GIB,
+        ),
+        // Of the slice, where that is tighter.
+        (
+            UNIT,
+            &[
+                ("system.slice/pinion.service/cpu.max", "800000 100000"),
+                ("system.slice/pinion.service/memory.max", "max"),
+                ("system.slice/cpu.max", "300000 100000"),
+                ("system.slice/memory.max", "1073741824"),
+                ("system.slice/other.service/memory.max", "1048576"),
+            ],
+            Some(3),
+            GIB,
+        ),
+        // A container that is told the host's path and sees its own group as the root.
+        (UNIT, &[("cpu.max", "100000 100000"), ("memory.max", "1073741824")], Some(1), GIB),
+        ("0::/../outside\n", &[("cpu.max", "100000 100000")], Some(1), 8 * GIB),
+        // Version 1: a hierarchy for each controller.
+        (
+            OLD,
+            &[
+                ("cpu/system.slice/cpu.cfs_quota_us", "600000"),
+                ("cpu/system.slice/cpu.cfs_period_us", "100000"),
+                ("memory/user.slice/memory.limit_in_bytes", "1073741824"),
+                ("memory/memory.limit_in_bytes", "9223372036854771712"),
+                ("cpu.max", "100000 100000"),
+            ],
+            Some(6),
+            GIB,
+        ),
+    ];
+    for (groups, files, quota, memory) in cases {
+        let tree = Tree::new();
+        tree.file("proc/meminfo", "MemTotal:        8388608 kB\n");
+        tree.file("proc/self/cgroup", groups);
+        for (name, text) in *files {
+            tree.file(&format!("sys/fs/cgroup/{name}"), &format!("{text}\n"));
+        }
+        let machine = Machine::from_sysfs(tree.path(), &[0]);
+        assert_eq!((machine.quota_cpus, machine.memory_bytes), (*quota, Some(*memory)), "{groups}{files:?}");
+    }
+}
+
+#[test]
 fn this_computer_has_a_cpu() {
     assert!(!Machine::detect().cpus.is_empty());
 }
