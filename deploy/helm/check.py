@@ -77,6 +77,7 @@ def check_pod(name, deployment, values):
     security = container["securityContext"]
     hardened = security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
     expect(hardened and security["capabilities"]["drop"] == ["ALL"] and pod["securityContext"]["runAsNonRoot"], f"{name}: hardening")
+    expect(pod["enableServiceLinks"] is False, f"{name}: variables of the namespace's services reach the options")
     probes = [container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
     expect(probes == ["/ready", "/ready", "/live"], f"{name}: probes {probes}")
     drain = values.get("drain", {"delaySeconds": 5, "timeoutSeconds": 30})

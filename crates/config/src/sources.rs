@@ -205,16 +205,14 @@ fn read_variables(environment: &[(OsString, OsString)], faults: &mut Collector) 
     variables
 }
 
-/// Kubernetes gives every pod variables for each service of its namespace; for one called `pinion` they begin
-/// with our prefix: PINION_SERVICE_HOST, PINION_PORT=tcp://…, PINION_PORT_8000_TCP_ADDR.
+/// Kubernetes gives every pod variables for each service of its namespace; for one called `pinion` or `pinion-qwen`
+/// they begin with our prefix: PINION_SERVICE_HOST, PINION_PORT=tcp://…, PINION_QWEN_PORT_8000_TCP_ADDR.
 fn is_service_link(name: &str, text: &str) -> bool {
-    let numbered =
-        name.strip_prefix("PINION_PORT_").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    let link = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| text.starts_with(scheme));
-    name == "PINION_SERVICE_HOST"
-        || name.starts_with("PINION_SERVICE_PORT")
-        || numbered
-        || (name == "PINION_PORT" && link)
+    let is_link = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| text.starts_with(scheme));
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.split("_PORT_").skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        || (name.ends_with("_PORT") && is_link)
 }
 
 fn read_file(path: &str, settings: &mut Settings, faults: &mut Collector) {

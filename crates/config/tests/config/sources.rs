@@ -197,12 +197,23 @@ fn kubernetes_service_links_and_script_variables_are_no_faults() {
         ("PINION_PORT", "tcp://10.0.0.1:8000"),
         ("PINION_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
         ("PINION_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        // Of a service called pinion-qwen-2.
+        ("PINION_QWEN_2_SERVICE_HOST", "10.0.0.1"),
+        ("PINION_QWEN_2_SERVICE_PORT", "8000"),
+        ("PINION_QWEN_2_SERVICE_PORT_HTTP", "8000"),
+        ("PINION_QWEN_2_PORT", "tcp://10.0.0.1:8000"),
+        ("PINION_QWEN_2_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("PINION_QWEN_2_PORT_8000_TCP_PROTO", "tcp"),
         ("PINION_CACHE", "/tmp/cache"),
         ("OTHER_PORT", "x"),
     ];
     assert_eq!(serve(&machine(), &model, &[], &env).port, 8000);
     let faults = serve_result(&machine(), &model, &[], &[("PINION_PORT", "http")]).unwrap_err();
     assert_eq!(faults.to_string(), "PINION_PORT: `http` is not a number");
+    for name in ["PINION_QWEN_PORT", "PINION_QWEN_HOST", "PINION_PORT_HTTP"] {
+        let faults = serve_result(&machine(), &model, &[], &[(name, "8000")]).unwrap_err().to_string();
+        assert!(faults.starts_with(&format!("{name}: no such option")), "{faults}");
+    }
 }
 
 #[test]
