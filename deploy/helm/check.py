@@ -113,10 +113,22 @@ def check_object(one, pool_schema):
     return 1
 
 
-def rendered(chart, values, name):
+def files_of(chart, values, name):
     with Chart.load(str(chart)) as loaded:
-        files = loaded.render(values, name=name, namespace="models")
+        return loaded.render(values, name=name, namespace="models")
+
+
+def rendered(chart, values, name):
+    files = files_of(chart, values, name)
     return [one for path, text in files.items() if not path.endswith("NOTES.txt") for one in yaml.safe_load_all(text) if one]
+
+
+def check_notes():
+    """A pod without a limit of CPU plans for the whole node, and the notes say so."""
+    for limits, warned in (({}, False), ({"cpu": None}, True)):
+        files = files_of(CHART, {"resources": {"limits": limits}}, "try")
+        notes = next(text for path, text in files.items() if path.endswith("NOTES.txt"))
+        expect(("WARNING: resources.limits.cpu" in notes) == warned, f"notes with the limits {limits}:\n{notes}")
 
 
 def check_picker(config, sources):
@@ -189,6 +201,7 @@ def main():
                 expect([rule for rule in one["spec"]["egress"] if rule in added] == added, f"{name}: a rule of egress is missing")
             if one["kind"] == "ConfigMap" and arguments.pinion:
                 check_options(name, one["data"]["pinion.toml"], arguments.pinion)
+    check_notes()
     for name, values in REFUSED:
         try:
             with Chart.load(str(CHART)) as chart:
