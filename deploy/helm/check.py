@@ -61,6 +61,7 @@ REFUSED = [
     ("an option that the chart sets itself", {"config": {"port": 80}}),
     ("two volumes", {"model": {"path": "/m", "existingClaim": "a", "hostPath": "/b"}}),
     ("a pool without a picker", {"inferencePool": {"enabled": True}}),
+    ("KV events of a model without a name", {"kvEvents": {"enabled": True}}),
     ("an unknown autoscaler", {"autoscaling": {"kind": "cpu"}}),
 ]
 
@@ -86,8 +87,19 @@ def check_pod(name, deployment, values):
     selector = deployment["spec"]["selector"]["matchLabels"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     expect(selector.items() <= labels.items(), f"{name}: the selector does not find the pods")
+    if values.get("kvEvents", {}).get("enabled"):
+        check_topic(name, container, values["servedModelName"])
     scaled = values.get("autoscaling", {}).get("kind", "none") != "none"
     expect(("replicas" in deployment["spec"]) != scaled, f"{name}: two who set the number of replicas")
+
+
+def check_topic(name, container, model):
+    """llm-d reads kv@POD@MODEL. The kubelet fills in variables that stand further up."""
+    environment = {one["name"]: one for one in container["env"]}
+    names = list(environment)
+    expect(environment["PINION_KV_EVENTS_TOPIC"]["value"] == f"kv@$(POD_IP)@{model}" and
+           environment["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP" and
+           names.index("POD_IP") < names.index("PINION_KV_EVENTS_TOPIC"), f"{name}: the topic of KV events in {environment}")
 
 
 def check_options(name, text, pinion):
@@ -144,7 +156,7 @@ def check_picker(config, sources):
 
 def check_llm_d(folder, pool_schema):
     """Its chart with our values, beside our chart: names, labels and ports must meet."""
-    ours = rendered(CHART, {"kvEvents": {"enabled": True}}, "pinion")
+    ours = rendered(CHART, {"kvEvents": {"enabled": True}, "servedModelName": "MODEL"}, "pinion")
     of = {one["kind"]: one for one in ours if one["kind"] == "Deployment" or one["metadata"]["name"] == "pinion"}
     pod = of["Deployment"]["spec"]["template"]
     ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
@@ -171,6 +183,8 @@ def check_llm_d(folder, pool_schema):
     expect((url.hostname, url.port) == ("pinion", service["spec"]["ports"][0]["port"]), f"llm-d asks {url.netloc} for token ids")
     # It connects to the engines' default port and reads topics that begin so.
     expect(ports["kv-events"] == 5557 and 'kv-events = "tcp://*:5557"' in of["ConfigMap"]["data"]["pinion.toml"], "KV events")
+    # What requests call the model is also what the picker asks for token ids of.
+    check_topic("llm-d", pod["spec"]["containers"][0], parameters["token-producer"]["modelName"])
     return checked
 
 
