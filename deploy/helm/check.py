@@ -210,6 +210,10 @@ def main():
             checked += check_object(one, pool_schema)
             if one["kind"] == "Deployment":
                 check_pod(name, one, values)
+            if one["kind"] == "PodMonitor":
+                # The alerts ask for job="pinion".
+                job = one["spec"].get("jobLabel")
+                expect(one["spec"]["selector"]["matchLabels"][job] == "pinion", f"{name}: Prometheus's job is the label {job}")
             if one["kind"] == "NetworkPolicy":
                 added = values["networkPolicy"].get("egress", [])
                 expect([rule for rule in one["spec"]["egress"] if rule in added] == added, f"{name}: a rule of egress is missing")
