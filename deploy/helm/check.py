@@ -52,6 +52,8 @@ CASES = [
     }, ALWAYS | {"ScaledObject", "PodMonitor", "NetworkPolicy", "InferencePool"}),
     ("hpa", {"autoscaling": {"kind": "hpa", "maxReplicas": 8}, "networkPolicy": {"enabled": True}},
      ALWAYS | {"HorizontalPodAutoscaler", "NetworkPolicy"}),
+    ("hub", {"model": {"path": "Org-1/name.x@v1"}, "hubToken": {"existingSecret": "hub"}, "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://p"}]},
+     ALWAYS),
     ("host path", {"model": {"path": "/models/x", "hostPath": "/srv/models"}, "pdb": {"enabled": False},
                    "serviceAccount": {"create": False}, "service": {"type": "LoadBalancer", "headless": False}},
      ALWAYS - {"ServiceAccount", "PodDisruptionBudget"}),
@@ -75,9 +77,15 @@ def check_pod(name, deployment, values):
     """What the strict schemas do not ask for."""
     pod = deployment["spec"]["template"]["spec"]
     container = pod["containers"][0]
-    security = container["securityContext"]
-    hardened = security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
-    expect(hardened and security["capabilities"]["drop"] == ["ALL"] and pod["securityContext"]["runAsNonRoot"], f"{name}: hardening")
+    # Of the hub only: the probes count from the end of the download.
+    pulls = pod.get("initContainers", [])
+    expect([pull["args"][0] for pull in pulls] == ["pull"] * (name == "hub"), f"{name}: init containers {pulls}")
+    for one in [container, *pulls]:
+        security = one["securityContext"]
+        hardened = security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+        expect(hardened and security["capabilities"]["drop"] == ["ALL"] and pod["securityContext"]["runAsNonRoot"], f"{name}: hardening")
+        downloads = {variable["name"] for variable in one["env"]} >= {"HF_HOME", *(["HF_TOKEN", "HTTPS_PROXY"] if name == "hub" else [])}
+        expect(downloads and "/var/cache/pinion" in [mount["mountPath"] for mount in one["volumeMounts"]], f"{name}: {one}")
     expect(pod["enableServiceLinks"] is False, f"{name}: variables of the namespace's services reach the options")
     probes = [container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
     expect(probes == ["/ready", "/ready", "/live"], f"{name}: probes {probes}")

@@ -36,3 +36,47 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "pinion.option" -}}
 {{ index . 0 }} = {{ index . 1 | toJson }}
 {{- end -}}
+
+{{- /* Whether the model is ORG/NAME[@REV] of the hub, as `pinion serve` reads it. */ -}}
+{{- define "pinion.isOfHub" -}}
+{{- $part := "[A-Za-z0-9_][A-Za-z0-9._-]*" -}}
+{{- $path := .Values.model.path -}}
+{{- if and (regexMatch (printf "^%s/%s(@.+)?$" $part $part) $path) (not (hasSuffix ".gguf" (lower $path))) -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{- /* Environment of what downloads; extraEnv, which may name a proxy or another hub, comes last. */ -}}
+{{- define "pinion.hubEnv" -}}
+- name: HF_HOME
+  value: /var/cache/pinion
+{{- with .Values.hubToken.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: HF_TOKEN
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* What the containers of a pod have in common; each may append mounts. */ -}}
+{{- define "pinion.container" -}}
+image: "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+volumeMounts:
+  - name: config
+    mountPath: /etc/pinion
+    readOnly: true
+  - name: cache
+    mountPath: /var/cache/pinion
+{{- end -}}
