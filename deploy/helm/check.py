@@ -64,6 +64,10 @@ REFUSED = [
     ("two volumes", {"model": {"path": "/m", "existingClaim": "a", "hostPath": "/b"}}),
     ("a pool without a picker", {"inferencePool": {"enabled": True}}),
     ("KV events of a model without a name", {"kvEvents": {"enabled": True}}),
+    ("no replica, which no metric would bring back", {"autoscaling": {"minReplicas": 0}}),
+    ("KV events beside those of the chart", {"config": {"kv-events": "tcp://*:1"}}),
+    ("their replay, which has no port", {"config": {"kv-events-replay": "tcp://*:1"}}),
+    ("their topic, which differs from pod to pod", {"config": {"kv-events-topic": "kv@"}}),
     ("an unknown autoscaler", {"autoscaling": {"kind": "cpu"}}),
 ]
 
@@ -218,6 +222,11 @@ def main():
             checked += check_object(one, pool_schema)
             if one["kind"] == "Deployment":
                 check_pod(name, one, values)
+            if one["kind"] == "ScaledObject":
+                query = one["spec"]["triggers"][0]["metadata"]["query"]
+                pods = re.compile(re.search(r'pod=~"([^"]*)"', query).group(1))
+                expect(pods.fullmatch("try-pinion-6f9c7b4d58-x2x9z") and not pods.fullmatch("try-pinion-qwen-6f9c7b4d58-x2x9z"),
+                       f"{name}: KEDA counts the pods {pods.pattern}")
             if one["kind"] == "PodMonitor":
                 # The alerts ask for job="pinion".
                 job = one["spec"].get("jobLabel")
