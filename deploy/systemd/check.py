@@ -5,7 +5,7 @@
 
 IMAGE is Debian with systemd (debootstrap --include=systemd,systemd-sysv,dbus). It looks at: verify without a warning, the start that is
 notified, a watchdog that is fed and one that strikes, `systemctl stop` and a package's upgrade under load without a token lost, a kill
-of the main process, and a purge that leaves nothing.
+of the main process, a start that fails again and again, and a purge that leaves nothing.
 """
 import os
 import pathlib
@@ -115,6 +115,16 @@ def main():
         machine.do(f"kill -STOP {before}")
         machine.wait("the watchdog", lambda: machine.show("NRestarts") == "1" and machine.show("SubState") == "running")
 
+        # What fails at once is started again and again, beyond systemd's five starts; a GPU that cannot be used is not.
+        for code, tried_again in ((1, True), (9, False)):
+            machine.do("printf '[Service]\\nExecStart=\\nExecStart=/bin/sh -c \"exit %d\"\\nRestartSec=100ms\\n' "
+                       f"{code} > /run/systemd/system/pinion.service.d/fails.conf && systemctl daemon-reload")
+            machine.do("systemctl stop pinion; systemctl reset-failed pinion; systemctl start pinion", may_fail=True)
+            if tried_again:
+                machine.wait("more than five starts", lambda: int(machine.show("NRestarts")) > 6)
+            elif (machine.show("ActiveState"), machine.show("ExecMainStatus"), machine.show("NRestarts")) != ("failed", "9", "0"):
+                machine.fail("exit code 9 is tried again")
+
         # A wrong option: no restart helps.
         machine.do("rm -r /run/systemd/system/pinion.service.d && systemctl daemon-reload && systemctl stop pinion")
         machine.do("echo 'no-such-option = 1' >> /etc/pinion/pinion.toml; systemctl start pinion", may_fail=True)
@@ -127,7 +137,7 @@ def main():
             machine.fail(f"the purge leaves {left}")
     finally:
         machine.end()
-    print(f"systemd: stop and upgrade with {STREAMS} streams of {TOKENS} tokens, none cut; kill, watchdog, wrong option and purge as expected")
+    print(f"systemd: stop and upgrade with {STREAMS} streams of {TOKENS} tokens, none cut; kill, watchdog, failing starts, wrong option and purge as expected")
 
 
 if __name__ == "__main__":
