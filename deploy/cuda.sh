@@ -65,10 +65,18 @@ compile() { # compile SOURCE
     part=$kept.$$
     if ! "$CUDA_HOME/bin/nvcc" "${NVCC_FLAGS[@]}" "${CUDA_TARGETS[@]}" -c "$1" -o "$part.o" >"$part.log" 2>&1; then
         grep -v '^ptxas info' "$part.log" >&2
+        ! grep 'unsupported GNU version' "$part.log" >/dev/null ||
+            die "nvcc of CUDA $CUDA_VERSION does not take this g++: install an older one and name it in NVCC_CCBIN (NVCC_CCBIN=g++-14)"
         die "nvcc could not compile $1"
     fi
     mv "$part.log" "$kept.log"
     mv "$part.o" "$kept.o"
+}
+
+# Before minutes of compiling. Fedora and RHEL have the archive in a package of its own.
+need_static_libstdcxx() {
+    [ -e "$(g++ -print-file-name=libstdc++.a)" ] ||
+        die "g++ has no libstdc++.a, which the CUDA object is linked with: dnf install libstdc++-static"
 }
 
 build_cuda() {
@@ -127,6 +135,7 @@ setup_cuda() { # setup_cuda [OBJECT]
         say "the CUDA object is $1"
     else
         need g++ "linking the CUDA object"
+        need_static_libstdcxx
         setup_nvcc
         build_cuda
     fi
@@ -138,6 +147,7 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case "${1:-}" in
     "" | --check)
         need g++ "linking the CUDA object"
+        need_static_libstdcxx
         setup_nvcc
         build_cuda ${1:+check}
         ;;
