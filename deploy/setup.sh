@@ -38,6 +38,12 @@ need() { # need COMMAND WHAT-FOR
     command -v "$1" >/dev/null 2>&1 || die "$1 is missing: it is needed for $2"
 }
 
+need_venv() { # need_venv WHAT-FOR
+    need "$PYTHON" "$1"
+    "$PYTHON" -c 'import ensurepip, venv' >/dev/null 2>&1 ||
+        die "$PYTHON makes no virtual environments, which are needed for $1: apt install python3-venv, or name another Python in PINION_PYTHON"
+}
+
 version() {
     sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml"
 }

@@ -334,13 +334,17 @@ for step in "$@"; do
     [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
 done
 
+[ $# -gt 0 ] && STEPS=("$@")
+# Now, and not after the builds.
+for step in "${STEPS[@]}"; do
+    case $step in checks | packages | distributed | kubernetes) need_venv "deploy/test.sh $step" ;; esac
+done
 setup
 cd "$ROOT"
 # A build from nothing keeps no state for later ones, which would make it longer. Cargo makes the folder in any case.
 [ -n "$(ls -A "$TARGET/debug/incremental" 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 LOGS=$TARGET/test-logs
 mkdir -p "$LOGS"
-[ $# -gt 0 ] && STEPS=("$@")
 passed=0
 for step in "${STEPS[@]}"; do
     say "== $step"

@@ -11,6 +11,7 @@ install() {
     exec 8>"$VENV.lock"
     flock 8
     if [ ! -e "$VENV/installed" ]; then
+        need_venv "$*"
         say "installing $*"
         "$PYTHON" -m venv --clear "$VENV" && "$VENV/bin/pip" install --quiet --disable-pip-version-check "$@" >&2 ||
             die "pip could not install $*"

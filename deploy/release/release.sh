@@ -13,6 +13,8 @@
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
 
+for program in strip objdump; do need "$program" "a release (apt install binutils)"; done
+need dpkg-deb "the Debian package (apt install dpkg, dnf install dpkg)"
 find_target
 dist=$TARGET/dist
 version=$(version)

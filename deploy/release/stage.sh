@@ -22,6 +22,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
+for program in strip objdump; do need "$program" "staging (apt install binutils)"; done
 find_target
 built=$TARGET/$profile
 rm -rf "$out"

@@ -188,7 +188,8 @@ fn become_one_process(config: &Config, binary: PathBuf) -> ExitCode {
 }
 
 fn cannot_become(binary: &Path, error: &io::Error, package: &str) -> ExitCode {
-    let made_by = format!("`cargo build --release --package {package}` makes it");
+    let place = if package == BENCH_BINARY { "no package holds it: in the source tree " } else { "" };
+    let made_by = format!("{place}`cargo build --release --package {package}` makes it");
     let reason = format!("cannot start {}: {error}; {made_by}", binary.display());
     say_error(&reason, LogForm::of_process());
     telemetry::flush();
