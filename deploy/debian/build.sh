@@ -16,7 +16,7 @@ chmod 755 "$tree"
 umask 022
 install -d "$tree"/{DEBIAN,usr/bin,usr/lib/pinion,usr/share/pinion,usr/share/doc/pinion,usr/lib/systemd/system,etc/pinion}
 cp -r "$stage/bin" "$stage/libtorch" "$tree/usr/lib/pinion/"
-rm "$tree/usr/lib/pinion/libtorch/LICENSE"
+rm "$tree/usr/lib/pinion/libtorch"/LICENSE*
 find "$tree/usr/lib/pinion/libtorch" -type f -exec chmod 644 {} +
 ln -s ../lib/pinion/bin/pinion "$tree/usr/bin/pinion"
 cp -r "$stage/demo-model" "$tree/usr/share/pinion/"
@@ -32,6 +32,10 @@ install -m 644 "$ROOT/deploy/systemd/pinion.toml" "$tree/etc/pinion/"
 {
     printf 'Pinion is under the Apache License 2.0: /usr/share/common-licenses/Apache-2.0\n\nlibtorch, in /usr/lib/pinion/libtorch, is under:\n\n'
     cat "$stage/libtorch/LICENSE"
+    printf '\nlibcudart and libcupti, which libtorch links, are in the same folder under:\n\n'
+    cat "$stage/libtorch/LICENSE.nvidia"
+    printf '\nlibgomp, in the same folder, is part of GCC, under the GNU General Public License 3, /usr/share/common-licenses/GPL-3,\n'
+    printf 'with the GCC Runtime Library Exception 3.1.\n\nLicences of the crates that the programs are made of: pinion.cdx.json\n'
 } >"$tree/usr/share/doc/pinion/copyright"
 date=$(git -C "$ROOT" log -1 --format=%aD 2>/dev/null || date -R)
 printf 'pinion (%s) unstable; urgency=medium\n\n  * docs and CHANGELOG.md of the source tree have the changes.\n\n -- Pinion <pinion@localhost>  %s\n' \

@@ -22,6 +22,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
+need cargo "the list of what the programs are made of"
 for program in strip objdump; do need "$program" "staging (apt install binutils)"; done
 find_target
 built=$TARGET/$profile
@@ -41,11 +42,17 @@ if [ "$libtorch" = yes ]; then
     wheels=$(readlink -f "$ROOT/.libtorch/..")
     LD_LIBRARY_PATH=$ROOT/.libtorch/lib ldd "$out/bin/pinion-engine" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | while read -r library; do
         library=$(readlink -e "$(dirname "$library")")/$(basename "$library")
-        case $library in "$wheels"/*) cp -L "$library" "$out/libtorch/lib/" ;; esac
+        case $library in "$wheels"/*) ;; *) continue ;; esac
+        case $(basename "$library") in
+        libtorch_cpu.so | libc10.so | libgomp*.so.* | libcudart*.so.* | libcupti*.so.*) cp -L "$library" "$out/libtorch/lib/" ;;
+        *) die "pinion-engine links $library, which deploy/release/sbom.py does not list" ;;
+        esac
     done
     [ -e "$out/libtorch/lib/libtorch_cpu.so" ] || die "pinion-engine does not link libtorch"
     cp "$wheels"/torch-*.dist-info/licenses/LICENSE "$out/libtorch/LICENSE" 2>/dev/null ||
         cp "$wheels"/torch-*.dist-info/LICENSE "$out/libtorch/LICENSE"
+    # Of the CUDA runtime and CUPTI, which libtorch's CPU half links.
+    cp "$wheels"/nvidia_cuda_runtime-*.dist-info/licenses/License.txt "$out/libtorch/LICENSE.nvidia"
 fi
 cp -r "$ROOT/deploy/demo-model" "$out/demo-model"
 cp "$ROOT/LICENSE" "$out/LICENSE"

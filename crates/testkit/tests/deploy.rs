@@ -48,6 +48,33 @@ fn what_is_staged_is_what_is_built() {
     assert_eq!(built, staged);
 }
 
+/// Of each: what it is and under which licence it may be passed on.
+#[test]
+fn the_bill_of_materials_has_every_program_and_library_with_its_licence() {
+    let bill = printed("python3", &["-B", "deploy/release/sbom.py"]);
+    let bill: serde_json::Value = serde_json::from_str(&bill).expect("JSON");
+    let components = bill["components"].as_array().expect("components");
+    let names: Vec<&str> = components.iter().filter_map(|one| one["name"].as_str()).collect();
+    for name in [
+        "pinion-events",
+        "pinion-doctor",
+        "pinion-terminal",
+        "torch",
+        "nvidia-cuda-runtime",
+        "nvidia-cuda-cupti",
+        "libgomp",
+    ] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    // Only tests link it.
+    assert!(!names.contains(&"proptest"), "{names:?}");
+    for one in components {
+        let licence = &one["licenses"][0];
+        let said = licence["expression"].as_str().or(licence["license"]["name"].as_str());
+        assert!(said.is_some_and(|said| !said.is_empty() && said != "NOASSERTION"), "{one}");
+    }
+}
+
 /// A user's own flags for the linker or the processor add to ours: without the run path the engine finds no libtorch.
 #[test]
 fn flags_in_a_users_configuration_of_cargo_leave_the_run_path() {
@@ -71,7 +98,9 @@ fn flags_in_a_users_configuration_of_cargo_leave_the_run_path() {
 
 /// What `setup.sh` does, in a shell that has sourced it.
 fn set_up(script: &str) -> (String, String) {
-    succeeded(Command::new("bash").current_dir(root()).args(["-c", &format!("source deploy/setup.sh; {script}")]))
+    succeeded(
+        Command::new("bash").current_dir(root()).args(["-c", &format!("source deploy/setup.sh; {script}")]),
+    )
 }
 
 #[test]
@@ -79,7 +108,8 @@ fn clang_is_left_out_by_name() {
     let folder = Folder::new();
     folder.write("clang++", "#!/bin/sh\necho clang version 18.1.3\n");
     let clang = format!("sh {}/clang++", folder.text());
-    let (left, said) = set_up(&format!("export CXX='{clang}' HOST_CXX=g++; unset_clang; echo \"${{CXX:-}} $HOST_CXX\""));
+    let (left, said) =
+        set_up(&format!("export CXX='{clang}' HOST_CXX=g++; unset_clang; echo \"${{CXX:-}} $HOST_CXX\""));
     assert_eq!(left, " g++\n");
     assert!(said.contains(&format!("CXX={clang} is set")) && !said.contains("HOST_CXX"), "{said}");
 }
