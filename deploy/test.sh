@@ -267,13 +267,25 @@ step_nemesis() {
     cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture --test-threads 1
 }
 
-# What an operator installs, from the programs of the dev profile: image, Debian package under systemd, wheel, chart, board and
+# The programs that the three steps below pack and start, in FOLDER: those of PINION_PROGRAMS, like target/release, or of the
+# dev profile.
+programs_under_test() {
+    FOLDER=${PINION_PROGRAMS:-$TARGET/debug}
+    if [ -z "${PINION_PROGRAMS:-}" ]; then
+        cargo build --locked --workspace --bins
+    elif [ ! -x "$FOLDER/pinion" ]; then
+        say "PINION_PROGRAMS=$FOLDER has no program called pinion"
+        return 1
+    fi
+}
+
+# What an operator installs: image, Debian package under systemd, wheel, chart, board and
 # alerts. By name only. Each part is left out, and says so, where its program is missing: DOCKER (a client of a daemon, with
 # the images debian:12-slim and SYSTEMD_IMAGE), PROMETHEUS, PROMTOOL name programs of other places.
 step_packages() {
-    cargo build --locked --workspace --bins || return 1
-    local dist=$TARGET/dist left_out=() pinion=$TARGET/debug/pinion tools=$CACHE/packages-venv
-    "$ROOT/deploy/release/release.sh" --profile debug || return 1
+    programs_under_test || return 1
+    local dist=$TARGET/dist left_out=() pinion=$FOLDER/pinion tools=$CACHE/packages-venv
+    "$ROOT/deploy/release/release.sh" --from "$FOLDER" || return 1
     (cd "$dist" && sha256sum --quiet --check SHA256SUMS) || return 1
 
     if [ ! -x "$tools/bin/kubernetes-validate" ]; then
@@ -290,7 +302,7 @@ step_packages() {
         left_out+=(monitoring)
     fi
     if ${DOCKER:-docker} image inspect debian:12-slim >/dev/null 2>&1; then
-        "$ROOT/deploy/docker/build.sh" pinion:check --profile debug || return 1
+        "$ROOT/deploy/docker/build.sh" pinion:check --from "$FOLDER" || return 1
         "$PYTHON" "$ROOT/deploy/docker/check.py" pinion:check || return 1
     else
         left_out+=(image)
@@ -303,21 +315,21 @@ step_packages() {
     say "left out: ${left_out[*]:-nothing}"
 }
 
-# Replicas of the dev profile's programs behind each router, which its script installs, and under Ray Serve and Dynamo.
+# Replicas behind each router, which its script installs, and under Ray Serve and Dynamo.
 # By name only: minutes, and downloads the first time.
 step_distributed() {
-    cargo build --locked --workspace --bins || return 1
+    programs_under_test || return 1
     local router
     for router in envoy haproxy smg ray_serve dynamo; do
-        PINION=$TARGET/debug/pinion "$ROOT/deploy/distributed/$router.sh" || return 1
+        PINION=$FOLDER/pinion "$ROOT/deploy/distributed/$router.sh" || return 1
     done
 }
 
-# The chart on a real node, with the programs of the dev profile. By name only: it wants root, and the first run builds
+# The chart on a real node. By name only: it wants root, and the first run builds
 # Kubernetes.
 step_kubernetes() {
-    cargo build --locked --workspace --bins || return 1
-    PINION=$TARGET/debug/pinion "$ROOT/benchmarks/checks/kubernetes.sh"
+    programs_under_test || return 1
+    PINION=$FOLDER/pinion "$ROOT/benchmarks/checks/kubernetes.sh"
 }
 
 STEPS=(fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run)
@@ -335,6 +347,8 @@ for step in "$@"; do
 done
 
 [ $# -gt 0 ] && STEPS=("$@")
+# Relative ones begin where the caller is.
+[ -z "${PINION_PROGRAMS:-}" ] || PINION_PROGRAMS=$(realpath -m -- "$PINION_PROGRAMS")
 # Now, and not after the builds.
 for step in "${STEPS[@]}"; do
     case $step in checks | packages | distributed | kubernetes) need_venv "deploy/test.sh $step" ;; esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs programs that are built already as the CPU image, without a compiler in the build:
 #
-#   deploy/docker/build.sh [IMAGE] [--profile release|debug]      (default: pinion:cpu, release)
+#   deploy/docker/build.sh [IMAGE] [--profile release|debug | --from FOLDER]      (default: pinion:cpu, release)
 #
 # DOCKER names the client. It must speak to BuildKit, which leaves out the stages that nothing needs.
 set -euo pipefail

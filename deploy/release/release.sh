@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes what a release has, from programs that are built already, in target/dist:
 #
-#   deploy/release/release.sh [--profile release|debug]
+#   deploy/release/release.sh [--profile release|debug | --from FOLDER]      (which programs: deploy/release/stage.sh)
 #
 #   pinion-VERSION-linux-x86_64.tar.gz   programs, libtorch and the demo model: unpack it and run bin/pinion
 #   pinion_VERSION_amd64.deb             the same as a Debian package with a systemd unit

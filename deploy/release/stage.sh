@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Collects what a package installs in one folder, from programs that are built already:
 #
-#   deploy/release/stage.sh OUT [--profile release|debug] [--without-libtorch]
+#   deploy/release/stage.sh OUT [--profile release|debug | --from FOLDER] [--without-libtorch]
+#
+#   FOLDER has the programs; without it and a profile PINION_PROGRAMS names it, else they are Cargo's of profile release.
 #
 #   OUT/bin          the programs, stripped; pinion finds the roles beside it
 #   OUT/libtorch/lib what the engine links of libtorch, and what that needs; found by $ORIGIN/../libtorch/lib
@@ -12,10 +14,12 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../setup.sh"
 
 out=${1:?the folder to make}
 shift
-profile=release libtorch=yes
+from=${PINION_PROGRAMS:-} libtorch=yes
+find_target
 while [ $# -gt 0 ]; do
     case $1 in
-    --profile) profile=${2:?}; shift ;;
+    --profile) from=$TARGET/${2:?}; shift ;;
+    --from) from=${2:?}; shift ;;
     --without-libtorch) libtorch=no ;;
     *) die "unknown argument $1" ;;
     esac
@@ -24,8 +28,7 @@ done
 
 need cargo "the list of what the programs are made of"
 for program in strip objdump; do need "$program" "staging (apt install binutils)"; done
-find_target
-built=$TARGET/$profile
+built=${from:-$TARGET/release}
 rm -rf "$out"
 mkdir -p "$out/bin"
 for program in "${PROGRAMS[@]}"; do

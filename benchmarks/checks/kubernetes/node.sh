@@ -83,9 +83,7 @@ make_images() {
     tar --create --directory "$FOLDER/base" --exclude ./list . | $DOCKER import - debian:12-slim >/dev/null
     tar --create --directory "$FOLDER/bin" pause |
         $DOCKER import --change 'ENTRYPOINT ["/pause"]' - pause:local >/dev/null
-    local built
-    built=$(dirname "$PINION")
-    CARGO_TARGET_DIR=$(dirname "$built") "$ROOT/deploy/docker/build.sh" pinion:check --profile "$(basename "$built")" \
+    "$ROOT/deploy/docker/build.sh" pinion:check --from "$(dirname "$PINION")" \
         >"$NODE/logs/image.log" 2>&1 || die "the image cannot be built: $(tail -n 3 "$NODE/logs/image.log")"
 }
 

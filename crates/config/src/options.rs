@@ -469,7 +469,10 @@ pub(crate) const SCRIPT_VARIABLES: &[&str] = &[
     "PINION_BUILD",
     "PINION_CACHE",
     "PINION_CUBLASLT",
+    "PINION_PROGRAMS",
     "PINION_PYTHON",
+    "PINION_SIM_RUNS",
+    "PINION_SIM_SEED",
     "PINION_TEST_SEED",
     "PINION_TORCH_CUDA",
 ];

@@ -205,6 +205,9 @@ fn kubernetes_service_links_and_script_variables_are_no_faults() {
         ("PINION_QWEN_2_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
         ("PINION_QWEN_2_PORT_8000_TCP_PROTO", "tcp"),
         ("PINION_CACHE", "/tmp/cache"),
+        ("PINION_PROGRAMS", "/tmp/programs"),
+        ("PINION_SIM_RUNS", "10"),
+        ("PINION_SIM_SEED", "7"),
         ("OTHER_PORT", "x"),
     ];
     assert_eq!(serve(&machine(), &model, &[], &env).port, 8000);
