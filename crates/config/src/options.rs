@@ -21,8 +21,8 @@ const PEERS_MAX: u64 = pinion_protocol::limits::PEERS_PER_ROLE_MAX as u64;
 pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "model", group: Model, kind: Folder, preset: Required,
         help: "Hugging Face folder (config.json, tokenizer.json, model.safetensors) or GGUF file. ORG/NAME or \
-               ORG/NAME@REV is a model of the hub, which is pulled first; a folder of that name goes before it. \
-               `pinion serve DIR` is short for it." },
+               ORG/NAME@REV is pulled from the hub first; a local folder of that name takes precedence. `pinion serve DIR` \
+               is short for it." },
     Opt { name: "hub-cache", group: Model, kind: Folder,
         preset: WorkedOut("HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub"),
         help: "Where models of the hub are kept, in the layout that transformers and vLLM share." },
@@ -279,11 +279,11 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "cuda-fused-products", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: a product adds its bias and applies its activation; off, a kernel for each." },
     Opt { name: "cuda-shaping", group: Engine, kind: Switch, preset: Is("true"),
-        help: "CUDA: penalties, logit biases and banned ids are applied by the device's sampler; off, by the host, which \
-               such a step then waits for." },
+        help: "CUDA: penalties, logit biases and banned ids are applied by the device's sampler; off: the host does it, \
+               and the step waits for the host." },
     Opt { name: "cuda-logprobs", group: Engine, kind: Switch, preset: Is("true"),
-        help: "CUDA: logprobs of generated tokens are computed on the device and come with the tokens; off, by the host, to \
-               which the row of logits is copied and which such a step then waits for." },
+        help: "CUDA: logprobs of generated tokens are computed on the device and come with the tokens; off: the host \
+               does it from a copy of the row of logits, and the step waits for the host." },
     Opt { name: "cuda-masks", group: Engine, kind: Switch, preset: Is("true"),
         help: "CUDA: what a grammar allows goes to the device, a bit for each token, and is applied by its sampler; off, such \
                rows of logits are copied to the host and sampled there." },
