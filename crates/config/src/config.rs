@@ -83,7 +83,8 @@ pub struct Config {
     pub reasoning_parser: ReasoningParser,
     /// How tokens are drawn where a request does not say it.
     pub sampling_defaults: SamplingDefaults,
-    /// What the launcher logs before it starts a role: what of the model's folder is ignored.
+    /// What the launcher logs before it starts a role: what of the model's folder is ignored,
+    /// and what watching several frontends does not show.
     #[serde(skip)]
     pub warnings: Vec<String>,
     /// What chats are rendered by, if not by the model's own template. Older recordings do not say it.

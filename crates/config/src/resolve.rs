@@ -66,8 +66,19 @@ pub(crate) fn resolve(settings: &Settings, machine: &Machine, faults: &mut Colle
         config.sampling_defaults = generation.defaults;
         config.warnings = generation.ignored;
     }
+    config.warnings.extend(several_frontends(config.frontends));
     check_rings(&config, machine, faults);
     Some(config)
+}
+
+/// Each frontend counts for itself, and the kernel chooses the one that a scrape meets.
+fn several_frontends(frontends: u16) -> Option<String> {
+    (frontends > 1).then(|| {
+        format!(
+            "--frontends {frontends}: each look at /metrics, /stats and `pinion top` meets one frontend, which counts its own \
+             requests alone; rates and histograms from them are wrong"
+        )
+    })
 }
 
 /// Notes what is wrong with everything but the model, which is not here yet.

@@ -22,6 +22,14 @@ fn edge(topology: &Topology, from: Role, to: Role) -> Edge {
     *topology.edge(Peer::new(from, 0), Peer::new(to, 0)).expect("the edge exists")
 }
 
+/// A scrape meets one of them: the launcher says so before it starts.
+#[test]
+fn several_frontends_are_a_warning() {
+    assert_eq!(config(&[]).warnings, [""; 0]);
+    let warnings = config(&["--frontends", "3"]).warnings;
+    assert!(warnings.len() == 1 && warnings[0].starts_with("--frontends 3: "), "{warnings:?}");
+}
+
 #[test]
 fn processes_in_start_order_and_an_edge_for_every_pair() {
     let config = config(&["--frontends", "2", "--tokenizers", "3", "--detokenizers", "2"]);
