@@ -203,7 +203,7 @@ fn what_the_chat_finds_wrong_has_the_names_of_this_api() {
 
 fn head(streams: bool, store: &Rc<RefCell<Store>>) -> Head {
     let echo = json!({"tools": [], "metadata": {"a": "b"}}).as_object().unwrap().clone();
-    let keep = Some((store.clone(), "[{\"role\":\"user\",\"content\":\"hello\"}]".to_owned()));
+    let keep = Some((store.clone(), "[{\"role\":\"user\",\"content\":\"hello\"}]".into()));
     Head { letters: "00".to_owned(), created_s: 5, model: "tiny".to_owned(), key: None, echo, streams, keep }
 }
 
@@ -303,7 +303,7 @@ proptest! {
         prop_assert_eq!(&whole["usage"], &usage);
         let mut store = store.borrow_mut();
         let kept = store.get("resp_00", None, 5).unwrap();
-        prop_assert_eq!(serde_json::from_str::<Value>(&kept.response).unwrap(), whole.clone());
+        prop_assert_eq!(serde_json::from_slice::<Value>(&kept.response).unwrap(), whole.clone());
         let mut conversation = vec![json!({"role": "user", "content": "hello"})];
         conversation.extend(whole["output"].as_array().unwrap().clone());
         prop_assert_eq!(serde_json::from_str::<Vec<Value>>(&kept.conversation()).unwrap(), conversation);

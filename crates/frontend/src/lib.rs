@@ -118,6 +118,7 @@ pub fn build(session: &Rc<RefCell<Session>>) -> Result<Rc<App>, (String, Exit)> 
         responses: Rc::new(RefCell::new(Store::new(config.responses.bytes_max, config.responses.ttl_s))),
         intake: Intake::new(limits::BODIES_BYTES_MAX),
         vectors: Budget::new(limits::VECTORS_BYTES_MAX),
+        whole_answers: Budget::new(limits::WHOLE_ANSWERS_BYTES_MAX),
         started_unix_s: clock::unix_s(),
         docs: OnceCell::new(),
     }))
@@ -189,7 +190,7 @@ pub fn run(session: &Rc<RefCell<Session>>, app: Rc<App>) -> Result<Exit, String>
     warn_if_open(&session.borrow());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(limits::BODY_THREADS_MAX)
+        .max_blocking_threads(limits::BODY_THREADS_MAX + limits::ANSWER_THREADS_MAX)
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))?;
     let tasks = tokio::task::LocalSet::new();

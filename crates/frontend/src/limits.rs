@@ -136,8 +136,12 @@ pub const STREAM_BUFFER_BYTES: usize = 4 << 10;
 /// as large. One turn of the loop brings a stream some [`RECORDS_PER_TURN_MAX`] pieces at most, and the lowest bound
 /// holds as many.
 pub const UNREAD_BYTES_MIN: usize = 16;
-/// Bytes of scores that may wait for their answer or chunk.
+/// Bytes of scores that may wait for their answer, over all of its choices. Its JSON is some four times as large.
 pub const SCORES_BYTES_MAX: usize = 32 << 20;
+/// Bytes of scores in one chunk, about: it takes less than a millisecond to write.
+pub const SCORES_PER_CHUNK_BYTES_MAX: usize = 32 << 10;
+/// Bytes of large whole answers of one process that their clients have not taken yet.
+pub const WHOLE_ANSWERS_BYTES_MAX: usize = 512 << 20;
 /// First capacity of a request's list of ids; a longer list grows by doubling.
 pub const IDS_CAPACITY_MAX: usize = 1024;
 /// Bodies above this are read on a thread beside the one that serves the streams ...
@@ -146,3 +150,5 @@ pub const INLINE_BODY_BYTES_MAX: usize = 32 << 10;
 pub const BODIES_BYTES_MAX: usize = 128 << 20;
 /// ... on this many threads.
 pub const BODY_THREADS_MAX: usize = 1;
+/// Threads that write answers of more bytes than that.
+pub const ANSWER_THREADS_MAX: usize = 1;

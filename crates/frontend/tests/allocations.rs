@@ -98,7 +98,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
     let job = Job::Generate {
         claim: Claim::default(),
         sampling: Box::new(sampling),
-        prompt: Prompt::Ids(vec![1]),
+        prompt: Prompt::Ids(vec![1]).into(),
         truncation: Truncation::Never,
         asked_unix_s: 0,
         stop: Vec::new(),

@@ -5,7 +5,9 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, post_bytes, run, wait_for};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
+use pinion_frontend::route::Route;
+use pinion_protocol::frontend_inbox::{DELTA_LAST, Encoded, FinishReason, kind};
+use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -61,5 +63,43 @@ fn large_bodies_share_a_memory_and_small_ones_need_none_of_it() {
         check_served(&h, slow).await;
         check_served(&h, h.post_raw(PATH, &large()).await).await;
         assert_eq!(taken(), 0);
+    });
+}
+
+/// Each was written on the thread of the streams, which stood still meanwhile.
+#[test]
+fn large_lists_are_written_beside_the_thread_of_the_streams() {
+    run(Options::default(), |h| async move {
+        let asked = json!({"input": "x".repeat(40 << 10)}).to_string();
+        let (response, ()) = tokio::join!(h.post("/v1/responses", &asked), async {
+            let id = h.submit().await.id;
+            h.delta(id, 0, &[1], "a", DELTA_LAST);
+            h.finish(id, FinishReason::Stop, 1);
+        });
+        let id = response.json()["id"].as_str().unwrap().to_owned();
+        let thread = h.app.intake.writers.clone().acquire_owned().await.unwrap();
+        let items =
+            format!("GET /v1/responses/{id}/input_items HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let mut items_of = h.connect().await;
+        items_of.write_all(items.as_bytes()).await.unwrap();
+        let tokens_of = h.post_raw("/tokenize", r#"{"prompt":"a"}"#).await;
+        let TokenizerRecord::Encode(encode) = h.job().await else { panic!("not a text to encode") };
+        let mut record = Vec::new();
+        Encoded { id: encode.id, ids: vec![7; 9000] }.encode(&mut record);
+        h.take(kind::ENCODED, &record);
+        assert_eq!(h.get("/live").await.status, 200);
+        let answers =
+            |route| h.app.metrics.responses().filter(|one| one.0 == route).map(|one| one.2).sum::<u64>();
+        assert_eq!(
+            (answers(Route::InputItems), answers(Route::Tokenize)),
+            (0, 0),
+            "they wait for the thread"
+        );
+        drop(thread);
+        let items = Reply::read(items_of).await.json();
+        assert_eq!(items["data"][0]["content"][0]["text"].as_str().map(str::len), Some(40 << 10));
+        let tokens = Reply::read(tokens_of).await.json();
+        assert_eq!((tokens["count"].as_u64(), &tokens["tokens"][8999]), (Some(9000), &json!(7)));
+        assert_eq!(tokens["max_model_len"], 4096);
     });
 }

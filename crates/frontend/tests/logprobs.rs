@@ -4,10 +4,11 @@
 
 mod harness;
 
-use harness::{Harness, Options, run};
+use harness::{Harness, Options, Reply, run, wait_for};
 use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, kind, put_scored_delta};
-use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};
+use pinion_protocol::limits::SCORE_TEXT_BYTES_MAX;
+use pinion_protocol::scores::{ENTRIES_MAX, LogprobEntry, begin_scores, put_score};
 use serde_json::{Value, json};
 
 /// One token with its text and scores: its own first, then the alternatives.
@@ -129,5 +130,104 @@ fn scores_that_do_not_fit_their_tokens_end_the_request() {
         };
         let (reply, ()) = tokio::join!(h.post("/v1/completions", &body), roles);
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (500, &json!("internal")));
+    });
+}
+
+/// Tokens from `first` on, each with as many bytes of scores as can be, and text only with the last.
+fn long(h: &Harness, id: RequestId, first: u32, count: u32, text: &str, flags: u32) {
+    let (mut bytes, mut record) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        begin_scores(&mut bytes, ENTRIES_MAX);
+        for _ in 0..ENTRIES_MAX {
+            put_score(&mut bytes, LogprobEntry { token: 1, logprob: -1.0 }, &[b'x'; SCORE_TEXT_BYTES_MAX]);
+        }
+    }
+    put_scored_delta(&mut record, id, first, &vec![7; count as usize], text, flags, &bytes);
+    h.take(kind::DELTAS, &record);
+}
+
+const SCORED: &str =
+    r#"{"messages":[{"role":"user","content":"hi"}],"logprobs":true,"top_logprobs":20,"n":2}"#;
+
+/// A request of many choices held so many times the bound.
+#[test]
+fn the_scores_of_all_choices_of_a_whole_answer_have_a_bound() {
+    run(Options::default(), |h| async move {
+        let (reply, ()) = tokio::join!(h.post("/v1/chat/completions", SCORED), async {
+            let (first, second) = (h.submit().await.id, h.submit().await.id);
+            for at in 0..6 {
+                for id in [first, second] {
+                    long(&h, id, at * 540, 540, "", 0);
+                }
+            }
+            assert!(h.cancelled(first) || h.cancelled(second), "together they have more than 32 MiB");
+        });
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("logprobs")), "{reply:?}");
+    });
+}
+
+#[test]
+fn a_large_answer_is_written_beside_the_thread_of_the_streams() {
+    run(Options::default(), |h| async move {
+        let thread = h.app.intake.writers.clone().acquire_owned().await.unwrap();
+        let client = h.post_raw("/v1/chat/completions", SCORED).await;
+        for _ in 0..2 {
+            let id = h.submit().await.id;
+            long(&h, id, 0, 4, "a", DELTA_LAST);
+            h.finish(id, FinishReason::Stop, 4);
+        }
+        let small = json!({"prompt": "hi", "logprobs": 2});
+        let small = choices(&h, "/v1/completions", small, false).await;
+        assert_eq!(small[0]["finish_reason"], "stop", "one that is small is written at once");
+        assert_eq!(h.slots_used(), 2, "the large one waits for the thread");
+        drop(thread);
+        let reply = Reply::read(client).await;
+        let answer = reply.json();
+        for choice in answer["choices"].as_array().unwrap() {
+            assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 4);
+            assert_eq!(choice["message"]["content"], "a");
+        }
+        assert_eq!((reply.status, answer["usage"]["completion_tokens"].as_u64()), (200, Some(8)));
+        wait_for("the answer's memory", || (h.app.whole_answers.taken() == 0).then_some(())).await;
+    });
+}
+
+#[test]
+fn large_answers_that_are_not_read_yet_share_a_memory() {
+    run(Options { answers_bytes: 40 << 10, ..Options::default() }, |h| async move {
+        let (reply, ()) = tokio::join!(h.post("/v1/chat/completions", SCORED), async {
+            for _ in 0..2 {
+                let id = h.submit().await.id;
+                long(&h, id, 0, 4, "a", DELTA_LAST);
+                h.finish(id, FinishReason::Stop, 4);
+            }
+        });
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+        assert_eq!((h.slots_used(), h.app.whole_answers.taken()), (0, 0));
+    });
+}
+
+/// As where reasoning is not shown: all of them left with the first text.
+#[test]
+fn scores_of_a_stream_do_not_wait_long_for_their_text() {
+    run(Options::default(), |h| async move {
+        let message = json!([{"role": "user", "content": "hi"}]);
+        let body =
+            json!({"messages": message, "logprobs": true, "top_logprobs": 20, "stream": true}).to_string();
+        let (reply, ()) = tokio::join!(h.post("/v1/chat/completions", &body), async {
+            let id = h.submit().await.id;
+            (0..20).for_each(|at| long(&h, id, at, 1, "", 0));
+            long(&h, id, 20, 1, "a", DELTA_LAST);
+            h.finish(id, FinishReason::Stop, 21);
+        });
+        let mut events = reply.events();
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+        let scores = |event: &String| {
+            let event: Value = serde_json::from_str(event).unwrap();
+            event["choices"][0]["logprobs"]["content"].as_array().map_or(0, Vec::len)
+        };
+        let counts: Vec<usize> = events.iter().map(scores).filter(|count| *count > 0).collect();
+        assert_eq!(counts.iter().sum::<usize>(), 21);
+        assert!(counts.len() > 1 && counts.iter().all(|count| *count < 10), "{counts:?}");
     });
 }

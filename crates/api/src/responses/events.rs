@@ -31,6 +31,20 @@ impl Numbered {
         out.put_slice(b"\n\n");
     }
 
+    /// Appends an event with a whole response, which is written once: it repeats its request, which may be large.
+    pub(super) fn put_response(&mut self, kind: &str, response: &str, out: &mut BytesMut) {
+        out.put_slice(b"event: ");
+        out.put_slice(kind.as_bytes());
+        out.put_slice(b"\ndata: {\"response\":");
+        out.put_slice(response.as_bytes());
+        out.put_slice(b",\"type\":\"");
+        out.put_slice(kind.as_bytes());
+        out.put_slice(b"\",\"sequence_number\":");
+        put_number(self.next, out);
+        self.next += 1;
+        out.put_slice(b"}\n\n");
+    }
+
     /// Appends more of a text or of arguments. `content` is what stands between item and text.
     pub(super) fn put_delta(
         &mut self,

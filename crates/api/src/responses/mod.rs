@@ -11,5 +11,5 @@ mod store;
 mod writer;
 
 pub use request::{Asked, renamed};
-pub use store::{Kept, Store};
+pub use store::{Kept, Store, input_items};
 pub use writer::{Head, ResponseWriter};

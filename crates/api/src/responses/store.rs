@@ -2,16 +2,18 @@
 //!
 //! It has no clock: times are Unix seconds that the caller brings.
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 /// One response and the conversation that led to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The response as JSON.
-    pub response: String,
+    pub response: Bytes,
     /// The items of its input, those of earlier responses first, as a JSON array.
-    pub input: String,
+    pub input: Arc<str>,
     /// The items that the model said, as a JSON array.
     pub output: String,
     /// Unix seconds of its creation.
@@ -23,23 +25,26 @@ pub struct Kept {
 impl Kept {
     /// The items that a later response goes on from, as a JSON array.
     pub fn conversation(&self) -> String {
-        let inside =
-            |items: &str| items.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).map(str::to_owned);
-        let parts: Vec<String> =
-            [&self.input, &self.output].into_iter().filter_map(|items| inside(items)).collect();
-        let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        format!("[{}]", parts.join(","))
-    }
-
-    /// The items of its input as a client reads them, each with an id.
-    pub fn input_items(&self) -> Vec<Value> {
-        let items: Vec<Value> = serde_json::from_str(&self.input).unwrap_or_default();
-        items.into_iter().enumerate().map(|(index, item)| shown(index, item)).collect()
+        let mut all = String::with_capacity(self.input.len() + self.output.len());
+        all.push('[');
+        for items in [&*self.input, self.output.as_str()] {
+            let items = items.get(1..items.len().saturating_sub(1)).unwrap_or_default();
+            all.push_str(if all.len() > 1 && !items.is_empty() { "," } else { "" });
+            all.push_str(items);
+        }
+        all.push(']');
+        all
     }
 
     fn bytes(&self, id: &str) -> usize {
         2 * id.len() + self.response.len() + self.input.len() + self.output.len()
     }
+}
+
+/// The items of a kept response's input as a client reads them, each with an id.
+pub fn input_items(input: &str) -> Vec<Value> {
+    let items: Vec<Value> = serde_json::from_str(input).unwrap_or_default();
+    items.into_iter().enumerate().map(|(index, item)| shown(index, item)).collect()
 }
 
 /// An item with the members that clients may leave out.
@@ -140,8 +145,8 @@ mod tests {
     const KEY: Option<usize> = Some(1);
 
     fn kept(bytes: usize, created_s: u64) -> Kept {
-        let none = String::new;
-        Kept { response: "r".repeat(bytes), input: none(), output: none(), created_s, key: KEY }
+        let (input, output) = ("".into(), String::new());
+        Kept { response: "r".repeat(bytes).into(), input, output, created_s, key: KEY }
     }
 
     #[test]
@@ -160,6 +165,16 @@ mod tests {
         assert!(store.get("c", KEY, 12).is_none(), "its time is over");
         assert!(!store.delete("d", Some(0), 12) && store.delete("d", KEY, 12) && !store.delete("d", KEY, 12));
         assert_eq!((store.bytes(), store.order.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_conversation_is_what_was_asked_and_what_was_said() {
+        for (input, output, all) in
+            [("[1,2]", "[3]", "[1,2,3]"), ("[1]", "[]", "[1]"), ("[]", "[3]", "[3]"), ("[]", "[]", "[]")]
+        {
+            let kept = Kept { input: input.into(), output: output.to_owned(), ..kept(0, 0) };
+            assert_eq!(kept.conversation(), all);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use bytes::{BufMut, BytesMut};
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What an answer is known by.
 #[derive(Clone, Debug)]
@@ -25,7 +26,7 @@ pub struct Head {
     /// Leave piece by piece.
     pub streams: bool,
     /// Where the answer is kept, with the items that led to it as a JSON array.
-    pub keep: Option<(Rc<RefCell<Store>>, String)>,
+    pub keep: Option<(Rc<RefCell<Store>>, Arc<str>)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,9 +150,9 @@ impl ResponseWriter {
             return;
         }
         self.has_begun = true;
-        let response = self.response("in_progress", None, None);
+        let response = self.response("in_progress", None, None).to_string();
         for kind in ["response.created", "response.in_progress"] {
-            self.numbered.put(kind, json!({"response": response}), out);
+            self.numbered.put_response(kind, &response, out);
         }
     }
 
@@ -219,18 +220,19 @@ impl ResponseWriter {
     pub(crate) fn end(&mut self, usage: Usage, out: &mut BytesMut) {
         let status = if self.ending == Ending::Length { "incomplete" } else { "completed" };
         let response = self.response(status, Some(usage), None);
-        self.keep(&response);
+        let text = response.to_string();
         if self.head.streams {
-            let kind = format!("response.{status}");
-            return self.numbered.put(&kind, json!({"response": response}), out);
+            self.numbered.put_response(&format!("response.{status}"), &text, out);
+        } else {
+            out.put_slice(text.as_bytes());
         }
-        out.put_slice(response.to_string().as_bytes());
+        self.keep(&response["output"], text);
     }
 
-    fn keep(&mut self, response: &Value) {
+    fn keep(&mut self, output: &Value, response: String) {
         let Some((store, input)) = self.head.keep.take() else { return };
-        let (output, created_s) = (response["output"].to_string(), self.head.created_s);
-        let kept = Kept { response: response.to_string(), input, output, created_s, key: self.head.key };
+        let (output, created_s, key) = (output.to_string(), self.head.created_s, self.head.key);
+        let kept = Kept { response: response.into(), input, output, created_s, key };
         store.borrow_mut().put(self.id(), kept);
     }
 
@@ -249,7 +251,7 @@ impl ResponseWriter {
         };
         let (_, message) = renamed(failure.param, failure.message);
         let response = self.response("failed", None, Some(json!({"code": code, "message": message})));
-        self.numbered.put("response.failed", json!({"response": response}), out);
+        self.numbered.put_response("response.failed", &response.to_string(), out);
     }
 
     fn id(&self) -> String {

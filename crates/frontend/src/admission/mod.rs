@@ -38,6 +38,7 @@ use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode, Reasoning, Sampling};
 use pinion_text::tools::Shape;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// A way to ask for generated text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,10 +188,10 @@ pub fn admit_response(
     earlier: Option<&str>,
     limits: &Limits,
     fresh_seed: u64,
-) -> Result<(Admitted, String), Fault> {
+) -> Result<(Admitted, Arc<str>), Fault> {
     let (translated, items) = asked.chat(earlier)?;
     let admitted = admit_translated("ResponseRequest", translated, limits, fresh_seed)?;
-    Ok((admitted, Value::Array(items).to_string()))
+    Ok((admitted, Value::Array(items).to_string().into()))
 }
 
 /// Admits a body of `/v1/messages`: the chat that it asks for.

@@ -33,12 +33,7 @@ impl Extras {
         self.shows_counts.then_some(self.counted)
     }
 
-    /// The prompt's ids.
-    pub(crate) fn prompt_ids(&self) -> Option<&[u32]> {
-        self.prompt_ids.as_deref()
-    }
-
-    /// The prompt's ids, for the first chunk.
+    /// The prompt's ids, for the first chunk or the whole answer.
     pub(crate) fn take_prompt_ids(&mut self) -> Option<Vec<u32>> {
         self.prompt_ids.take()
     }

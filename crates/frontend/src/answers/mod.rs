@@ -8,3 +8,4 @@ pub mod openai;
 pub mod prompt_part;
 pub mod sse;
 pub mod thoughts;
+pub mod whole;

@@ -66,6 +66,11 @@ impl PromptPart {
         }
     }
 
+    /// Whether the prompt's text is shown.
+    pub fn has_text(&self) -> bool {
+        !self.text.is_empty()
+    }
+
     /// Bytes that the scores take.
     pub fn bytes(&self) -> usize {
         self.bytes.len()

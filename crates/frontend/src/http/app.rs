@@ -135,6 +135,8 @@ pub struct App {
     pub intake: Intake,
     /// Memory for vectors.
     pub vectors: Arc<Budget>,
+    /// Memory for large answers that leave whole.
+    pub whole_answers: Arc<Budget>,
     /// Unix seconds of the start, for `created` of the model list.
     pub started_unix_s: u64,
     /// `/openapi.json` and `/docs`, once one of them was asked for.

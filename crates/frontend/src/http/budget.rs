@@ -1,5 +1,7 @@
-//! Memory that requests of this process share: for vectors and the answers written of them, and for large bodies.
+//! Memory that requests of this process share: for vectors and the answers written of them, for other large answers, and
+//! for large bodies.
 
+use crate::limits::INLINE_BODY_BYTES_MAX;
 use bytes::Bytes;
 use pinion_protocol::{Fault, FaultCode};
 use std::sync::Arc;
@@ -40,6 +42,20 @@ impl Budget {
         let fits = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= self.bytes_max);
         // Nothing else is published with the count.
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+
+    /// An answer that takes its bytes, if they are many, until it has been written to the client. Error: not now.
+    pub(crate) fn hold(self: &Arc<Budget>, answer: Vec<u8>) -> Result<Bytes, Fault> {
+        if answer.len() <= INLINE_BODY_BYTES_MAX {
+            return Ok(answer.into());
+        }
+        let mut share = self.nothing();
+        if !share.grow_to(answer.len()) {
+            let message = "answers that their clients have not read yet leave too little memory for this one; try again \
+                           later, or ask for a stream";
+            return Err(Fault::new(FaultCode::TooManyRequests, message));
+        }
+        Ok(share.hold(answer))
     }
 
     /// Takes `bytes`, for texts of the field `param`. Errors: never, or not now.

@@ -5,27 +5,25 @@
 
 use crate::admission::unknown;
 use crate::admission::{Admitted, Api, Shown, admit};
-use crate::answers::best_of;
-use crate::answers::calls::{Call, Calls};
+use crate::answers::calls::Calls;
 use crate::answers::errors::Refusal;
 use crate::answers::extras::Extras;
-use crate::answers::openai::{
-    Answer, Ending, Head, Shape, Usage, answer_json, echoed, logprobs, prompt_logprobs,
-};
+use crate::answers::openai::{Head, Shape};
 use crate::answers::prompt_part::PromptPart;
 use crate::answers::sse;
 use crate::answers::thoughts::Thoughts;
+use crate::answers::whole::Whole;
 use crate::http::access_log::ChoicesPerPrompt;
 use crate::http::app::App;
 use crate::http::body::{AnswerBody, End, Stream};
-use crate::http::intake::{Received, read, read_body};
+use crate::http::intake::{Received, read, read_body, written};
 use crate::http::routes::{Arrival, whole};
 use crate::observe::otlp::TracedSequence;
-use crate::observe::timeline::{Timeline, Timings};
+use crate::observe::timeline::Timeline;
 use crate::requests::claim::claim;
 use crate::requests::ledger::Origin;
 use crate::requests::outgoing::Job;
-use crate::requests::request::{AnswerPlan, Form, Outcome};
+use crate::requests::request::{AnswerPlan, Form, Outcome, WaitingScores};
 use crate::requests::siblings::Siblings;
 use crate::requests::ticket::Ticket;
 use crate::route::Route;
@@ -33,15 +31,11 @@ use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use pinion_os::clock;
-use pinion_protocol::prompt_scores::PromptScore;
-use pinion_protocol::scores::TokenScore;
 use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use pinion_random::nth;
-use serde_json::json as value;
 use std::future::poll_fn;
-use std::iter::repeat_n;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -86,7 +80,7 @@ pub async fn answer(app: Rc<App>, arrival: Arrival, body: Received) -> Result<Re
         });
         stream_answer(&app, tickets, silence, end).await?
     } else {
-        whole_answer(tickets, head, choices_per_prompt, shown).await?
+        whole_answer(&app, tickets, head, choices_per_prompt, shown).await?
     };
     response.headers_mut().extend(ignored);
     response.extensions_mut().insert(ChoicesPerPrompt(choices_per_prompt));
@@ -139,7 +133,7 @@ fn begin_all(
     let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
     let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
     let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
-    let fast = app.settings.fast_sse;
+    let (fast, waiting) = (app.settings.fast_sse, WaitingScores::default());
     let tickets = begin(app, arrival, admitted, |index, count| {
         let form = match head.as_ref().filter(|_| stream) {
             Some(head) if count > 1 => Form::Events(sse::Writer::part(head.clone(), fast, index)),
@@ -156,7 +150,9 @@ fn begin_all(
             let ids = prompt_ids.as_ref().and_then(|ids| ids.get(prompt)).cloned();
             Extras::new(ids, has_counts)
         });
-        AnswerPlan { prompt: prompt_part, extras, ..form.into() }
+        // The scores of all choices wait for a whole answer; each choice of a stream says its own.
+        let waiting = if stream { WaitingScores::default() } else { waiting.clone() };
+        AnswerPlan { prompt: prompt_part, extras, waiting, ..form.into() }
     })?;
     Ok(Begun { tickets, head, stream, choices_per_prompt })
 }
@@ -240,14 +236,15 @@ pub(crate) fn begin(
     }
     for prompt in prompts {
         let siblings = Siblings::new(&app.metrics);
-        for (place, prompt) in (0..choices_per_prompt).zip(repeat_n(prompt, choices_per_prompt as usize)) {
+        let prompt = Rc::new(prompt);
+        for place in 0..choices_per_prompt {
             let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
             let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
             let stop = stop.clone();
             let job = Job::Generate {
                 claim,
                 sampling,
-                prompt,
+                prompt: prompt.clone(),
                 truncation,
                 asked_unix_s,
                 stop,
@@ -362,92 +359,33 @@ pub(crate) async fn outcome(ticket: &Ticket) -> Result<Outcome, Fault> {
 }
 
 async fn whole_answer(
+    app: &App,
     tickets: Vec<Ticket>,
     head: Option<Head>,
     choices_per_prompt: usize,
     shown: Shown,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let ends = outcomes(&tickets).await.inspect_err(|_| tickets.iter().for_each(Ticket::withdraw))?;
-    let (mut parts, mut usages) = (Vec::with_capacity(ends.len()), Vec::with_capacity(ends.len()));
+    let (mut parts, mut bytes) = (Vec::with_capacity(ends.len()), 0);
     for (ticket, end) in tickets.iter().zip(&ends) {
         let Outcome::Text(ending, usage) = *end else { return Err(unexpected()) };
-        parts.push(Part::of(ticket, ending)?);
-        usages.push(usage);
+        let (part, more) = ticket.request.borrow_mut().take_part(ending, usage);
+        parts.push(part);
+        bytes += more;
     }
-    let shown_parts = match shown.best {
-        Some(kept) => {
-            let scores: Vec<&[TokenScore]> = parts.iter().map(|part| part.scores.as_slice()).collect();
-            best_of::best(&scores, choices_per_prompt, kept as usize)
-        }
-        None => (0..parts.len()).collect(),
-    };
-    let answer = |index: usize| parts[index].answer(head.as_ref(), shown);
-    let answers: Vec<Answer<'_>> = shown_parts.into_iter().map(answer).collect();
-    let usage = Usage::of_choices(usages.into_iter(), choices_per_prompt);
     let timeline = tickets.iter().filter_map(Ticket::timeline).max_by_key(Timeline::decode_ends_ns);
-    let body = match (&head, answers.first()) {
-        (Some(head), _) => answer_json(head, &answers, usage, timeline.as_ref()),
-        (None, Some(answer)) => generate_json(answer.text, answer.ending, usage, timeline.as_ref()),
-        (None, None) => return Err(unexpected()),
-    };
+    let answer = Whole { head, parts, choices_per_prompt, shown, timeline };
+    let (body, endings) = written(app, bytes, move |_| answer.write()).await?;
+    for (ticket, ending) in tickets.iter().zip(endings) {
+        ticket.request.borrow_mut().retell(ending);
+    }
+    let body = app.whole_answers.hold(body)?;
     let server_timing = timeline.and_then(|timeline| HeaderValue::try_from(timeline.server_timing()).ok());
-    let mut response = whole(StatusCode::OK, "application/json", AnswerBody::Whole(body.into(), tickets));
+    let mut response = whole(StatusCode::OK, "application/json", AnswerBody::Whole(body, tickets));
     if let Some(value) = server_timing {
         response.headers_mut().insert(HeaderName::from_static("server-timing"), value);
     }
     Ok(response)
-}
-
-/// What came of one choice of a whole answer.
-struct Part {
-    text: String,
-    /// If it is looked for and shown.
-    reasoning: String,
-    scores: Vec<TokenScore>,
-    prompt: Vec<PromptScore>,
-    calls: Vec<Call>,
-    /// Those of the prompt and of the answer, if they are shown.
-    ids: Option<(Vec<u32>, Vec<u32>)>,
-    /// As the client sees it.
-    ending: Ending,
-}
-
-impl Part {
-    fn of(ticket: &Ticket, mut ending: Ending) -> Result<Part, Refusal> {
-        let mut request = ticket.request.borrow_mut();
-        let (mut text, prompt) = request.take_prompt()?;
-        text.push_str(std::str::from_utf8(&request.take_output()).map_err(|_| unexpected())?);
-        let mut calls = Vec::new();
-        if let Some(mut finder) = request.take_calls() {
-            (text, calls) = finder.read(&text);
-            ending = finder.ending(ending);
-            request.retell(ending);
-        }
-        let reasoning = request.take_reasoning();
-        let (scores, ids) = (request.take_scores(), request.shown_ids());
-        Ok(Part { text, reasoning, scores, prompt, calls, ids, ending })
-    }
-
-    fn answer(&self, head: Option<&Head>, shown: Shown) -> Answer<'_> {
-        let scored = shown.logprobs.zip(head);
-        let logprobs = scored.map(|(alternatives, head)| match head.shape {
-            Shape::Completions if shown.echo => {
-                echoed(&self.prompt, alternatives as usize, &self.scores, &mut 0)
-            }
-            shape => logprobs(shape, &self.scores, &mut 0),
-        });
-        let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
-        Answer {
-            text: &self.text,
-            reasoning: Some(self.reasoning.as_str()).filter(|reasoning| !reasoning.is_empty()),
-            calls: &self.calls,
-            logprobs,
-            prompt_logprobs: prompt,
-            token_ids: self.ids.as_ref().map(|(_, ids)| ids.as_slice()),
-            prompt_token_ids: self.ids.as_ref().map(|(ids, _)| ids.as_slice()),
-            ending: self.ending,
-        }
-    }
 }
 
 /// Waits until every request has its outcome, or one has failed.
@@ -467,15 +405,6 @@ async fn outcomes(tickets: &[Ticket]) -> Result<Vec<Outcome>, Fault> {
         }
     })
     .await
-}
-
-fn generate_json(text: &str, ending: Ending, usage: Usage, timeline: Option<&Timeline>) -> Vec<u8> {
-    let usage = crate::answers::openai::UsageBody::from(usage);
-    let mut answer = value!({"text": text, "finish_reason": ending.name(), "usage": usage});
-    if let Some(timeline) = timeline {
-        answer["timings"] = value!(Timings::from(timeline));
-    }
-    answer.to_string().into_bytes()
 }
 
 pub(crate) fn unexpected() -> Refusal {

@@ -1,4 +1,5 @@
-//! Reads request bodies with size and time limits, and parses large ones off the reactor thread.
+//! Reads request bodies with size and time limits, and parses large ones off the reactor thread; large answers are
+//! written off it, too.
 //!
 //! Large bodies share a memory, from their first bytes until they are requests, which slots bound. One that waits for
 //! the thread belongs to its connection and goes with it.
@@ -7,7 +8,9 @@ use crate::admission::Limits;
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
 use crate::http::budget::{Budget, Share};
-use crate::limits::{BODY_THREADS_MAX, DISCARD_BYTES_MAX, DISCARD_TIME_MAX, INLINE_BODY_BYTES_MAX};
+use crate::limits::{
+    ANSWER_THREADS_MAX, BODY_THREADS_MAX, DISCARD_BYTES_MAX, DISCARD_TIME_MAX, INLINE_BODY_BYTES_MAX,
+};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
@@ -26,12 +29,16 @@ pub struct Intake {
     pub bytes: Arc<Budget>,
     /// Threads that parse them.
     pub threads: Arc<Semaphore>,
+    /// Threads that write large answers: one may take longer than any body.
+    pub writers: Arc<Semaphore>,
 }
 
 impl Intake {
     /// With this memory, all of it free.
     pub fn new(bytes_max: usize) -> Intake {
-        Intake { bytes: Budget::new(bytes_max), threads: Arc::new(Semaphore::new(BODY_THREADS_MAX)) }
+        let threads = |count| Arc::new(Semaphore::new(count));
+        let (readers, writers) = (threads(BODY_THREADS_MAX), threads(ANSWER_THREADS_MAX));
+        Intake { bytes: Budget::new(bytes_max), threads: readers, writers }
     }
 }
 
@@ -132,15 +139,33 @@ pub(crate) async fn weighed<T: Send + 'static>(
     bytes: usize,
     admit: impl FnOnce(&Limits) -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
+    beside(app, &app.intake.threads, bytes, admit).await
+}
+
+/// Writes an answer of about `bytes`: a large one beside the thread that serves the streams.
+pub(crate) async fn written<T: Send + 'static>(
+    app: &App,
+    bytes: usize,
+    write: impl FnOnce(&Limits) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    beside(app, &app.intake.writers, bytes, write).await
+}
+
+async fn beside<T: Send + 'static>(
+    app: &App,
+    threads: &Arc<Semaphore>,
+    bytes: usize,
+    work: impl FnOnce(&Limits) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
     if bytes <= INLINE_BODY_BYTES_MAX {
-        return admit(&app.limits);
+        return work(&app.limits);
     }
     // What waits here is dropped with its client; what the runtime's queue held would not be.
-    let thread = app.intake.threads.clone().acquire_owned().await.expect("it is never closed");
+    let thread = threads.clone().acquire_owned().await.expect("it is never closed");
     let limits = app.limits.clone();
     let task = move || {
         let _thread = thread;
-        admit(&limits)
+        work(&limits)
     };
     match tokio::task::spawn_blocking(task).await {
         Ok(admitted) => admitted,

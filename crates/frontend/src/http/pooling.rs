@@ -10,7 +10,7 @@ use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::budget::Share;
 use crate::http::generate::ignored;
-use crate::http::intake::{discard, read, read_body, weighed};
+use crate::http::intake::{discard, read, read_body, written};
 use crate::http::routes::{Arrival, whole};
 use crate::http::window::{Done, Failed, vectors};
 use crate::route::Route;
@@ -179,7 +179,7 @@ async fn respond(
     ignored: Option<(HeaderName, HeaderValue)>,
     write: impl FnOnce() -> Vec<u8> + Send + 'static,
 ) -> Result<Response<AnswerBody>, Refusal> {
-    let answer = weighed(app, bytes, move |_| Ok::<_, Fault>(write())).await?;
+    let answer = written(app, bytes, move |_| Ok::<_, Fault>(write())).await?;
     let answer = match share {
         Some(share) => share.hold(answer),
         None => answer.into(),

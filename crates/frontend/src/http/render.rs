@@ -4,12 +4,12 @@
 //!
 //! A request passes the same admission as on the route that answers it, so both refuse the same.
 
-use crate::admission::{Admitted, Api, admit};
+use crate::admission::{Admitted, Api, Limits, admit};
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
 use crate::http::generate::{ignored, prompt_ids};
-use crate::http::intake::{read, read_body};
+use crate::http::intake::{read, read_body, written};
 use crate::http::routes::{Arrival, json};
 use crate::route::Route;
 use hyper::body::Incoming;
@@ -79,41 +79,53 @@ pub(crate) async fn serve(
     let ignored = ignored(app, &admitted.ignored);
     let prompts = prompt_ids(app, &arrival, &admitted).await?;
     let id = app.numbers.id();
+    let bytes = prompts.iter().map(Vec::len).sum::<usize>() * size_of::<u32>();
+    let write = move |limits: &Limits| rendered(limits, &admitted, &prompts, is_chat, &id);
+    let mut response = json(StatusCode::OK, written(app, bytes, write).await?);
+    response.headers_mut().extend(ignored);
+    Ok(response)
+}
+
+/// The answer: an object for each prompt.
+fn rendered(
+    limits: &Limits,
+    admitted: &Admitted,
+    prompts: &[Vec<u32>],
+    is_chat: bool,
+    id: &str,
+) -> Result<String, Fault> {
     let rules = admitted.sampling.grammar.as_ref().map(rules);
     let mut all = Vec::with_capacity(prompts.len());
     for (index, ids) in prompts.iter().enumerate() {
-        let params = params(app, &admitted, rules.as_ref(), is_chat, ids.len())?;
+        let params = params(limits, admitted, rules.as_ref(), is_chat, ids.len())?;
         let request_id = if is_chat { format!("chatcmpl-{id}") } else { format!("cmpl-{id}-{index}") };
         let usage = value!({"include_usage": true, "continuous_usage_stats": admitted.usage_in_chunks});
-        let rendered = Rendered {
+        let one = Rendered {
             request_id,
             token_ids: ids,
             features: None,
             sampling_params: &params,
-            model: &app.limits.model,
+            model: &limits.model,
             stream: admitted.stream,
             stream_options: admitted.include_usage.then_some(usage),
             cache_salt: None,
             priority: admitted.priority,
             kv_transfer_params: None,
         };
-        all.push(serde_json::to_string(&rendered).expect("numbers and strings always serialise"));
+        all.push(serde_json::to_string(&one).expect("numbers and strings always serialise"));
     }
-    let body = if is_chat { all.concat() } else { format!("[{}]", all.join(",")) };
-    let mut response = json(StatusCode::OK, body);
-    response.headers_mut().extend(ignored);
-    Ok(response)
+    Ok(if is_chat { all.concat() } else { format!("[{}]", all.join(",")) })
 }
 
 /// How tokens would be drawn behind a prompt of this length. Errors: it is empty, or there is no room for them.
 fn params<'a>(
-    app: &App,
+    limits: &Limits,
     admitted: &'a Admitted,
     rules: Option<&'a Rules>,
     is_chat: bool,
     prompt_tokens: usize,
 ) -> Result<Params<'a>, Fault> {
-    let (sampling, context) = (&admitted.sampling, app.limits.max_model_len);
+    let (sampling, context) = (&admitted.sampling, limits.max_model_len);
     let least = sampling.max_tokens.unwrap_or(1);
     let field = if is_chat { "messages" } else { "prompt" };
     if prompt_tokens == 0 {
@@ -123,7 +135,7 @@ fn params<'a>(
     let Some(room) = context.checked_sub(prompt_tokens).filter(|room| *room >= least) else {
         return Err(Fault::past_context(field, prompt_tokens, least, context));
     };
-    let most = app.limits.defaults.max_new_tokens.unwrap_or(room).min(room);
+    let most = limits.defaults.max_new_tokens.unwrap_or(room).min(room);
     let bias = BTreeMap::from_iter(sampling.logit_bias.iter().copied());
     Ok(Params {
         n: admitted.shown.best.unwrap_or(admitted.choices_per_prompt),

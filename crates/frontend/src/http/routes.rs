@@ -169,7 +169,7 @@ async fn serve(
         Route::CountTokens => tokens::count(app, arrival, request).await,
         Route::Responses => translated::responses(app, arrival, request).await,
         Route::StoredResponse | Route::InputItems | Route::CancelResponse => {
-            stored::serve(app, &arrival, &request)
+            stored::serve(app, &arrival, &request).await
         }
         Route::Tokenize => tokens::tokenize(app, arrival, request).await,
         Route::Detokenize => tokens::detokenize(app, arrival, request).await,

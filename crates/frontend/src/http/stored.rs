@@ -4,11 +4,13 @@
 use crate::answers::errors::Refusal;
 use crate::http::app::App;
 use crate::http::body::AnswerBody;
+use crate::http::intake::written;
 use crate::http::routes::{Arrival, json};
 use crate::limits::{INPUT_ITEMS_DEFAULT, INPUT_ITEMS_MAX, REQUEST_ID_BYTES_MAX};
 use crate::route::{Route, kept_response};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
+use pinion_api::responses::input_items;
 use pinion_os::clock;
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::{Value, json as value};
@@ -20,7 +22,7 @@ struct Named<'a> {
 }
 
 /// Answers what is asked of a response that is kept.
-pub(crate) fn serve(
+pub(crate) async fn serve(
     app: &App,
     arrival: &Arrival,
     request: &Request<Incoming>,
@@ -28,7 +30,7 @@ pub(crate) fn serve(
     let (id, _) = kept_response(request.uri().path()).unwrap_or_default();
     let (named, query) = (Named { id, key: arrival.key }, request.uri().query().unwrap_or_default());
     match arrival.route {
-        Route::InputItems => items(app, &named, query),
+        Route::InputItems => items(app, &named, query).await,
         Route::CancelResponse => cancel(app, &named),
         _ if *request.method() == Method::DELETE => delete(app, &named),
         _ => get(app, &named, query),
@@ -86,33 +88,15 @@ fn cancel(app: &App, named: &Named<'_>) -> Result<Response<AnswerBody>, Refusal>
     Err(Fault::field("id", message).into())
 }
 
-/// `GET /v1/responses/{id}/input_items`, with `limit`, `order` and `after` in the query.
-fn items(app: &App, named: &Named<'_>, query: &str) -> Result<Response<AnswerBody>, Refusal> {
+/// `GET /v1/responses/{id}/input_items`, with `limit`, `order` and `after` in the query. A conversation may be as large
+/// as a body.
+async fn items(app: &App, named: &Named<'_>, query: &str) -> Result<Response<AnswerBody>, Refusal> {
     let page = Page::parse(query)?;
-    let mut store = app.responses.borrow_mut();
-    let kept = store.get(named.id, named.key, clock::unix_s()).ok_or_else(|| named.unknown())?;
-    let mut items = kept.input_items();
-    if page.is_descending {
-        items.reverse();
-    }
-    let id = |item: &Value| item["id"].as_str().unwrap_or_default().to_owned();
-    let begin = match &page.after {
-        None => 0,
-        Some(after) => {
-            let at = items.iter().position(|item| id(item) == *after);
-            at.ok_or_else(|| Fault::field("after", "after must be the id of one of the items"))? + 1
-        }
-    };
-    let left = items.len() - begin;
-    let data: Vec<Value> = items.drain(begin..begin + left.min(page.limit)).collect();
-    let body = value!({
-        "object": "list",
-        "first_id": data.first().map(id),
-        "last_id": data.last().map(id),
-        "has_more": left > page.limit,
-        "data": data,
-    });
-    Ok(json(StatusCode::OK, body.to_string()))
+    let kept =
+        app.responses.borrow_mut().get(named.id, named.key, clock::unix_s()).map(|kept| kept.input.clone());
+    let input = kept.ok_or_else(|| named.unknown())?;
+    let body = written(app, input.len(), move |_| page.of(input_items(&input))).await?;
+    Ok(json(StatusCode::OK, body))
 }
 
 /// Which items are shown.
@@ -123,6 +107,31 @@ struct Page {
 }
 
 impl Page {
+    /// The list as JSON.
+    fn of(&self, mut items: Vec<Value>) -> Result<String, Fault> {
+        if self.is_descending {
+            items.reverse();
+        }
+        let id = |item: &Value| item["id"].as_str().unwrap_or_default().to_owned();
+        let begin = match &self.after {
+            None => 0,
+            Some(after) => {
+                let at = items.iter().position(|item| id(item) == *after);
+                at.ok_or_else(|| Fault::field("after", "after must be the id of one of the items"))? + 1
+            }
+        };
+        let left = items.len() - begin;
+        let data: Vec<Value> = items.drain(begin..begin + left.min(self.limit)).collect();
+        let body = value!({
+            "object": "list",
+            "first_id": data.first().map(id),
+            "last_id": data.last().map(id),
+            "has_more": left > self.limit,
+            "data": data,
+        });
+        Ok(body.to_string())
+    }
+
     fn parse(query: &str) -> Result<Page, Fault> {
         let mut page = Page { limit: INPUT_ITEMS_DEFAULT, is_descending: true, after: None };
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {

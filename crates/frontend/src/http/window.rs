@@ -124,7 +124,7 @@ impl<'a> Window<'a> {
             let job = Job::Generate {
                 claim: self.claim,
                 sampling: self.sampling.clone(),
-                prompt: prompt.clone(),
+                prompt: Rc::new(prompt.clone()),
                 truncation: self.truncation,
                 asked_unix_s: clock::unix_s(),
                 stop: Vec::new(),

@@ -34,8 +34,8 @@ pub enum Job {
         claim: Claim,
         /// How to draw.
         sampling: Box<Sampling>,
-        /// What to continue.
-        prompt: Prompt,
+        /// What to continue; the choices of a prompt share it.
+        prompt: Rc<Prompt>,
         /// How much of it is used.
         truncation: Truncation,
         /// When it was asked for, in seconds since 1970.
@@ -65,14 +65,14 @@ impl Job {
 
     /// The record that carries it is larger than this.
     fn bytes_min(&self) -> usize {
+        let of_prompt = |prompt: &Prompt| match prompt {
+            Prompt::Text(text) | Prompt::Bare(text) | Prompt::Chat(text) => text.len(),
+            Prompt::Ids(ids) => size_of_val(ids.as_slice()),
+        };
         match self {
-            Job::Generate {
-                prompt: Prompt::Text(text) | Prompt::Bare(text) | Prompt::Chat(text), ..
-            }
-            | Job::Encode(Prompt::Text(text) | Prompt::Bare(text) | Prompt::Chat(text)) => text.len(),
-            Job::Generate { prompt: Prompt::Ids(ids), .. }
-            | Job::Encode(Prompt::Ids(ids))
-            | Job::Decode(ids) => size_of_val(ids.as_slice()),
+            Job::Generate { prompt, .. } => of_prompt(prompt),
+            Job::Encode(prompt) => of_prompt(prompt),
+            Job::Decode(ids) => size_of_val(ids.as_slice()),
             Job::Render(chat) => chat.len(),
         }
     }
@@ -191,7 +191,7 @@ impl Outgoing {
         self.check_room(to, job.bytes_min() + size_of_val(resume))?;
         let record_kind = match job {
             Job::Generate { claim, sampling, prompt, truncation, asked_unix_s, .. } => {
-                let (of, prompt) = ((id, *claim), (prompt, *truncation));
+                let (of, prompt) = ((id, *claim), (&**prompt, *truncation));
                 encode_submit(&mut self.scratch, of, sampling, prompt, *asked_unix_s, resume);
                 tokenizer_inbox::kind::SUBMIT
             }

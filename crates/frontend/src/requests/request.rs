@@ -9,6 +9,7 @@ mod form;
 mod output;
 mod plan;
 mod vector;
+mod waiting;
 
 use crate::answers::calls::Calls;
 use crate::answers::errors::HttpError;
@@ -27,6 +28,7 @@ use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode, RequestId};
 pub use plan::AnswerPlan;
 use std::task::Waker;
+pub use waiting::WaitingScores;
 
 /// What the client is told in the end.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +109,7 @@ pub struct Request {
     /// Scores of the tokens that no chunk has shown yet; of all tokens if the answer leaves whole.
     scores: Vec<TokenScore>,
     /// Bytes that those took on the wire.
-    score_bytes: usize,
+    waiting: WaitingScores,
     /// Characters of the tokens that chunks have shown the scores of.
     scored_chars: usize,
     waker: Option<Waker>,
@@ -137,7 +139,7 @@ pub struct Request {
 impl Request {
     /// A request that is about to be submitted. `tokens_hint` sizes the list of ids.
     pub fn new(facts: Facts, plan: AnswerPlan, tokens_hint: usize) -> Request {
-        let AnswerPlan { form, prompt, extras, calls, thoughts } = plan;
+        let AnswerPlan { form, prompt, extras, calls, thoughts, waiting } = plan;
         Request {
             ids: Vec::with_capacity(tokens_hint.min(IDS_CAPACITY_MAX).min(facts.ids_max)),
             facts,
@@ -148,7 +150,7 @@ impl Request {
             prompt,
             held: String::new(),
             scores: Vec::new(),
-            score_bytes: 0,
+            waiting,
             scored_chars: 0,
             waker: None,
             outcome: None,
@@ -175,11 +177,6 @@ impl Request {
         if let Form::Translated(writer) = &mut self.form {
             writer.count_prompt(beginning.prompt_tokens, beginning.cached_tokens);
         }
-    }
-
-    /// What finds the calls of a whole answer in its text.
-    pub fn take_calls(&mut self) -> Option<Box<Calls>> {
-        self.calls.take()
     }
 
     /// Generated ids received so far.
@@ -261,7 +258,7 @@ impl Request {
     fn take_text(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
         let header = &delta.header;
         if header.flags & DELTA_PROMPT != 0 {
-            self.prompt.iter_mut().for_each(|prompt| prompt.take(delta));
+            self.take_prompt_scores(delta)?;
             self.say_prompt(false)?;
             return self.count_unread(delta);
         }
@@ -281,6 +278,7 @@ impl Request {
         } else if !delta.text.is_empty() {
             self.say_text(delta.text, is_mark);
         }
+        self.say_many_scores();
         self.count_unread(delta)
     }
 

@@ -109,6 +109,7 @@ pub(crate) struct Options {
     pub(crate) strict_fields: bool,
     pub(crate) pooling: Option<Pooling>,
     pub(crate) vectors_bytes: usize,
+    pub(crate) answers_bytes: usize,
     pub(crate) bodies_bytes: usize,
     pub(crate) defaults: SamplingDefaults,
     pub(crate) template: Described,
@@ -150,6 +151,7 @@ impl Default for Options {
             strict_fields: false,
             pooling: None,
             vectors_bytes: 1 << 20,
+            answers_bytes: 64 << 20,
             bodies_bytes: 1 << 20,
             defaults,
             template: Described::default(),
@@ -246,6 +248,7 @@ impl Harness {
             responses: Rc::new(RefCell::new(Store::new(options.responses_store_bytes, 60))),
             intake: Intake::new(options.bodies_bytes),
             vectors: Budget::new(options.vectors_bytes),
+            whole_answers: Budget::new(options.answers_bytes),
             started_unix_s: 1_790_000_000,
             docs: OnceCell::new(),
         });

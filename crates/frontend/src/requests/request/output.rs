@@ -2,13 +2,11 @@
 
 use super::{Form, Next, Request};
 use crate::answers::openai::{Additions, Ending, Event, Shape, Usage, echoed, logprobs};
-use crate::answers::prompt_part::PromptPart;
-use crate::limits::{SCORES_BYTES_MAX, UNREAD_BYTES_MIN};
+use crate::answers::whole::Part;
+use crate::limits::{SCORES_PER_CHUNK_BYTES_MAX, UNREAD_BYTES_MIN};
 use bytes::{Bytes, BytesMut};
 use pinion_api::{AnswerWriter, Said};
 use pinion_protocol::frontend_inbox::Delta;
-use pinion_protocol::prompt_scores::PromptScore;
-use pinion_protocol::scores::TokenScore;
 use pinion_protocol::{Fault, FaultCode};
 use pinion_text::reasoning::Piece;
 use std::task::Context;
@@ -37,7 +35,6 @@ impl Request {
     /// Streams what there is of the prompt: all of it if the `last` piece is due. A whole answer has it in the end.
     pub(super) fn say_prompt(&mut self, last: bool) -> Result<(), Fault> {
         let Some(prompt) = self.prompt.as_mut().filter(|prompt| !prompt.is_said()) else { return Ok(()) };
-        check_score_bytes(self.score_bytes + prompt.bytes())?;
         let Form::Events(writer) = &self.form else { return Ok(()) };
         if let Some(piece) = prompt.next_piece(last)? {
             let event = Event::Text(&piece.text);
@@ -56,9 +53,33 @@ impl Request {
         Ok(())
     }
 
-    /// The text and the scores of the prompt, for a whole answer.
-    pub fn take_prompt(&mut self) -> Result<(String, Vec<PromptScore>), Fault> {
-        self.prompt.as_mut().map_or_else(|| Ok(Default::default()), PromptPart::rest)
+    /// Takes the score of a token of the prompt. A stream says it soon; for a whole answer it waits.
+    pub(super) fn take_prompt_scores(&mut self, delta: &Delta<'_>) -> Result<(), Fault> {
+        let Some(prompt) = &mut self.prompt else { return Ok(()) };
+        let before = prompt.bytes();
+        prompt.take(delta);
+        if self.form.streams() {
+            return Ok(());
+        }
+        let field = if prompt.has_text() { "logprobs" } else { "prompt_logprobs" };
+        self.waiting.add(prompt.bytes() - before, field)
+    }
+
+    /// What a whole answer is made of, and how many bytes that is, about.
+    pub fn take_part(&mut self, ending: Ending, usage: Usage) -> (Part, usize) {
+        let part = Part {
+            text: self.take_output(),
+            prompt: self.prompt.take(),
+            calls: self.calls.take(),
+            reasoning: std::mem::take(&mut self.reasoning),
+            scores: std::mem::take(&mut self.scores),
+            ids: self.shown_ids(),
+            ending,
+            usage,
+        };
+        let ids = part.ids.as_ref().map_or(0, |(prompt, answer)| prompt.len() + answer.len());
+        let bytes = part.text.len() + part.reasoning.len() + ids * size_of::<u32>();
+        (part, bytes + self.waiting.bytes())
     }
 
     /// Says a piece of text, or what is certain of it where it is taken apart.
@@ -78,11 +99,6 @@ impl Request {
     /// Tokens of the reasoning, if it is looked for.
     pub(super) fn reasoning_tokens(&self) -> Option<u32> {
         self.thoughts.as_ref().map(|thoughts| thoughts.tokens())
-    }
-
-    /// The reasoning of a whole answer.
-    pub fn take_reasoning(&mut self) -> String {
-        std::mem::take(&mut self.reasoning)
     }
 
     fn say_piece(&mut self, piece: Piece<'_>) {
@@ -121,13 +137,16 @@ impl Request {
         let scores =
             delta.scores().map_err(|malformed| Fault::new(FaultCode::Internal, malformed.to_string()))?;
         self.scores.extend(scores);
-        self.score_bytes += delta.score_bytes.len();
-        check_score_bytes(self.score_bytes)
+        self.waiting.add(delta.score_bytes.len(), "logprobs")
     }
 
-    /// The scores of all tokens of a whole answer.
-    pub fn take_scores(&mut self) -> Vec<TokenScore> {
-        std::mem::take(&mut self.scores)
+    /// Lets scores leave ahead of their text, where that is held back for long: all at once they would hold up the
+    /// other streams.
+    pub(super) fn say_many_scores(&mut self) {
+        let is_many = self.waiting.bytes() > SCORES_PER_CHUNK_BYTES_MAX;
+        if is_many && !self.scores.is_empty() && matches!(self.form, Form::Events(_)) {
+            self.say(&Event::Text(""));
+        }
     }
 
     /// A completion's finish chunk carries the last text; a chat's carries none.
@@ -193,14 +212,14 @@ impl Request {
         writer.write_with(event, &with, &mut self.out);
         if has_scores {
             self.scores.clear();
-            self.score_bytes = 0;
+            self.waiting.clear();
         }
     }
 
     /// The ids of a whole answer's prompt and of the answer, if they were asked for.
-    pub fn shown_ids(&self) -> Option<(Vec<u32>, Vec<u32>)> {
-        let prompt_ids = self.extras.as_ref()?.prompt_ids()?;
-        Some((prompt_ids.to_vec(), self.ids.clone()))
+    fn shown_ids(&mut self) -> Option<(Vec<u32>, Vec<u32>)> {
+        let prompt_ids = self.extras.as_mut()?.take_prompt_ids()?;
+        Some((prompt_ids, self.ids.clone()))
     }
 
     pub(super) fn wake(&mut self) {
@@ -289,14 +308,4 @@ fn write_translated(
         // It has them from elsewhere.
         Event::Role | Event::Usage(_) | Event::Timings(_) => {}
     }
-}
-
-fn check_score_bytes(bytes: usize) -> Result<(), Fault> {
-    if bytes <= SCORES_BYTES_MAX {
-        return Ok(());
-    }
-    let message = format!(
-        "the answer's logprobs have more than {SCORES_BYTES_MAX} bytes in one piece; ask for a stream"
-    );
-    Err(Fault::field("logprobs", message))
 }

@@ -1,6 +1,6 @@
 //! How one answer is made: complete before its request is sent to any role.
 
-use super::Form;
+use super::{Form, WaitingScores};
 use crate::answers::calls::Calls;
 use crate::answers::extras::Extras;
 use crate::answers::prompt_part::PromptPart;
@@ -18,11 +18,20 @@ pub struct AnswerPlan {
     pub calls: Option<Calls>,
     /// Tells reasoning from the answer, if there may be any.
     pub thoughts: Option<Thoughts>,
+    /// Counts the scores that wait for it.
+    pub waiting: WaitingScores,
 }
 
 impl From<Form> for AnswerPlan {
     /// The text alone.
     fn from(form: Form) -> AnswerPlan {
-        AnswerPlan { form, prompt: None, extras: None, calls: None, thoughts: None }
+        AnswerPlan {
+            form,
+            prompt: None,
+            extras: None,
+            calls: None,
+            thoughts: None,
+            waiting: WaitingScores::default(),
+        }
     }
 }
