@@ -3,7 +3,8 @@
 mod harness;
 
 use harness::{Harness, Options, Reply, run};
-use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
+use pinion_config::{Pooling, PoolingKind, Shorter};
+use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
 use pinion_protocol::status::Gauge;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -158,6 +159,29 @@ fn other_names_of_the_probes_answer_as_ours_do() {
         {
             let (theirs, ours) = (h.get(name).await, h.get(ours).await);
             assert_eq!((theirs.status, theirs.body), (200, ours.body), "{name}");
+        }
+    });
+}
+
+/// The rate was 0, for which Envoy ignores a report, and answers with vectors had no report.
+#[test]
+fn answers_with_vectors_count_in_the_load_report() {
+    let pooling = Pooling { kind: PoolingKind::Last, width: 1, normalize: false, shorter: Shorter::None };
+    run(Options { pooling: Some(pooling), ..Options::default() }, |h| async move {
+        let body = r#"{"input":"a"}"#;
+        let head = format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n", body.len());
+        let text = format!("{head}connection: close\r\nendpoint-load-metrics-format: TEXT\r\n\r\n{body}");
+        for rate in 1..3 {
+            let (reply, ()) = tokio::join!(h.request(&text), async {
+                let (id, mut record) = (h.submit().await.id, Vec::new());
+                encode_pooled(&mut record, id, &[1.0]);
+                h.take(kind::POOLED, &record);
+                h.delta(id, 0, &[], "", DELTA_LAST);
+                h.finish(id, FinishReason::Length, 0);
+            });
+            let report = field(&reply, "endpoint-load-metrics").expect("it was asked for");
+            let expected = format!("text application_utilization=0.125,rps_fractional={rate},");
+            assert!(report.starts_with(&expected), "{report}");
         }
     });
 }

@@ -17,9 +17,9 @@ use std::collections::VecDeque;
 pub struct Counts {
     /// CLOCK_MONOTONIC ns.
     pub at_ns: u64,
-    /// Generations that this frontend answered.
+    /// Requests for the model that this frontend answered.
     pub answered: u64,
-    /// Generations that it answered with a 5xx.
+    /// Those that it answered with a 5xx.
     pub failed: u64,
     /// Tokens that each engine has generated.
     pub generated: Vec<u64>,
@@ -37,9 +37,9 @@ impl Counts {
 /// Counts per second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Generations answered.
+    /// Requests for the model answered.
     pub answered: f64,
-    /// Generations answered with a 5xx.
+    /// Those answered with a 5xx.
     pub failed: f64,
     /// Tokens generated, by engine.
     pub generated: Vec<f64>,

@@ -371,12 +371,12 @@ impl Metrics {
         })
     }
 
-    /// Generations that were answered, and those that the service failed to answer.
+    /// Requests for the model that were answered, and those that the service failed to answer.
     pub fn answered_and_failed(&self) -> (u64, u64) {
         let of_class = |wanted| {
-            let generations =
-                self.responses().filter(|(route, class, _)| route.generates() && *class == wanted);
-            generations.map(|(.., count)| count).sum()
+            let of_model =
+                self.responses().filter(|(route, class, _)| route.asks_model() && *class == wanted);
+            of_model.map(|(.., count)| count).sum()
         };
         (of_class(2), of_class(5))
     }

@@ -19,9 +19,9 @@ pub(crate) enum Form {
     Json,
 }
 
-/// What a request for generated text asks for.
+/// What a request for the model asks for.
 pub(crate) fn asked(route: Route, headers: &HeaderMap) -> Option<Form> {
-    let wanted = headers.get(QUESTION).filter(|_| route.generates())?.to_str().ok()?.trim();
+    let wanted = headers.get(QUESTION).filter(|_| route.asks_model())?.to_str().ok()?.trim();
     match wanted.to_ascii_lowercase().as_str() {
         "text" => Some(Form::Text),
         "json" => Some(Form::Json),
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_generations_are_asked_and_only_for_forms_that_are_known() {
+    fn only_requests_for_the_model_are_asked_and_only_for_forms_that_are_known() {
         let asked = |route, value| {
             let mut headers = HeaderMap::new();
             headers.insert(QUESTION, HeaderValue::from_static(value));
@@ -66,6 +66,7 @@ mod tests {
         };
         assert_eq!(asked(Route::Chat, "TEXT"), Some(Form::Text));
         assert_eq!(asked(Route::Completions, " json"), Some(Form::Json));
+        assert_eq!(asked(Route::Embeddings, "TEXT"), Some(Form::Text));
         assert_eq!((asked(Route::Chat, "BIN"), asked(Route::Health, "TEXT")), (None, None));
         assert_eq!(super::asked(Route::Chat, &HeaderMap::new()), None);
     }
