@@ -221,6 +221,17 @@ impl Route {
         }
     }
 
+    /// A path that exists, for one that does not: `/v1` is missing or stands twice, or there is a slash too many.
+    pub(crate) fn meant_by(path: &str) -> Option<String> {
+        let path = path.trim_end_matches('/').replace("//", "/");
+        let shorter = path.strip_prefix("/v1").unwrap_or_default().to_owned();
+        let near = [format!("/v1{path}"), shorter, path];
+        near.into_iter().find(|near| {
+            let route = Route::of(near);
+            route != Route::Unknown && !route.is_page()
+        })
+    }
+
     /// What stands in a path of [`Route::Model`] behind the prefix.
     pub(crate) fn model_in(path: &str) -> &str {
         path.strip_prefix(MODEL_PREFIX).unwrap_or_default()
@@ -303,6 +314,25 @@ pub(crate) fn kept_response(path: &str) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn a_wrong_base_url_is_told_the_right_path() {
+        for (path, meant) in [
+            ("/chat/completions", Some("/v1/chat/completions")),
+            ("/models/a/b", Some("/v1/models/a/b")),
+            ("/v1/v1/messages", Some("/v1/messages")),
+            ("/v1/tokenize", Some("/tokenize")),
+            ("/v1/chat/completions/", Some("/v1/chat/completions")),
+            ("/v1//chat/completions", Some("/v1/chat/completions")),
+            ("//", None),
+            ("/v1/", None),
+            ("/v1/docs", None),
+            ("/", None),
+            ("/api/chat", None),
+        ] {
+            assert_eq!(Route::meant_by(path).as_deref(), meant, "{path}");
+        }
+    }
 
     #[test]
     fn every_path_leads_to_its_route_and_to_no_other() {

@@ -13,7 +13,12 @@ pub enum Refusal {
     /// An operating error from any role.
     Fault(Fault),
     /// No such path.
-    NoRoute(String),
+    NoRoute {
+        /// It.
+        path: String,
+        /// One that exists and that clients with another base URL may mean.
+        meant: Option<String>,
+    },
     /// The path exists, the method is not for it.
     Method {
         /// What is allowed there.
@@ -140,11 +145,7 @@ impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Fault(fault) => HttpError::from(fault),
-            Refusal::NoRoute(path) => HttpError::of_client(
-                404,
-                Some("unknown_url"),
-                format!("unknown request URL: {path}; GET /openapi.json lists what there is"),
-            ),
+            Refusal::NoRoute { path, meant } => no_route(&path, meant.as_deref()),
             Refusal::Method { allow } => HttpError {
                 allow: Some(allow),
                 ..HttpError::of_client(
@@ -241,6 +242,14 @@ impl From<Fault> for HttpError {
             close: fault.code == FaultCode::BodyTooLarge,
         }
     }
+}
+
+fn no_route(path: &str, meant: Option<&str>) -> HttpError {
+    let message = match meant {
+        Some(meant) => format!("unknown request URL: {path}; did you mean {meant}? Then change the base URL"),
+        None => format!("unknown request URL: {path}; GET /openapi.json lists what there is"),
+    };
+    HttpError::of_client(404, Some("unknown_url"), message)
 }
 
 fn foreign_page(admin: bool) -> HttpError {
@@ -371,8 +380,8 @@ pub(crate) mod tests {
     /// The refusal that stands behind this one in a list of all.
     fn next(refusal: &Refusal) -> Option<Refusal> {
         Some(match refusal {
-            Refusal::Fault(_) => Refusal::NoRoute(String::new()),
-            Refusal::NoRoute(_) => Refusal::Method { allow: "" },
+            Refusal::Fault(_) => Refusal::NoRoute { path: String::new(), meant: None },
+            Refusal::NoRoute { .. } => Refusal::Method { allow: "" },
             Refusal::Method { .. } => Refusal::Unauthorized { shown: false },
             Refusal::Unauthorized { .. } => Refusal::NoResponse(String::new()),
             Refusal::NoResponse(_) => Refusal::NoPrevious(String::new()),
@@ -399,7 +408,7 @@ pub(crate) mod tests {
         let codes = (0..=u32::from(u8::MAX)).filter_map(FaultCode::from_word);
         let faults = codes.map(|code| Refusal::Fault(Fault::new(code, "why")));
         let heads = [408, 414, 431].map(|status| Refusal::Head { status });
-        let others = std::iter::successors(Some(Refusal::NoRoute(String::new())), next);
+        let others = std::iter::successors(Some(Refusal::NoRoute { path: String::new(), meant: None }), next);
         let all = faults.chain(heads).chain(others);
         all.map(|refusal| HttpError::from(refusal).status).collect()
     }

@@ -55,11 +55,23 @@ pub(crate) fn models(app: &App) -> Response<AnswerBody> {
     json(StatusCode::OK, value!({"object": "list", "data": [model_card(app)]}).to_string())
 }
 
-/// `GET /v1/models/{id}`. Slashes in a name may come plain or as `%2F`.
+/// `GET /v1/models/{id}`. Characters of a name may come plain or as `%2F`.
 pub(crate) fn model(app: &App, name: &str) -> Result<Response<AnswerBody>, Refusal> {
-    let name = name.replace("%2F", "/").replace("%2f", "/");
-    check_model_name(&name, &app.limits)?;
+    check_model_name(&decoded(name), &app.limits)?;
     Ok(json(StatusCode::OK, model_card(app).to_string()))
+}
+
+/// A part of a path without its percent signs.
+fn decoded(part: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::with_capacity(part.len()), part.as_bytes());
+    while let Some((&first, behind)) = rest.split_first() {
+        let digits =
+            behind.get(..2).filter(|digits| first == b'%' && digits.iter().all(u8::is_ascii_hexdigit));
+        let byte = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        bytes.push(byte.unwrap_or(first));
+        rest = if byte.is_some() { &behind[2..] } else { behind };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn state(ok: bool, body: &Value) -> Response<AnswerBody> {
@@ -126,7 +138,8 @@ pub(crate) fn docs(app: &App, asked: &HeaderMap) -> Response<AnswerBody> {
 
 /// `GET /` and `GET /ui/{file}`.
 pub(crate) fn page_file(path: &str, asked: &HeaderMap) -> Result<Response<AnswerBody>, Refusal> {
-    let content = pages::content(path).ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+    let content =
+        pages::content(path).ok_or_else(|| Refusal::NoRoute { path: path.to_owned(), meant: None })?;
     Ok(pages::answer(content, asked))
 }
 
@@ -145,4 +158,24 @@ pub(crate) fn version(app: &App) -> Response<AnswerBody> {
     let (version, model) = (env!("CARGO_PKG_VERSION"), &app.limits.model);
     let body = value!({"name": "pinion", "version": version, "model": model, "pooling": pooling(app)});
     json(StatusCode::OK, body.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_paths_may_be_encoded() {
+        for (part, name) in [
+            ("a/b", "a/b"),
+            ("a%2Fb%2fc", "a/b/c"),
+            ("%C3%A9%20", "é "),
+            ("100%", "100%"),
+            ("%zz%+1", "%zz%+1"),
+            ("%2", "%2"),
+            ("%ff", "\u{fffd}"),
+        ] {
+            assert_eq!(decoded(part), name, "{part}");
+        }
+    }
 }

@@ -149,7 +149,8 @@ fn permit(app: &App, route: Route, request: &Request<Incoming>) -> Result<Option
     let key = auth::check(route, request.headers(), &app.settings.api_keys)?;
     if route == Route::Unknown || (route.is_page() && !app.settings.ui) {
         let path: String = request.uri().path().chars().take(REQUEST_ID_BYTES_MAX).collect();
-        return Err(Refusal::NoRoute(path));
+        let meant = Route::meant_by(&path);
+        return Err(Refusal::NoRoute { path, meant });
     }
     if !route.takes(request.method()) {
         return Err(Refusal::Method { allow: route.allowed() });
@@ -204,7 +205,7 @@ async fn serve(
         Route::StartProfile => admin::order(app, Admin::StartProfile).await,
         Route::StopProfile => admin::order(app, Admin::StopProfile).await,
         Route::ResetPrefixCache => admin::order(app, Admin::ClearPrefixCache).await,
-        Route::Unknown => Err(Refusal::NoRoute(String::new())),
+        Route::Unknown => Err(Refusal::NoRoute { path: String::new(), meant: None }),
     }
 }
 
