@@ -53,6 +53,15 @@ pub fn wrong_type(name: &str, wanted: &str, got: &Value) -> Fault {
     Fault::field(name, format!("{name} must be {wanted}, got {}", quoted(got)))
 }
 
+/// The whole number that a JSON number is, also where it was written as `256.0`.
+pub fn as_integer(value: &Value) -> Option<i128> {
+    /// Above it a float says no certain number.
+    const EXACT_MAX: f64 = (1u64 << 53) as f64;
+    let written_out = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+    let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() <= EXACT_MAX;
+    written_out.or_else(|| value.as_f64().filter(is_whole).map(|number| number as i128))
+}
+
 /// A function's name, as OpenAI has them, and with dots.
 pub fn function_name<'a>(field: &str, name: &'a Value) -> Result<&'a str, Fault> {
     let letters = |name: &&str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));

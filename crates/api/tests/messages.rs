@@ -65,6 +65,9 @@ fn what_makes_the_answer_becomes_the_chat_s_fields() {
             json!({"system": "s"}),
             json!({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": HELLO}]}),
         ),
+        (json!({"system": []}), json!({"messages": [{"role": "user", "content": HELLO}]})),
+        (json!({"system": ""}), json!({"messages": [{"role": "user", "content": HELLO}]})),
+        (json!({"max_tokens": 9.0}), json!({"max_tokens": 9.0})),
         (
             json!({"stop_sequences": ["a", "b"], "top_k": 3, "temperature": 0.5, "top_p": 0.9, "stream": true, "model": "m",
                 "metadata": {"user_id": "u"}, "service_tier": "auto", "guided_choice": ["x"]}),

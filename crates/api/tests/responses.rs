@@ -82,11 +82,16 @@ fn what_makes_the_answer_becomes_the_chat_s_fields() {
             json!({"response_format": {"type": "json_object"}}),
         ),
         (
+            json!({"text": {"format": {"type": "json_object", "schema": {"type": "object"}}}}),
+            json!({"response_format": {"type": "json_object", "schema": {"type": "object"}}}),
+        ),
+        (
             json!({"text": {"format": schema}}),
             json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": true}}}),
         ),
         (json!({"reasoning": {"effort": "low", "summary": "auto"}}), json!({"reasoning_effort": "low"})),
         (json!({"reasoning": null, "background": false, "store": false, "conversation": null}), json!({})),
+        (json!({"instructions": "", "max_output_tokens": 7.0}), json!({"max_completion_tokens": 7.0})),
     ] {
         let mut whole = json!({"messages": [{"role": "user", "content": "hello"}]});
         whole.as_object_mut().unwrap().extend(expected.as_object().unwrap().clone());

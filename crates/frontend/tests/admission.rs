@@ -59,8 +59,8 @@ fn every_number_is_typed_and_ranged_on_every_route() {
         check_field(
             api,
             "top_k",
-            &["-2", "1.5", "1.0", "2147483648", "9223372036854775808", "1e300"],
-            &["-1", "0", "1", "2147483647"],
+            &["-2", "1.5", "2147483648", "9223372036854775808", "1e300"],
+            &["-1", "0", "1", "40.0", "2147483647"],
         );
         check_field(
             api,
@@ -99,7 +99,7 @@ fn penalties_biases_and_stop_ids_are_typed_and_ranged_on_every_route() {
             api,
             "logit_bias",
             &[
-                "[]",
+                "[1]",
                 "3",
                 "\"x\"",
                 r#"{"1":"2"}"#,
@@ -117,7 +117,7 @@ fn penalties_biases_and_stop_ids_are_typed_and_ranged_on_every_route() {
                 r#"{"4294967296":1}"#,
                 &many_biases,
             ],
-            &["null", "{}", r#"{"0":-100,"99":100}"#, r#"{"7":0.5}"#],
+            &["null", "{}", "[]", r#"{"0":-100,"99":100}"#, r#"{"7":0.5}"#],
         );
         check_field(
             api,
@@ -127,7 +127,7 @@ fn penalties_biases_and_stop_ids_are_typed_and_ranged_on_every_route() {
                 "\"x\"",
                 "{}",
                 "[\"1\"]",
-                "[1.0]",
+                "[1.5]",
                 "[-1]",
                 "[100]",
                 "[4294967297]",
@@ -156,7 +156,7 @@ fn logprobs_have_a_form_for_each_api() {
     for (value, expected) in [("null", None), ("false", None), ("0", Some(0)), ("20", Some(20))] {
         assert_eq!(completions(value).sampling.logprobs, expected, "{value}");
     }
-    check_field(Api::Completions, "logprobs", &["21", "-1", "true", "1.0", "\"1\"", "[]", "1000000000"], &[]);
+    check_field(Api::Completions, "logprobs", &["21", "-1", "true", "1.5", "\"1\"", "[]", "1000000000"], &[]);
     let above = body(Api::Completions, json!({"logprobs": 21})).to_string();
     let fault = admit(Api::Completions, above.as_bytes(), &limits(), FRESH_SEED).unwrap_err();
     assert_eq!(fault.message, "logprobs must be an integer from 0 to 20, got 21");
@@ -368,7 +368,7 @@ fn prompts_in_every_shape() {
         ("[1,\"a\"]", None),
         ("[100]", None),
         ("[-1]", None),
-        ("[1.0]", None),
+        ("[1.5]", None),
         ("[4294967297]", None),
         ("[true]", None),
     ];

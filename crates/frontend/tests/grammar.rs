@@ -156,6 +156,9 @@ fn a_json_object_may_have_a_schema() {
         let expected = Grammar { kind, field: GrammarField::ResponseFormat, text: text.into() };
         assert_eq!(passes(Api::Chat, format).sampling.grammar, Some(expected), "{schema}");
     }
+    let short = json!({"type": "json_schema", "schema": {"type": "object", "properties": {"a": {}}}});
+    let grammar = passes(Api::Chat, json!({"response_format": short})).sampling.grammar;
+    assert_eq!(grammar.map(|grammar| grammar.text.to_string()).as_deref(), Some(closed));
     for schema in [json!("{}"), json!([]), json!({"x": "x".repeat((64 << 10) + 1)})] {
         let body = body(Api::Chat, json!({"response_format": {"type": "json_object", "schema": schema}}));
         let (code, param) = refused(Api::Chat, &body.to_string());

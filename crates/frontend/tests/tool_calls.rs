@@ -244,6 +244,8 @@ fn tools_reach_the_template_unless_none_is_wanted() {
         (json!({"tools": tools, "tool_choice": "none"}), false, false),
         (json!({"tools": [], "tool_choice": "none", "parallel_tool_calls": false}), false, false),
         (json!({"tools": null, "tool_choice": null}), false, false),
+        (json!({"tools": [], "tool_choice": "auto"}), false, false),
+        (json!({"tool_choice": "auto"}), false, false),
     ];
     for (extra, offered, read) in table {
         let admitted = admit(Api::Chat, body(extra.clone()).to_string().as_bytes(), &hermes, 1).unwrap();
@@ -287,7 +289,7 @@ fn a_fault_of_a_tool_is_named() {
         (function(json!({"name": "f", "parameters": []})), "tools[1].function.parameters"),
         (function(json!({"name": "f", "parameters": "{}"})), "tools[1].function.parameters"),
         (function(json!({"name": "f", "strict": "yes"})), "tools[1].function.strict"),
-        (json!({"tool_choice": "auto"}), "tool_choice"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (choice(json!("maybe")), "tool_choice"),
         (choice(json!(3)), "tool_choice"),

@@ -12,8 +12,10 @@ use serde_json::{Map, Value, json};
 /// The messages of a chat, and whether the last one is the beginning of the answer.
 pub(super) fn messages(items: Vec<Value>, system: Option<Value>) -> Result<(Vec<Value>, bool), Fault> {
     let mut out = Vec::with_capacity(items.len() + 1);
-    if let Some(system) = system {
-        out.push(json!({"role": "system", "content": texts("system", system)?}));
+    let system = system.map(|system| texts("system", system)).transpose()?;
+    // One that says nothing is none: a template has its own for a chat without any.
+    if let Some(system) = system.filter(|system| *system != "") {
+        out.push(json!({"role": "system", "content": system}));
     }
     let mut continues = false;
     for (index, item) in items.into_iter().enumerate() {

@@ -5,7 +5,7 @@
 
 use super::content;
 use crate::Translated;
-use crate::json::{function_name, wrong_type};
+use crate::json::{as_integer, function_name, wrong_type};
 use crate::limits::TOOLS_MAX;
 use crate::object::{Object, at};
 use crate::shared::move_shared;
@@ -30,7 +30,7 @@ pub fn chat(body: Map<String, Value>) -> Result<Translated, Fault> {
     let mut body = Object::root(body);
     let mut chat = prompt(&mut body)?;
     match body.take("max_tokens") {
-        Some(value) if value.as_u64().is_some_and(|count| count > 0) => {
+        Some(value) if as_integer(&value).is_some_and(|count| count > 0) => {
             chat.insert("max_tokens".to_owned(), value);
         }
         other => return Err(wrong_type("max_tokens", "a positive integer", &other.unwrap_or(Value::Null))),
@@ -195,7 +195,9 @@ fn thinking(body: &mut Object, chat: &mut Map<String, Value>) -> Result<(), Faul
             return Err(wrong_type(&thinking.at("type"), wanted, &Value::String(kind)));
         }
     };
-    if let Some(budget) = thinking.take("budget_tokens").filter(|budget| budget.as_u64().is_none()) {
+    if let Some(budget) =
+        thinking.take("budget_tokens").filter(|budget| as_integer(budget).is_none_or(|budget| budget < 0))
+    {
         return Err(wrong_type(&thinking.at("budget_tokens"), "a whole number", &budget));
     }
     let is_omitted = match thinking.string("display")?.as_deref() {

@@ -2,7 +2,7 @@
 
 use super::input;
 use crate::Translated;
-use crate::json::{function_name, wrong_type};
+use crate::json::{as_integer, function_name, wrong_type};
 use crate::limits::TOOLS_MAX;
 use crate::object::{Object, at};
 use crate::shared::move_shared;
@@ -69,7 +69,7 @@ impl Asked {
             Some(text) => serde_json::from_str(text).map_err(|_| unreadable())?,
         };
         let mut messages = Vec::with_capacity(items.len() + self.input.len() + 1);
-        if let Some(instructions) = self.instructions {
+        if let Some(instructions) = self.instructions.filter(|text| !text.is_empty()) {
             messages.push(json!({"role": "system", "content": instructions}));
         }
         input::messages("previous_response_id", &items, &mut messages).map_err(|_| unreadable())?;
@@ -239,7 +239,10 @@ fn text(
             let kind = format.need("type", kind)?;
             let format = match kind.as_str() {
                 "text" => None,
-                "json_object" => Some(json!({"type": "json_object"})),
+                "json_object" => Some(match format.take("schema") {
+                    None => json!({"type": "json_object"}),
+                    Some(schema) => json!({"type": "json_object", "schema": schema}),
+                }),
                 "json_schema" => Some(json_schema(format)?),
                 _ => {
                     let wanted = "text, json_object or json_schema";
@@ -284,7 +287,7 @@ fn limits(
     echo: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
     let most = body.take("max_output_tokens");
-    if let Some(value) = most.as_ref().filter(|value| value.as_u64().is_none_or(|count| count == 0)) {
+    if let Some(value) = most.as_ref().filter(|value| as_integer(value).is_none_or(|count| count < 1)) {
         return Err(wrong_type("max_output_tokens", "a positive integer", value));
     }
     chat.extend(most.clone().map(|most| ("max_completion_tokens".to_owned(), most)));

@@ -66,8 +66,9 @@ const ONE_PROMPT: &str = r##"{"anyOf": [{"type": "string", "minLength": 1},
 const STOP: &str = r#"{"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256},
     {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 256}},
     {"type": "null"}]}"#;
-const LOGIT_BIAS: &str = r#"{"type": ["object", "null"], "maxProperties": 1024, "propertyNames": {"pattern": "^[0-9]+$"},
-    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}"#;
+const LOGIT_BIAS: &str = r#"{"anyOf": [{"type": ["object", "null"], "maxProperties": 1024,
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}, {"type": "array", "maxItems": 0}]}"#;
 const TOKEN_IDS: &str = r##"{"anyOf": [{"type": "null"},
     {"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/TokenId"}}]}"##;
 const LOGPROBS: &str =
@@ -90,6 +91,8 @@ const RESPONSE_FORMAT: &str = r#"{"anyOf": [{"type": "null"},
     {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}},
     {"type": "object", "required": ["type"], "properties": {"type": {"const": "json_object"},
      "schema": {"type": ["object", "null"]}}},
+    {"type": "object", "required": ["type", "schema"], "properties": {"type": {"const": "json_schema"},
+     "json_schema": {"type": "null"}, "schema": {"type": "object"}}},
     {"type": "object", "required": ["type", "json_schema"], "properties": {"type": {"const": "json_schema"},
      "json_schema": {"type": "object", "required": ["name", "schema"], "properties": {
       "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}, "strict": {"type": ["boolean", "null"]},
@@ -145,6 +148,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("sampling_seed", ALL, Shape::Integer { min: i64::MIN as i128, max: u64::MAX as i128 }, "The same as seed."),
     field("regex", OPENAI, Shape::Schema(GRAMMAR_TEXT), "The same as guided_regex."),
     field("json_schema", OPENAI, Shape::Schema(JSON_SCHEMA), "The same as guided_json."),
+    field("repeat_last_n", ALL, Shape::Integer { min: -1, max: INT }, "How far penalties look back; only -1, the whole text, beside one."),
     field("repetition_penalty", ALL, Shape::Number { min: 0.01, max: 100.0 }, "For tokens of prompt and answer; 1 is off."),
     field("frequency_penalty", ALL, Shape::Number { min: -2.0, max: 2.0 }, "For each time a token stands in the answer."),
     field("presence_penalty", ALL, Shape::Number { min: -2.0, max: 2.0 }, "For a token that stands in the answer."),
@@ -305,6 +309,18 @@ mod tests {
                 read, known,
                 "{api:?}: admission on the left, the table of /openapi.json on the right"
             );
+        }
+    }
+
+    /// llama-server's clients send its default with every request.
+    #[test]
+    fn how_far_penalties_look_back_says_nothing_without_any() {
+        for api in APIS {
+            assert_eq!(refused(api, "repeat_last_n", "64"), None);
+            for penalty in ["repeat_penalty", "presence_penalty"] {
+                let both = format!("64,\"{penalty}\":1.5");
+                assert_eq!(refused(api, "repeat_last_n", &both).as_deref(), Some("repeat_last_n"));
+            }
         }
     }
 

@@ -111,6 +111,10 @@ fn response_format(fields: &mut Fields) -> Result<Option<Grammar>, Fault> {
         Some("json_schema") => {
             let missing = |member| at(Fault::field(member, format!("{member} is required")), member);
             let schema = format.object("json_schema").map_err(|fault| at(fault, "json_schema"))?;
+            // The short form that llama-server documents.
+            if let (None, Some(short)) = (&schema, format.take("schema")) {
+                return schema_of_format(short).map(Some).map_err(|fault| at(fault, "schema"));
+            }
             let schema = json_schema(schema.ok_or_else(|| missing("json_schema"))?);
             schema.map(Some).map_err(|fault| {
                 let member = fault.param.clone().unwrap_or_default();

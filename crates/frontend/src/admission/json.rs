@@ -3,7 +3,7 @@
 //! It knows no API: which fields exist, and what they mean, is in [`crate::admission`]. `null` is the same as
 //! absent everywhere, as OpenAI's clients send it.
 
-pub use pinion_api::json::{check_depth, quoted, wrong_type};
+pub use pinion_api::json::{as_integer, check_depth, quoted, wrong_type};
 use pinion_protocol::{Fault, FaultCode};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
@@ -65,9 +65,14 @@ impl Fields {
         self.0.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.as_str(), value))
     }
 
+    /// A field that is there and not `null`; it stays.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
     /// Whether a field is there and not `null`; it stays.
     pub fn has(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|value| !value.is_null())
+        self.get(name).is_some()
     }
 
     /// A boolean.
@@ -124,11 +129,6 @@ impl Fields {
     }
 }
 
-/// A JSON number that was written as a whole number.
-pub fn as_integer(value: &Value) -> Option<i128> {
-    value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,10 +175,23 @@ mod tests {
         let get =
             |text: &str| Fields::parse(format!("{{\"n\":{text}}}").as_bytes()).unwrap().integer("n", 1..=9);
         assert_eq!(get("null"), Ok(None));
-        assert_eq!(get("9"), Ok(Some(9)));
-        for bad in
-            ["0", "10", "-1", "1.0", "1.5", "1e2", "\"1\"", "true", "[]", "{}", "99999999999999999999999"]
-        {
+        for (written, whole) in [("9", 9), ("9.0", 9), ("0.5e1", 5), ("1e0", 1)] {
+            assert_eq!(get(written), Ok(Some(whole)), "{written}");
+        }
+        for bad in [
+            "0",
+            "-0",
+            "10",
+            "-1",
+            "1.5",
+            "1e2",
+            "1e300",
+            "\"1\"",
+            "true",
+            "[]",
+            "{}",
+            "99999999999999999999999",
+        ] {
             let fault = get(bad).unwrap_err();
             assert_eq!(fault.param.as_deref(), Some("n"), "{bad}");
         }

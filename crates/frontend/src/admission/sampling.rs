@@ -48,7 +48,7 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
         }
     };
     let greedy = greedy || temperature < TEMPERATURE_GREEDY_BELOW;
-    Ok(Sampling {
+    let sampling = Sampling {
         temperature: if greedy { 0.0 } else { temperature as f32 },
         top_p: (top_p as f32).max(f32::MIN_POSITIVE),
         top_k: top_k.and_then(|k| u32::try_from(k).ok()),
@@ -66,7 +66,21 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
         stop_token_ids: stop_token_ids(fields, limits)?,
         grammar: None,
         reasoning: Reasoning::None,
-    })
+    };
+    check_reach(fields, &sampling)?;
+    Ok(sampling)
+}
+
+/// `repeat_last_n` of llama-server, whose clients send its default with every request: how far back penalties look. Here
+/// they look at the whole text.
+fn check_reach(fields: &mut Fields, sampling: &Sampling) -> Result<(), Fault> {
+    const NAME: &str = "repeat_last_n";
+    match fields.integer(NAME, -1..=i128::from(i32::MAX))? {
+        Some(reach) if reach != -1 && sampling.reads_output() => {
+            Err(Fault::field(NAME, format!("{NAME} must be -1 beside a penalty: it looks at the whole text")))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// How many alternatives to report with each token, if any: a number for completions, a switch and a number for chats.
@@ -151,6 +165,8 @@ fn logit_bias(fields: &mut Fields, limits: &Limits) -> Result<Vec<(u32, f32)>, F
     const NAME: &str = "logit_bias";
     let map = match fields.take(NAME) {
         None => return Ok(Vec::new()),
+        // What llama-server and clients in PHP have for an object without members.
+        Some(Value::Array(items)) if items.is_empty() => return Ok(Vec::new()),
         Some(Value::Object(map)) => map,
         Some(other) => return Err(wrong_type(NAME, "an object of token ids and numbers", &other)),
     };

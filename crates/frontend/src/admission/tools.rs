@@ -180,10 +180,12 @@ fn choice(fields: &mut Fields, names: &[String]) -> Result<Choice, Fault> {
         }
         _ => return Err(not_a_choice(&value)),
     };
-    if names.is_empty() {
-        return Err(Fault::field("tool_choice", "tool_choice is allowed only with tools"));
-    }
     match &choice {
+        // Clients with an empty list send it: nothing can be called.
+        Choice::Auto if names.is_empty() => Ok(Choice::None),
+        _ if names.is_empty() => {
+            Err(Fault::field("tool_choice", "tool_choice is allowed only with tools, but for none and auto"))
+        }
         Choice::Function(name) if !names.contains(name) => {
             let field = "tool_choice.function.name";
             Err(Fault::field(field, format!("{field}: there is no function \"{name}\" in tools")))

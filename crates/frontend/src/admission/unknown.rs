@@ -100,7 +100,6 @@ pub(crate) const REFUSED: &[Refused] = &[
     refused("num_return_sequences", "[1]", "Use n."),
     refused("options", "[{}]", "Its members are fields of the request here."),
     refused("penalty_alpha", "[0]", SAMPLER),
-    refused("repeat_last_n", "[-1]", "Penalties look at the whole text."),
     refused("return_full_text", "[false]", "Use echo on /v1/completions."),
     refused("return_hidden_states", "[false]", NONE),
     refused("safe_prompt", "[false]", "Write it as a system message."),
@@ -146,14 +145,25 @@ pub(crate) fn synonyms(api: Api, fields: &mut Fields) -> Result<Vec<&'static Syn
     let mut found = Vec::new();
     for synonym in SYNONYMS.iter().filter(|synonym| synonym.apis.contains(&api)) {
         let Some(value) = fields.take(synonym.name) else { continue };
-        if fields.has(synonym.of) {
-            let message = format!("{} and {} are the same; give one of them", synonym.name, synonym.of);
+        if fields.get(synonym.of).is_some_and(|other| !is_same(other, &value)) {
+            let message = format!(
+                "{} and {} are the same and have two values; give one of them",
+                synonym.name, synonym.of
+            );
             return Err(Fault::field(synonym.name, message));
         }
         fields.put(synonym.of, value);
         found.push(synonym);
     }
     Ok(found)
+}
+
+/// Whether two values ask for the same: `1` and `1.0` do.
+fn is_same(one: &Value, other: &Value) -> bool {
+    match (one.as_f64(), other.as_f64()) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
 }
 
 /// A fault in the words of the client, where it used a synonym.
@@ -199,10 +209,7 @@ pub(crate) fn leftovers(
 impl Refused {
     fn is_neutral(&self, value: &Value) -> bool {
         let neutral: Vec<Value> = serde_json::from_str(self.neutral).unwrap_or_default();
-        neutral.iter().any(|one| match (one.as_f64(), value.as_f64()) {
-            (Some(one), Some(given)) => one == given,
-            _ => one == value,
-        })
+        neutral.iter().any(|one| is_same(one, value))
     }
 }
 
@@ -305,12 +312,19 @@ mod tests {
             (fault.param.as_deref(), fault.message.as_str()),
             (Some("n_predict"), "n_predict must be small")
         );
-        for both in [r#"{"n_predict": 3, "max_tokens": 3}"#, r#"{"n_predict": 3, "max_new_tokens": 3}"#] {
+        for both in [r#"{"n_predict": 3, "max_tokens": 4}"#, r#"{"n_predict": 3, "max_new_tokens": 4}"#] {
+            let fault = synonyms(Api::Chat, &mut Fields::parse(both.as_bytes()).unwrap()).err().unwrap();
+            assert_eq!(fault.param.as_deref(), Some("n_predict"));
+            assert!(fault.message.starts_with("n_predict and max_tokens are the same"), "{}", fault.message);
+        }
+        for both in [
+            r#"{"n_predict": 3, "max_tokens": 3}"#,
+            r#"{"n_predict": 3, "max_tokens": 3.0}"#,
+            r#"{"n_predict": 3, "max_tokens": null}"#,
+        ] {
             let mut fields = Fields::parse(both.as_bytes()).unwrap();
-            assert_eq!(
-                synonyms(Api::Chat, &mut fields).err().and_then(|fault| fault.param).as_deref(),
-                Some("n_predict")
-            );
+            assert_eq!(synonyms(Api::Chat, &mut fields).ok().map(|used| used.len()), Some(1), "{both}");
+            assert_eq!(fields.integer("max_tokens", 1..=9), Ok(Some(3)), "{both}");
         }
     }
 
