@@ -127,6 +127,41 @@ fn a_role_that_stands_still_while_another_dies_again_and_again_hears_of_it_all()
     server.stop();
 }
 
+/// Those that share no request with it were told of every successor only when it moved again.
+#[test]
+fn a_role_that_stands_still_holds_up_no_recovery_of_others() {
+    let flags =
+        ["--frontends", "2", "--detokenizers", "2", "--fake-step-us", "2000", "--stuck-timeout", "0s"];
+    let server = Server::fake(&flags);
+    let (oracle, tokens) = (server.oracle(), 400);
+    let pid = |role| server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;
+    let standing = ["frontend-1", "detokenizer-1"].map(pid);
+    standing.iter().for_each(|pid| kill(*pid, Signal::SIGSTOP));
+    let old = pid("engine-0");
+    // The first request of a frontend has its first slot, and with it the first detokenizer.
+    let body = json!({"prompt": "moves", "max_tokens": tokens, "stream": true});
+    let begun = server.begin(Api::Completions, &[body]);
+    kill(old, Signal::SIGKILL);
+    for events in begun {
+        let answer = Answer::of_events(Api::Completions, events);
+        assert_eq!(answer.end, End::Complete);
+        assert_eq!(answer.text, oracle.text(&oracle.encode("moves"), tokens));
+    }
+    assert!(server.metric("pinion_resumed_requests_total") > 0.0, "the engine died without an effect");
+    kill(standing[1], Signal::SIGCONT);
+    // A connection is the successor's to take: it is the only one that can.
+    kill(pid("frontend-0"), Signal::SIGKILL);
+    wait_until("requests are served again", PATIENCE, || {
+        let body = json!({"prompt": "again", "max_tokens": 1}).to_string();
+        let answered = server.request("POST", Api::Completions.path(), &[], body.as_bytes());
+        answered.ok().filter(|response| response.status() == 200)
+    });
+    kill(standing[0], Signal::SIGCONT);
+    server.check_serves("afterwards");
+    server.wait_idle();
+    server.stop();
+}
+
 #[test]
 fn a_role_that_never_moves_on_is_replaced() {
     let server = Server::fake(&["--stuck-timeout", "5s"]);

@@ -167,19 +167,20 @@ impl Service {
         }
     }
 
-    /// Announces restarted roles once no role holds links to their predecessors: a role that knows of the restart may
-    /// have a third one forward something, which must not go to a ring without a reader.
+    /// Announces each restarted role once none that forwards to it holds links to its predecessor: a frontend that
+    /// knows of the restart may have another role forward something, which must not go to a ring without a reader.
+    /// Others are not waited for, however long they stand still.
     pub(super) fn announce(&mut self) {
-        // No role sends anything on to the events role, so one that stands still there makes no request wait.
-        let mut serving = self.members.iter().filter(|member| !member.peer.role.is_optional());
-        if self.unannounced.is_empty() || serving.any(|member| member.has_old_links(&self.wiring)) {
-            return;
-        }
         for peer in std::mem::take(&mut self.unannounced) {
             let Some(index) = self.members.iter().position(|member| member.peer == peer && member.is_ready())
             else {
                 continue;
             };
+            let concerned = |member: &&Member| member.peer == peer || forwards(member.peer.role, peer.role);
+            if self.members.iter().filter(concerned).any(|member| member.has_old_links(&self.wiring)) {
+                self.unannounced.push(peer);
+                continue;
+            }
             self.tell_others(peer, &ToRole::PeerReady { peer });
             if peer.role == Role::Frontend {
                 self.members[index].tell(&self.wiring, &ToRole::Open);
@@ -291,5 +292,18 @@ impl Service {
         tracing::error!(%from, %to, what, restarting = %victim, "edge is corrupt; restarting one end to replace it");
         self.members.iter_mut().filter(|member| member.peer == victim).for_each(Member::condemn);
         Ok(())
+    }
+}
+
+/// Whether requests of others reach `renewed` through this role, or what it says of them depends on what was renewed. A
+/// frontend is no such role: it writes for itself alone, and its own new links come ahead of the announcement.
+fn forwards(role: Role, renewed: Role) -> bool {
+    match renewed {
+        Role::Engine => role == Role::Tokenizer,
+        Role::Detokenizer => role == Role::Engine,
+        // With its old slot table a role takes its new requests for stale ones.
+        Role::Frontend => matches!(role, Role::Tokenizer | Role::Engine | Role::Detokenizer),
+        // Only frontends write to a tokenizer, and no request needs the events role.
+        Role::Tokenizer | Role::Events | Role::Launcher => false,
     }
 }
