@@ -211,10 +211,7 @@ impl Member {
         let process = Running { body, socket, control, attached: false, pending: VecDeque::new() };
         self.life = Life::Starting { process, ready_by_ns: now_ns + self.start_timeout_ns, attach_by_ns };
         match sent {
-            // It died before it had read everything; `poll` gives its end.
-            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
-                Ok(())
-            }
+            Err(error) if is_closed(&error) => Ok(()),
             sent => sent,
         }
     }
@@ -281,7 +278,11 @@ impl Member {
 
     /// Readable when a role that starts has sent something, which [`Member::poll`] takes.
     pub fn start_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.life.process().filter(|_| !self.is_ready()).map(|process| process.socket.as_fd())
+        match &self.life {
+            Life::Starting { process, .. } => Some(process.socket.as_fd()),
+            // Nothing is read of it any more; it would end each wait at once.
+            Life::Down { .. } | Life::Ready(_) | Life::Killed { .. } => None,
+        }
     }
 
     /// The next event since the last call; never blocks.
@@ -291,23 +292,29 @@ impl Member {
             let status = ExitStatus::from_raw(Signal::SIGKILL as i32);
             return Ok(Some(RoleEvent::Ended { status, was_standby }));
         }
-        if let Err(error) = self.see_attached(wiring).and_then(|()| self.send_pending(wiring)) {
-            tracing::error!(peer = %self.peer, %error, "cannot send control messages; killing it");
-            self.kill();
-        }
+        let sent = self.see_attached(wiring).and_then(|()| self.send_pending(wiring));
+        self.kill_if_failed(sent);
         let was_standby = self.life.is_standby();
-        let Some(process) = self.life.process_mut() else { return Ok(None) };
-        while let Some(message) = process.control.next() {
-            if let Some(event) = event_of(self.peer, message) {
-                if matches!(event, RoleEvent::Ready { .. }) {
-                    self.become_ready();
-                }
-                return Ok(Some(event));
-            }
+        if let Some(event) = self.next_message(wiring) {
+            return Ok(Some(event));
         }
+        let Some(process) = self.life.process_mut() else { return Ok(None) };
         let Some(status) = process.body.try_wait()? else { return Ok(None) };
         self.life = Life::DOWN;
         Ok(Some(RoleEvent::Ended { status, was_standby }))
+    }
+
+    /// The next of the role's messages that is an event.
+    pub(crate) fn next_message(&mut self, wiring: &Wiring) -> Option<RoleEvent> {
+        let control = &self.life.process()?.control;
+        let event = std::iter::from_fn(|| control.next()).find_map(|message| event_of(self.peer, message))?;
+        if matches!(event, RoleEvent::Ready { .. }) {
+            // It said before that it has attached; both may have come since the look at the socket.
+            let attached = self.see_attached(wiring);
+            self.kill_if_failed(attached);
+            self.become_ready();
+        }
+        Some(event)
     }
 
     pub(crate) fn become_ready(&mut self) {
@@ -337,8 +344,8 @@ impl Member {
         while self.reads_messages(wiring) {
             match self.life.process_mut().and_then(|process| process.pending.pop_front()) {
                 Some(Pending::Message(message)) => {
-                    if let Err(error) = self.send(wiring, &message) {
-                        tracing::warn!(peer = %self.peer, %error, "cannot send a control message");
+                    if !self.send_or_keep(wiring, message) {
+                        break;
                     }
                 }
                 Some(Pending::Edges(peer)) => self.hand_over(wiring, peer)?,
@@ -346,6 +353,19 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    /// Sends the message, or puts it back where the system refuses it for now. Whether the next one may follow.
+    fn send_or_keep(&mut self, wiring: &Wiring, message: ToRole) -> bool {
+        let Err(error) = self.send(wiring, &message) else { return true };
+        if is_closed(&error) {
+            return true;
+        }
+        tracing::warn!(peer = %self.peer, %error, "cannot send a control message now; trying again");
+        if let Some(process) = self.life.process_mut() {
+            process.pending.push_front(Pending::Message(message));
+        }
+        false
     }
 
     /// Whether it has attached and has read most of its messages.
@@ -371,7 +391,15 @@ impl Member {
         if matches!(message, ToRole::Admin { .. } | ToRole::AdminDone { .. }) && !self.reads_messages(wiring)
         {
             tracing::warn!(peer = %self.peer, "role reads no control messages; not sending {message:?}");
-        } else if let Err(error) = self.enqueue(wiring, Pending::Message(message.clone())) {
+        } else {
+            let sent = self.enqueue(wiring, Pending::Message(message.clone()));
+            self.kill_if_failed(sent);
+        }
+    }
+
+    /// A role that has missed a message is out of step.
+    fn kill_if_failed(&mut self, sent: io::Result<()>) {
+        if let Err(error) = sent {
             tracing::error!(peer = %self.peer, %error, "cannot send control messages; killing it");
             self.kill();
         }
@@ -433,6 +461,11 @@ impl Member {
             life @ (Life::Down { .. } | Life::Killed { .. }) => life,
         };
     }
+}
+
+/// Whether the role has died before it had read everything; [`Member::poll`] gives its end.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
 
 /// The event that a control message is, if the launcher acts on it.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+mod by_hand;
 mod optional;
 
 use super::{MS_NS, Service, Stage, TICK};
@@ -104,6 +105,8 @@ fn a_role_that_is_killed_may_take_its_time_to_be_gone() {
     (service.turned_ns, service.silent_from_ns) = (late_ns, 0);
     service.kill_stuck(late_ns);
     assert!(!service.members[0].is_ready(), "its heartbeat is old");
+    // What it said last may lie there unread.
+    assert!(service.members[0].start_fd().is_none(), "each wait would end at once until it is gone");
     // Its end has not been looked at yet.
     assert!(service.members[0].lives());
     service.check_start_deadlines(clock::now_ns()).expect("a killed role has the start timeout to be gone");
