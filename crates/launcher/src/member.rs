@@ -187,8 +187,15 @@ impl Member {
         }
     }
 
-    /// Starts the role, or gives its work to `standby`, and sends it its descriptors.
-    pub(crate) fn spawn(&mut self, wiring: &Wiring, host: &Host, standby: Option<Waiting>) -> io::Result<()> {
+    /// Starts the role, or gives its work to `standby`, and sends it its descriptors. `control` are both sides of its
+    /// control channel.
+    pub(crate) fn spawn(
+        &mut self,
+        wiring: &Wiring,
+        host: &Host,
+        (control, theirs): (LauncherEnd, Vec<OwnedFd>),
+        standby: Option<Waiting>,
+    ) -> io::Result<()> {
         self.epoch += 1;
         self.links_sent = 0;
         let now_ns = (self.clock)();
@@ -199,7 +206,6 @@ impl Member {
         page.set(Gauge::LogLosing as usize, 0);
         // Messages that its predecessor did not read are gone with it.
         page.set(Gauge::ControlSeen as usize, page.get(Gauge::ControlSequence as usize));
-        let (control, theirs) = wiring.control()?;
         let Waiting { body, socket } = match standby {
             Some(waiting) => waiting,
             None => {

@@ -176,9 +176,11 @@ impl Service {
 
     fn spawn(&mut self, index: usize) -> Result<(), Ending> {
         let (member, now_ns) = (&mut self.members[index], (self.clock)());
+        // The spare is taken last: what fails before that leaves it where it is.
+        let control = self.wiring.control().map_err(|error| not_started(member.peer, &error))?;
         let spare = self.spare.as_mut().and_then(|spare| spare.take(member.peer, now_ns));
         let was_spare = spare.is_some();
-        let started = member.spawn(&self.wiring, &self.host, spare);
+        let started = member.spawn(&self.wiring, &self.host, control, spare);
         started.map_err(|error| not_started(member.peer, &error))?;
         let how = if was_spare { "started from the spare process" } else { "started" };
         tracing::info!(peer = %member.peer, pid = member.pid(), "{how}");

@@ -1,6 +1,10 @@
 //! Connections up to the limit on descriptors: idle ones make room, and a service without room says so.
 
-use pinion_testkit::{Connection, PATIENCE, Server, Signal, descriptor_count, kill, wait_until};
+use pinion_testkit::{
+    Answer, Api, Connection, End, PATIENCE, Server, Signal, descriptor_count, kill, wait_until,
+};
+use serde_json::json;
+use std::process::Command;
 
 const LIMIT: u32 = 96;
 /// More than the limit has room for.
@@ -57,5 +61,37 @@ fn at_the_limit_new_clients_are_answered_and_a_role_that_dies_comes_back() {
     assert_eq!(server.role("frontend-0").map(|role| role.pid), Some(frontend.pid), "it has lived on");
     drop(halves);
     server.wait_idle();
+    server.stop();
+}
+
+/// One descriptor that the launcher did not get for a successor ended the service.
+#[test]
+fn a_successor_that_cannot_be_started_for_a_while_is_started_later() {
+    let server = Server::fake_with_descriptors(256, &["--fake-step-us", "5000", "--restart-limit", "100"]);
+    let oracle = server.oracle();
+    wait_until("the spare waits", PATIENCE, || server.spare());
+    let body = json!({"prompt": "waits", "max_tokens": 300, "stream": true});
+    let begun = server.begin(Api::Completions, &[body]);
+    let allow = |count: u32| {
+        let set = format!("--nofile={count}:256");
+        let pid = server.pid().to_string();
+        assert!(Command::new("prlimit").args(["--pid", &pid, &set]).status().expect("prlimit").success());
+    };
+    // Fewer than the launcher has; those that it waits for are no more than that.
+    allow(24);
+    let spare = server.spare();
+    kill(server.role("engine-0").expect("it runs").pid, Signal::SIGKILL);
+    let refused = "cannot restart it now; trying again";
+    wait_until("a start is refused twice", PATIENCE, || {
+        (server.stderr_text().matches(refused).count() > 1).then_some(())
+    });
+    assert_eq!(server.spare(), spare, "it still waits");
+    allow(256);
+    for events in begun {
+        let answer = Answer::of_events(Api::Completions, events);
+        assert_eq!(answer.end, End::Complete);
+        assert_eq!(answer.text, oracle.text(&oracle.encode("waits"), 300));
+    }
+    server.check_serves("afterwards");
     server.stop();
 }

@@ -4,6 +4,7 @@
 
 mod by_hand;
 mod optional;
+mod restarts;
 
 use super::{MS_NS, Service, Stage, TICK};
 use crate::admin::Orders;

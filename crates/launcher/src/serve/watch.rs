@@ -196,9 +196,8 @@ impl Service {
             if !self.members[index].restart_is_due(now_ns) {
                 continue;
             }
-            match self.restart(index) {
-                Err(failure) if self.may_fail(index) => self.put_off(index, &failure, now_ns),
-                restarted => restarted?,
+            if let Err(failure) = self.restart(index) {
+                self.put_off(index, failure, now_ns)?;
             }
         }
         Ok(())
@@ -228,21 +227,32 @@ impl Service {
         Ok(())
     }
 
-    /// Plans another start of an optional role, whose last one has failed.
-    fn put_off(&mut self, index: usize, failure: &Ending, now_ns: u64) {
-        let peer = self.members[index].peer;
-        tracing::warn!(%peer, reason = failure.reason, "cannot restart it; requests are served without it");
+    /// Plans another start of a role whose last one has failed: what the system refuses it may give a moment later. For
+    /// a role that requests need it counts as a death, and a program that is missing or may not be run is final.
+    ///
+    /// # Errors
+    /// The failure, if there is to be no other start.
+    fn put_off(&mut self, index: usize, failure: Ending, now_ns: u64) -> Result<(), Ending> {
+        let (peer, is_needed) = (self.members[index].peer, !self.may_fail(index));
+        if is_needed && failure.code == Exit::Start {
+            return Err(failure);
+        }
+        let meanwhile = if is_needed { "requests wait for it" } else { "requests are served without it" };
+        tracing::warn!(%peer, reason = failure.reason, "cannot restart it now; trying again; {meanwhile}");
         if self.members[index].lives() {
             // Its end plans the next start.
             self.members[index].kill();
-            return;
+            return Ok(());
         }
         self.wiring.page(peer).set(Gauge::Phase as usize, Phase::Restarting as u64);
         let backoff_ns = self.backoff_ns(peer.role);
+        let limit = is_needed.then_some(self.config.lifecycle.restart_limit);
         let member = &mut self.members[index];
-        if let Verdict::RestartAt { ns } = member.policy.died(now_ns, backoff_ns, None) {
-            member.restart_at(ns);
+        match member.policy.died(now_ns, backoff_ns, limit) {
+            Verdict::RestartAt { ns } => member.restart_at(ns),
+            Verdict::GiveUp { .. } => return Err(failure),
         }
+        Ok(())
     }
 
     fn backoff_ns(&self, role: Role) -> u64 {
