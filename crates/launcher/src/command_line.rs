@@ -6,8 +6,9 @@ use crate::gpu::{self, Choice};
 use crate::host::{Host, RoleMain};
 use crate::profile::Profile;
 use crate::{descriptors, pull, serve};
+use nix::sys::signal::Signal;
 use pinion_config::{Command, Config, Exit, Faults, LogForm, Machine, Process, SECRET_VARIABLES, Topology};
-use pinion_os::process::{limit_behind, survive_file_limit};
+use pinion_os::process::{limit_behind, restore_default, survive_file_limit};
 use pinion_protocol::Role;
 use pinion_worker::telemetry;
 use std::ffi::{OsStr, OsString};
@@ -29,6 +30,12 @@ const DOCTOR_BINARY: &str = "pinion-doctor";
 
 /// Parses, then runs the command. `threads` are the roles that are linked into this binary, if they are.
 pub fn run(threads: Option<RoleMain>) -> ExitCode {
+    // Where a parent has left it ignored, the kernel forgets how a child ended.
+    if let Err(error) = restore_default(Signal::SIGCHLD) {
+        say_error(&format!("cannot stop ignoring SIGCHLD: {error}"), LogForm::of_process());
+        telemetry::flush();
+        return Exit::System.into();
+    }
     let machine = Machine::detect();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let parsed = |machine: &Machine, folder: Option<&Path>| {

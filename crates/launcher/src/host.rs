@@ -4,6 +4,7 @@
 //! boundaries. A thread cannot be killed, so a role that hangs there is left behind and ends with the process.
 
 use crate::profile::Profile;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pinion_config::{Process, SECRET_VARIABLES, SUPERVISOR_VARIABLES};
@@ -24,6 +25,9 @@ use std::thread::JoinHandle;
 
 /// Exit code of a process whose main thread panicked; a role's thread that panics is reported with the same.
 const PANIC_CODE: i32 = 101;
+
+/// Stands for the exit code of a process of which the kernel does not say how it ended.
+const UNKNOWN_CODE: i32 = 255;
 
 /// Runs a role on the calling thread, given its name and its end of the descriptor socket.
 pub type RoleMain = fn(Peer, OwnedFd) -> ExitCode;
@@ -199,7 +203,13 @@ impl Body {
     /// How the role ended, if it has; reaps it.
     pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         match self {
-            Body::Process { child, .. } => child.try_wait(),
+            Body::Process { child, .. } => match child.try_wait() {
+                Err(error) if error.raw_os_error() == Some(Errno::ECHILD as i32) => {
+                    tracing::error!(pid = child.id(), "it has ended, and another has asked the kernel how");
+                    Ok(Some(ExitStatus::from_raw(UNKNOWN_CODE << 8)))
+                }
+                waited => waited,
+            },
             Body::Thread { handle, .. } => {
                 if handle.as_ref().is_some_and(|handle| !handle.is_finished()) {
                     return Ok(None);
@@ -247,4 +257,20 @@ fn surround(command: &mut Command, process: &Process) {
 
 pub(crate) fn binary_name(role: Role) -> String {
     format!("pinion-{}", role.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As where SIGCHLD is ignored: it was a fault of the system that ended the service at once.
+    #[test]
+    fn an_end_that_the_kernel_has_forgotten_is_an_end() {
+        let child = Command::new("true").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        let pidfd = pidfd::open(child.id()).unwrap();
+        assert!(nix::sys::wait::waitpid(pid, None).is_ok());
+        let status = Body::Process { child, pidfd }.try_wait().expect("no fault");
+        assert!(status.is_some_and(|status| !status.success()), "{status:?}");
+    }
 }

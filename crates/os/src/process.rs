@@ -35,6 +35,23 @@ pub fn survive_file_limit() -> io::Result<()> {
     Ok(())
 }
 
+/// Gives the signal its default effect, for this process and all that it starts: a parent may have left it ignored.
+pub fn restore_default(restored: Signal) -> io::Result<()> {
+    // SAFETY: no code of ours runs in a signal handler.
+    unsafe { signal(restored, SigHandler::SigDfl) }?;
+    Ok(())
+}
+
+/// Whether this process ignores the signal, as it may since its start: nohup(1) and shells leave that to what they
+/// start.
+pub fn ignores(signal: Signal) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call only writes the old one to the memory that it is given.
+    let asked = unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: the call has succeeded, so the action is written.
+    asked == 0 && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
+}
+
 /// The kernel ends the command's process when the thread that starts it ends. It outlives an exec, not a fork.
 pub fn dies_with_parent(command: &mut Command) {
     let set = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
@@ -121,6 +138,15 @@ pub fn ask_for_tiles() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_may_be_ignored_since_the_start_and_heard_again() {
+        assert!(!ignores(Signal::SIGXFSZ));
+        survive_file_limit().unwrap();
+        assert!(ignores(Signal::SIGXFSZ));
+        restore_default(Signal::SIGXFSZ).unwrap();
+        assert!(!ignores(Signal::SIGXFSZ));
+    }
 
     #[test]
     fn a_process_is_shown_under_its_new_name() {
