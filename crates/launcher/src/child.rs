@@ -34,7 +34,7 @@ pub(crate) fn wait(child: &mut Child, signals: &Signals, limit: Option<Duration>
     let mut stop_by_ns = None;
     loop {
         doorbell::wait(&[signals.fd(), ended.as_fd()], TICK)?;
-        if signals.ending() > 0 && stop_by_ns.is_none() {
+        if signals.ending() && stop_by_ns.is_none() {
             kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
             stop_by_ns = Some(clock::now_ns() + STOP_TIMEOUT_NS);
         }

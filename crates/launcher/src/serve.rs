@@ -36,6 +36,9 @@ const STOP_TIMEOUT_NS: u64 = 2_000_000_000;
 const REPORT_TIMEOUT_NS: u64 = 60_000_000_000;
 /// A longer pause of the launcher has stopped the roles too: their heartbeats are then timed anew.
 const OWN_PAUSE_NS: u64 = 1_000_000_000;
+/// Signals that come within this time of the first are one with it: timeout(1) sends its signal to the process and to
+/// its group, and a terminal that goes away sends SIGHUP beside that of a shell.
+const SAME_SIGNAL_NS: u64 = 500_000_000;
 const MS_NS: u64 = 1_000_000;
 
 enum Stage {
@@ -73,6 +76,8 @@ pub struct Service {
     /// Restarted roles that are ready and not announced to the others yet.
     unannounced: Vec<Peer>,
     cut_short: bool,
+    /// When the signal came that ends it, if one did.
+    signalled_ns: Option<u64>,
     /// Why the service ends by itself, if it does.
     reason: Option<Ending>,
     /// The last turn of the loop.
@@ -161,6 +166,7 @@ impl Service {
             restarts: 0,
             unannounced: Vec::new(),
             cut_short: false,
+            signalled_ns: None,
             reason: None,
             turned_ns: clock(),
             silent_from_ns: 0,
@@ -191,10 +197,10 @@ impl Service {
     fn turn(&mut self, signals: &Signals) -> Result<Option<Ending>, Ending> {
         let fds = std::iter::once(signals.fd()).chain(self.member_fds());
         wait(fds).map_err(|e| Ending::system("cannot wait", e))?;
-        for _ in 0..signals.ending() {
-            if let Some(ending) = self.signalled() {
-                return Ok(Some(ending));
-            }
+        if signals.ending()
+            && let Some(ending) = self.signalled()
+        {
+            return Ok(Some(ending));
         }
         self.look()
     }
@@ -226,12 +232,20 @@ impl Service {
         self.advance()
     }
 
-    /// Takes a signal that ends the service: the first one drains, the second ends at once.
+    /// Takes a signal that ends the service: the first one drains, the second ends at once. One that comes right after
+    /// the first says the same as it.
     pub fn signalled(&mut self) -> Option<Ending> {
+        let now_ns = (self.clock)();
         match self.stage {
             Stage::Starting => Some(Ending::new(Exit::Ok, "stopped before it was ready")),
             Stage::Serving => {
+                self.signalled_ns = Some(now_ns);
                 self.leave();
+                None
+            }
+            Stage::Leaving { .. } | Stage::Draining { .. } | Stage::Stopping { .. }
+                if self.signalled_ns.is_some_and(|first_ns| now_ns - first_ns < SAME_SIGNAL_NS) =>
+            {
                 None
             }
             Stage::Leaving { .. } | Stage::Draining { .. } | Stage::Stopping { .. } => {

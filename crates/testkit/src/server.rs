@@ -11,6 +11,7 @@ use crate::port::free_port;
 use crate::process::{self, Process, kill};
 use crate::wait::{PATIENCE, wait_until};
 use nix::sys::signal::Signal;
+use pinion_os::process::restore_default;
 use serde_json::Value;
 use std::io;
 use std::net::SocketAddr;
@@ -63,6 +64,10 @@ fn command(wrapper: &[&str], binary: &Path, arguments: &[&str], scratch: &Folder
             command
         }
     };
+    // A script that runs the tests in the background has them ignore these, and the launcher would, too.
+    for signal in [Signal::SIGINT, Signal::SIGQUIT] {
+        restore_default(signal).expect("a signal has a default");
+    }
     for (name, _) in std::env::vars_os() {
         if ["PINION_", "OTEL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             command.env_remove(name);

@@ -8,6 +8,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Exit codes as docs/OPERATIONS.md has them.
@@ -145,8 +146,9 @@ fn the_second_signal_and_the_drain_deadline_cut() {
         let stream = begin(&server, "cut me", 500);
         for _ in 0..signals {
             server.signal(Signal::SIGTERM);
-            // Two signals that the kernel holds at a time are one.
             wait_until("it drains", PATIENCE, || server.stderr_text().contains("draining").then_some(()));
+            // Signals that come together are one.
+            std::thread::sleep(Duration::from_secs(1));
         }
         let answer = Answer::of_events(Api::Completions, stream);
         assert_ne!(answer.end, End::Complete, "{name}");
@@ -215,6 +217,8 @@ fn requests_are_served_for_a_time_after_ready_says_no() {
     });
     let answer = server.ask(Api::Completions, &json!({"prompt": "not yet", "max_tokens": 5}));
     assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("not yet"), 5)));
+    // Signals that come together are one.
+    std::thread::sleep(Duration::from_secs(1));
     server.signal(Signal::SIGTERM);
     assert_eq!(server.wait_exit(PATIENCE).code(), Some(EXIT_DRAIN_CUT), "the second signal does not wait");
     assert_eq!(server.processes(), []);
@@ -276,6 +280,44 @@ fn a_signal_to_all_processes_is_for_the_launcher() {
     assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("drain"), 100)));
     assert_eq!(server.wait_exit(PATIENCE).code(), Some(0));
     assert_eq!(server.processes(), []);
+}
+
+/// What nohup(1), a script's shell and other parents leave to what they start.
+#[test]
+fn signals_that_the_parent_ignores_end_neither_the_service_nor_its_restarts() {
+    let line = "trap '' HUP INT QUIT CHLD; exec \"$0\" \"$@\"";
+    let flags = ["--fake-step-us", "5000"];
+    let mut server = Server::fake_by_shell(line, Stdio::null(), &flags);
+    let stream = begin(&server, "terminal", 100);
+    for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+        server.signal(signal);
+    }
+    let old = server.role("engine-0").expect("it runs").pid;
+    kill(old, Signal::SIGKILL);
+    let answer = Answer::of_events(Api::Completions, stream);
+    let oracle = server.oracle();
+    assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("terminal"), 100)));
+    wait_until("the engine is back", PATIENCE, || server.role("engine-0").filter(|found| found.pid != old));
+    server.check_serves("as before");
+    let stream = begin(&server, "drain", 100);
+    server.signal(Signal::SIGTERM);
+    let answer = Answer::of_events(Api::Completions, stream);
+    assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("drain"), 100)));
+    assert_eq!(server.wait_exit(PATIENCE).code(), Some(0));
+    assert_eq!(server.processes(), []);
+}
+
+/// A terminal that goes away, or timeout(1): two signals for one wish.
+#[test]
+fn signals_that_come_together_are_one() {
+    let mut server = Server::fake(&["--fake-step-us", "20000"]);
+    let stream = begin(&server, "drain", 100);
+    server.signal(Signal::SIGHUP);
+    server.signal(Signal::SIGTERM);
+    let answer = Answer::of_events(Api::Completions, stream);
+    let oracle = server.oracle();
+    assert_eq!((answer.end, answer.text), (End::Complete, oracle.text(&oracle.encode("drain"), 100)));
+    assert_eq!(server.wait_exit(PATIENCE).code(), Some(0));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod by_hand;
 mod optional;
 mod restarts;
 
-use super::{MS_NS, Service, Stage, TICK};
+use super::{MS_NS, SAME_SIGNAL_NS, Service, Stage, TICK};
 use crate::admin::Orders;
 use crate::host::{Host, RoleMain};
 use crate::member::{Member, RoleEvent};
@@ -76,6 +76,7 @@ fn service_of(peer: Peer, config: Config, host: Host) -> Service {
         restarts: 0,
         unannounced: Vec::new(),
         cut_short: false,
+        signalled_ns: None,
         reason: None,
         turned_ns: now_ns,
         silent_from_ns: now_ns,
@@ -172,6 +173,16 @@ fn a_death_in_a_drain_cuts_what_a_frontend_says_that_it_cut() {
         service.ended(0, status, false).unwrap();
         assert_eq!(service.cut_short, cut, "{role:?} {status}");
     }
+}
+
+/// As timeout(1) sends it: to the process and to its group. It cut every stream.
+#[test]
+fn a_signal_that_comes_twice_at_once_is_one_signal() {
+    let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+    assert!(service.signalled().is_none());
+    assert!(service.signalled().is_none() && matches!(service.stage, Stage::Draining { .. }), "it drains");
+    service.signalled_ns = service.signalled_ns.map(|at_ns| at_ns - SAME_SIGNAL_NS);
+    assert!(service.signalled().is_some(), "this one comes later");
 }
 
 /// Sixteen of each role and a socket for each that starts: such a service could not start.
