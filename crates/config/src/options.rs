@@ -365,7 +365,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
 
     Opt { name: "timeline", group: Observe, kind: Switch, preset: Is("on"),
         help: "Stamp every request's stages and record what every process does in a ring of its own, 1 MiB each: what \
-               `pinion trace`, `timings` and /debug/slow show. Off is for measuring what that costs." },
+               `pinion trace`, `timings` and /debug/slow show. Off is for measuring what that costs; the stamps that \
+               recovery reads stay." },
     Opt { name: "nvtx", group: Observe, kind: Switch, preset: Is("off"),
         help: "Show the same spans to NVIDIA's tools as NVTX ranges: to the one that started the service \
                (NVTX_INJECTION64_PATH, as nsys sets it), else through libnvToolsExt.so.1." },

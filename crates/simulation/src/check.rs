@@ -23,12 +23,10 @@ impl World {
         let since_ns = client.came_ns.saturating_sub(NEWS_NS);
         let deaths = self.deaths_ns.iter().filter(|at_ns| **at_ns >= since_ns).count();
         let resumes = self.plan.config.lifecycle.resume;
-        // Deaths after which a request may be given up. One of a role that was at work on it counts twice, and only the
-        // timeline tells that.
-        let suspected = if self.plan.config.observe.timeline { 2 } else { 4 };
         match code {
             "rate_limit_exceeded" => at_once && self.is_full(client),
-            "role_restarted" => deaths >= suspected || deaths >= 1 && (!resumes || self.drained),
+            // One of a role that was at work on it counts twice.
+            "role_restarted" => deaths >= 2 || deaths >= 1 && (!resumes || self.drained),
             // PeerReady waits for roles that hold old links, and one of them may be stopped.
             "unavailable" => self.drained || !resumes && !self.deaths_ns.is_empty(),
             // So little room may fill between two turns.

@@ -89,7 +89,7 @@ impl Plan {
             StepTimeKind::Micros(20_000),
         ]);
         scheduling.speculation = random.pick(&[SpeculationKind::Off, SpeculationKind::Ngram]);
-        // What the suspicion of requests looks at; its rings of spans make a run slower.
+        // Its rings of spans make a run slower.
         config.observe.timeline = random.chance(8);
         let mut topology = Topology::new(&config);
         shrink_rings(&mut topology, random);

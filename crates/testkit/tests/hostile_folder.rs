@@ -55,9 +55,9 @@ fn check_bound(server: &Server) {
 }
 
 /// A request that runs out of memory is refused; those beside and after it are served, however often it comes.
-fn check_refused_alone(folder: &Folder, api: Api, hostile: &Value, harmless: &Value) {
-    let flags = ["--backend", "fake", "--restart-limit", "2", "--restart-backoff", "1ms"];
-    let server = Server::start(folder.path(), &flags);
+fn check_refused_alone(folder: &Folder, api: Api, hostile: &Value, harmless: &Value, flags: &[&str]) {
+    let all = ["--backend", "fake", "--restart-limit", "2", "--restart-backoff", "1ms"];
+    let server = Server::start(folder.path(), &[&all, flags].concat());
     check_bound(&server);
     assert_eq!(server.ask(api, harmless).end, End::Complete);
     for time in 0..TIMES {
@@ -97,7 +97,7 @@ fn a_request_for_which_the_template_wants_all_memory_is_refused_alone() {
         "{{% if messages[-1].content == 'boom' %}}{DOUBLED}{{% endif %}}{{{{ messages[-1].content }}}}"
     );
     folder.write("chat_template.jinja", template);
-    check_refused_alone(&folder, Api::Chat, &chat("boom"), &chat("calm"));
+    check_refused_alone(&folder, Api::Chat, &chat("boom"), &chat("calm"), &[]);
 }
 
 #[test]
@@ -108,5 +108,7 @@ fn a_request_that_a_normalizer_grows_is_refused_alone() {
         json!({"type": "Replace", "pattern": {"String": "z"}, "content": "y".repeat(1 << 20)});
     folder.write("tokenizer.json", tokenizer.to_string());
     let hostile = json!({"prompt": "z".repeat(500), "max_tokens": 1});
-    check_refused_alone(&folder, Api::Completions, &hostile, &json!({"prompt": "calm", "max_tokens": 4}));
+    let harmless = json!({"prompt": "calm", "max_tokens": 4});
+    // Which request it is the stamps of its slot tell, which stay where no timeline is kept.
+    check_refused_alone(&folder, Api::Completions, &hostile, &harmless, &["--no-timeline"]);
 }

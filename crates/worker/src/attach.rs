@@ -119,7 +119,11 @@ pub(crate) fn open_outbox(
     Ok(Outbox::new(to, epoch, writer, clock))
 }
 
-/// Without the timeline, only the stamp that recovery looks at is written outside of frontends.
+/// What recovery reads: which role has a request, and whether it is at work on it.
+const RECOVERY_STAGES: [Stage; 4] =
+    [Stage::TokenizeBegin, Stage::TokenizeEnd, Stage::EngineReceived, Stage::FirstScheduled];
+
+/// Without the timeline, only the stamps that recovery reads are written outside of frontends.
 pub(crate) fn open_slots(
     epoch: u32,
     fds: &mut Vec<OwnedFd>,
@@ -130,7 +134,7 @@ pub(crate) fn open_slots(
     let table =
         SlotTable::attach(fd, layout_hash(), Some(epoch)).map_err(|e| StartError::attach("slot table", e))?;
     let all = config.observe.timeline || role == Role::Frontend;
-    Ok(table.stamping(|stage| all || stage == Stage::EngineReceived as usize))
+    Ok(table.stamping(|stage| all || RECOVERY_STAGES.iter().any(|read| *read as usize == stage)))
 }
 
 fn open_spans(fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
