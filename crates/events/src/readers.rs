@@ -13,6 +13,9 @@ use std::net::TcpListener;
 
 /// Connections of one socket. Past it, the one that has been idle longest goes.
 const CONNECTIONS_MAX: usize = 64;
+/// No connection is taken for this long after one could not be: the system may be out of descriptors, and the listener
+/// stays readable.
+const ACCEPT_BACKOFF_NS: u64 = 50_000_000;
 /// Connections taken in one turn.
 const ACCEPTS_PER_TURN: usize = 16;
 
@@ -33,6 +36,8 @@ pub(crate) struct Readers {
     pub(crate) askers: Vec<Asker>,
     pub(crate) counts: Counts,
     notices: Notices,
+    /// No connection is taken before.
+    accepts_from_ns: u64,
 }
 
 impl Readers {
@@ -41,11 +46,13 @@ impl Readers {
         replay_listener.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
         let (subscribers, askers) = (Vec::new(), Vec::new());
         let (counts, notices) = (Counts::default(), Notices::default());
-        Ok(Readers { listener, replay_listener, subscribers, askers, counts, notices })
+        Ok(Readers { listener, replay_listener, subscribers, askers, counts, notices, accepts_from_ns: 0 })
     }
 
-    pub(crate) fn listeners(&self) -> impl Iterator<Item = &TcpListener> {
-        std::iter::once(&self.listener).chain(&self.replay_listener)
+    /// Those to wait for at this time.
+    pub(crate) fn listeners(&self, now_ns: u64) -> impl Iterator<Item = &TcpListener> {
+        let accepts = now_ns >= self.accepts_from_ns;
+        std::iter::once(&self.listener).chain(&self.replay_listener).filter(move |_| accepts)
     }
 
     /// Connected subscribers that want the messages.
@@ -57,8 +64,12 @@ impl Readers {
     /// without a topic, one that asks for nothing, one that has not finished its handshake. A live subscriber never
     /// does.
     pub(crate) fn accept(&mut self, publisher: &Publisher, now_ns: u64) {
+        if now_ns < self.accepts_from_ns {
+            return;
+        }
         for _ in 0..ACCEPTS_PER_TURN {
-            let Some(connection) = accepted(&self.listener, "PUB", now_ns, &mut self.notices) else { break };
+            let waiting = accepted(&self.listener, "PUB", now_ns, &mut self.notices);
+            let Some(connection) = waiting.unwrap_or_else(|Refused| self.back_off(now_ns)) else { break };
             let idle = |peer: &Subscriber| (!peer.wants(publisher)).then_some(peer.connection.active_ns());
             if let Some(closed) = place(&mut self.subscribers, Subscriber::new(connection), idle) {
                 self.note_closed(&closed.connection, now_ns);
@@ -66,12 +77,18 @@ impl Readers {
         }
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(listener) = &self.replay_listener else { break };
-            let Some(connection) = accepted(listener, "ROUTER", now_ns, &mut self.notices) else { break };
+            let waiting = accepted(listener, "ROUTER", now_ns, &mut self.notices);
+            let Some(connection) = waiting.unwrap_or_else(|Refused| self.back_off(now_ns)) else { break };
             let idle = |peer: &Asker| (!peer.waits()).then_some(peer.connection.active_ns());
             if let Some(closed) = place(&mut self.askers, Asker::new(connection), idle) {
                 self.note_closed(&closed.connection, now_ns);
             }
         }
+    }
+
+    fn back_off(&mut self, now_ns: u64) -> Option<Connection> {
+        self.accepts_from_ns = now_ns + ACCEPT_BACKOFF_NS;
+        None
     }
 
     fn note_closed(&mut self, connection: &Connection, now_ns: u64) {
@@ -153,19 +170,22 @@ fn stays(
     }
 }
 
+/// The system gives no connection, whether or not one waits.
+struct Refused;
+
 /// A connection that waits, if one does.
 fn accepted(
     listener: &TcpListener,
     socket_type: &'static str,
     now_ns: u64,
     notices: &mut Notices,
-) -> Option<Connection> {
+) -> Result<Option<Connection>, Refused> {
     match listener.accept() {
-        Ok((stream, peer)) => Connection::new(stream, peer, socket_type, now_ns).ok(),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+        Ok((stream, peer)) => Ok(Connection::new(stream, peer, socket_type, now_ns).ok()),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
         Err(error) => {
             notices.warn(format_args!("cannot take a connection: {error}"), now_ns);
-            None
+            Err(Refused)
         }
     }
 }

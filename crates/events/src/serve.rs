@@ -156,7 +156,11 @@ impl Server {
     fn poll(&self) {
         let mut polled = vec![PollFd::new(self.session.doorbell_fd(), PollFlags::POLLIN)];
         let readers = &self.readers;
-        polled.extend(readers.listeners().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)));
+        polled.extend(
+            readers
+                .listeners(self.session.now_ns())
+                .map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)),
+        );
         for Subscriber { connection, .. } in &readers.subscribers {
             polled.push(polled_for(connection, connection.is_heard(), connection.queued_bytes() > 0));
         }

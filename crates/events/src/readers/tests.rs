@@ -6,7 +6,7 @@ use super::*;
 use crate::publisher::Facts;
 use crate::subscriber::{PREFIXES_MAX, QUEUE_BYTES_MAX};
 use crate::zmtp;
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt};
 use pinion_protocol::events_inbox::{kind, put_cleared, put_removed, put_stored};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -35,6 +35,23 @@ fn turn(readers: &mut Readers, publisher: &mut Publisher, now_ns: u64) {
     readers.serve_subscribers(publisher, now_ns, 0.0);
     readers.serve_askers(publisher, now_ns, 0.0);
     readers.end_slow(publisher, now_ns);
+}
+
+/// Out of descriptors, with a connection that waits: each wait ended at once.
+#[test]
+fn a_listener_that_gives_no_connection_is_left_alone_for_a_while() {
+    let (mut readers, mut publisher, _client) = rig();
+    // Of a socket that does not listen the kernel takes none, and says so in the same way.
+    let deaf = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    let listener = std::mem::replace(&mut readers.listener, TcpListener::from(deaf));
+    turn(&mut readers, &mut publisher, 1);
+    assert_eq!(readers.listeners(1).count(), 0, "it would be readable");
+    readers.listener = listener;
+    turn(&mut readers, &mut publisher, ACCEPT_BACKOFF_NS);
+    assert!(readers.subscribers.is_empty(), "the wait is not over");
+    assert_eq!(readers.listeners(1 + ACCEPT_BACKOFF_NS).count(), 1);
+    turn(&mut readers, &mut publisher, 1 + ACCEPT_BACKOFF_NS);
+    assert_eq!(readers.subscribers.len(), 1);
 }
 
 /// Takes a part of the whole cache, more than the kernel holds, so that the rest moves on.
