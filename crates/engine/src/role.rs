@@ -171,7 +171,11 @@ fn open_tape(session: &Session) -> Result<Option<Tape>, String> {
         path.push(format!(".{}", session.epoch()));
     }
     match Tape::create(path.as_ref(), session.config(), session.links.inboxes.len()) {
-        Ok(tape) => Ok(Some(tape)),
+        Ok(tape) => {
+            // Its predecessor's may have ended.
+            session.status.set(Gauge::RecordingEnded as usize, 0);
+            Ok(Some(tape))
+        }
         Err(error) if session.epoch() > 1 => {
             tracing::error!(path = %path.display(), %error, "cannot record; serving without a recording");
             session.status.set(Gauge::RecordingEnded as usize, 1);

@@ -70,6 +70,10 @@ impl Service {
             Gauge::DecodeStates,
             Gauge::KvEventSubscribers,
             Gauge::CorruptEdges,
+            Gauge::OldestWaitingNs,
+            Gauge::WindowBlocksUsed,
+            Gauge::LastStepNs,
+            Gauge::StepBudgetNs,
         ] {
             page.set(gauge as usize, 0);
         }

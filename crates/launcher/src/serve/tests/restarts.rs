@@ -1,4 +1,4 @@
-//! Successors that cannot be started.
+//! Successors that cannot be started, and what the page of a role that is gone says.
 
 use super::*;
 use pinion_config::Exit;
@@ -45,4 +45,18 @@ fn a_program_that_is_missing_ends_the_service_at_once() {
     let mut service = restarting_from("/nonexistent", 100);
     let failure = service.restart_due(clock::now_ns()).expect_err("it will not come by itself");
     assert_eq!(failure.code, Exit::Start, "{failure:?}");
+}
+
+/// `/metrics` went on showing the queue and the last step of an engine that was gone.
+#[test]
+fn what_a_role_was_doing_ends_with_it() {
+    let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+    is_ended(&mut service);
+    let gauges = [Gauge::OldestWaitingNs, Gauge::WindowBlocksUsed, Gauge::LastStepNs, Gauge::StepBudgetNs];
+    gauges.iter().for_each(|gauge| service.wiring.page(TOKENIZER).set(*gauge as usize, 7));
+    service.wiring.page(TOKENIZER).set(Gauge::Steps as usize, 7);
+    service.ended(0, ExitStatus::from_raw(9), false).unwrap();
+    let page = service.wiring.page(TOKENIZER);
+    assert_eq!(gauges.map(|gauge| page.get(gauge as usize)), [0; 4]);
+    assert_eq!(page.get(Gauge::Steps as usize), 7, "a count goes on");
 }
