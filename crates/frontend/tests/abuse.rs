@@ -4,6 +4,7 @@
 
 mod harness;
 
+use harness::deaths::pass;
 use harness::{Harness, Options, Reply, post_bytes, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
@@ -419,10 +420,9 @@ fn a_text_that_never_ends_is_given_up_after_its_grace() {
         let client = h.post_raw("/v1/completions", WHOLE).await;
         let id = h.submit().await.id;
         h.finish(id, FinishReason::Stop, 1);
-        let now = pinion_os::clock::now_ns();
-        h.app.ledger.borrow_mut().tick(now);
+        pass(&h, Duration::ZERO);
         assert_eq!(h.slots_used(), 1);
-        h.app.ledger.borrow_mut().tick(now + 60_000_000_000);
+        pass(&h, Duration::from_secs(60));
         assert_eq!(Reply::read(client).await.status, 500);
         assert_eq!(h.slots_used(), 0);
     });

@@ -6,7 +6,7 @@ mod harness;
 
 use harness::deaths::{
     DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, look_again, nothing_sent, pass, resumed,
-    return_to_life, stamp, text_of,
+    return_to_life, stamp, stand_still, text_of,
 };
 use harness::{Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
 use pinion_frontend::limits::{LAST_TEXT_GRACE, PROBATION_MAX};
@@ -138,6 +138,29 @@ fn text_is_waited_for_until_a_detokenizer_that_hangs_is_replaced() {
         h.finish(first.id, FinishReason::Length, 1);
         pass(&h, PATIENCE_WITH_ROLES.text);
         assert_eq!(error_of(&Reply::read(stream).await), "internal");
+    });
+}
+
+/// The machine slept. The launcher does not call the roles stuck then; a frontend gave their requests up as soon as it
+/// woke, before another role had moved.
+#[test]
+fn a_pause_of_the_whole_service_counts_for_no_wait() {
+    run(Options::default(), |h| async move {
+        let (waits, first) = begin(&h, STREAM).await;
+        h.finish(first.id, FinishReason::Length, 1);
+        stand_still(&h, Duration::from_secs(3600));
+        h.delta(first.id, 0, &[1], "a", DELTA_LAST);
+        assert_eq!(text_of(&Reply::read(waits).await), "a");
+
+        let (held, first) = begin(&h, STREAM).await;
+        h.delta(first.id, 0, &[1], "a", 0);
+        die(&h, ENGINE);
+        stand_still(&h, Duration::from_secs(3600));
+        return_to_life(&h, ENGINE);
+        let (_, again) = resumed(&h).await;
+        h.delta(again.id, 1, &[2], "b", DELTA_LAST);
+        h.finish(again.id, FinishReason::Length, 2);
+        assert_eq!(text_of(&Reply::read(held).await), "ab");
     });
 }
 

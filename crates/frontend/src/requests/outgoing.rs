@@ -10,6 +10,7 @@ use pinion_protocol::tokenizer_inbox::{
 use pinion_protocol::{Claim, Fault, FaultCode, Peer, RequestId, Role, Sampling};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Bytes of the encoding buffer that are kept after a large request.
 const SCRATCH_BYTES_KEPT: usize = 64 << 10;
@@ -85,6 +86,12 @@ pub(crate) struct Way {
     pub(crate) detokenizer: u16,
 }
 
+/// An instant moved by `gap`, but not into the future.
+pub(crate) fn later(at_ns: u64, gap: Duration, now_ns: u64) -> u64 {
+    let gap_ns = u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX);
+    at_ns.saturating_add(gap_ns).min(now_ns.max(at_ns))
+}
+
 /// Everything that goes out.
 pub(crate) struct Outgoing {
     outlet: Rc<RefCell<dyn Outlet>>,
@@ -121,6 +128,11 @@ impl Outgoing {
 
     pub(crate) fn back(&mut self, peer: Peer) {
         self.down.retain(|(down, _)| *down != peer);
+    }
+
+    /// What has lasted since before a pause of this process began `gap` later.
+    pub(crate) fn excuse_pause(&mut self, gap: Duration, now_ns: u64) {
+        self.down.iter_mut().for_each(|(_, since_ns)| *since_ns = later(*since_ns, gap, now_ns));
     }
 
     fn down_since(&self, peer: Peer) -> Option<u64> {

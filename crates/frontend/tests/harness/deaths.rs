@@ -29,10 +29,21 @@ pub(crate) fn return_to_life(h: &Harness, peer: Peer) {
     h.app.ledger.borrow_mut().peer_ready(peer);
 }
 
-/// So much later.
+/// So much later, in the steps of a process that runs.
 pub(crate) fn pass(h: &Harness, time: Duration) {
     let ledger = &mut h.app.ledger.borrow_mut();
-    let now_ns = clock::now_ns() + u64::try_from(time.as_nanos()).unwrap() + 1_000_000_000;
+    let begin_ns = clock::now_ns();
+    let end_ns = begin_ns + u64::try_from(time.as_nanos()).unwrap() + 1_000_000_000;
+    (begin_ns..end_ns).step_by(500_000_000).chain([end_ns]).for_each(|now_ns| ledger.tick(now_ns));
+    ledger.resume_parked(end_ns);
+}
+
+/// So much later, in which this process stood still.
+pub(crate) fn stand_still(h: &Harness, time: Duration) {
+    let ledger = &mut h.app.ledger.borrow_mut();
+    let begin_ns = clock::now_ns();
+    ledger.tick(begin_ns);
+    let now_ns = begin_ns + u64::try_from(time.as_nanos()).unwrap();
     ledger.tick(now_ns);
     ledger.resume_parked(now_ns);
 }

@@ -8,8 +8,10 @@
 //! ```
 
 use super::entry::{Entry, Place, Submission};
+use crate::requests::outgoing::later;
 use pinion_protocol::RequestId;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 pub(super) struct Entries {
     slots: Vec<Option<Entry>>,
@@ -104,6 +106,15 @@ impl Entries {
     pub(super) fn finished(&mut self, id: RequestId, now_ns: u64) {
         if let Some(submission) = self.submission_mut(id) {
             submission.finished_ns = Some(now_ns);
+        }
+    }
+
+    /// What has lasted since before a pause of this process began `gap` later.
+    pub(super) fn excuse_pause(&mut self, gap: Duration, now_ns: u64) {
+        for entry in self.slots.iter_mut().flatten() {
+            if let Place::Submitted(Submission { finished_ns: Some(finished_ns), .. }) = &mut entry.place {
+                *finished_ns = later(*finished_ns, gap, now_ns);
+            }
         }
     }
 

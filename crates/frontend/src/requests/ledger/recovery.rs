@@ -11,7 +11,7 @@
 use super::Ledger;
 use super::entry::{Entry, over};
 use super::submit::Sent;
-use crate::limits::LAST_TEXT_GRACE;
+use crate::limits::{LAST_TEXT_GRACE, OWN_PAUSE};
 use crate::observe::incidents::Change;
 use crate::observe::timeline::Stamps;
 use pinion_protocol::control::DeathCause;
@@ -231,6 +231,7 @@ impl Ledger {
 
     /// Looks at what only time can tell: a text that does not come, a role that does not come back.
     pub fn tick(&mut self, now_ns: u64) {
+        self.excuse_pause(now_ns);
         self.give_up_text(now_ns);
         if self.entries.parked() > 0 {
             let waited = |since_ns: u64| over(since_ns, self.setup.patience.role, now_ns);
@@ -238,6 +239,17 @@ impl Ledger {
                 Fault::new(FaultCode::RoleRestarted, "a role that this request needs does not come back");
             let waiting = self.unserved(waited);
             self.give_up(&waiting, &fault);
+        }
+    }
+
+    /// A frontend that stood still has not heard what came meanwhile, and where all of the service stood still nothing
+    /// came: no wait has lasted that long.
+    fn excuse_pause(&mut self, now_ns: u64) {
+        let since_ns = self.ticked_ns.replace(now_ns).unwrap_or(now_ns);
+        let gap = Duration::from_nanos(now_ns.saturating_sub(since_ns));
+        if gap > OWN_PAUSE {
+            self.outgoing.excuse_pause(gap, now_ns);
+            self.entries.excuse_pause(gap, now_ns);
         }
     }
 
