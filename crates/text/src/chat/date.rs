@@ -21,7 +21,8 @@ const DAY_SECONDS: i64 = 86_400;
 /// The year 9999 ends here; later times are written as this one.
 const UNIX_SECONDS_MAX: i64 = 253_402_300_799;
 
-/// The time in the given format. A directive that is not known here stays as it is written.
+/// The time in the given format. A directive that is not known here stays as it is written. glibc's `-` behind the
+/// percent sign takes the padding away, which templates use for days and months.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> String {
     let seconds = unix_seconds.clamp(0, UNIX_SECONDS_MAX);
     let (days, second_of_day) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
@@ -30,37 +31,40 @@ pub(super) fn strftime(format: &str, unix_seconds: i64) -> String {
     let weekday = DAYS[(days % 7) as usize];
     let month_name = MONTHS[(month - 1) as usize];
     let mut text = String::new();
-    let mut rest = format.chars();
+    let mut rest = format.chars().peekable();
     while let Some(c) = rest.next() {
         if c != '%' {
             text.push(c);
             continue;
         }
+        let is_bare = rest.next_if_eq(&'-').is_some();
         let directive = rest.next();
+        // Only numbers have a width.
+        let [two, three] = if is_bare { [1, 1] } else { [2, 3] };
         // Writing to a String does not fail.
         let _ = match directive {
             Some('Y') => write!(text, "{year}"),
-            Some('y') => write!(text, "{:02}", year % 100),
-            Some('m') => write!(text, "{month:02}"),
+            Some('y') => write!(text, "{:0two$}", year % 100),
+            Some('m') => write!(text, "{month:0two$}"),
             Some('B') => write!(text, "{month_name}"),
             Some('b' | 'h') => write!(text, "{}", &month_name[..3]),
-            Some('d') => write!(text, "{day:02}"),
-            Some('e') => write!(text, "{day:2}"),
-            Some('j') => write!(text, "{:03}", days - days_before(year, 1, 1) + 1),
+            Some('d') => write!(text, "{day:0two$}"),
+            Some('e') => write!(text, "{day:two$}"),
+            Some('j') => write!(text, "{:0three$}", days - days_before(year, 1, 1) + 1),
             Some('A') => write!(text, "{weekday}"),
             Some('a') => write!(text, "{}", &weekday[..3]),
-            Some('H') => write!(text, "{hour:02}"),
-            Some('I') => write!(text, "{:02}", (hour + 11) % 12 + 1),
+            Some('H') => write!(text, "{hour:0two$}"),
+            Some('I') => write!(text, "{:0two$}", (hour + 11) % 12 + 1),
             Some('p') => write!(text, "{}", if hour < 12 { "AM" } else { "PM" }),
-            Some('M') => write!(text, "{minute:02}"),
-            Some('S') => write!(text, "{second:02}"),
+            Some('M') => write!(text, "{minute:0two$}"),
+            Some('S') => write!(text, "{second:0two$}"),
             Some('F') => write!(text, "{year}-{month:02}-{day:02}"),
             Some('T') => write!(text, "{hour:02}:{minute:02}:{second:02}"),
             Some('Z') => write!(text, "UTC"),
             Some('z') => write!(text, "+0000"),
             Some('%') => write!(text, "%"),
-            Some(other) => write!(text, "%{other}"),
-            None => write!(text, "%"),
+            Some(other) => write!(text, "%{}{other}", if is_bare { "-" } else { "" }),
+            None => write!(text, "%{}", if is_bare { "-" } else { "" }),
         };
     }
     text
@@ -126,6 +130,8 @@ mod tests {
                 "Thursday, February 29, 24, day 060, 12:34 PM",
             ),
             (1_709_251_199, "%F %T %Z%z%%%q%", "2024-02-29 23:59:59 UTC+0000%%q%"),
+            (1_709_510_829, "%-d %-m %-y %-H %-I %-M %-S %-j %-e", "4 3 24 0 12 7 9 64 4"),
+            (1_709_510_829, "%-B %-d, %-Y %-F %-q %-% %-", "March 4, 2024 2024-03-04 %-q % %-"),
             (i64::MAX, "%F", "9999-12-31"),
             (-5, "%F", "1970-01-01"),
         ];
