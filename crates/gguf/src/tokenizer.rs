@@ -9,6 +9,9 @@ use serde_json::{Value as Json, json};
 /// Expressions that split a text before merges, by `tokenizer.ggml.pre`.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Mistral's, as its tokenizer.json has it. llama.cpp runs a simpler one, which knows upper and lower case of a to z
+/// only.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const PRE: &str = "tokenizer.ggml.pre";
 
@@ -105,8 +108,8 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Vec<u8>, Error> {
 /// What is put around every text, as a post-processor.
 fn frame(header: &Header, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
     // What llama.cpp does where the file says nothing.
-    let is_begun =
-        Kind::of(header)? == Kind::Pieces || header.text(PRE)?.is_some_and(|pre| OF_LLAMA3.contains(&pre));
+    let begins = |pre: &str| OF_LLAMA3.contains(&pre) || pre == "tekken";
+    let is_begun = Kind::of(header)? == Kind::Pieces || header.text(PRE)?.is_some_and(begins);
     let has_begin = header.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(is_begun);
     let has_end = header.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
     let mut special = json!({});
@@ -140,6 +143,7 @@ fn byte_level<'a>(header: &Header, vocabulary: &'a Vocabulary<'a>) -> Result<Sta
     let (normalizer, pre_tokenizer, ignore_merges) = match header.text(PRE)? {
         Some("gpt-2") => (Json::Null, bytes(true), false),
         Some(pre) if OF_LLAMA3.contains(&pre) => (Json::Null, split(LLAMA3), true),
+        Some("tekken") => (Json::Null, split(TEKKEN), true),
         Some("qwen2" | "deepseek-r1-qwen") => (json!({"type": "NFC"}), split(QWEN2), false),
         Some("smollm") => {
             let digits = json!({"type": "Digits", "individual_digits": true});
@@ -147,7 +151,7 @@ fn byte_level<'a>(header: &Header, vocabulary: &'a Vocabulary<'a>) -> Result<Sta
         }
         other => {
             let other = shortened(other.unwrap_or("(absent)"));
-            let supported = "gpt-2, llama-bpe, qwen2, deepseek-r1-qwen, smollm";
+            let supported = "gpt-2, llama-bpe, tekken, qwen2, deepseek-r1-qwen, smollm";
             return Err(Error(format!("{PRE} {other} is not supported; supported: {supported}")));
         }
     };

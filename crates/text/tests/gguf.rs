@@ -99,3 +99,61 @@ fn the_template_of_a_file_is_rendered() {
         }
     }
 }
+
+/// A file of byte-level tokens: one for each byte, these words and `<s>`, which begins a text.
+fn byte_level_file(name: &str, pre: &str, words: &[&str]) -> (PathBuf, u32) {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let list = |kind: u32, count: usize, items: Vec<u8>| {
+        [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes(), &items].concat()
+    };
+    let bytes: Value = serde_json::from_str(&pinion_text::byte_tokenizer_json()).unwrap();
+    let bytes = bytes["model"]["vocab"].as_object().unwrap().keys().map(String::as_str);
+    let tokens: Vec<&str> = bytes.chain(words.iter().copied()).chain(["<s>"]).collect();
+    let begin = tokens.len() as u32 - 1;
+    let kinds = (0..=begin).flat_map(|id| if id == begin { 3i32 } else { 1 }.to_le_bytes()).collect();
+    let values = [
+        ("tokenizer.ggml.model", 8u32, text("gpt2")),
+        ("tokenizer.ggml.pre", 8, text(pre)),
+        (
+            "tokenizer.ggml.tokens",
+            9,
+            list(8, tokens.len(), tokens.iter().flat_map(|token| text(token)).collect()),
+        ),
+        ("tokenizer.ggml.token_type", 9, list(5, tokens.len(), kinds)),
+        ("tokenizer.ggml.merges", 9, list(8, 0, Vec::new())),
+        ("tokenizer.ggml.bos_token_id", 4, begin.to_le_bytes().to_vec()),
+    ];
+    let mut file = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes()].concat();
+    file.extend((values.len() as u64).to_le_bytes());
+    for (key, kind, bytes) in values {
+        file.extend([&text(key)[..], &kind.to_le_bytes(), &bytes].concat());
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    let path = std::env::temp_dir().join(format!("pinion-text-{name}-{}.gguf", std::process::id()));
+    std::fs::write(&path, file).unwrap();
+    (path, begin)
+}
+
+/// A part that the expression finds and that is a token is taken whole, without merges.
+#[test]
+fn mistrals_expression_splits_at_case_and_at_each_digit() {
+    const WORDS: [&str; 10] = ["Foo", "Bar", "FooBar", "ABC", "ABCd", "12", "don", "'t", "don't", ")/"];
+    let (path, begin) = byte_level_file("tekken", "tekken", &WORDS);
+    let codec = TextCodec::load(&path).unwrap_or_else(|error| panic!("{error}"));
+    let word = |word: &str| {
+        let at = WORDS.iter().position(|known| *known == word);
+        at.map_or_else(|| u32::from(word.as_bytes()[0]), |at| 256 + at as u32)
+    };
+    for (text, parts) in [
+        ("FooBar", &["Foo", "Bar"][..]),
+        ("ABCd", &["ABCd"]),
+        ("12", &["1", "2"]),
+        ("don't", &["don", "'t"]),
+        (")/", &[")/"]),
+    ] {
+        let expected: Vec<u32> = [begin].into_iter().chain(parts.iter().map(|part| word(part))).collect();
+        assert_eq!(codec.encode_framed(text, 64), Ok(expected), "{text}");
+        assert_eq!(codec.decode_all(&codec.encode(text, 64).unwrap()), text);
+    }
+    std::fs::remove_file(path).unwrap();
+}
