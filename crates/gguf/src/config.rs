@@ -14,7 +14,7 @@ pub const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 /// Keys behind the architecture's name that are read here, or that change nothing. Any other may change what the model
 /// computes, and is refused unless it is 0, false or empty.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 24] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -34,8 +34,10 @@ const KNOWN: [&str; 22] = [
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
     // How Meta's own files had their tensors.
     "tensor_data_layout",
     // The embeddings say it.
@@ -208,6 +210,7 @@ fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>,
         Some(factor) => Some(factor).filter(|factor| kind != "linear" || *factor != 1.0),
         None => keys.float("rope.scale_linear")?.filter(|factor| *factor != 1.0),
     };
+    check_yarn(keys, factor.filter(|_| kind == "yarn"))?;
     let original = keys.number("rope.scaling.original_context_length")?;
     if keys.header.tensor("rope_factors_long.weight").is_some() {
         return Err(Error("has rope_factors_long.weight, which is not supported".into()));
@@ -248,6 +251,29 @@ fn scaling(keys: &Keys<'_>, path: &Path, positions: u32) -> Result<Option<Json>,
         ("yarn", None, _) => Err(Error(format!("has no {} beside yarn", keys.full("rope.scaling.factor")))),
         (kind, _, _) => Err(Error(format!("{kind_key} {} is not supported", kind.escape_debug()))),
     }
+}
+
+/// That two keys of yarn, if they are there, say what holds without them. llama.cpp's converter writes the factor on
+/// attention of config.json as it stands, and llama.cpp takes 1 + 0.1 ln(factor) in its place, whatever is written: the
+/// two agree on one number.
+fn check_yarn(keys: &Keys<'_>, factor: Option<f64>) -> Result<(), Error> {
+    let own = factor.map(|factor| 1.0 + 0.1 * factor.max(1.0).ln());
+    for (key, wanted) in [
+        ("rope.scaling.yarn_attn_factor", own),
+        // How much of the mix of frequencies is taken.
+        ("rope.scaling.yarn_ext_factor", factor.map(|_| 1.0)),
+    ] {
+        let Some(found) = keys.float(key)? else { continue };
+        let full = keys.full(key);
+        match wanted {
+            None => return Err(Error(format!("has {full} without yarn, which is not supported"))),
+            Some(wanted) if (found - wanted).abs() > 1e-4 => {
+                return Err(Error(format!("has {full} {found}; supported: {wanted:.6}")));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// The numbers of a small tensor.

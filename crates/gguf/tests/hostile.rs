@@ -205,6 +205,34 @@ fn with_values(golden: &Path, edit: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
     file
 }
 
+/// llama.cpp's converter writes both, and llama.cpp runs without either.
+#[test]
+fn factors_of_yarn_may_say_what_holds_without_them() {
+    let folder = std::env::temp_dir().join(format!("pinion-gguf-yarn-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("m.gguf");
+    let golden = goldens().into_iter().find(|path| path.ends_with("qwen2.gguf")).unwrap();
+    let f32_of = |number: f32| number.to_le_bytes().to_vec();
+    let yarn = |more: &[(&'static str, f32)]| {
+        let mut values =
+            vec![("qwen2.rope.scaling.type", 8, text("yarn")), ("qwen2.rope.scaling.factor", 6, f32_of(4.0))];
+        values.extend(more.iter().map(|&(key, number)| (key, 6, f32_of(number))));
+        std::fs::write(&path, with_values(&golden, &values)).unwrap();
+        folder_file(&path, "config.json").map(|_| ()).map_err(|error| error.to_string())
+    };
+    let (attention, mix) = ("qwen2.rope.scaling.yarn_attn_factor", "qwen2.rope.scaling.yarn_ext_factor");
+    assert_eq!(yarn(&[(attention, 1.138_629_4), (mix, 1.0)]), Ok(()));
+    for (key, number, part) in
+        [(attention, 1.0, "yarn_attn_factor 1; supported: 1.138629"), (mix, 0.5, "supported: 1.0")]
+    {
+        assert!(yarn(&[(key, number)]).unwrap_err().contains(part), "{key}");
+    }
+    std::fs::write(&path, with_values(&golden, &[(mix, 6, f32_of(1.0))])).unwrap();
+    let found = folder_file(&path, "config.json").unwrap_err().to_string();
+    assert!(found.contains("yarn_ext_factor without yarn"), "{found}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// What is not known changes what the model computes, and is refused by its key.
 #[test]
 fn keys_that_are_not_known_are_refused() {
