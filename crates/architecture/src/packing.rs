@@ -179,7 +179,11 @@ fn awq(keys: &mut Keys<'_>) -> Option<Packed> {
 fn gptq(keys: &mut Keys<'_>) -> Option<Packed> {
     let bits = keys.bits("bits", &[4, 8]);
     let group = keys.group("group_size");
-    keys.refuse("dynamic");
+    // GPTQModel's rules for modules by name; those behind `-:` are not quantised, which their tensors show.
+    let only_excludes = |rules: &Map<String, Value>| rules.keys().all(|rule| rule.starts_with("-:"));
+    if !keys.get("dynamic").and_then(Value::as_object).is_some_and(only_excludes) {
+        keys.refuse("dynamic");
+    }
     keys.refuse("is_marlin_format");
     let formats = ["gptq".into(), "gptq_v2".into()];
     let format = keys.only("checkpoint_format", &formats, Some("gptq".into()))?;

@@ -48,6 +48,12 @@ fn the_forms_that_are_read() {
             Some(32),
         ),
         (
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {"-:.*attn.*": {}, "-:lm_head": {}}}),
+            "gptq",
+            Packing::Gptq { bits: 4, zero_offset: 1 },
+            Some(32),
+        ),
+        (
             json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
             "fp8",
             Packing::Float8 { block: Some([128, 128]) },
@@ -128,6 +134,11 @@ fn what_is_not_read_is_refused_by_its_key() {
             "checkpoint_format \"marlin\"",
         ),
         (json!({"quant_method": "gptq", "bits": 4, "dynamic": {"lm_head": {}}}), "dynamic is not supported"),
+        (
+            json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}, "+:up": {"bits": 8}}}),
+            "dynamic is not supported",
+        ),
+        (json!({"quant_method": "gptq", "bits": 4, "dynamic": "-:x"}), "dynamic is not supported"),
         (json!({"quant_method": "fp8", "fmt": "e5m2"}), "fmt \"e5m2\""),
         (json!({"quant_method": "fp8", "weight_block_size": [128]}), "weight_block_size is [128]"),
         (json!({"quant_method": "fp8", "weight_block_size": "128"}), "weight_block_size is \"128\""),
