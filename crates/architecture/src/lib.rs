@@ -18,7 +18,7 @@ mod shard;
 pub use cuda_object::{CUDA_HEAD_DIM_MAX, beyond_cuda_attention, beyond_cuda_object};
 pub use families::FAMILIES;
 pub use names::{Layout, Names, Source};
-pub use packing::{Packed, Packing};
+pub use packing::{Packed, Packing, complete};
 pub use reader::{CONTEXT_MAX, Facts, VOCAB_MAX, facts, ignored, parse, read};
 pub use rope::{Frequencies, Rotary, Scaling};
 pub use shard::{Shard, ShardError};

@@ -45,6 +45,40 @@ pub enum Packing {
     },
 }
 
+/// Files in which AutoGPTQ and AutoAWQ say what newer checkpoints have in config.json, and the method of each.
+const FILES: [(&str, &str); 2] = [("quantize_config.json", "gptq"), ("quant_config.json", "awq")];
+
+/// Puts into the keys of a config.json what a file beside it says of packed weights, if the keys say nothing of them.
+/// `file` gives a file of the folder as its keys, if it is there.
+///
+/// # Errors
+/// Those of `file`.
+pub fn complete<E>(
+    config: &mut Map<String, Value>,
+    mut file: impl FnMut(&str) -> Result<Option<Map<String, Value>>, E>,
+) -> Result<(), E> {
+    let whole: &Map<String, Value> = config;
+    let text = whole.get("text_config").and_then(Value::as_object);
+    let is_said = |map: &Map<String, Value>| {
+        KEYS.into_iter().chain(["quantization"]).any(|key| map.get(key).is_some_and(|value| !value.is_null()))
+    };
+    if is_said(whole) || text.is_some_and(is_said) {
+        return Ok(());
+    }
+    for (name, method) in FILES {
+        let Some(mut found) = file(name)? else { continue };
+        // AutoAWQ once wrote files of both names.
+        let method = if found.contains_key("w_bit") { "awq" } else { method };
+        found.entry("quant_method").or_insert_with(|| method.into());
+        config.insert(KEYS[0].to_owned(), Value::Object(found));
+        return Ok(());
+    }
+    Ok(())
+}
+
+/// Keys of config.json for packed weights; the second is that of older compressed-tensors.
+pub(crate) const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
+
 /// The methods that are read.
 const METHODS: [&str; 4] = ["awq", "compressed-tensors", "fp8", "gptq"];
 

@@ -321,8 +321,7 @@ impl Reader<'_> {
         }
     }
 
-    /// How packed weights stand in the files; of a multimodal model, either object may say it. The second key is that
-    /// of older compressed-tensors.
+    /// How packed weights stand in the files; of a multimodal model, either object may say it.
     fn packed(&mut self, whole: &Map<String, Value>, layout: Layout) -> Option<Packed> {
         let is_there =
             |value: &&Value| !value.is_null() && value.as_object().is_none_or(|map| !map.is_empty());
@@ -333,8 +332,7 @@ impl Reader<'_> {
             self.fault(reason.into());
             return None;
         }
-        let keys = ["quantization_config", "compression_config"];
-        let found = keys
+        let found = packing::KEYS
             .into_iter()
             .find_map(|key| [whole, self.map].into_iter().find_map(|map| map.get(key)).filter(is_there))?;
         if layout == Layout::InOut {

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-use pinion_architecture::{Packed, Packing, read};
-use serde_json::{Value, json};
+use pinion_architecture::{Packed, Packing, complete, read};
+use serde_json::{Map, Value, json};
 
 fn keys(model_type: &str, quantization: Value) -> Value {
     json!({"model_type": model_type, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 50,
@@ -164,4 +164,41 @@ fn what_is_not_read_is_refused_by_its_key() {
     let faults =
         read(keys("gpt2", json!({"quant_method": "gptq", "bits": 4})).as_object().unwrap()).unwrap_err();
     assert_eq!(faults, ["has quantization_config, which is not supported for this model_type"]);
+}
+
+#[test]
+fn a_file_beside_config_json_says_how_weights_are_packed() {
+    let gptq = json!({"bits": 4, "group_size": 128, "desc_act": false, "sym": true, "damp_percent": 0.1});
+    let awq = json!({"zero_point": true, "q_group_size": 64, "w_bit": 4, "version": "GEMM"});
+    let eight = json!({"quant_method": "gptq", "bits": 8, "group_size": 32});
+    let [of_gptq, of_eight] = [(4, 128), (8, 32)].map(|(bits, group)| Packed {
+        method: "gptq",
+        packing: Packing::Gptq { bits, zero_offset: 1 },
+        group: Some(group),
+    });
+    let of_awq = Packed { method: "awq", packing: Packing::Awq, group: Some(64) };
+    for (said, files, expected) in [
+        (Value::Null, vec![("quantize_config.json", &gptq)], Some(of_gptq)),
+        (Value::Null, vec![("quant_config.json", &awq)], Some(of_awq)),
+        (Value::Null, vec![("quantize_config.json", &awq)], Some(of_awq)),
+        (Value::Null, vec![("quant_config.json", &awq), ("quantize_config.json", &gptq)], Some(of_gptq)),
+        (Value::Null, vec![("other.json", &gptq)], None),
+        (eight.clone(), vec![("quantize_config.json", &gptq)], Some(of_eight)),
+    ] {
+        let mut config = keys("llama", said).as_object().unwrap().clone();
+        let file = |name: &str| -> Result<Option<Map<String, Value>>, ()> {
+            let found = files.iter().find(|(file, _)| *file == name);
+            Ok(found.and_then(|(_, keys)| keys.as_object().cloned()))
+        };
+        complete(&mut config, file).unwrap();
+        assert_eq!(read(&config).unwrap().packed, expected, "{files:?}");
+    }
+    let mut wrapper = json!({"text_config": {"quantization_config": eight}}).as_object().unwrap().clone();
+    let before = wrapper.clone();
+    complete(&mut wrapper, |_| Ok::<_, ()>(gptq.as_object().cloned())).unwrap();
+    assert_eq!(wrapper, before);
+    assert_eq!(
+        complete(&mut keys("llama", Value::Null).as_object().unwrap().clone(), |_| Err("bad")),
+        Err("bad")
+    );
 }

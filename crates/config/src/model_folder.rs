@@ -11,6 +11,7 @@ use pinion_architecture::Architecture;
 use pinion_protocol::StopIds;
 use pinion_protocol::limits::{CONTEXT_MAX, VOCAB_MAX};
 use serde_json::{Map, Value};
+use std::convert::Infallible;
 use std::path::Path;
 
 // The parser of config.json knows no sibling; its limits are those of the protocol.
@@ -71,7 +72,7 @@ pub(crate) fn read(
         faults.add(&origin(dir), error.to_string());
         return None;
     }
-    let config = object(dir, "config.json", faults);
+    let config = config_json(dir, is_gguf, faults);
     let added_tokens = added_tokens(dir, faults);
     if backend != Backend::Fake && !is_gguf {
         check_weights(dir, faults);
@@ -107,6 +108,16 @@ fn added_tokens(dir: &Path, faults: &mut Collector) -> Vec<Value> {
     }
     let path = dir.join("tokenizer.json");
     let read =
+/// config.json, with what a file beside it says of packed weights.
+fn config_json(dir: &Path, is_gguf: bool, faults: &mut Collector) -> Option<Map<String, Value>> {
+    let mut config = object(dir, "config.json", faults)?;
+    if !is_gguf {
+        let file = |name: &str| Ok::<_, Infallible>(optional_object(dir, name, faults));
+        let Ok(()) = pinion_architecture::complete(&mut config, file);
+    }
+    Some(config)
+}
+
         load(&path, TOKENIZER_BYTES_MAX).and_then(|bytes| match serde_json::from_slice::<File>(&bytes) {
             Ok(File { added_tokens: Value::Array(tokens) }) => Ok(tokens),
             Ok(_) => Ok(Vec::new()),

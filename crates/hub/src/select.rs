@@ -9,6 +9,8 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 const COMPANIONS: &[&str] = &[
     "config.json",
     "generation_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -106,6 +108,8 @@ mod tests {
             "config.json",
             "tokenizer.json",
             "tokenizer_config.json",
+            "quantize_config.json",
+            "quant_config.json",
             "modules.json",
             "1_Pooling/config.json",
             "tokenizer.model",

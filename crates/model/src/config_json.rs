@@ -5,7 +5,7 @@ use pinion_architecture::Architecture;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// The keys of the file.
+/// The keys of the file, with what a file beside it says of packed weights.
 pub(crate) fn keys(folder: &Path) -> Result<Map<String, Value>, LoadError> {
     let path = folder.join("config.json");
     let text = match pinion_gguf::of_path(&path) {
@@ -15,7 +15,22 @@ pub(crate) fn keys(folder: &Path) -> Result<Map<String, Value>, LoadError> {
         None => std::fs::read(&path).map_err(|error| error.to_string()),
     };
     let text = text.map_err(|reason| fault(folder, reason))?;
-    pinion_architecture::parse(&text).map_err(|reason| fault(folder, reason))
+    let mut keys = pinion_architecture::parse(&text).map_err(|reason| fault(folder, reason))?;
+    if !pinion_gguf::is_gguf(folder) {
+        pinion_architecture::complete(&mut keys, |name| beside(folder, name))?;
+    }
+    Ok(keys)
+}
+
+/// The keys of a file that need not be there.
+fn beside(folder: &Path, name: &str) -> Result<Option<Map<String, Value>>, LoadError> {
+    let path = folder.join(name);
+    let keys = match std::fs::read(&path) {
+        Ok(text) => pinion_architecture::parse(&text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => Err(error.to_string()),
+    };
+    keys.map(Some).map_err(|reason| LoadError::Config { path, reason })
 }
 
 /// What the file says about the model.

@@ -360,3 +360,21 @@ fn the_fake_backend_needs_neither_weights_nor_a_known_architecture() {
     let facts = serve(&machine(), &model, &["--backend", "fake"], &[]).model;
     assert_eq!((facts.max_context, facts.vocab_size, facts.layers, facts.head_dim), (64, 100, 1, 1));
 }
+
+/// The engine reads the same files.
+#[test]
+fn a_file_of_packed_weights_beside_config_json_is_read_and_checked() {
+    let llama = r#"{"model_type":"llama","hidden_size":64,"intermediate_size":96,"vocab_size":50,"num_hidden_layers":1,
+        "num_attention_heads":2,"max_position_embeddings":64}"#;
+    let model = Tree::gpt2();
+    model.file("config.json", llama);
+    model.file("quantize_config.json", r#"{"bits": 4, "group_size": 128}"#);
+    serve(&machine(), &model, &[], &[]);
+    for (text, part) in
+        [(r#"{"bits": 3}"#, "quantization_config.bits 3 is not supported"), ("{", "not valid JSON")]
+    {
+        model.file("quantize_config.json", text);
+        let faults = serve_result(&machine(), &model, &[], &[]).unwrap_err().to_string();
+        assert!(faults.contains(part), "{text}: {faults}");
+    }
+}
