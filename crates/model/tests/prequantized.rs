@@ -155,6 +155,28 @@ fn damaged_products_are_refused_by_the_tensor() {
     }
 }
 
+/// compressed-tensors fills with -1 what nothing sets.
+fn order_that_is_unset_is_that_of_the_columns(golden: &Golden) {
+    let wanted = logits(&mut *open(&folder(golden).0, Quantization::Checkpoint, 1).unwrap(), &[5, 60, 1]);
+    let mut unset = golden.clone();
+    let packed: Vec<String> = golden
+        .tensors
+        .keys()
+        .filter_map(|name| name.strip_suffix("weight_packed"))
+        .map(str::to_owned)
+        .collect();
+    for base in &packed {
+        let inputs = golden.tensors[&format!("{base}weight_packed")].shape[1] * 8;
+        let list = Some(vec![-1; inputs]);
+        let rule =
+            Rule { dtype: "I32".into(), shape: vec![inputs], base: 0.0, spread: 0.0, bits: false, list };
+        unset.tensors.insert(format!("{base}weight_g_idx"), rule);
+    }
+    assert!(!packed.is_empty());
+    let found = logits(&mut *open(&folder(&unset).0, Quantization::Checkpoint, 1).unwrap(), &[5, 60, 1]);
+    assert_eq!(found, wanted);
+}
+
 #[test]
 fn wrong_numbers_are_refused_or_change_nothing() {
     let all: BTreeMap<String, Golden> = goldens().into_iter().collect();
@@ -164,6 +186,7 @@ fn wrong_numbers_are_refused_or_change_nothing() {
     assert!(refusal("order", &order).contains("g_idx: names group 2 of 2"));
     order.tensors.get_mut(&format!("{base}g_idx")).unwrap().list.as_mut().unwrap()[7] = -1;
     assert!(refusal("order", &order).contains("names group 4294967295"));
+    order_that_is_unset_is_that_of_the_columns(&all["packed-g32"]);
     let mut group = all["awq-g32"].clone();
     group.config["quantization_config"]["group_size"] = 64.into();
     let message = refusal("group", &group);

@@ -136,7 +136,7 @@ impl<'a> Affine<'a> {
                 self.set_byte_zeros(parts, groups)?;
             }
         }
-        self.set_order("weight_g_idx", parts, groups)?;
+        self.set_order_unless_unset(parts, groups)?;
         Ok(self)
     }
 
@@ -147,7 +147,7 @@ impl<'a> Affine<'a> {
         if !is_symmetric {
             self.set_byte_zeros(parts, groups)?;
         }
-        self.set_order("weight_g_idx", parts, groups)?;
+        self.set_order_unless_unset(parts, groups)?;
         Ok(self)
     }
 
@@ -226,6 +226,20 @@ impl<'a> Affine<'a> {
         let middle = self.middle;
         self.set_zeros(groups, |output, group| i16::from(zeros[output * groups + group] as i8) + middle);
         Ok(())
+    }
+
+    /// The order of compressed-tensors, which fills a `weight_g_idx` that nothing sets with -1
+    /// (quantization/lifecycle/initialize.py).
+    fn set_order_unless_unset(&mut self, parts: &impl Parts<'a>, groups: usize) -> Result<(), Fault> {
+        const PART: &str = "weight_g_idx";
+        const UNSET: u32 = u32::MAX;
+        if parts.part(PART).is_some() {
+            let data = required(parts, PART, &[Dtype::I32], &[self.inputs])?;
+            if (0..self.inputs).any(|input| word(data, input) == UNSET) {
+                return Ok(());
+            }
+        }
+        self.set_order(PART, parts, groups)
     }
 
     /// Which group each input is in, where a tensor says so and it is not their order.
