@@ -62,7 +62,7 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
         return Err(vec![unknown_type(config)]);
     };
     if let Some(inner) = wrapped {
-        reader.map = inner;
+        reader = Reader::nested(inner, family);
     }
     reader.refuse_unsupported();
     let mut found = (family.read)(&mut reader);
@@ -88,7 +88,10 @@ pub fn read(config: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
 /// As [`read`].
 pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
     let inner = config.get("text_config").and_then(Value::as_object);
-    let mut reader = Reader::new(inner.unwrap_or(config));
+    let mut reader = match family_of(config) {
+        Some((family, Some(inner))) => Reader::nested(inner, family),
+        _ => Reader::new(inner.unwrap_or(config)),
+    };
     let context = reader.positions_of(&["n_positions", "n_ctx", "max_position_embeddings"]).min(CONTEXT_MAX);
     let vocab = reader.vocab();
     let ends = config.get("eos_token_id").filter(|value| !value.is_null());
@@ -105,7 +108,7 @@ pub fn facts(config: &Map<String, Value>) -> Result<Facts, Vec<String>> {
 /// of a file that [`read`] refuses. Whether the model `generates` text, or pools.
 pub fn ignored(config: &Map<String, Value>, generates: bool) -> Vec<String> {
     let Some((family, wrapped)) = family_of(config) else { return Vec::new() };
-    let mut reader = Reader::new(wrapped.unwrap_or(config));
+    let mut reader = wrapped.map_or_else(|| Reader::new(config), |inner| Reader::nested(inner, family));
     reader.refuse_unsupported();
     (family.read)(&mut reader);
     if reader.faults.is_empty() { crate::ignored::of(config, &reader, generates) } else { Vec::new() }
@@ -186,11 +189,18 @@ pub(crate) struct Reader<'a> {
     pub(crate) faults: Vec<String>,
     /// Names of keys that were asked for.
     asked: RefCell<BTreeSet<String>>,
+    /// Values for keys that are absent and have no other default.
+    defaults: &'static [(&'static str, u32)],
 }
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(map: &'a Map<String, Value>) -> Reader<'a> {
-        Reader { map, faults: Vec::new(), asked: RefCell::default() }
+        Reader { map, faults: Vec::new(), asked: RefCell::default(), defaults: &[] }
+    }
+
+    /// Of the `text_config` of a multimodal model.
+    fn nested(map: &'a Map<String, Value>, family: &families::Family) -> Reader<'a> {
+        Reader { defaults: family.nested, ..Reader::new(map) }
     }
 }
 
@@ -215,10 +225,10 @@ impl Reader<'_> {
         self.faults.push(reason);
     }
 
-    /// A whole number from 1 to `max`. A missing one is a fault without a default.
+    /// A whole number from 1 to `max`. A missing one is a fault without a default of the caller or the class.
     fn number(&mut self, key: &str, max: u32, default: Option<u32>) -> u32 {
         let Some(value) = self.get(key) else {
-            return default.unwrap_or_else(|| {
+            return default.or_else(|| self.default(key)).unwrap_or_else(|| {
                 self.fault(format!("has no {key}"));
                 1
             });
@@ -231,6 +241,11 @@ impl Reader<'_> {
                 1
             }
         }
+    }
+
+    fn default(&self, key: &str) -> Option<u32> {
+        let is_absent = !self.map.contains_key(key);
+        self.defaults.iter().find(|(known, _)| is_absent && *known == key).map(|(_, value)| *value)
     }
 
     /// A width, from 1 to 2^20.
@@ -254,10 +269,10 @@ impl Reader<'_> {
     pub(crate) fn positions_of(&mut self, keys: &[&str]) -> u32 {
         match keys.iter().find(|key| self.get(key).is_some()) {
             Some(key) => self.number(key, u32::MAX, None),
-            None => {
+            None => keys.iter().find_map(|key| self.default(key)).unwrap_or_else(|| {
                 self.fault(format!("has no {}", keys.join(" or ")));
                 1
-            }
+            }),
         }
     }
 

@@ -2,8 +2,8 @@
 //! supported is refused by its key.
 
 use pinion_architecture::{
-    Activation, Architecture, Context, Layout, NormKind, NormPlaces, Position, QkNorm, Rotary, Scaling,
-    facts, ignored, parse, read,
+    Activation, Architecture, Attention, Context, Layout, NormKind, NormPlaces, Position, QkNorm, Rotary,
+    Scaling, facts, ignored, parse, read,
 };
 use serde_json::{Value, json};
 
@@ -216,6 +216,31 @@ fn gpt2_is_a_family() {
     assert_eq!((model.layers[0].scale, model.layers[1].scale), (0.25, 0.125));
     assert_eq!((model.mlp.inner, model.mlp.gated, model.mlp.activation), (192, false, Activation::GeluErf));
     assert!(model.head.tied && model.attention.qkv_bias);
+}
+
+/// Of a nested config transformers writes only what differs from its class.
+#[test]
+fn a_text_config_has_the_defaults_of_its_class() {
+    let text = json!({"model_type": "mistral", "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 2});
+    let wrapper = json!({"model_type": "mistral3", "text_config": text});
+    let found = architecture(&wrapper);
+    let Attention { heads, kv_heads, head_dim, .. } = found.attention;
+    assert_eq!((found.hidden, found.mlp.inner, found.layers.len(), found.vocab), (5120, 14_336, 2, 32_000));
+    assert_eq!((heads, kv_heads, head_dim, found.context.max), (32, 8, 128, 131_072));
+    let of_fake = facts(wrapper.as_object().expect("an object")).expect("the fake backend serves it, too");
+    assert_eq!((of_fake.context, of_fake.vocab), (131_072, 32_000));
+    let all = architecture(&json!({"model_type": "mistral3", "text_config": {}}));
+    assert_eq!((all.hidden, all.layers.len()), (4096, 32));
+    let gemma = architecture(&json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}));
+    assert_eq!((gemma.layers.len(), gemma.hidden), (26, 2304));
+    // A whole config has these keys always, and null is no absence.
+    let mut whole = text.clone();
+    whole["num_attention_heads"] = 32.into();
+    let faults = read(whole.as_object().expect("an object")).expect_err("no defaults");
+    let missing = ["vocab_size", "max_position_embeddings", "intermediate_size"];
+    assert_eq!(faults, missing.map(|key| format!("has no {key}")));
+    let null = json!({"model_type": "mistral3", "text_config": {"vocab_size": null}});
+    assert_eq!(read(null.as_object().expect("an object")).expect_err("null"), ["has no vocab_size"]);
 }
 
 /// Without a gate SiLU is no more supported than what has no name here.

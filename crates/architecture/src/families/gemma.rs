@@ -17,6 +17,9 @@ const NAMES: Names = Names {
     ..Names::COMMON
 };
 
+/// Of `Gemma3TextConfig`, for a `text_config`; the others hold for every file.
+pub(super) const DEFAULTS_OF_GEMMA3: &[(&str, u32)] = &[("num_hidden_layers", 26)];
+
 pub(super) fn read_gemma2(reader: &mut Reader<'_>) -> Architecture {
     let (hidden, vocab) = (reader.width("hidden_size", Some(2304)), reader.vocab_or(Some(256_000)));
     let [heads, kv_heads, head_dim] = reader.heads(hidden, [Some(8), Some(4), Some(256)]);

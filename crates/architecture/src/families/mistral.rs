@@ -7,6 +7,16 @@ use crate::Architecture;
 use crate::reader::Reader;
 use crate::rope_keys::RopeRule;
 
+/// Of `MistralConfig`, for a `text_config`.
+pub(super) const DEFAULTS: &[(&str, u32)] = &[
+    ("hidden_size", 4096),
+    ("intermediate_size", 14_336),
+    ("max_position_embeddings", 131_072),
+    ("num_attention_heads", 32),
+    ("num_hidden_layers", 32),
+    ("vocab_size", 32_000),
+];
+
 pub(super) fn read(reader: &mut Reader<'_>) -> Architecture {
     reader.refuse("attention_bias");
     reader.refuse("mlp_bias");
