@@ -5,9 +5,9 @@ use serde_json::Value;
 use std::path::Path;
 use tokenizers::Tokenizer;
 
-/// Classes of transformers that make the frame from the two flags of tokenizer_config.json, whatever tokenizer.json
+/// Classes of transformers 4 that make the frame from the two flags of tokenizer_config.json, whatever tokenizer.json
 /// says (`update_post_processor` in models/llama/tokenization_llama_fast.py and its two copies); each has a twin whose
-/// name ends in `Fast`.
+/// name ends in `Fast`. transformers 5 drops the flags where there is a tokenizer.json.
 const FRAMED_BY_FLAGS: [&str; 3] = ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"];
 
 /// What a tokenizer puts around every text.
