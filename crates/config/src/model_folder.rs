@@ -25,8 +25,14 @@ const TEXT_MEMORY_BYTES: u64 = 512 << 20;
 /// What a byte of its files may take in memory.
 const TEXT_MEMORY_PER_FILE_BYTE: u64 = 24;
 /// The files that a tokenizer or a detokenizer reads.
-const TEXT_FILES: [&str; 4] =
-    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
+const TEXT_FILES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
 
 /// Memory of its own that a role may have that runs the folder's tokenizer and template, in bytes.
 pub(crate) fn text_memory_bytes_max(dir: &Path) -> u64 {
@@ -77,7 +83,7 @@ pub(crate) fn read(
     if backend != Backend::Fake && !is_gguf {
         check_weights(dir, faults);
     }
-    let tokenizer = optional_object(dir, "tokenizer_config.json", faults);
+    let tokenizer = tokenizer_config(dir, is_gguf, faults);
     let config = config?;
     let path = origin(&dir.join("config.json"));
     let (mut folder, of_config) = match facts(&config, backend) {
@@ -92,10 +98,24 @@ pub(crate) fn read(
     if let Some(length) = tokenizer_max.filter(|&length| (1.0..f64::from(CONTEXT_MAX)).contains(&length)) {
         folder.model.default_context = folder.model.default_context.min(length as u32);
     }
-    let of_tokenizer = tokenizer.as_ref().and_then(|config| tokenizer_end(config, &added_tokens));
+    let is_newer = tokenizer.as_ref().is_some_and(|config| config.contains_key("added_tokens_decoder"));
+    let is_older = !is_gguf && !is_newer;
+    let added_file = is_older.then(|| optional_object(dir, "added_tokens.json", faults)).flatten();
+    let of_tokenizer =
+        tokenizer.as_ref().and_then(|config| tokenizer_end(config, &added_tokens, added_file.as_ref()));
     let of_files = [of_config.as_slice(), generation.stop_ids.as_slice()];
     folder.model.stop_ids = all_stop_ids(of_files, of_tokenizer, folder.model.vocab_size, &path, faults);
     (faults.0.len() == before).then_some(folder)
+}
+
+/// config.json, with what a file beside it says of packed weights.
+fn config_json(dir: &Path, is_gguf: bool, faults: &mut Collector) -> Option<Map<String, Value>> {
+    let mut config = object(dir, "config.json", faults)?;
+    if !is_gguf {
+        let file = |name: &str| Ok::<_, Infallible>(optional_object(dir, name, faults));
+        let Ok(()) = pinion_architecture::complete(&mut config, file);
+    }
+    Some(config)
 }
 
 /// The tokens that tokenizer.json adds to its vocabulary. Of the rest only the syntax is checked, without building the
@@ -108,16 +128,6 @@ fn added_tokens(dir: &Path, faults: &mut Collector) -> Vec<Value> {
     }
     let path = dir.join("tokenizer.json");
     let read =
-/// config.json, with what a file beside it says of packed weights.
-fn config_json(dir: &Path, is_gguf: bool, faults: &mut Collector) -> Option<Map<String, Value>> {
-    let mut config = object(dir, "config.json", faults)?;
-    if !is_gguf {
-        let file = |name: &str| Ok::<_, Infallible>(optional_object(dir, name, faults));
-        let Ok(()) = pinion_architecture::complete(&mut config, file);
-    }
-    Some(config)
-}
-
         load(&path, TOKENIZER_BYTES_MAX).and_then(|bytes| match serde_json::from_slice::<File>(&bytes) {
             Ok(File { added_tokens: Value::Array(tokens) }) => Ok(tokens),
             Ok(_) => Ok(Vec::new()),
@@ -132,12 +142,38 @@ fn config_json(dir: &Path, is_gguf: bool, faults: &mut Collector) -> Option<Map<
     })
 }
 
-/// The id of tokenizer_config.json's `eos_token`, which is a string or an object with its `content`.
-fn tokenizer_end(config: &Map<String, Value>, added_tokens: &[Value]) -> Option<u32> {
+/// tokenizer_config.json. The end that special_tokens_map.json names counts more, unless there is an
+/// `added_tokens_decoder`, as in the tokenizer.
+fn tokenizer_config(dir: &Path, is_gguf: bool, faults: &mut Collector) -> Option<Map<String, Value>> {
+    const END: &str = "eos_token";
+    let config = optional_object(dir, "tokenizer_config.json", faults);
+    let has_decoder = config.as_ref().is_some_and(|config| config.contains_key("added_tokens_decoder"));
+    if is_gguf || has_decoder {
+        return config;
+    }
+    let end = optional_object(dir, "special_tokens_map.json", faults).and_then(|mut map| map.remove(END));
+    let Some(end) = end else { return config };
+    let mut config = config.unwrap_or_default();
+    config.insert(END.to_owned(), end);
+    Some(config)
+}
+
+/// The id of tokenizer_config.json's `eos_token`, which is a string or an object with its `content`. Where
+/// tokenizer.json does not add the token, `added_tokens_decoder` or added_tokens.json may.
+fn tokenizer_end(
+    config: &Map<String, Value>,
+    added_tokens: &[Value],
+    added_file: Option<&Map<String, Value>>,
+) -> Option<u32> {
     let token = config.get("eos_token")?;
     let content = token.as_str().or_else(|| token.get("content")?.as_str())?;
-    let found = added_tokens.iter().find(|added| added["content"] == content)?;
-    found["id"].as_u64().and_then(|id| u32::try_from(id).ok())
+    let in_tokenizer = || added_tokens.iter().find(|added| added["content"] == content)?["id"].as_u64();
+    let in_config = || {
+        let decoder = config.get("added_tokens_decoder")?.as_object()?;
+        decoder.iter().find(|(_, added)| added["content"] == content)?.0.parse::<u64>().ok()
+    };
+    let in_file = || added_file?.get(content)?.as_u64();
+    in_tokenizer().or_else(in_config).or_else(in_file).and_then(|id| u32::try_from(id).ok())
 }
 
 fn check_weights(dir: &Path, faults: &mut Collector) {

@@ -20,6 +20,11 @@ const MARKS: [&str; 8] = [
     REASONING_CLOSE,
 ];
 
+/// Whether it is a mark that has to be seen.
+pub(crate) fn is_mark(token: &str) -> bool {
+    MARKS.contains(&token)
+}
+
 /// A tokenizer.json in which no mark is special; as it was if none is, or if it is not what it should be.
 pub(crate) fn with_shown_marks(json: &[u8]) -> Cow<'_, [u8]> {
     changed(json).map_or(Cow::Borrowed(json), Cow::Owned)

@@ -1,9 +1,11 @@
 //! A model folder's tokenizer: load, encode, decode.
 
+use crate::added;
 use crate::byte_table::{ByteTable, shown_token};
 use crate::call_marks::with_shown_marks;
 use crate::frame::{Configured, Frame};
 use crate::stream::TextStream;
+use crate::tokenizer_config;
 use pinion_protocol::limits::VOCAB_MAX;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -93,21 +95,41 @@ impl std::fmt::Display for EncodeError {
 impl std::error::Error for EncodeError {}
 
 impl TextCodec {
-    /// Loads `tokenizer.json` from a model folder; the end-of-sequence token, and whether it and the one of the
-    /// beginning are added to a text, come from `tokenizer_config.json` if that is there.
+    /// Loads `tokenizer.json` from a model folder; the end-of-sequence token, further special tokens, and whether any
+    /// are added to a text, come from `tokenizer_config.json` if that is there.
     pub fn load(folder: &Path) -> Result<TextCodec, LoadError> {
         let path = folder.join("tokenizer.json");
         let bytes = read_bounded(&path, FILE_BYTES_MAX)?;
-        let mut codec = TextCodec::parse(&bytes, &path)?;
-        let configured = Configured::read(folder);
+        // What is wrong with the file is told where the chat template is read.
+        let config = tokenizer_config::read(folder).ok().flatten().unwrap_or_default();
+        let added_file = tokenizer_config::optional_json(&folder.join("added_tokens.json")).ok().flatten();
+        let mut left_out = Vec::new();
+        let mut codec = TextCodec::build(&bytes, &path, |tokenizer| {
+            // A GGUF file says of each token itself what it is.
+            if pinion_gguf::of_path(&path).is_none() {
+                left_out = added::add(tokenizer, &config, added_file.as_ref())?;
+            }
+            Ok(())
+        })?;
+        let configured = Configured::of(&config);
         let id_of = |token: &str| codec.tokenizer.token_to_id(token);
         codec.eos_id = configured.end.as_deref().and_then(id_of).or(codec.eos_id);
         codec.ignored = configured.apply(&mut codec.frame, id_of);
+        codec.ignored.append(&mut left_out);
         Ok(codec)
     }
 
     /// The tokenizer in `bytes`; `path` is only named in errors.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<TextCodec, LoadError> {
+        TextCodec::build(bytes, path, |_| Ok(()))
+    }
+
+    /// The same with what `change` does to the tokenizer.
+    fn build(
+        bytes: &[u8],
+        path: &Path,
+        change: impl FnOnce(&mut Tokenizer) -> tokenizers::Result<()>,
+    ) -> Result<TextCodec, LoadError> {
         // The tokenizer library panics on some syntax errors, so JSON is checked before it sees the bytes.
         serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|error| match error.classify() {
             serde_json::error::Category::Eof => LoadError::Truncated(path.to_owned()),
@@ -118,6 +140,7 @@ impl TextCodec {
         // Limits are ours to check; a stored truncation or padding would silently change prompts.
         tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         tokenizer.with_padding(None);
+        guarded(|| change(&mut tokenizer)).map_err(wrong)?;
         let vocab_size = match tokenizer.get_vocab(true).into_values().max() {
             None => return Err(wrong("the vocabulary is empty".to_owned())),
             Some(id) if id >= VOCAB_MAX => {
@@ -160,8 +183,7 @@ impl TextCodec {
         self.eos_id
     }
 
-    /// What tokenizer_config.json says of the tokens around a text and is not followed, in words that follow the file's
-    /// name.
+    /// What tokenizer_config.json says of special tokens and is not followed, in words that follow the file's name.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }

@@ -1,8 +1,7 @@
 //! What a tokenizer puts around every text: as tokenizer.json has it, and as tokenizer_config.json changes it.
 
-use crate::codec::{CONFIG_BYTES_MAX, read_bounded};
+use crate::tokenizer_config::content;
 use serde_json::Value;
-use std::path::Path;
 use tokenizers::Tokenizer;
 
 /// Classes of transformers 4 that make the frame from the two flags of tokenizer_config.json, whatever tokenizer.json
@@ -47,19 +46,9 @@ pub(crate) struct Configured {
 }
 
 impl Configured {
-    /// Nothing where there is no such file, or another than expected.
-    pub(crate) fn read(folder: &Path) -> Configured {
-        let bytes = read_bounded(&folder.join("tokenizer_config.json"), CONFIG_BYTES_MAX).ok();
-        bytes
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .map_or_else(Configured::default, Configured::of)
-    }
-
-    fn of(config: Value) -> Configured {
-        let token = |name: &str| {
-            let token = config.get(name)?;
-            Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
-        };
+    /// What these keys say.
+    pub(crate) fn of(config: &Value) -> Configured {
+        let token = |name: &str| Some(content(config.get(name)?)?.to_owned());
         let flag = |name: &str| config.get(name).and_then(Value::as_bool);
         let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
         Configured {
@@ -105,7 +94,7 @@ mod tests {
         let mut frame = Frame { before: before.to_vec(), behind: behind.to_vec() };
         let id_of =
             |token: &str| ["<s>", "</s>"].iter().position(|known| *known == token).map(|id| id as u32);
-        let ignored = Configured::of(config).apply(&mut frame, id_of);
+        let ignored = Configured::of(&config).apply(&mut frame, id_of);
         (frame.before, frame.behind, ignored)
     }
 

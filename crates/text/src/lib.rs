@@ -10,6 +10,7 @@
 //! sequence of tokens, joined, are what [`TextCodec::decode_all`] gives for the same tokens, whatever the
 //! tokens are and wherever characters split over them.
 
+mod added;
 mod byte_table;
 mod byte_tokenizer;
 mod call_marks;
@@ -20,6 +21,7 @@ pub mod reasoning;
 mod stop;
 mod stream;
 mod token_bytes;
+mod tokenizer_config;
 pub mod tools;
 mod utf8_tail;
 

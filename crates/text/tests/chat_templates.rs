@@ -170,9 +170,34 @@ fn the_folder_decides_which_template_is_used() {
 }
 
 #[test]
+fn older_folders_have_their_special_tokens_in_a_file_of_their_own() {
+    const MAP: (&str, &str) = (
+        "special_tokens_map.json",
+        r#"{"bos_token": {"content": "<map>", "lstrip": false}, "additional_special_tokens": ["<x>"], "chat_template": "no"}"#,
+    );
+    const TEMPLATE: &str = r#""chat_template": "{{ bos_token }}{{ eos_token }}""#;
+    let jinja = ("chat_template.jinja", "{{ bos_token }}{{ eos_token }}");
+    let config =
+        |more: &str| format!("{{{TEMPLATE}, \"bos_token\": \"<s>\", \"eos_token\": \"</s>\"{more}}}");
+    let (older, newer) = (config(""), config(", \"added_tokens_decoder\": {}"));
+    let cases: [(&[(&str, &str)], &str); 4] = [
+        (&[("tokenizer_config.json", &older), MAP], "<map></s>"),
+        (&[("tokenizer_config.json", &newer), MAP], "<s></s>"),
+        (&[jinja, MAP], "<map>"),
+        (&[("tokenizer_config.json", &older)], "<s></s>"),
+    ];
+    for (index, (files, expected)) in cases.into_iter().enumerate() {
+        let renderer = load(&format!("map-{index}"), files).unwrap();
+        let text = rendered(&renderer, r#"[{"role": "user", "content": "hi"}]"#);
+        assert_eq!(text.as_deref(), Ok(expected), "{files:?}");
+    }
+}
+
+#[test]
 fn a_bad_template_is_named_with_its_reason() {
     let deep = format!("{}1{}", "(".repeat(10_000), ")".repeat(10_000));
-    let cases: [(&str, &str, &str); 8] = [
+    let cases: [(&str, &str, &str); 9] = [
+        ("special_tokens_map.json", "{", "not JSON"),
         ("chat_template.jinja", "a\n{% if %}", "not a usable chat template: syntax error: "),
         ("chat_template.jinja", "a\n{% if x %}", "(in chat_template:2)"),
         ("chat_template.jinja", "{{ x | no_such_filter( }}", "not a usable chat template"),

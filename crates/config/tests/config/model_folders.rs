@@ -36,7 +36,9 @@ const TOKENIZER: &str =
 fn every_token_that_any_file_calls_an_end_is_one() {
     // (config's, generation config's, tokenizer config's, all)
     type Case<'a> = (&'a str, Option<&'a str>, Option<&'a str>, &'a [u32]);
-    let cases: [Case<'_>; 9] = [
+    let decoder = r#"{"eos_token": "<turn>", "added_tokens_decoder": {"9": {"content": "<x>"}, "13": {"content": "<turn>"}}}"#;
+    let cases: [Case<'_>; 10] = [
+        ("1", None, Some(decoder), &[1, 13]),
         ("null", None, None, &[]),
         ("7", Some("8"), Some("{}"), &[7, 8]),
         ("[9, 10]", None, Some(r#"{"chat_template": "{{ x }}"}"#), &[9, 10]),
@@ -59,6 +61,31 @@ fn every_token_that_any_file_calls_an_end_is_one() {
         }
         let facts = serve(&machine(), &model, &[], &[]).model;
         assert_eq!(facts.stop_ids.as_slice(), ends, "{config} {generation:?} {tokenizer:?}");
+    }
+}
+
+#[test]
+fn an_older_folder_names_its_end_in_special_tokens_map() {
+    for (config, map, ends) in [
+        (None, r#"{"eos_token": "<end>"}"#, &[50256, 12][..]),
+        (Some(r#"{"eos_token": "<s>"}"#), r#"{"eos_token": {"content": "<end>"}}"#, &[50256, 12]),
+        (Some(r#"{"eos_token": "<s>"}"#), r#"{"pad_token": "<end>"}"#, &[50256, 1]),
+        (
+            Some(r#"{"eos_token": "<s>", "added_tokens_decoder": {}}"#),
+            r#"{"eos_token": "<end>"}"#,
+            &[50256, 1],
+        ),
+        (None, r#"{"eos_token": "<added>"}"#, &[50256, 14]),
+    ] {
+        let model = Tree::gpt2();
+        model.file("tokenizer.json", TOKENIZER);
+        model.file("added_tokens.json", r#"{"<added>": 14}"#);
+        model.file("special_tokens_map.json", map);
+        if let Some(text) = config {
+            model.file("tokenizer_config.json", text);
+        }
+        let facts = serve(&machine(), &model, &[], &[]).model;
+        assert_eq!(facts.stop_ids.as_slice(), ends, "{config:?} {map}");
     }
 }
 

@@ -90,7 +90,7 @@ impl ChatRenderer {
     /// The templates of a model folder: `chat_template.jinja`, else `chat_template` in `tokenizer_config.json` (a
     /// string, or a list in which the default is named "default"), else in `chat_template.json`; plain lines if there
     /// is none at all. Others come from such a list and from `additional_chat_templates/NAME.jinja`. Special tokens
-    /// come from `tokenizer_config.json`. Errors name the file.
+    /// come from `tokenizer_config.json`, in older folders from `special_tokens_map.json`. Errors name the file.
     pub fn load(folder: &Path) -> Result<ChatRenderer, LoadError> {
         ChatRenderer::load_given(folder, None)
     }

@@ -1,14 +1,11 @@
 //! Where a model folder keeps its chat template and the special tokens that templates write.
 
-use crate::codec::{CONFIG_BYTES_MAX, LoadError, read_bounded};
+use crate::codec::LoadError;
+use crate::tokenizer_config::{self, ROLES, TOKENIZER_CONFIG, optional, optional_json};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-
-/// Special tokens that a template may name.
-const TOKEN_NAMES: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A template's text and the file that it came from.
 pub(super) struct Source {
@@ -20,8 +17,6 @@ pub(super) struct Source {
 pub(super) const DEFAULT: &str = "default";
 /// The template for chats with tools, if a folder has one of its own for them.
 pub(super) const WITH_TOOLS: &str = "tool_use";
-/// The file with the special tokens, and with templates where they have no file of their own.
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Folder of further templates.
 const ADDITIONAL: &str = "additional_chat_templates";
 /// Templates of one model folder, besides the default.
@@ -66,7 +61,7 @@ pub(super) fn find(
 ) -> Result<(Option<Sources>, SpecialTokens), LoadError> {
     if let Some(Given { name, text }) = given {
         let default = Source { path: name.into(), text: text.to_owned() };
-        let config = optional_json(&folder.join(TOKENIZER_CONFIG))?;
+        let config = tokenizer_config::read(folder)?;
         let tokens = config.as_ref().map(special_tokens).unwrap_or_default();
         return Ok((Some(Sources { default: Some(default), named: BTreeMap::new() }), tokens));
     }
@@ -117,34 +112,18 @@ fn in_file(path: PathBuf) -> Result<Option<Source>, LoadError> {
 
 /// Templates by name, the default among them, from the first place that has any.
 fn named(folder: &Path) -> Result<(BTreeMap<String, Source>, SpecialTokens), LoadError> {
-    let config_path = folder.join(TOKENIZER_CONFIG);
-    let config = optional_json(&config_path)?;
+    let config = tokenizer_config::read(folder)?;
     let tokens = config.as_ref().map(special_tokens).unwrap_or_default();
     if let Some(source) = in_file(folder.join("chat_template.jinja"))? {
         return Ok((BTreeMap::from([(DEFAULT.to_owned(), source)]), tokens));
     }
-    let in_config = in_json(config_path, config)?;
+    let in_config = in_json(folder.join(TOKENIZER_CONFIG), config)?;
     if !in_config.is_empty() {
         return Ok((in_config, tokens));
     }
     let json_path = folder.join("chat_template.json");
     let json = optional_json(&json_path)?;
     Ok((in_json(json_path, json)?, tokens))
-}
-
-/// The bytes of a file that need not be there.
-fn optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    match read_bounded(path, CONFIG_BYTES_MAX) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(LoadError::Missing(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
-    let Some(bytes) = optional(path)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes);
-    value.map(Some).map_err(|e| LoadError::NotJson(path.to_owned(), e.to_string()))
 }
 
 /// `chat_template` of a JSON file: a string, or a list of `{name, template}`.
@@ -164,9 +143,8 @@ fn in_json(path: PathBuf, json: Option<Value>) -> Result<BTreeMap<String, Source
     }
 }
 
-/// Each token is a string, or an object with its `content`.
+/// The tokens by their names.
 fn special_tokens(config: &Value) -> SpecialTokens {
-    let content = |token: &Value| Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned());
-    let named = |name| Some((name, content(config.get(name)?)?));
-    TOKEN_NAMES.into_iter().filter_map(named).collect()
+    let named = |name| Some((name, tokenizer_config::content(config.get(name)?)?.to_owned()));
+    ROLES.into_iter().filter_map(named).collect()
 }
