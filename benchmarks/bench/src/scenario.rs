@@ -43,7 +43,9 @@ fn named_cells<'a>(scenario: &Scenario, args: &'a ScenarioArgs) -> Result<Vec<(&
     for cell in &args.cell {
         let (name, workload) = cell.split_once('=').ok_or_else(|| format!("--cell {cell}: NAME=WORKLOAD"))?;
         if name.is_empty() || slug(name) != name || name.starts_with('.') {
-            return Err(format!("--cell {name}: it names a folder; letters, digits, dots, _, + and - may stand in it"));
+            return Err(format!(
+                "--cell {name}: it names a folder; letters, digits, dots, _, + and - may stand in it"
+            ));
         }
         if named.iter().any(|(known, _)| *known == name) {
             return Err(format!("--cell {name}: it is there twice"));
@@ -54,7 +56,10 @@ fn named_cells<'a>(scenario: &Scenario, args: &'a ScenarioArgs) -> Result<Vec<(&
 }
 
 /// The variants of each cell; one without a name where the command line names none.
-fn cell_variants(scenario: &mut Scenario, args: &ScenarioArgs) -> Result<Vec<(String, Vec<Variant>)>, String> {
+fn cell_variants(
+    scenario: &mut Scenario,
+    args: &ScenarioArgs,
+) -> Result<Vec<(String, Vec<Variant>)>, String> {
     let named = named_cells(scenario, args)?;
     if named.is_empty() {
         return Ok(vec![(String::new(), variants(scenario, args)?)]);
@@ -236,7 +241,9 @@ fn one_run(
     record.server = facts.and_then(|facts| facts.with_version(variant.version.as_deref())).map_err(failed)?;
     let (state, seed_shift) = match (&*server, is_fresh) {
         (Some(_), true) => ("a fresh server process for this run", seed_shift),
-        (Some(_), false) => ("one server process for the cells of a round; each has prompts of its own", seed_shift),
+        (Some(_), false) => {
+            ("one server process for the cells of a round; each has prompts of its own", seed_shift)
+        }
         (None, _) => {
             let shift = (u64::from(record.round) << 16) + seed_shift;
             ("one server for all rounds; each round has prompts of its own", shift)

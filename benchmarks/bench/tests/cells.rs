@@ -37,7 +37,10 @@ fn a_variant_starts_once_a_round_for_all_cells() {
         result["runs"].as_array().expect("runs").clone()
     };
     let started = |cell: &str| -> Vec<String> {
-        runs(cell).iter().map(|run| run["server"]["command"].as_str().expect("a command").to_owned()).collect()
+        runs(cell)
+            .iter()
+            .map(|run| run["server"]["command"].as_str().expect("a command").to_owned())
+            .collect()
     };
     // Each command has the port of its process.
     assert_eq!(started("batch"), started("streams"));
@@ -45,7 +48,10 @@ fn a_variant_starts_once_a_round_for_all_cells() {
     for (cell, tokens) in [("batch", 20), ("streams", 12)] {
         for run in runs(cell) {
             let figures = &run["figures"];
-            assert_eq!((&figures["output_tokens"], &run["server_output_tokens"]), (&tokens.into(), &tokens.into()));
+            assert_eq!(
+                (&figures["output_tokens"], &run["server_output_tokens"]),
+                (&tokens.into(), &tokens.into())
+            );
             // The cell before has left none of its prompts in the cache.
             assert_eq!(figures["cached_tokens"], 0, "{cell}: {run}");
         }
