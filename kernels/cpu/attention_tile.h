@@ -3,7 +3,9 @@
 // `Lane` says what a 32-bit lane holds and how two lanes multiply: one fp32 value (PlainLane, below), or a pair of bf16
 // values (PairLane in attention_avx512_bf16.cpp). Its `Isa` has the vector operations.
 //
-// A generated token: K rows are read in place, a chunk of keys at a time (attend_heads).
+// A generated token: K rows are read in place, a chunk of keys at a time (attend_heads). What it sees may be several spans;
+// the sums of each are joined to those before it (join_span), at once if one thread has all of them (attend_spans), else when
+// all have ended (join_partials).
 // Prompt tokens: keys are packed into L1 once per tile of queries, transposed so that a vector holds the same dimension of
 // neighbouring keys; scores then need no horizontal sum (attend_tile). Both are online softmax in one pass.
 #pragma once
@@ -11,14 +13,11 @@
 
 namespace {
 
-constexpr uint32_t kKeys = 64;      // keys in a chunk or tile
 constexpr uint32_t kMaxDim = 256;   // head_dim of the vector code
 constexpr uint32_t kHeads = 8;       // query heads that share a pass over the cache
 constexpr float kLowest = -3.0e38f;
 
 alignas(64) const uint8_t kZeroRow[kMaxDim * 4] = {};
-
-inline uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
 
 // Lanes of one fp32 value, whatever the stored type.
 template <class I, class Stored>
@@ -192,28 +191,36 @@ inline void weigh_heads(Heads& t, uint32_t head, const typename L::T* const* k_r
     }
 }
 
-// One generated token of `heads` query heads, from `first_head` on, that share a KV head; K and V are read in place.
+// Packs the queries of a generated token's heads.
 template <class L>
-void attend_heads(const PinionAttention& a, const Item& item, uint32_t first_head, uint32_t heads) {
+inline void pack_queries(const PinionAttention& a, const Item& item, uint32_t first_head, uint32_t heads, Heads& t) {
+    using T = typename L::T;
+    const uint32_t dim = a.batch.head_dim;
+    for (uint32_t h = 0; h < heads; ++h) {
+        const T* q = static_cast<const T*>(a.q) + item.first_token * a.q_stride + static_cast<uint64_t>(first_head + h) * dim;
+        pack_row<L>(q, dim, t.q + h * kMaxDim);
+    }
+}
+
+// Sums, maxima and masses of the packed heads over the positions [begin, end) of which the token sees those from its window
+// on; `begin` is a multiple of kKeys. K and V are read in place. Inlined, so that `t` stays an object of the caller of which
+// the compiler knows that no row of the cache lies in it.
+template <class L>
+__attribute__((always_inline)) inline void attend_positions(const PinionAttention& a, const Item& item, uint32_t heads,
+                                                            uint32_t begin, uint32_t end, Heads& t) {
     using I = typename L::Isa;
     using T = typename L::T;
-    const PinionBatch& b = a.batch;
-    const uint32_t dim = b.head_dim;
-    const uint64_t v_offset = static_cast<uint64_t>(b.block_size) * dim;
-    const uint64_t column = static_cast<uint64_t>(first_head) * dim;
+    const uint32_t dim = a.batch.head_dim;
+    const uint64_t v_offset = static_cast<uint64_t>(a.batch.block_size) * dim;
     const T* k_rows[kKeys];
-    Heads t;
-    memset(t.sum, 0, heads * kMaxDim * sizeof(float));
     for (uint32_t h = 0; h < heads; ++h) {
-        const T* q = static_cast<const T*>(a.q) + item.first_token * a.q_stride + column + static_cast<uint64_t>(h) * dim;
-        pack_row<L>(q, dim, t.q + h * kMaxDim);
+        memset(t.sum + h * kMaxDim, 0, partial_width(dim) * sizeof(float));
         t.max[h] = kLowest;
         t.mass[h] = 0;
     }
-    const uint32_t context = item.first_position + 1;
     const uint32_t from = visible_from(a, item.first_position);
-    for (uint32_t first = from / kKeys * kKeys; first < context; first += kKeys) {
-        const uint32_t keys = smaller(kKeys, context - first);
+    for (uint32_t first = begin; first < end; first += kKeys) {
+        const uint32_t keys = smaller(kKeys, end - first);
         collect_visible_rows(a, item.seq, item.kv_head, from, first, keys, k_rows);
         // V of these keys is wanted right after the scores; ask for it while they are computed.
         for (uint32_t k = 0; k < keys; ++k) {
@@ -234,9 +241,105 @@ void attend_heads(const PinionAttention& a, const Item& item, uint32_t first_hea
         for (; h + 2 <= heads; h += 2) weigh_heads<L, 2>(t, h, k_rows, v_offset, keys, dim);
         for (; h < heads; ++h) weigh_heads<L, 1>(t, h, k_rows, v_offset, keys, dim);
     }
+}
+
+// What one head added up over the spans so far.
+struct Joined {
+    alignas(64) float sum[kMaxDim];
+    float max;
+    float mass;
+};
+
+// Adds what the next span gave. Each product is rounded or fused by what stands here and not by the compiler, so a join has
+// the same bits wherever it is done.
+template <class I>
+inline void join_span(Joined& all, const float* sum, float max, float mass, uint32_t dim) {
+    const float top = all.max > max ? all.max : max;
+    const float keep = I::first(I::exp(I::set1(all.max - top)));
+    const float take = I::first(I::exp(I::set1(max - top)));
+    for (uint32_t d = 0; d < dim; d += I::kLanes) {
+        const typename I::V kept = I::mul(I::load(all.sum + d), I::set1(keep));
+        I::store(all.sum + d, I::fma(I::load(sum + d), I::set1(take), kept));
+    }
+    all.max = top;
+    all.mass = rounded_product(all.mass, keep) + rounded_product(mass, take);
+}
+
+// The first span.
+inline void begin_join(Joined& all, const float* sum, float max, float mass, uint32_t width) {
+    memcpy(all.sum, sum, width * sizeof(float));
+    all.max = max;
+    all.mass = mass;
+}
+
+template <class T>
+inline T* output_of(const PinionAttention& a, const Item& item, uint32_t head) {
+    return static_cast<T*>(a.out) + item.first_token * a.out_stride + static_cast<uint64_t>(head) * a.batch.head_dim;
+}
+
+// All spans of a generated token, one after another.
+template <class L>
+__attribute__((noinline)) void attend_spans(const PinionAttention& a, const Item& item, uint32_t first_head, uint32_t heads,
+                                            const Spans& spans) {
+    const uint32_t dim = a.batch.head_dim;
+    Heads t;
+    Joined all[kHeads];
+    pack_queries<L>(a, item, first_head, heads, t);
+    for (uint32_t span = 0; span < spans.count; ++span) {
+        attend_positions<L>(a, item, heads, spans.begin_of(span), spans.end_of(span), t);
+        for (uint32_t h = 0; h < heads; ++h) {
+            const float* sum = t.sum + h * kMaxDim;
+            if (span == 0) {
+                begin_join(all[h], sum, t.max[h], t.mass[h], partial_width(dim));
+            } else {
+                join_span<typename L::Isa>(all[h], sum, t.max[h], t.mass[h], dim);
+            }
+        }
+    }
     for (uint32_t h = 0; h < heads; ++h) {
-        T* out = static_cast<T*>(a.out) + item.first_token * a.out_stride + column + static_cast<uint64_t>(h) * dim;
-        store_result<I>(t.sum + h * kMaxDim, t.mass[h], dim, out);
+        store_result<typename L::Isa>(all[h].sum, all[h].mass, dim, output_of<typename L::T>(a, item, first_head + h));
+    }
+}
+
+// One generated token of `heads` query heads, from `first_head` on, that share a KV head, or one span of what it sees.
+template <class L>
+void attend_heads(const PinionAttention& a, const Item& item, uint32_t first_head, uint32_t heads) {
+    const uint32_t dim = a.batch.head_dim;
+    const Spans spans(a, item.first_position);
+    if (!item.is_span && spans.count > 1) return attend_spans<L>(a, item, first_head, heads, spans);
+    Heads t;
+    pack_queries<L>(a, item, first_head, heads, t);
+    attend_positions<L>(a, item, heads, spans.begin_of(item.span), spans.end_of(item.span), t);
+    for (uint32_t h = 0; h < heads; ++h) {
+        const float* sum = t.sum + h * kMaxDim;
+        if (!item.is_span) {
+            store_result<typename L::Isa>(sum, t.mass[h], dim, output_of<typename L::T>(a, item, first_head + h));
+            continue;
+        }
+        float* partial = partial_of(a, item.partial, first_head + h - item.kv_head * a.batch.group);
+        memcpy(partial, sum, partial_width(dim) * sizeof(float));
+        partial[partial_width(dim)] = t.max[h];
+        partial[partial_width(dim) + 1] = t.mass[h];
+    }
+}
+
+// pinion_join_spans at one level.
+template <class I, class T>
+inline void join_partials(const PinionAttention& a, uint32_t seq, uint32_t kv_head, uint64_t first_partial) {
+    const Item item = generated_item(a.batch, seq, kv_head);
+    const uint32_t dim = a.batch.head_dim, width = partial_width(dim), count = Spans(a, item.first_position).count;
+    for (uint32_t h = 0; h < a.batch.group; ++h) {
+        Joined all;
+        all.max = all.mass = 0;
+        for (uint32_t span = 0; span < count; ++span) {
+            const float* partial = partial_of(a, first_partial + span, h);
+            if (span == 0) {
+                begin_join(all, partial, partial[width], partial[width + 1], width);
+            } else {
+                join_span<I>(all, partial, partial[width], partial[width + 1], dim);
+            }
+        }
+        store_result<I>(all.sum, all.mass, dim, output_of<T>(a, item, kv_head * a.batch.group + h));
     }
 }
 
@@ -424,7 +527,7 @@ __attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item&
 template <class L>
 inline void attend_items(const PinionAttention& a, uint64_t begin, uint64_t end) {
     const uint32_t group = a.batch.group;
-    for_each_item(a.batch, begin, end, [&](const Item& item) {
+    for_each_item(a, begin, end, [&](const Item& item) {
         const uint32_t pass = item.is_generated ? kHeads : uint32_t{PINION_QUERY_TILE};
         for (uint32_t h = 0; h < group; h += pass) {
             const uint32_t heads = smaller(pass, group - h);

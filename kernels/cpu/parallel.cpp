@@ -5,6 +5,7 @@
 #include "../include/pinion_quantized.h"
 #include "../include/pinion_rows.h"
 #include "../include/pinion_team.h"
+#include "attention_internal.h"
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -14,6 +15,9 @@ namespace {
 
 // Below this much work (items * context, roughly) waking a second thread costs more than it saves.
 constexpr uint64_t kSerialWork = 4096;
+
+// The same for contexts that are dealt out, in elements of keys (positions * head_dim).
+constexpr uint64_t kSerialKeys = 1 << 16;
 
 // The same for row kernels, in elements.
 constexpr uint64_t kSerialElements = 1 << 15;
@@ -56,24 +60,76 @@ void over_tiles(uint64_t tiles, uint64_t bytes, int32_t threads, Body body) {
     }
 }
 
+// Keys that each KV head of a sequence's last query token meets.
+uint64_t seen_of(const PinionAttention& a, uint32_t s) {
+    const uint32_t last = a.batch.context_len[s] - 1;
+    return last + 1 - visible_from(a, last) / kKeys * kKeys;
+}
+
+// Decides which generated tokens are dealt out in spans, and counts those; how many spans each of their KV heads waits for
+// goes to `spans_left`. No bit of a result depends on it.
+uint64_t deal_out(PinionAttention& a, int32_t threads) {
+    const PinionBatch& b = a.batch;
+    a.dealt_above = UINT32_MAX;
+    if (threads <= 1 || !a.split_contexts || a.partials == nullptr) return 0;
+    uint64_t positions = 0;
+    for (uint32_t s = 0; s < b.seqs; ++s) {
+        if (b.query_start[s + 1] > b.query_start[s]) positions += Cut(a, s).items() * b.kv_heads * seen_of(a, s);
+    }
+    if (positions * b.head_dim < kSerialKeys) return 0;
+    const uint64_t above = positions / (static_cast<uint64_t>(threads) * PINION_DEALT);
+    a.dealt_above = above < UINT32_MAX ? static_cast<uint32_t>(above) : UINT32_MAX;
+    uint64_t dealt = 0;
+    for_each_share(a, 0, UINT64_MAX, [&](const Share& share) {
+        if (share.cut.dealt_spans == 0) return;
+        for (uint32_t head = 0; head < b.kv_heads; ++head) a.spans_left[share.first_dealt + head] = share.cut.dealt_spans;
+        dealt += b.kv_heads;
+    });
+    return dealt;
+}
+
+// After the items [begin, end): joins the spans of each dealt token and KV head of which no span is left. The thread that
+// does the last one joins them all, so a join costs neither a barrier nor a wake-up.
+void join_finished(const PinionAttention& a, int32_t level, uint64_t begin, uint64_t end) {
+    for_each_share(a, begin, end, [&](const Share& share) {
+        const uint64_t spans = share.cut.dealt_spans;
+        if (spans == 0) return;
+        const uint64_t first_span = share.first_item + share.cut.whole_items() * a.batch.kv_heads;
+        for (uint32_t head = 0; head < a.batch.kv_heads; ++head) {
+            const uint64_t first = most(first_span + head * spans, begin), last = first_span + (head + 1) * spans;
+            const uint64_t stop = last < end ? last : end;
+            if (first >= stop) continue;
+            uint32_t* left = &a.spans_left[share.first_dealt + head];
+            // Release: this thread's sums are visible to the one that joins. Acquire: it sees those of all.
+            if (__atomic_sub_fetch(left, static_cast<uint32_t>(stop - first), __ATOMIC_ACQ_REL) == 0) {
+                pinion_join_spans(&a, level, share.seq, head, share.first_partial + head * spans);
+            }
+        }
+    });
+}
+
 }  // namespace
 
 extern "C" void pinion_paged_attention_parallel(const PinionAttention* args, int32_t level, int32_t threads) {
-    const uint64_t items = pinion_paged_attention_work(&args->batch);
+    PinionAttention a = *args;
+    const uint64_t dealt = deal_out(a, threads);
+    const uint64_t items = pinion_paged_attention_work(&a);
     uint64_t context = 0;
-    for (uint32_t s = 0; s < args->batch.seqs; ++s) context = most(context, args->batch.context_len[s]);
-    if (threads <= 1 || items * context < kSerialWork) {
-        pinion_paged_attention(args, level, 0, items);
+    for (uint32_t s = 0; s < a.batch.seqs; ++s) context = most(context, a.batch.context_len[s]);
+    if (threads <= 1 || (dealt == 0 && items * context < kSerialWork)) {
+        pinion_paged_attention(&a, level, 0, items);
         return;
     }
-    // Items differ in cost (causal tiles, ragged contexts): threads take small chunks as they come free.
-    const uint64_t chunk = most(1, items / (static_cast<uint64_t>(threads) * 8));
+    // Items differ in cost (causal tiles, ragged contexts): threads take small chunks as they come free. With spans few
+    // items are left to even out what the last chunk makes uneven, so there chunks are smaller.
+    const uint64_t chunk = most(1, items / (static_cast<uint64_t>(threads) * (dealt > 0 ? 32 : 8)));
     const int64_t chunks = static_cast<int64_t>((items + chunk - 1) / chunk);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t c = 0; c < chunks; ++c) {
         const uint64_t begin = static_cast<uint64_t>(c) * chunk;
         const uint64_t end = begin + chunk < items ? begin + chunk : items;
-        pinion_paged_attention(args, level, begin, end);
+        pinion_paged_attention(&a, level, begin, end);
+        if (dealt > 0) join_finished(a, level, begin, end);
     }
 }
 

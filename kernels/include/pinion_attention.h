@@ -26,12 +26,21 @@
 // the sums do not depend on how a prompt was cut. Nothing is read that lies before the window of the sequence's first query
 // token, neither keys and values nor entries of its block table. Capped scores are cap * tanh(scale * score / cap).
 //
+// Spans: with split_contexts, what a generated token sees is cut into spans of PINION_SPAN positions, or longer ones where
+// that would be more than PINION_MAX_SPANS. Each is summed by itself, and the sums are joined in rising order of positions.
+// The cut depends on the token's position and the window alone, so it is the same for any number of threads and in any
+// company. A token that sees one span is summed as without split_contexts. Tiles are not cut.
+//
 // Work items: an append item is one query token (all heads). An attention item is one (sequence, tile of at most
-// PINION_QUERY_TILE / group prompt tokens or one generated token, KV head), with the head index running fastest. A call does
-// the items [work_begin, work_end); items write disjoint memory, so any split over threads gives bit-identical results.
+// PINION_QUERY_TILE / group prompt tokens or one generated token, KV head), with the head index running fastest. A sequence
+// with one generated token that sees more than `dealt_above` positions has, in place of that token's items, one for each (KV
+// head, span), with the span index running fastest: they write sums to `partials`, and pinion_join_spans makes the output of
+// them. A call does the items [work_begin, work_end); items write disjoint memory, so any split over threads gives
+// bit-identical results, and so does any `dealt_above`.
 //
 // Bytes moved: append reads and writes 2 * kv_heads * head_dim elements a token. Attention reads, for each item,
-// 2 * context * head_dim elements of the cache (context as far as the tile sees), q once, and writes out once.
+// 2 * context * head_dim elements of the cache (context as far as the tile or span sees), q once, and writes out once; a span
+// that is an item writes group * (head_dim + 2) floats, and the join reads them.
 #pragma once
 #include <stdint.h>
 
@@ -42,6 +51,9 @@ extern "C" {
 enum { PINION_F32 = 0, PINION_BF16 = 1 };
 enum { PINION_LEVEL_SCALAR = 0, PINION_LEVEL_AVX2 = 1, PINION_LEVEL_AVX512 = 2, PINION_LEVEL_AVX512_BF16 = 3 };
 enum { PINION_QUERY_TILE = 32, PINION_MAX_HEAD_DIM = 512 };
+enum { PINION_SPAN = 256, PINION_MAX_SPANS = 64 };
+// A token is dealt out if it sees more than this part of the positions that a thread's even share has: 1 / PINION_DEALT.
+enum { PINION_DEALT = 4 };
 
 typedef struct PinionBatch {
     const uint32_t* query_start;
@@ -68,6 +80,11 @@ typedef struct PinionAttention {
     float scale;
     float soft_cap;   // above 0, or 0 for none
     uint32_t window;  // at least 1, or 0 for none
+    int32_t split_contexts;
+    uint32_t dealt_above;  // set by pinion_paged_attention_parallel; else UINT32_MAX, which deals nothing out
+    // Room for what spans add up, which no other call uses at the same time, or null: then no token is dealt out.
+    float* partials;       // pinion_partial_floats of the call's threads
+    uint32_t* spans_left;  // PINION_DEALT for each of the call's threads
 } PinionAttention;
 
 // k, v [tokens, kv_heads, head_dim] with kv_stride elements between tokens; written to the cache bit for bit.
@@ -83,10 +100,17 @@ typedef struct PinionAppend {
 int32_t pinion_best_level(void);
 
 // Number of attention items in the batch.
-uint64_t pinion_paged_attention_work(const PinionBatch* batch);
+uint64_t pinion_paged_attention_work(const PinionAttention* args);
 
 // Does the attention items [work_begin, work_end). `level` must be at most pinion_best_level().
 void pinion_paged_attention(const PinionAttention* args, int32_t level, uint64_t work_begin, uint64_t work_end);
+
+// Writes the output of a sequence's dealt token for one KV head, all of whose spans are in `partials`, the first as number
+// `first_partial`.
+void pinion_join_spans(const PinionAttention* args, int32_t level, uint32_t seq, uint32_t kv_head, uint64_t first_partial);
+
+// Floats of `partials` for calls on at most `threads` threads.
+uint64_t pinion_partial_floats(int32_t threads, uint32_t group, uint32_t head_dim);
 
 // Appends the tokens [work_begin, work_end).
 void pinion_kv_append(const PinionAppend* args, uint64_t work_begin, uint64_t work_end);

@@ -95,6 +95,9 @@ pub struct Config {
     pub strict_fields: bool,
     /// How attention runs.
     pub attention: AttentionKind,
+    /// Contexts are summed in spans, which the threads share. Older recordings do not say it.
+    #[serde(default)]
+    pub split_contexts: bool,
     /// All threads draw tokens. Older recordings do not say it.
     #[serde(default)]
     pub parallel_sampling: bool,

@@ -263,6 +263,10 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "attention", group: Engine, preset: Is("vector"),
         kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },
+    Opt { name: "split-contexts", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CPU: the attention of a generated token that sees more than 256 positions is summed in spans, which the \
+               engine's threads share where there are few rows and KV heads; off, a thread for each row and KV head. The \
+               order of the sums, and so last bits, differ between the two, and with neither by threads or other rows." },
     Opt { name: "parallel-sampling", group: Engine, kind: Switch, preset: Is("false"),
         help: "CPU: a step's tokens are drawn on all of the engine's threads, each row on one of them, where there are enough \
                rows; off, on one thread. The tokens are the same. Its effect on a service has not been measured." },

@@ -148,6 +148,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         linear: settings.text("linear").and_then(LinearKind::of).unwrap_or(LinearKind::Auto),
         quantization: computing.quantization,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
+        split_contexts: settings.switch("split-contexts").unwrap_or(true),
         parallel_sampling: settings.switch("parallel-sampling").unwrap_or(false),
         prefill_attention: computing.prefill_attention,
         torch_kernels: computing.torch_kernels,

@@ -59,6 +59,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
             AttentionKind::Vector => AttentionKernel::Vector,
             AttentionKind::Twin => AttentionKernel::Twin,
         },
+        split_contexts: config.split_contexts,
         parallel_sampling: config.parallel_sampling,
         pooling: config.pooling.as_ref().map(|pooling| match pooling.kind {
             PoolingKind::Last => pinion_model::PoolingKind::Last,

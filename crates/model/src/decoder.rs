@@ -126,7 +126,7 @@ impl Decoder {
             logits: Vec::new(),
             pooler: options.pooling.map(|kind| Pooler::new(kind, model.hidden as usize)),
             arrays: Arrays::default(),
-            layers: Layers::new(model, dtype, cache, rotations, options.attention, launch)?,
+            layers: Layers::new(model, dtype, cache, rotations, options, launch)?,
             info,
             weights,
         })

@@ -5,7 +5,7 @@ use crate::batch::StepBatch;
 use crate::load::{KvSize, LoadError, ModelOptions};
 use crate::{BlockCopy, WindowInfo};
 use pinion_architecture::Architecture;
-use pinion_ops::attention::{Batch, CheckedBatch, OperandError};
+use pinion_ops::attention::{Batch, CheckedBatch, OperandError, SpanRoom};
 use pinion_ops::tensor::{AttentionPlan, TensorError, attend_qkv};
 use pinion_ops::{Dtype, KvPool, KvShape};
 use tch::Tensor;
@@ -26,6 +26,8 @@ pub(crate) struct KvCache {
     window: Option<KvPool>,
     /// By layer.
     places: Vec<Place>,
+    /// Shared by all layers, which attend one after another.
+    room: SpanRoom,
 }
 
 /// What a cache takes.
@@ -118,6 +120,12 @@ impl KvCache {
             whole: (whole_count > 0).then(|| pool(whole_count, sizes.blocks)).transpose()?,
             window: sizes.window.map(|window| pool(window_count, window.blocks)).transpose()?,
             places,
+            room: if options.split_contexts {
+                let group = model.attention.heads / model.attention.kv_heads;
+                SpanRoom::new(options.threads, group as usize, model.attention.head_dim as usize)
+            } else {
+                SpanRoom::default()
+            },
         })
     }
 
@@ -171,6 +179,6 @@ impl KvCache {
         let (Some(pool), Some(batch)) = (pool, batch) else {
             return Err(OperandError("the batch was checked against another pool").into());
         };
-        attend_qkv(pool, layer, batch, qkv, out, plan)
+        attend_qkv(pool, layer, batch, qkv, out, plan, &mut self.room)
     }
 }

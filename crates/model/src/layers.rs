@@ -1,7 +1,7 @@
 //! The layers of a decoder on libtorch.
 
 use crate::kv_cache::{KvCache, Tables};
-use crate::load::LoadError;
+use crate::load::{LoadError, ModelOptions};
 use crate::rotation::Rotations;
 use crate::weights::{Layer, Norm};
 use pinion_architecture::{Activation, Architecture, NormKind};
@@ -19,6 +19,7 @@ pub(crate) struct Layers {
     cache: KvCache,
     rotations: Rotations,
     kernel: AttentionKernel,
+    split_contexts: bool,
     launch: Launch,
     /// Attention output of one layer, `[capacity, heads * head_dim]`, overwritten by each.
     attended: Tensor,
@@ -38,7 +39,7 @@ impl Layers {
         dtype: Dtype,
         cache: KvCache,
         rotations: Rotations,
-        kernel: AttentionKernel,
+        options: &ModelOptions,
         launch: Launch,
     ) -> Result<Self, LoadError> {
         let size = [1, i64::from(model.query_width())];
@@ -46,7 +47,8 @@ impl Layers {
             let message = TensorError::from(error).message;
             LoadError::Backend { operation: "allocating activations", message }
         })?;
-        Ok(Self { model, dtype, cache, rotations, kernel, launch, attended })
+        let (kernel, split_contexts) = (options.attention, options.split_contexts);
+        Ok(Self { model, dtype, cache, rotations, kernel, split_contexts, launch, attended })
     }
 
     pub(crate) fn model(&self) -> &Architecture {
@@ -110,7 +112,7 @@ impl Layers {
         self.place(layer, weights, &mut qkv)?;
         // [tokens, heads * head_dim]
         let mut attended = self.attended.f_narrow(0, 0, tables.tokens() as i64)?;
-        let plan = plan(&self.model, layer, self.kernel, self.launch);
+        let plan = self.plan(layer);
         self.cache.attend(layer, tables, &qkv, &mut attended, plan)?;
         let hidden = self.add(&weights.out, &attended, hidden, weights.attention_post_norm.as_ref())?;
         let normed = self.normed(&hidden, weights.mlp_norm.as_ref())?;
@@ -147,6 +149,18 @@ impl Layers {
         tensor::rotate_columns(qkv, heads, attention.head_dim as usize, rotation, self.launch)
     }
 
+    fn plan(&self, layer: usize) -> AttentionPlan {
+        let (model, each) = (&self.model, &self.model.layers[layer]);
+        let attend = Attend {
+            heads: model.attention.heads as usize,
+            scale: each.scale,
+            window: each.window,
+            soft_cap: model.attention.soft_cap,
+            split_contexts: self.split_contexts,
+        };
+        AttentionPlan { kernel: self.kernel, launch: self.launch, attend }
+    }
+
     /// hidden + linear(x), with a norm or a factor between the two if there is one.
     fn add(
         &self,
@@ -168,15 +182,4 @@ impl Layers {
         }
         Ok(added.f_add_(&hidden)?)
     }
-}
-
-fn plan(model: &Architecture, layer: usize, kernel: AttentionKernel, launch: Launch) -> AttentionPlan {
-    let each = &model.layers[layer];
-    let attend = Attend {
-        heads: model.attention.heads as usize,
-        scale: each.scale,
-        window: each.window,
-        soft_cap: model.attention.soft_cap,
-    };
-    AttentionPlan { kernel, launch, attend }
 }

@@ -63,6 +63,8 @@ pub struct ModelOptions {
     pub quantization: Quantization,
     /// Vector kernels or their plain Rust twins.
     pub attention: AttentionKernel,
+    /// Sum what a generated token sees in spans, which the threads share.
+    pub split_contexts: bool,
     /// Draw the tokens of a step on all threads.
     pub parallel_sampling: bool,
     /// Give a vector for each prompt, made so, instead of tokens.
@@ -85,6 +87,7 @@ impl Default for ModelOptions {
             linear: LinearKind::Auto,
             quantization: Quantization::None,
             attention: AttentionKernel::Vector,
+            split_contexts: true,
             parallel_sampling: false,
             pooling: None,
             fake: FakeOptions::default(),

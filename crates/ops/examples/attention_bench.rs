@@ -4,9 +4,13 @@
 //!
 //! Uses the thread's CPU time where the system tells it, so that a busy machine disturbs less. The share of the
 //! roofline is these figures over those of `machine_limits`.
+//!
+//! `attention_bench spans [THREADS [ROUNDS]]` (2 threads, 5 rounds) times one generated token over long contexts with
+//! and without `Attend::split_contexts` in turns, in microseconds of the clock for a layer. More than one thread needs
+//! feature `torch`, which brings OpenMP.
 
 use half::bf16;
-use pinion_ops::attention::{Attend, Batch, Launch, Rows, paged_attention};
+use pinion_ops::attention::{Attend, Batch, Launch, Rows, SpanRoom, paged_attention};
 use pinion_ops::{Element, KernelLevel, KvPool, KvShape};
 use std::time::Instant;
 
@@ -79,6 +83,7 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
                 width,
                 Attend::plain(HEADS, 0.125),
                 launch,
+                &mut SpanRoom::default(),
             )
             .expect("operands fit");
         }
@@ -99,7 +104,123 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
     );
 }
 
+/// Rows of one generated token over a context.
+struct Decode {
+    name: &'static str,
+    rows: usize,
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    context: usize,
+    window: Option<u32>,
+}
+
+/// A name, rows, context and window; KV heads, query heads of each and their size.
+const fn decode(
+    name: &'static str,
+    [rows, context, window]: [usize; 3],
+    [kv_heads, group, head_dim]: [usize; 3],
+) -> Decode {
+    Decode {
+        name,
+        rows,
+        kv_heads,
+        group,
+        head_dim,
+        context,
+        window: if window == 0 { None } else { Some(window as u32) },
+    }
+}
+
+const DECODES: [Decode; 7] = [
+    decode("1 KV head (Gemma 3 1B)", [1, 8192, 0], [1, 4, 256]),
+    decode("its window", [1, 8192, 512], [1, 4, 256]),
+    decode("three rows of it", [3, 8192, 0], [1, 4, 256]),
+    decode("2 KV heads (Qwen2.5-0.5B)", [1, 8192, 0], [2, 7, 64]),
+    decode("8 KV heads (Qwen3-0.6B)", [1, 8192, 0], [8, 2, 128]),
+    decode("eight rows of it", [8, 2048, 0], [8, 2, 128]),
+    decode("one span", [1, 256, 0], [1, 4, 256]),
+];
+
+/// Without and with spans, `rounds` times in turns; prints the median of each and the ratios of the rounds.
+fn compare<T: Element>(decode: &Decode, threads: u32, rounds: usize) {
+    /// Larger than caches, so that K and V come from memory.
+    const CACHE_BYTES: usize = 256 << 20;
+    let &Decode { rows, kv_heads, group, head_dim, context, .. } = decode;
+    let table = context.div_ceil(BLOCK_SIZE);
+    let one = KvShape { layers: 1, blocks: rows * table, heads: kv_heads, block_size: BLOCK_SIZE, head_dim };
+    let layers = (CACHE_BYTES as u64).div_ceil(one.block_bytes(T::DTYPE) * one.blocks as u64) as usize;
+    let mut pool = KvPool::new(KvShape { layers, ..one }, T::DTYPE).expect("memory for the benchmark");
+    for layer in 0..layers {
+        for (index, value) in pool.layer_mut::<T>(layer).iter_mut().enumerate() {
+            *value = T::from_f32((index % 251) as f32 / 251.0 - 0.5);
+        }
+    }
+    let blocks: Vec<u32> = (0..rows).flat_map(|s| (0..table).map(move |b| (b * rows + s) as u32)).collect();
+    let batch = Batch {
+        query_start: &(0..=rows as u32).collect::<Vec<_>>(),
+        context_len: &vec![context as u32; rows],
+        prompt_len: &vec![1; rows],
+        table_start: &(0..rows).map(|row| (row * table) as u32).collect::<Vec<_>>(),
+        blocks: &blocks,
+    };
+    let shape = *pool.shape();
+    let batch = batch.check(&shape).expect("a well-formed batch");
+    let width = kv_heads * group * head_dim;
+    let q: Vec<T> = (0..rows * width).map(|i| T::from_f32((i % 13) as f32 / 13.0)).collect();
+    let (mut out, mut room) = (vec![T::default(); q.len()], SpanRoom::new(threads, group, head_dim));
+    let launch = Launch { level: KernelLevel::best(), threads };
+    let mut time = |split_contexts: bool| {
+        let plain = Attend::plain(kv_heads * group, (head_dim as f32).powf(-0.5));
+        let attend = Attend { window: decode.window, split_contexts, ..plain };
+        let start = Instant::now();
+        for layer in 0..layers {
+            let q = Rows { data: &q[..], stride: width };
+            paged_attention(&mut pool, layer, &batch, q, &mut out, width, attend, launch, &mut room)
+                .expect("operands fit");
+        }
+        start.elapsed().as_secs_f64() * 1e6 / layers as f64
+    };
+    let (mut off, mut on, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        // The two begin in turns.
+        let begins = round % 2 == 1;
+        let times = [time(begins), time(!begins)];
+        let [with, without] = if begins { times } else { [times[1], times[0]] };
+        // The first round brings caches, pages and threads.
+        if round > 0 {
+            off.push(without);
+            on.push(with);
+            ratios.push(without / with);
+        }
+    }
+    let median = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let ratio = median(&mut ratios);
+    println!(
+        "{:26} {:4} {threads} threads: {:8.1} us without spans {:8.1} with, {ratio:.2} times as fast ({:.2} to {:.2})",
+        decode.name,
+        T::DTYPE.name(),
+        median(&mut off),
+        median(&mut on),
+        ratios[0],
+        ratios[rounds - 1],
+    );
+}
+
 fn main() {
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some("spans") {
+        let mut number = |preset| words.next().map_or(preset, |word| word.parse().expect("a number"));
+        let (threads, rounds) = (number(2), number(5).max(1));
+        for decode in &DECODES {
+            compare::<f32>(decode, threads as u32, rounds);
+            compare::<bf16>(decode, threads as u32, rounds);
+        }
+        return;
+    }
     let decode = Workload { name: "decode", seqs: 32, query: 1, context: 320 };
     let prefill = Workload { name: "prefill", seqs: 1, query: 256, context: 256 };
     for workload in [decode, prefill] {

@@ -34,12 +34,15 @@ pub struct Attend {
     pub window: Option<u32>,
     /// Scores become c * tanh(score / c).
     pub soft_cap: Option<f32>,
+    /// What a generated token sees is summed in spans of positions, which threads can share. It changes the order of
+    /// the sums of a token that sees more than one.
+    pub split_contexts: bool,
 }
 
 impl Attend {
-    /// Every query head has a KV head of its own and sees all positions up to its own.
+    /// Every query head has a KV head of its own and sees all positions up to its own, in spans.
     pub fn plain(heads: usize, scale: f32) -> Self {
-        Self { heads, scale, window: None, soft_cap: None }
+        Self { heads, scale, window: None, soft_cap: None, split_contexts: true }
     }
 
     fn check(&self, shape: &KvShape) -> Result<(), OperandError> {
@@ -148,6 +151,42 @@ impl<'a> CheckedBatch<'a> {
     }
 }
 
+/// Room for what threads add up over spans of one context, before it is joined: made once, for a number of threads and a
+/// shape of heads. Without it, or with too little, one thread does all spans of a token and KV head; the bits are the
+/// same.
+#[derive(Debug, Default)]
+pub struct SpanRoom {
+    partials: Vec<f32>,
+    spans_left: Vec<u32>,
+}
+
+impl SpanRoom {
+    /// Room for calls on at most `threads` threads in which `group` query heads share a KV head. It has
+    /// `4 * threads * 64 * group * (head_dim + 17)` floats at most (none for one thread), of which the system gives
+    /// memory to those that are used.
+    pub fn new(threads: u32, group: usize, head_dim: usize) -> Self {
+        let threads = thread_count(threads);
+        let counts = if threads > 1 { threads as usize * ffi::DEALT } else { 0 };
+        Self { partials: vec![0.0; partial_floats(threads, group, head_dim)], spans_left: vec![0; counts] }
+    }
+
+    /// The two arrays for a call, if it cannot use more than they have.
+    fn of(&mut self, threads: i32, group: usize, head_dim: usize) -> Option<(*mut f32, *mut u32)> {
+        let fits = self.partials.len() >= partial_floats(threads, group, head_dim)
+            && self.spans_left.len() >= threads as usize * ffi::DEALT;
+        fits.then(|| (self.partials.as_mut_ptr(), self.spans_left.as_mut_ptr()))
+    }
+}
+
+fn partial_floats(threads: i32, group: usize, head_dim: usize) -> usize {
+    // SAFETY: numbers in, a number out.
+    unsafe { ffi::pinion_partial_floats(threads, group as u32, head_dim as u32) as usize }
+}
+
+fn thread_count(threads: u32) -> i32 {
+    i32::try_from(threads.clamp(1, 1024)).expect("1024 fits")
+}
+
 /// A read-only `[tokens, heads, head_dim]` operand.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a, T> {
@@ -172,7 +211,7 @@ impl Launch {
     }
 
     pub(crate) fn thread_count(self) -> i32 {
-        i32::try_from(self.threads.clamp(1, 1024)).expect("1024 fits")
+        thread_count(self.threads)
     }
 }
 
@@ -277,18 +316,20 @@ pub fn paged_attention<T: Element>(
     out_stride: usize,
     attend: Attend,
     launch: Launch,
+    room: &mut SpanRoom,
 ) -> Result<(), OperandError> {
     if T::DTYPE != pool.dtype() {
         return Err(OperandError("operand and pool differ in dtype"));
     }
     let to = RawRows { data: out.as_mut_ptr().cast_const().cast(), elements: out.len(), stride: out_stride };
     // SAFETY: the pointers come from live slices of the pool's dtype with the lengths given, `out` from a mutable one.
-    unsafe { paged_attention_raw(pool, layer, batch, &q.raw(), &to, attend, launch) }
+    unsafe { paged_attention_raw(pool, layer, batch, &q.raw(), &to, attend, launch, room) }
 }
 
 /// # Safety
 /// As [`kv_append_raw`] for `q`; `out.data` points to `elements` writable elements that nothing else uses during the
 /// call.
+#[allow(clippy::too_many_arguments, reason = "as above")]
 pub(crate) unsafe fn paged_attention_raw(
     pool: &mut KvPool,
     layer: usize,
@@ -297,9 +338,13 @@ pub(crate) unsafe fn paged_attention_raw(
     out: &RawRows,
     attend: Attend,
     launch: Launch,
+    room: &mut SpanRoom,
 ) -> Result<(), OperandError> {
     attend.check(&batch.shape)?;
     check_operand(batch, pool, layer, attend.heads, &[q, out])?;
+    let (threads, group) = (launch.thread_count(), attend.heads / batch.shape.heads);
+    let (partials, spans_left) =
+        room.of(threads, group, batch.shape.head_dim).unwrap_or((std::ptr::null_mut(), std::ptr::null_mut()));
     let args = ffi::PinionAttention {
         batch: batch.ffi(pool.dtype().code(), attend.heads),
         q: q.data,
@@ -310,8 +355,13 @@ pub(crate) unsafe fn paged_attention_raw(
         scale: attend.scale,
         soft_cap: attend.soft_cap.unwrap_or(0.0),
         window: attend.window.unwrap_or(0),
+        split_contexts: attend.split_contexts.into(),
+        dealt_above: u32::MAX,
+        partials,
+        spans_left,
     };
-    // SAFETY: as in `kv_append_raw`; the level is at most the machine's best.
-    unsafe { ffi::pinion_paged_attention_parallel(&args, launch.level_code(), launch.thread_count()) };
+    // SAFETY: as in `kv_append_raw`; the level is at most the machine's best; the room is borrowed mutably and has what
+    // a call on this many threads uses.
+    unsafe { ffi::pinion_paged_attention_parallel(&args, launch.level_code(), threads) };
     Ok(())
 }

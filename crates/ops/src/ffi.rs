@@ -29,7 +29,14 @@ pub(crate) struct PinionAttention {
     pub(crate) scale: f32,
     pub(crate) soft_cap: f32,
     pub(crate) window: u32,
+    pub(crate) split_contexts: i32,
+    pub(crate) dealt_above: u32,
+    pub(crate) partials: *mut f32,
+    pub(crate) spans_left: *mut u32,
 }
+
+/// `PINION_DEALT`.
+pub(crate) const DEALT: usize = 4;
 
 #[repr(C)]
 pub(crate) struct PinionAppend {
@@ -174,6 +181,7 @@ pub(crate) struct PinionDeviceMemory {
 unsafe extern "C" {
     pub(crate) fn pinion_best_level() -> i32;
     pub(crate) fn pinion_paged_attention_parallel(args: *const PinionAttention, level: i32, threads: i32);
+    pub(crate) fn pinion_partial_floats(threads: i32, group: u32, head_dim: u32) -> u64;
     pub(crate) fn pinion_kv_append_parallel(args: *const PinionAppend, threads: i32);
     pub(crate) fn pinion_rms_norm(args: *const PinionRmsNorm, level: i32, threads: i32);
     pub(crate) fn pinion_rotate(args: *const PinionRotate, level: i32, threads: i32);

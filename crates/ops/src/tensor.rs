@@ -1,7 +1,7 @@
 //! Between tch tensors, bytes and the kernels; and libtorch's threads.
 
 use crate::attention::{
-    Attend, CheckedBatch, Launch, OperandError, RawRows, Rows, kv_append_raw, paged_attention_raw,
+    Attend, CheckedBatch, Launch, OperandError, RawRows, Rows, SpanRoom, kv_append_raw, paged_attention_raw,
 };
 use crate::kv_pool::{Dtype, Element, KvPool};
 use crate::rows::{GateActivation, Place, RmsNorm, Rotation, gate_raw, rms_norm_raw, rotate_raw};
@@ -152,7 +152,7 @@ pub struct AttentionPlan {
     pub kernel: AttentionKernel,
     /// Level and threads of the vector kernels.
     pub launch: Launch,
-    /// Heads, scale, window and cap.
+    /// Heads, scale, window, cap and spans.
     pub attend: Attend,
 }
 
@@ -168,6 +168,7 @@ pub fn attend_qkv(
     qkv: &Tensor,
     out: &mut Tensor,
     plan: AttentionPlan,
+    room: &mut SpanRoom,
 ) -> Result<(), TensorError> {
     let (dim, dtype) = (batch.shape().head_dim, pool.dtype());
     let (q_width, kv_width) = (plan.attend.heads * dim, batch.shape().heads * dim);
@@ -184,7 +185,7 @@ pub fn attend_qkv(
             // tensor is not Sync, so no other thread uses them during the call.
             unsafe {
                 kv_append_raw(pool, layer, batch, &k, &v, plan.launch)?;
-                paged_attention_raw(pool, layer, batch, &q, &to, plan.attend, plan.launch)?;
+                paged_attention_raw(pool, layer, batch, &q, &to, plan.attend, plan.launch, room)?;
             }
             Ok(())
         }

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use half::bf16;
-use pinion_ops::attention::{self, Attend, Batch, Launch, Rows};
+use pinion_ops::attention::{self, Attend, Batch, Launch, Rows, SpanRoom};
 use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
 use pinion_random::Random;
 
@@ -99,7 +99,9 @@ fn check<T: Element>(case: Case) {
     let qkv: Vec<T> = fill(&mut random, tokens * stride);
     let rows = |part: usize| Rows { data: &qkv[columns[part]..], stride };
     let scale = 1.0 / (dim as f32).sqrt() * 2.0;
-    let attend = Attend { heads: heads * case.group, scale, window: case.window, soft_cap: case.soft_cap };
+    let plain = Attend::plain(heads * case.group, scale);
+    let attend = Attend { window: case.window, soft_cap: case.soft_cap, ..plain };
+    let mut room = SpanRoom::new(case.threads, case.group, dim);
 
     let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
     let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
@@ -122,7 +124,8 @@ fn check<T: Element>(case: Case) {
         // A sentinel after the end shows writes past it.
         let mut out = vec![T::from_f32(7.0); tokens * width + 64];
         let launch = Launch { level, threads: case.threads };
-        attention::paged_attention(&mut pool, 1, &batch, rows(0), &mut out, width, attend, launch).unwrap();
+        attention::paged_attention(&mut pool, 1, &batch, rows(0), &mut out, width, attend, launch, &mut room)
+            .unwrap();
         assert!(
             out[tokens * width..].iter().all(|v| v.to_f32() == 7.0),
             "{level:?} wrote past the end: {case:?}"
@@ -303,9 +306,9 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
         let batch = batch.check(&shape).unwrap();
         let mut out = vec![0f32; batch.tokens() * 256];
         let launch = Launch { level: KernelLevel::best(), threads };
-        let q = Rows { data: q, stride: 256 };
-        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, 256, Attend::plain(4, 0.125), launch)
-            .unwrap();
+        let (q, attend) = (Rows { data: q, stride: 256 }, Attend::plain(4, 0.125));
+        let room = &mut SpanRoom::new(threads, 1, 64);
+        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, 256, attend, launch, room).unwrap();
         out
     };
     let together = run(all, &q, 1);
@@ -345,8 +348,8 @@ fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize, atten
         let batch = batch.check(&shape).unwrap();
         let mut out = vec![T::default(); (end - first) * width];
         let q = Rows { data: &q[first * width..end * width], stride: width };
-        let launch = Launch { level, threads: 1 };
-        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, width, attend, launch).unwrap();
+        let (launch, room) = (Launch { level, threads: 1 }, &mut SpanRoom::default());
+        attention::paged_attention(&mut pool, 0, &batch, q, &mut out, width, attend, launch, room).unwrap();
         out.iter().map(|value| value.to_f32().to_bits()).collect::<Vec<_>>()
     };
     let whole = run(0, TOKENS);
@@ -407,6 +410,7 @@ fn a_nan_stays_in_its_row() {
                 20,
                 Attend::plain(1, 1.0),
                 launch,
+                &mut SpanRoom::default(),
             )
             .unwrap();
             let (clean, hit) = out.split_at(queries as usize * 20);
@@ -457,7 +461,8 @@ fn malformed_batches_are_errors() {
     assert!(attention::kv_append(&mut pool, 0, &batch, wide, wide, launch).is_err());
     let mut out = vec![0f32; 15];
     let mut run = |attend: Attend, out: &mut [f32]| {
-        attention::paged_attention(&mut pool, 0, &batch, rows(&enough), out, 8, attend, launch)
+        let room = &mut SpanRoom::default();
+        attention::paged_attention(&mut pool, 0, &batch, rows(&enough), out, 8, attend, launch, room)
     };
     assert!(run(Attend::plain(1, 1.0), &mut out).is_err());
     let mut out = vec![0f32; 16];

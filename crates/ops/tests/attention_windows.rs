@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use half::bf16;
-use pinion_ops::attention::{self, Attend, Batch, Launch, Rows};
+use pinion_ops::attention::{self, Attend, Batch, Launch, Rows, SpanRoom};
 use pinion_ops::{Element, KernelLevel, KvPool, KvShape};
 use pinion_random::Random;
 
@@ -39,8 +39,9 @@ fn check_window<T: Element>(
         };
         let batch = batch.check(&shape).unwrap();
         let mut out = vec![T::default(); queries * width];
-        let (q, launch) = (Rows { data: &q, stride: width }, Launch { level, threads: 1 });
-        attention::paged_attention(pool, 0, &batch, q, &mut out, width, attend, launch).unwrap();
+        let (q, launch) = (Rows { data: &q, stride: width }, Launch { level, threads: 3 });
+        let room = &mut SpanRoom::new(3, attend.heads / 3, head_dim);
+        attention::paged_attention(pool, 0, &batch, q, &mut out, width, attend, launch, room).unwrap();
         out.iter().map(|value| value.to_f32().to_bits()).collect::<Vec<_>>()
     };
     let mut blocks: Vec<u32> = (1..43).collect();
@@ -66,7 +67,7 @@ fn check_window<T: Element>(
 fn what_lies_before_a_window_is_not_read() {
     for level in KernelLevel::available() {
         for (head_dim, window) in
-            [(7, 1), (32, 5), (64, 63), (64, 64), (80, 70), (128, 130), (320, 33), (32, 333)]
+            [(7, 1), (32, 5), (64, 63), (64, 64), (80, 70), (128, 130), (320, 33), (32, 333), (128, 300)]
         {
             let plain = Attend { window: Some(window), ..Attend::plain(3, 0.3) };
             for attend in [plain, Attend { heads: 12, soft_cap: Some(2.0), ..plain }] {
