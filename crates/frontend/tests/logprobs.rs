@@ -149,7 +149,7 @@ fn long(h: &Harness, id: RequestId, first: u32, count: u32, text: &str, flags: u
 const SCORED: &str =
     r#"{"messages":[{"role":"user","content":"hi"}],"logprobs":true,"top_logprobs":20,"n":2}"#;
 
-/// A request of many choices held so many times the bound.
+/// Each choice had the bound for itself.
 #[test]
 fn the_scores_of_all_choices_of_a_whole_answer_have_a_bound() {
     run(Options::default(), |h| async move {

@@ -155,6 +155,23 @@ fn damaged_products_are_refused_by_the_tensor() {
     }
 }
 
+/// As AutoGPTQ once wrote it.
+#[test]
+fn a_file_beside_config_json_says_how_weights_are_packed() {
+    let all: BTreeMap<String, Golden> = goldens().into_iter().collect();
+    let whole = &all["gptq-g32"];
+    let wanted = logits(&mut *open(&folder(whole).0, Quantization::None, 1).unwrap(), &[5, 60, 1]);
+    let mut without = whole.clone();
+    let said = without.config.as_object_mut().unwrap().remove("quantization_config").unwrap();
+    let folder = folder(&without);
+    folder.write("quantize_config.json", said.to_string().as_bytes());
+    let found = logits(&mut *open(&folder.0, Quantization::None, 1).unwrap(), &[5, 60, 1]);
+    assert_eq!(found, wanted);
+    folder.write("quantize_config.json", b"[]");
+    let error = open(&folder.0, Quantization::None, 1).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("quantize_config.json") && error.contains("is not a JSON object"), "{error}");
+}
+
 /// compressed-tensors fills with -1 what nothing sets.
 fn order_that_is_unset_is_that_of_the_columns(golden: &Golden) {
     let wanted = logits(&mut *open(&folder(golden).0, Quantization::Checkpoint, 1).unwrap(), &[5, 60, 1]);

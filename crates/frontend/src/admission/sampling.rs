@@ -71,8 +71,8 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
     Ok(sampling)
 }
 
-/// `repeat_last_n` of llama-server, whose clients send its default with every request: how far back penalties look. Here
-/// they look at the whole text.
+/// `repeat_last_n`, how far back penalties look. Clients of llama-server send its default with every request; here they
+/// look at the whole text.
 fn check_reach(fields: &mut Fields, sampling: &Sampling) -> Result<(), Fault> {
     const NAME: &str = "repeat_last_n";
     match fields.integer(NAME, -1..=i128::from(i32::MAX))? {

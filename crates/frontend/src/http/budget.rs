@@ -1,5 +1,5 @@
-//! Memory that requests of this process share: for vectors and the answers written of them, for other large answers, and
-//! for large bodies.
+//! Memory that requests of this process share: for vectors and the answers written of them, for other large answers,
+//! and for large bodies.
 
 use crate::limits::INLINE_BODY_BYTES_MAX;
 use bytes::Bytes;
