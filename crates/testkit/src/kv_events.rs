@@ -78,7 +78,7 @@ fn digest(before: Option<[u8; 32]>, tokens: &[u32]) -> [u8; 32] {
         (0..24, [.., last]) => vec![major | last],
         (24..0x100, [.., last]) => vec![major | 24, last],
         (0x100..0x1_0000, [.., high, low]) => vec![major | 25, high, low],
-        (_, bytes) => [&[major | 26], &bytes[..]].concat(),
+        (_, [a, b, c, d]) => vec![major | 26, a, b, c, d],
     };
     let mut item = vec![0x83, 0x58, 32];
     item.extend_from_slice(&before.unwrap_or_else(|| Sha256::digest(b"\x610").into()));
