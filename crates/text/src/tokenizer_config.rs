@@ -11,8 +11,8 @@ pub(crate) const ROLES: [&str; 7] =
 /// Lists of special tokens without a role, by their older and their newer name.
 pub(crate) const EXTRA_TOKENS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// The keys of tokenizer_config.json, if there are any. The special tokens of special_tokens_map.json count more, unless
-/// there is an `added_tokens_decoder`: as in transformers' `_from_pretrained`.
+/// The keys of tokenizer_config.json, if there are any. The special tokens of special_tokens_map.json count more,
+/// unless there is an `added_tokens_decoder`: as in transformers' `_from_pretrained`.
 pub(crate) fn read(folder: &Path) -> Result<Option<Value>, LoadError> {
     let config = optional_json(&folder.join(TOKENIZER_CONFIG))?;
     let mut config = match config {
