@@ -161,8 +161,8 @@ fn turn(scenario: &Scenario, cells: &mut [Cell], index: usize, round: u32) -> Re
     if cells[0].variants[index].skipped.is_some() {
         return Ok(None);
     }
-    // With cells one process runs all of them, each with prompts that it has not seen; without, each point has a process
-    // of its own.
+    // With cells one process runs all of them, each with prompts that it has not seen; without, each point has a
+    // process of its own.
     let is_shared = !cells[0].name.is_empty();
     let (mut server, mut points) = (None, 0);
     for cell in cells {

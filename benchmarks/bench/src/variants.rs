@@ -32,8 +32,8 @@ pub(crate) struct ScenarioArgs {
     /// Folder of the result [default: target/bench/NAME]; a run that is in it already is not repeated.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// A workload that takes the place of {cell}, like prefill="online --streams 1 --output-len 1". Can be repeated: each
-    /// variant starts once a round and runs all cells in this order; the result of a cell is in OUT/NAME.
+    /// A workload that takes the place of {cell}, like prefill="online --streams 1 --output-len 1". Can be repeated:
+    /// each variant starts once a round and runs all cells in this order; the result of a cell is in OUT/NAME.
     #[arg(long, value_name = "NAME=WORKLOAD")]
     pub cell: Vec<String>,
     /// Say what would run, and stop.

@@ -113,8 +113,6 @@ pub struct Config {
     pub frontends: u16,
     /// Tokenizer processes.
     pub tokenizers: u16,
-    /// Engine processes; 1.
-    pub engines: u16,
     /// Detokenizer processes.
     pub detokenizers: u16,
     /// Request slots of one frontend.

@@ -155,7 +155,6 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         fake: Fake::new(settings),
         frontends: take.narrow("frontends"),
         tokenizers: take.narrow("tokenizers"),
-        engines: 1,
         detokenizers: take.narrow("detokenizers"),
         max_inflight: take.word("max-inflight"),
         body_bytes_max: body_bytes_max(settings, room.max_model_len),

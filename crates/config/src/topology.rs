@@ -166,7 +166,7 @@ fn peers(config: &Config, role: Role) -> impl Iterator<Item = Peer> {
         Role::Launcher => 0,
         Role::Frontend => config.frontends,
         Role::Tokenizer => config.tokenizers,
-        Role::Engine => config.engines,
+        Role::Engine => 1,
         Role::Detokenizer => config.detokenizers,
         Role::Events => u16::from(config.kv_events.is_some()),
     };

@@ -73,19 +73,10 @@ fn bench<T: Element>(workload: &Workload, level: KernelLevel) {
     for _ in 0..if level == KernelLevel::Scalar { 2 } else { 8 } {
         let start = cpu_seconds(origin);
         for layer in 0..LAYERS {
-            let q = Rows { data: &q, stride: width };
-            paged_attention(
-                &mut pool,
-                layer,
-                &batch,
-                q,
-                &mut out,
-                width,
-                Attend::plain(HEADS, 0.125),
-                launch,
-                &mut SpanRoom::default(),
-            )
-            .expect("operands fit");
+            let (q, attend) = (Rows { data: &q, stride: width }, Attend::plain(HEADS, 0.125));
+            let room = &mut SpanRoom::default();
+            paged_attention(&mut pool, layer, &batch, q, &mut out, width, attend, launch, room)
+                .expect("operands fit");
         }
         best = best.min(cpu_seconds(origin) - start);
     }

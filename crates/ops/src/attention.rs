@@ -151,9 +151,9 @@ impl<'a> CheckedBatch<'a> {
     }
 }
 
-/// Room for what threads add up over spans of one context, before it is joined: made once, for a number of threads and a
-/// shape of heads. Without it, or with too little, one thread does all spans of a token and KV head; the bits are the
-/// same.
+/// Room for what threads add up over spans of one context, before it is joined: made once, for a number of threads and
+/// a shape of heads. Without it, or with too little, one thread does all spans of a token and KV head; the bits are
+/// the same.
 #[derive(Debug, Default)]
 pub struct SpanRoom {
     partials: Vec<f32>,

@@ -191,8 +191,7 @@ impl Harness {
         let table = SlotTable::create(1, 1, options.slots).unwrap();
         let sent = Rc::new(RefCell::new(Sent::default()));
         let metrics = Rc::new(Metrics::default());
-        let words = spans::region_words(1024);
-        let ring = Region::create("pinion-test", RegionKind::Spans, 1, 1, words).unwrap();
+        let ring = Region::create("pinion-test", RegionKind::Spans, 1, 1, spans::region_words(1024)).unwrap();
         let recorder = Rc::new(Recorder::new(SpanWriter::new(ring.clone()), None));
         let setup = Setup {
             frontend: 0,
