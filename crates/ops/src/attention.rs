@@ -174,7 +174,7 @@ impl SpanRoom {
     fn of(&mut self, threads: i32, group: usize, head_dim: usize) -> Option<(*mut f32, *mut u32)> {
         let fits = self.partials.len() >= partial_floats(threads, group, head_dim)
             && self.spans_left.len() >= threads as usize * ffi::DEALT;
-        fits.then(|| (self.partials.as_mut_ptr(), self.spans_left.as_mut_ptr()))
+        fits.then_some((self.partials.as_mut_ptr(), self.spans_left.as_mut_ptr()))
     }
 }
 
