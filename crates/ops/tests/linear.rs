@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-use pinion_ops::attention::{Attend, Batch, Launch};
+use pinion_ops::attention::{Attend, Batch, Launch, SpanRoom};
 use pinion_ops::linear::{Layout, Linear};
 use pinion_ops::tensor::{AttentionPlan, attend_qkv, copy_to_f32, kind_of, set_threads, tensor_from_bytes};
 use pinion_ops::{Activation, AttentionKernel, Dtype, KernelLevel, KvPool, KvShape};
@@ -153,12 +153,12 @@ fn check_attention(dtype: Dtype, other: Kind, tolerance: f64) {
     let mut results = Vec::new();
     for kernel in [AttentionKernel::Vector, AttentionKernel::Twin] {
         let plan = AttentionPlan { kernel, launch, attend: Attend::plain(2, 0.5) };
-        let mut out = Tensor::zeros([3, 16], float);
-        attend_qkv(&mut pool, 0, &batch, &qkv, &mut out, plan).unwrap();
+        let (mut out, room) = (Tensor::zeros([3, 16], float), &mut SpanRoom::default());
+        attend_qkv(&mut pool, 0, &batch, &qkv, &mut out, plan, room).unwrap();
         results.push(out);
         let mut inside = qkv.view([9, 16]).narrow(0, 0, 3);
         assert!(
-            attend_qkv(&mut pool, 0, &batch, &qkv, &mut inside, plan).is_err(),
+            attend_qkv(&mut pool, 0, &batch, &qkv, &mut inside, plan, room).is_err(),
             "output inside the input"
         );
         for bad in [
@@ -171,7 +171,7 @@ fn check_attention(dtype: Dtype, other: Kind, tolerance: f64) {
             let mut out = Tensor::zeros([3, 16], float);
             let shape = bad.size();
             assert!(
-                attend_qkv(&mut pool, 0, &batch, &bad, &mut out, plan).is_err(),
+                attend_qkv(&mut pool, 0, &batch, &bad, &mut out, plan, room).is_err(),
                 "{shape:?} with {kernel:?}"
             );
         }
