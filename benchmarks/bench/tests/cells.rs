@@ -23,6 +23,8 @@ fn scenario(folder: &Folder, model: &Folder) -> String {
 const BATCH: &str = "batch=offline --num-prompts 4 --input-len 64 --output-len 5";
 const STREAMS: &str = "streams=online --streams 2 --requests 4 --context 128 --input-len 64 --output-len 3";
 
+const BLOCK_TOKENS: u64 = 16;
+
 #[test]
 fn a_variant_starts_once_a_round_for_all_cells() {
     let (folder, model) = (Folder::new(), fake_model(128));
@@ -52,8 +54,9 @@ fn a_variant_starts_once_a_round_for_all_cells() {
                 (&figures["output_tokens"], &run["server_output_tokens"]),
                 (&tokens.into(), &tokens.into())
             );
-            // The cell before has left none of its prompts in the cache.
-            assert_eq!(figures["cached_tokens"], 0, "{cell}: {run}");
+            // The cell before has left none of its prompts in the cache. Two random prompts may begin alike.
+            let cached = figures["cached_tokens"].as_u64();
+            assert!(cached < Some(BLOCK_TOKENS), "{cell}: {run}");
         }
     }
     let shown = text(&output.stdout);

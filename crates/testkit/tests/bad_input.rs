@@ -65,7 +65,7 @@ fn wrong_values() -> Vec<(&'static [&'static str], &'static str, Value)> {
         (generation, "min_tokens", json!([3, -1, u64::MAX, "x"])),
         (generation, "include_stop_str_in_output", json!(["yes", 1])),
         (&[CHAT], "tools", json!([5, {}, true])),
-        (&[CHAT], "tool_choice", json!(["required", 5, "auto"])),
+        (&[CHAT], "tool_choice", json!(["required", 5])),
         (&[CHAT], "functions", json!([[{"name": "f"}]])),
         (&[CHAT], "response_format", json!([5, [], "json_object"])),
         (&["/tokenize"], "prompt", json!([5, [], {}, true])),
