@@ -1,11 +1,13 @@
-// How every product ends: bias, residual, rounding. `Args` is the product's; its out and residual are [rows, n] of dtype.
+// How every product ends: bias, activation, residual, rounding. `Args` is the product's; its out and residual are [rows, n] of
+// dtype.
 #pragma once
 #include "../include/pinion_quantized.h"
 #include "attention_internal.h"
+#include "product_activation.h"
 
 namespace {
 
-// Adds bias and residual to the 16 products of one row and stores those that exist.
+// Takes the 16 products of one row through bias, activation and residual and stores those that exist.
 template <class T, class Args>
 inline void finish_as(const Args& a, uint64_t tile, uint64_t row, const float* products) {
     constexpr uint32_t kOutputs = PINION_TILE_OUTPUTS;
@@ -19,14 +21,16 @@ inline void finish_as(const Args& a, uint64_t tile, uint64_t row, const float* p
         if (a.bias != nullptr) {
             for (uint32_t j = 0; j < kOutputs; ++j) values[j] += a.bias[first + j];
         }
+        if (a.activation != PINION_ACTIVATION_NONE) activate(values, a.activation);
         if (residual != nullptr) {
             for (uint32_t j = 0; j < kOutputs; ++j) values[j] += to_float(residual[j]);
         }
         for (uint32_t j = 0; j < kOutputs; ++j) from_float(values[j], &out[j]);
         return;
     }
+    for (uint32_t j = 0; j < count && a.bias != nullptr; ++j) values[j] += a.bias[first + j];
+    if (a.activation != PINION_ACTIVATION_NONE) activate(values, a.activation);
     for (uint32_t j = 0; j < count; ++j) {
-        if (a.bias != nullptr) values[j] += a.bias[first + j];
         if (residual != nullptr) values[j] += to_float(residual[j]);
         from_float(values[j], &out[j]);
     }

@@ -2,11 +2,11 @@
 #pragma once
 #include <stdint.h>
 
+#include "pinion_activation.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { PINION_ACTIVATION_NONE = 0, PINION_ACTIVATION_GELU_TANH = 1, PINION_ACTIVATION_GELU_ERF = 2 };
 
 // All pointers are at::Tensor*; bias and other may be null. With `other`, activation must be none.
 typedef struct PinionLinear {

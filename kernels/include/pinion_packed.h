@@ -2,7 +2,7 @@
 // of its own but for the *_parallel entries (kernels/cpu/parallel.cpp). docs/design/0013-packed-products.md.
 //
 //   pinion_pack_floats   rows of a checkpoint's tensor, in the layout below
-//   pinion_packed        out = x . weights^T (+ bias) (+ residual)
+//   pinion_packed        out = activation(x . weights^T (+ bias)) (+ residual)
 //
 // Layout. 16 outputs are a tile; tiles follow one another. A tile is a run of pairs of K. bf16: pair[output][k % 2], 64 bytes, so
 // that 16 pairs are what an AMX tile or 16 vdpbf16ps take. fp16 and fp32: pair[k % 2][output], 64 and 128 bytes. Outputs are padded
@@ -13,8 +13,8 @@
 // Sums of x in bf16 with weights in bf16. An output is one sum, as vdpbf16ps adds it up: of each pair of K, in rising order from
 // zero, first the product of the odd K and then that of the even one, each addition fused with its product in fp32. Denormal
 // values and sums count as zeros of their sign. The missing neighbour of a last even K is a zero times a zero.
-// Then + bias, then + residual, then rounded to dtype, in either case. So a row's bits depend on the row and the weights alone,
-// not on level, threads or the rows beside it.
+// Then + bias, then activation, then + residual, then rounded to dtype, in either case. So a row's bits depend on the row and the
+// weights alone, not on level, threads or the rows beside it.
 // Bytes moved: the packed weights once for up to 48 rows (256 with vdpbf16ps), and once more for each further 48 (256).
 #pragma once
 #include <stdint.h>
@@ -42,8 +42,8 @@ typedef struct PinionPackFloats {
     uint8_t* packed;
 } PinionPackFloats;
 
-// x [rows, k] of x_type: PINION_SOURCE_F32, or PINION_SOURCE_BF16 with weights in bf16; out and residual [rows, n] of dtype (PINION_F32 or PINION_BF16); all contiguous. bias [n]. bias and
-// residual may be null; residual may be out.
+// x [rows, k] of x_type: PINION_SOURCE_F32, or PINION_SOURCE_BF16 with weights in bf16; out and residual [rows, n] of dtype
+// (PINION_F32 or PINION_BF16); all contiguous. bias [n]. bias and residual may be null; residual may be out.
 typedef struct PinionPacked {
     const uint8_t* weights;  // packed, 64-byte aligned
     const void* x;
@@ -56,6 +56,7 @@ typedef struct PinionPacked {
     int32_t weight_type;
     int32_t x_type;
     int32_t dtype;
+    int32_t activation;  // PINION_ACTIVATION_*
 } PinionPacked;
 
 // Bytes of one packed tile.

@@ -3,7 +3,7 @@
 //
 //   pinion_pack_runs       rows of a checkpoint's tensor to integers, in the layout below
 //   pinion_quantize_rows   activations to 8-bit integers with one scale a row
-//   pinion_quantized       out = x . weights^T (+ bias) (+ residual)
+//   pinion_quantized       out = activation(x . weights^T (+ bias)) (+ residual)
 //
 // Integers are symmetric. A row x of activations becomes q = round(x * (127 / max|x|)), ties to even, with the scale max|x| / 127;
 // a row whose max is under 2^-118 becomes zeros; a row with a NaN or an infinity has a NaN for its scale, so that its
@@ -18,12 +18,14 @@
 //
 // Sums of products are exact in 32 bits for K up to PINION_QUANTIZED_K_MAX, whatever the level adds first. Floating point
 // follows in one order, without fused operations: 8 bits (sum * (x_scale * scale)), 4 bits (each group in the order of K:
-// + sum * scale; then * x_scale); then + bias, then + residual, then rounded to dtype. So a row's bits depend on the row and the
+// + sum * scale; then * x_scale); then + bias, then activation, then + residual, then rounded to dtype. So a row's bits depend on the row and the
 // weights alone, not on level, threads or the rows beside it.
 // Bytes moved: the packed weights once, again from cache for every further four rows (AVX2), eight (AVX-512) or twelve (VNNI; six
 // with 4 bits).
 #pragma once
 #include <stdint.h>
+
+#include "pinion_activation.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -91,6 +93,7 @@ typedef struct PinionQuantized {
     uint32_t k_padded;
     uint32_t group;
     int32_t dtype;
+    int32_t activation;  // PINION_ACTIVATION_*
 } PinionQuantized;
 
 // Bytes of one packed tile.

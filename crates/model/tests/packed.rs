@@ -17,7 +17,7 @@ use pinion_model::{
 use pinion_ops::attention::Launch;
 use pinion_ops::packed::PackedWeights;
 use pinion_ops::quantized::{Source, SourceType};
-use pinion_ops::{KernelLevel, has_tiles, supports_bf16};
+use pinion_ops::{Epilogue, KernelLevel, has_tiles, supports_bf16};
 use tiny::{Folder, Golden, StoredAs, folder, golden, names, safetensors_as};
 
 /// Prompts of each golden that are run; all of them take minutes.
@@ -223,10 +223,10 @@ fn products_allocate_nothing() {
     let (x, mut out) = (vec![1f32; rows * inputs], vec![0f32; rows * outputs]);
     let (narrow_x, mut narrow) = (vec![bf16::ONE; rows * inputs], vec![bf16::ZERO; rows * outputs]);
     // The first one makes room for activations widened to fp32.
-    weights.multiply(&narrow_x, None, None, &mut narrow, launch).unwrap();
+    weights.multiply(&narrow_x, Epilogue::default(), &mut narrow, launch).unwrap();
     let counted = allocation_counter::measure(|| {
-        weights.multiply(&x, None, None, &mut out, launch).unwrap();
-        weights.multiply(&narrow_x, None, None, &mut narrow, launch).unwrap();
+        weights.multiply(&x, Epilogue::default(), &mut out, launch).unwrap();
+        weights.multiply(&narrow_x, Epilogue::default(), &mut narrow, launch).unwrap();
     });
     assert_eq!(counted.count_total, 0);
 }

@@ -6,8 +6,8 @@
 //! Uses the thread's CPU time where the system tells it. `cargo run --release -p pinion-ops --no-default-features
 //! --example quantized_bench`
 
-use pinion_ops::IntegerLevel;
 use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source, SourceType, WeightForm};
+use pinion_ops::{Epilogue, IntegerLevel};
 use std::time::Instant;
 
 const INPUTS: usize = 1024;
@@ -59,7 +59,7 @@ fn bench(form: WeightForm, rows: usize, level: IntegerLevel, weights: &[Quantize
         reads.push(cpu_seconds(start) - began);
         let began = cpu_seconds(start);
         for one in some {
-            one.multiply(&x, None, None, &mut out, launch).expect("operands of the product's shape");
+            one.multiply(&x, Epilogue::default(), &mut out, launch).expect("operands of the product's shape");
         }
         products.push(cpu_seconds(start) - began);
     }

@@ -130,6 +130,7 @@ pub(crate) struct PinionQuantized {
     pub(crate) k_padded: u32,
     pub(crate) group: u32,
     pub(crate) dtype: i32,
+    pub(crate) activation: i32,
 }
 
 #[repr(C)]
@@ -158,6 +159,7 @@ pub(crate) struct PinionPacked {
     pub(crate) weight_type: i32,
     pub(crate) x_type: i32,
     pub(crate) dtype: i32,
+    pub(crate) activation: i32,
 }
 
 #[cfg(feature = "torch")]

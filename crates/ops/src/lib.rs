@@ -12,6 +12,7 @@ pub mod attention;
 mod cpu;
 #[cfg(feature = "torch")]
 pub mod device;
+mod epilogue;
 mod ffi;
 mod kv_pool;
 #[cfg(feature = "torch")]
@@ -35,6 +36,7 @@ pub mod twin;
 pub mod walks;
 
 pub use cpu::{IntegerLevel, KernelLevel, has_tiles, supports_bf16};
+pub use epilogue::Epilogue;
 pub use kv_pool::{Dtype, Element, KvPool, KvShape};
 pub use mapped_file::MappedFile;
 
@@ -88,4 +90,15 @@ pub enum Activation {
     GeluTanh,
     /// GELU with erf: Hugging Face's `gelu`.
     GeluErf,
+}
+
+impl Activation {
+    /// As the kernels and the shim take it.
+    fn code(self) -> i32 {
+        match self {
+            Self::None => 0,
+            Self::GeluTanh => 1,
+            Self::GeluErf => 2,
+        }
+    }
 }

@@ -5,15 +5,6 @@ use crate::{Activation, tensor::TensorError};
 use std::ffi::{CStr, c_char, c_void};
 use tch::{Kind, Tensor};
 
-/// As the shim has them.
-fn code(activation: Activation) -> i32 {
-    match activation {
-        Activation::None => 0,
-        Activation::GeluTanh => 1,
-        Activation::GeluErf => 2,
-    }
-}
-
 /// Length of the shim's error message buffer, bytes.
 const ERROR_BYTES: usize = 512;
 
@@ -210,7 +201,7 @@ impl Linear {
             weight: pointer(&self.weight),
             bias: self.bias.as_ref().map_or(std::ptr::null(), pointer),
             other: residual.map_or(std::ptr::null(), pointer),
-            activation: code(self.activation),
+            activation: self.activation.code(),
         };
         shim_call("packed linear", |result, error, error_len| {
             // SAFETY: all pointers are live tensors or null where the contract allows it.

@@ -4,12 +4,11 @@
 pub mod twin;
 
 use crate::attention::{Launch, OperandError};
-use crate::ffi;
 use crate::kv_pool::Element;
 use crate::quantized::{RawOperands, Source, SourceType};
+use crate::{Epilogue, ffi};
 use half::bf16;
 use std::cell::RefCell;
-use std::ffi::c_void;
 
 /// Outputs of a packed tile.
 const TILE_OUTPUTS: usize = 16;
@@ -121,41 +120,31 @@ impl PackedWeights {
         &self.packed
     }
 
-    /// `out` \[rows, outputs\] = `x` \[rows, inputs\] . weights^T (+ bias) (+ residual). The number of rows is that of
-    /// `out`.
+    /// `out` \[rows, outputs\] = `epilogue` of `x` \[rows, inputs\] . weights^T. The number of rows is that of `out`.
     ///
     /// # Errors
     /// When operands do not fit together.
     pub fn multiply<T: Element>(
         &self,
         x: &[T],
-        bias: Option<&[f32]>,
-        residual: Option<&[T]>,
+        epilogue: Epilogue<'_, T>,
         out: &mut [T],
         launch: Launch,
     ) -> Result<(), OperandError> {
-        let operands = RawOperands::of(x, residual, out, (self.inputs, self.outputs))?;
+        let operands = RawOperands::of(x, epilogue, out, (self.inputs, self.outputs))?;
         // SAFETY: the lengths were checked above, and the result is borrowed mutably.
-        unsafe { self.multiply_raw(&operands, bias, launch) }
+        unsafe { self.multiply_raw(&operands, launch) };
+        Ok(())
     }
 
     /// # Safety
     /// The operands are memory of the sizes that [`RawOperands`] says, readable and aligned to their type, `out`
     /// writable and apart from `x`.
-    pub(crate) unsafe fn multiply_raw(
-        &self,
-        operands: &RawOperands,
-        bias: Option<&[f32]>,
-        launch: Launch,
-    ) -> Result<(), OperandError> {
-        if bias.is_some_and(|bias| bias.len() != self.outputs) {
-            return Err(OperandError("a bias has not one value for each output"));
-        }
-        let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
+    pub(crate) unsafe fn multiply_raw(&self, operands: &RawOperands, launch: Launch) {
         let x_type = if operands.dtype == 0 { SourceType::F32 } else { SourceType::Bf16 };
         if x_type == SourceType::F32 || self.weight_type == SourceType::Bf16 {
-            self.run(operands, operands.x, x_type, bias, launch);
-            return Ok(());
+            self.run(operands, x_type, launch);
+            return;
         }
         WIDENED.with_borrow_mut(|widened| {
             for first in (0..operands.rows).step_by(ROWS_PER_PASS) {
@@ -173,26 +162,18 @@ impl PackedWeights {
                     false => operands.residual.wrapping_byte_add(out_bytes),
                 };
                 let out = operands.out.wrapping_byte_add(out_bytes);
-                let some = RawOperands { x: operands.x, residual, out, rows, dtype: operands.dtype };
-                self.run(&some, widened.as_ptr().cast(), SourceType::F32, bias, launch);
+                let some = RawOperands { x: widened.as_ptr().cast(), residual, out, rows, ..*operands };
+                self.run(&some, SourceType::F32, launch);
             }
         });
-        Ok(())
     }
 
-    /// `x` of `x_type` stands for the operands' own; the caller vouches for all of them.
-    fn run(
-        &self,
-        operands: &RawOperands,
-        x: *const c_void,
-        x_type: SourceType,
-        bias: *const f32,
-        launch: Launch,
-    ) {
+    /// The operands' `x` is of `x_type`, whatever their dtype; the caller vouches for all of them.
+    fn run(&self, operands: &RawOperands, x_type: SourceType, launch: Launch) {
         let args = ffi::PinionPacked {
             weights: self.packed.as_ptr(),
-            x,
-            bias,
+            x: operands.x,
+            bias: operands.bias,
             residual: operands.residual,
             out: operands.out,
             rows: operands.rows as u64,
@@ -201,6 +182,7 @@ impl PackedWeights {
             weight_type: self.weight_type.code(),
             x_type: x_type.code(),
             dtype: operands.dtype,
+            activation: operands.activation.code(),
         };
         // SAFETY: the caller vouches for the operands, and the packed weights, which a map aligns to pages, have the
         // size that follows from the same shape.

@@ -51,12 +51,13 @@ fn check_bias(bias: Option<&Vec<f32>>, outputs: usize) -> Result<(), TensorError
 }
 
 /// A product of `[outputs, inputs]` weights through `multiply`, which gets operands of the sizes that [`RawOperands`]
-/// says: live tensors, and a new one for the result.
+/// says: live tensors, a new one for the result, and the bias, whose size was checked.
 fn run(
     [outputs, inputs]: [usize; 2],
     x: &Tensor,
+    (bias, activation): (Option<&[f32]>, Activation),
     residual: Option<&Tensor>,
-    multiply: impl FnOnce(&RawOperands) -> Result<(), OperandError>,
+    multiply: impl FnOnce(&RawOperands),
 ) -> Result<Tensor, TensorError> {
     let (from, [rows, width], dtype) = matrix(x)?;
     if width != inputs {
@@ -73,46 +74,8 @@ fn run(
         },
     };
     let (to, _, _) = matrix(&out)?;
-    multiply(&RawOperands { x: from.cast_const(), residual, out: to, rows, dtype }).map_err(error)?;
-    Ok(out)
-}
-
-/// libtorch's vectors; what is left of a thread's part behind them is computed by other code, to other last bits.
-const WHOLE_ELEMENTS: i64 = 64;
-/// GELU of more elements is split evenly among the threads.
-const ELEMENTS_OF_ONE_THREAD: i64 = 20_000;
-
-/// How many of these rows libtorch's GELU can take at once with nothing left behind the vectors of any thread, so that
-/// a row's bits do not depend on how many rows there are.
-fn rows_at_once(rows: i64, width: i64, threads: i64) -> i64 {
-    let part = WHOLE_ELEMENTS * threads;
-    if width % part == 0 {
-        return rows;
-    }
-    if width % WHOLE_ELEMENTS != 0 || width > ELEMENTS_OF_ONE_THREAD {
-        return 0;
-    }
-    let (mut divisor, mut rest) = (part, width % part);
-    while rest != 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    rows - rows % (part / divisor)
-}
-
-fn activated(out: Tensor, activation: Activation) -> Result<Tensor, TensorError> {
-    let approximate = match activation {
-        Activation::None => return Ok(out),
-        Activation::GeluTanh => "tanh",
-        Activation::GeluErf => "none",
-    };
-    let (rows, width) = out.size2()?;
-    let together = rows_at_once(rows, width, i64::from(tch::get_num_threads()));
-    if together > 0 {
-        let _ = out.f_narrow(0, 0, together)?.f_gelu_(approximate)?;
-    }
-    for row in together..rows {
-        let _ = out.f_narrow(0, row, 1)?.f_gelu_(approximate)?;
-    }
+    let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
+    multiply(&RawOperands { x: from.cast_const(), bias, activation, residual, out: to, rows, dtype });
     Ok(out)
 }
 
@@ -137,11 +100,11 @@ impl PackedLinear {
     }
 
     fn run(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
-        let out = run([self.weights.outputs(), self.weights.inputs()], x, residual, |operands| {
-            // SAFETY: live CPU tensors whose sizes and dtype were checked; the result is new.
-            unsafe { self.weights.multiply_raw(operands, self.bias.as_deref(), self.launch) }
-        })?;
-        activated(out, self.activation)
+        let shape = [self.weights.outputs(), self.weights.inputs()];
+        run(shape, x, (self.bias.as_deref(), self.activation), residual, |operands| {
+            // SAFETY: live CPU tensors whose sizes and dtype were checked, as the bias was; the result is new.
+            unsafe { self.weights.multiply_raw(operands, self.launch) }
+        })
     }
 }
 
@@ -161,11 +124,11 @@ impl QuantizedLinear {
     }
 
     fn run(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
-        let out = run([self.weights.outputs(), self.weights.inputs()], x, residual, |operands| {
-            // SAFETY: live CPU tensors whose sizes and dtype were checked; the result is new.
-            unsafe { self.weights.multiply_raw(operands, self.bias.as_deref(), self.launch) }
-        })?;
-        activated(out, self.activation)
+        let shape = [self.weights.outputs(), self.weights.inputs()];
+        run(shape, x, (self.bias.as_deref(), self.activation), residual, |operands| {
+            // SAFETY: live CPU tensors whose sizes and dtype were checked, as the bias was; the result is new.
+            unsafe { self.weights.multiply_raw(operands, self.launch) }
+        })
     }
 }
 
@@ -216,39 +179,5 @@ impl Product {
         if let Self::Dense(linear) = self {
             linear.set_fewest_rows(rows);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gelu_of_a_row_does_not_depend_on_rows_or_threads() {
-        let before = tch::get_num_threads();
-        for width in [3072, 192, 100, 20_032] {
-            let all = Tensor::arange(9 * width, (tch::Kind::Float, Device::Cpu)).sin().view([9, width]) * 3.0;
-            for activation in [Activation::GeluTanh, Activation::GeluErf] {
-                tch::set_num_threads(1);
-                let alone = |row| activated(all.narrow(0, row, 1).copy(), activation).unwrap();
-                let alone: Vec<Tensor> = (0..9).map(alone).collect();
-                for (threads, rows) in [(1, 9), (2, 9), (3, 8), (5, 9), (5, 5), (7, 9)] {
-                    // Rows that are wider than one thread's share are split, for one number of threads the same way.
-                    if width > ELEMENTS_OF_ONE_THREAD && threads != 1 {
-                        continue;
-                    }
-                    tch::set_num_threads(threads);
-                    let have = activated(all.narrow(0, 0, rows).copy(), activation).unwrap();
-                    for row in 0..rows {
-                        let same = have.narrow(0, row, 1).equal(&alone[row as usize]);
-                        assert!(same, "row {row} of {rows}, {width} wide, {threads} threads, {activation:?}");
-                    }
-                }
-            }
-        }
-        tch::set_num_threads(before);
-        assert_eq!([5, 4, 0].map(|rows| rows_at_once(rows, 3072, 5)), [5, 0, 0]);
-        assert_eq!(rows_at_once(9, 3072, 4), 9);
-        assert_eq!(rows_at_once(9, 100, 1), 0);
     }
 }

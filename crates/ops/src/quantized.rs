@@ -9,7 +9,7 @@ pub use integers::Integers;
 use crate::attention::OperandError;
 use crate::kv_pool::Element;
 use crate::packed::weight_memory;
-use crate::{IntegerLevel, ffi};
+use crate::{Activation, Epilogue, IntegerLevel, ffi};
 use std::cell::RefCell;
 use std::ffi::c_void;
 
@@ -141,10 +141,13 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Operands of a product as the kernels take them: `x` \[rows, inputs\], `residual` (or null) and `out` \[rows,
-/// outputs\], all contiguous and of one dtype.
+/// Operands of a product as the kernels take them: `x` \[rows, inputs\], `bias` \[outputs\] (or null), `residual` (or
+/// null) and `out` \[rows, outputs\], all contiguous and, but for the bias, of one dtype.
+#[derive(Clone, Copy)]
 pub(crate) struct RawOperands {
     pub(crate) x: *const c_void,
+    pub(crate) bias: *const f32,
+    pub(crate) activation: Activation,
     pub(crate) residual: *const c_void,
     pub(crate) out: *mut c_void,
     pub(crate) rows: usize,
@@ -152,20 +155,29 @@ pub(crate) struct RawOperands {
 }
 
 impl RawOperands {
-    /// Those of a product of `inputs` to `outputs`. The rows are those of `out`; error: a length differs from them.
+    /// Those of a product of `inputs` to `outputs`. The rows are those of `out`.
+    ///
+    /// # Errors
+    /// A length differs from them.
     pub(crate) fn of<T: Element>(
         x: &[T],
-        residual: Option<&[T]>,
+        epilogue: Epilogue<'_, T>,
         out: &mut [T],
         (inputs, outputs): (usize, usize),
     ) -> Result<RawOperands, OperandError> {
+        let Epilogue { bias, activation, residual } = epilogue;
         let rows = out.len() / outputs;
         let fits = out.len() == rows * outputs && Some(x.len()) == rows.checked_mul(inputs);
         if !fits || residual.is_some_and(|residual| residual.len() != out.len()) {
             return Err(OperandError("a product's operands differ in their rows"));
         }
+        if bias.is_some_and(|bias| bias.len() != outputs) {
+            return Err(OperandError("a bias has not one value for each output"));
+        }
         Ok(RawOperands {
             x: x.as_ptr().cast(),
+            bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            activation,
             residual: residual.map_or(std::ptr::null(), |residual| residual.as_ptr().cast()),
             out: out.as_mut_ptr().cast(),
             rows,
@@ -270,36 +282,26 @@ impl QuantizedWeights {
         &self.packed
     }
 
-    /// `out` \[rows, outputs\] = `x` \[rows, inputs\] . weights^T (+ bias) (+ residual). The number of rows is that of
-    /// `out`.
+    /// `out` \[rows, outputs\] = `epilogue` of `x` \[rows, inputs\] . weights^T. The number of rows is that of `out`.
     ///
     /// # Errors
     /// When operands do not fit together.
     pub fn multiply<T: Element>(
         &self,
         x: &[T],
-        bias: Option<&[f32]>,
-        residual: Option<&[T]>,
+        epilogue: Epilogue<'_, T>,
         out: &mut [T],
         launch: IntegerLaunch,
     ) -> Result<(), OperandError> {
-        let operands = RawOperands::of(x, residual, out, (self.inputs, self.outputs))?;
+        let operands = RawOperands::of(x, epilogue, out, (self.inputs, self.outputs))?;
         // SAFETY: the lengths were checked above, and the result is borrowed mutably.
-        unsafe { self.multiply_raw(&operands, bias, launch) }
+        unsafe { self.multiply_raw(&operands, launch) };
+        Ok(())
     }
 
     /// # Safety
     /// The operands are memory of the sizes that [`RawOperands`] says, readable, `out` writable and apart from `x`.
-    pub(crate) unsafe fn multiply_raw(
-        &self,
-        operands: &RawOperands,
-        bias: Option<&[f32]>,
-        launch: IntegerLaunch,
-    ) -> Result<(), OperandError> {
-        if bias.is_some_and(|bias| bias.len() != self.outputs) {
-            return Err(OperandError("a bias has not one value for each output"));
-        }
-        let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
+    pub(crate) unsafe fn multiply_raw(&self, operands: &RawOperands, launch: IntegerLaunch) {
         let element = if operands.dtype == 0 { 4 } else { 2 };
         SCRATCH.with_borrow_mut(|scratch| {
             for first in (0..operands.rows).step_by(ROWS_PER_PASS) {
@@ -314,16 +316,15 @@ impl QuantizedWeights {
                     residual,
                     out: operands.out.wrapping_byte_add(out_bytes),
                     rows,
-                    dtype: operands.dtype,
+                    ..*operands
                 };
-                self.pass(&some, bias, scratch, launch);
+                self.pass(&some, scratch, launch);
             }
         });
-        Ok(())
     }
 
     /// At most [`ROWS_PER_PASS`] rows, whose memory the caller vouches for.
-    fn pass(&self, operands: &RawOperands, bias: *const f32, scratch: &mut Scratch, launch: IntegerLaunch) {
+    fn pass(&self, operands: &RawOperands, scratch: &mut Scratch, launch: IntegerLaunch) {
         let rows = operands.rows;
         scratch.x.resize(scratch.x.len().max(rows * self.inputs_padded), 0);
         scratch.scales.resize(scratch.scales.len().max(rows), 0.0);
@@ -347,7 +348,7 @@ impl QuantizedWeights {
             x: scratch.x.as_ptr(),
             x_scales: scratch.scales.as_ptr(),
             x_offsets: scratch.offsets.as_ptr(),
-            bias,
+            bias: operands.bias,
             residual: operands.residual,
             out: operands.out,
             rows: rows as u64,
@@ -355,6 +356,7 @@ impl QuantizedWeights {
             k_padded: self.inputs_padded as u32,
             group: self.form.group(),
             dtype: operands.dtype,
+            activation: operands.activation.code(),
         };
         // SAFETY: the caller vouches for the operands, the scratch was made large enough, and the packed weights, which
         // a map aligns to pages, have the size that follows from the same shape.

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-use pinion_ops::IntegerLevel;
 use pinion_ops::quantized::{IntegerLaunch, Integers, QuantizedWeights, WeightForm, twin};
+use pinion_ops::{Epilogue, IntegerLevel};
 use pinion_random::nth;
 
 struct Case {
@@ -42,10 +42,12 @@ impl Case {
             [1.0, -1.0, 0.37].map(|sign| (0..inputs).map(move |k| if k % 5 == 4 { sign / 3.0 } else { sign }))
         {
             let x: Vec<f32> = x.collect();
-            let want = twin.multiply(&x, None, None);
+            let want = twin.multiply(&x, Epilogue::default());
             for level in IntegerLevel::available() {
                 let mut out = vec![0f32; outputs];
-                packed.multiply(&x, None, None, &mut out, IntegerLaunch { level, threads: 1 }).unwrap();
+                packed
+                    .multiply(&x, Epilogue::default(), &mut out, IntegerLaunch { level, threads: 1 })
+                    .unwrap();
                 assert_eq!(out, want, "{form:?} {outputs}x{inputs} {level:?}");
             }
         }

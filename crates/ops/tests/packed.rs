@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use pinion_ops::attention::Launch;
 use pinion_ops::packed::{PackedWeights, twin};
 use pinion_ops::quantized::{Source, SourceType};
-use pinion_ops::{Dtype, Element, KernelLevel};
+use pinion_ops::{Activation, Dtype, Element, Epilogue, KernelLevel};
 use pinion_random::Random;
 use proptest::prelude::*;
 
@@ -47,8 +47,7 @@ struct Case<'a> {
     weights: &'a [f32],
     x: &'a [f32],
     inputs: usize,
-    bias: Option<&'a [f32]>,
-    residual: Option<&'a [f32]>,
+    epilogue: Epilogue<'a, f32>,
 }
 
 /// Every type of weights, level and number of threads gives what the twin gives, in one dtype.
@@ -57,7 +56,7 @@ fn check<T: Element>(case: &Case<'_>) {
     let rows = case.x.len() / inputs;
     let typed = |values: &[f32]| values.iter().map(|&value| T::from_f32(value)).collect::<Vec<T>>();
     let widened = |values: &[T]| values.iter().map(|value| value.to_f32()).collect::<Vec<f32>>();
-    let (x, residual) = (typed(case.x), case.residual.map(typed));
+    let (x, residual) = (typed(case.x), case.epilogue.residual.map(typed));
     let (x_widened, residual_widened) = (widened(&x), residual.as_deref().map(widened));
     let x_type = if T::DTYPE == Dtype::Bf16 { SourceType::Bf16 } else { SourceType::F32 };
     for weight_type in TYPES {
@@ -67,7 +66,11 @@ fn check<T: Element>(case: &Case<'_>) {
         let want: Vec<f32> = (0..rows)
             .flat_map(|row| {
                 let residual = residual_widened.as_ref().map(|all| &all[row * outputs..][..outputs]);
-                twin.multiply(x_type, &x_widened[row * inputs..][..inputs], case.bias, residual)
+                twin.multiply(
+                    x_type,
+                    &x_widened[row * inputs..][..inputs],
+                    Epilogue { residual, ..case.epilogue },
+                )
             })
             .map(|value| T::from_f32(value).to_f32())
             .collect();
@@ -75,7 +78,9 @@ fn check<T: Element>(case: &Case<'_>) {
             KernelLevel::available().into_iter().flat_map(|level| [(level, 1), (level, 3)])
         {
             let mut out = vec![T::from_f32(9.0); rows * outputs];
-            kernel.multiply(&x, case.bias, residual.as_deref(), &mut out, Launch { level, threads }).unwrap();
+            let Epilogue { bias, activation, .. } = case.epilogue;
+            let epilogue = Epilogue { bias, activation, residual: residual.as_deref() };
+            kernel.multiply(&x, epilogue, &mut out, Launch { level, threads }).unwrap();
             for (at, (have, &want)) in out.iter().zip(&want).enumerate() {
                 let (row, output, have) = (at / outputs, at % outputs, have.to_f32());
                 assert!(
@@ -101,15 +106,18 @@ fn shapes_equal_the_twin() {
             let weights = numbers(1, inputs * outputs);
             let x = numbers(2, rows * inputs);
             let (bias, residual) = (numbers(3, outputs), numbers(4, rows * outputs));
-            let extras = if rows < 9 {
-                &[(false, false), (true, false), (false, true), (true, true)][..]
-            } else {
-                &[(true, true)]
-            };
-            for &(with_bias, with_residual) in extras {
-                let (bias, residual) =
-                    (with_bias.then_some(&bias[..]), with_residual.then_some(&residual[..]));
-                check_both(&Case { weights: &weights, x: &x, inputs, bias, residual });
+            let (bias, residual) = (Some(&bias[..]), Some(&residual[..]));
+            let all = Epilogue { bias, activation: Activation::None, residual };
+            let some = [
+                Epilogue::default(),
+                Epilogue { residual: None, ..all },
+                Epilogue { bias: None, ..all },
+                Epilogue { residual: None, activation: Activation::GeluTanh, ..all },
+                Epilogue { bias: None, activation: Activation::GeluErf, ..all },
+            ];
+            let some = if rows < 9 { &some[..] } else { &[] };
+            for &epilogue in some.iter().chain([&all]) {
+                check_both(&Case { weights: &weights, x: &x, inputs, epilogue });
             }
         }
     }
@@ -122,11 +130,22 @@ fn extreme_values_equal_the_twin() {
     let scaled = |seed, count, factor: f32| {
         numbers(seed, count).into_iter().map(|value| value * factor).collect::<Vec<f32>>()
     };
-    for (weight_factor, x_factor) in
-        [(3e38, 3e38), (6e4, 1e-45), (1e-7, 1e-38), (1e-40, 1.0), (1.0, 1e-40), (-0.0, 1.0), (1.0, -0.0)]
-    {
+    for (weight_factor, x_factor) in [
+        (3e38, 3e38),
+        (30.0, 10.0),
+        (1e13, 1.0),
+        (6e4, 1e-45),
+        (1e-7, 1e-38),
+        (1e-40, 1.0),
+        (1.0, 1e-40),
+        (-0.0, 1.0),
+        (1.0, -0.0),
+    ] {
         let (weights, x) = (scaled(5, inputs * outputs, weight_factor), scaled(6, rows * inputs, x_factor));
-        check_both(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
+            let epilogue = Epilogue { activation, ..Epilogue::default() };
+            check_both(&Case { weights: &weights, x: &x, inputs, epilogue });
+        }
     }
 }
 
@@ -138,10 +157,12 @@ fn what_is_not_finite_stays_in_its_row() {
         for place in [5, 96] {
             let mut x = numbers(8, 3 * inputs);
             x[inputs + place] = bad;
-            check_both(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+            check_both(&Case { weights: &weights, x: &x, inputs, epilogue: Epilogue::default() });
             let mut out = vec![0f32; 3 * outputs];
             let launch = Launch { level: KernelLevel::best(), threads: 1 };
-            packed(SourceType::Bf16, &weights, inputs, 1).multiply(&x, None, None, &mut out, launch).unwrap();
+            packed(SourceType::Bf16, &weights, inputs, 1)
+                .multiply(&x, Epilogue::default(), &mut out, launch)
+                .unwrap();
             for (row, values) in out.chunks(outputs).enumerate() {
                 assert!(values.iter().all(|value| value.is_finite() == (row != 1)), "row {row}: {values:?}");
             }
@@ -158,7 +179,7 @@ fn the_rows_beside_a_row_do_not_change_a_bit() {
         let kernel = packed(weight_type, &weights, inputs, 2);
         for level in KernelLevel::available() {
             let mut whole = vec![0f32; rows * outputs];
-            kernel.multiply(&x, None, None, &mut whole, Launch { level, threads: 1 }).unwrap();
+            kernel.multiply(&x, Epilogue::default(), &mut whole, Launch { level, threads: 1 }).unwrap();
             for (first, count) in (0..20)
                 .map(|first| (first * 13, 1))
                 .chain((2..52).map(|count| (count * 3, count)))
@@ -167,7 +188,7 @@ fn the_rows_beside_a_row_do_not_change_a_bit() {
                 let mut some = vec![0f32; count * outputs];
                 let launch = Launch { level, threads: 1 + (count % 3) as u32 };
                 kernel
-                    .multiply(&x[first * inputs..][..count * inputs], None, None, &mut some, launch)
+                    .multiply(&x[first * inputs..][..count * inputs], Epilogue::default(), &mut some, launch)
                     .unwrap();
                 assert!(
                     some == whole[first * outputs..][..count * outputs],
@@ -233,7 +254,7 @@ fn every_half_is_widened_exactly() {
     weights.pack(0, source, 1).unwrap();
     for level in KernelLevel::available() {
         let mut out = vec![0f32; halves.len()];
-        weights.multiply(&[1.0], None, None, &mut out, Launch { level, threads: 1 }).unwrap();
+        weights.multiply(&[1.0], Epilogue::default(), &mut out, Launch { level, threads: 1 }).unwrap();
         for (&bits, &have) in halves.iter().zip(&out) {
             // A sum that begins with zero has no negative zero.
             let want = f16::from_bits(bits).to_f32() + 0.0;
@@ -259,7 +280,7 @@ fn products_are_near_the_exact_ones() {
             .collect();
         let mut out = vec![0f32; outputs];
         let launch = Launch { level: KernelLevel::best(), threads: 1 };
-        packed(weight_type, &weights, inputs, 1).multiply(&x, None, None, &mut out, launch).unwrap();
+        packed(weight_type, &weights, inputs, 1).multiply(&x, Epilogue::default(), &mut out, launch).unwrap();
         let largest = exact.iter().fold(0f64, |most, value| most.max(value.abs()));
         let error =
             out.iter().zip(&exact).fold(0f64, |most, (&have, want)| most.max((f64::from(have) - want).abs()));
@@ -272,13 +293,15 @@ fn operands_that_do_not_fit_are_refused() {
     let weights = packed(SourceType::Bf16, &numbers(1, 8 * 4), 8, 1);
     let launch = Launch { level: KernelLevel::best(), threads: 1 };
     let mut out = [0f32; 8];
-    assert!(weights.multiply(&[0.0; 16], None, None, &mut out, launch).is_ok());
-    assert!(weights.multiply(&[0.0; 15], None, None, &mut out, launch).is_err());
-    assert!(weights.multiply(&[0.0; 16], Some(&[0.0; 3]), None, &mut out, launch).is_err());
-    assert!(weights.multiply(&[0.0; 16], None, Some(&[0.0; 7]), &mut out, launch).is_err());
-    assert!(weights.multiply(&[0.0; 8], None, None, &mut out[..7], launch).is_err());
-    assert!(weights.multiply::<f32>(&[], None, None, &mut [], launch).is_ok());
-    assert!(weights.multiply::<bf16>(&[], None, None, &mut [], launch).is_ok());
+    assert!(weights.multiply(&[0.0; 16], Epilogue::default(), &mut out, launch).is_ok());
+    assert!(weights.multiply(&[0.0; 15], Epilogue::default(), &mut out, launch).is_err());
+    let narrow_bias = Epilogue { bias: Some(&[0.0; 3]), ..Epilogue::default() };
+    assert!(weights.multiply(&[0.0; 16], narrow_bias, &mut out, launch).is_err());
+    let short_residual = Epilogue { residual: Some(&[0.0; 7]), ..Epilogue::default() };
+    assert!(weights.multiply(&[0.0; 16], short_residual, &mut out, launch).is_err());
+    assert!(weights.multiply(&[0.0; 8], Epilogue::default(), &mut out[..7], launch).is_err());
+    assert!(weights.multiply::<f32>(&[], Epilogue::default(), &mut [], launch).is_ok());
+    assert!(weights.multiply::<bf16>(&[], Epilogue::default(), &mut [], launch).is_ok());
     let source = |bytes, source_type, rows| Source { bytes, source_type, rows, is_transposed: false };
     let mut room = PackedWeights::new(SourceType::F16, 4, 8).unwrap();
     assert!(room.pack(0, source(&[0; 64], SourceType::F16, 4), 1).is_ok());
@@ -299,6 +322,6 @@ proptest! {
     ) {
         let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * 2f32.powi(spread)).collect::<Vec<f32>>();
         let (weights, x) = (numbers(seed, inputs * outputs), scaled(numbers(!seed, rows * inputs)));
-        check_both(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        check_both(&Case { weights: &weights, x: &x, inputs, epilogue: Epilogue::default() });
     }
 }

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source, SourceType, WeightForm, twin};
-use pinion_ops::{Element, IntegerLevel};
+use pinion_ops::{Activation, Element, Epilogue, IntegerLevel};
 use pinion_random::Random;
 use proptest::prelude::*;
 
@@ -42,8 +42,7 @@ struct Case<'a> {
     weights: &'a [f32],
     x: &'a [f32],
     inputs: usize,
-    bias: Option<&'a [f32]>,
-    residual: Option<&'a [f32]>,
+    epilogue: Epilogue<'a, f32>,
 }
 
 /// Every form, level and number of threads gives what the twin gives, in one dtype.
@@ -51,7 +50,7 @@ fn check<T: Element>(case: &Case<'_>) {
     let (inputs, outputs) = (case.inputs, case.weights.len() / case.inputs);
     let rows = case.x.len() / inputs;
     let typed = |values: &[f32]| values.iter().map(|&value| T::from_f32(value)).collect::<Vec<T>>();
-    let (x, residual) = (typed(case.x), case.residual.map(typed));
+    let (x, residual) = (typed(case.x), case.epilogue.residual.map(typed));
     let widened: Vec<f32> = x.iter().map(|value| value.to_f32()).collect();
     let residual_widened: Option<Vec<f32>> =
         residual.as_ref().map(|values| values.iter().map(|value| value.to_f32()).collect());
@@ -62,7 +61,7 @@ fn check<T: Element>(case: &Case<'_>) {
         let want: Vec<f32> = (0..rows)
             .flat_map(|row| {
                 let residual = residual_widened.as_ref().map(|all| &all[row * outputs..][..outputs]);
-                twin.multiply(&widened[row * inputs..][..inputs], case.bias, residual)
+                twin.multiply(&widened[row * inputs..][..inputs], Epilogue { residual, ..case.epilogue })
             })
             .map(|value| T::from_f32(value).to_f32())
             .collect();
@@ -70,8 +69,10 @@ fn check<T: Element>(case: &Case<'_>) {
             IntegerLevel::available().into_iter().flat_map(|level| [(level, 1), (level, 3)])
         {
             let mut out = vec![T::from_f32(9.0); rows * outputs];
+            let Epilogue { bias, activation, .. } = case.epilogue;
+            let epilogue = Epilogue { bias, activation, residual: residual.as_deref() };
             let launch = IntegerLaunch { level, threads };
-            kernel.multiply(&x, case.bias, residual.as_deref(), &mut out, launch).unwrap();
+            kernel.multiply(&x, epilogue, &mut out, launch).unwrap();
             for (at, (have, &want)) in out.iter().zip(&want).enumerate() {
                 let (row, output, have) = (at / outputs, at % outputs, have.to_f32());
                 assert!(
@@ -107,13 +108,16 @@ fn shapes_equal_the_twin() {
             let weights = numbers(1, inputs * outputs);
             let x = numbers(2, rows * inputs);
             let (bias, residual) = (numbers(3, outputs), numbers(4, rows * outputs));
-            for (bias, residual) in [
-                (None, None),
-                (Some(&bias[..]), None),
-                (None, Some(&residual[..])),
-                (Some(&bias[..]), Some(&residual[..])),
+            let (bias, residual) = (Some(&bias[..]), Some(&residual[..]));
+            let all = Epilogue { bias, activation: Activation::None, residual };
+            for epilogue in [
+                Epilogue::default(),
+                all,
+                Epilogue { bias: None, ..all },
+                Epilogue { residual: None, activation: Activation::GeluTanh, ..all },
+                Epilogue { bias: None, activation: Activation::GeluErf, ..all },
             ] {
-                check_both(&Case { weights: &weights, x: &x, inputs, bias, residual });
+                check_both(&Case { weights: &weights, x: &x, inputs, epilogue });
             }
         }
     }
@@ -137,7 +141,7 @@ fn extreme_values_equal_the_twin() {
         (vec![1e-37; inputs * outputs], vec![1e-37; rows * inputs]),
         (vec![1e-30; inputs * outputs], vec![1e-45; rows * inputs]),
     ] {
-        check_both(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        check_both(&Case { weights: &weights, x: &x, inputs, epilogue: Epilogue::default() });
     }
 }
 
@@ -147,7 +151,7 @@ fn the_longest_product_does_not_wrap() {
     let inputs = 131_072;
     for sign in [1.0, -1.0] {
         let (weights, x) = (vec![sign; inputs], vec![1.0; inputs]);
-        check::<f32>(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        check::<f32>(&Case { weights: &weights, x: &x, inputs, epilogue: Epilogue::default() });
     }
     assert!(QuantizedWeights::new(WeightForm::Int8, 1, inputs + 1).is_err());
 }
@@ -159,11 +163,11 @@ fn what_is_not_finite_gives_nan_in_its_row_only() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut x = numbers(8, 3 * inputs);
         x[inputs + 5] = bad;
-        check_both(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        check_both(&Case { weights: &weights, x: &x, inputs, epilogue: Epilogue::default() });
         for form in forms(inputs) {
             let mut out = vec![0f32; 3 * outputs];
             let launch = IntegerLaunch { level: IntegerLevel::best(), threads: 1 };
-            packed(form, &weights, inputs, 1).multiply(&x, None, None, &mut out, launch).unwrap();
+            packed(form, &weights, inputs, 1).multiply(&x, Epilogue::default(), &mut out, launch).unwrap();
             for (row, values) in out.chunks(outputs).enumerate() {
                 assert!(
                     values.iter().all(|value| value.is_nan() == (row == 1)),
@@ -173,7 +177,7 @@ fn what_is_not_finite_gives_nan_in_its_row_only() {
         }
         let mut broken = weights.clone();
         broken[2 * inputs + 7] = bad;
-        check_both(&Case { weights: &broken, x: &numbers(8, inputs), inputs, bias: None, residual: None });
+        check_both(&Case { weights: &broken, x: &numbers(8, inputs), inputs, epilogue: Epilogue::default() });
     }
 }
 
@@ -186,7 +190,7 @@ fn the_rows_beside_a_row_do_not_change_a_bit() {
         let kernel = packed(form, &weights, inputs, 2);
         for launch in IntegerLevel::available().into_iter().map(|level| IntegerLaunch { level, threads: 1 }) {
             let mut whole = vec![0f32; rows * outputs];
-            kernel.multiply(&x, None, None, &mut whole, launch).unwrap();
+            kernel.multiply(&x, Epilogue::default(), &mut whole, launch).unwrap();
             for (first, count) in
                 (0..20).map(|first| (first * 13, 1)).chain([(0, 2), (3, 5), (7, 11), (1, 257), (250, 50)])
             {
@@ -194,7 +198,7 @@ fn the_rows_beside_a_row_do_not_change_a_bit() {
                 let threads = 1 + (count % 3) as u32;
                 let launch = IntegerLaunch { threads, ..launch };
                 kernel
-                    .multiply(&x[first * inputs..][..count * inputs], None, None, &mut some, launch)
+                    .multiply(&x[first * inputs..][..count * inputs], Epilogue::default(), &mut some, launch)
                     .unwrap();
                 assert_eq!(
                     some,
@@ -270,9 +274,14 @@ fn halves_of_every_kind_are_read() {
         )
         .unwrap();
         let (mut out, x) = ([0f32], [1.0f32, 0.5, 0.25]);
-        have.multiply(&x, None, None, &mut out, IntegerLaunch { level: IntegerLevel::Scalar, threads: 1 })
-            .unwrap();
-        let want = twin::Weights::new(WeightForm::Int8, &exact, 3).multiply(&x, None, None)[0];
+        have.multiply(
+            &x,
+            Epilogue::default(),
+            &mut out,
+            IntegerLaunch { level: IntegerLevel::Scalar, threads: 1 },
+        )
+        .unwrap();
+        let want = twin::Weights::new(WeightForm::Int8, &exact, 3).multiply(&x, Epilogue::default())[0];
         assert!(same(out[0], want), "{bits:04x}: {} instead of {want}", out[0]);
     }
 }
@@ -294,7 +303,7 @@ fn products_are_near_the_exact_ones() {
     ] {
         let mut out = vec![0f32; outputs];
         let launch = IntegerLaunch { level: IntegerLevel::best(), threads: 1 };
-        packed(form, &weights, inputs, 1).multiply(&x, None, None, &mut out, launch).unwrap();
+        packed(form, &weights, inputs, 1).multiply(&x, Epilogue::default(), &mut out, launch).unwrap();
         let error: Vec<f64> = out.iter().zip(&exact).map(|(&have, want)| f64::from(have) - want).collect();
         let share = norm(&error) / norm(&exact);
         assert!(share < most && share > 1e-4, "{form:?}: {share}");
@@ -306,12 +315,14 @@ fn operands_that_do_not_fit_are_refused() {
     let weights = packed(WeightForm::Int8, &numbers(1, 8 * 4), 8, 1);
     let launch = IntegerLaunch { level: IntegerLevel::best(), threads: 1 };
     let mut out = [0f32; 8];
-    assert!(weights.multiply(&[0.0; 16], None, None, &mut out, launch).is_ok());
-    assert!(weights.multiply(&[0.0; 15], None, None, &mut out, launch).is_err());
-    assert!(weights.multiply(&[0.0; 16], Some(&[0.0; 3]), None, &mut out, launch).is_err());
-    assert!(weights.multiply(&[0.0; 16], None, Some(&[0.0; 7]), &mut out, launch).is_err());
-    assert!(weights.multiply(&[0.0; 8], None, None, &mut out[..7], launch).is_err());
-    assert!(weights.multiply::<f32>(&[], None, None, &mut [], launch).is_ok());
+    assert!(weights.multiply(&[0.0; 16], Epilogue::default(), &mut out, launch).is_ok());
+    assert!(weights.multiply(&[0.0; 15], Epilogue::default(), &mut out, launch).is_err());
+    let narrow_bias = Epilogue { bias: Some(&[0.0; 3]), ..Epilogue::default() };
+    assert!(weights.multiply(&[0.0; 16], narrow_bias, &mut out, launch).is_err());
+    let short_residual = Epilogue { residual: Some(&[0.0; 7]), ..Epilogue::default() };
+    assert!(weights.multiply(&[0.0; 16], short_residual, &mut out, launch).is_err());
+    assert!(weights.multiply(&[0.0; 8], Epilogue::default(), &mut out[..7], launch).is_err());
+    assert!(weights.multiply::<f32>(&[], Epilogue::default(), &mut [], launch).is_ok());
     let mut room = QuantizedWeights::new(WeightForm::Int8, 4, 8).unwrap();
     let source = |bytes, rows| Source { bytes, source_type: SourceType::F32, rows, is_transposed: false };
     assert!(room.pack(0, source(&[0; 128], 4), 1).is_ok());
@@ -336,6 +347,6 @@ proptest! {
     ) {
         let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * 2f32.powi(spread)).collect::<Vec<f32>>();
         let (weights, x) = (numbers(seed, inputs * outputs), scaled(numbers(!seed, rows * inputs)));
-        check::<f32>(&Case { weights: &weights, x: &x, inputs, bias: None, residual: None });
+        check::<f32>(&Case { weights: &weights, x: &x, inputs, epilogue: Epilogue::default() });
     }
 }

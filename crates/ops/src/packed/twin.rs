@@ -1,5 +1,6 @@
 //! What the kernels must equal to the bit, in plain Rust.
 
+use crate::Epilogue;
 use crate::quantized::SourceType;
 use half::{bf16, f16};
 
@@ -57,14 +58,8 @@ impl Weights {
         }
     }
 
-    /// \[outputs\] = `x` \[inputs\] of `x_type` . weights^T (+ bias) (+ residual), before it is rounded.
-    pub fn multiply(
-        &self,
-        x_type: SourceType,
-        x: &[f32],
-        bias: Option<&[f32]>,
-        residual: Option<&[f32]>,
-    ) -> Vec<f32> {
+    /// \[outputs\] = `epilogue` of `x` \[inputs\] of `x_type` . weights^T, before it is rounded.
+    pub fn multiply(&self, x_type: SourceType, x: &[f32], epilogue: Epilogue<'_, f32>) -> Vec<f32> {
         let in_pairs = x_type == SourceType::Bf16 && self.weight_type == SourceType::Bf16;
         let product = |output: usize| {
             let weights = &self.values[output * self.inputs..][..self.inputs];
@@ -78,14 +73,7 @@ impl Weights {
             }
             sums[0] + sums[1]
         };
-        let finished = |output: usize| {
-            let mut value = product(output);
-            for added in [bias, residual].into_iter().flatten() {
-                value += added[output];
-            }
-            value
-        };
-        (0..self.outputs).map(finished).collect()
+        (0..self.outputs).map(|output| epilogue.apply(output, product(output))).collect()
     }
 }
 

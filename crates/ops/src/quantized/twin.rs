@@ -1,6 +1,7 @@
 //! What the kernels must equal to the bit, in plain Rust.
 
 use super::WeightForm;
+use crate::Epilogue;
 
 /// Weights as integers, not packed.
 #[derive(Debug, Clone, PartialEq)]
@@ -119,8 +120,8 @@ impl Weights {
         }
     }
 
-    /// \[outputs\] = `x` \[inputs\] . weights^T (+ bias) (+ residual), before it is rounded.
-    pub fn multiply(&self, x: &[f32], bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
+    /// \[outputs\] = `epilogue` of `x` \[inputs\] . weights^T, before it is rounded.
+    pub fn multiply(&self, x: &[f32], epilogue: Epilogue<'_, f32>) -> Vec<f32> {
         let (x, x_scale) = quantize(x);
         let group = match self.form {
             WeightForm::Int8 => self.inputs,
@@ -140,13 +141,6 @@ impl Weights {
                 }
             }
         };
-        let finished = |output: usize| {
-            let mut value = product(output);
-            for added in [bias, residual].into_iter().flatten() {
-                value += added[output];
-            }
-            value
-        };
-        (0..self.outputs).map(finished).collect()
+        (0..self.outputs).map(|output| epilogue.apply(output, product(output))).collect()
     }
 }
