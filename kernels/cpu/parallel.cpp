@@ -72,11 +72,18 @@ uint64_t deal_out(PinionAttention& a, int32_t threads) {
     const PinionBatch& b = a.batch;
     a.dealt_above = UINT32_MAX;
     if (threads <= 1 || !a.split_contexts || a.partials == nullptr) return 0;
-    uint64_t positions = 0;
+    uint64_t items = 0, positions = 0, longest = 0, shortest = UINT64_MAX;
     for (uint32_t s = 0; s < b.seqs; ++s) {
-        if (b.query_start[s + 1] > b.query_start[s]) positions += Cut(a, s).items() * b.kv_heads * seen_of(a, s);
+        if (b.query_start[s + 1] == b.query_start[s]) continue;
+        const uint64_t of_seq = Cut(a, s).items() * b.kv_heads, seen = seen_of(a, s);
+        items += of_seq;
+        positions += of_seq * seen;
+        longest = most(longest, seen);
+        shortest = seen < shortest ? seen : shortest;
     }
     if (positions * b.head_dim < kSerialKeys) return 0;
+    // Equal items of which each thread gets as many keep all busy to the end: spans and joins would be work without a gain.
+    if (items % static_cast<uint64_t>(threads) == 0 && longest - shortest <= PINION_SPAN) return 0;
     const uint64_t above = positions / (static_cast<uint64_t>(threads) * PINION_DEALT);
     a.dealt_above = above < UINT32_MAX ? static_cast<uint32_t>(above) : UINT32_MAX;
     uint64_t dealt = 0;
