@@ -67,6 +67,10 @@ pub fn complete<E>(
     }
     for (name, method) in FILES {
         let Some(mut found) = file(name)? else { continue };
+        // Other tools write files of these names, too: transformers.js one about its ONNX files.
+        if !["bits", "w_bit", "quant_method"].iter().any(|key| found.contains_key(*key)) {
+            continue;
+        }
         // AutoAWQ once wrote files of both names.
         let method = if found.contains_key("w_bit") { "awq" } else { method };
         found.entry("quant_method").or_insert_with(|| method.into());

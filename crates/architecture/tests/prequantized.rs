@@ -171,6 +171,8 @@ fn a_file_beside_config_json_says_how_weights_are_packed() {
     let gptq = json!({"bits": 4, "group_size": 128, "desc_act": false, "sym": true, "damp_percent": 0.1});
     let awq = json!({"zero_point": true, "q_group_size": 64, "w_bit": 4, "version": "GEMM"});
     let eight = json!({"quant_method": "gptq", "bits": 8, "group_size": 32});
+    // Of transformers.js, beside ONNX files.
+    let onnx = json!({"modes": ["q8"], "per_channel": false, "block_size": null});
     let [of_gptq, of_eight] = [(4, 128), (8, 32)].map(|(bits, group)| Packed {
         method: "gptq",
         packing: Packing::Gptq { bits, zero_offset: 1 },
@@ -183,6 +185,8 @@ fn a_file_beside_config_json_says_how_weights_are_packed() {
         (Value::Null, vec![("quantize_config.json", &awq)], Some(of_awq)),
         (Value::Null, vec![("quant_config.json", &awq), ("quantize_config.json", &gptq)], Some(of_gptq)),
         (Value::Null, vec![("other.json", &gptq)], None),
+        (Value::Null, vec![("quantize_config.json", &onnx)], None),
+        (Value::Null, vec![("quantize_config.json", &onnx), ("quant_config.json", &awq)], Some(of_awq)),
         (eight.clone(), vec![("quantize_config.json", &gptq)], Some(of_eight)),
     ] {
         let mut config = keys("llama", said).as_object().unwrap().clone();
