@@ -89,7 +89,7 @@ impl BatchArgs {
     }
 
     /// The same batch for an engine alone.
-    pub(crate) fn load(&self) -> Result<Load, String> {
+    pub(crate) fn load(&self, seed_shift: u64) -> Result<Load, String> {
         let phase = |seed| -> Result<AlonePhase, String> {
             let prompts = self.prompt.prompts(Source::Random, seed)?;
             let request = |ids| AloneRequest { at_ns: 0, ids, output_tokens: self.output_len };
@@ -97,7 +97,7 @@ impl BatchArgs {
         };
         let seed = self.prompt.seed;
         let warm_up = if self.no_warmup { AlonePhase::default() } else { phase(seed ^ WARMUP_SEED)? };
-        self.prompt.load(warm_up, phase(seed)?, false)
+        self.prompt.load(warm_up, phase(seed + seed_shift)?, false)
     }
 
     /// What a service is sent.

@@ -289,7 +289,7 @@ impl Plan {
     }
 
     /// The same requests for an engine alone.
-    pub(crate) fn load(&self, point: Point) -> Result<Load, String> {
+    pub(crate) fn load(&self, point: Point, seed_shift: u64) -> Result<Load, String> {
         let args = &self.args.prompt;
         if self.args.cancel_share > 0.0 {
             return Err("--cancel-share: an engine alone has no clients that leave".to_owned());
@@ -302,7 +302,7 @@ impl Plan {
             output_tokens: lengths.output,
         };
         let warm_up = AlonePhase { streams: Some(1), requests: (0..self.args.warmup).map(request).collect() };
-        let prompts = args.prompts(self.args.prompts, args.seed)?;
+        let prompts = args.prompts(self.args.prompts, args.seed + seed_shift)?;
         let streams = (point.streams > 0).then_some(point.streams as u32);
         let measured = phase(&self.selection, point.scale, &prompts, streams);
         args.load(warm_up, measured, true)

@@ -70,7 +70,22 @@ fn cell_variants(
         let variants = variants(scenario, args).map_err(|fault| format!("--cell {name}: {fault}"))?;
         cells.push((name.to_owned(), variants));
     }
-    Ok(cells)
+    match cells.iter().find(|(_, all)| !same_servers(all, &cells[0].1)) {
+        Some((name, _)) => Err(format!(
+            "--cell {name}: not the servers of cell {}, or with other commands: a switch that cannot act in one cell may \
+             act in the other, and {{cell}} belongs into workloads alone",
+            cells[0].0
+        )),
+        None => Ok(cells),
+    }
+}
+
+/// Whether one process of each variant can run the cells of both.
+fn same_servers(some: &[Variant], others: &[Variant]) -> bool {
+    let server = |variant: &Variant| {
+        (variant.label.clone(), variant.command.clone(), variant.url.clone(), variant.engine.clone())
+    };
+    some.iter().map(server).eq(others.iter().map(server))
 }
 
 /// Runs a scenario to its end, or from where an earlier call was stopped.
@@ -171,7 +186,11 @@ fn turn(scenario: &Scenario, cells: &mut [Cell], index: usize, round: u32) -> Re
             let mut seed_shift = points;
             points += 1;
             if !is_shared {
-                (server, seed_shift) = (None, 0);
+                server = None;
+                // A server that runs by itself keeps what it has seen.
+                if variant.url.is_none() {
+                    seed_shift = 0;
+                }
             }
             let record = new_record(cell, index, round, point);
             if let Some(record) = cell.folder.finished(&record.key, &record.fingerprint) {
@@ -224,7 +243,7 @@ fn one_run(
 ) -> Result<RunRecord, StartFault> {
     let failed = StartFault::Failed;
     if let Some(flags) = &variant.engine {
-        return engine_run(flags, &variant.workload, point, record, folder).map_err(failed);
+        return engine_run(flags, &variant.workload, (point, seed_shift), record, folder).map_err(failed);
     }
     let limit = Duration::from_secs(scenario.ready_timeout_s);
     let is_fresh = server.is_none();
@@ -259,12 +278,12 @@ fn one_run(
 fn engine_run(
     flags: &[String],
     workload: &Workload,
-    point: Option<Point>,
+    (point, seed_shift): (Option<Point>, u64),
     mut record: RunRecord,
     folder: &Folder,
 ) -> Result<RunRecord, String> {
     let alone = Alone::new(flags)?;
-    let load = workload.load(point)?;
+    let load = workload.load(point, seed_shift)?;
     if let Some(Point { scale, rate_per_s, streams }) = point {
         (record.scale, record.offered_per_s, record.streams) = (scale, rate_per_s, streams);
     }

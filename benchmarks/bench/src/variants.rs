@@ -162,11 +162,11 @@ impl Workload {
         }
     }
 
-    /// The same for an engine alone.
-    pub(crate) fn load(&self, point: Option<Point>) -> Result<Load, String> {
+    /// What [`Workload::measure`] sends, for an engine alone.
+    pub(crate) fn load(&self, point: Option<Point>, seed_shift: u64) -> Result<Load, String> {
         match (self, point) {
-            (Workload::Online(plan), Some(point)) => plan.load(point),
-            (Workload::Offline(batch), _) => batch.load(),
+            (Workload::Online(plan), Some(point)) => plan.load(point, seed_shift),
+            (Workload::Offline(batch), _) => batch.load(seed_shift),
             (Workload::Online(_), None) => Err("an online workload has points".to_owned()),
         }
     }

@@ -85,7 +85,30 @@ fn a_cell_that_cannot_be_run_is_refused_by_its_name() {
         let fault = refused(cells);
         assert!(fault.contains(why), "{fault}");
     }
-    let plain = std::fs::read_to_string(&file).expect("the scenario").replace("{cell}", "offline");
+    // What cannot act in one cell acts in the other, and is left out there: the cells would share other servers.
+    let scenario = std::fs::read_to_string(&file).expect("the scenario");
+    folder.write("s.toml", &scenario.replace("switches = [", "inert = [\"--strict-fields\"]\nswitches = ["));
+    let acting = r#"fields=offline --num-prompts 1 --extra-fields '{"x": 1}'"#;
+    let line = [
+        "compare",
+        &file,
+        "--out",
+        folder.text(),
+        "--dry-run",
+        "--only",
+        "base",
+        "--cell",
+        BATCH,
+        "--cell",
+        acting,
+    ];
+    let output = bench(&line);
+    let fault = text(&output.stderr);
+    assert!(
+        !output.status.success() && fault.contains("--cell fields: not the servers of cell batch"),
+        "{fault}"
+    );
+    let plain = scenario.replace("{cell}", "offline");
     folder.write("s.toml", &plain);
     let fault = refused(&[BATCH]);
     assert!(fault.contains("the scenario's workload has no {cell}"), "{fault}");

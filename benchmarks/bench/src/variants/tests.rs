@@ -120,7 +120,7 @@ fn a_variant_may_be_the_engine_alone() {
     let found = variants(&scenario(&text), &args(&[])).expect("variants");
     let flags = ["DIR", "--device", "cpu"].map(str::to_owned);
     assert_eq!((found[3].engine.as_deref(), &found[3].command), (Some(&flags[..]), &None));
-    let load = found[3].workload.load(Some(found[3].workload.points()[0].expect("an online workload")));
+    let load = found[3].workload.load(Some(found[3].workload.points()[0].expect("an online workload")), 0);
     let load = load.expect("requests");
     assert_eq!((load.measured.requests.len(), load.measured.streams, load.streamed), (5, None, true));
     assert_eq!((load.warm_up.requests.len(), load.warm_up.streams), (5, Some(1)));
@@ -133,7 +133,7 @@ fn a_variant_may_be_the_engine_alone() {
     ] {
         let line: Vec<&str> = ["--"].into_iter().chain(flags.split(' ')).collect();
         let found = variants(&scenario(&text), &args(&line)).expect("variants");
-        let fault = found[3].workload.load(found[3].workload.points()[0]).expect_err(flags);
+        let fault = found[3].workload.load(found[3].workload.points()[0], 0).expect_err(flags);
         assert!(fault.starts_with(named), "{fault}");
     }
 }
@@ -143,7 +143,7 @@ fn a_variant_may_be_the_engine_alone() {
 fn an_engine_alone_gets_the_ids_that_a_service_is_sent() {
     let words = words("offline --vocab 100 --num-prompts 3 --input-len 9 --output-len 2").expect("words");
     let Workload::Offline(batch) = parse_workload(&words).expect("a workload") else { panic!("a batch") };
-    let load = batch.load().expect("requests");
+    let load = batch.load(0).expect("requests");
     assert!(!load.streamed && load.measured.streams.is_none());
     let bodies = batch.bodies("m").expect("bodies");
     assert_eq!((bodies.len(), load.warm_up.requests.len()), (3, 3));
