@@ -276,6 +276,11 @@ mod tests {
 
     /// The refused field, or nothing if the body passes.
     fn refused(api: Api, name: &str, value: &str) -> Option<String> {
+        refused_beside(SamplingDefaults::NONE, api, name, value)
+    }
+
+    /// The same for a model with sampling defaults of its own.
+    fn refused_beside(defaults: SamplingDefaults, api: Api, name: &str, value: &str) -> Option<String> {
         let base = match api {
             Api::Chat => r#""messages":[{"role":"user","content":"hi"}]"#,
             Api::Completions | Api::Generate => r#""prompt":"hi""#,
@@ -291,7 +296,7 @@ mod tests {
             max_model_len: 64,
             calls: CALLS,
             reasons: false,
-            defaults: SamplingDefaults::NONE,
+            defaults,
             strict_fields: true,
             pooling: None,
         };
@@ -317,6 +322,9 @@ mod tests {
     fn how_far_penalties_look_back_says_nothing_without_any() {
         for api in APIS {
             assert_eq!(refused(api, "repeat_last_n", "64"), None);
+            // The model's own penalty is none that the client asks for.
+            let defaults = SamplingDefaults { repetition_penalty: Some(1.05), ..SamplingDefaults::NONE };
+            assert_eq!(refused_beside(defaults, api, "repeat_last_n", "64"), None);
             for penalty in ["repeat_penalty", "presence_penalty"] {
                 let both = format!("64,\"{penalty}\":1.5");
                 assert_eq!(refused(api, "repeat_last_n", &both).as_deref(), Some("repeat_last_n"));

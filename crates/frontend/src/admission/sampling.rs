@@ -48,6 +48,8 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
         }
     };
     let greedy = greedy || temperature < TEMPERATURE_GREEDY_BELOW;
+    // Not those of the model's own defaults.
+    let names_penalty = PENALTIES.iter().any(|name| fields.has(name));
     let sampling = Sampling {
         temperature: if greedy { 0.0 } else { temperature as f32 },
         top_p: (top_p as f32).max(f32::MIN_POSITIVE),
@@ -67,16 +69,18 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
         grammar: None,
         reasoning: Reasoning::None,
     };
-    check_reach(fields, &sampling)?;
+    check_reach(fields, names_penalty && sampling.reads_output())?;
     Ok(sampling)
 }
 
+const PENALTIES: [&str; 3] = ["repetition_penalty", "frequency_penalty", "presence_penalty"];
+
 /// `repeat_last_n`, how far back penalties look. Clients of llama-server send its default with every request; here they
 /// look at the whole text.
-fn check_reach(fields: &mut Fields, sampling: &Sampling) -> Result<(), Fault> {
+fn check_reach(fields: &mut Fields, is_penalised: bool) -> Result<(), Fault> {
     const NAME: &str = "repeat_last_n";
     match fields.integer(NAME, -1..=i128::from(i32::MAX))? {
-        Some(reach) if reach != -1 && sampling.reads_output() => {
+        Some(reach) if reach != -1 && is_penalised => {
             Err(Fault::field(NAME, format!("{NAME} must be -1 beside a penalty: it looks at the whole text")))
         }
         Some(_) | None => Ok(()),
