@@ -71,6 +71,11 @@ impl PromptPart {
         !self.text.is_empty()
     }
 
+    /// Bytes of the text that is shown.
+    pub fn text_bytes(&self) -> usize {
+        self.text.len()
+    }
+
     /// Bytes that the scores take.
     pub fn bytes(&self) -> usize {
         self.bytes.len()

@@ -2,6 +2,7 @@
 
 use super::{Form, Next, Request};
 use crate::answers::openai::{Additions, Ending, Event, Shape, Usage, echoed, logprobs};
+use crate::answers::prompt_part::PromptPart;
 use crate::answers::whole::Part;
 use crate::limits::{SCORES_PER_CHUNK_BYTES_MAX, UNREAD_BYTES_MIN};
 use bytes::{Bytes, BytesMut};
@@ -78,7 +79,8 @@ impl Request {
             usage,
         };
         let ids = part.ids.as_ref().map_or(0, |(prompt, answer)| prompt.len() + answer.len());
-        let bytes = part.text.len() + part.reasoning.len() + ids * size_of::<u32>();
+        let echoed = part.prompt.as_ref().map_or(0, PromptPart::text_bytes);
+        let bytes = part.text.len() + part.reasoning.len() + echoed + ids * size_of::<u32>();
         (part, bytes + self.waiting.bytes())
     }
 
