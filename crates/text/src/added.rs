@@ -42,7 +42,8 @@ pub(crate) fn add(
     config: &Value,
     added_file: Option<&Value>,
 ) -> tokenizers::Result<Vec<String>> {
-    let Some(config) = config.as_object() else { return Ok(Vec::new()) };
+    let none = Map::new();
+    let config = config.as_object().unwrap_or(&none);
     let mut tokens = numbered(config, added_file);
     tokens.sort_by_key(|named| named.id);
     tokens.extend(unnumbered(config).filter_map(Named::special));
@@ -231,6 +232,8 @@ mod tests {
         assert_eq!(codec.encode("<turn><plain>", 99), Ok(vec![257, 258]));
         assert_eq!(codec.decode_all(&[257, 258]), "<plain>");
         assert_eq!((codec.eos_id(), codec.ignored().len()), (Some(257), 1));
+        let alone = load("alone", &byte_tokenizer_json(), &files[..1]);
+        assert_eq!(alone.encode("<turn><plain>", 99), Ok(vec![257, 258]));
         let config = json!({"added_tokens_decoder": {}});
         let newer = [files[0], files[1], ("tokenizer_config.json", &config)];
         assert_eq!(load("newer", &byte_tokenizer_json(), &newer).vocab_size(), 257);
