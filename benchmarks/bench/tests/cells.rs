@@ -87,7 +87,7 @@ fn a_cell_that_cannot_be_run_is_refused_by_its_name() {
     }
     // What cannot act in one cell acts in the other, and is left out there: the cells would share other servers.
     let scenario = std::fs::read_to_string(&file).expect("the scenario");
-    folder.write("s.toml", &scenario.replace("switches = [", "inert = [\"--strict-fields\"]\nswitches = ["));
+    folder.write("s.toml", scenario.replace("switches = [", "inert = [\"--strict-fields\"]\nswitches = ["));
     let acting = r#"fields=offline --num-prompts 1 --extra-fields '{"x": 1}'"#;
     let line = [
         "compare",
@@ -96,7 +96,7 @@ fn a_cell_that_cannot_be_run_is_refused_by_its_name() {
         folder.text(),
         "--dry-run",
         "--only",
-        "base",
+        "fast-sse",
         "--cell",
         BATCH,
         "--cell",

@@ -46,9 +46,9 @@ fn exp_of_negative(x: f32) -> f32 {
     if x < -87.0 {
         return 0.0;
     }
-    let shifted = x * 1.442_695_04 + SHIFT;
+    let shifted = x * std::f32::consts::LOG2_E + SHIFT;
     let n = shifted - SHIFT;
-    let r = x - n * 0.693_359_375 + n * 2.121_944_4e-4;
+    let r = x - n * (355.0 / 512.0) + n * 2.121_944_4e-4;
     let polynomial =
         [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0].iter().fold(1.0 / 720.0, |p, term| p * r + term);
     polynomial * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
@@ -56,7 +56,7 @@ fn exp_of_negative(x: f32) -> f32 {
 
 /// x (1 + tanh u) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 fn gelu_tanh(x: f32) -> f32 {
-    let shrunk = exp_of_negative(-((x + x * x * x * 0.044_715) * 1.595_769_121_6).abs());
+    let shrunk = exp_of_negative(-((x + x * x * x * 0.044_715) * 1.595_769_2).abs());
     x * (if x >= 0.0 { 1.0 } else { shrunk } / (1.0 + shrunk))
 }
 
@@ -64,8 +64,8 @@ fn gelu_tanh(x: f32) -> f32 {
 fn gelu_erf(x: f32) -> f32 {
     let shrunk = exp_of_negative(x * x * -0.5);
     let t = 1.0 / (1.0 + x.abs() * 0.231_641_89);
-    let terms = [-1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
-    let polynomial = terms.iter().fold(1.061_405_429, |p, term| p * t + term);
+    let terms = [-1.453_152_1, 1.421_413_8, -0.284_496_72, 0.254_829_6];
+    let polynomial = terms.iter().fold(1.061_405_4, |p, term| p * t + term);
     let half = polynomial * t * shrunk * 0.5;
     x * if x >= 0.0 { 1.0 - half } else { half }
 }
