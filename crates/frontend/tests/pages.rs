@@ -294,7 +294,9 @@ fn the_api_s_page_shows_what_to_copy_and_asks_for_the_key_where_there_is_one() {
     });
     run(keyed(), |h| async move {
         let page = h.get("/docs").await.body;
-        assert!(page.contains("key-button") && page.contains("Bearer $PINION_KEY") && !page.contains("sk-"));
+        assert!(
+            page.contains("key-button") && page.contains("Bearer $PINION_API_KEY") && !page.contains("sk-")
+        );
     });
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn lines(config: &Config, address: SocketAddr) -> String {
 
 fn said(address: SocketAddr, model: &str, has: Has) -> String {
     let near = SocketAddr::new(reachable(address.ip()), address.port());
-    let key = if has.key { " -H \"authorization: Bearer $PINION_KEY\"" } else { "" };
+    let key = if has.key { " -H \"authorization: Bearer $PINION_API_KEY\"" } else { "" };
     let mut out = format!("pinion is ready: http://{address} serves {model}");
     if has.pages {
         if !has.pooling {
@@ -69,7 +69,7 @@ mod tests {
         for (address, near) in [("0.0.0.0:80", "http://127.0.0.1:80/"), ("[::]:9000", "http://[::1]:9000/")] {
             let text = said(address.parse().unwrap(), "m", Has { key: true, ..ALL });
             assert!(text.starts_with(&format!("pinion is ready: http://{address} serves m\n")), "{text}");
-            assert!(text.contains(near) && text.contains("Bearer $PINION_KEY"), "{text}");
+            assert!(text.contains(near) && text.contains("Bearer $PINION_API_KEY"), "{text}");
         }
         let text = said("127.0.0.1:1".parse().unwrap(), "m", Has { pages: false, ..ALL });
         assert!(!text.contains("browser") && !text.contains("/docs") && !text.contains("Bearer"), "{text}");

@@ -45,7 +45,7 @@ pub(super) fn render(document: &Value, keyed: bool) -> String {
     let model = escaped(model.as_str().unwrap_or_default());
     let key = if keyed {
         "This service asks for a key. Send it as <code>Authorization: Bearer KEY</code>; the commands below take it \
-         from <code>$PINION_KEY</code>."
+         from <code>$PINION_API_KEY</code>."
     } else {
         "This service asks for no key."
     };
@@ -134,7 +134,7 @@ fn command(out: &mut String, route: Route, body: Option<&str>, needs_key: bool) 
     let flags = if streams { "-sN" } else { "-s" };
     let mut line = format!("curl {flags} {ORIGIN}{}", route.name());
     if needs_key {
-        line.push_str(" \\\n  -H \"authorization: Bearer $PINION_KEY\"");
+        line.push_str(" \\\n  -H \"authorization: Bearer $PINION_API_KEY\"");
     }
     match body {
         Some(body) => {
