@@ -116,11 +116,12 @@ fn packed_and_quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_dea
         let flags = ["--dtype", "fp32", switch, form, "--restart-backoff", "20ms"];
         let server = Server::start(&folder, &flags);
         check_greedy(&server, &prompts, 24);
-        let body = |prompt: &str, stream: bool| json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": stream});
+        let body = |prompt: &&str| json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": true});
+        let bodies: Vec<Value> = prompts.iter().map(body).collect();
+        let text = |events| Answer::of_events(Api::Completions, events).text;
         let undisturbed: Vec<String> =
-            prompts.iter().map(|prompt| ask(&server, &body(prompt, false)).text).collect();
+            server.begin(Api::Completions, &bodies).into_iter().map(text).collect();
         let victim = server.role("engine-0").expect("the engine runs");
-        let bodies: Vec<Value> = prompts.iter().map(|prompt| body(prompt, true)).collect();
         let begun = server.begin(Api::Completions, &bodies);
         kill(victim.pid, Signal::SIGKILL);
         for ((prompt, whole), events) in prompts.iter().zip(&undisturbed).zip(begun) {
