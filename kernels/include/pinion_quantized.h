@@ -18,8 +18,8 @@
 //
 // Sums of products are exact in 32 bits for K up to PINION_QUANTIZED_K_MAX, whatever the level adds first. Floating point
 // follows in one order, without fused operations: 8 bits (sum * (x_scale * scale)), 4 bits (each group in the order of K:
-// + sum * scale; then * x_scale); then + bias, then activation, then + residual, then rounded to dtype. So a row's bits depend on the row and the
-// weights alone, not on level, threads or the rows beside it.
+// + sum * scale; then * x_scale); then + bias, then activation, then + residual, then rounded to dtype. So a row's
+// bits depend on the row and the weights alone, not on level, threads or the rows beside it.
 // Bytes moved: the packed weights once, again from cache for every further four rows (AVX2), eight (AVX-512) or twelve (VNNI; six
 // with 4 bits).
 #pragma once

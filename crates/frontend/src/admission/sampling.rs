@@ -48,7 +48,7 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
         }
     };
     let greedy = greedy || temperature < TEMPERATURE_GREEDY_BELOW;
-    // Not those of the model's own defaults.
+    // A penalty among the model's own defaults does not count: the client did not ask for it.
     let names_penalty = PENALTIES.iter().any(|name| fields.has(name));
     let sampling = Sampling {
         temperature: if greedy { 0.0 } else { temperature as f32 },
