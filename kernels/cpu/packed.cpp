@@ -17,6 +17,7 @@ struct Scalar {
     static constexpr uint32_t kLanes = kTile;
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kRows = 2;
+    static constexpr uint32_t kGroup = 2;
 
     template <class F>
     static V each(F value) {

@@ -10,7 +10,8 @@ struct Avx2 {
     using V = __m256;
     static constexpr uint32_t kLanes = 8;
     static constexpr uint32_t kVectors = 2;
-    static constexpr uint32_t kRows = 3;  // x 2 vectors x 2 sums: 12 of the 16 registers
+    static constexpr uint32_t kRows = 3;   // x 2 vectors x 2 sums: 12 of the 16 registers
+    static constexpr uint32_t kGroup = 6;  // x 2 vectors: 12
 
     static V load(const float* p) { return _mm256_load_ps(p); }
     static void store(float* p, V x) { _mm256_store_ps(p, x); }

@@ -10,7 +10,8 @@ struct Avx512 {
     using V = __m512;
     static constexpr uint32_t kLanes = 16;
     static constexpr uint32_t kVectors = 1;
-    static constexpr uint32_t kRows = 8;  // x 2 sums: 16 of the 32 registers
+    static constexpr uint32_t kRows = 8;    // x 2 sums: 16 of the 32 registers
+    static constexpr uint32_t kGroup = 12;  // sums, of 32 registers
 
     static V load(const float* p) { return _mm512_load_ps(p); }
     static void store(float* p, V x) { _mm512_store_ps(p, x); }

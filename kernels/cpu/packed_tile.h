@@ -9,11 +9,12 @@ namespace {
 
 constexpr uint32_t kTile = PINION_TILE_OUTPUTS;
 
-// Rows for which a tile's weights are read once.
+// Rows for which a tile's weights are read once, and tiles that share a copy of x.
 constexpr uint32_t kRowBlock = PINION_PACKED_ROWS;
+constexpr uint32_t kTileBlock = 8;
 
-// Pairs of K whose weights stay in L1 (8 KB in bf16) while all rows of a block pass them.
-constexpr uint32_t kPairBlock = 128;
+// A piece of K, whose weights stay in L1 (8 KB of a tile in bf16) while all rows of a block pass them.
+constexpr uint32_t kPieceK = 256;
 
 // How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a page.
 constexpr uint64_t kAheadBytes = 2048;
@@ -34,7 +35,22 @@ struct alignas(64) Sums {
     float odd[kTile];
 };
 
-// Adds `pairs` of K to the sums of R rows.
+constexpr uint32_t kSumStep = sizeof(Sums) / sizeof(float);
+
+// What stands while products are added up: with x in bf16, denormal numbers are flushed.
+struct Unchanged {
+    Unchanged() {}
+};
+template <class I, class X>
+struct Mode {
+    using Guard = Unchanged;
+};
+template <class I>
+struct Mode<I, Bf16> {
+    using Guard = typename I::Flush;
+};
+
+// Adds all pairs of K to both sums of R rows, in one pass over the weights.
 template <class I, class W, class X, uint32_t R>
 inline void add_pairs(const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
     using V = typename I::V;
@@ -88,42 +104,93 @@ inline void add_pairs(const uint8_t* weights, const X* x, uint64_t stride, uint3
     }
 }
 
-// Takes as many of the rows that are left as go at once, and says how many.
-template <class I, class W, class X>
-inline uint32_t some_rows(const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums, uint32_t left) {
-    if constexpr (I::kRows == 8) {
-        if (left >= 8) return add_pairs<I, W, X, 8>(weights, x, stride, pairs, sums), 8;
-        if (left >= 4) return add_pairs<I, W, X, 4>(weights, x, stride, pairs, sums), 4;
+// The same for 1 to R rows.
+template <class I, class W, class X, uint32_t R = I::kRows>
+inline void add_rows(uint32_t rows, const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
+    if constexpr (R > 1) {
+        if (rows < R) return add_rows<I, W, X, R - 1>(rows, weights, x, stride, pairs, sums);
     }
-    if constexpr (I::kRows == 3) {
-        // Two and two are quicker than three and one.
-        if (left == 3 || left > 4) return add_pairs<I, W, X, 3>(weights, x, stride, pairs, sums), 3;
-    }
-    if (left >= 2) return add_pairs<I, W, X, 2>(weights, x, stride, pairs, sums), 2;
-    return add_pairs<I, W, X, 1>(weights, x, stride, pairs, sums), 1;
+    add_pairs<I, W, X, R>(weights, x, stride, pairs, sums);
 }
 
-// The sums of `rows` rows of one tile. Not inlined, so that all of it is done while denormal numbers are flushed.
-template <class I, class W, class X>
-__attribute__((noinline)) void sum_rows(const uint8_t* weights, const X* x, uint32_t k, uint32_t rows, Sums* sums) {
-    const uint64_t stride = k;
-    const uint32_t pairs = k / 2, piece = rows <= I::kRows ? pairs : kPairBlock;
-    memset(sums, 0, rows * sizeof(Sums));
-    for (uint32_t at = 0; at < pairs; at += piece) {
-        for (uint32_t row = 0; row < rows;) {
-            row += some_rows<I, W, X>(weights + static_cast<uint64_t>(at) * W::kBytes, x + row * stride + at * 2, stride,
-                                      smaller(piece, pairs - at), sums + row, rows - row);
+// Which products of a pair of K are added, and in which order.
+enum Half { kEven, kOdd, kOddThenEven };
+
+// Adds `pairs` of K, or half of them, to one sum of each of R rows.
+template <class I, class W, uint32_t R, Half kHalf>
+inline void add_half(const uint8_t* weights, const uint8_t* next, const float* x, uint32_t pairs, float* sums) {
+    using V = typename I::V;
+    constexpr uint32_t kVectors = I::kVectors;
+    V sum[R][kVectors], w[kVectors];
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < kVectors; ++v) sum[r][v] = I::load(sums + r * kSumStep + v * I::kLanes);
+    }
+    for (uint32_t pair = 0; pair < pairs; ++pair, x += 2) {
+        const uint8_t* at = weights + uint64_t{pair} * W::kBytes;
+        if (kHalf != kOdd && next != nullptr) {
+#pragma GCC unroll 2
+            for (uint32_t line = 0; line < W::kBytes; line += 64) {
+                __builtin_prefetch(next + uint64_t{pair} * W::kBytes + line, 0, 3);
+            }
+        }
+        if constexpr (kHalf != kEven) {
+#pragma GCC unroll 2
+            for (uint32_t v = 0; v < kVectors; ++v) w[v] = I::odd(W(), at, v);
+#pragma GCC unroll 16
+            for (uint32_t r = 0; r < R; ++r) {
+                const V value = I::spread(x + r * kPieceK + 1);
+#pragma GCC unroll 2
+                for (uint32_t v = 0; v < kVectors; ++v) {
+                    sum[r][v] = kHalf == kOdd ? I::fma(value, w[v], sum[r][v]) : I::flushed_fma(value, w[v], sum[r][v]);
+                }
+            }
+        }
+        if constexpr (kHalf != kOdd) {
+#pragma GCC unroll 2
+            for (uint32_t v = 0; v < kVectors; ++v) w[v] = I::even(W(), at, v);
+#pragma GCC unroll 16
+            for (uint32_t r = 0; r < R; ++r) {
+                const V value = I::spread(x + r * kPieceK);
+#pragma GCC unroll 2
+                for (uint32_t v = 0; v < kVectors; ++v) {
+                    sum[r][v] = kHalf == kEven ? I::fma(value, w[v], sum[r][v]) : I::flushed_fma(value, w[v], sum[r][v]);
+                }
+            }
         }
     }
-    if (k % 2 == 0) return;
-    constexpr bool kOneSum = sizeof(X) == sizeof(Bf16);
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < kVectors; ++v) I::store(sums + r * kSumStep + v * I::kLanes, sum[r][v]);
+    }
+}
+
+// Adds a piece of K to the sums of 1 to R rows. The weights of the next one are asked for meanwhile.
+template <class I, class W, class X, uint32_t R = I::kGroup>
+inline void add_group(uint32_t rows, const uint8_t* weights, const uint8_t* next, const float* x, uint32_t pairs, Sums* sums) {
+    if constexpr (R > 1) {
+        if (rows < R) return add_group<I, W, X, R - 1>(rows, weights, next, x, pairs, sums);
+    }
+    if constexpr (sizeof(X) == sizeof(Bf16)) {
+        add_half<I, W, R, kOddThenEven>(weights, next, x, pairs, sums->even);
+    } else {
+        add_half<I, W, R, kEven>(weights, next, x, pairs, sums->even);
+        add_half<I, W, R, kOdd>(weights, nullptr, x, pairs, sums->odd);
+    }
+}
+
+// Adds the last of an odd number of K, which has no neighbour.
+template <class I, class W, class X>
+inline void add_last(const uint8_t* weights, const X* x, uint64_t stride, uint32_t rows, Sums* sums) {
     static const float zero = 0;
-    for (uint32_t row = 0; row < rows; ++row) {  // the last K has no neighbour
+    for (uint32_t row = 0; row < rows; ++row) {
         for (uint32_t v = 0; v < I::kVectors; ++v) {
             float* sum = sums[row].even + v * I::kLanes;
-            const auto value = I::spread(x + row * stride + k - 1);
-            const auto last = I::even(W(), weights + static_cast<uint64_t>(pairs) * W::kBytes, v);
-            if (kOneSum) {
+            const auto value = I::spread(x + row * stride);
+            const auto last = I::even(W(), weights, v);
+            if constexpr (sizeof(X) == sizeof(Bf16)) {
                 I::store(sum, I::flushed_fma(value, last, I::add(I::load(sum), I::spread(&zero))));
             } else {
                 I::store(sum, I::fma(value, last, I::load(sum)));
@@ -132,33 +199,98 @@ __attribute__((noinline)) void sum_rows(const uint8_t* weights, const X* x, uint
     }
 }
 
-// The rows [first, first + rows) of one tile.
+// Sums of a call with up to kRows rows: x is read where it is, and each weight once. Not inlined, so that all of it is done
+// while denormal numbers are flushed; so is sum_block.
 template <class I, class W, class X>
-inline void rows_of_tile(const PinionPacked& a, uint64_t tile, uint64_t first, uint32_t rows) {
-    Sums sums[kRowBlock];
-    const X* x = static_cast<const X*>(a.x) + first * a.k;
-    const uint8_t* weights = a.weights + tile * pinion_packed_tile_bytes(a.k, a.weight_type);
-    if constexpr (sizeof(X) == sizeof(Bf16)) {
-        const typename I::Flush flush;
-        sum_rows<I, W, X>(weights, x, a.k, rows, sums);
-    } else {
-        sum_rows<I, W, X>(weights, x, a.k, rows, sums);
-        for (uint32_t row = 0; row < rows; ++row) {
+__attribute__((noinline)) void sum_few(const PinionPacked& a, const uint8_t* weights, Sums* sums) {
+    const typename Mode<I, X>::Guard guard;
+    const X* x = static_cast<const X*>(a.x);
+    const uint32_t rows = static_cast<uint32_t>(a.rows), pairs = a.k / 2;
+    memset(sums, 0, rows * sizeof(Sums));
+    add_rows<I, W, X>(rows, weights, x, a.k, pairs, sums);
+    if (a.k % 2 != 0) add_last<I, W, X>(weights + uint64_t{pairs} * W::kBytes, x + a.k - 1, a.k, rows, sums);
+}
+
+// Rows and tiles that pass K together, piece by piece.
+struct Block {
+    uint64_t first_row;
+    uint32_t rows;
+    uint64_t first_tile;
+    uint32_t tiles;
+};
+
+// Copies `count` K of x, `stride` apart, in fp32. Beside one another its rows fit the caches whatever K is; where they are,
+// those of a K of 1024 or 3072 would all want the same lines of L1.
+template <class X>
+inline void copy_piece(const X* x, uint64_t stride, uint32_t rows, uint32_t count, float (*piece)[kPieceK]) {
+    for (uint32_t row = 0; row < rows; ++row, x += stride) {
+        for (uint32_t k = 0; k < count; ++k) piece[row][k] = to_float(x[k]);
+    }
+}
+
+template <class I, class W, class X>
+__attribute__((noinline)) void sum_block(const PinionPacked& a, const Block& block, Sums (*sums)[kRowBlock]) {
+    const typename Mode<I, X>::Guard guard;
+    const uint64_t tile_bytes = pinion_packed_tile_bytes(a.k, a.weight_type);
+    const uint8_t* weights = a.weights + block.first_tile * tile_bytes;
+    const X* x = static_cast<const X*>(a.x) + block.first_row * a.k;
+    const uint32_t pairs = a.k / 2, rows = block.rows;
+    alignas(64) float piece[kRowBlock][kPieceK];
+    for (uint32_t t = 0; t < block.tiles; ++t) memset(sums[t], 0, rows * sizeof(Sums));
+    for (uint32_t at = 0; at < pairs; at += kPieceK / 2) {
+        const uint32_t some = smaller(kPieceK / 2, pairs - at);
+        copy_piece(x + at * 2, a.k, rows, some * 2, piece);
+        for (uint32_t t = 0; t < block.tiles; ++t) {
+            const uint8_t* tile = weights + t * tile_bytes + uint64_t{at} * W::kBytes;
+            const uint8_t* next = t + 1 < block.tiles ? tile + tile_bytes : weights + uint64_t{at + some} * W::kBytes;
+            uint32_t groups = (rows + I::kGroup - 1) / I::kGroup;
+            for (uint32_t row = 0; row < rows; --groups) {
+                const uint32_t group = (rows - row + groups - 1) / groups;  // all of nearly the same size
+                add_group<I, W, X>(group, tile, row == 0 ? next : nullptr, piece[row], some, sums[t] + row);
+                row += group;
+            }
+        }
+    }
+    if (a.k % 2 == 0) return;
+    for (uint32_t t = 0; t < block.tiles; ++t) {
+        add_last<I, W, X>(weights + t * tile_bytes + uint64_t{pairs} * W::kBytes, x + a.k - 1, a.k, rows, sums[t]);
+    }
+}
+
+template <class I, class X>
+inline void finish_rows(const PinionPacked& a, uint64_t tile, uint64_t first, uint32_t rows, Sums* sums) {
+    for (uint32_t row = 0; row < rows; ++row) {
+        if constexpr (sizeof(X) != sizeof(Bf16)) {
             for (uint32_t v = 0; v < I::kVectors; ++v) {
                 float *even = sums[row].even + v * I::kLanes, *odd = sums[row].odd + v * I::kLanes;
                 I::store(even, I::add(I::load(even), I::load(odd)));
             }
         }
+        finish(a, tile, first + row, sums[row].even);
     }
-    for (uint32_t row = 0; row < rows; ++row) finish(a, tile, first + row, sums[row].even);
+}
+
+template <class I, class W, class X>
+void few_rows(const PinionPacked& a, uint64_t begin, uint64_t end) {
+    Sums sums[I::kRows];
+    for (uint64_t tile = begin; tile < end; ++tile) {
+        sum_few<I, W, X>(a, a.weights + tile * pinion_packed_tile_bytes(a.k, a.weight_type), sums);
+        finish_rows<I, X>(a, tile, 0, static_cast<uint32_t>(a.rows), sums);
+    }
 }
 
 template <class I, class W, class X>
 void all_rows(const PinionPacked& a, uint64_t begin, uint64_t end) {
-    for (uint64_t first = 0; first < a.rows; first += kRowBlock) {
-        const uint64_t left = a.rows - first;
-        const uint32_t rows = left < kRowBlock ? static_cast<uint32_t>(left) : kRowBlock;
-        for (uint64_t tile = begin; tile < end; ++tile) rows_of_tile<I, W, X>(a, tile, first, rows);
+    if (a.rows == 0) return;
+    if (a.rows <= I::kRows) return few_rows<I, W, X>(a, begin, end);
+    Sums sums[kTileBlock][kRowBlock];
+    for (uint64_t row = 0; row < a.rows; row += kRowBlock) {
+        const uint32_t rows = a.rows - row < kRowBlock ? static_cast<uint32_t>(a.rows - row) : kRowBlock;
+        for (uint64_t tile = begin; tile < end; tile += kTileBlock) {
+            const uint32_t tiles = end - tile < kTileBlock ? static_cast<uint32_t>(end - tile) : kTileBlock;
+            sum_block<I, W, X>(a, {row, rows, tile, tiles}, sums);
+            for (uint32_t t = 0; t < tiles; ++t) finish_rows<I, X>(a, tile + t, row, rows, sums[t]);
+        }
     }
 }
 

@@ -15,7 +15,8 @@
 // values and sums count as zeros of their sign. The missing neighbour of a last even K is a zero times a zero.
 // Then + bias, then activation, then + residual, then rounded to dtype, in either case. So a row's bits depend on the row and the
 // weights alone, not on level, threads or the rows beside it.
-// Bytes moved: the packed weights once for up to 48 rows (256 with vdpbf16ps), and once more for each further 48 (256).
+// Bytes moved: the packed weights once for up to 48 rows (256 with vdpbf16ps), and once more for each further 48 (256). A call
+// uses up to 100 KB of each thread's stack.
 #pragma once
 #include <stdint.h>
 
