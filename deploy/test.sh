@@ -50,8 +50,7 @@ step_loom() {
 }
 
 loom_run() {
-    # Link-time optimisation would cost minutes here and find nothing.
-    CARGO_PROFILE_RELEASE_LTO=off RUSTFLAGS="--cfg loom" cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
+    RUSTFLAGS="--cfg loom" cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
 }
 
 # All tests of the workspace in one build: Cargo chooses other features of the dependencies for a part of it, and builds
