@@ -11,6 +11,7 @@
 #   OUTPUT=64 (tokens of an answer)   LEAST=8 (fewest requests of a decode cell)   PREFILLS=32 (requests of prefill)
 #   PEERS="vllm openvino llama-server"   those of them that are not built are left out, and said so
 #   MODELS_DIR=target/models/peers   BIN=target/release   FLAGS=   (flags of `pinion serve`)
+#   SCENARIO=benchmarks/scenarios/peers.toml   a copy with one switch under `inert` takes two servers less a round
 #   VLLM_TYPE=bf16 or f32, of `vllm_cpu.sh serve` in the cells of bf16   (default: f32 where the CPU has no AVX-512, since
 #   vLLM multiplies bf16 there without oneDNN)
 set -euo pipefail
@@ -115,7 +116,7 @@ measure() { # measure MODEL TYPE FOLDER CELL..
     [ "$type" != int8 ] || flags="--quantization int8 $flags"
     if [ "$type" = bf16 ]; then vllm_type=${VLLM_TYPE:-$(grep -qw avx512f /proc/cpuinfo && echo bf16 || echo f32)}; fi
     say "$model $type: $*"
-    "$BIN/pinion" bench compare benchmarks/scenarios/peers.toml --out "$folder" --rounds "${ROUNDS:-5}" "${options[@]}" \
+    "$BIN/pinion" bench compare "${SCENARIO:-benchmarks/scenarios/peers.toml}" --out "$folder" --rounds "${ROUNDS:-5}" "${options[@]}" \
         --set bin="$BIN/pinion" --set threads="$THREADS" --set "flags=$flags" \
         --set model="$MODELS_DIR/$model" --set gguf="$(gguf "$model" "$type")" \
         --set vllm_model="$(vllm_model "$model" "$type")" --set vllm_type="$vllm_type" \
@@ -144,5 +145,5 @@ case "${1:-}" in
 all) find_peers; make_models; run_cells "$OUT" ;;
 models) find_peers; make_models ;;
 cells) find_peers; run_cells "$OUT" ;;
-*) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+*) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
