@@ -35,6 +35,9 @@ pub mod tensor_kernels;
 pub mod twin;
 pub mod walks;
 
+// Linked with this crate; `ffi` declares what is in it.
+use pinion_kernels as _;
+
 pub use cpu::{IntegerLevel, KernelLevel, has_tiles, supports_bf16};
 pub use epilogue::Epilogue;
 pub use kv_pool::{Dtype, Element, KvPool, KvShape};

@@ -35,8 +35,9 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("client", Siblings::Only(&[])),
     ("shm", Siblings::Only(&["os"])),
     ("cuda", Siblings::Only(&[])),
+    ("kernels", Siblings::Only(&[])),
     // Over libtorch's tensors the CUDA object's kernels need both.
-    ("ops", Siblings::Only(&["cuda"])),
+    ("ops", Siblings::Only(&["cuda", "kernels"])),
     ("architecture", Siblings::Only(&[])),
     ("gguf", Siblings::Only(&[])),
     ("config", Siblings::Only(&["architecture", "gguf", "protocol"])),
