@@ -290,8 +290,13 @@ impl Server {
             let gone = self.child.try_wait().expect("an own child can be waited for");
             parsed.map(Ok).or(gone.map(Err))
         });
-        self.ready = Some(found?);
+        self.ready = Some(found.inspect_err(|_| self.wait_whole_log(PATIENCE))?);
         Ok(())
+    }
+
+    /// A process that has ended may have written a line that is not read yet.
+    fn wait_whole_log(&self, limit: Duration) {
+        wait_until("every process has closed the log", limit, || self.log.is_complete().then_some(()));
     }
 
     /// Where it listens.
@@ -345,7 +350,7 @@ impl Server {
     pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
         let status = wait_for_exit(&mut self.child, limit)
             .unwrap_or_else(|| panic!("the launcher still runs after {limit:?}"));
-        wait_until("every process has closed the log", limit, || self.log.is_complete().then_some(()));
+        self.wait_whole_log(limit);
         status
     }
 
