@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the tests of the workspace, two test programs at a time:
+"""Runs the tests of the workspace, three test programs at a time:
 
     deploy/run_tests.py [NAME ...]      all of them, or the programs with these names (a file of a `tests` folder, or a crate)
 
 Cargo runs one test program after another, and while one waits for the processes that it starts, a core has nothing to do.
-Here one worker takes the programs that start processes, the other those that compute; a worker that has none left takes
-the other's. The programs that tests start are built before: `cargo build --workspace --bins`.
+Here two workers take the programs that start processes, one those that compute; a worker that has none left takes the
+others'. The programs that tests start are built before: `cargo build --workspace --bins`.
 
 Cargo says what there is to run: it runs all tests with a runner that notes each command, with its folder and environment, and
 starts nothing. The examples in the documentation are one more command. The output of a program is printed whole when the
@@ -32,7 +32,23 @@ NOTE = r"""{ printf '%s\0' "$PWD" "$#" "$@" && env -0; } >"$(mktemp "$0/XXXXXX")
 # Packages whose tests start processes.
 STARTING = ("pinion-bench", "pinion-testkit")
 # Programs of half a minute and more begin first: a worker that is left with one of them at the end works alone.
-LONGEST = ("cuda_families", "families", "restart", "stall", "cuda", "cuda_launch")
+LONGEST = (
+    "corrupt",
+    "cuda",
+    "cuda_families",
+    "cuda_launch",
+    "families",
+    "operator_kernels",
+    "operators",
+    "restart",
+    "speculation",
+    "speculation_families",
+    "stall",
+    "torch",
+    "window_families",
+)
+# For each worker, whether it takes the programs that start processes first.
+WORKERS = (True, False, True)
 # Run before all others, alone: it uses every core, and passes descriptors over sockets all the time. The kernel counts
 # those on their way for each user, and a service with a low limit (`descriptors`) cannot start beside it.
 ALONE = ("seeds",)
@@ -173,7 +189,7 @@ def main(names):
     alone = Queue([program for program in found if program.name in ALONE])
     queue, outcomes, printing = Queue([program for program in found if program.name not in ALONE]), [], threading.Lock()
     began, cpu_began = time.monotonic(), cpu_seconds()
-    workers = [threading.Thread(target=work, args=(queue, first, logs, outcomes, printing), daemon=True) for first in (True, False)]
+    workers = [threading.Thread(target=work, args=(queue, first, logs, outcomes, printing), daemon=True) for first in WORKERS]
     # What ends this program ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -54,7 +54,7 @@ loom_run() {
 }
 
 # All tests of the workspace in one build: Cargo chooses other features of the dependencies for a part of it, and builds
-# most of them a second time. They run two programs at a time: those that start processes mostly wait.
+# most of them a second time. They run three programs at a time: those that start processes mostly wait.
 step_tests() {
     cargo build --locked --workspace --bins || return 1
     "$PYTHON" "$ROOT/deploy/run_tests.py"
