@@ -25,8 +25,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// With this number of cores or fewer all roles share them.
 const SHARED_CORES_MAX: usize = 3;
-/// Threads of a frontend's runtime, at most.
-const FRONTEND_THREADS_MAX: u32 = 2;
 /// Roles in the order in which they choose among what the engine leaves: the nearest to the client first.
 const LIGHT_ROLES: [Role; 3] = [Role::Frontend, Role::Detokenizer, Role::Tokenizer];
 
@@ -308,7 +306,6 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
                 let own = if request.thread_cap { cores.len() } else { machine.cpus.len() };
                 request.engine_threads.unwrap_or(own as u32)
             }
-            Role::Frontend if owned => FRONTEND_THREADS_MAX.min(cpus.len() as u32),
             Role::Launcher | Role::Frontend | Role::Tokenizer | Role::Detokenizer | Role::Events => 1,
         };
         if !request.pin {

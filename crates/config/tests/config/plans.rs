@@ -120,7 +120,7 @@ fn named_sets() {
     let smt = Machine::uniform(4, 2);
     let cases: Vec<(PlanRequest, &str)> = vec![
         (with_sets(&[(Engine, &[0, 1, 2, 3])]), "0,1,2,3*x2 / 4,5,6,7 / 4,5,6,7 / 4,5,6,7"),
-        (with_sets(&[(Frontend, &[6, 7])]), "0,1,2,3,4,5x3 / 0,1 / 0,1 / 6,7*x2"),
+        (with_sets(&[(Frontend, &[6, 7])]), "0,1,2,3,4,5x3 / 0,1 / 0,1 / 6,7*"),
         (
             with_sets(&[
                 (Engine, &[6, 7]),
@@ -128,7 +128,7 @@ fn named_sets() {
                 (Tokenizer, &[2, 3]),
                 (Detokenizer, &[4, 5]),
             ]),
-            "6,7* / 4,5* / 2,3* / 0,1*x2",
+            "6,7* / 4,5* / 2,3* / 0,1*",
         ),
         // nothing is left for the others: they share the lowest core, and none of them spins
         (with_sets(&[(Engine, &[0, 1, 2, 3, 4, 5, 6, 7])]), "0,1,2,3,4,5,6,7x4 / 0,1 / 0,1 / 0,1"),
