@@ -208,12 +208,14 @@ impl Engine {
             self.commit(ports);
         }
         let range = retires.then(|| op_trace::range(PUBLISH));
+        let publish_ns = ports.recorder().begin(SpanName::EnginePublish);
         let ended_count = self.publish(ports);
         drop(range);
         self.check_failures()?;
         let worked = received > 0 || launched || retires || ended_count > 0;
         let rows = if retires { self.results.len() as u64 } else { 0 };
         let spans = [
+            (SpanName::EnginePublish, publish_ns, [rows, ended_count as u64]),
             (SpanName::EngineCommit, commit_ns, [rows, ended_count as u64]),
             (SpanName::EngineStep, begin_ns, [self.step, rows]),
         ];
@@ -466,7 +468,7 @@ impl Engine {
 }
 
 /// Ends the ranges of a turn, inner ones first, and keeps their spans if there was work in them.
-fn record_turn(recorder: &Recorder, spans: [(SpanName, u64, [u64; 2]); 2], worked: bool) {
+fn record_turn(recorder: &Recorder, spans: [(SpanName, u64, [u64; 2]); 3], worked: bool) {
     let end_ns = if worked && recorder.records() { clock::now_ns() } else { 0 };
     for (name, begin_ns, arguments) in spans {
         if end_ns > 0 {

@@ -23,6 +23,8 @@ pub enum SpanName {
     GraphReplay,
     /// Engine: applying the results and sending what came of them.
     EngineCommit,
+    /// Engine: the last part of that, the sending: into the rings of other processes, which it wakes.
+    EnginePublish,
     /// Tokenizer: one request.
     Tokenize,
     /// Detokenizer: one step's record.
@@ -44,13 +46,14 @@ const PARTS: u32 = 64;
 
 impl SpanName {
     /// All but the parts, in the order of their numbers from 1.
-    pub const OWN: [SpanName; 12] = [
+    pub const OWN: [SpanName; 13] = [
         SpanName::EngineStep,
         SpanName::EnginePlan,
         SpanName::Prefill,
         SpanName::Decode,
         SpanName::GraphReplay,
         SpanName::EngineCommit,
+        SpanName::EnginePublish,
         SpanName::Tokenize,
         SpanName::Detokenize,
         SpanName::FrontendAdmit,
@@ -85,6 +88,7 @@ impl SpanName {
             SpanName::Decode => c"pinion.decode",
             SpanName::GraphReplay => c"pinion.decode.graph_replay",
             SpanName::EngineCommit => c"pinion.engine.commit",
+            SpanName::EnginePublish => c"pinion.engine.publish",
             SpanName::Tokenize => c"pinion.tokenize",
             SpanName::Detokenize => c"pinion.detokenize",
             SpanName::FrontendAdmit => c"pinion.frontend.admit",
@@ -109,7 +113,7 @@ impl SpanName {
             SpanName::EngineStep => ["step", "rows"],
             SpanName::EnginePlan => ["running", "waiting"],
             SpanName::Prefill | SpanName::Decode | SpanName::GraphReplay => ["rows", "prefill_tokens"],
-            SpanName::EngineCommit => ["rows", "ended"],
+            SpanName::EngineCommit | SpanName::EnginePublish => ["rows", "ended"],
             SpanName::Tokenize => ["request", "prompt_tokens"],
             SpanName::Detokenize => ["events", "deltas"],
             SpanName::FrontendAdmit => ["request", "body_bytes"],

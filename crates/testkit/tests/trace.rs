@@ -164,6 +164,7 @@ fn a_trace_has_every_process_on_one_clock() {
                 "pinion.engine.step",
                 "pinion.engine.plan",
                 "pinion.engine.commit",
+                "pinion.engine.publish",
                 "pinion.prefill",
                 "pinion.decode",
             ],
