@@ -27,6 +27,7 @@ constexpr size_t STACK_BYTES = 64 * 1024 + 192;
 // Rounds over all fibers in which none did more than spin: then what they wait for will not come.
 constexpr unsigned IDLE_ROUNDS_MAX = 64;
 thread_local Running* active = nullptr; // whose fibers run
+thread_local bool has_moved = false;    // since it was cleared, a fiber did more than spin
 // Barriers that the last of their threads has reached, and those of more than a warp.
 thread_local uint64_t releases = 0, wide_releases = 0;
 std::mutex allowed_lock; // the tests' threads ask at any time
@@ -70,6 +71,7 @@ void prepare(Fiber& fiber, unsigned char* stack) {
 }
 void enter(Fiber& fiber) { pinion_emulation_switch(&scheduler_stack, fiber.stack_pointer); }
 void leave(Fiber& fiber) { pinion_emulation_switch(&fiber.stack_pointer, scheduler_stack); }
+void hand_over(Fiber& from, Fiber& to) { pinion_emulation_switch(&from.stack_pointer, to.stack_pointer); }
 #else
 thread_local ucontext_t scheduler_context;
 void prepare(Fiber& fiber, unsigned char* stack) {
@@ -82,38 +84,58 @@ void prepare(Fiber& fiber, unsigned char* stack) {
 }
 void enter(Fiber& fiber) { swapcontext(&scheduler_context, static_cast<ucontext_t*>(fiber.stack_pointer)); }
 void leave(Fiber& fiber) { swapcontext(static_cast<ucontext_t*>(fiber.stack_pointer), &scheduler_context); }
+void hand_over(Fiber& from, Fiber& to) {
+    swapcontext(static_cast<ucontext_t*>(from.stack_pointer), static_cast<ucontext_t*>(to.stack_pointer));
+}
 #endif
 
-// Runs fibers `first` and on until all of them wait; gives whether any did more than spin. Another turn finds only what a
-// barrier has released in this one.
-bool run_warp(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
-    bool moved = false;
-    for (uint64_t before = releases - 1; before != releases;) {
-        before = releases;
-        for (size_t i = 0; i < count; i++) {
-            Fiber& fiber = fibers[first + (is_descending() ? count - 1 - i : i)];
-            if (fiber.done || fiber.waits_for_kernel || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
-            fiber.waits_on = nullptr;
-            fiber.spins = false;
-            current = &fiber;
-            enter(fiber);
-            moved = moved || !fiber.spins;
-            if (fiber.done) left--;
-        }
+// The warp that runs: its fibers, whose turn is next, by index, and how many have not had theirs.
+thread_local Fiber* warp_fibers = nullptr;
+thread_local ptrdiff_t warp_next = 0, warp_step = 1, warp_left = 0;
+
+// Makes the warp's next fiber that does not wait the current one, if there is one.
+Fiber* next_of_warp() {
+    for (; warp_left > 0; warp_left--) {
+        Fiber& fiber = warp_fibers[warp_next];
+        warp_next += warp_step;
+        if (fiber.done || fiber.waits_for_kernel || (fiber.waits_on && *fiber.waits_on == fiber.waits_past)) continue;
+        fiber.waits_on = nullptr;
+        warp_left--;
+        return current = &fiber;
     }
-    return moved;
+    return nullptr;
 }
 
-bool run_block(std::vector<Fiber>& fibers, size_t first, size_t count, size_t& left) {
-    bool moved = false;
+// What runs on when `self` cannot: the next of its warp, or, after the last, the scheduler.
+void yield(Fiber& self) {
+    Fiber* next = next_of_warp();
+    if (next)
+        hand_over(self, *next);
+    else
+        leave(self);
+}
+
+// Runs a warp's fibers until all of them wait: each pass gives every one that does not wait a turn, and another pass finds
+// only what a barrier has released in this one.
+void run_warp(Fiber* first, ptrdiff_t count) {
+    for (uint64_t before = releases - 1; before != releases;) {
+        before = releases;
+        warp_fibers = first;
+        warp_left = count;
+        warp_step = is_descending() ? -1 : 1;
+        warp_next = is_descending() ? count - 1 : 0;
+        if (Fiber* fiber = next_of_warp()) enter(*fiber);
+    }
+}
+
+void run_block(Fiber* first, ptrdiff_t count) {
     for (uint64_t before = wide_releases - 1; before != wide_releases;) {
         before = wide_releases;
-        for (size_t w = 0; w < count; w += 32) {
-            size_t warp = is_descending() ? (count - 1) / 32 * 32 - w : w;
-            moved |= run_warp(fibers, first + warp, count - warp < 32 ? count - warp : 32, left);
+        for (ptrdiff_t w = 0; w < count; w += 32) {
+            ptrdiff_t warp = is_descending() ? (count - 1) / 32 * 32 - w : w;
+            run_warp(first + warp, count - warp < 32 ? count - warp : 32);
         }
     }
-    return moved;
 }
 
 dim3 unpack(unsigned linear, dim3 shape) {
@@ -235,19 +257,24 @@ class Running {
     void wait_for_previous() {
         has_waited = true;
         if (previous_is_done) return;
-        current->waits_for_kernel = true;
-        leave(*current);
+        current->waits_for_kernel = has_moved = true;
+        yield(*current);
     }
     void grid_barrier() { wait(grid_wide, unsigned(fibers.size())); }
     bool is_descending() const { return descends; }
-    void call() const { launch.body(); }
+    // Runs the current fiber to its end.
+    void call() {
+        launch.body();
+        current->done = true;
+        left--;
+    }
 
   private:
     // Of several blocks the first in memory has the last index in every other launch.
     bool go_round() {
-        bool moved = false;
-        for (size_t first = 0; first < fibers.size(); first += threads) moved |= run_block(fibers, first, threads, left);
-        return moved;
+        has_moved = false;
+        for (size_t first = 0; first < fibers.size(); first += threads) run_block(&fibers[first], threads);
+        return has_moved;
     }
     void activate() {
         active = this;
@@ -279,8 +306,8 @@ bool is_descending() { return active->is_descending(); }
 
 void fiber_main() {
     active->call();
-    current->done = true;
-    leave(*current);
+    has_moved = true;
+    yield(*current);
     abort();
 }
 
@@ -306,7 +333,8 @@ void wait(Barrier& barrier, unsigned expected) {
     Fiber& self = *current;
     self.waits_on = &barrier.generation;
     self.waits_past = barrier.generation;
-    leave(self);
+    has_moved = true;
+    yield(self);
 }
 
 void copy_async(void* to, const void* from, size_t bytes) {
@@ -350,8 +378,7 @@ uint64_t clock() {
 }
 
 void pause() {
-    current->spins = true;
-    leave(*current);
+    yield(*current);
 }
 
 std::shared_ptr<Running> begin(const Launch& launch) {

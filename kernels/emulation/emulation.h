@@ -31,7 +31,8 @@ struct AsyncCopy {
     size_t bytes;
     unsigned group;
 };
-struct Fiber {
+// What a switch reads stands in its first line of the cache.
+struct alignas(64) Fiber {
     dim3 thread_index{0, 0, 0};
     unsigned linear = 0;
     unsigned exchange = 0; // which of the warp's two exchange buffers is next
@@ -40,7 +41,6 @@ struct Fiber {
     const uint64_t* waits_on = nullptr;
     uint64_t waits_past = 0;
     bool done = false;
-    bool spins = false;
     bool waits_for_kernel = false; // the one ahead
     std::vector<AsyncCopy> copies; // not done yet
     unsigned group = 0;            // of the next copy
