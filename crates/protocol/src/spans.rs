@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(SpanName::from_word(name.word()), Some(name));
             assert!(!name.name().is_empty() && names.insert(name.name()), "{name:?}");
         }
-        for word in [0, 13, 63, 64 + Part::ALL.len() as u32, u32::MAX] {
+        for word in [0, SpanName::OWN.len() as u32 + 1, 63, 64 + Part::ALL.len() as u32, u32::MAX] {
             assert_eq!(SpanName::from_word(word), None, "{word}");
         }
         let id = RequestId { frontend: 3, slot: 70, generation: u32::MAX };
