@@ -18,7 +18,7 @@ stream and in which none ends, printed for each variant:
 
 each as the median over the rounds with the least and the most of them, and for each --against the ratio within a round. A step
 whose writes are not one for each stream before the next step is published (`pinion.detokenize` held text back, or the path took
-longer than a step) has no tokens under socket and is counted as left out. Spans with fewer than 1000 samples a round have no p99.
+longer than a step) has no tokens under socket and is counted as left out. A figure with fewer than 1000 samples a round has no p99.
 Needs Python alone.
 """
 import argparse
