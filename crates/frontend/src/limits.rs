@@ -75,7 +75,7 @@ pub const RETRY_AFTER_S: u32 = 1;
 pub const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
 /// The same of the launcher, whose loop turns twenty times a second.
 pub const LAUNCHER_AGE_MAX: Duration = Duration::from_secs(3);
-/// Where two of the looks below are further apart, this process has stood still, and the time between them counts for
+/// Where two turns of the loop are further apart, this process has stood still, and the time between them counts for
 /// no wait. The launcher times heartbeats anew then.
 pub const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// Time between two looks at what only time can tell (an engine that finished without its text, a drain

@@ -167,6 +167,7 @@ impl Reactor {
     /// launcher says so, which needs the runtime. The error is a reason to exit with failure.
     pub fn turn(&mut self) -> Result<Turn, String> {
         let now_ns = self.session.borrow().now_ns();
+        self.app.ledger.borrow_mut().excuse_pause(now_ns);
         if self.take_control()? {
             return Ok(Turn::Stopped);
         }

@@ -149,21 +149,29 @@ fn long(h: &Harness, id: RequestId, first: u32, count: u32, text: &str, flags: u
 const SCORED: &str =
     r#"{"messages":[{"role":"user","content":"hi"}],"logprobs":true,"top_logprobs":20,"n":2}"#;
 
-/// Each choice had the bound for itself.
+/// Each choice had the bound for itself. The field at fault is the one that wants them.
 #[test]
 fn the_scores_of_all_choices_of_a_whole_answer_have_a_bound() {
-    run(Options::default(), |h| async move {
-        let (reply, ()) = tokio::join!(h.post("/v1/chat/completions", SCORED), async {
-            let (first, second) = (h.submit().await.id, h.submit().await.id);
-            for at in 0..6 {
-                for id in [first, second] {
-                    long(&h, id, at * 540, 540, "", 0);
+    let candidates = json!({"prompt": "hi", "best_of": 2, "n": 1}).to_string();
+    let shown = json!({"prompt": "hi", "best_of": 2, "n": 1, "logprobs": 1}).to_string();
+    for (path, body, field) in [
+        ("/v1/chat/completions", SCORED.to_owned(), "logprobs"),
+        ("/v1/completions", candidates, "best_of"),
+        ("/v1/completions", shown, "logprobs"),
+    ] {
+        run(Options::default(), move |h| async move {
+            let (reply, ()) = tokio::join!(h.post(path, &body), async {
+                let (first, second) = (h.submit().await.id, h.submit().await.id);
+                for at in 0..6 {
+                    for id in [first, second] {
+                        long(&h, id, at * 540, 540, "", 0);
+                    }
                 }
-            }
-            assert!(h.cancelled(first) || h.cancelled(second), "together they have more than 32 MiB");
+                assert!(h.cancelled(first) || h.cancelled(second), "together they have more than 32 MiB");
+            });
+            assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(field)), "{reply:?}");
         });
-        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("logprobs")), "{reply:?}");
-    });
+    }
 }
 
 #[test]

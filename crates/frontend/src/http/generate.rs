@@ -133,7 +133,10 @@ fn begin_all(
     let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
     let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
     let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
-    let (fast, waiting) = (app.settings.fast_sse, WaitingScores::default());
+    let fast = app.settings.fast_sse;
+    // best_of needs the scores also where the request does not want to see them.
+    let asked_by = if shown.best.is_some() && shown.logprobs.is_none() { "best_of" } else { "logprobs" };
+    let waiting = WaitingScores::asked_by(asked_by);
     let tickets = begin(app, arrival, admitted, |index, count| {
         let form = match head.as_ref().filter(|_| stream) {
             Some(head) if count > 1 => Form::Events(sse::Writer::part(head.clone(), fast, index)),

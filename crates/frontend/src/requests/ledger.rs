@@ -128,8 +128,8 @@ pub struct Ledger {
     entries: Entries,
     outgoing: Outgoing,
     draining: bool,
-    /// CLOCK_MONOTONIC ns of the last [`Ledger::tick`].
-    ticked_ns: Option<u64>,
+    /// CLOCK_MONOTONIC ns of the last [`Ledger::excuse_pause`].
+    turned_ns: Option<u64>,
     /// The drain ended some with an error because a role is gone.
     cut: bool,
     metrics: Rc<Metrics>,
@@ -145,7 +145,7 @@ impl Ledger {
             outgoing: Outgoing::new(outlet, setup.tokenizers, setup.detokenizers),
             setup,
             draining: false,
-            ticked_ns: None,
+            turned_ns: None,
             cut: false,
             reports: Reports::new(metrics.clone()),
             metrics,

@@ -1,6 +1,7 @@
 //! Roles that die and come back, and what a frontend sends and says because of it.
 
 use super::{Harness, Reply};
+use pinion_frontend::requests::ledger::Ledger;
 use pinion_os::clock;
 use pinion_protocol::control::DeathCause;
 use pinion_protocol::detokenizer_inbox::Open;
@@ -34,18 +35,22 @@ pub(crate) fn pass(h: &Harness, time: Duration) {
     let ledger = &mut h.app.ledger.borrow_mut();
     let begin_ns = clock::now_ns();
     let end_ns = begin_ns + u64::try_from(time.as_nanos()).unwrap() + 1_000_000_000;
-    (begin_ns..end_ns).step_by(500_000_000).chain([end_ns]).for_each(|now_ns| ledger.tick(now_ns));
-    ledger.resume_parked(end_ns);
+    (begin_ns..end_ns).step_by(500_000_000).chain([end_ns]).for_each(|now_ns| turn(ledger, now_ns));
+}
+
+/// What a turn of the frontend's loop does by the clock.
+fn turn(ledger: &mut Ledger, now_ns: u64) {
+    ledger.excuse_pause(now_ns);
+    ledger.resume_parked(now_ns);
+    ledger.tick(now_ns);
 }
 
 /// So much later, in which this process stood still.
 pub(crate) fn stand_still(h: &Harness, time: Duration) {
     let ledger = &mut h.app.ledger.borrow_mut();
     let begin_ns = clock::now_ns();
-    ledger.tick(begin_ns);
-    let now_ns = begin_ns + u64::try_from(time.as_nanos()).unwrap();
-    ledger.tick(now_ns);
-    ledger.resume_parked(now_ns);
+    turn(ledger, begin_ns);
+    turn(ledger, begin_ns + u64::try_from(time.as_nanos()).unwrap());
 }
 
 /// What waits is looked at once more.

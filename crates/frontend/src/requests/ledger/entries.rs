@@ -112,7 +112,9 @@ impl Entries {
     /// What has lasted since before a pause of this process began `gap` later.
     pub(super) fn excuse_pause(&mut self, gap: Duration, now_ns: u64) {
         for entry in self.slots.iter_mut().flatten() {
-            if let Place::Submitted(Submission { finished_ns: Some(finished_ns), .. }) = &mut entry.place {
+            let Place::Submitted(submission) = &mut entry.place else { continue };
+            submission.at_ns = later(submission.at_ns, gap, now_ns);
+            if let Some(finished_ns) = &mut submission.finished_ns {
                 *finished_ns = later(*finished_ns, gap, now_ns);
             }
         }

@@ -51,7 +51,7 @@ pub(super) enum Place {
 /// A request that is with its roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Submission {
-    /// CLOCK_MONOTONIC ns.
+    /// When it was submitted, in CLOCK_MONOTONIC ns; later by what this process has stood still since.
     pub(super) at_ns: u64,
     /// Tokens that had come before.
     pub(super) tokens_before: usize,

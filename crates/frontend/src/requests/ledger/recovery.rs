@@ -231,7 +231,6 @@ impl Ledger {
 
     /// Looks at what only time can tell: a text that does not come, a role that does not come back.
     pub fn tick(&mut self, now_ns: u64) {
-        self.excuse_pause(now_ns);
         self.give_up_text(now_ns);
         if self.entries.parked() > 0 {
             let waited = |since_ns: u64| over(since_ns, self.setup.patience.role, now_ns);
@@ -242,10 +241,10 @@ impl Ledger {
         }
     }
 
-    /// A frontend that stood still has not heard what came meanwhile, and where all of the service stood still nothing
-    /// came: no wait has lasted that long.
-    fn excuse_pause(&mut self, now_ns: u64) {
-        let since_ns = self.ticked_ns.replace(now_ns).unwrap_or(now_ns);
+    /// Called in each turn before anything else that looks at the clock. A frontend that stood still has not heard what
+    /// came meanwhile, and where all of the service stood still nothing came: no wait has lasted that long.
+    pub fn excuse_pause(&mut self, now_ns: u64) {
+        let since_ns = self.turned_ns.replace(now_ns).unwrap_or(now_ns);
         let gap = Duration::from_nanos(now_ns.saturating_sub(since_ns));
         if gap > OWN_PAUSE {
             self.outgoing.excuse_pause(gap, now_ns);

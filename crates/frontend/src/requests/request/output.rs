@@ -139,7 +139,7 @@ impl Request {
         let scores =
             delta.scores().map_err(|malformed| Fault::new(FaultCode::Internal, malformed.to_string()))?;
         self.scores.extend(scores);
-        self.waiting.add(delta.score_bytes.len(), "logprobs")
+        self.waiting.add_generated(delta.score_bytes.len())
     }
 
     /// Lets scores leave ahead of their text, where that is held back for long: all at once they would hold up the
