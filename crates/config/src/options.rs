@@ -364,7 +364,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
                unless this is 0 or its core is shared." },
     Opt { name: "step-spin", group: Processes, kind: Switch,
         preset: WorkedOut("on with pinned processes, unless a cgroup quota counts the time"),
-        help: "The engine's threads spin for up to about 1 ms at the parallel regions of a step before they sleep. Off, each \
+        help: "The engine's threads spin for up to about 0.1 ms at the parallel regions of a step before they sleep. Off, each \
                of a step's 50 to 60 regions ends in a sleep and begins with a wake-up where the engine shares its cores." },
 
     Opt { name: "timeline", group: Observe, kind: Switch, preset: Is("on"),

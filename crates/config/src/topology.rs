@@ -61,21 +61,27 @@ pub struct Process {
     pub step_spin: bool,
 }
 
-/// Spins of a thread of libgomp at a parallel region before it sleeps, where the engine shares its cores: about 1 ms,
-/// longer than any gap within a step, so that threads sleep between steps only.
-const SHARED_CORES_SPINS: &str = "20000";
+/// The variable that libgomp reads how often its threads spin at a parallel region before they sleep.
+const SPINS_VARIABLE: &str = "GOMP_SPINCOUNT";
+/// The same where the engine shares its cores: about 0.1 ms, as long as a sleep and a wake-up take, and longer than
+/// nearly every gap within a step. A thread that spins for longer beside another program has used up its share of the
+/// core when there is work for it (docs/EXPERIMENTS.md).
+const SHARED_CORES_SPINS: &str = "2000";
 
 impl Process {
-    /// Thread pools are sized by the plan, never by what a library finds.
+    /// Thread pools are sized by the plan, never by what a library finds. How long their threads spin is left to this
+    /// process's environment where that says it.
     pub fn thread_variables(&self) -> Vec<(&'static str, String)> {
         let threads = self.threads.to_string();
         let mut variables = vec![("OMP_NUM_THREADS", threads.clone()), ("MKL_NUM_THREADS", threads)];
-        match (self.step_spin, self.spin_us) {
-            (false, _) => variables.push(("GOMP_SPINCOUNT", "0".to_owned())),
-            (true, 0) => variables.push(("GOMP_SPINCOUNT", SHARED_CORES_SPINS.to_owned())),
+        let spins = match (self.step_spin, self.spin_us) {
+            (false, _) => Some("0"),
+            (true, 0) => Some(SHARED_CORES_SPINS),
             // On its own cores libgomp's default holds.
-            (true, _) => {}
-        }
+            (true, _) => None,
+        };
+        let spins = spins.filter(|_| std::env::var_os(SPINS_VARIABLE).is_none());
+        variables.extend(spins.map(|spins| (SPINS_VARIABLE, spins.to_owned())));
         variables
     }
 }

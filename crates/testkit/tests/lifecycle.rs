@@ -48,6 +48,23 @@ fn check_affinity(flags: &[&str], expected: &[(&str, &str)]) {
     server.stop();
 }
 
+/// How long the kernels' threads spin is the plan's to say, unless the launcher's environment does.
+#[test]
+fn the_engines_spins_are_those_of_the_environment_where_it_has_some() {
+    let spins = |variables: &[(&str, &str)]| {
+        let server = Server::fake_with(&["--no-step-spin"], variables);
+        let engine = server.role("engine-0").expect("the engine runs");
+        let bytes = std::fs::read(format!("/proc/{}/environ", engine.pid)).expect("the role lives");
+        let all = String::from_utf8_lossy(&bytes).into_owned();
+        let said = all.split('\0').filter_map(|variable| variable.strip_prefix("GOMP_SPINCOUNT="));
+        let said: Vec<String> = said.map(str::to_owned).collect();
+        server.stop();
+        said
+    };
+    assert_eq!(spins(&[]), ["0"]);
+    assert_eq!(spins(&[("GOMP_SPINCOUNT", "345")]), ["345"]);
+}
+
 /// One CPU of each physical core that this process may use; whole cores as lists.
 fn cores() -> Vec<String> {
     let own = cpus_allowed(std::process::id()).expect("an own status");
