@@ -89,7 +89,7 @@ build_release() {
 # With the packages and features of deploy/test.sh's steps no_torch and tests: after them next to nothing is built.
 # Both leave their programs in the same place: the second brings back those with libtorch.
 build_dev() {
-    cargo build --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench \
+    cargo build --locked --no-default-features --features pinion-ops/same-features --workspace --exclude pinion-testkit \
         --bin pinion-engine --example cuda_check || return 1
     link_to "$target/debug/pinion-engine" "$folder/pinion-engine" || return 1
     link_to "$target/debug/examples/cuda_check" "$folder/cuda_check" || return 1

@@ -59,7 +59,7 @@ SECONDS_MAX = 1800
 LEADERS = set()
 
 Program = collections.namedtuple("Program", "package name command folder environment")
-Outcome = collections.namedtuple("Outcome", "program status seconds output")
+Outcome = collections.namedtuple("Outcome", "program status seconds cpu_seconds output")
 
 
 def build():
@@ -128,15 +128,25 @@ def run(program, logs):
             start_new_session=True,
         )
         LEADERS.add(running.pid)
-        try:
-            status = running.wait(timeout=SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            # The processes that it started, too.
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-            status = None
+        status, usage = wait(running.pid, SECONDS_MAX)
         LEADERS.discard(running.pid)
-    return Outcome(program, status, time.monotonic() - began, log.read_text(errors="replace"))
+        # It was waited for here, and Popen need not look for it.
+        running.returncode = 0
+    seconds = time.monotonic() - began
+    return Outcome(program, status, seconds, usage.ru_utime + usage.ru_stime, log.read_text(errors="replace"))
+
+
+def wait(pid, seconds_max):
+    """The exit status, None for one that took longer and was killed, and what it and the processes that it waited for used."""
+    end = time.monotonic() + seconds_max
+    while time.monotonic() < end:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), usage
+        time.sleep(0.02)
+    # The processes that it started, too.
+    os.killpg(pid, signal.SIGKILL)
+    return None, os.wait4(pid, 0)[2]
 
 
 def how_it_ended(outcome):
@@ -152,7 +162,8 @@ def work(queue, prefers_starting, logs, outcomes, printing):
         outcome = run(program, logs)
         with printing:
             outcomes.append(outcome)
-            print(f"\n== {program.package} {program.name} {how_it_ended(outcome)}, {outcome.seconds:.1f} s")
+            took = f"{outcome.seconds:.1f} s ({outcome.cpu_seconds:.1f} s of CPU)"
+            print(f"\n== {program.package} {program.name} {how_it_ended(outcome)}, {took}")
             print(outcome.output.strip(), flush=True)
 
 

@@ -63,13 +63,14 @@ step_tests() {
 # Unit, property and parity tests of every crate but those that start processes.
 step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude pinion-bench; }
 
-# The fake backend must build and pass with no libtorch at all. Nearly the whole workspace is named so that Cargo
-# chooses the features of `tests` for the dependencies, which are not built again. Of the integration tests the engine's
-# run, and those of the fake model: the others call code that `tests` ran with libtorch beside it.
+# The fake backend must build and pass with no libtorch at all. The feature, and nearly the whole workspace by name, let
+# Cargo choose the features of `tests` for the dependencies, which are not built again. Of the integration tests the
+# engine's run, and those of the fake model: the others call code that `tests` ran with libtorch beside it.
 step_no_torch() {
     local tests=(--test fake) file
     for file in "$ROOT"/crates/engine/tests/*.rs; do tests+=(--test "$(basename "$file" .rs)"); done
-    cargo test --locked --no-default-features --workspace --exclude pinion-testkit --exclude pinion-bench --lib "${tests[@]}"
+    cargo test --locked --no-default-features --features pinion-ops/same-features --workspace --exclude pinion-testkit \
+        --lib "${tests[@]}"
 }
 
 # The real processes, from outside.

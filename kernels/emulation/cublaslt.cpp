@@ -56,24 +56,36 @@ struct Work {
     uint64_t algorithm;
 };
 
+// Rows of a whose sums are made at once: each has its own order, and none waits for another's addition.
+constexpr uint64_t ROWS_AT_ONCE = 8;
+
+template <typename Out>
+void store(const Work& work, uint64_t row, uint64_t column, float sum) {
+    const uint64_t place = row + column * work.d.leading;
+    float value = work.alpha * sum;
+    if (work.beta != 0.0f) value += work.beta * pinion::to_float(pinion::at<Out>(work.c_at)[place]);
+    if (work.desc.epilogue & EPILOGUE_BIAS) value += pinion::to_float(pinion::at<Out>(work.desc.bias)[row]);
+    if (work.desc.epilogue & EPILOGUE_GELU) value = pinion::activate(value, PINION_CUDA_GELU_TANH);
+    pinion::at<Out>(work.d_at)[place] = pinion::from_float<Out>(value);
+}
+
 template <typename T, typename Out>
 void compute(const Work& work) {
-    const uint64_t depth = work.a.rows;
-    for (uint64_t column = 0; column < work.d.columns; column++) {
-        for (uint64_t row = 0; row < work.d.rows; row++) {
-            const T* a = pinion::at<T>(work.a_at) + row * work.a.leading;
+    const uint64_t depth = work.a.rows, rows = work.d.rows;
+    for (uint64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+        const T* a[ROWS_AT_ONCE];
+        // Rows past the last repeat it; their sums are not stored.
+        for (uint64_t r = 0; r < ROWS_AT_ONCE; r++)
+            a[r] = pinion::at<T>(work.a_at) + (first + r < rows ? first + r : rows - 1) * work.a.leading;
+        for (uint64_t column = 0; column < work.d.columns; column++) {
             const T* b = pinion::at<T>(work.b_at) + column * work.b.leading;
-            float sum = 0.0f;
+            float sums[ROWS_AT_ONCE] = {};
             for (uint64_t i = 0; i < depth; i++) {
                 uint64_t k = work.algorithm % 2 ? depth - 1 - i : i;
-                sum += pinion::to_float(a[k]) * pinion::to_float(b[k]);
+                float right = pinion::to_float(b[k]);
+                for (uint64_t r = 0; r < ROWS_AT_ONCE; r++) sums[r] += pinion::to_float(a[r][k]) * right;
             }
-            const uint64_t place = row + column * work.d.leading;
-            float value = work.alpha * sum;
-            if (work.beta != 0.0f) value += work.beta * pinion::to_float(pinion::at<Out>(work.c_at)[place]);
-            if (work.desc.epilogue & EPILOGUE_BIAS) value += pinion::to_float(pinion::at<Out>(work.desc.bias)[row]);
-            if (work.desc.epilogue & EPILOGUE_GELU) value = pinion::activate(value, PINION_CUDA_GELU_TANH);
-            pinion::at<Out>(work.d_at)[place] = pinion::from_float<Out>(value);
+            for (uint64_t r = 0; r < ROWS_AT_ONCE && first + r < rows; r++) store<Out>(work, first + r, column, sums[r]);
         }
     }
 }
