@@ -17,7 +17,7 @@ use pinion_random::Random;
 use pinion_scheduler::{Limits, Policy};
 use rig::Rig;
 use std::path::Path;
-use tiny::{Golden, folder, golden, is_first_of_family, names};
+use tiny::{Golden, folder, golden, names};
 
 /// How an engine is set up around a model.
 #[derive(Debug, Clone, Copy)]
@@ -122,17 +122,15 @@ fn greedy_ids_of_every_family_equal_the_goldens_with_drafts() {
         let golden = golden(&name);
         let folder = folder(&name, &golden);
         let asked = Asked::of_golden(&name, &golden, &folder.0);
-        let ways = [
+        for way in [
             ALONE,
-            Way { together: 4, blocks: 20, linear: LinearKind::Plain, ..ALONE },
             Way { linear: LinearKind::Plain, ..ALONE },
             Way { linear: LinearKind::OneDnn, ..ALONE },
             Way { together: 4, ..ALONE },
             Way { together: 4, prefix_cache: false, ..ALONE },
             Way { together: 4, blocks: 20, ..ALONE },
-        ];
-        let count = if is_first_of_family(&name) { ways.len() } else { 2 };
-        for way in ways.into_iter().take(count) {
+            Way { together: 4, blocks: 20, linear: LinearKind::Plain, ..ALONE },
+        ] {
             let greedy = Sampling { temperature: 0.0, ignore_eos: true, ..Sampling::default() };
             let found = serve(&asked, way, true, &greedy);
             for (index, case) in golden.cases.iter().enumerate() {
@@ -191,8 +189,6 @@ fn check_all_bits(ways: &[(Way, f32)], packed: Option<&str>) {
     for name in names() {
         let golden = golden(&name);
         let folder = folder(&name, &golden);
-        // What other goldens of a family have of their own is no matter of the temperature.
-        let ways = if is_first_of_family(&name) { ways } else { &ways[ways.len() - 1..] };
         refused += check_bits(&Asked::of_golden(&name, &golden, &folder.0), ways, packed);
     }
     assert!(refused > 500, "{refused} drafts were refused");

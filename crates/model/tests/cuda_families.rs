@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tiny::{Golden, folder, golden, is_first_of_family, names, relative_error};
+use tiny::{Golden, folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;
@@ -35,6 +35,11 @@ fn ready(name: &str, golden: &Golden, options: &CudaOptions) -> CudaDecoder {
         load_cuda(&folder(name, golden).0, options).unwrap_or_else(|error| panic!("{name}: {error}"));
     Pipeline::warm_up(&mut model, &SHAPES).unwrap_or_else(|error| panic!("{name}: {error}"));
     model
+}
+
+/// A golden's name without its variant.
+fn family(name: &str) -> &str {
+    name.split('-').next().unwrap()
 }
 
 /// Checks the families on some of the CPUs: a thread's device is its own, and other tests run beside this one.
@@ -89,27 +94,23 @@ fn check_logits(model: &mut dyn Model, name: &str, golden: &Golden) {
     }
 }
 
-/// Logits, and greedy ids in a batch with prompt chunks among decode rows and two preemptions. Gemma 2 fills the widest
-/// batch that a captured graph has, the first golden of every family the next, with 64 ids each; others, of other
-/// rotations or windows, have the longest prompts and two more, and 32 ids.
+/// Logits, and 64 greedy ids in a batch with prompt chunks among decode rows and two preemptions. The first golden of a
+/// family fills the widest batch that a captured graph has; its others, of other rotations or windows, have the longest
+/// prompts and two more.
 #[test]
 fn logits_and_greedy_ids_of_every_family_equal_the_goldens() {
     assert!(names().len() >= 20);
     for_each(&names(), |name, golden| {
         let mut model = ready(name, golden, &served(golden));
         check_logits(&mut model, name, golden);
-        let (rows, ids) = match is_first_of_family(name) {
-            true if name == "gemma2" => (16, 64),
-            true => (8, 64),
-            false => (4, 32),
-        };
         let mut requests = requests(golden);
-        requests.truncate(rows);
+        let is_first =
+            names().iter().find(|other| family(other) == family(name)).is_some_and(|one| one == name);
+        requests.truncate(if is_first { 16 } else { 4 });
         assert!(requests.iter().all(|request| request.output_len == 64));
-        requests.iter_mut().for_each(|request| request.output_len = ids);
-        let found = run(&mut model, &requests, Policy { chunk: 24, preempt_at: &[9, 20] });
-        for (index, case) in golden.cases.iter().take(rows).enumerate() {
-            assert_eq!(found[index], case.greedy[..ids], "{name} case {index}");
+        let ids = run(&mut model, &requests, Policy { chunk: 24, preempt_at: &[9, 20] });
+        for (index, case) in golden.cases.iter().take(requests.len()).enumerate() {
+            assert_eq!(ids[index], case.greedy, "{name} case {index}");
         }
     });
 }

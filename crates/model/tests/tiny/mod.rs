@@ -57,12 +57,6 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// Whether it is the first golden of its family. Another one differs from it in a rotation, a window or its heads.
-pub(crate) fn is_first_of_family(name: &str) -> bool {
-    let family = |name: &str| name.split('-').next().map(str::to_owned);
-    names().iter().find(|other| family(other) == family(name)).is_some_and(|first| first == name)
-}
-
 pub(crate) fn golden(name: &str) -> Golden {
     let text = std::fs::read(goldens().join(format!("{name}.json"))).expect("there is a golden of this name");
     serde_json::from_slice(&text).expect("the maker wrote it")
