@@ -1,8 +1,12 @@
 //! Messages with descriptors between the launcher and a role: a SEQPACKET socket pair and `SCM_RIGHTS`. And the way to
 //! a socket that a library keeps to itself: [`receiver_of`].
 //!
-//! One message is one packet, never split and never joined. Nothing here blocks: poll the
+//! One message is one packet, never split and never joined. Nothing here waits for the peer: poll the
 //! socket first. This is the control path; token traffic goes through rings.
+//!
+//! The kernel counts the descriptors that are on their way for each user, over all of its processes, and refuses more
+//! than a process may have open (`ETOOMANYREFS`). Other programs' messages are taken in microseconds, so what sends
+//! descriptors tries again: [`retry_while_too_many`].
 
 use nix::cmsg_space;
 use nix::errno::Errno;
@@ -12,11 +16,18 @@ use nix::sys::socket::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 /// Descriptor numbers looked at by [`receiver_of`]: a new descriptor gets the lowest number that is free.
 const DESCRIPTORS_MAX: RawFd = 1 << 16;
 /// Bytes of a message in which it looks for the mark.
 const MARKED_BYTES: usize = 512;
+
+/// How long [`retry_while_too_many`] tries, and how long it sleeps between two tries.
+const TOO_MANY_MAX: Duration = Duration::from_secs(2);
+const TOO_MANY_PAUSE: Duration = Duration::from_millis(1);
+const TOO_MANY: &str = "more descriptors are on their way between this user's processes than the limit on open files \
+                        (`ulimit -n`) allows";
 
 /// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
 pub const FDS_MAX: usize = 253;
@@ -39,8 +50,26 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?)
 }
 
-/// Sends one message. Errors: `WouldBlock` when the socket is full, `BrokenPipe` or `ConnectionReset` when
-/// the peer is gone, `InvalidInput` for an empty message or one over the limits.
+/// Calls `attempt` again, for at most two seconds, while the kernel refuses more descriptors on their way. Errors:
+/// those of the last call; after two seconds one that names the limit.
+pub fn retry_while_too_many<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let end = Instant::now() + TOO_MANY_MAX;
+    loop {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(Errno::ETOOMANYREFS as i32) => {
+                if Instant::now() > end {
+                    return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY));
+                }
+                std::thread::sleep(TOO_MANY_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Sends one message. Waits only as [`retry_while_too_many`] does, and with descriptors alone. Errors: `WouldBlock`
+/// when the socket is full, `BrokenPipe` or `ConnectionReset` when the peer is gone, `InvalidInput` for an empty
+/// message or one over the limits, `QuotaExceeded` when too many descriptors stay on their way.
 pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || bytes.len() > MESSAGE_BYTES_MAX || fds.len() > FDS_MAX {
         return Err(io::Error::new(
@@ -52,7 +81,8 @@ pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    let sent = sendmsg::<()>(sock.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?;
+    let send_once = || Ok(sendmsg::<()>(sock.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?);
+    let sent = retry_while_too_many(send_once)?;
     if sent != bytes.len() {
         return Err(io::Error::new(io::ErrorKind::WriteZero, "a packet was sent in part"));
     }

@@ -2,12 +2,15 @@
 //! code 1, and nothing left. Limits that are high enough: it serves and survives the death of its engine. And signals
 //! that mean nothing to it.
 
+use pinion_os::fdpass;
 use pinion_testkit::{
     Api, End, Folder, PATIENCE, Server, Signal, demo_model, fake_model, kill, launcher_binary,
     run_binary_to_end, run_under_to_end, wait_until,
 };
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Exit codes as docs/OPERATIONS.md has them.
 const EXIT_SYSTEM: i32 = 1;
@@ -248,6 +251,24 @@ impl Drop for ControlGroup {
 #[test]
 fn few_descriptors_are_enough() {
     check_serves_under(&["prlimit", "--nofile=64"], &[]);
+}
+
+/// The kernel counts the descriptors that are on their way for each user: more than the limit, by any program, and no
+/// process without capabilities sends one. They are taken soon, and the service starts then.
+#[test]
+fn a_start_waits_for_descriptors_on_their_way() {
+    let (to, from) = fdpass::pair().expect("a socket pair");
+    let file = std::fs::File::open("/dev/null").expect("it exists");
+    for _ in 0..8 {
+        fdpass::send(to.as_fd(), b"x", &[file.as_fd(); 32]).expect("there is room for eight messages");
+    }
+    let taken = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        drop((to, from));
+    });
+    let drop: &[&str] = if is_root() { &["setpriv", "--bounding-set=-all", "--inh-caps=-all"] } else { &[] };
+    check_serves_under(&[drop, &["prlimit", "--nofile=64"]].concat(), &[]);
+    taken.join().expect("it only sleeps");
 }
 
 #[test]

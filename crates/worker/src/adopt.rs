@@ -3,6 +3,7 @@
 //! with ends is sent through the crate, taken off the wire, and put back on it with other descriptors attached: what is
 //! received then holds the ends that were wanted. Nothing of this depends on how the crate writes its messages.
 
+use ipc_channel::IpcError;
 use ipc_channel::ipc::{
     self, IpcBytesReceiver, IpcBytesSender, IpcReceiver, IpcSender, OpaqueIpcSender, bytes_channel,
 };
@@ -59,14 +60,19 @@ pub(crate) fn adopt<E: EdgesEnd>(
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let mark = format!("pinion-ends-{}-{count}-{}", std::process::id(), clock::now_ns());
     let (way, letters) = ipc::channel::<Letter<E>>()?;
-    let placeholder = Letter {
-        mark: mark.clone(),
-        way: way.clone().to_opaque(),
-        sender: bytes_channel()?.0,
-        receiver: bytes_channel()?.1,
-        edges: edges.as_ref().map(|_| E::any()).transpose()?,
-    };
-    way.send(placeholder).map_err(io::Error::other)?;
+    fdpass::retry_while_too_many(|| {
+        let placeholder = Letter {
+            mark: mark.clone(),
+            way: way.clone().to_opaque(),
+            sender: bytes_channel()?.0,
+            receiver: bytes_channel()?.1,
+            edges: edges.as_ref().map(|_| E::any()).transpose()?,
+        };
+        way.send(placeholder).map_err(|error| match error {
+            IpcError::Io(error) => error,
+            error => io::Error::other(error),
+        })
+    })?;
     let on_the_wire = fdpass::receiver_of(mark.as_bytes())?;
     let taken = fdpass::recv(on_the_wire.as_fd())?.ok_or_else(changed)?;
     let ours: Vec<OwnedFd> = [sender, receiver].into_iter().chain(edges).collect();
