@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Runs the tests of the workspace, three test programs at a time:
 
-    deploy/run_tests.py [NAME ...]      all of them, or the programs with these names (a file of a `tests` folder, or a crate)
+    deploy/run_tests.py [NAME ...]      all of them, or those with these names (a file of a `tests` folder, or a crate)
 
 Cargo runs one test program after another, and while one waits for the processes that it starts, a core has nothing to do.
 Here two workers take the programs that start processes, one those that compute; a worker that has none left takes the
 others'. The programs that tests start are built before: `cargo build --workspace --bins`.
 
 Cargo says what there is to run: it runs all tests with a runner that notes each command, with its folder and environment, and
-starts nothing. The examples in the documentation are one more command. The output of a program is printed whole when the
-program has ended, and is in target/test-logs/tests/. At the end stand the tests that failed. The exit code is 1 if a program
-failed or hung.
+starts nothing. A crate with many files of tests links them into one program (`tests/suite.rs`), which runs once for each file,
+with that file's tests: no file shares a process with another. The examples in the documentation are one more command. The
+output of a program is printed whole when the program has ended, and is in target/test-logs/tests/. At the end stand the tests
+that failed. The exit code is 1 if a program failed or hung.
 """
 import collections
 import json
@@ -49,8 +50,7 @@ LONGEST = (
 )
 # For each worker, whether it takes the programs that start processes first.
 WORKERS = (True, False, True)
-# Run before all others, alone: it uses every core, and passes descriptors over sockets all the time. The kernel counts
-# those on their way for each user, and a service with a low limit (`descriptors`) cannot start beside it.
+# Run before all others, alone: it uses every core.
 ALONE = ("seeds",)
 # A program that takes longer hangs: the longest takes a minute on two idle cores.
 SECONDS_MAX = 1800
@@ -83,6 +83,7 @@ def programs():
     if noted.returncode != 0 or not announced == different == len(found):
         what = f"cargo runs {announced} programs, {len(found)} were noted, {different} of them different"
         sys.exit(f"run_tests: {what}:\n{noted.stderr}")
+    found = [part for program in found for part in files_of(program)]
     found.sort(key=lambda program: (program.package, program.name))
     return [*found, Program("workspace", "doc", [*CARGO, "--doc", "--no-fail-fast"], ROOT, dict(os.environ))]
 
@@ -94,6 +95,24 @@ def program_of(note):
     # Without the hash that Cargo appends.
     name = pathlib.Path(command[0]).name.rsplit("-", 1)[0]
     return Program(environment["CARGO_PKG_NAME"], name, command, folder, environment)
+
+
+def files_of(program):
+    """One program for each file of tests that is linked into it, or the program itself."""
+    if program.name != program.package.removeprefix("pinion-"):
+        return [program]
+    listed = subprocess.run(
+        [*program.command, "--list", "--format", "terse"],
+        cwd=program.folder,
+        env=program.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    tests = collections.defaultdict(list)
+    for name in re.findall(r"^(.+): test$", listed.stdout, re.M):
+        tests[name.split("::")[0]].append(name)
+    return [program._replace(name=file, command=[*program.command, "--exact", *tests[file]]) for file in tests]
 
 
 class Queue:
@@ -114,7 +133,8 @@ class Queue:
 
 
 def run(program, logs):
-    log = logs / f"{program.package}-{pathlib.Path(program.command[0]).name}.log"
+    # With the hash of the program: a library and a program of one package may have the same name.
+    log = logs / f"{program.package}-{program.name}-{program.command[0].rsplit('-', 1)[-1]}.log"
     began = time.monotonic()
     # A file and no pipe: what a program leaves behind may hold its output open.
     with open(log, "wb") as output:

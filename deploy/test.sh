@@ -3,7 +3,7 @@
 # Every step prints its name and time; the first that fails ends the run. Most of a run from nothing goes to builds.
 #
 #   deploy/test.sh            everything
-#   deploy/test.sh STEP ...   only these: fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run
+#   deploy/test.sh STEP ...   only these: fmt tidy clippy docs tests no_torch cuda gpu_dry_run loom clients checks
 #   deploy/test.sh unit       the part of `tests` that starts no processes; deploy/test.sh processes, the rest of it
 #   deploy/test.sh nemesis    the long run of deaths over the demo model, which is not part of everything
 #   deploy/test.sh browser    the pages in a headless Chromium, which is not part of everything either
@@ -67,16 +67,13 @@ step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude
 # Cargo choose the features of `tests` for the dependencies, which are not built again. Of the integration tests the
 # engine's run, and those of the fake model: the others call code that `tests` ran with libtorch beside it.
 step_no_torch() {
-    local tests=(--test fake) file
-    for file in "$ROOT"/crates/engine/tests/*.rs; do tests+=(--test "$(basename "$file" .rs)"); done
     cargo test --locked --no-default-features --features pinion-ops/same-features --workspace --exclude pinion-testkit \
-        --lib "${tests[@]}"
+        --lib --test fake --test engine --test allocations
 }
 
 # The real processes, from outside.
 step_processes() {
-    cargo build --locked --workspace --bins || return 1
-    cargo test --locked --package pinion-testkit --package pinion-bench
+    "$PYTHON" "$ROOT/deploy/run_tests.py" pinion-testkit pinion-bench
 }
 
 # The official OpenAI and Anthropic clients and the AI SDK, unchanged, against the demo model.
@@ -264,7 +261,7 @@ step_simulation() {
 # PINION_TEST_SEED repeats a run.
 step_nemesis() {
     cargo build --locked --workspace --bins || return 1
-    cargo test --locked --package pinion-testkit --test nemesis_model -- --ignored --nocapture --test-threads 1
+    cargo test --locked --package pinion-testkit nemesis_model:: -- --ignored --nocapture --test-threads 1
 }
 
 # The programs that the three steps below pack and start, in FOLDER: those of PINION_PROGRAMS, like target/release, or of the
@@ -332,7 +329,9 @@ step_kubernetes() {
     PINION=$FOLDER/pinion "$ROOT/benchmarks/checks/kubernetes.sh"
 }
 
-STEPS=(fmt tidy loom clippy docs tests clients checks no_torch cuda gpu_dry_run)
+STEPS=(fmt tidy clippy docs tests no_torch cuda)
+# Each of these keeps one core busy: one line of them runs beside the other.
+BESIDE=("gpu_dry_run" "loom clients checks")
 
 case "${1:-}" in
 -h | --help)
@@ -343,14 +342,15 @@ esac
 # Steps that run only when they are named.
 OPTIONAL=(unit processes nemesis browser tours packages distributed kubernetes simulation)
 for step in "$@"; do
-    [[ " ${STEPS[*]} ${OPTIONAL[*]} " == *" $step "* ]] || die "no step is called $step; there are ${STEPS[*]} ${OPTIONAL[*]}"
+    [[ " ${STEPS[*]} ${BESIDE[*]} ${OPTIONAL[*]} " == *" $step "* ]] ||
+        die "no step is called $step; there are ${STEPS[*]} ${BESIDE[*]} ${OPTIONAL[*]}"
 done
 
-[ $# -gt 0 ] && STEPS=("$@")
+[ $# -eq 0 ] || { STEPS=("$@") && BESIDE=(); }
 # Relative ones begin where the caller is.
 [ -z "${PINION_PROGRAMS:-}" ] || PINION_PROGRAMS=$(realpath -m -- "$PINION_PROGRAMS")
 # Now, and not after the builds.
-for step in "${STEPS[@]}"; do
+for step in "${STEPS[@]}" ${BESIDE[*]}; do
     case $step in checks | packages | distributed | kubernetes) need_venv "deploy/test.sh $step" ;; esac
 done
 setup
@@ -359,16 +359,38 @@ cd "$ROOT"
 [ -n "$(ls -A "$TARGET/debug/incremental" 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 LOGS=$TARGET/test-logs
 mkdir -p "$LOGS"
+
+run_steps() { # run_steps STEP...
+    local step start
+    for step in "$@"; do
+        say "== $step"
+        start=$SECONDS
+        if ! "step_$step"; then
+            say "== $step failed after $((SECONDS - start)) s"
+            return 1
+        fi
+        say "== $step passed in $((SECONDS - start)) s"
+    done
+}
+
 passed=0
 for step in "${STEPS[@]}"; do
-    say "== $step"
-    start=$SECONDS
-    if ! "step_$step"; then
-        say "== $step failed after $((SECONDS - start)) s"
-        printf '%d passed, 1 failed\n' "$passed"
-        exit 1
-    fi
+    run_steps "$step" || { printf '%d passed, 1 failed\n' "$passed" && exit 1; }
     passed=$((passed + 1))
-    say "== $step passed in $((SECONDS - start)) s"
 done
-printf '%d passed, 0 failed\n' "$passed"
+
+# What a line prints is shown when it has ended.
+lines=()
+for i in "${!BESIDE[@]}"; do
+    # shellcheck disable=SC2086
+    run_steps ${BESIDE[i]} >"$LOGS/beside-$i.log" 2>&1 &
+    lines+=($!)
+done
+failed=0
+for i in "${!BESIDE[@]}"; do
+    wait "${lines[i]}" || failed=$((failed + 1))
+    cat "$LOGS/beside-$i.log"
+    passed=$((passed + $(grep -c '^\[setup\] == .* passed in ' "$LOGS/beside-$i.log" || true)))
+done
+printf '%d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" = 0 ]

@@ -1,12 +1,11 @@
 //! The engine without a service: what is counted of a work is exact.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::hashed::config;
+use crate::rig::{Random, small};
 use pinion_config::{AloneOutcome, AlonePhase, AloneReport, AloneRequest, AloneWork};
 use pinion_engine::{Sizes, run_alone};
 use pinion_scheduler::Limits;
-use rig::hashed::config;
-use rig::{Random, small};
 
 /// No token of the fake model ends a text by itself then.
 const LONG: u32 = 40;

@@ -1,7 +1,8 @@
 //! Texts that follow a grammar, among texts that follow none: with the fake model, under every disturbance.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::grammars::{constrained, with_grammars, with_late_grammars, words};
+use crate::rig::{EOS, Random, Rig, VOCABULARY, small};
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_model::{Model, ModelInfo, RowOutcome, StepBatch, StepError, StepOutput, WarmUp, fake_token};
 use pinion_protocol::frontend_inbox::FinishReason;
@@ -9,8 +10,6 @@ use pinion_protocol::names::Counter;
 use pinion_protocol::{FaultCode, RequestId, Sampling};
 use pinion_scheduler::Limits;
 use regex::Regex;
-use rig::grammars::{constrained, with_grammars, with_late_grammars, words};
-use rig::{EOS, Random, Rig, VOCABULARY, small};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 

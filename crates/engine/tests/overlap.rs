@@ -1,15 +1,14 @@
 //! Steps launched before the results of the ones before are read: the same tokens as without, nothing left behind by
 //! a request that stops late, and a model that dies or hangs ends the engine instead of hanging it.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::hashed::{HASHED_VOCABULARY, Hashed};
+use crate::rig::{Random, Rig, small};
 use pinion_engine::{Engine, Turn};
 use pinion_model::{Model, ModelInfo, StepBatch, StepError, StepOutput, Threaded, WarmUp};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling};
-use rig::hashed::{HASHED_VOCABULARY, Hashed};
-use rig::{Random, Rig, small};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,15 +1,13 @@
 //! Vectors of prompts through the engine's loop: one for each request, ahead of its end, whatever its chunks and its
 //! company are; its KV is free then.
 
-mod rig;
-
+use crate::rig::{EOS, Random, Rig, VOCABULARY, pipeline, small};
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_model::{FakeModel, FakeOptions, FakeShape, fake_vector};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, Sampling};
 use pinion_scheduler::Policy;
-use rig::{EOS, Random, Rig, VOCABULARY, pipeline, small};
 
 fn engine(overlap: bool) -> Engine {
     let sizes = Sizes { policy: Policy { pools: true, ..Policy::default() }, ..small() };

@@ -1,14 +1,12 @@
 //! Logprobs of prompts through the engine's loop: each token once, in order, ahead of what is generated; the same with
 //! and without company, preemption and a detokenizer that lags.
 
-mod rig;
-
+use crate::rig::{EOS, Random, Rig, Story, VOCABULARY, engine, small};
 use pinion_engine::{Engine, Turn};
 use pinion_model::fake_token;
 use pinion_protocol::Sampling;
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
-use rig::{EOS, Random, Rig, Story, VOCABULARY, engine, small};
 
 fn settle(engine: &mut Engine, rig: &mut Rig) -> u32 {
     for turns in 0..10_000 {

@@ -1,14 +1,13 @@
 //! What is recorded comes out again: the same batches and tokens, with cancels, stops and mixed sampling; and with a
 //! switch changed the report says what differs.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::hashed::{HASHED_VOCABULARY, Hashed, config};
+use crate::rig::{Random, Rig};
 use pinion_engine::tape::{Recording, Report, Tape, read, replay};
 use pinion_engine::{Engine, Turn, taped_turn};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling, StopIds};
-use rig::hashed::{HASHED_VOCABULARY, Hashed, config};
-use rig::{Random, Rig};
 use std::path::{Path, PathBuf};
 
 fn turn(engine: &mut Engine, rig: &mut Rig, tape: &mut Tape) -> Turn {

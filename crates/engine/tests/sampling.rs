@@ -1,14 +1,12 @@
 //! Requests with different sampling parameters side by side: each gets the tokens that it gets alone, whatever else is
 //! in the batch, also when it is preempted, computed in chunks or resumed half way.
 
-mod rig;
-
+use crate::rig::hashed::{HASHED_VOCABULARY, Hashed};
+use crate::rig::{EOS, Random, Rig, Story};
 use pinion_engine::{Engine, Turn};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, Sampling, StopIds};
-use rig::hashed::{HASHED_VOCABULARY, Hashed};
-use rig::{EOS, Random, Rig, Story};
 
 /// One request of every kind.
 fn every_kind() -> Vec<Sampling> {

@@ -1,14 +1,13 @@
 //! The scheduler's switches as the loop sees them: the prefix cache, the policies, how much is taken in at once.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 use pinion_engine::{Ports, Sizes, Turn};
 use pinion_model::fake_token;
 use pinion_protocol::Sampling;
 use pinion_protocol::names::Counter;
 use pinion_protocol::status::{Gauge, STEP_SIZES};
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
-use rig::{EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 
 /// Runs requests that begin alike, two of three of them, through a small pool. Gives the rig and how many turns it
 /// took.

@@ -1,8 +1,10 @@
 //! Drafts change how many tokens a step gives and nothing else: tokens, logprobs and ends are those of plain decoding,
 //! for everything that a request can ask of its draws, with overlap and without, also where blocks are short.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::grammars::{constrained, with_grammars};
+use crate::rig::hashed::{HASHED_VOCABULARY, Hashed};
+use crate::rig::{Random, Rig, pipeline, shapes, small};
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::names::Counter;
@@ -10,9 +12,6 @@ use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling};
 use pinion_scheduler::Policy;
-use rig::grammars::{constrained, with_grammars};
-use rig::hashed::{HASHED_VOCABULARY, Hashed};
-use rig::{Random, Rig, pipeline, shapes, small};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 

@@ -4,10 +4,10 @@
 
 #![cfg(feature = "torch")]
 
-mod rig;
-#[path = "../../model/tests/tiny/mod.rs"]
-mod tiny;
-
+use crate::rig;
+use crate::rig::Rig;
+use crate::tiny;
+use crate::tiny::{Golden, folder, golden, names};
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_model::{DtypeChoice, Inline, KvSize, LinearKind, ModelOptions, Quantization, load};
 use pinion_protocol::scores::LogprobEntry;
@@ -15,9 +15,7 @@ use pinion_protocol::status::Gauge;
 use pinion_protocol::{Sampling, StopIds};
 use pinion_random::Random;
 use pinion_scheduler::{Limits, Policy};
-use rig::Rig;
 use std::path::Path;
-use tiny::{Golden, folder, golden, names};
 
 /// How an engine is set up around a model.
 #[derive(Debug, Clone, Copy)]

@@ -1,16 +1,15 @@
 //! The time budget of steps in the loop: what a stream meets under a long prompt, the same tokens with and without, the
 //! gauges, and a replay that plans the same batches from the recorded times.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::hashed::{HASHED_VOCABULARY, Hashed, config};
+use crate::rig::{Random, Rig, small};
 use pinion_engine::tape::{Tape, read, replay};
 use pinion_engine::{Engine, Sizes, Turn, taped_turn};
 use pinion_model::{Model, ModelInfo, StepBatch, StepError, StepOutput, WarmUp};
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{RequestId, Sampling, StopIds};
 use pinion_scheduler::{Limits, Policy, StepTime};
-use rig::hashed::{HASHED_VOCABULARY, Hashed, config};
-use rig::{Random, Rig, small};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 

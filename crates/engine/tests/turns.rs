@@ -1,14 +1,13 @@
 //! The loop against its whole surroundings: every request gets its own tokens and one end, whatever happens around it.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{DETOKENIZERS, EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 use pinion_engine::{Broken, Engine, Sizes, Turn};
 use pinion_model::{Model, ModelInfo, RowOutcome, StepBatch, StepError, StepOutput, WarmUp, fake_token};
 use pinion_protocol::frontend_inbox::FinishReason;
 use pinion_protocol::names::Stage;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{FaultCode, Peer, RequestId, Role, Sampling};
-use rig::{DETOKENIZERS, EOS, FRONTENDS, Random, Rig, SLOTS, VOCABULARY, small};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -4,18 +4,15 @@
 
 #![cfg(feature = "torch")]
 
-mod rig;
-#[path = "../../model/tests/tiny/mod.rs"]
-mod tiny;
-
+use crate::rig;
+use crate::rig::Rig;
+use crate::tiny::{Golden, folder, golden};
 use pinion_engine::{Engine, Sizes, Turn};
 use pinion_model::{AttentionKernel, DtypeChoice, KvSize, LinearKind, ModelInfo, ModelOptions, load};
 use pinion_protocol::scores::LogprobEntry;
 use pinion_protocol::status::Gauge;
 use pinion_protocol::{Sampling, StopIds, WindowKv, window_blocks_of_sequence};
 use pinion_scheduler::{Limits, Policy};
-use rig::Rig;
-use tiny::{Golden, folder, golden};
 
 const BLOCK_SIZE: u32 = 4;
 const FAMILIES: [&str; 6] =

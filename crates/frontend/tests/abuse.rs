@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::deaths::pass;
-use harness::{Harness, Options, Reply, post_bytes, run, wait_for};
+use crate::harness::deaths::pass;
+use crate::harness::{Harness, Options, Reply, post_bytes, run, wait_for};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::tokenizer_inbox::TokenizerRecord;
 use pinion_protocol::{Fault, FaultCode, RequestId};

@@ -1,9 +1,7 @@
 //! Admission by tables: what passes, with which values, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod asked;
-
-use asked::{body, limits};
+use crate::asked::{body, limits};
 use pinion_frontend::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
 use pinion_protocol::{Claim, FaultCode, Reasoning, RequestId, Sampling};

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Harness, Options, Reply, post_bytes, run, wait_for};
+use crate::harness::{Harness, Options, Reply, post_bytes, run, wait_for};
 use pinion_protocol::control::DeathCause;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};

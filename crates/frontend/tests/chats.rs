@@ -1,9 +1,7 @@
 //! Chats by tables: what crosses to the tokenizer, and what is refused, naming which member.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod asked;
-
-use asked::limits;
+use crate::asked::limits;
 use pinion_frontend::admission::{Api, admit, admit_tokenize};
 use pinion_frontend::limits::{
     CONTENT_PARTS_MAX, DOCUMENTS_MAX, TEMPLATE_KWARGS_BYTES_MAX, TEMPLATE_KWARGS_MAX, TOOL_CALLS_MAX,

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Harness, Options, Reply, run, wait_for};
+use crate::harness::{Harness, Options, Reply, run, wait_for};
 use pinion_frontend::observe::metrics::EndReason;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, FinishReason, kind, put_scored_delta};
 use pinion_protocol::scores::{LogprobEntry, begin_scores, put_score};

@@ -3,10 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::deaths::{DETOKENIZER, be_killed, resumed, return_to_life};
-use harness::{Harness, Options, run};
+use crate::harness::deaths::{DETOKENIZER, be_killed, resumed, return_to_life};
+use crate::harness::{Harness, Options, run};
 use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{
     DELTA_LAST, DELTA_PROMPT, Decoded, FinishReason, kind, put_scored_delta,

@@ -1,9 +1,7 @@
 //! The fields that ask for a form of the text: which grammar each becomes, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod asked;
-
-use asked::{body, limits};
+use crate::asked::{body, limits};
 use pinion_frontend::admission::{Admitted, Api, admit};
 use pinion_protocol::{Fault, FaultCode, Grammar, GrammarField, GrammarKind};
 use serde_json::{Value, json};

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Harness, Options, Reply, run, wait_for};
+use crate::harness::{Harness, Options, Reply, run, wait_for};
 use pinion_protocol::RequestId;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, kind, put_scored_delta};
 use pinion_protocol::limits::SCORE_TEXT_BYTES_MAX;

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Harness, Options, Reply, run};
+use crate::harness::{Harness, Options, Reply, run};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, Encoded, FinishReason, kind, stopped_by};
 use pinion_protocol::names::Counter;
 use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};

@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::deaths::{DETOKENIZER, die, return_to_life};
-use harness::{Harness, Options, run};
+use crate::harness;
+use crate::harness::deaths::{DETOKENIZER, die, return_to_life};
+use crate::harness::{Harness, Options, run};
 use pinion_config::{Pooling, PoolingKind, Shorter};
 use pinion_protocol::FaultCode;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, Decoded, FinishReason, encode_pooled, kind};

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Options, run, wait_for};
+use crate::harness::{Options, run, wait_for};
 use pinion_frontend::limits::ORDERS_MAX;
 use pinion_protocol::control::Admin;
 

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Options, Reply, run};
+use crate::harness::{Options, Reply, run};
 use pinion_config::ApiKeys;
 use pinion_frontend::http::guard::Guard;
 use pinion_frontend::http::pages::POLICY;

@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::deaths::{DETOKENIZER, ENGINE, die, error_of, pass, return_to_life, stamp};
-use harness::{Harness, Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
+use crate::harness::deaths::{DETOKENIZER, ENGINE, die, error_of, pass, return_to_life, stamp};
+use crate::harness::{Harness, Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
 use pinion_config::{Pooling, PoolingKind, Shorter};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
 use pinion_protocol::names::Stage;

@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::deaths::{
+use crate::harness::deaths::{
     DETOKENIZER, ENGINE, STREAM, TOKENIZER, be_killed, begin, die, error_of, look_again, nothing_sent,
     resumed, return_to_life, stamp, text_of,
 };
-use harness::{Options, Reply, run, wait_for};
+use crate::harness::{Options, Reply, run, wait_for};
 use pinion_os::clock;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_STOPPED, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::names::{Counter, Stage};

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Harness, Options, Reply, run};
+use crate::harness::{Harness, Options, Reply, run};
 use pinion_config::ApiKeys;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason};
 use pinion_protocol::names::Counter;

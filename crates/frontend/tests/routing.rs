@@ -1,8 +1,6 @@
 //! What load balancers and endpoint pickers read: readiness before a drain, the load report, the small pages.
 
-mod harness;
-
-use harness::{Harness, Options, Reply, run};
+use crate::harness::{Harness, Options, Reply, run};
 use pinion_config::{Pooling, PoolingKind, Shorter};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, FinishReason, encode_pooled, kind};
 use pinion_protocol::status::Gauge;

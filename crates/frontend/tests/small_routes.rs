@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::{Harness, Options, run};
+use crate::harness::{Harness, Options, run};
 use pinion_config::SamplingDefaults;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, Decoded, Encoded, FinishReason, kind};
 use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};

@@ -2,9 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-
-use harness::{Harness, Options, run};
+use crate::harness;
+use crate::harness::{Harness, Options, run};
 use pinion_config::ApiKeys;
 use pinion_frontend::http::app::Settings;
 use pinion_os::clock;

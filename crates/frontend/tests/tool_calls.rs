@@ -2,11 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod asked;
-mod harness;
-
-use asked::limits_of;
-use harness::{Harness, Options, Reply, run};
+use crate::asked::limits_of;
+use crate::harness::{Harness, Options, Reply, run};
 use pinion_frontend::admission::tools::CallReading;
 use pinion_frontend::admission::{Api, admit};
 use pinion_frontend::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};

@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-mod harness;
-
-use harness::deaths::{
+use crate::harness::deaths::{
     DETOKENIZER, ENGINE, STREAM, TOKENIZER, begin, die, error_of, look_again, nothing_sent, pass, resumed,
     return_to_life, stamp, stand_still, text_of,
 };
-use harness::{Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
+use crate::harness::{Options, PATIENCE_WITH_ROLES, Reply, run, wait_for};
 use pinion_frontend::limits::{LAST_TEXT_GRACE, PROBATION_MAX};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, Encoded, FinishReason, kind};
 use pinion_protocol::names::Stage;

@@ -4,11 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod tiny;
-
+use crate::tiny::{Folder, Golden, empty_folder, folder, golden, safetensors};
 use pinion_model::{DtypeChoice, KvSize, LoadEvent, Model, ModelOptions, OwnedBatch, load, load_watched};
 use serde_json::{Map, Value, json};
-use tiny::{Folder, Golden, empty_folder, folder, golden, safetensors};
 
 fn options() -> ModelOptions {
     ModelOptions { dtype: DtypeChoice::F32, kv: KvSize::Blocks(32), ..ModelOptions::default() }

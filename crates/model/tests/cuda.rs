@@ -4,11 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-mod emulated;
-
-use driver::{Policy, Request, run};
-use emulated::{fixture, model_of_64, options, ready};
+use crate::driver::{Policy, Request, run};
+use crate::emulated;
+use crate::emulated::{fixture, model_of_64, options, ready};
 use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaDecoder, CudaKv, CudaOptions, DecodePath, PrefillAttention, load_cuda};
 use pinion_model::{

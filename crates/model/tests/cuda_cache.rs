@@ -4,9 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod emulated;
-
-use emulated::{fixture, options, ready};
+use crate::emulated::{fixture, options, ready};
 use pinion_model::cuda::CudaOptions;
 use pinion_model::{
     BlockCopy, DtypeChoice, FUTURE_TOKEN, KvSize, Model, ModelOptions, Pipeline, Row, SampleParams,

@@ -4,12 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-mod driver;
-mod emulated;
-mod tiny;
-
-use driver::{Policy, Request, run};
-use emulated::{SHAPES, options};
+use crate::driver::{Policy, Request, run};
+use crate::emulated::{SHAPES, options};
+use crate::tiny;
+use crate::tiny::{Golden, folder, golden, names, relative_error};
 use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda, load_cuda_watched};
 use pinion_model::{LoadError, LoadEvent, Model, OwnedBatch, Pipeline, SampleParams};
@@ -17,7 +15,6 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tiny::{Golden, folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;

@@ -4,8 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod emulated;
-
+use crate::emulated;
 use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaDecoder, CudaKv, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{

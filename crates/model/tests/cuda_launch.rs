@@ -4,11 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-mod driver;
-mod emulated;
-
-use driver::{Policy, Request, run};
-use emulated::model_of_64;
+use crate::driver::{Policy, Request, run};
+use crate::emulated;
+use crate::emulated::model_of_64;
 use pinion_cuda::CudaDtype;
 use pinion_model::cuda::{CudaDecoder, CudaOptions, DecodePath, load_cuda};
 use pinion_model::{Model, OwnedBatch, Pipeline, SampleParams, WarmUp};

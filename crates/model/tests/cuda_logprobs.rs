@@ -4,15 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-mod emulated;
-#[path = "cuda_sweeps/logprobs.rs"]
-mod logprobs;
-#[path = "cuda_sweeps/sampling.rs"]
-#[allow(dead_code, reason = "its logits and parameters are what is used here")]
-mod sampling;
-
-use emulated::{emulated, options, ready};
-use logprobs::assert_same;
+use crate::cuda_sweeps::logprobs;
+use crate::cuda_sweeps::logprobs::assert_same;
+use crate::emulated;
+use crate::emulated::{emulated, options, ready};
 use pinion_model::cuda::{CudaDecoder, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, MaskState, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch,

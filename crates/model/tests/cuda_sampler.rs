@@ -4,10 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
+use crate::cuda_sweeps::sampling;
+
 #[path = "../../cuda/tests/kernels/emulated.rs"]
 mod emulated;
-#[path = "cuda_sweeps/sampling.rs"]
-mod sampling;
 
 #[test]
 fn the_kernel_draws_what_the_host_draws() {

@@ -4,9 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-mod emulated;
-
-use emulated::{options, ready};
+use crate::emulated;
+use crate::emulated::{options, ready};
 use pinion_model::cuda::{CudaDecoder, CudaOptions};
 use pinion_model::{
     FUTURE_TOKEN, Pipeline, Row, RowOutcome, RowShaping, SampleParams, Shaping, StepBatch, StepOutput,

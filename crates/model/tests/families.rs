@@ -5,15 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-mod tiny;
-
-use driver::{Policy, Request, run};
+use crate::driver::{Policy, Request, run};
+use crate::tiny::{Case, Golden, folder, golden, names, relative_error};
 use pinion_model::{
     AttentionKernel, DtypeChoice, KvSize, LinearKind, LoadError, Model, ModelOptions, OwnedBatch,
     SampleParams, load,
 };
-use tiny::{Case, Golden, folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;

@@ -4,13 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod tiny;
-
+use crate::tiny::{LOST_BIAS, empty_folder, llama_with_biases, relative_error};
 use pinion_model::{DtypeChoice, KvSize, LoadError, Model, ModelOptions, OwnedBatch, Quantization, load};
 use pinion_random::Random;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use tiny::{LOST_BIAS, empty_folder, llama_with_biases, relative_error};
 
 const NAMES: [&str; 4] = ["llama", "llama-pieces", "qwen2", "qwen3"];
 

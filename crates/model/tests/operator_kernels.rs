@@ -5,19 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-mod emulated;
-#[path = "cuda_sweeps/logprobs.rs"]
-#[allow(dead_code, reason = "its masks and its comparison are what is used here")]
-mod logprobs;
-#[path = "cuda_sweeps/sampling.rs"]
-#[allow(dead_code, reason = "the other sweep includes it")]
-mod sampling;
-mod tiny;
-
-use driver::{Policy, Request, run};
-use emulated::{fixture, model_of_64, object};
-use logprobs::assert_same;
+use crate::cuda_sweeps::logprobs;
+use crate::cuda_sweeps::logprobs::assert_same;
+use crate::driver::{Policy, Request, run};
+use crate::emulated::{fixture, model_of_64, object};
+use crate::tiny;
+use crate::tiny::{folder, golden, names, relative_error};
 use pinion_cuda::Device;
 use pinion_model::operators::{
     OperatorDevice, OperatorDtype, OperatorKernels, OperatorKv, OperatorOptions, OperatorPrefill,
@@ -31,7 +24,6 @@ use pinion_random::Random;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tiny::{folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;

@@ -4,11 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-mod tiny;
-mod tiny_prequantized;
-
-use driver::{Policy, Request, run};
+use crate::driver::{Policy, Request, run};
+use crate::tiny::{Case, Golden, folder, golden, names, relative_error};
+use crate::tiny_prequantized;
 use pinion_model::operators::{
     OperatorDevice, OperatorDtype, OperatorKv, OperatorOptions, OperatorPrefill, load_operators,
 };
@@ -16,7 +14,6 @@ use pinion_model::{
     DtypeChoice, KvSize, LoadError, Model, ModelOptions, OwnedBatch, SampleParams, Scored, StepOutput, load,
 };
 use std::path::Path;
-use tiny::{Case, Golden, folder, golden, names, relative_error};
 
 /// Relative to the largest logit.
 const LOGIT_TOLERANCE: f32 = 1e-4;

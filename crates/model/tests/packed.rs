@@ -5,10 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-mod tiny;
-
-use driver::{Policy, Request, run};
+use crate::driver::{Policy, Request, run};
+use crate::tiny::{Folder, Golden, StoredAs, folder, golden, names, safetensors_as};
 use half::{bf16, f16};
 use pinion_model::{
     DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, RowOutcome, SampleParams, StepOutput,
@@ -18,7 +16,6 @@ use pinion_ops::attention::Launch;
 use pinion_ops::packed::PackedWeights;
 use pinion_ops::quantized::{Source, SourceType};
 use pinion_ops::{Epilogue, KernelLevel, has_tiles, supports_bf16};
-use tiny::{Folder, Golden, StoredAs, folder, golden, names, safetensors_as};
 
 /// Prompts of each golden that are run; all of them take minutes.
 const CASES: usize = 4;

@@ -4,9 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-
-use driver::{Policy, Request, run};
+use crate::driver::{Policy, Request, run};
 use pinion_model::{
     AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, SampleParams, load,
 };

@@ -4,15 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod tiny;
-
+use crate::tiny::{folder, golden, relative_error};
 use pinion_model::{
     DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, PoolingKind, RowOutcome, StepOutput,
     load,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use tiny::{folder, golden, relative_error};
 
 /// Relative to the largest number.
 const TOLERANCE: f32 = 1e-4;

@@ -5,15 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod tiny;
-mod tiny_prequantized;
-
+use crate::tiny::relative_error;
+use crate::tiny_prequantized::{Golden, Rule, folder, goldens, safetensors};
 use pinion_model::{DtypeChoice, KvSize, LoadError, Model, ModelOptions, OwnedBatch, Quantization, load};
 use pinion_random::Random;
 use std::collections::BTreeMap;
 use std::path::Path;
-use tiny::relative_error;
-use tiny_prequantized::{Golden, Rule, folder, goldens, safetensors};
 
 /// Relative to the largest logit, where the weights are the golden's.
 const TOLERANCE: f32 = 1e-4;

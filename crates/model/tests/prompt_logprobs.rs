@@ -3,8 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
-mod emulated;
-
+use crate::emulated;
 use pinion_model::{
     FakeModel, FakeOptions, FakeShape, Model, OwnedBatch, PromptScores, SampleParams, Scored, StepOutput,
     fake_token,

@@ -5,15 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod driver;
-mod tiny;
-
-use driver::{Policy, Request, run};
+use crate::driver::{Policy, Request, run};
+use crate::tiny::{Golden, folder, golden, names, safetensors};
 use pinion_model::{
     DtypeChoice, KvSize, Model, ModelOptions, OwnedBatch, Quantization, RowOutcome, SampleParams, StepOutput,
     load,
 };
-use tiny::{Golden, folder, golden, names, safetensors};
 
 /// Prompts of each golden that are run; all of them take minutes.
 const CASES: usize = 6;

@@ -4,13 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-mod tiny;
-
+use crate::tiny::{Golden, folder, golden};
 use pinion_model::{
     BlockCopy, DtypeChoice, KvSize, Model, ModelOptions, NO_WINDOW_BLOCK, OwnedBatch, StepBatch, StepError,
     Unshaped, WindowTables, load,
 };
-use tiny::{Golden, folder, golden};
 
 const BLOCK_SIZE: u32 = 4;
 const FAMILIES: [&str; 6] =

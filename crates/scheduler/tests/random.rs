@@ -2,12 +2,10 @@
 //! request must get the tokens that it gets alone, end exactly once and within a bounded number of steps, and leave no
 //! block behind. The scheduler checks its own invariants after every step.
 
-mod simulation;
-
+use crate::simulation::{Arrival, EOS, Exit, REQUESTS_MAX, Schedule, VOCABULARY, mix, simulate};
 use pinion_protocol::{Claim, StopIds, WindowKv, window_blocks_of_sequence};
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use proptest::prelude::*;
-use simulation::{Arrival, EOS, Exit, REQUESTS_MAX, Schedule, VOCABULARY, mix, simulate};
 
 fn limits() -> impl Strategy<Value = Limits> {
     (1..6u32, 1..24u32, prop_oneof![Just(1u32), Just(4), Just(16)], 1..40u32, any::<bool>()).prop_map(

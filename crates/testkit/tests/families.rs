@@ -1,9 +1,7 @@
 //! Decoders of several families through the real processes: the ids of transformers' goldens, and chats and completions
 //! of folders as they are published, streamed, cached, ended by each of their ends, and over the death of an engine.
 
-#[path = "../../model/tests/tiny/mod.rs"]
-mod tiny;
-
+use crate::tiny;
 use pinion_model::{DtypeChoice, KvSize, Model, ModelOptions, OwnedBatch, load};
 use pinion_testkit::{
     Answer, Api, Events, Folder, Oracle, PATIENCE, Server, Signal, kill, launcher_binary, run_binary_to_end,

@@ -1,8 +1,7 @@
 //! `/v1/messages` through the real processes: the fake model writes what the only choice of a grammar leaves it, and
 //! the answer is the same whole, streamed, and with roles that die under it.
 
-mod deaths;
-
+use crate::deaths;
 use pinion_testkit::{Folder, Server, fake_model};
 use serde_json::{Value, json};
 

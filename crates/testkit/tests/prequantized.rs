@@ -1,15 +1,10 @@
 //! Checkpoints that are quantised already, through the real processes: a folder as it is published is served without an
 //! option, and what is not supported ends the start with the key and exit code 3.
 
-#[path = "../../model/tests/tiny/mod.rs"]
-mod tiny;
-#[path = "../../model/tests/tiny_prequantized/mod.rs"]
-mod tiny_prequantized;
-
+use crate::tiny_prequantized::{Golden, folder, goldens};
 use pinion_model::{DtypeChoice, KvSize, ModelOptions, OwnedBatch, Quantization, load};
 use pinion_testkit::{PATIENCE, Server, launcher_binary, run_binary_to_end};
 use serde_json::json;
-use tiny_prequantized::{Golden, folder, goldens};
 
 fn golden(name: &str) -> Golden {
     goldens().into_iter().find(|(known, _)| known == name).expect("there is a golden of this name").1

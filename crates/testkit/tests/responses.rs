@@ -1,8 +1,7 @@
 //! `/v1/responses` through the real processes: the fake model writes what the only choice of a grammar leaves it, and
 //! the answer is the same whole, streamed, kept, and with roles that die under it.
 
-mod deaths;
-
+use crate::deaths;
 use pinion_testkit::{Folder, PATIENCE, Response, Server, fake_model, wait_until};
 use serde_json::{Value, json};
 

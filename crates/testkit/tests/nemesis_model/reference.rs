@@ -1,7 +1,7 @@
 //! What each kind of request must be answered with: the answers of a run that nothing disturbed.
 
-use crate::kinds::{Ends, Kind, kinds};
-use crate::reply::{Choice, Reply, ask};
+use super::kinds::{Ends, Kind, kinds};
+use super::reply::{Choice, Reply, ask};
 use pinion_testkit::{End, Server};
 use std::collections::BTreeMap;
 use std::path::Path;

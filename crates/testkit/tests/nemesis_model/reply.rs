@@ -1,6 +1,6 @@
 //! Answers of every generation route with all that may be compared: texts, calls, tokens, logprobs, counts.
 
-use crate::kinds::Kind;
+use super::kinds::Kind;
 use pinion_testkit::{Api, Connection, End, Events, Head, PATIENCE, Response, Server};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Clients and faults together: rounds under load, deaths while the service starts, deaths while it drains.
 
-use crate::baseline::Baseline;
-use crate::faults::{Fault, Round, rounds};
-use crate::reference::{CLIENTS, FLAGS, Losses, Reference};
-use crate::reply::{ask, receive, send};
+use super::baseline::Baseline;
+use super::faults::{Fault, Round, rounds};
+use super::reference::{CLIENTS, FLAGS, Losses, Reference};
+use super::reply::{ask, receive, send};
 use pinion_testkit::{End, PATIENCE, Random, Server, Signal, kill, wait_until};
 use std::ops::Range;
 use std::path::Path;

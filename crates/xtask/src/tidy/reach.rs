@@ -48,23 +48,30 @@ fn join(folder: &str, part: &str) -> String {
     parts.join("/")
 }
 
-/// Cargo's targets: those found by place, and those named by a `path` in the manifest.
+/// Cargo's targets: those found by place, tests only without `autotests = false`, and those named in the manifest.
 fn targets(tree: &Tree, manifest: &File, folder: &str) -> Vec<String> {
+    let table = manifest.text.parse::<toml::Table>().unwrap_or_default();
+    let autotests = table.get("package").and_then(|package| package.get("autotests")?.as_bool());
     let by_place = tree.rust_files().filter(|file| {
         let inside =
             if folder.is_empty() { Some(file.path.as_str()) } else { file.path.strip_prefix(folder) };
-        inside.is_some_and(|path| is_target(path.trim_start_matches('/')))
+        inside
+            .map(|path| path.trim_start_matches('/'))
+            .is_some_and(|path| is_target(path) && (autotests != Some(false) || !path.starts_with("tests/")))
     });
     let mut found: Vec<String> = by_place.map(|file| file.path.clone()).collect();
-    let Ok(table) = manifest.text.parse::<toml::Table>() else { return found };
     for kind in ["lib", "bin", "test", "bench", "example"] {
         let entries = match table.get(kind) {
             Some(toml::Value::Array(entries)) => entries.iter().collect(),
             Some(entry) => vec![entry],
             None => Vec::new(),
         };
-        let paths = entries.into_iter().filter_map(|entry| entry.get("path")?.as_str());
-        found.extend(paths.map(|path| join(folder, path)));
+        for entry in entries {
+            let named = |key: &str| entry.get(key).and_then(toml::Value::as_str);
+            let path = named("path").map(str::to_owned);
+            let of_name = || named("name").filter(|_| kind == "test").map(|name| format!("tests/{name}.rs"));
+            found.extend(path.or_else(of_name).map(|path| join(folder, &path)));
+        }
     }
     found
 }
@@ -151,6 +158,21 @@ mod tests {
         assert_eq!(dead(&chain), ["crates/a/src/b.rs", "crates/a/src/b/c.rs"]);
         // In no crate at all.
         assert_eq!(dead(&[("kernels/x.rs", "")]), ["kernels/x.rs"]);
+    }
+
+    #[test]
+    fn a_test_that_no_suite_lists_is_dead() {
+        let manifest = "[package]\nname = \"a\"\nautotests = false\n[[test]]\nname = \"a\"\npath = \"tests/suite.rs\"\n\
+                        [[test]]\nname = \"alone\"\n";
+        let files = Tree::of(&[
+            ("crates/a/Cargo.toml", manifest),
+            ("crates/a/tests/suite.rs", "mod listed;"),
+            ("crates/a/tests/listed.rs", ""),
+            ("crates/a/tests/alone.rs", ""),
+            ("crates/a/tests/lost.rs", ""),
+        ]);
+        let dead: Vec<_> = dead_files(&files).into_iter().map(|fault| fault.path).collect();
+        assert_eq!(dead, ["crates/a/tests/lost.rs"]);
     }
 
     #[test]
