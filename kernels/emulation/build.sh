@@ -6,7 +6,7 @@ set -euo pipefail
 kernels=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=${1:-$(cd "$kernels/.." && realpath -m -- "${CARGO_TARGET_DIR:-target}")/cuda-emulation}
 # Contraction would give other last bits than the host's sampler has.
-flags=(-std=c++17 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC -ftls-model=initial-exec -x c++)
+flags=(-std=c++17 -O3 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC -ftls-model=initial-exec -x c++)
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
