@@ -5,9 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
 use crate::cuda_sweeps::sampling;
-
-#[path = "../../cuda/tests/kernels/emulated.rs"]
-mod emulated;
+use crate::emulated;
 
 #[test]
 fn the_kernel_draws_what_the_host_draws() {
