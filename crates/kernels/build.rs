@@ -10,12 +10,13 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
 
     let cpu = kernels.join("cpu");
-    let mut objects = kernel_objects(&cpu, &["paged_attention.cpp", "kv_append.cpp", "rows.cpp"], &[]);
-    // Products and the sampler's walks round each operation by itself on every level, so that their bits are the same.
+    let mut objects = kernel_objects(&cpu, &["paged_attention.cpp", "rows.cpp"], &[]);
+    // Products, the sampler's walks and what rounds to integers round each operation by itself on every level, so that
+    // their bits are the same.
     let apart = ["-ffp-contract=off"];
     objects.extend(kernel_objects(
         &cpu,
-        &["quantized.cpp", "quantized_pack.cpp", "packed.cpp", "packed_pack.cpp"],
+        &["kv_append.cpp", "quantized.cpp", "quantized_pack.cpp", "packed.cpp", "packed_pack.cpp"],
         &apart,
     ));
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {

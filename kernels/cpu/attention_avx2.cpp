@@ -3,11 +3,7 @@
 #include "isa_avx2.h"
 
 extern "C" void pinion_paged_attention_avx2(const PinionAttention* args, uint64_t begin, uint64_t end) {
-    if (args->batch.dtype == PINION_BF16) {
-        attend_items<PlainLane<Avx2, Bf16>>(*args, begin, end);
-    } else {
-        attend_items<PlainLane<Avx2, float>>(*args, begin, end);
-    }
+    attend_plain<Avx2>(*args, begin, end);
 }
 
 extern "C" void pinion_join_spans_avx2(const PinionAttention* args, uint32_t seq, uint32_t kv_head, uint64_t first_partial) {

@@ -1,4 +1,5 @@
-// Paged attention on AVX-512 with avx512_bf16: bf16 dot products take pairs (vdpbf16ps), fp32 is as on plain AVX-512.
+// Paged attention on AVX-512 with avx512_bf16: dot products with a bf16 cache take pairs (vdpbf16ps), all else is as on plain
+// AVX-512.
 #include "attention_tile.h"
 #include "isa_avx512.h"
 
@@ -8,6 +9,7 @@ namespace {
 struct PairLane {
     using Isa = Avx512;
     using T = Bf16;
+    using Kv = Bf16;
     using V = __m512;
     static constexpr uint32_t kPerLane = 2;
 
@@ -37,9 +39,9 @@ struct PairLane {
 }  // namespace
 
 extern "C" void pinion_paged_attention_avx512_bf16(const PinionAttention* args, uint64_t begin, uint64_t end) {
-    if (args->batch.dtype == PINION_BF16) {
+    if (args->batch.kv_dtype == PINION_BF16) {
         attend_items<PairLane>(*args, begin, end);
     } else {
-        attend_items<PlainLane<Avx512, float>>(*args, begin, end);
+        attend_plain<Avx512>(*args, begin, end);
     }
 }

@@ -22,7 +22,14 @@ struct Bf16 {
     uint16_t bits;
 };
 
+// An element of a row of integers, which its scale follows.
+struct Int8 {
+    int8_t value;
+};
+
 inline float to_float(float value) { return value; }
+
+inline float to_float(Int8 value) { return value.value; }
 
 inline float to_float(Bf16 value) {
     const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
@@ -45,6 +52,27 @@ inline uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 inline uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
 
 constexpr uint32_t kKeys = 64;  // keys in a chunk or tile
+
+// Whether rows of the cache have a scale.
+template <class Kv>
+constexpr bool kHasScale = false;
+template <>
+constexpr bool kHasScale<Int8> = true;
+
+// The factor on what is stored; rows of floats are stored as they are.
+template <class Kv>
+inline float scale_of(const Kv* row, uint32_t head_dim) {
+    if constexpr (!kHasScale<Kv>) return 1;
+    float scale;
+    memcpy(&scale, row + round_up(head_dim, 4), sizeof(scale));
+    return scale;
+}
+
+// Elements of the cache from one row to the next.
+template <class Kv>
+inline uint64_t row_step(const PinionBatch& b) {
+    return kHasScale<Kv> ? round_up(b.head_dim, 4) + sizeof(float) : b.head_dim;
+}
 
 // One work item: a tile of a sequence's prompt tokens, or one generated token or a span of what it sees, for one KV head and
 // its query heads.
@@ -192,21 +220,21 @@ inline Item generated_item(const PinionBatch& b, uint32_t seq, uint32_t kv_head)
 }
 
 // Writes to k_rows the addresses of the K rows of positions [first, first + count) of one KV head. The V row of a position
-// lies block_size * head_dim elements after its K row.
-template <class T>
+// lies block_size rows after its K row.
+template <class Kv>
 inline void collect_rows(const PinionAttention& a, uint32_t seq, uint32_t kv_head, uint32_t first, uint32_t count,
-                         const T** k_rows) {
+                         const Kv** k_rows) {
     const PinionBatch& b = a.batch;
-    const uint64_t head_elements = 2ull * b.block_size * b.head_dim;
+    const uint64_t step = row_step<Kv>(b), head_elements = 2 * b.block_size * step;
     uint32_t done = 0;
     while (done < count) {
         const uint32_t position = first + done;
         const uint32_t offset = position % b.block_size;
         const uint64_t block = b.blocks[b.table_start[seq] + position / b.block_size];
-        const T* row = static_cast<const T*>(a.cache) + (block * b.kv_heads + kv_head) * head_elements +
-                       static_cast<uint64_t>(offset) * b.head_dim;
+        const Kv* row =
+            static_cast<const Kv*>(a.cache) + (block * b.kv_heads + kv_head) * head_elements + offset * step;
         const uint32_t run = smaller(b.block_size - offset, count - done);
-        for (uint32_t i = 0; i < run; ++i) k_rows[done + i] = row + static_cast<uint64_t>(i) * b.head_dim;
+        for (uint32_t i = 0; i < run; ++i) k_rows[done + i] = row + i * step;
         done += run;
     }
 }
@@ -214,9 +242,9 @@ inline void collect_rows(const PinionAttention& a, uint32_t seq, uint32_t kv_hea
 // The same for a chunk of keys of which no query sees those below position `from`, which is in the chunk or before it: they
 // get the address of that position's row, with whose values a weight of 0 meets something finite. So neither table entries
 // below a window are read nor what they name.
-template <class T>
+template <class Kv>
 inline void collect_visible_rows(const PinionAttention& a, uint32_t seq, uint32_t kv_head, uint32_t from, uint32_t first,
-                                 uint32_t count, const T** k_rows) {
+                                 uint32_t count, const Kv** k_rows) {
     const uint32_t hidden = from > first ? from - first : 0;
     collect_rows(a, seq, kv_head, first + hidden, count - hidden, k_rows + hidden);
     for (uint32_t i = 0; i < hidden; ++i) k_rows[i] = k_rows[hidden];

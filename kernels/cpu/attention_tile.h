@@ -1,7 +1,9 @@
 // Paged attention over vectors, written once for every instruction set. Contract: kernels/include/pinion_attention.h.
 //
 // `Lane` says what a 32-bit lane holds and how two lanes multiply: one fp32 value (PlainLane, below), or a pair of bf16
-// values (PairLane in attention_avx512_bf16.cpp). Its `Isa` has the vector operations.
+// values (PairLane in attention_avx512_bf16.cpp). Its `Isa` has the vector operations, `T` is the type of the activations and
+// `Kv` that of the cache. Integers are widened on load; their scales are factors on scores and weights of generated tokens,
+// and are multiplied into the keys and values of a tile when these are packed.
 //
 // A generated token: K rows are read in place, a chunk of keys at a time (attend_heads). What it sees may be several spans;
 // the sums of each are joined to those before it (join_span), at once if one thread has all of them (attend_spans), else when
@@ -19,19 +21,26 @@ constexpr float kLowest = -3.0e38f;
 
 alignas(64) const uint8_t kZeroRow[kMaxDim * 4] = {};
 
-// Lanes of one fp32 value, whatever the stored type.
-template <class I, class Stored>
+// Lanes of one fp32 value, whatever the stored types.
+template <class I, class Activation, class Stored = Activation>
 struct PlainLane {
     using Isa = I;
-    using T = Stored;
+    using T = Activation;
+    using Kv = Stored;
     using V = typename I::V;
     static constexpr uint32_t kPerLane = 1;
-    static V load(const T* row) { return I::load(row); }
-    static V load_part(const T* row, uint32_t n) { return I::load_part(row, n); }
+    template <class E>
+    static V load(const E* row) {
+        return I::load(row);
+    }
+    template <class E>
+    static V load_part(const E* row, uint32_t n) {
+        return I::load_part(row, n);
+    }
     static V mac(V a, V b, V sum) { return I::fma(a, b, sum); }
     static void pack_weights(float*) {}
     // Lane i holds element i of the row (kPerLane rows interleaved).
-    static V load_values(const T* const* rows, uint64_t offset, uint32_t n) {
+    static V load_values(const Kv* const* rows, uint64_t offset, uint32_t n) {
         return n >= I::kLanes ? I::load(rows[0] + offset) : I::load_part(rows[0] + offset, n);
     }
 };
@@ -104,15 +113,15 @@ inline void store_result(const float* sum, float mass, uint32_t dim, T* out) {
 }
 
 // sum[d .. d + N * kLanes] = keep * sum + weights . V, for H heads; each row of V is loaded once for them.
-template <class I, int N, int H, class T>
-inline void add_values(const T* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, const float* keep,
+template <class I, int N, int H, class Kv>
+inline void add_values(const Kv* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, const float* keep,
                        uint32_t d, float* sum) {
     typename I::V acc[H][N];
     for (int h = 0; h < H; ++h) {
         for (int n = 0; n < N; ++n) acc[h][n] = I::mul(I::load(sum + h * kMaxDim + d + n * I::kLanes), I::set1(keep[h]));
     }
     for (uint32_t k = 0; k < keys; ++k) {
-        const T* row = k_rows[k] + v_offset + d;
+        const Kv* row = k_rows[k] + v_offset + d;
         typename I::V value[N];
         for (int n = 0; n < N; ++n) value[n] = I::load(row + n * I::kLanes);
         for (int h = 0; h < H; ++h) {
@@ -126,8 +135,8 @@ inline void add_values(const T* const* k_rows, uint64_t v_offset, uint32_t keys,
 }
 
 // The last, partial vector of the head.
-template <class I, class T>
-inline void add_values_part(const T* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, float keep,
+template <class I, class Kv>
+inline void add_values_part(const Kv* const* k_rows, uint64_t v_offset, uint32_t keys, const float* weights, float keep,
                             uint32_t d, uint32_t part, float* sum) {
     typename I::V acc = I::mul(I::load(sum + d), I::set1(keep));
     for (uint32_t k = 0; k < keys; ++k) {
@@ -148,14 +157,14 @@ struct Heads {
 
 // Scores of H heads, from `head` on, against `keys` keys in place; each row of K is loaded once for them.
 template <class L, int H>
-inline void score_heads(Heads& t, uint32_t head, const typename L::T* const* k_rows, uint32_t keys, uint32_t dim) {
+inline void score_heads(Heads& t, uint32_t head, const typename L::Kv* const* k_rows, uint32_t keys, uint32_t dim) {
     using I = typename L::Isa;
-    using T = typename L::T;
+    using Kv = typename L::Kv;
     using V = typename I::V;
     constexpr uint32_t step = I::kLanes * L::kPerLane;
     const float* q = t.q + head * kMaxDim;
     for (uint32_t k = 0; k < keys; ++k) {
-        const T* row = k_rows[k];
+        const Kv* row = k_rows[k];
         V acc[H];
         for (int h = 0; h < H; ++h) acc[h] = I::zero();
         uint32_t d = 0;
@@ -173,7 +182,7 @@ inline void score_heads(Heads& t, uint32_t head, const typename L::T* const* k_r
 
 // Adds the weighed values of H heads, from `head` on.
 template <class L, int H>
-inline void weigh_heads(Heads& t, uint32_t head, const typename L::T* const* k_rows, uint64_t v_offset, uint32_t keys,
+inline void weigh_heads(Heads& t, uint32_t head, const typename L::Kv* const* k_rows, uint64_t v_offset, uint32_t keys,
                         uint32_t dim) {
     using I = typename L::Isa;
     constexpr int wide = H > 2 ? 2 : 4;
@@ -202,6 +211,18 @@ inline void pack_queries(const PinionAttention& a, const Item& item, uint32_t fi
     }
 }
 
+// Multiplies the scores or weights of all heads with the scales of `keys` rows, which lie `offset` elements after those of K.
+template <class I, class Kv>
+inline void apply_scales(Heads& t, uint32_t heads, const Kv* const* k_rows, uint64_t offset, uint32_t keys, uint32_t dim) {
+    if constexpr (!kHasScale<Kv>) return;
+    alignas(64) float scales[kKeys] = {};
+    for (uint32_t k = 0; k < keys; ++k) scales[k] = scale_of(k_rows[k] + offset, dim);
+    for (uint32_t h = 0; h < heads; ++h) {
+        float* row = t.scores + h * kKeys;
+        for (uint32_t k = 0; k < keys; k += I::kLanes) I::store(row + k, I::mul(I::load(row + k), I::load(scales + k)));
+    }
+}
+
 // Sums, maxima and masses of the packed heads over the positions [begin, end) of which the token sees those from its window
 // on; `begin` is a multiple of kKeys. K and V are read in place. Inlined, so that `t` stays an object of the caller of which
 // the compiler knows that no row of the cache lies in it.
@@ -209,10 +230,10 @@ template <class L>
 __attribute__((always_inline)) inline void attend_positions(const PinionAttention& a, const Item& item, uint32_t heads,
                                                             uint32_t begin, uint32_t end, Heads& t) {
     using I = typename L::Isa;
-    using T = typename L::T;
+    using Kv = typename L::Kv;
     const uint32_t dim = a.batch.head_dim;
-    const uint64_t v_offset = static_cast<uint64_t>(a.batch.block_size) * dim;
-    const T* k_rows[kKeys];
+    const uint64_t step = row_step<Kv>(a.batch), v_offset = a.batch.block_size * step;
+    const Kv* k_rows[kKeys];
     for (uint32_t h = 0; h < heads; ++h) {
         memset(t.sum + h * kMaxDim, 0, partial_width(dim) * sizeof(float));
         t.max[h] = kLowest;
@@ -224,18 +245,20 @@ __attribute__((always_inline)) inline void attend_positions(const PinionAttentio
         collect_visible_rows(a, item.seq, item.kv_head, from, first, keys, k_rows);
         // V of these keys is wanted right after the scores; ask for it while they are computed.
         for (uint32_t k = 0; k < keys; ++k) {
-            for (uint32_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(k_rows[k] + v_offset + d);
+            for (uint32_t d = 0; d < step; d += 64 / sizeof(Kv)) __builtin_prefetch(k_rows[k] + v_offset + d);
         }
         uint32_t h = 0;
         for (; h + 4 <= heads; h += 4) score_heads<L, 4>(t, h, k_rows, keys, dim);
         for (; h + 2 <= heads; h += 2) score_heads<L, 2>(t, h, k_rows, keys, dim);
         for (; h < heads; ++h) score_heads<L, 1>(t, h, k_rows, keys, dim);
+        apply_scales<I>(t, heads, k_rows, 0, keys, dim);
         const uint32_t hidden = from > first ? from - first : 0;
         for (h = 0; h < heads; ++h) {
             float added;
             t.keep[h] = soften<I>(a, t.scores + h * kKeys, hidden, keys, &t.max[h], &added);
             t.mass[h] = rounded_product(t.mass[h], t.keep[h]) + added;
         }
+        apply_scales<I>(t, heads, k_rows, v_offset, keys, dim);
         h = 0;
         for (; h + 4 <= heads; h += 4) weigh_heads<L, 4>(t, h, k_rows, v_offset, keys, dim);
         for (; h + 2 <= heads; h += 2) weigh_heads<L, 2>(t, h, k_rows, v_offset, keys, dim);
@@ -361,14 +384,14 @@ struct Tile {
 
 // Fills t.k and t.v with kKeys rows; rows past `keys` are zero.
 template <class L>
-inline void pack_keys(const typename L::T** k_rows, uint32_t keys, uint64_t v_offset, uint32_t dim, Tile<L>& t) {
+inline void pack_keys(const typename L::Kv** k_rows, uint32_t keys, uint64_t v_offset, uint32_t dim, Tile<L>& t) {
     using I = typename L::Isa;
-    using T = typename L::T;
+    using Kv = typename L::Kv;
     using V = typename I::V;
     constexpr uint32_t lanes = I::kLanes;
     constexpr uint32_t step = lanes * L::kPerLane;
-    const T* zero = reinterpret_cast<const T*>(kZeroRow);
-    const T* v_rows[kKeys];
+    const Kv* zero = reinterpret_cast<const Kv*>(kZeroRow);
+    const Kv* v_rows[kKeys];
     for (uint32_t k = 0; k < kKeys; ++k) v_rows[k] = k < keys ? k_rows[k] + v_offset : zero;
     for (uint32_t k = keys; k < kKeys; ++k) k_rows[k] = zero;
 
@@ -376,8 +399,9 @@ inline void pack_keys(const typename L::T** k_rows, uint32_t keys, uint64_t v_of
         for (uint32_t d = 0; d < dim; d += step) {
             V rows[lanes];
             for (uint32_t i = 0; i < lanes; ++i) {
-                const T* row = k_rows[group + i] + d;
+                const Kv* row = k_rows[group + i] + d;
                 rows[i] = d + step <= dim ? L::load(row) : L::load_part(row, dim - d);
+                if constexpr (kHasScale<Kv>) rows[i] = I::mul(rows[i], I::set1(scale_of(k_rows[group + i], dim)));
             }
             I::transpose(rows);
             for (uint32_t i = 0; i < lanes; ++i) I::store(t.k + (d / L::kPerLane + i) * kKeys + group, rows[i]);
@@ -385,7 +409,9 @@ inline void pack_keys(const typename L::T** k_rows, uint32_t keys, uint64_t v_of
     }
     for (uint32_t k = 0; k < keys; k += L::kPerLane) {
         for (uint32_t d = 0; d < dim; d += lanes) {
-            I::store(t.v + k / L::kPerLane * t.v_step + d, L::load_values(v_rows + k, d, dim - d));
+            V values = L::load_values(v_rows + k, d, dim - d);
+            if constexpr (kHasScale<Kv>) values = I::mul(values, I::set1(scale_of(v_rows[k], dim)));
+            I::store(t.v + k / L::kPerLane * t.v_step + d, values);
         }
     }
 }
@@ -510,12 +536,13 @@ __attribute__((noinline)) void attend_tile(const PinionAttention& a, const Item&
         }
     }
     const uint32_t context = item.first_position + item.queries;
-    const T* k_rows[kKeys];
+    const typename L::Kv* k_rows[kKeys];
+    const uint64_t v_offset = b.block_size * row_step<typename L::Kv>(b);
     const uint32_t from = visible_from(a, item.first_position);
     for (uint32_t first = from / kKeys * kKeys; first < context; first += kKeys) {
         const uint32_t keys = smaller(kKeys, context - first);
         collect_visible_rows(a, item.seq, item.kv_head, from, first, keys, k_rows);
-        pack_keys<L>(k_rows, keys, static_cast<uint64_t>(b.block_size) * dim, dim, t);
+        pack_keys<L>(k_rows, keys, v_offset, dim, t);
         attend_keys<L>(a, t, item, heads, first, keys);
     }
     for (uint32_t n = 0; n < rows; ++n) {
@@ -539,6 +566,17 @@ inline void attend_items(const PinionAttention& a, uint64_t begin, uint64_t end)
             }
         }
     });
+}
+
+// The items in lanes of one fp32 value.
+template <class I>
+inline void attend_plain(const PinionAttention& a, uint64_t begin, uint64_t end) {
+    const bool is_bf16 = a.batch.dtype == PINION_BF16;
+    if (a.batch.kv_dtype == PINION_I8) {
+        return is_bf16 ? attend_items<PlainLane<I, Bf16, Int8>>(a, begin, end)
+                       : attend_items<PlainLane<I, float, Int8>>(a, begin, end);
+    }
+    return is_bf16 ? attend_items<PlainLane<I, Bf16>>(a, begin, end) : attend_items<PlainLane<I, float>>(a, begin, end);
 }
 
 }  // namespace

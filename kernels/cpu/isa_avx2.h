@@ -20,6 +20,9 @@ struct Avx2 {
     static V set1(float x) { return _mm256_set1_ps(x); }
     static V load(const float* p) { return _mm256_loadu_ps(p); }
     static V load(const Bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+    static V load(const Int8* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
     // The first n < kLanes elements; zeros follow.
     template <class T>
     static V load_part(const T* p, uint32_t n) {

@@ -17,6 +17,8 @@ struct Avx512 {
     static __mmask16 mask(uint32_t n) { return static_cast<__mmask16>((1u << n) - 1); }
     static V widen(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
 
+    static V widen_int8(__m128i values) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(values)); }
+
     // Round to nearest even; a NaN stays a NaN.
     static __m256i narrow(V x) {
         const __m512i bits = _mm512_castps_si512(x);
@@ -30,7 +32,9 @@ struct Avx512 {
     static V set1(float x) { return _mm512_set1_ps(x); }
     static V load(const float* p) { return _mm512_loadu_ps(p); }
     static V load(const Bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+    static V load(const Int8* p) { return widen_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
     // The first n < kLanes elements; zeros follow.
+    static V load_part(const Int8* p, uint32_t n) { return widen_int8(_mm_maskz_loadu_epi8(mask(n), p)); }
     static V load_part(const float* p, uint32_t n) { return _mm512_maskz_loadu_ps(mask(n), p); }
     static V load_part(const Bf16* p, uint32_t n) { return widen(_mm256_maskz_loadu_epi16(mask(n), p)); }
     static void store(float* p, V x) { _mm512_storeu_ps(p, x); }

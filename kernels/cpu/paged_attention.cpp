@@ -15,7 +15,7 @@ struct Sums {
 
 // Online softmax (Milakov and Gimelshein, 2018) in one pass over the positions [begin, end). Not inlined, here and below, so
 // that the bits are the same wherever it is called.
-template <class T>
+template <class T, class Kv>
 __attribute__((noinline)) void attend_positions(const PinionAttention& a, uint32_t seq, uint32_t head, uint32_t token,
                                                 uint32_t begin, uint32_t end, Sums& t) {
     const PinionBatch& b = a.batch;
@@ -25,18 +25,19 @@ __attribute__((noinline)) void attend_positions(const PinionAttention& a, uint32
     t.max = -INFINITY;
     t.mass = 0;
     for (uint32_t p = begin; p < end; ++p) {
-        const T* k;
+        const Kv* k;
         collect_rows(a, seq, head / b.group, p, 1, &k);
-        const T* v = k + b.block_size * dim;
+        const Kv* v = k + b.block_size * row_step<Kv>(b);
         float score = 0;
         for (uint64_t d = 0; d < dim; ++d) score += to_float(q[d]) * to_float(k[d]);
-        score *= a.scale;
+        score *= scale_of(k, b.head_dim) * a.scale;
         if (a.soft_cap > 0) score = a.soft_cap * tanhf(score / a.soft_cap);
         const float new_max = score > t.max ? score : t.max;
         const float keep = p == begin ? 0 : expf(t.max - new_max);
         const float weight = expf(score - new_max);
         t.mass = t.mass * keep + weight;
-        for (uint64_t d = 0; d < dim; ++d) t.sum[d] = t.sum[d] * keep + weight * to_float(v[d]);
+        const float scaled = weight * scale_of(v, b.head_dim);
+        for (uint64_t d = 0; d < dim; ++d) t.sum[d] = t.sum[d] * keep + scaled * to_float(v[d]);
         t.max = new_max;
     }
 }
@@ -58,14 +59,14 @@ void store_result(const PinionAttention& a, uint32_t head, uint32_t token, const
 }
 
 // One generated token of one head, or one span of what it sees.
-template <class T>
+template <class T, class Kv>
 void attend_generated(const PinionAttention& a, const Item& item, uint32_t head) {
     const uint32_t dim = a.batch.head_dim, from = visible_from(a, item.first_position);
     const Spans spans(a, item.first_position);
     Sums all, next;
     const auto attend = [&](uint32_t span, Sums& t) {
         const uint32_t begin = spans.begin_of(span);
-        attend_positions<T>(a, item.seq, head, item.first_token, begin > from ? begin : from, spans.end_of(span), t);
+        attend_positions<T, Kv>(a, item.seq, head, item.first_token, begin > from ? begin : from, spans.end_of(span), t);
     };
     attend(item.span, all);
     if (item.is_span) {
@@ -82,19 +83,19 @@ void attend_generated(const PinionAttention& a, const Item& item, uint32_t head)
     store_result<T>(a, head, item.first_token, all);
 }
 
-template <class T>
+template <class T, class Kv>
 void attend_scalar(const PinionAttention& a, uint64_t begin, uint64_t end) {
     for_each_item(a, begin, end, [&](const Item& item) {
         for (uint32_t h = 0; h < a.batch.group; ++h) {
             const uint32_t head = item.kv_head * a.batch.group + h;
             if (item.is_generated) {
-                attend_generated<T>(a, item, head);
+                attend_generated<T, Kv>(a, item, head);
                 continue;
             }
             for (uint32_t i = 0; i < item.queries; ++i) {
                 Sums t;
                 const uint32_t position = item.first_position + i, token = item.first_token + i;
-                attend_positions<T>(a, item.seq, head, token, visible_from(a, position), position + 1, t);
+                attend_positions<T, Kv>(a, item.seq, head, token, visible_from(a, position), position + 1, t);
                 store_result<T>(a, head, token, t);
             }
         }
@@ -162,11 +163,11 @@ extern "C" void pinion_paged_attention(const PinionAttention* args, int32_t leve
     }
 #endif
     (void)level;
-    if (args->batch.dtype == PINION_BF16) {
-        attend_scalar<Bf16>(*args, begin, end);
-    } else {
-        attend_scalar<float>(*args, begin, end);
+    const bool is_bf16 = args->batch.dtype == PINION_BF16;
+    if (args->batch.kv_dtype == PINION_I8) {
+        return is_bf16 ? attend_scalar<Bf16, Int8>(*args, begin, end) : attend_scalar<float, Int8>(*args, begin, end);
     }
+    return is_bf16 ? attend_scalar<Bf16, Bf16>(*args, begin, end) : attend_scalar<float, float>(*args, begin, end);
 }
 
 extern "C" void pinion_join_spans(const PinionAttention* args, int32_t level, uint32_t seq, uint32_t kv_head,

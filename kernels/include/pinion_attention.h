@@ -13,8 +13,15 @@
 //   blocks       [..]        block ids; entry table_start[s] + p / block_size holds position p of sequence s
 // The caller guarantees that every id and range is inside its array (the Rust wrapper checks it on each call).
 //
-// dtype: PINION_F32 or PINION_BF16, the same for activations and cache. Sums are fp32 in either case. At the
-// avx512_bf16 level with bf16, the softmax weights of prefill tiles are rounded to bf16 before they meet V.
+// dtype: PINION_F32 or PINION_BF16, of the activations. Sums are fp32 in either case. kv_dtype, of the cache: the same, or
+// PINION_I8. At the avx512_bf16 level with a bf16 cache, the softmax weights of prefill tiles are rounded to bf16 before
+// they meet V.
+//
+// PINION_I8: a row of the cache is head_dim integers of -127..127, zeros up to a multiple of 4 bytes, and an fp32 scale:
+// element d is integer d * scale. The scale is the row's largest magnitude / 127, and integers are rounded to nearest, ties
+// to even. A row of magnitudes below 1e-30 has the scale 0; one that holds an infinity or a NaN has zeros and a NaN as
+// scale, so that what reads it is NaN as well. Strides of the cache count such rows in place of head_dim elements.
+//
 // head_dim: 1..=512; multiples of 8 are quick; above 256 the scalar code runs. Alignment: that of the element type;
 // 64-byte aligned rows are quickest. Strides are in elements.
 //
@@ -38,8 +45,8 @@
 // them. A call does the items [work_begin, work_end); items write disjoint memory, so any split over threads gives
 // bit-identical results, and so does any `dealt_above`.
 //
-// Bytes moved: append reads and writes 2 * kv_heads * head_dim elements a token. Attention reads, for each item,
-// 2 * context * head_dim elements of the cache (context as far as the tile or span sees), q once, and writes out once; a span
+// Bytes moved: append reads 2 * kv_heads * head_dim elements a token and writes as many rows. Attention reads, for each item,
+// 2 * context rows of the cache (context as far as the tile or span sees), q once, and writes out once; a span
 // that is an item writes group * (head_dim + 2) floats, and the join reads them.
 #pragma once
 #include <stdint.h>
@@ -48,7 +55,7 @@
 extern "C" {
 #endif
 
-enum { PINION_F32 = 0, PINION_BF16 = 1 };
+enum { PINION_F32 = 0, PINION_BF16 = 1, PINION_I8 = 2 };
 enum { PINION_LEVEL_SCALAR = 0, PINION_LEVEL_AVX2 = 1, PINION_LEVEL_AVX512 = 2, PINION_LEVEL_AVX512_BF16 = 3 };
 enum { PINION_QUERY_TILE = 32, PINION_MAX_HEAD_DIM = 512 };
 enum { PINION_SPAN = 256, PINION_MAX_SPANS = 64 };
@@ -67,6 +74,7 @@ typedef struct PinionBatch {
     uint32_t head_dim;
     uint32_t block_size;
     int32_t dtype;
+    int32_t kv_dtype;
 } PinionBatch;
 
 // q [tokens, kv_heads * group, head_dim] with q_stride elements between tokens; out likewise; cache as above.
@@ -87,7 +95,8 @@ typedef struct PinionAttention {
     uint32_t* spans_left;  // PINION_DEALT for each of the call's threads
 } PinionAttention;
 
-// k, v [tokens, kv_heads, head_dim] with kv_stride elements between tokens; written to the cache bit for bit.
+// k, v [tokens, kv_heads, head_dim] with kv_stride elements between tokens; written to the cache bit for bit, or as
+// integers.
 typedef struct PinionAppend {
     PinionBatch batch;
     const void* k;

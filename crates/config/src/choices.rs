@@ -133,6 +133,35 @@ impl Quantization {
     }
 }
 
+/// What K and V are in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvDtype {
+    /// Numbers of the activations' type.
+    #[default]
+    Auto,
+    /// 8 bits, and a scale for each row: a head's K or V of one token.
+    Int8,
+}
+
+impl KvDtype {
+    /// As the option spells it.
+    pub fn of(word: &str) -> Option<KvDtype> {
+        Some(match word {
+            "auto" => KvDtype::Auto,
+            "int8" => KvDtype::Int8,
+            _ => return None,
+        })
+    }
+
+    /// Bytes of a row of `head_dim` numbers, beside activations of `dtype`.
+    pub fn row_bytes(self, dtype: Dtype, head_dim: u64) -> u64 {
+        match self {
+            KvDtype::Auto => head_dim * dtype.bytes(),
+            KvDtype::Int8 => head_dim.next_multiple_of(4) + 4,
+        }
+    }
+}
+
 /// Which attention kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionKind {

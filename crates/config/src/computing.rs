@@ -1,9 +1,10 @@
 //! What computes a model, where, and in which type.
 
-use crate::choices::{Backend, Dtype, PrefillAttention, Quantization};
+use crate::choices::{Backend, Dtype, KvDtype, PrefillAttention, Quantization};
 use crate::cuda::{CudaConfig, FP16_REASON};
 use crate::fault::Collector;
 use crate::machine::Machine;
+use crate::model_facts::ModelFacts;
 use crate::model_folder::Folder;
 use crate::sources::Settings;
 use crate::torch_kernels::{Served, TorchKernels};
@@ -15,6 +16,7 @@ pub(crate) struct Computing {
     pub(crate) cuda: Option<CudaConfig>,
     pub(crate) dtype: Dtype,
     pub(crate) quantization: Quantization,
+    pub(crate) kv_dtype: KvDtype,
     pub(crate) prefill_attention: PrefillAttention,
     pub(crate) torch_kernels: TorchKernels,
 }
@@ -62,6 +64,7 @@ impl Computing {
             cuda,
             dtype,
             quantization: quantization(settings, backend, on_gpu, faults),
+            kv_dtype: kv_dtype(settings, backend, on_gpu, faults),
             prefill_attention,
         }
     }
@@ -69,6 +72,11 @@ impl Computing {
     /// Whether the CUDA object computes.
     pub(crate) fn has_object(&self) -> bool {
         self.cuda.is_some() && self.backend == Backend::Native
+    }
+
+    /// Bytes of keys and values of one token over all layers.
+    pub(crate) fn kv_bytes_per_token(&self, model: &ModelFacts) -> u64 {
+        model.kv_bytes_per_token(self.dtype, self.kv_dtype)
     }
 
     /// Whether the KV cache is in the machine's own memory: the fake backend keeps none.
@@ -136,4 +144,21 @@ fn quantization(settings: &Settings, backend: Backend, on_gpu: bool, faults: &mu
         refuse("--linear is about unquantised weights; leave one of the two out");
     }
     quantization
+}
+
+fn kv_dtype(settings: &Settings, backend: Backend, on_gpu: bool, faults: &mut Collector) -> KvDtype {
+    let kv_dtype = settings.text("kv-dtype").and_then(KvDtype::of).unwrap_or_default();
+    if kv_dtype == KvDtype::Auto {
+        return kv_dtype;
+    }
+    let reason = match backend {
+        _ if on_gpu => "--device cuda keeps K and V in the type of the activations; leave one of the two out",
+        Backend::Fake => "the fake backend keeps no K and V",
+        Backend::Operators => {
+            "--backend torch keeps K and V in the type of the activations; leave one of the two out"
+        }
+        Backend::Native => return kv_dtype,
+    };
+    faults.add(&settings.origin("kv-dtype"), reason);
+    kv_dtype
 }

@@ -2,7 +2,7 @@
 
 use crate::chat_template::ChatTemplate;
 use crate::choices::{
-    AttentionKind, Backend, Dtype, Ipc, LinearKind, PrefillAttention, Quantization, ReasoningParser,
+    AttentionKind, Backend, Dtype, Ipc, KvDtype, LinearKind, PrefillAttention, Quantization, ReasoningParser,
     ToolCallParser,
 };
 use crate::cpu_plan::CpuPlan;
@@ -74,6 +74,9 @@ pub struct Config {
     pub linear: LinearKind,
     /// What their weights become.
     pub quantization: Quantization,
+    /// What K and V are in memory. Older recordings do not say it.
+    #[serde(default)]
+    pub kv_dtype: KvDtype,
     /// How the model pools, if it does: then it generates no text. Older recordings do not say it.
     #[serde(default)]
     pub pooling: Option<Pooling>,
@@ -148,8 +151,6 @@ pub struct Config {
     pub keep_alive_ms: u64,
     /// What each frontend keeps of the answers of `/v1/responses`.
     pub responses: ResponseStore,
-    /// Show the `vllm:*` families on `/metrics`.
-    pub vllm_metrics: bool,
     /// Serve the pages for people.
     pub ui: bool,
     /// Source of the seeds of requests that name none.
@@ -180,7 +181,7 @@ pub struct Config {
 impl Config {
     /// Bytes of the KV cache, window blocks included.
     pub fn kv_cache_bytes(&self) -> u64 {
-        let per_token = self.model.kv_bytes_per_token(self.dtype);
+        let per_token = self.model.kv_bytes_per_token(self.dtype, self.kv_dtype);
         let block_tokens = u64::from(self.block_size);
         let whole = u64::from(self.kv_blocks) * block_tokens * per_token;
         let (Some(kept), Some(of_model)) = (self.window_kv, self.model.window) else { return whole };

@@ -112,9 +112,10 @@ impl CudaConfig {
     }
 }
 
-/// Whether integers are asked for, which the CPU engine alone computes with.
+/// Whether weights, or K and V, shall be integers, which the CPU engine alone has.
 fn is_quantised(settings: &Settings) -> bool {
     matches!(settings.text("quantization"), Some("int8" | "int4"))
+        || settings.text("kv-dtype") == Some("int8")
 }
 
 /// cuBLASLt in a folder `lib` beside the object or the program, or where `deploy/cuda.sh --serve` puts it.
@@ -168,6 +169,7 @@ mod tests {
             (&[("device", "cuda")][..], &object, Backend::Native, false, true),
             (&[("device", "cuda")][..], &no_object, Backend::Operators, false, true),
             (&[("quantization", "int8")][..], &object, Backend::Native, true, false),
+            (&[("kv-dtype", "int8")][..], &object, Backend::Native, true, false),
         ] {
             let mut settings = Settings::defaults();
             settings.set("cuda-object", Value::Text(object.clone()), Origin::Default);

@@ -1,6 +1,6 @@
 //! How many blocks the KV cache has, and how many window blocks: docs/design/0020-window-kv.md.
 
-use crate::choices::{Backend, Dtype};
+use crate::choices::Backend;
 use crate::computing::Computing;
 use crate::fault::Collector;
 use crate::machine::Machine;
@@ -62,19 +62,19 @@ impl KvCache<'_> {
     }
 
     /// What all blocks cost if every layer keeps all KV.
-    fn whole(&self, model: &ModelFacts, dtype: Dtype) -> Costs {
-        let block = self.number("block-size", 16) * model.kv_bytes_per_token(dtype);
+    fn whole(&self, model: &ModelFacts) -> Costs {
+        let block = self.number("block-size", 16) * self.computing.kv_bytes_per_token(model);
         Costs { block, window_block: 0, window: None, blocks_max: 0 }
     }
 
     /// The same if layers with a window keep only that: window blocks for as many sequences as run at once and for a
     /// step's prompt tokens. Our own kernels on the CPU can do it.
-    fn windowed(&self, model: &ModelFacts, dtype: Dtype) -> Option<Costs> {
+    fn windowed(&self, model: &ModelFacts) -> Option<Costs> {
         let is_on = self.settings.switch("window-kv").unwrap_or(true);
         let on_cpu = self.computing.takes_host_memory() && self.computing.backend == Backend::Native;
         let window = model.window.filter(|window| is_on && on_cpu && window.tokens < self.max_model_len)?;
         let block_tokens = self.number("block-size", 16);
-        let per_token = model.kv_bytes_per_token(dtype);
+        let per_token = self.computing.kv_bytes_per_token(model);
         let in_window = per_token / u64::from(model.layers) * u64::from(window.layers);
         let seqs = self.number("max-num-seqs", 1);
         let of_sequence = u64::from(window_blocks_of_sequence(window.tokens, block_tokens as u32));
@@ -90,12 +90,7 @@ impl KvCache<'_> {
     }
 
     /// Blocks, and window blocks where they make room for more blocks than there would be without.
-    pub(crate) fn blocks(
-        &self,
-        model: &ModelFacts,
-        dtype: Dtype,
-        faults: &mut Collector,
-    ) -> (u32, Option<WindowKv>) {
+    pub(crate) fn blocks(&self, model: &ModelFacts, faults: &mut Collector) -> (u32, Option<WindowKv>) {
         let settings = self.settings;
         let block_tokens = self.number("block-size", 16);
         let one_sequence = u64::from(self.max_model_len).div_ceil(block_tokens);
@@ -116,8 +111,8 @@ impl KvCache<'_> {
             (None, Some(blocks)) => blocks,
             (None, None) => share.map_or(wanted, |room| wanted.min(costs.blocks_in(room))),
         };
-        let whole = self.whole(model, dtype);
-        let windowed = self.windowed(model, dtype).filter(|costs| {
+        let whole = self.whole(model);
+        let windowed = self.windowed(model).filter(|costs| {
             let window_blocks = costs.window.map_or(0, |window| u64::from(window.blocks));
             window_blocks < blocks_of(&whole)
         });

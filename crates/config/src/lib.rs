@@ -58,7 +58,7 @@ mod value;
 
 pub use chat_template::ChatTemplate;
 pub use choices::{
-    AttentionKind, Backend, Dtype, Ipc, LinearKind, PrefillAttention, Quantization, ReasoningParser,
+    AttentionKind, Backend, Dtype, Ipc, KvDtype, LinearKind, PrefillAttention, Quantization, ReasoningParser,
     ToolCallParser,
 };
 pub use config::{Config, ResponseStore};

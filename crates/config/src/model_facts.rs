@@ -1,6 +1,6 @@
 //! What the rest of the configuration needs to know of the model.
 
-use crate::choices::Dtype;
+use crate::choices::{Dtype, KvDtype};
 use pinion_protocol::StopIds;
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,8 @@ pub struct WindowFacts {
 
 impl ModelFacts {
     /// Bytes of keys and values of one token over all layers.
-    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
-        2 * u64::from(self.layers) * u64::from(self.kv_heads) * u64::from(self.head_dim) * dtype.bytes()
+    pub fn kv_bytes_per_token(&self, dtype: Dtype, kv_dtype: KvDtype) -> u64 {
+        let row_bytes = kv_dtype.row_bytes(dtype, u64::from(self.head_dim));
+        2 * u64::from(self.layers) * u64::from(self.kv_heads) * row_bytes
     }
 }

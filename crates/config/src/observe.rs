@@ -56,6 +56,9 @@ pub struct Observe {
     /// Frontends log each request at its end. Older recordings do not say it.
     #[serde(default)]
     pub access_log: bool,
+    /// Show the `vllm:*` families on `/metrics`. Older recordings do not say it.
+    #[serde(default)]
+    pub vllm_metrics: bool,
     /// Where frontends send the spans of requests, if they do. Older recordings do not say it.
     #[serde(default)]
     pub otlp: Option<OtlpTraces>,
@@ -95,6 +98,7 @@ impl Observe {
             profile_dir: PathBuf::from(settings.text("profile-dir").unwrap_or("profiles")),
             record: settings.text("record").map(PathBuf::from),
             access_log: settings.switch("access-log").unwrap_or(false),
+            vllm_metrics: settings.text("metrics-compat") == Some("vllm"),
             // Its faults are noted by `check`.
             otlp: OtlpTraces::resolve(settings, &mut Collector::default()),
         }

@@ -48,7 +48,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "device", group: Model, preset: Is("auto"),
         kind: Choice { accepted: &[choice("auto", &[]), choice("cpu", &[]), choice("cuda", &["gpu"])], refused: &[] },
         help: "Where the model runs. `cuda` needs an NVIDIA GPU and, but for --backend torch, libpinion_cuda.so \
-               (docs/GPU.md). `auto` is `cuda` where these are here, but `cpu` with --quantization int8 or int4. \
+               (docs/GPU.md). `auto` is `cuda` where these are here, but `cpu` with --quantization int8 or int4, or --kv-dtype int8. \
                If the GPU cannot serve the model, `auto` warns, says why, and serves on the CPU. The CUDA engine \
                has not run on a GPU yet." },
     Opt { name: "cuda-object", group: Model, kind: Text,
@@ -260,6 +260,14 @@ pub(crate) const OPTIONS: &[Opt] = &[
                all, quantised while they are loaded, from a quantised checkpoint too: `int8` with a scale for each \
                output, `int4` in groups of 128 (64 or 32 where the width is not divisible) with the head in 8 bits. \
                Beside integers activations are quantised to 8 bits for each token. docs/MODELS.md has the loss of each." },
+    Opt { name: "kv-dtype", group: Engine, preset: Is("auto"),
+        kind: Choice { accepted: &[choice("auto", &[]), choice("int8", &[])],
+                       refused: &[(&["fp8", "fp8_e4m3", "fp8_e5m2"], "K and V in 8 bits are integers here: int8"),
+                                  (&["bf16", "bfloat16", "fp32", "float32", "fp16", "float16"],
+                                   "K and V have the type of the activations: --dtype")] },
+        help: "CPU: keys and values in memory. `auto` has the type of the activations. `int8` has 8 bits for each number and \
+               4 bytes for each token, layer and head beside them, so that a cache of the same size holds about 3.8 \
+               times the tokens with --dtype fp32 and 1.9 times with bf16. It costs accuracy: docs/MODELS.md." },
     Opt { name: "attention", group: Engine, preset: Is("vector"),
         kind: Choice { accepted: &[choice("vector", &[]), choice("twin", &[])], refused: &[] },
         help: "Attention kernel: `vector`, or its plain `twin` for comparison." },

@@ -1,6 +1,6 @@
 //! The words after `pinion-engine replay`: a recording, and the switches that shall be other than they were recorded.
 
-use crate::choices::{AttentionKind, LinearKind, Quantization};
+use crate::choices::{AttentionKind, KvDtype, LinearKind, Quantization};
 use crate::config::Config;
 use crate::scheduling::{AdmissionKind, POOLS_NO_DRAFTS, SpeculationKind, why_no_drafts};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub struct ReplayCommand {
 /// How it is called.
 const USAGE: &str = "pinion-engine replay FILE [--[no-]overlap] [--[no-]prefix-cache] [--[no-]fill-to-target] \
     [--speculative off|ngram] [--admission fifo|pack|shortest|deadline] [--max-num-seqs N] [--max-num-batched-tokens N] [--command-budget N] \
-    [--prefill-chunk-size N] [--linear auto|packed|onednn|plain] [--quantization checkpoint|none|int8|int4] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
+    [--prefill-chunk-size N] [--linear auto|packed|onednn|plain] [--quantization checkpoint|none|int8|int4] [--kv-dtype auto|int8] [--attention vector|twin] [--fake-step-us N] [--model DIR]";
 
 /// The replay that this process was started for, if it was. Errors: one line for the operator.
 pub fn replay_command() -> Option<Result<ReplayCommand, String>> {
@@ -106,6 +106,7 @@ fn change(config: &mut Config, name: &str, value: &str) -> Option<()> {
                 _ => return None,
             }
         }
+        "kv-dtype" => config.kv_dtype = KvDtype::of(value)?,
         "attention" => {
             config.attention = match value {
                 "vector" => AttentionKind::Vector,

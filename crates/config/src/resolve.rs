@@ -147,6 +147,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         engine_threads: engine_threads(&cpu_plan),
         linear: settings.text("linear").and_then(LinearKind::of).unwrap_or(LinearKind::Auto),
         quantization: computing.quantization,
+        kv_dtype: computing.kv_dtype,
         attention: if take.is("attention", "twin") { AttentionKind::Twin } else { AttentionKind::Vector },
         split_contexts: settings.switch("split-contexts").unwrap_or(true),
         parallel_sampling: settings.switch("parallel-sampling").unwrap_or(false),
@@ -179,7 +180,6 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         root_path: root_path::read(settings, faults),
         keep_alive_ms: take.number("keep-alive"),
         responses: response_store(&take),
-        vllm_metrics: take.is("metrics-compat", "vllm"),
         ui: settings.switch("ui").unwrap_or(true),
         seed: take.number("seed"),
         lifecycle: Lifecycle::new(settings),
@@ -241,10 +241,11 @@ fn lengths(
     faults: &mut Collector,
 ) -> Lengths {
     let model = &folder.model;
-    let (on_cpu, dtype) = (computing.takes_host_memory(), computing.dtype);
-    let max_model_len = max_model_len(settings, model, on_cpu.then_some(machine), dtype, faults);
+    let machine_of_cache = computing.takes_host_memory().then_some(machine);
+    let per_token = computing.kv_bytes_per_token(model);
+    let max_model_len = max_model_len(settings, model, machine_of_cache, per_token, faults);
     let cache = KvCache { settings, machine, computing, max_model_len };
-    let (kv_blocks, window_kv) = cache.blocks(model, dtype, faults);
+    let (kv_blocks, window_kv) = cache.blocks(model, faults);
     Lengths { max_model_len, kv_blocks, window_kv }
 }
 
@@ -336,7 +337,7 @@ fn max_model_len(
     settings: &Settings,
     model: &ModelFacts,
     machine: Option<&Machine>,
-    dtype: Dtype,
+    kv_bytes_per_token: u64,
     faults: &mut Collector,
 ) -> u32 {
     let own = model.max_context;
@@ -352,7 +353,7 @@ fn max_model_len(
         None => {
             let block_tokens = settings.number("block-size").unwrap_or(16);
             let bytes = machine.and_then(|machine| memory_for_cache(settings, machine));
-            let room = bytes.map(|bytes| bytes / model.kv_bytes_per_token(dtype));
+            let room = bytes.map(|bytes| bytes / kv_bytes_per_token);
             let room = room.map(|tokens| tokens / block_tokens * block_tokens).filter(|&tokens| tokens > 0);
             let room = room.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(u32::MAX);
             model.default_context.min(room)

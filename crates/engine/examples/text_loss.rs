@@ -1,6 +1,6 @@
-//! What quantised weights cost: `text_loss FOLDER TEXT [--from SHARE] [--threads N] [--dtype fp32|bf16]` prints the
-//! mean loss, in nats a token, of what follows the first SHARE (0.9) of the text's characters, for `none`, `int8` and
-//! `int4`.
+//! What integers cost: `text_loss FOLDER TEXT [--from SHARE] [--threads N] [--dtype fp32|bf16]` prints the mean loss,
+//! in nats a token, of what follows the first SHARE (0.9) of the text's characters, without integers, with weights of 8
+//! and 4 bits, and with K and V of 8 bits beside whole weights and beside weights of 8 bits.
 //!
 //! The text is cut into consecutive windows of the model's context, at most 512 tokens, and each token but a window's
 //! first is predicted once. The standard error beside a difference is that of the mean of the paired differences of
@@ -15,6 +15,15 @@ use std::path::{Path, PathBuf};
 const WINDOW_MAX: usize = 512;
 const BLOCK_SIZE: u32 = 16;
 const USAGE: &str = "usage: text_loss FOLDER TEXT [--from SHARE] [--threads N] [--dtype fp32|bf16]";
+
+/// What is compared with the first: its name, its weights, and whether K and V have 8 bits.
+const FORMS: [(&str, Quantization, bool); 5] = [
+    ("none", Quantization::None, false),
+    ("int8", Quantization::Int8, false),
+    ("int4", Quantization::Int4, false),
+    ("KV int8", Quantization::None, true),
+    ("int8, KV too", Quantization::Int8, true),
+];
 
 struct Arguments {
     folder: PathBuf,
@@ -86,15 +95,14 @@ fn mean(values: &[f64]) -> f64 {
 fn run(arguments: &Arguments) -> Result<(), String> {
     let ids = held_out(arguments)?;
     let mut whole: Option<Vec<f64>> = None;
-    for (name, quantization) in
-        [("none", Quantization::None), ("int8", Quantization::Int8), ("int4", Quantization::Int4)]
-    {
+    for (name, quantization, int8_kv) in FORMS {
         let options = ModelOptions {
             dtype: arguments.dtype,
             threads: arguments.threads,
             block_size: BLOCK_SIZE,
             kv: KvSize::Blocks(WINDOW_MAX as u32 / BLOCK_SIZE),
             quantization,
+            int8_kv,
             ..ModelOptions::default()
         };
         let (bytes, found) = all_losses(&arguments.folder, &options, &ids)?;
@@ -106,7 +114,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
             differences.iter().map(|value| (value - apart).powi(2)).sum::<f64>() / differences.len() as f64;
         let error = (variance / differences.len() as f64).sqrt();
         println!(
-            "{name:<4}  {:8.2} MiB  {loss:.4} nats a token  {apart:+.4} ± {error:.4}  ({} tokens)",
+            "{name:<12}  {:8.2} MiB  {loss:.4} nats a token  {apart:+.4} ± {error:.4}  ({} tokens)",
             bytes as f64 / f64::from(1 << 20),
             found.len()
         );

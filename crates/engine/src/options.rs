@@ -6,8 +6,8 @@ use crate::load_progress::LoadProgress;
 use crate::operator_options::operator_options;
 use crate::recorded::Recorded;
 use pinion_config::{
-    AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, LinearKind, PoolingKind, Quantization,
-    SpeculationKind, StepTimeKind,
+    AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, KvDtype, LinearKind, PoolingKind,
+    Quantization, SpeculationKind, StepTimeKind,
 };
 use pinion_grammar::{Grammars, Words};
 use pinion_model::operators::load_operators;
@@ -37,6 +37,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
             // The config refuses fp16 on the CPU.
             Dtype::Bf16 | Dtype::Fp16 => DtypeChoice::Bf16,
         },
+        int8_kv: config.kv_dtype == KvDtype::Int8,
         threads: config.engine_threads,
         block_size: config.block_size,
         kv: KvSize::Blocks(config.kv_blocks),
@@ -187,7 +188,7 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         pipeline.warm_up(&shapes).map_err(|error| (format!("warm-up: {error}"), exit))?;
     }
     let summary = format!(
-        "{} {}{}{}, {} KV blocks of {} tokens ({} MiB){}, {} thread(s), overlap {}",
+        "{} {}{}{}, {}{} KV blocks of {} tokens ({} MiB){}, {} thread(s), overlap {}",
         info.family,
         info.dtype,
         match (config.quantization, info.packed) {
@@ -199,6 +200,7 @@ pub fn build(config: &Config, recorder: Recorder) -> Result<(Engine, String), (S
         },
         info.vector_width.map(|width| format!(", vectors of {width} numbers")).unwrap_or_default(),
         info.block_count,
+        if config.kv_dtype == KvDtype::Int8 { " int8" } else { "" },
         info.block_size,
         (u64::from(info.block_count) * info.kv_block_bytes) >> 20,
         info.window.map(window_blocks_text).unwrap_or_default(),

@@ -23,6 +23,7 @@ struct Way {
     dtype: DtypeChoice,
     linear: LinearKind,
     quantization: Quantization,
+    int8_kv: bool,
     /// Requests that run at once.
     together: u32,
     blocks: u32,
@@ -33,6 +34,7 @@ const ALONE: Way = Way {
     dtype: DtypeChoice::F32,
     linear: LinearKind::Packed,
     quantization: Quantization::None,
+    int8_kv: false,
     together: 1,
     blocks: 64,
     prefix_cache: true,
@@ -73,6 +75,7 @@ fn serve(asked: &Asked<'_>, way: Way, speculation: bool, sampling: &Sampling) ->
         dtype: way.dtype,
         linear: way.linear,
         quantization: way.quantization,
+        int8_kv: way.int8_kv,
         kv: KvSize::Blocks(way.blocks),
         max_model_len: Some(asked.served),
         ..ModelOptions::default()
@@ -210,13 +213,14 @@ fn in_bf16_logprobs_of_every_family_have_the_same_bits_with_drafts() {
 }
 
 #[test]
-fn quantised_products_give_the_same_bits_with_drafts() {
-    let [int8, int4] = [Quantization::Int8, Quantization::Int4]
-        .map(|quantization| (Way { quantization, together: 2, ..ALONE }, 0.0));
-    check_gpt2(&[int8, int4], None);
+fn quantised_products_and_kv_give_the_same_bits_with_drafts() {
+    let forms = [(Quantization::Int8, false), (Quantization::Int4, false), (Quantization::None, true)];
+    let ways =
+        forms.map(|(quantization, int8_kv)| (Way { quantization, int8_kv, together: 2, ..ALONE }, 0.0));
+    check_gpt2(&ways, None);
     for name in ["gemma2", "qwen3"] {
         let golden = golden(name);
         let folder = folder(name, &golden);
-        check_bits(&Asked::of_golden(name, &golden, &folder.0), &[int8, int4], None);
+        check_bits(&Asked::of_golden(name, &golden, &folder.0), &ways, None);
     }
 }

@@ -7,7 +7,7 @@ use crate::{BlockCopy, WindowInfo};
 use pinion_architecture::Architecture;
 use pinion_ops::attention::{Batch, CheckedBatch, OperandError, SpanRoom};
 use pinion_ops::tensor::{AttentionPlan, TensorError, attend_qkv};
-use pinion_ops::{Dtype, KvPool, KvShape};
+use pinion_ops::{Dtype, KvDtype, KvPool, KvShape};
 use tch::Tensor;
 
 /// Where a layer's KV is.
@@ -63,6 +63,11 @@ fn shape(model: &Architecture, block_size: u32, layers: usize, blocks: u32) -> K
     }
 }
 
+/// What the pools store, of activations of `dtype`.
+fn kv_dtype(dtype: Dtype, options: &ModelOptions) -> KvDtype {
+    if options.int8_kv { KvDtype::Int8 } else { dtype.into() }
+}
+
 impl KvSizes {
     /// The sizes that the options ask for, of a model that serves sequences of up to `max_context` tokens.
     pub(crate) fn new(
@@ -72,7 +77,8 @@ impl KvSizes {
         options: &ModelOptions,
     ) -> Result<KvSizes, LoadError> {
         let block_size = options.block_size;
-        let bytes = |layers: usize| shape(model, block_size, layers, 0).block_bytes(dtype);
+        let stored = kv_dtype(dtype, options);
+        let bytes = |layers: usize| shape(model, block_size, layers, 0).block_bytes(stored);
         let windowed = model.windowed().filter(|windowed| windowed.tokens < max_context);
         let (Some(windowed), Some(blocks)) = (windowed, options.window_blocks) else {
             let block_bytes = bytes(model.layers.len());
@@ -97,6 +103,7 @@ impl KvCache {
         dtype: Dtype,
         options: &ModelOptions,
     ) -> Result<KvCache, LoadError> {
+        let stored = kv_dtype(dtype, options);
         let (mut whole_count, mut window_count) = (0, 0);
         let place = |in_window: bool| {
             let count = if in_window { &mut window_count } else { &mut whole_count };
@@ -107,9 +114,9 @@ impl KvCache {
         let places = model.layers.iter().map(|layer| is_in_window(layer.window)).map(place).collect();
         let pool = |layers: usize, blocks: u32| -> Result<KvPool, LoadError> {
             let shape = shape(model, options.block_size, layers, blocks);
-            let mut pool = KvPool::new(shape, dtype).map_err(|error| LoadError::Backend {
+            let mut pool = KvPool::new(shape, stored).map_err(|error| LoadError::Backend {
                 operation: "allocating the KV pool",
-                message: format!("{error} ({blocks} blocks of {} bytes)", shape.block_bytes(dtype)),
+                message: format!("{error} ({blocks} blocks of {} bytes)", shape.block_bytes(stored)),
             })?;
             if options.prefault {
                 pool.prefault();

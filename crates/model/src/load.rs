@@ -42,8 +42,10 @@ pub enum KvSize {
 pub struct ModelOptions {
     /// What computes the tokens.
     pub backend: Backend,
-    /// Compute and KV dtype.
+    /// What it computes in.
     pub dtype: DtypeChoice,
+    /// Keep K and V as integers of 8 bits with a scale for each row of a head, not in the dtype of the activations.
+    pub int8_kv: bool,
     /// Threads inside one step, at least 1.
     pub threads: u32,
     /// Tokens per KV block.
@@ -78,6 +80,7 @@ impl Default for ModelOptions {
         Self {
             backend: Backend::Native,
             dtype: DtypeChoice::Auto,
+            int8_kv: false,
             threads: 1,
             block_size: 16,
             kv: KvSize::Blocks(1024),

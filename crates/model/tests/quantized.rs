@@ -32,7 +32,7 @@ fn model(name: &str, golden: &Golden, quantization: Quantization) -> Box<dyn Mod
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
+pub(crate) fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
     let request = |index: usize| Request {
         prompt: golden.cases[index].prompt.clone(),
         output_len: OUTPUT,
@@ -43,7 +43,7 @@ fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
 }
 
 /// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own, beside `mates` other rows.
-fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32) -> Vec<f32> {
+pub(crate) fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32) -> Vec<f32> {
     let blocks: Vec<u32> = (0..8).rev().map(|block| block * 3 + 1).collect();
     let mut logits = Vec::new();
     for (start, end) in [(0, cached), (cached, prompt.len())] {
@@ -60,7 +60,7 @@ fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32)
 }
 
 /// Of the root mean squares.
-fn relative_error(have: &[f32], want: &[f32]) -> f32 {
+pub(crate) fn relative_error(have: &[f32], want: &[f32]) -> f32 {
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
     let apart = squares(&mut have.iter().zip(want).map(|(a, b)| a - b));
     (apart / squares(&mut want.iter().copied())).sqrt()

@@ -1,6 +1,8 @@
 //! The models' tests in one program, so that what they share is compiled and linked once. deploy/run_tests.py
 //! runs each module in a process of its own; `cargo test --package pinion-model MODULE::` runs one.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
+
 mod cuda_sweeps;
 mod driver;
 mod emulated;
@@ -18,6 +20,7 @@ mod cuda_sampler;
 mod cuda_shaping;
 mod families;
 mod gguf;
+mod int8_kv;
 mod load_faults;
 mod logprobs;
 mod operator_kernels;

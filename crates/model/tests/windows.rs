@@ -64,8 +64,11 @@ fn logits(
 
 #[test]
 fn logits_of_a_ring_of_window_blocks_are_those_of_whole_contexts() {
-    for dtype in [DtypeChoice::F32, DtypeChoice::Bf16] {
+    let forms = [(DtypeChoice::F32, false), (DtypeChoice::F32, true), (DtypeChoice::Bf16, false)];
+    for (dtype, int8_kv) in forms {
         for name in FAMILIES {
+            let options =
+                |golden: &Golden, dtype, blocks| ModelOptions { int8_kv, ..options(golden, dtype, blocks) };
             let golden = golden(name);
             let folder = folder(name, &golden);
             let case = &golden.cases[1];
@@ -90,7 +93,7 @@ fn logits_of_a_ring_of_window_blocks_are_those_of_whole_contexts() {
             assert_eq!(small.kv_block_bytes == 0, ["mistral-window", "phi3-window"].contains(&name));
             let have = logits(&mut *windowed, &ids, prompt_len, &ends, Some(ring));
             let want = logits(&mut *whole, &ids, prompt_len, &ends, None);
-            assert!(have == want, "{name} {dtype:?}");
+            assert!(have == want, "{name} {dtype:?}, int8 KV: {int8_kv}");
         }
     }
 }

@@ -6,12 +6,13 @@
 //! roofline is these figures over those of `machine_limits`.
 //!
 //! `attention_bench spans [THREADS [ROUNDS]]` (2 threads, 5 rounds) times one generated token over long contexts with
-//! and without `Attend::split_contexts` in turns, in microseconds of the clock for a layer. More than one thread needs
-//! feature `torch`, which brings OpenMP.
+//! and without `Attend::split_contexts` in turns, in microseconds of the clock for a layer; `attention_bench kv` does
+//! so over K and V in the type of the activations and in 8 bits. More than one thread needs feature `torch`, which
+//! brings OpenMP.
 
 use half::bf16;
 use pinion_ops::attention::{Attend, Batch, Launch, Rows, SpanRoom, paged_attention};
-use pinion_ops::{Element, KernelLevel, KvPool, KvShape};
+use pinion_ops::{Element, KernelLevel, KvDtype, KvPool, KvShape};
 use std::time::Instant;
 
 const HEADS: usize = 12;
@@ -133,20 +134,49 @@ const DECODES: [Decode; 7] = [
     decode("one span", [1, 256, 0], [1, 4, 256]),
 ];
 
-/// Without and with spans, `rounds` times in turns; prints the median of each and the ratios of the rounds.
-fn compare<T: Element>(decode: &Decode, threads: u32, rounds: usize) {
+/// What differs between the two sides of a comparison.
+#[derive(Clone, Copy)]
+enum Compared {
+    /// One thread for each token and KV head, or all for the spans of one.
+    Spans,
+    /// K and V in the type of the activations, or in 8 bits.
+    Kv,
+}
+
+/// Rows of 8 bits, and a scale for each.
+fn fill_int8(layer: &mut [u8], head_dim: usize) {
+    for row in layer.chunks_exact_mut(KvDtype::Int8.row_bytes(head_dim)) {
+        let (integers, scale) = row.split_at_mut(row.len() - 4);
+        scale.copy_from_slice(&(0.5f32 / 127.0).to_ne_bytes());
+        integers.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index * 7 % 251) as u8);
+    }
+}
+
+/// Layers of K and V in the type of the activations, and as integers, which are touched only if they are compared.
+fn pools<T: Element>(shape: KvShape, compared: Compared) -> [KvPool; 2] {
+    let mut floats = KvPool::new(shape, T::DTYPE).expect("memory for the benchmark");
+    let mut integers = KvPool::new(shape, KvDtype::Int8).expect("memory for the benchmark");
+    for layer in 0..shape.layers {
+        for (index, value) in floats.layer_mut::<T>(layer).iter_mut().enumerate() {
+            *value = T::from_f32((index % 251) as f32 / 251.0 - 0.5);
+        }
+        if matches!(compared, Compared::Kv) {
+            fill_int8(integers.layer_bytes_mut(layer), shape.head_dim);
+        }
+    }
+    [floats, integers]
+}
+
+/// Both sides, `rounds` times in turns; prints the median of each and the ratios of the rounds.
+fn compare<T: Element>(decode: &Decode, compared: Compared, threads: u32, rounds: usize) {
     /// Larger than caches, so that K and V come from memory.
     const CACHE_BYTES: usize = 256 << 20;
     let &Decode { rows, kv_heads, group, head_dim, context, .. } = decode;
     let table = context.div_ceil(BLOCK_SIZE);
     let one = KvShape { layers: 1, blocks: rows * table, heads: kv_heads, block_size: BLOCK_SIZE, head_dim };
     let layers = (CACHE_BYTES as u64).div_ceil(one.block_bytes(T::DTYPE) * one.blocks as u64) as usize;
-    let mut pool = KvPool::new(KvShape { layers, ..one }, T::DTYPE).expect("memory for the benchmark");
-    for layer in 0..layers {
-        for (index, value) in pool.layer_mut::<T>(layer).iter_mut().enumerate() {
-            *value = T::from_f32((index % 251) as f32 / 251.0 - 0.5);
-        }
-    }
+    let shape = KvShape { layers, ..one };
+    let [mut floats, mut integers] = pools::<T>(shape, compared);
     let blocks: Vec<u32> = (0..rows).flat_map(|s| (0..table).map(move |b| (b * rows + s) as u32)).collect();
     let batch = Batch {
         query_start: &(0..=rows as u32).collect::<Vec<_>>(),
@@ -155,19 +185,22 @@ fn compare<T: Element>(decode: &Decode, threads: u32, rounds: usize) {
         table_start: &(0..rows).map(|row| (row * table) as u32).collect::<Vec<_>>(),
         blocks: &blocks,
     };
-    let shape = *pool.shape();
     let batch = batch.check(&shape).expect("a well-formed batch");
     let width = kv_heads * group * head_dim;
     let q: Vec<T> = (0..rows * width).map(|i| T::from_f32((i % 13) as f32 / 13.0)).collect();
     let (mut out, mut room) = (vec![T::default(); q.len()], SpanRoom::new(threads, group, head_dim));
     let launch = Launch { level: KernelLevel::best(), threads };
-    let mut time = |split_contexts: bool| {
+    let mut time = |is_second: bool| {
+        let (pool, split_contexts) = match compared {
+            Compared::Spans => (&mut floats, is_second),
+            Compared::Kv => (if is_second { &mut integers } else { &mut floats }, true),
+        };
         let plain = Attend::plain(kv_heads * group, (head_dim as f32).powf(-0.5));
         let attend = Attend { window: decode.window, split_contexts, ..plain };
         let start = Instant::now();
         for layer in 0..layers {
             let q = Rows { data: &q[..], stride: width };
-            paged_attention(&mut pool, layer, &batch, q, &mut out, width, attend, launch, &mut room)
+            paged_attention(pool, layer, &batch, q, &mut out, width, attend, launch, &mut room)
                 .expect("operands fit");
         }
         start.elapsed().as_secs_f64() * 1e6 / layers as f64
@@ -190,8 +223,12 @@ fn compare<T: Element>(decode: &Decode, threads: u32, rounds: usize) {
         values[values.len() / 2]
     };
     let ratio = median(&mut ratios);
+    let [first, second] = match compared {
+        Compared::Spans => ["without spans", "with"],
+        Compared::Kv => ["over floats", "over 8 bits"],
+    };
     println!(
-        "{:26} {:4} {threads} threads: {:8.1} us without spans {:8.1} with, {ratio:.2} times as fast ({:.2} to {:.2})",
+        "{:26} {:4} {threads} threads: {:8.1} us {first} {:8.1} {second}, {ratio:.2} times as fast ({:.2} to {:.2})",
         decode.name,
         T::DTYPE.name(),
         median(&mut off),
@@ -203,12 +240,17 @@ fn compare<T: Element>(decode: &Decode, threads: u32, rounds: usize) {
 
 fn main() {
     let mut words = std::env::args().skip(1);
-    if words.next().as_deref() == Some("spans") {
+    let compared = match words.next().as_deref() {
+        Some("spans") => Some(Compared::Spans),
+        Some("kv") => Some(Compared::Kv),
+        _ => None,
+    };
+    if let Some(compared) = compared {
         let mut number = |preset| words.next().map_or(preset, |word| word.parse().expect("a number"));
         let (threads, rounds) = (number(2), number(5).max(1));
         for decode in &DECODES {
-            compare::<f32>(decode, threads as u32, rounds);
-            compare::<bf16>(decode, threads as u32, rounds);
+            compare::<f32>(decode, compared, threads as u32, rounds);
+            compare::<bf16>(decode, compared, threads as u32, rounds);
         }
         return;
     }

@@ -4,7 +4,7 @@
 
 use crate::cpu::KernelLevel;
 use crate::ffi;
-use crate::kv_pool::{Element, KvPool, KvShape};
+use crate::kv_pool::{Dtype, Element, KvPool, KvShape};
 use std::ffi::c_void;
 use std::fmt;
 
@@ -129,7 +129,7 @@ impl<'a> CheckedBatch<'a> {
         &self.shape
     }
 
-    fn ffi(&self, dtype: i32, heads: usize) -> ffi::PinionBatch {
+    fn ffi(&self, dtype: Dtype, pool: &KvPool, heads: usize) -> ffi::PinionBatch {
         ffi::PinionBatch {
             query_start: self.batch.query_start.as_ptr(),
             context_len: self.batch.context_len.as_ptr(),
@@ -141,7 +141,8 @@ impl<'a> CheckedBatch<'a> {
             group: (heads / self.shape.heads.max(1)) as u32,
             head_dim: self.shape.head_dim as u32,
             block_size: self.shape.block_size as u32,
-            dtype,
+            dtype: dtype.code(),
+            kv_dtype: pool.dtype().code(),
         }
     }
 
@@ -218,13 +219,15 @@ impl Launch {
 /// Operands as the kernels take them. The caller that makes one vouches for the pointers' spans.
 pub(crate) struct RawRows {
     pub(crate) data: *const c_void,
+    pub(crate) dtype: Dtype,
     pub(crate) elements: usize,
     pub(crate) stride: usize,
 }
 
 impl<T: Element> Rows<'_, T> {
     fn raw(&self) -> RawRows {
-        RawRows { data: self.data.as_ptr().cast(), elements: self.data.len(), stride: self.stride }
+        let data = self.data.as_ptr().cast();
+        RawRows { data, dtype: T::DTYPE, elements: self.data.len(), stride: self.stride }
     }
 }
 
@@ -243,6 +246,9 @@ fn check_operand(
     }
     let width = heads * batch.shape.head_dim;
     for rows in operands {
+        if rows.dtype != operands[0].dtype || !pool.dtype().takes(rows.dtype) {
+            return Err(OperandError("operand and pool differ in dtype"));
+        }
         if rows.stride < width {
             return Err(OperandError("a token stride is shorter than a token"));
         }
@@ -265,16 +271,13 @@ pub fn kv_append<T: Element>(
     v: Rows<'_, T>,
     launch: Launch,
 ) -> Result<(), OperandError> {
-    if T::DTYPE != pool.dtype() {
-        return Err(OperandError("operand and pool differ in dtype"));
-    }
-    // SAFETY: the pointers come from live slices of the pool's dtype with the lengths given.
+    // SAFETY: the pointers come from live slices of the dtype and with the lengths given.
     unsafe { kv_append_raw(pool, layer, batch, &k.raw(), &v.raw(), launch) }
 }
 
 /// # Safety
-/// `k.data` and `v.data` point to `elements` readable elements of the pool's dtype, outside the pool, and no thread
-/// writes to them during the call.
+/// `k.data` and `v.data` point to `elements` readable elements of `dtype`, outside the pool, and no thread writes to
+/// them during the call.
 pub(crate) unsafe fn kv_append_raw(
     pool: &mut KvPool,
     layer: usize,
@@ -289,7 +292,7 @@ pub(crate) unsafe fn kv_append_raw(
         return Err(OperandError("K and V differ in stride"));
     }
     let args = ffi::PinionAppend {
-        batch: batch.ffi(pool.dtype().code(), heads),
+        batch: batch.ffi(k.dtype, pool, heads),
         k: k.data,
         v: v.data,
         cache: pool.layer_ptr(layer),
@@ -318,11 +321,9 @@ pub fn paged_attention<T: Element>(
     launch: Launch,
     room: &mut SpanRoom,
 ) -> Result<(), OperandError> {
-    if T::DTYPE != pool.dtype() {
-        return Err(OperandError("operand and pool differ in dtype"));
-    }
-    let to = RawRows { data: out.as_mut_ptr().cast_const().cast(), elements: out.len(), stride: out_stride };
-    // SAFETY: the pointers come from live slices of the pool's dtype with the lengths given, `out` from a mutable one.
+    let data = out.as_mut_ptr().cast_const().cast();
+    let to = RawRows { data, dtype: T::DTYPE, elements: out.len(), stride: out_stride };
+    // SAFETY: the pointers come from live slices of the dtype and with the lengths given, `out` from a mutable one.
     unsafe { paged_attention_raw(pool, layer, batch, &q.raw(), &to, attend, launch, room) }
 }
 
@@ -346,7 +347,7 @@ pub(crate) unsafe fn paged_attention_raw(
     let (partials, spans_left) =
         room.of(threads, group, batch.shape.head_dim).unwrap_or((std::ptr::null_mut(), std::ptr::null_mut()));
     let args = ffi::PinionAttention {
-        batch: batch.ffi(pool.dtype().code(), attend.heads),
+        batch: batch.ffi(q.dtype, pool, attend.heads),
         q: q.data,
         cache: pool.layer_ptr(layer),
         out: out.data.cast_mut(),

@@ -16,6 +16,7 @@ pub(crate) struct PinionBatch {
     pub(crate) head_dim: u32,
     pub(crate) block_size: u32,
     pub(crate) dtype: i32,
+    pub(crate) kv_dtype: i32,
 }
 
 #[repr(C)]

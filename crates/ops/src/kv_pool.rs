@@ -3,7 +3,7 @@
 use half::bf16;
 use std::ffi::c_void;
 
-/// Element type of activations and KV.
+/// Element type of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     /// IEEE single precision.
@@ -33,6 +33,52 @@ impl Dtype {
         match self {
             Self::F32 => 0,
             Self::Bf16 => 1,
+        }
+    }
+}
+
+/// What the numbers of a KV pool are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvDtype {
+    /// Those of the activations, bit for bit.
+    Float(Dtype),
+    /// Integers of 8 bits with an fp32 scale for each row, a head's K or V of one token: a row's largest magnitude is
+    /// 127 (kernels/include/pinion_attention.h). Activations may have either dtype.
+    Int8,
+}
+
+impl From<Dtype> for KvDtype {
+    fn from(dtype: Dtype) -> Self {
+        Self::Float(dtype)
+    }
+}
+
+impl KvDtype {
+    /// `"f32"`, `"bf16"` or `"int8"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float(dtype) => dtype.name(),
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// Bytes from one row of `head_dim` numbers to the next.
+    pub fn row_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::Float(dtype) => head_dim * dtype.size(),
+            Self::Int8 => head_dim.next_multiple_of(4) + size_of::<f32>(),
+        }
+    }
+
+    /// Whether activations of this dtype can be stored.
+    pub(crate) fn takes(self, dtype: Dtype) -> bool {
+        self == Self::Int8 || self == Self::Float(dtype)
+    }
+
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Self::Float(dtype) => dtype.code(),
+            Self::Int8 => 2,
         }
     }
 }
@@ -73,7 +119,7 @@ impl Element for bf16 {
     }
 }
 
-/// Shape of a KV pool. One layer is `[blocks, heads, 2, block_size, head_dim]`, K before V on axis 2.
+/// Shape of a KV pool. One layer is `[blocks, heads, 2, block_size]` rows of head_dim numbers, K before V on axis 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     /// Layers of the model.
@@ -89,14 +135,18 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Elements of one layer, or `None` when the number does not fit.
+    /// Numbers of one layer, or `None` when that many cannot be counted.
     pub fn layer_elements(&self) -> Option<usize> {
-        [self.heads, 2, self.block_size, self.head_dim].into_iter().try_fold(self.blocks, usize::checked_mul)
+        self.layer_rows()?.checked_mul(self.head_dim)
+    }
+
+    fn layer_rows(&self) -> Option<usize> {
+        [self.heads, 2, self.block_size].into_iter().try_fold(self.blocks, usize::checked_mul)
     }
 
     /// Bytes of one block over all layers.
-    pub fn block_bytes(&self, dtype: Dtype) -> u64 {
-        (self.layers * self.heads * 2 * self.block_size * self.head_dim * dtype.size()) as u64
+    pub fn block_bytes(&self, dtype: impl Into<KvDtype>) -> u64 {
+        (self.layers * self.heads * 2 * self.block_size * dtype.into().row_bytes(self.head_dim)) as u64
     }
 }
 
@@ -105,7 +155,7 @@ impl KvShape {
 pub struct KvPool {
     memory: memmap2::MmapMut,
     shape: KvShape,
-    dtype: Dtype,
+    dtype: KvDtype,
 }
 
 impl KvPool {
@@ -113,15 +163,18 @@ impl KvPool {
     ///
     /// # Errors
     /// An empty or oversized shape, or the system's error when there is not enough memory.
-    pub fn new(shape: KvShape, dtype: Dtype) -> std::io::Result<Self> {
+    pub fn new(shape: KvShape, dtype: impl Into<KvDtype>) -> std::io::Result<Self> {
+        let dtype = dtype.into();
         let invalid = |reason| std::io::Error::new(std::io::ErrorKind::InvalidInput, reason);
         if shape.head_dim > crate::attention::MAX_HEAD_DIM {
             return Err(invalid("head_dim is above 512"));
         }
         let bytes = shape
-            .layer_elements()
-            .and_then(|elements| elements.checked_mul(shape.layers))
-            .and_then(|elements| elements.checked_mul(dtype.size()))
+            .layer_rows()
+            .and_then(|rows| rows.checked_mul(shape.layers))
+            .and_then(|rows| {
+                rows.checked_mul(if shape.head_dim > 0 { dtype.row_bytes(shape.head_dim) } else { 0 })
+            })
             .filter(|&bytes| bytes > 0 && isize::try_from(bytes).is_ok())
             .ok_or_else(|| invalid("the KV pool's shape is empty or too large"))?;
         let memory = memmap2::MmapOptions::new().len(bytes).map_anon()?;
@@ -141,8 +194,8 @@ impl KvPool {
         &self.shape
     }
 
-    /// The pool's dtype.
-    pub fn dtype(&self) -> Dtype {
+    /// What its numbers are.
+    pub fn dtype(&self) -> KvDtype {
         self.dtype
     }
 
@@ -163,9 +216,9 @@ impl KvPool {
     pub fn copy_block(&mut self, from: usize, to: usize, tokens: usize) {
         let shape = self.shape;
         assert!(from.max(to) < shape.blocks && tokens <= shape.block_size, "a copy stays within the pool");
-        // [blocks, heads, 2, block_size, head_dim]: one run of positions for each head's K and V.
-        let run_bytes = shape.block_size * shape.head_dim * self.dtype.size();
-        let copied_bytes = tokens * shape.head_dim * self.dtype.size();
+        // [blocks, heads, 2, block_size]: one run of positions for each head's K and V.
+        let row_bytes = self.dtype.row_bytes(shape.head_dim);
+        let (run_bytes, copied_bytes) = (shape.block_size * row_bytes, tokens * row_bytes);
         let block_bytes = shape.heads * 2 * run_bytes;
         let layer_bytes = self.layer_bytes();
         for layer in 0..shape.layers {
@@ -176,14 +229,22 @@ impl KvPool {
         }
     }
 
+    /// One layer's rows as they are in memory.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn layer_bytes_mut(&mut self, layer: usize) -> &mut [u8] {
+        let bytes = self.layer_bytes();
+        &mut self.memory[layer * bytes..(layer + 1) * bytes]
+    }
+
     /// One layer's elements, `[blocks, heads, 2, block_size, head_dim]`.
     ///
     /// # Panics
     /// If `T` is not the pool's dtype or there is no such layer.
     pub fn layer_mut<T: Element>(&mut self, layer: usize) -> &mut [T] {
-        assert!(T::DTYPE == self.dtype, "the pool holds {}", self.dtype.name());
-        let bytes = self.layer_bytes();
-        let layer = &mut self.memory[layer * bytes..(layer + 1) * bytes];
+        assert!(self.dtype == KvDtype::Float(T::DTYPE), "the pool holds {}", self.dtype.name());
+        let layer = self.layer_bytes_mut(layer);
         // SAFETY: T is f32 or bf16, for which every bit pattern is valid; `align_to_mut` itself keeps to the alignment,
         // and the slice borrows `self` mutably.
         let (head, elements, tail) = unsafe { layer.align_to_mut::<T>() };
@@ -226,5 +287,25 @@ mod tests {
     fn the_beginning_of_a_block_is_copied_in_every_layer_and_nothing_else_changes() {
         check::<f32>();
         check::<bf16>();
+    }
+
+    #[test]
+    fn rows_of_integers_are_copied_with_their_scales() {
+        let shape = KvShape { layers: 2, blocks: 3, heads: 2, block_size: 4, head_dim: 3 };
+        let mut pool = KvPool::new(shape, KvDtype::Int8).expect("it is small");
+        assert_eq!(shape.block_bytes(KvDtype::Int8), 2 * 2 * 2 * 4 * 8);
+        for layer in 0..shape.layers {
+            let bytes = pool.layer_bytes_mut(layer).iter_mut().enumerate();
+            bytes.for_each(|(at, byte)| *byte = (layer + at % 251) as u8);
+        }
+        pool.copy_block(0, 2, 3);
+        for layer in 0..shape.layers {
+            for (at, &byte) in pool.layer_bytes_mut(layer).iter().enumerate() {
+                // [blocks, heads, 2, block_size] rows of 8 bytes
+                let (block, rest) = (at / 128, at % 128);
+                let source = if block == 2 && rest % 32 / 8 < 3 { 0 } else { block };
+                assert_eq!(byte, (layer + (source * 128 + rest) % 251) as u8, "layer {layer}, byte {at}");
+            }
+        }
     }
 }

@@ -40,7 +40,7 @@ use pinion_kernels as _;
 
 pub use cpu::{IntegerLevel, KernelLevel, has_tiles, supports_bf16};
 pub use epilogue::Epilogue;
-pub use kv_pool::{Dtype, Element, KvPool, KvShape};
+pub use kv_pool::{Dtype, Element, KvDtype, KvPool, KvShape};
 pub use mapped_file::MappedFile;
 
 /// Which implementation of paged attention and KV append runs.

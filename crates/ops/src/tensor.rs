@@ -3,7 +3,7 @@
 use crate::attention::{
     Attend, CheckedBatch, Launch, OperandError, RawRows, Rows, SpanRoom, kv_append_raw, paged_attention_raw,
 };
-use crate::kv_pool::{Dtype, Element, KvPool};
+use crate::kv_pool::{Dtype, Element, KvDtype, KvPool};
 use crate::rows::{GateActivation, Place, RmsNorm, Rotation, gate_raw, rms_norm_raw, rotate_raw};
 use crate::{AttentionKernel, twin};
 use half::bf16;
@@ -135,12 +135,12 @@ fn rows_of(tensor: &Tensor, dtype: Dtype, column: usize) -> Result<RawRows, Tens
     // SAFETY: the storage holds tokens * width elements from data_ptr on, and column is at most width; with no tokens
     // the pointer is not moved.
     let data = unsafe { tensor.data_ptr().byte_add(if tokens == 0 { 0 } else { column * dtype.size() }) };
-    Ok(RawRows { data: data.cast_const().cast(), elements, stride: width })
+    Ok(RawRows { data: data.cast_const().cast(), dtype, elements, stride: width })
 }
 
 /// Whether the two spans share a byte.
-fn overlap(a: &RawRows, b: &RawRows, dtype: Dtype) -> bool {
-    let span = |rows: &RawRows| (rows.data.addr(), rows.data.addr() + rows.elements * dtype.size());
+fn overlap(a: &RawRows, b: &RawRows) -> bool {
+    let span = |rows: &RawRows| (rows.data.addr(), rows.data.addr() + rows.elements * rows.dtype.size());
     let ((a_start, a_end), (b_start, b_end)) = (span(a), span(b));
     a_start < b_end && b_start < a_end
 }
@@ -170,19 +170,24 @@ pub fn attend_qkv(
     plan: AttentionPlan,
     room: &mut SpanRoom,
 ) -> Result<(), TensorError> {
-    let (dim, dtype) = (batch.shape().head_dim, pool.dtype());
+    let dim = batch.shape().head_dim;
+    let dtype = match pool.dtype() {
+        KvDtype::Float(dtype) => dtype,
+        KvDtype::Int8 if qkv.kind() == Kind::BFloat16 => Dtype::Bf16,
+        KvDtype::Int8 => Dtype::F32,
+    };
     let (q_width, kv_width) = (plan.attend.heads * dim, batch.shape().heads * dim);
     let (q, k) = (rows_of(qkv, dtype, 0)?, rows_of(qkv, dtype, q_width)?);
     let v = rows_of(qkv, dtype, q_width + kv_width)?;
     let to = rows_of(out, dtype, 0)?;
-    if overlap(&q, &to, dtype) {
+    if overlap(&q, &to) {
         return Err(OperandError("the output shares memory with Q, K and V").into());
     }
     match (plan.kernel, dtype) {
         (AttentionKernel::Vector, _) => {
-            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of the pool's dtype; libtorch allocated
-            // them, so they are not in the pool's memory, and the check above keeps `out` apart from `qkv`. A tch
-            // tensor is not Sync, so no other thread uses them during the call.
+            // SAFETY: `rows_of` took pointers and lengths from live CPU tensors of that dtype; libtorch allocated them,
+            // so they are not in the pool's memory, and the check above keeps `out` apart from `qkv`. A tch tensor is
+            // not Sync, so no other thread uses them during the call.
             unsafe {
                 kv_append_raw(pool, layer, batch, &k, &v, plan.launch)?;
                 paged_attention_raw(pool, layer, batch, &q, &to, plan.attend, plan.launch, room)?;
@@ -218,10 +223,17 @@ fn attend_twin<T: Element>(
     copy_to_f32(qkv, &mut widened)?;
     let all: Vec<T> = widened.into_iter().map(T::from_f32).collect();
     let rows = |column: usize| Rows { data: &all[column..], stride };
-    let cache = pool.layer_mut::<T>(layer);
-    twin::kv_append(cache, batch, rows(q_width), rows(q_width + kv_width));
+    let (q, k, v) = (rows(0), rows(q_width), rows(q_width + kv_width));
     let mut result = vec![T::default(); tokens * q_width];
-    twin::paged_attention(cache, batch, rows(0), &mut result, q_width, attend);
+    if pool.dtype() == KvDtype::Int8 {
+        let cache = pool.layer_bytes_mut(layer);
+        twin::kv_append_int8(cache, batch, k, v);
+        twin::paged_attention(&twin::widened(cache, batch.shape()), batch, q, &mut result, q_width, attend);
+    } else {
+        let cache = pool.layer_mut::<T>(layer);
+        twin::kv_append(cache, batch, k, v);
+        twin::paged_attention(cache, batch, q, &mut result, q_width, attend);
+    }
     let result: Vec<f32> = result.into_iter().map(T::to_f32).collect();
     out.f_copy_(&Tensor::f_from_slice(&result)?.f_view([tokens as i64, q_width as i64])?)?;
     Ok(())

@@ -5,9 +5,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
+use crate::layers::{Layer, fill, fill_layer};
 use half::bf16;
 use pinion_ops::attention::{self, Attend, Batch, Launch, Rows, SpanRoom};
-use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
+use pinion_ops::{Dtype, Element, KernelLevel, KvDtype, KvPool, KvShape};
 use pinion_random::Random;
 
 #[derive(Debug, Clone, Copy)]
@@ -72,12 +73,8 @@ fn arrays(case: &Case, random: &mut Random) -> Arrays {
     out
 }
 
-fn fill<T: Element>(random: &mut Random, len: usize) -> Vec<T> {
-    (0..len).map(|_| T::from_f32(random.value())).collect()
-}
-
-/// Runs one case at every level and compares with the twin.
-fn check<T: Element>(case: Case) {
+/// Runs one case over a pool of `stored` numbers at every level and compares with the twin.
+fn check<T: Element>(case: Case, stored: KvDtype) {
     let mut random = Random::new(case.seed);
     let arrays = arrays(&case, &mut random);
     let (heads, dim) = (case.heads, case.head_dim);
@@ -103,19 +100,16 @@ fn check<T: Element>(case: Case) {
     let attend = Attend { window: case.window, soft_cap: case.soft_cap, ..plain };
     let mut room = SpanRoom::new(case.threads, case.group, dim);
 
-    let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
-    let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
-    pool.layer_mut::<T>(1).copy_from_slice(&past);
-    let mut expected_cache = past;
-    twin::kv_append(&mut expected_cache, &batch, rows(1), rows(2));
+    let mut pool = KvPool::new(shape, stored).unwrap();
+    fill_layer(&mut pool, 1, &mut random);
+    let mut expected_cache = Layer::of(&mut pool, 1);
+    expected_cache.append(&batch, rows(1), rows(2));
     let launch = Launch { level: KernelLevel::best(), threads: case.threads };
     attention::kv_append(&mut pool, 1, &batch, rows(1), rows(2), launch).unwrap();
-    let bits = |values: &[T]| values.iter().map(|v| v.to_f32().to_bits()).collect::<Vec<_>>();
-    assert!(bits(pool.layer_mut::<T>(1)) == bits(&expected_cache), "append differs: {case:?}");
-    assert!(pool.layer_mut::<T>(0).iter().all(|v| v.to_f32() == 0.0), "another layer was written: {case:?}");
+    assert!(expected_cache.is_same(&mut pool, 1), "append differs: {case:?}");
+    assert!(pool.layer_bytes_mut(0).iter().all(|&byte| byte == 0), "another layer was written: {case:?}");
 
-    let mut expected = vec![T::default(); tokens * width];
-    twin::paged_attention(&expected_cache, &batch, rows(0), &mut expected, width, attend);
+    let expected = expected_cache.attend(&batch, rows(0), attend);
     let tolerance = match T::DTYPE {
         Dtype::F32 => 2e-5,
         Dtype::Bf16 => 1.0 / 128.0,
@@ -142,8 +136,12 @@ fn check<T: Element>(case: Case) {
 }
 
 fn check_both(case: Case) {
-    check::<f32>(case);
-    check::<bf16>(case);
+    check::<f32>(case, Dtype::F32.into());
+    check::<bf16>(case, Dtype::Bf16.into());
+    match case.seed % 2 {
+        0 => check::<f32>(case, KvDtype::Int8),
+        _ => check::<bf16>(case, KvDtype::Int8),
+    }
 }
 
 #[test]
@@ -327,13 +325,12 @@ fn batch_mates_and_threads_do_not_change_a_bit() {
 }
 
 /// One sequence of 150 tokens, 110 of them its prompt, in one batch, and cut into batches of `cut` tokens.
-fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize, attend: Attend) {
+fn check_cuts<T: Element>(stored: KvDtype, level: KernelLevel, head_dim: usize, cut: usize, attend: Attend) {
     const TOKENS: usize = 150;
     let shape = KvShape { layers: 1, blocks: 10, heads: 3, block_size: 16, head_dim };
     let mut random = Random::new(head_dim as u64);
-    let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
-    let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
-    pool.layer_mut::<T>(0).copy_from_slice(&past);
+    let mut pool = KvPool::new(shape, stored).unwrap();
+    fill_layer(&mut pool, 0, &mut random);
     let blocks: Vec<u32> = (0..10).rev().collect();
     let width = attend.heads * head_dim;
     let q: Vec<T> = fill(&mut random, TOKENS * width);
@@ -356,7 +353,7 @@ fn check_cuts<T: Element>(level: KernelLevel, head_dim: usize, cut: usize, atten
     for first in (0..TOKENS).step_by(cut) {
         let end = (first + cut).min(TOKENS);
         let same = whole[first * width..end * width] == run(first, end);
-        assert!(same, "{level:?} {:?}: head_dim {head_dim}, tokens {first} to {end}", T::DTYPE);
+        assert!(same, "{level:?} {:?} over {stored:?}: {head_dim}, tokens {first} to {end}", T::DTYPE);
     }
 }
 
@@ -372,8 +369,9 @@ fn cuts_do_not_change_a_bit() {
                 for attend in
                     [plain, Attend { heads: 9, ..plain }, Attend { window: Some(70), ..plain }, capped]
                 {
-                    check_cuts::<f32>(level, head_dim, cut, attend);
-                    check_cuts::<bf16>(level, head_dim, cut, attend);
+                    check_cuts::<f32>(Dtype::F32.into(), level, head_dim, cut, attend);
+                    check_cuts::<bf16>(Dtype::Bf16.into(), level, head_dim, cut, attend);
+                    check_cuts::<bf16>(KvDtype::Int8, level, head_dim, cut, attend);
                 }
             }
         }

@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 
+use crate::layers::{Layer, fill, fill_layer};
 use half::bf16;
 use pinion_ops::attention::{self, Attend, Batch, CheckedBatch, Launch, Rows, SpanRoom};
-use pinion_ops::{Dtype, Element, KernelLevel, KvPool, KvShape, twin};
+use pinion_ops::{Dtype, Element, KernelLevel, KvDtype, KvPool, KvShape};
 use pinion_random::Random;
 
 /// `PINION_SPAN` and `PINION_MAX_SPANS`.
@@ -26,13 +27,13 @@ struct Setup<T> {
     q: Vec<T>,
 }
 
-fn fill<T: Element>(random: &mut Random, len: usize) -> Vec<T> {
-    (0..len).map(|_| T::from_f32(random.value())).collect()
-}
-
 impl<T: Element> Setup<T> {
     /// Each of `seqs` is its query tokens, context and prompt.
     fn new(seqs: &[[usize; 3]], heads: usize, head_dim: usize, attend: Attend) -> Self {
+        Self::over(T::DTYPE.into(), seqs, heads, head_dim, attend)
+    }
+
+    fn over(stored: KvDtype, seqs: &[[usize; 3]], heads: usize, head_dim: usize, attend: Attend) -> Self {
         let mut random = Random::new((head_dim + seqs[0][1]) as u64);
         let (mut query_start, mut table_start, mut block_count) = (vec![0], Vec::new(), 0u32);
         for &[queries, context, _] in seqs {
@@ -42,9 +43,8 @@ impl<T: Element> Setup<T> {
         }
         let shape =
             KvShape { layers: 1, blocks: block_count as usize, heads, block_size: BLOCK_SIZE, head_dim };
-        let mut pool = KvPool::new(shape, T::DTYPE).unwrap();
-        let past: Vec<T> = fill(&mut random, shape.layer_elements().unwrap());
-        pool.layer_mut::<T>(0).copy_from_slice(&past);
+        let mut pool = KvPool::new(shape, stored).unwrap();
+        fill_layer(&mut pool, 0, &mut random);
         let tokens = *query_start.last().unwrap() as usize;
         Self {
             pool,
@@ -126,10 +126,8 @@ impl<T: Element> Setup<T> {
         };
         let shape = *self.pool.shape();
         let batch = batch.check(&shape).unwrap();
-        let (width, mut out) = (self.width(), vec![T::default(); self.q.len()]);
-        let q = Rows { data: &self.q[..], stride: width };
-        twin::paged_attention(self.pool.layer_mut::<T>(0), &batch, q, &mut out, width, self.attend);
-        out
+        let q = Rows { data: &self.q[..], stride: self.width() };
+        Layer::of(&mut self.pool, 0).attend(&batch, q, self.attend)
     }
 }
 
@@ -139,14 +137,25 @@ fn bits<T: Element>(values: &[T]) -> Vec<u32> {
 
 /// One generated token over `context` positions, on 1, 2, 3 and 5 threads, with room and without, against the twin.
 fn check<T: Element>(context: usize, heads: usize, group: usize, head_dim: usize, attend: Attend) {
+    check_over::<T>(T::DTYPE.into(), context, heads, group, head_dim, attend);
+}
+
+fn check_over<T: Element>(
+    stored: KvDtype,
+    context: usize,
+    heads: usize,
+    group: usize,
+    head_dim: usize,
+    attend: Attend,
+) {
     let attend = Attend { heads: heads * group, ..attend };
-    let mut setup = Setup::<T>::new(&[[1, context, 1]], heads, head_dim, attend);
+    let mut setup = Setup::<T>::over(stored, &[[1, context, 1]], heads, head_dim, attend);
     // The tolerances of tests/attention.rs.
     let tolerance = if T::DTYPE == Dtype::F32 { 2e-5 } else { 1.0 / 128.0 };
     let expected = setup.twin();
     for level in KernelLevel::available() {
         let case = format!(
-            "{level:?} {:?}: context {context}, {heads} x {group} heads of {head_dim}, {attend:?}",
+            "{level:?} {:?} over {stored:?}: context {context}, {heads} x {group} heads of {head_dim}, {attend:?}",
             T::DTYPE
         );
         let one = setup.run(level, 1, &mut SpanRoom::default());
@@ -183,6 +192,7 @@ fn threads_and_room_do_not_change_a_bit_around_the_borders_of_spans() {
             let attend = limits[(turn + at) % limits.len()];
             check::<f32>(context, heads, group, head_dim, attend);
             check::<bf16>(context, heads, group, head_dim, attend);
+            check_over::<f32>(KvDtype::Int8, context, heads, group, head_dim, attend);
         }
     }
 }
@@ -229,7 +239,8 @@ fn company_does_not_change_a_bit() {
     for level in KernelLevel::available() {
         for threads in [1, 2, 5] {
             let attend = Attend { window: Some(1500), ..Attend::plain(6, 0.3) };
-            let mut setup = Setup::<bf16>::new(&seqs, 2, 64, attend);
+            let stored = if threads == 2 { KvDtype::Int8 } else { Dtype::Bf16.into() };
+            let mut setup = Setup::<bf16>::over(stored, &seqs, 2, 64, attend);
             let (mut room, width) = (setup.room(threads), setup.width());
             let together = setup.run(level, threads, &mut room);
             let (starts, q) = (setup.query_start.clone(), setup.q.clone());

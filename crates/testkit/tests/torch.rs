@@ -106,14 +106,20 @@ fn every_kernel_choice_gives_the_same_greedy_text() {
 
 /// Our own products change nothing about batches, and nothing about streams that outlive their engine.
 #[test]
-fn packed_and_quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_death() {
+fn packed_and_quantised_weights_and_kv_answer_the_same_alone_in_a_crowd_and_after_a_death() {
     let Some(folder) = demo_model() else {
         println!("skipped: deploy/demo-model has no weights");
         return;
     };
     let prompts = ["ROMEO:\n", "JULIET:\nO ", "First Citizen:\nWe", "What", "The lord of"];
-    for [switch, form] in [["--quantization", "int8"], ["--quantization", "int4"], ["--linear", "packed"]] {
-        let flags = ["--dtype", "fp32", switch, form, "--restart-backoff", "20ms"];
+    let forms = [
+        &["--quantization", "int8"][..],
+        &["--quantization", "int4"],
+        &["--linear", "packed"],
+        &["--linear", "packed", "--kv-dtype", "int8"],
+    ];
+    for form in forms {
+        let flags = [&["--dtype", "fp32", "--restart-backoff", "20ms"], form].concat();
         let server = Server::start(&folder, &flags);
         check_greedy(&server, &prompts, 24);
         let body = |prompt: &&str| json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": true});
@@ -126,10 +132,10 @@ fn packed_and_quantised_weights_answer_the_same_alone_in_a_crowd_and_after_a_dea
         kill(victim.pid, Signal::SIGKILL);
         for ((prompt, whole), events) in prompts.iter().zip(&undisturbed).zip(begun) {
             let answer = Answer::of_events(Api::Completions, events);
-            assert_eq!((answer.status, &answer.end), (200, &End::Complete), "{form} {prompt:?}");
-            assert_eq!(&answer.text, whole, "{form} {prompt:?}");
+            assert_eq!((answer.status, &answer.end), (200, &End::Complete), "{form:?} {prompt:?}");
+            assert_eq!(&answer.text, whole, "{form:?} {prompt:?}");
         }
-        assert!(server.metric("pinion_resumed_requests_total") > 0.0, "{form}: no stream was resumed");
+        assert!(server.metric("pinion_resumed_requests_total") > 0.0, "{form:?}: no stream was resumed");
         server.stop();
     }
 }

@@ -61,6 +61,15 @@ fn what_a_backend_does_not_have_is_refused() {
             "--quantization: --backend torch computes with unquantised weights only; leave one of the two out",
         ),
         (
+            &["--backend", "torch", "--kv-dtype", "int8"],
+            "--kv-dtype: --backend torch keeps K and V in the type of the activations; leave one of the two out",
+        ),
+        (
+            &["--device", "cuda", "--kv-dtype", "int8"],
+            "--kv-dtype: --device cuda keeps K and V in the type of the activations; leave one of the two out",
+        ),
+        (&["--backend", "fake", "--kv-dtype", "int8"], "--kv-dtype: the fake backend keeps no K and V"),
+        (
             &["--backend", "torch", "--speculative", "ngram"],
             "--speculative: libtorch's operators do not verify drafts; use --backend native, or --speculative off",
         ),

@@ -1,7 +1,7 @@
 //! Good and bad model folders.
 
 use crate::tree::{GPT2, Tree, run_on, serve, serve_result};
-use pinion_config::{Exit, Machine, ModelFacts, SamplingDefaults};
+use pinion_config::{Dtype, Exit, KvDtype, Machine, ModelFacts, SamplingDefaults};
 use pinion_protocol::StopIds;
 
 fn machine() -> Machine {
@@ -237,7 +237,15 @@ fn kv_memory_follows_from_kv_heads() {
     model.file("config.json", llama);
     let facts = serve(&machine(), &model, &[], &[]).model;
     assert_eq!((facts.kv_heads, facts.head_dim), (2, 16));
-    assert_eq!(facts.kv_bytes_per_token(pinion_config::Dtype::Fp32), 2 * 3 * 2 * 16 * 4);
+    assert_eq!(facts.kv_bytes_per_token(Dtype::Fp32, KvDtype::Auto), 2 * 3 * 2 * 16 * 4);
+    assert_eq!(facts.kv_bytes_per_token(Dtype::Bf16, KvDtype::Auto), 2 * 3 * 2 * 16 * 2);
+    assert_eq!(facts.kv_bytes_per_token(Dtype::Fp32, KvDtype::Int8), 2 * 3 * 2 * (16 + 4));
+    // The same bytes hold more tokens of fewer bits.
+    let blocks = |flags: &[&str]| serve(&machine(), &model, flags, &[]).kv_blocks;
+    let bytes = ["--kv-cache-bytes", "64m", "--dtype", "fp32"];
+    let (floats, integers) = (blocks(&bytes), blocks(&[&bytes[..], &["--kv-dtype", "int8"]].concat()));
+    let of_tokens = |bytes: u32| 64_000_000 / (2 * 3 * 2 * bytes) / 16;
+    assert_eq!((floats, integers), (of_tokens(64), of_tokens(20)));
 }
 
 type Change = Box<dyn Fn(&Tree)>;

@@ -86,7 +86,7 @@ impl Settings {
             guard: Guard::new(config),
             root_path: config.root_path.clone(),
             keep_alive: (config.keep_alive_ms > 0).then(|| Duration::from_millis(config.keep_alive_ms)),
-            vllm_metrics: config.vllm_metrics,
+            vllm_metrics: config.observe.vllm_metrics,
             ui: config.ui,
             access_log: config.observe.access_log,
             profiled: config.observe.profiler.is_some(),
