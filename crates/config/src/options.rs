@@ -447,6 +447,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
 /// nothing like it, and the text says why.
 pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("gpu-memory-utilization", "kv-cache-memory-share", ""),
+    ("kv-cache-dtype", "kv-dtype", ""),
+    ("cache-type-k", "kv-dtype", ""),
+    ("cache-type-v", "kv-dtype", ""),
     ("shutdown-timeout", "drain-timeout", ""),
     ("log-level", "log", ""),
     ("threads", "engine-threads", ""),

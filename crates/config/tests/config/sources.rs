@@ -88,6 +88,10 @@ fn one_fault_each() {
             "--gpu-memory-utilization: no such flag; it is called --kv-cache-memory-share here".into(),
         ),
         (
+            vec!["--kv-cache-dtype", "int8"],
+            "--kv-cache-dtype: no such flag; it is called --kv-dtype here".into(),
+        ),
+        (
             vec!["--tensor-parallel-size=2"],
             "--tensor-parallel-size: no such flag: one engine on one device is served".into(),
         ),
