@@ -4,8 +4,8 @@
 
 #![cfg(feature = "torch")]
 
-use crate::driver::{Policy, run};
-use crate::quantized::{last_logits, relative_error, requests};
+use crate::company::{check_ids, check_logits, last_logits};
+use crate::quantized::relative_error;
 use crate::tiny::{Golden, folder, golden, names};
 use pinion_model::{AttentionKernel, DtypeChoice, KvSize, Model, ModelOptions, Quantization, load};
 
@@ -29,18 +29,7 @@ fn exact(options: ModelOptions) -> ModelOptions {
 fn greedy_ids_do_not_depend_on_the_batch() {
     for name in names() {
         let golden = golden(&name);
-        let mut model = model(&name, &golden, exact);
-        let whole = Policy { chunk: usize::MAX, preempt_at: &[] };
-        let alone: Vec<Vec<u32>> = requests(&golden, |_| 0)
-            .into_iter()
-            .map(|request| run(&mut *model, &[request], whole).remove(0))
-            .collect();
-        for policy in
-            [whole, Policy { chunk: 24, preempt_at: &[3, 9, 15] }, Policy { chunk: 1, preempt_at: &[] }]
-        {
-            let ids = run(&mut *model, &requests(&golden, |index| index * 3 % 7), policy);
-            assert_eq!(ids, alone, "{name} with {policy:?}");
-        }
+        check_ids(&mut *model(&name, &golden, exact), &golden, 6, &name);
     }
 }
 
@@ -48,18 +37,7 @@ fn greedy_ids_do_not_depend_on_the_batch() {
 fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
     for name in names() {
         let golden = golden(&name);
-        let mut model = model(&name, &golden, exact);
-        let prompt = golden.cases.iter().map(|case| &case.prompt).max_by_key(|prompt| prompt.len());
-        let prompt = prompt.expect("a golden has cases");
-        let whole = last_logits(&mut *model, prompt, 0, 0);
-        assert_eq!(last_logits(&mut *model, prompt, 0, 5), whole, "{name} beside others");
-        for cached in [16, 48, 80] {
-            assert_eq!(
-                last_logits(&mut *model, prompt, cached, 0),
-                whole,
-                "{name} after {cached} cached tokens"
-            );
-        }
+        check_logits(&mut *model(&name, &golden, exact), &golden, &name);
     }
 }
 

@@ -5,12 +5,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-use crate::driver::{Policy, Request, run};
-use crate::tiny::{Folder, Golden, StoredAs, folder, golden, names, safetensors_as};
+use crate::company::{check_ids, check_logits, last_logits};
+use crate::tiny::{Folder, Golden, StoredAs, folder, golden, names, relative_error, safetensors_as};
 use half::{bf16, f16};
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, RowOutcome, SampleParams, StepOutput,
-    load,
+    DtypeChoice, KvSize, LinearKind, ModelOptions, OwnedBatch, RowOutcome, SampleParams, StepOutput, load,
 };
 use pinion_ops::attention::Launch;
 use pinion_ops::packed::PackedWeights;
@@ -19,8 +18,6 @@ use pinion_ops::{Epilogue, KernelLevel, has_tiles, supports_bf16};
 
 /// Prompts of each golden that are run; all of them take minutes.
 const CASES: usize = 4;
-/// Tokens of each answer.
-const OUTPUT: usize = 24;
 /// Relative to the largest logit: sums in another order.
 const LOGIT_TOLERANCE: f32 = 1e-4;
 
@@ -51,39 +48,6 @@ fn options(golden: &Golden, linear: LinearKind, threads: u32) -> ModelOptions {
         linear,
         ..ModelOptions::default()
     }
-}
-
-fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
-    let request = |index: usize| Request {
-        prompt: golden.cases[index].prompt.clone(),
-        output_len: OUTPUT,
-        arrival: arrival(index),
-        params: SampleParams::GREEDY,
-    };
-    (0..golden.cases.len().min(CASES)).map(request).collect()
-}
-
-/// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own, beside `mates` other rows.
-fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32) -> Vec<f32> {
-    let blocks: Vec<u32> = (0..8).rev().map(|block| block * 3 + 1).collect();
-    let mut logits = Vec::new();
-    for (start, end) in [(0, cached), (cached, prompt.len())] {
-        let mut batch = OwnedBatch::default();
-        if start < end {
-            batch.push(0, start as u32, &prompt[start..end], &blocks);
-            for mate in 1..=mates {
-                batch.push(mate, 0, &prompt[..1], &[100 + mate]).sample = None;
-            }
-            model.logits(&batch.as_step(), &mut logits).unwrap();
-        }
-    }
-    logits
-}
-
-fn relative_error(have: &[f32], want: &[f32]) -> f32 {
-    assert_eq!(have.len(), want.len());
-    let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
-    have.iter().zip(want).fold(0f32, |max, (a, b)| max.max((a - b).abs())) / largest
 }
 
 #[test]
@@ -157,17 +121,7 @@ fn greedy_ids_do_not_depend_on_the_batch() {
         let golden = golden(&name);
         let folder = narrow(&name, &golden, |_| "BF16");
         let mut model = load(&folder.0, &options(&golden, LinearKind::Packed, 2)).unwrap();
-        let whole = Policy { chunk: usize::MAX, preempt_at: &[] };
-        let alone: Vec<Vec<u32>> = requests(&golden, |_| 0)
-            .into_iter()
-            .map(|request| run(&mut *model, &[request], whole).remove(0))
-            .collect();
-        for policy in
-            [whole, Policy { chunk: 24, preempt_at: &[3, 9, 15] }, Policy { chunk: 1, preempt_at: &[] }]
-        {
-            let ids = run(&mut *model, &requests(&golden, |index| index * 3 % 7), policy);
-            assert_eq!(ids, alone, "{name} with {policy:?}");
-        }
+        check_ids(&mut *model, &golden, CASES, &name);
     }
 }
 
@@ -178,16 +132,7 @@ fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
         let golden = golden(&name);
         let folder = narrow(&name, &golden, |_| "BF16");
         let mut model = load(&folder.0, &options(&golden, LinearKind::Packed, 1)).unwrap();
-        let prompt = &golden.cases.iter().map(|case| &case.prompt).max_by_key(|prompt| prompt.len()).unwrap();
-        let whole = last_logits(&mut *model, prompt, 0, 0);
-        assert_eq!(last_logits(&mut *model, prompt, 0, 5), whole, "{name} beside others");
-        for cached in [16, 48, 80] {
-            assert_eq!(
-                last_logits(&mut *model, prompt, cached, 0),
-                whole,
-                "{name} after {cached} cached tokens"
-            );
-        }
+        check_logits(&mut *model, &golden, &name);
     }
 }
 

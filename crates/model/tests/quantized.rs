@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-use crate::driver::{Policy, Request, run};
+use crate::company::{check_ids, check_logits, last_logits};
 use crate::tiny::{Golden, folder, golden, names, safetensors};
 use pinion_model::{
     DtypeChoice, KvSize, Model, ModelOptions, OwnedBatch, Quantization, RowOutcome, SampleParams, StepOutput,
@@ -14,8 +14,6 @@ use pinion_model::{
 
 /// Prompts of each golden that are run; all of them take minutes.
 const CASES: usize = 6;
-/// Tokens of each answer.
-const OUTPUT: usize = 24;
 
 fn options(golden: &Golden, quantization: Quantization) -> ModelOptions {
     ModelOptions {
@@ -32,33 +30,6 @@ fn model(name: &str, golden: &Golden, quantization: Quantization) -> Box<dyn Mod
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-pub(crate) fn requests(golden: &Golden, arrival: impl Fn(usize) -> usize) -> Vec<Request> {
-    let request = |index: usize| Request {
-        prompt: golden.cases[index].prompt.clone(),
-        output_len: OUTPUT,
-        arrival: arrival(index),
-        params: SampleParams::GREEDY,
-    };
-    (0..golden.cases.len().min(CASES)).map(request).collect()
-}
-
-/// Logits after `prompt`, whose first `cached` tokens are computed in a step of their own, beside `mates` other rows.
-pub(crate) fn last_logits(model: &mut dyn Model, prompt: &[u32], cached: usize, mates: u32) -> Vec<f32> {
-    let blocks: Vec<u32> = (0..8).rev().map(|block| block * 3 + 1).collect();
-    let mut logits = Vec::new();
-    for (start, end) in [(0, cached), (cached, prompt.len())] {
-        let mut batch = OwnedBatch::default();
-        if start < end {
-            batch.push(0, start as u32, &prompt[start..end], &blocks);
-            for mate in 1..=mates {
-                batch.push(mate, 0, &prompt[..1], &[100 + mate]).sample = None;
-            }
-            model.logits(&batch.as_step(), &mut logits).unwrap();
-        }
-    }
-    logits
-}
-
 /// Of the root mean squares.
 pub(crate) fn relative_error(have: &[f32], want: &[f32]) -> f32 {
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
@@ -71,21 +42,8 @@ fn greedy_ids_do_not_depend_on_the_batch() {
     for name in names() {
         let golden = golden(&name);
         for quantization in [Quantization::Int8, Quantization::Int4] {
-            let mut model = model(&name, &golden, quantization);
-            let whole = Policy { chunk: usize::MAX, preempt_at: &[] };
-            let alone: Vec<Vec<u32>> = requests(&golden, |_| 0)
-                .into_iter()
-                .map(|request| run(&mut *model, &[request], whole).remove(0))
-                .collect();
-            for policy in [
-                whole,
-                Policy { chunk: 24, preempt_at: &[] },
-                Policy { chunk: 24, preempt_at: &[3, 9, 15] },
-                Policy { chunk: 1, preempt_at: &[] },
-            ] {
-                let ids = run(&mut *model, &requests(&golden, |index| index * 3 % 7), policy);
-                assert_eq!(ids, alone, "{name} {quantization:?} with {policy:?}");
-            }
+            let what = format!("{name} {quantization:?}");
+            check_ids(&mut *model(&name, &golden, quantization), &golden, CASES, &what);
         }
     }
 }
@@ -97,19 +55,8 @@ fn logits_do_not_depend_on_a_cached_prefix_or_on_other_rows() {
     for name in names() {
         let golden = golden(&name);
         for quantization in [Quantization::Int8, Quantization::Int4] {
-            let mut model = model(&name, &golden, quantization);
-            let prompt =
-                &golden.cases.iter().map(|case| &case.prompt).max_by_key(|prompt| prompt.len()).unwrap();
-            let whole = last_logits(&mut *model, prompt, 0, 0);
-            assert_eq!(
-                last_logits(&mut *model, prompt, 0, 5),
-                whole,
-                "{name} {quantization:?} beside others"
-            );
-            for cached in [16, 48, 80] {
-                let logits = last_logits(&mut *model, prompt, cached, 0);
-                assert_eq!(logits, whole, "{name} {quantization:?} after {cached} cached tokens");
-            }
+            let what = format!("{name} {quantization:?}");
+            check_logits(&mut *model(&name, &golden, quantization), &golden, &what);
         }
     }
 }

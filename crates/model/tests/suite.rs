@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
+mod company;
 mod cuda_sweeps;
 mod driver;
 mod emulated;
