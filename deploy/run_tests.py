@@ -99,7 +99,7 @@ def program_of(note):
 
 def files_of(program):
     """One program for each file of tests that is linked into it, or the program itself."""
-    if program.name != program.package.removeprefix("pinion-"):
+    if not program.name.endswith("_suite"):
         return [program]
     listed = subprocess.run(
         [*program.command, "--list", "--format", "terse"],

@@ -68,7 +68,7 @@ step_unit() { cargo test --locked --workspace --exclude pinion-testkit --exclude
 # engine's run, and those of the fake model: the others call code that `tests` ran with libtorch beside it.
 step_no_torch() {
     cargo test --locked --no-default-features --features pinion-ops/same-features --workspace --exclude pinion-testkit \
-        --lib --test fake --test engine --test allocations
+        --lib --test fake --test engine_suite --test allocations
 }
 
 # The real processes, from outside.
