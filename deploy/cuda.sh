@@ -24,7 +24,7 @@ CUDA_TARGETS=(-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_89,code=
 # What cuda-toolkit[cublas] of this version asks for.
 CUBLAS_VERSION=13.1.0.3
 CUBLASLT=libcublasLt.so.13
-NVCC_FLAGS=(-std=c++17 -O3 -Xcompiler -fPIC --expt-relaxed-constexpr -Xptxas -v)
+NVCC_FLAGS=(-std=c++17 -O3 -Xcompiler -fPIC --expt-relaxed-constexpr -Xptxas -v --threads 2)
 
 setup_nvcc() {
     local whole=$CACHE/cuda-$CUDA_VERSION
@@ -83,12 +83,10 @@ build_cuda() {
     local out=$TARGET/cuda source objects=() logs=() start=$SECONDS
     mkdir -p "$out" "$CACHE/cuda-objects"
     for source in "$ROOT"/kernels/cuda/*.cu; do
-        [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
-        compile "$source" &
+        compile "$source"
         objects+=("$(object_of "$source").o")
         logs+=("$(object_of "$source").log")
     done
-    while [ -n "$(jobs -p)" ]; do wait -n; done
     # What comes from archives is hidden, and dropped where nothing calls it: some of libstdc++ asks for a newer libc
     # than we do.
     g++ -shared -s -o "$out/libpinion_cuda.so.part" "${objects[@]}" -L"$CUDA_HOME/lib" -l:libcudart_static.a -ldl -lrt -lpthread \
