@@ -87,8 +87,7 @@ fn append<T: Element>(
 }
 
 /// Twin of [`crate::attention::paged_attention`] on one layer's elements, of integers the [`widened`] ones:
-/// softmax(cap(scale * q . K)) . V for each
-/// query and head over the positions that it sees, in two passes.
+/// softmax(cap(scale * q . K)) . V for each query and head over the positions that it sees, in two passes.
 pub fn paged_attention<T: Element, C: Element>(
     layer: &[C],
     batch: &CheckedBatch<'_>,
