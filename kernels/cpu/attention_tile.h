@@ -11,6 +11,8 @@
 // Prompt tokens: keys are packed into L1 once per tile of queries, transposed so that a vector holds the same dimension of
 // neighbouring keys; scores then need no horizontal sum (attend_tile). Both are online softmax in one pass.
 #pragma once
+#include <type_traits>
+
 #include "attention_internal.h"
 
 namespace {
@@ -155,14 +157,30 @@ struct Heads {
     float keep[kHeads];
 };
 
-// Scores of H heads, from `head` on, against `keys` keys in place; each row of K is loaded once for them.
+// Calls work(count) with the number of heads as a constant.
+template <class Work>
+__attribute__((always_inline)) inline void with_heads(uint32_t heads, Work work) {
+    static_assert(kHeads == 8, "each number has a case");
+    switch (heads) {
+        case 1: return work(std::integral_constant<int, 1>());
+        case 2: return work(std::integral_constant<int, 2>());
+        case 3: return work(std::integral_constant<int, 3>());
+        case 4: return work(std::integral_constant<int, 4>());
+        case 5: return work(std::integral_constant<int, 5>());
+        case 6: return work(std::integral_constant<int, 6>());
+        case 7: return work(std::integral_constant<int, 7>());
+        default: return work(std::integral_constant<int, 8>());
+    }
+}
+
+// Scores of H heads against `keys` keys in place; each row of K is loaded once for all.
 template <class L, int H>
-inline void score_heads(Heads& t, uint32_t head, const typename L::Kv* const* k_rows, uint32_t keys, uint32_t dim) {
+inline void score_heads(Heads& t, const typename L::Kv* const* k_rows, uint32_t keys, uint32_t dim) {
     using I = typename L::Isa;
     using Kv = typename L::Kv;
     using V = typename I::V;
     constexpr uint32_t step = I::kLanes * L::kPerLane;
-    const float* q = t.q + head * kMaxDim;
+    const float* q = t.q;
     for (uint32_t k = 0; k < keys; ++k) {
         const Kv* row = k_rows[k];
         V acc[H];
@@ -176,27 +194,28 @@ inline void score_heads(Heads& t, uint32_t head, const typename L::Kv* const* k_
             const V key = L::load_part(row + d, dim - d);
             for (int h = 0; h < H; ++h) acc[h] = L::mac(I::load(q + h * kMaxDim + d / L::kPerLane), key, acc[h]);
         }
-        for (int h = 0; h < H; ++h) t.scores[(head + h) * kKeys + k] = I::reduce_add(acc[h]);
+        for (int h = 0; h < H; ++h) t.scores[h * kKeys + k] = I::reduce_add(acc[h]);
     }
 }
 
-// Adds the weighed values of H heads, from `head` on.
+// Adds the weighed values of H heads.
 template <class L, int H>
-inline void weigh_heads(Heads& t, uint32_t head, const typename L::Kv* const* k_rows, uint64_t v_offset, uint32_t keys,
+inline void weigh_heads(Heads& t, const typename L::Kv* const* k_rows, uint64_t v_offset, uint32_t keys,
                         uint32_t dim) {
     using I = typename L::Isa;
-    constexpr int wide = H > 2 ? 2 : 4;
-    const float* weights = t.scores + head * kKeys;
-    float* sum = t.sum + head * kMaxDim;
+    // Sums stay in registers: 16 of the 32 of AVX-512, and 8 of the 16 of AVX2, where a row of V is read again for more.
+    constexpr int wide = H <= 2 ? 4 : H <= 4 || I::kLanes == 16 ? 2 : 1;
+    const float* weights = t.scores;
+    float* sum = t.sum;
     uint32_t d = 0;
     for (; d + wide * I::kLanes <= dim; d += wide * I::kLanes) {
-        add_values<I, wide, H>(k_rows, v_offset, keys, weights, t.keep + head, d, sum);
+        add_values<I, wide, H>(k_rows, v_offset, keys, weights, t.keep, d, sum);
     }
     for (; d + I::kLanes <= dim; d += I::kLanes) {
-        add_values<I, 1, H>(k_rows, v_offset, keys, weights, t.keep + head, d, sum);
+        add_values<I, 1, H>(k_rows, v_offset, keys, weights, t.keep, d, sum);
     }
     for (int h = 0; h < H && d < dim; ++h) {
-        add_values_part<I>(k_rows, v_offset, keys, weights + h * kKeys, t.keep[head + h], d, dim - d, sum + h * kMaxDim);
+        add_values_part<I>(k_rows, v_offset, keys, weights + h * kKeys, t.keep[h], d, dim - d, sum + h * kMaxDim);
     }
 }
 
@@ -247,22 +266,16 @@ __attribute__((always_inline)) inline void attend_positions(const PinionAttentio
         for (uint32_t k = 0; k < keys; ++k) {
             for (uint32_t d = 0; d < step; d += 64 / sizeof(Kv)) __builtin_prefetch(k_rows[k] + v_offset + d);
         }
-        uint32_t h = 0;
-        for (; h + 4 <= heads; h += 4) score_heads<L, 4>(t, h, k_rows, keys, dim);
-        for (; h + 2 <= heads; h += 2) score_heads<L, 2>(t, h, k_rows, keys, dim);
-        for (; h < heads; ++h) score_heads<L, 1>(t, h, k_rows, keys, dim);
+        with_heads(heads, [&](auto count) { score_heads<L, count.value>(t, k_rows, keys, dim); });
         apply_scales<I>(t, heads, k_rows, 0, keys, dim);
         const uint32_t hidden = from > first ? from - first : 0;
-        for (h = 0; h < heads; ++h) {
+        for (uint32_t h = 0; h < heads; ++h) {
             float added;
             t.keep[h] = soften<I>(a, t.scores + h * kKeys, hidden, keys, &t.max[h], &added);
             t.mass[h] = rounded_product(t.mass[h], t.keep[h]) + added;
         }
         apply_scales<I>(t, heads, k_rows, v_offset, keys, dim);
-        h = 0;
-        for (; h + 4 <= heads; h += 4) weigh_heads<L, 4>(t, h, k_rows, v_offset, keys, dim);
-        for (; h + 2 <= heads; h += 2) weigh_heads<L, 2>(t, h, k_rows, v_offset, keys, dim);
-        for (; h < heads; ++h) weigh_heads<L, 1>(t, h, k_rows, v_offset, keys, dim);
+        with_heads(heads, [&](auto count) { weigh_heads<L, count.value>(t, k_rows, v_offset, keys, dim); });
     }
 }
 
