@@ -111,11 +111,11 @@ mod tests {
         Notifier::default().turn(SECOND);
     }
 
-    /// Under a name that nobody has had: a listener that is dropped lives on, for a moment, in a child that another
+    /// Under a name that no socket ever had: a listener that is dropped lives on, for a moment, in a child that another
     /// test has just started.
     #[test]
     fn without_a_listener_it_warns_and_does_not_end() {
-        let mut notifier = notifier_of(&format!("pinion-notify-nobody-{}", std::process::id()), None);
+        let mut notifier = notifier_of(&format!("pinion-notify-unheard-{}", std::process::id()), None);
         notifier.ready("");
         assert!(notifier.has_warned);
     }
