@@ -4,8 +4,8 @@ use crate::ask;
 use crate::target::Target;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use pinion_os::port::free_port;
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,12 +44,6 @@ pub(crate) struct Server {
     pub stop_limit: Duration,
 }
 
-/// A free port of the loopback, or why there is none.
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
-    listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
-}
-
 impl Server {
     /// Runs `command` through the shell with `{port}` replaced, both outputs into `log`, and waits until it serves.
     pub(crate) fn start(
@@ -62,7 +56,7 @@ impl Server {
         if !command.contains(PORT_MARK) {
             return Err(failed(format!("the server command needs {PORT_MARK} where its port stands")));
         }
-        let port = free_port().map_err(failed)?;
+        let port = free_port().ok_or_else(|| failed("loopback has no free port".to_owned()))?;
         let command = command.replace(PORT_MARK, &port.to_string());
         let target = Target::parse(&format!("http://127.0.0.1:{port}"), key).map_err(failed)?;
         let open = || File::create(log).map_err(|error| failed(format!("{}: {error}", log.display())));

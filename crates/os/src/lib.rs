@@ -6,6 +6,7 @@
 //!   (seccomp).
 //! * [`heap`]: a limit of its memory that it can speak of; free memory given back.
 //! * [`nvtx`]: named ranges for NVIDIA's tools.
+//! * [`port`]: a free port for a server that is started.
 //!
 //! It knows no role, no record and no sibling crate. It never blocks without a deadline and never logs.
 
@@ -22,5 +23,6 @@ pub mod files;
 pub mod heap;
 pub mod nvtx;
 pub mod pidfd;
+pub mod port;
 pub mod privileges;
 pub mod process;
