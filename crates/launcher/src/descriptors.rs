@@ -24,7 +24,7 @@ mod tests {
     #[test]
     fn the_soft_limit_goes_up_to_the_hard_one_and_never_down() {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        let low = hard.min(256);
+        let low = hard.min(DESCRIPTORS_WANTED) - 1;
         setrlimit(Resource::RLIMIT_NOFILE, low, hard).unwrap();
         raise_limit();
         let raised = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

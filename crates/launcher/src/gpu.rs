@@ -105,7 +105,6 @@ fn answer(child: &mut Child) -> Option<String> {
 mod tests {
     use super::*;
     use pinion_config::CudaConfig;
-    use std::os::unix::fs::PermissionsExt;
 
     fn on_gpu() -> Config {
         let cuda = CudaConfig {
@@ -134,10 +133,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("pinion-probes-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let engine = folder.join("pinion-engine");
-        std::fs::write(&engine, "#!/bin/sh\n. \"$0.line\"\n").unwrap();
-        std::fs::set_permissions(&engine, std::fs::Permissions::from_mode(0o700)).unwrap();
+        serve::tests::write_program(&engine, ". \"$0.line\"");
         let refusal_of = |line: &str, patience: Duration| {
-            // Not the program itself: one that is open for writing cannot be started.
+            // Not the program itself, which cannot be started while a file of it is open for writing.
             std::fs::write(folder.join("pinion-engine.line"), line).unwrap();
             refusal(&on_gpu(), &engine, patience).unwrap()
         };

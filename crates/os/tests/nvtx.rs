@@ -101,6 +101,8 @@ fn as_by_name() {
 #[test]
 fn ranges_reach_a_tool_by_both_ways() {
     let folder = std::env::temp_dir().join(format!("pinion-nvtx-{}", std::process::id()));
+    // A run that was killed left it, and its process ID comes again.
+    let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     let injected = compile(&folder, "stand_in.so", INJECTED);
     compile(&folder, "libnvToolsExt.so.1", BY_NAME);

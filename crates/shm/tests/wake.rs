@@ -3,7 +3,7 @@
 // A failed step of a test is a failed test, in its helpers too.
 #![allow(clippy::unwrap_used)]
 
-use pinion_os::{clock, fdpass, pidfd};
+use pinion_os::{clock, fdpass};
 use pinion_shm::doorbell::{Doorbell, Ready, WAIT_FDS_MAX, wait};
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -139,18 +139,6 @@ fn messages_have_limits() {
     assert_eq!(fdpass::recv(theirs.as_fd()).unwrap_err().kind(), ErrorKind::InvalidData);
     let full = std::iter::repeat_with(|| fdpass::send(fd, &over[1..], &[])).take(100).find_map(Result::err);
     assert_eq!(full.expect("the socket has a bound").kind(), ErrorKind::WouldBlock);
-}
-
-#[test]
-fn a_pidfd_tells_death() {
-    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    let death = pidfd::open(child.id()).unwrap();
-    assert!(wait(&[death.as_fd()], Duration::from_millis(20)).unwrap().timed_out());
-    child.kill().unwrap();
-    assert!(wait(&[death.as_fd()], SOON).unwrap().readable == 1);
-    child.wait().unwrap();
-    assert!(!wait(&[death.as_fd()], SOON).unwrap().timed_out(), "still told after the reaping");
-    assert!(pidfd::open(child.id()).is_err(), "reaped");
 }
 
 #[test]

@@ -140,6 +140,8 @@ fn a_socket(family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
 /// What came of each attempt of a role.
 fn attempts(role: &str) -> BTreeMap<String, String> {
     let folder = std::env::temp_dir().join(format!("pinion-sandbox-{}-{role}", std::process::id()));
+    // A run that was killed left it, and its process ID comes again.
+    let _ = std::fs::remove_dir_all(&folder);
     for name in ["model", "records", "elsewhere"] {
         std::fs::create_dir_all(folder.join(name)).unwrap();
     }

@@ -21,10 +21,9 @@ use pinion_protocol::{Peer, Role, StopIds};
 use pinion_shm::doorbell;
 use pinion_worker::{ControlEvent, Session};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -90,9 +89,15 @@ fn sleepers() -> PathBuf {
     let folder = std::env::temp_dir().join(format!("pinion-sleepers-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let binary = folder.join("pinion-tokenizer");
-    std::fs::write(&binary, "#!/bin/sh\nexec sleep 100\n").unwrap();
-    std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o700)).unwrap();
+    write_program(&binary, "exec sleep 100");
     folder
+}
+
+/// Writes a shell program. Another process does it: a child that another test forks here would keep the file open for
+/// writing until it calls exec, and such a program cannot be started (ETXTBSY).
+pub(crate) fn write_program(path: &Path, text: &str) {
+    let write = r##"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 700 "$0""##;
+    assert!(Command::new("sh").args(["-c", write]).arg(path).arg(text).status().unwrap().success());
 }
 
 /// Gigabytes take longer to give back than a turn of the loop: a role that was killed because it hung took the service
@@ -179,6 +184,7 @@ fn a_death_in_a_drain_cuts_what_a_frontend_says_that_it_cut() {
 #[test]
 fn a_signal_that_comes_twice_at_once_is_one_signal() {
     let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+    service.clock = || 10 * SAME_SIGNAL_NS;
     assert!(service.signalled().is_none());
     assert!(service.signalled().is_none() && matches!(service.stage, Stage::Draining { .. }), "it drains");
     service.signalled_ns = service.signalled_ns.map(|at_ns| at_ns - SAME_SIGNAL_NS);
