@@ -302,7 +302,7 @@ fn requests_are_served_while_the_publisher_cannot_be_started() {
 fn a_damaged_ring_to_the_publisher_is_no_reason_to_be_unready() {
     let (publish, replay) = (free_port(), free_port());
     // The ring is replaced when the publisher is restarted, which is put off: here it stays damaged meanwhile.
-    let server = server(publish, replay, &["--restart-backoff", "3s"]);
+    let server = server(publish, replay, &["--restart-backoff", "5s"]);
     let mut before = server.role("events-0").expect("it runs").pid;
     kill(before, Signal::SIGKILL);
     for word in [RingWord::Tail, RingWord::Head] {

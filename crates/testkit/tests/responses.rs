@@ -121,7 +121,7 @@ fn a_model_that_thinks_and_calls_says_the_same_whole_streamed_and_kept() {
 fn a_conversation_goes_on_as_if_its_items_were_sent_again() {
     let folder = model();
     let flags =
-        ["--backend", "fake", "--tool-call-parser", "hermes", "--responses-ttl", "2s", "--strict-fields"];
+        ["--backend", "fake", "--tool-call-parser", "hermes", "--responses-ttl", "10s", "--strict-fields"];
     let server = Server::start(folder.path(), &flags);
     let first = server.post(PATH, &body(WRITTEN, json!({}))).json();
     let result =

@@ -89,17 +89,22 @@ fn a_folder_without_a_default_template_and_with_an_odd_top_p_is_served() {
     assert_eq!(server.post(Api::Chat.path(), &chat).status(), 200);
     let drawn = server.get("/v1/models").json()["data"][0]["default_sampling_params"].take();
     assert_eq!((&drawn["top_k"], drawn.get("top_p")), (&json!(20), None), "{drawn}");
-    let log = server.stderr_text();
     for words in ["generation_config.json: top_p is 0 and is ignored", "no default chat template"] {
-        let told: Vec<&str> = log.lines().filter(|line| line.contains(words)).collect();
-        assert!(matches!(&told[..], [line] if line.contains("WARN")), "{words}: {log}");
+        let told = wait_until(words, PATIENCE, || {
+            let log = server.stderr_text();
+            let told: Vec<String> =
+                log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect();
+            (!told.is_empty()).then_some(told)
+        });
+        assert!(matches!(&told[..], [line] if line.contains("WARN")), "{told:?}");
     }
     server.stop();
 }
 
 #[test]
 fn the_access_log_has_one_line_for_each_request() {
-    let server = Server::fake(&["--access-log", "--log-format", "json", "--api-key", "sk-secret"]);
+    let flags = ["--access-log", "--log-format", "json", "--api-key", "sk-secret", "--fake-step-us", "1000"];
+    let server = Server::fake(&flags);
     let key = ("authorization", "Bearer sk-secret");
     let mut connection = server.connect();
     let mut ask = |method: &str, path: &str, label: &str, body: &str| {

@@ -39,10 +39,19 @@ fn under_streams(server: &Server, disturb: impl FnOnce()) {
     }
 }
 
+/// Waits until a spare has its libraries and reads its socket. One that loads when it is given work may be too late for
+/// it and make room for another process.
+fn has_loaded(spare: &Process) {
+    wait_until("it reads its socket", PATIENCE, || {
+        (held(spare.pid).matches("\nsocket:").count() >= 2).then_some(())
+    });
+}
+
 fn takes_over(flags: &[&str]) {
     let server = Server::fake(&[&["--fake-step-us", "6000"], flags].concat());
     let mut waiting = spare(&server);
     for death in 1..=2 {
+        has_loaded(&waiting);
         let old = engine(&server);
         let cpus = cpus_allowed(old.pid);
         under_streams(&server, || kill(old.pid, Signal::SIGKILL));
@@ -81,9 +90,7 @@ fn held(pid: u32) -> String {
 fn a_spare_holds_nothing_before_it_has_work() {
     let server = Server::fake(&[]);
     let (serving, waiting) = (engine(&server), spare(&server));
-    wait_until("it reads its socket", PATIENCE, || {
-        (held(waiting.pid).matches("\nsocket:").count() >= 2).then_some(())
-    });
+    has_loaded(&waiting);
     for what in SHARED {
         assert!(held(serving.pid).contains(what), "the engine has no {what}: the test shows nothing");
         assert!(!held(waiting.pid).contains(what), "{}", held(waiting.pid));

@@ -131,7 +131,7 @@ fn a_role_that_stands_still_while_another_dies_again_and_again_hears_of_it_all()
 #[test]
 fn a_role_that_stands_still_holds_up_no_recovery_of_others() {
     let flags =
-        ["--frontends", "2", "--detokenizers", "2", "--fake-step-us", "2000", "--stuck-timeout", "0s"];
+        ["--frontends", "2", "--detokenizers", "2", "--fake-step-us", "5000", "--stuck-timeout", "0s"];
     let server = Server::fake(&flags);
     let (oracle, tokens) = (server.oracle(), 400);
     let pid = |role| server.role(role).unwrap_or_else(|| panic!("{role} runs")).pid;

@@ -1,6 +1,8 @@
 //! The real model on libtorch, through the real processes.
 
-use pinion_testkit::{Answer, Api, End, Server, Signal, demo_model, fixture_model, kill};
+use pinion_testkit::{
+    Answer, Api, End, PATIENCE, Server, Signal, demo_model, fixture_model, kill, wait_until,
+};
 use serde_json::{Value, json};
 
 fn ask(server: &Server, body: &Value) -> Answer {
@@ -64,9 +66,11 @@ fn what_a_load_does_not_use_is_in_the_log() {
     assert_ne!(config, shorter);
     folder.write("config.json", shorter);
     let server = Server::start(folder.path(), &["--dtype", "fp32"]);
-    let log = server.stderr_text();
-    let said = log.lines().find(|line| line.contains("tensors of the checkpoint are not used"));
-    assert!(said.is_some_and(|line| line.contains("WARN") && line.contains("h.1.")), "{log}");
+    let said = wait_until("the engine says it", PATIENCE, || {
+        let log = server.stderr_text();
+        log.lines().find(|line| line.contains("tensors of the checkpoint are not used")).map(str::to_owned)
+    });
+    assert!(said.contains("WARN") && said.contains("h.1."), "{said}");
     server.stop();
 }
 

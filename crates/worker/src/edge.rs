@@ -306,6 +306,7 @@ mod tests {
         let mut outbox = Outbox::new(Peer::new(Role::Frontend, 0), 1, writer, pinion_os::clock::now_ns);
         let payload = [7; 1000];
         let mut sent = 0;
+        let begin = Instant::now();
         while outbox.backlog_bytes() == 0 {
             outbox.send(1, &payload).unwrap();
             outbox.publish();
@@ -316,7 +317,6 @@ mod tests {
         assert!(!outbox.has_room(BACKLOG_BYTES_MAX), "no record is made in vain");
         assert_eq!(outbox.lag_bytes(), payload.len());
 
-        let begin = Instant::now();
         while outbox.lag_bytes() > 0 {
             assert!(begin.elapsed() < Duration::from_secs(60), "still waiting for a reader that has stopped");
             std::thread::sleep(Duration::from_millis(5));
