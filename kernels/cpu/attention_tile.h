@@ -203,7 +203,7 @@ template <class L, int H>
 inline void weigh_heads(Heads& t, const typename L::Kv* const* k_rows, uint64_t v_offset, uint32_t keys,
                         uint32_t dim) {
     using I = typename L::Isa;
-    // Sums stay in registers: 16 of the 32 of AVX-512, and 8 of the 16 of AVX2, where a row of V is read again for more.
+    // The sums stay in registers: at most 16 of the 32 of AVX-512, and 8 of the 16 of AVX2.
     constexpr int wide = H <= 2 ? 4 : H <= 4 || I::kLanes == 16 ? 2 : 1;
     const float* weights = t.scores;
     float* sum = t.sum;

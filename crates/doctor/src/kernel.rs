@@ -88,6 +88,7 @@ pub(crate) fn port(address: SocketAddr) -> Check {
 mod tests {
     use super::*;
     use crate::check::Status;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn what_the_tests_run_on_can_start_the_service() {
@@ -99,17 +100,17 @@ mod tests {
     fn a_port_is_free_or_taken() {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         assert!(port(any).found.contains("the kernel chooses"));
-        let taken = TcpListener::bind(any).unwrap();
-        let address = taken.local_addr().unwrap();
+        // Below the ports that the system gives to other programs.
+        let address = SocketAddr::new(any.ip(), pinion_os::port::free_port().unwrap());
+        let taken = TcpListener::bind(address).unwrap();
         let check = port(address);
         assert!(check.status == Status::Failure && check.remedy.unwrap().contains("--port"));
         drop(taken);
-        // A child that another test forks keeps a listener for a moment, so one free port is enough.
-        let is_free = |_| {
-            let address = TcpListener::bind(any).unwrap().local_addr().unwrap();
-            port(address).status == Status::Ok
-        };
-        assert!((0..100).any(is_free));
+        // A child that another test forks keeps the listener until it calls exec.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while port(address).status != Status::Ok {
+            assert!(Instant::now() < deadline, "the port stays taken");
+        }
         let far = port("192.0.2.1:80".parse().unwrap());
         assert!(far.remedy.unwrap().contains("--host"));
     }

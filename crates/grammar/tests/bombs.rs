@@ -9,7 +9,7 @@ mod words;
 
 use list::bombs;
 use pinion_grammar::{Checker, Next};
-use pinion_protocol::{FaultCode, GrammarKind};
+use pinion_protocol::{Fault, FaultCode, GrammarKind};
 use pinion_random::Random;
 use words::{draw, grammar, vocabulary, words};
 
@@ -48,9 +48,13 @@ fn a_grammar_that_ordinary_people_write_passes() {
         (GrammarKind::Regex, "[a-zA-Z0-9._%+-]{1,64}@[a-zA-Z0-9.-]{1,200}\\.[a-zA-Z]{2,10}".to_owned()),
         (GrammarKind::JsonObject, String::new()),
     ] {
-        // Beside other tests one may run out of its time; such a verdict is not kept.
-        let passes = (0..20).any(|_| checker.check(&grammar(kind, &text)).is_ok());
-        assert!(passes, "{}", &text[..text.len().min(80)]);
+        // That the machine is busy says nothing of the grammar.
+        let busy = |verdict: &Result<(), Fault>| {
+            verdict.as_ref().is_err_and(|fault| fault.code == FaultCode::TooManyRequests)
+        };
+        let mut verdicts = (0..20).map(|_| checker.check(&grammar(kind, &text)));
+        let verdict = verdicts.find(|verdict| !busy(verdict));
+        assert_eq!(verdict, Some(Ok(())), "{}", &text[..text.len().min(80)]);
     }
 }
 

@@ -135,7 +135,7 @@ mod tests {
         let engine = folder.join("pinion-engine");
         serve::tests::write_program(&engine, ". \"$0.line\"");
         let refusal_of = |line: &str, patience: Duration| {
-            // Not the program itself, which cannot be started while a file of it is open for writing.
+            // Not the program itself: one that is open for writing cannot be started.
             std::fs::write(folder.join("pinion-engine.line"), line).unwrap();
             refusal(&on_gpu(), &engine, patience).unwrap()
         };

@@ -104,7 +104,7 @@ mod tests {
         open_port(first.as_fd(), address, "--port").unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                std::thread::sleep(RETRY_TIME / 25);
+                std::thread::sleep(RETRY_TIME / 5);
                 drop(first);
             });
             bind_port(address, "--port").expect("it is free soon");
