@@ -31,12 +31,14 @@ step_tidy() {
     "$TARGET/debug/xtask" tidy
 }
 
-# The ring and its wake-up under every interleaving; then the same without each fence, which must fail.
+# The ring and its wake-up under every interleaving, then the same without each fence, which must fail; and the kernels'
+# threads.
 step_loom() {
     local end
-    loom_run || return 1
+    loom_run pinion-team || return 1
+    loom_run pinion-shm || return 1
     for end in writer reader; do
-        if PINION_DROP_FENCE=$end loom_run >"$LOGS/loom-$end.log" 2>&1; then
+        if PINION_DROP_FENCE=$end loom_run pinion-shm >"$LOGS/loom-$end.log" 2>&1; then
             say "the loom checks pass without the $end's fence: they do not check it"
             return 1
         fi
@@ -50,7 +52,7 @@ step_loom() {
 }
 
 loom_run() {
-    RUSTFLAGS="--cfg loom" cargo test --locked --release --package pinion-shm --test loom --target-dir "$TARGET/loom"
+    RUSTFLAGS="--cfg loom" cargo test --locked --release --package "$1" --test loom --target-dir "$TARGET/loom"
 }
 
 # All tests of the workspace in one build: Cargo chooses other features of the dependencies for a part of it, and builds

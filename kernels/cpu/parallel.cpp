@@ -1,5 +1,6 @@
-// Splits the kernels' work items over OpenMP threads. With libtorch this links to the libgomp that libtorch loads, so both
-// use one pool; compiled without OpenMP the pragmas vanish and the calling thread does all of it.
+// Splits the kernels' work items over threads: those of a team, once there is one (pinion_use_team), else OpenMP's. With
+// libtorch this links to the libgomp that libtorch loads, so both use one pool; compiled without OpenMP the pragmas
+// vanish, and without a team the calling thread does all of it.
 #include "../include/pinion_attention.h"
 #include "../include/pinion_packed.h"
 #include "../include/pinion_quantized.h"
@@ -11,7 +12,13 @@
 #include <omp.h>
 #endif
 
+#include <atomic>
+
 namespace {
+
+std::atomic<PinionTeam> current_team{nullptr};
+
+uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // Below this much work (items * context, roughly) waking a second thread costs more than it saves.
 constexpr uint64_t kSerialWork = 4096;
@@ -22,42 +29,86 @@ constexpr uint64_t kSerialKeys = 1 << 16;
 // The same for row kernels, in elements.
 constexpr uint64_t kSerialElements = 1 << 15;
 
-// The same for rounding activations to integers, in elements; beside a product it costs a barrier and no waking.
+// The same for rounding activations to integers, in elements; beside a product it costs a region and no waking.
 constexpr uint64_t kSerialQuantized = 1 << 13;
 
 // The same for products, in bytes of weights times rows.
 constexpr uint64_t kSerialProduct = 1 << 16;
 
-uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+// Parts of a thread's share of even work that others can take when the kernel keeps it from its core.
+constexpr uint64_t kChunks = 8;
 
-// Does the rows [0, rows) in one run for each thread, if there is enough to do.
+// Tiles that a product passes together (packed_tile.h).
+constexpr uint64_t kTileRun = 8;
+
+uint64_t worker_here() {
+#if defined(_OPENMP)
+    return static_cast<uint64_t>(omp_get_thread_num());
+#else
+    return 0;
+#endif
+}
+
+// By `team`: calls body(worker, begin, end) for runs of at most `chunk` items.
+template <class Body>
+void by_team(PinionTeam team, uint64_t items, uint64_t chunk, int32_t threads, const Body& body) {
+    const PinionWork work = [](void* context, uint64_t worker, uint64_t begin, uint64_t end) {
+        (*static_cast<const Body*>(context))(worker, begin, end);
+    };
+    team(work, const_cast<Body*>(&body), items, chunk, threads);
+}
+
+// Items that cost the same: one run for each thread, which a team cuts into multiples of `least` items.
+template <class Body>
+void share_even(uint64_t items, uint64_t least, int32_t threads, const Body& body) {
+    if (items == 0) return;
+    const uint64_t runs = items < static_cast<uint64_t>(threads) ? items : static_cast<uint64_t>(threads);
+    if (const PinionTeam team = current_team.load(std::memory_order_acquire)) {
+        const uint64_t chunk = (items / (runs * kChunks) + least - 1) / least * least;
+        by_team(team, items, most(chunk, least), threads, body);
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t run = 0; run < static_cast<int64_t>(runs); ++run) {
+        const uint64_t at = static_cast<uint64_t>(run);
+        body(worker_here(), items * at / runs, items * (at + 1) / runs);
+    }
+}
+
+// Items that differ in cost: threads take `chunk` of them as they come free.
+template <class Body>
+void share_uneven(uint64_t items, uint64_t chunk, int32_t threads, const Body& body) {
+    if (const PinionTeam team = current_team.load(std::memory_order_acquire)) {
+        by_team(team, items, chunk, threads, body);
+        return;
+    }
+    const int64_t chunks = static_cast<int64_t>((items + chunk - 1) / chunk);
+    // Always all threads, as everywhere in this file: libgomp ends those of a larger team before that it has no use for.
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t c = 0; c < chunks; ++c) {
+        const uint64_t begin = static_cast<uint64_t>(c) * chunk;
+        body(worker_here(), begin, begin + chunk < items ? begin + chunk : items);
+    }
+}
+
+// The rows [0, rows), if there is enough to do for several threads.
 template <class Body>
 void over_rows(uint64_t rows, uint64_t row_elements, int32_t threads, Body body) {
     if (threads <= 1 || rows < 2 || rows * row_elements < kSerialElements) {
         body(0, rows);
         return;
     }
-    const int64_t runs = rows < static_cast<uint64_t>(threads) ? static_cast<int64_t>(rows) : threads;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t run = 0; run < runs; ++run) {
-        body(rows * static_cast<uint64_t>(run) / static_cast<uint64_t>(runs),
-             rows * static_cast<uint64_t>(run + 1) / static_cast<uint64_t>(runs));
-    }
+    share_even(rows, 1, threads, [&](uint64_t, uint64_t begin, uint64_t end) { body(begin, end); });
 }
 
-// Does the tiles [0, tiles) in one run for each thread, if `bytes` of weights times rows are enough to do.
+// The tiles [0, tiles), if `bytes` of weights times rows are enough to do.
 template <class Body>
 void over_tiles(uint64_t tiles, uint64_t bytes, int32_t threads, Body body) {
     if (threads <= 1 || tiles < 2 || bytes < kSerialProduct) {
         body(0, tiles);
         return;
     }
-    const uint64_t runs = tiles < static_cast<uint64_t>(threads) ? tiles : static_cast<uint64_t>(threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t run = 0; run < static_cast<int64_t>(runs); ++run) {
-        const uint64_t at = static_cast<uint64_t>(run);
-        body(tiles * at / runs, tiles * (at + 1) / runs);
-    }
+    share_even(tiles, kTileRun, threads, [&](uint64_t, uint64_t begin, uint64_t end) { body(begin, end); });
 }
 
 // Keys that each KV head of a sequence's last query token meets.
@@ -130,14 +181,10 @@ extern "C" void pinion_paged_attention_parallel(const PinionAttention* args, int
     // Items differ in cost (causal tiles, ragged contexts): threads take small chunks as they come free. With spans few
     // items are left to even out what the last chunk makes uneven, so there chunks are smaller.
     const uint64_t chunk = most(1, items / (static_cast<uint64_t>(threads) * (dealt > 0 ? 32 : 8)));
-    const int64_t chunks = static_cast<int64_t>((items + chunk - 1) / chunk);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t c = 0; c < chunks; ++c) {
-        const uint64_t begin = static_cast<uint64_t>(c) * chunk;
-        const uint64_t end = begin + chunk < items ? begin + chunk : items;
+    share_uneven(items, chunk, threads, [&](uint64_t, uint64_t begin, uint64_t end) {
         pinion_paged_attention(&a, level, begin, end);
         if (dealt > 0) join_finished(a, level, begin, end);
-    }
+    });
 }
 
 extern "C" void pinion_kv_append_parallel(const PinionAppend* args, int32_t threads) {
@@ -146,14 +193,7 @@ extern "C" void pinion_kv_append_parallel(const PinionAppend* args, int32_t thre
         pinion_kv_append(args, 0, tokens);
         return;
     }
-    const int64_t chunk = 16;
-    const int64_t chunks = (static_cast<int64_t>(tokens) + chunk - 1) / chunk;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t c = 0; c < chunks; ++c) {
-        const uint64_t begin = static_cast<uint64_t>(c * chunk);
-        const uint64_t end = begin + chunk < tokens ? begin + chunk : tokens;
-        pinion_kv_append(args, begin, end);
-    }
+    share_even(tokens, 16, threads, [&](uint64_t, uint64_t begin, uint64_t end) { pinion_kv_append(args, begin, end); });
 }
 
 extern "C" void pinion_rms_norm(const PinionRmsNorm* args, int32_t level, int32_t threads) {
@@ -173,37 +213,27 @@ extern "C" void pinion_gate(const PinionGate* args, int32_t level, int32_t threa
 
 extern "C" void pinion_pack_parallel(const PinionPack* args, int32_t threads) {
     const uint64_t runs = (args->rows + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
-    const uint64_t parts = runs < static_cast<uint64_t>(threads) ? runs : static_cast<uint64_t>(threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t part = 0; part < static_cast<int64_t>(parts); ++part) {
-        const uint64_t at = static_cast<uint64_t>(part);
-        pinion_pack_runs(args, static_cast<uint32_t>(at), runs * at / parts, runs * (at + 1) / parts);
-    }
+    share_even(runs, 1, threads, [&](uint64_t worker, uint64_t begin, uint64_t end) {
+        pinion_pack_runs(args, static_cast<uint32_t>(worker), begin, end);
+    });
 }
 
 extern "C" void pinion_quantized_parallel(const PinionQuantizeRows* rows, const PinionQuantized* args, int32_t level,
                                           int32_t threads) {
     const uint64_t tiles = (args->n + PINION_TILE_OUTPUTS - 1) / PINION_TILE_OUTPUTS;
     const bool is_split = threads > 1 && tiles > 1 && tiles * PINION_TILE_OUTPUTS * args->k_padded * args->rows >= kSerialProduct;
-    const int64_t runs = is_split ? threads : 1;
-    const auto part = [runs](uint64_t all, int64_t run) { return all * static_cast<uint64_t>(run) / static_cast<uint64_t>(runs); };
-    const bool rows_are_split = is_split && rows->rows > 1 && rows->rows * rows->k >= kSerialQuantized;
-    if (!rows_are_split) pinion_quantize_rows(rows, level, 0, rows->rows);
+    if (is_split && rows->rows > 1 && rows->rows * rows->k >= kSerialQuantized) {
+        share_even(rows->rows, 1, threads,
+                   [=](uint64_t, uint64_t begin, uint64_t end) { pinion_quantize_rows(rows, level, begin, end); });
+    } else {
+        pinion_quantize_rows(rows, level, 0, rows->rows);
+    }
     if (!is_split) {
         pinion_quantized(args, level, 0, tiles);
         return;
     }
-#pragma omp parallel num_threads(threads)
-    {
-        if (rows_are_split) {
-#pragma omp for schedule(static)
-            for (int64_t run = 0; run < runs; ++run) {
-                pinion_quantize_rows(rows, level, part(rows->rows, run), part(rows->rows, run + 1));
-            }
-        }
-#pragma omp for schedule(static) nowait
-        for (int64_t run = 0; run < runs; ++run) pinion_quantized(args, level, part(tiles, run), part(tiles, run + 1));
-    }
+    share_even(tiles, kTileRun, threads,
+               [=](uint64_t, uint64_t begin, uint64_t end) { pinion_quantized(args, level, begin, end); });
 }
 
 extern "C" void pinion_pack_floats_parallel(const PinionPackFloats* args, int32_t threads) {
@@ -220,20 +250,12 @@ extern "C" void pinion_packed_parallel(const PinionPacked* args, int32_t level, 
                [=](uint64_t begin, uint64_t end) { pinion_packed(args, level, begin, end); });
 }
 
-extern "C" void pinion_deal(void (*work)(void*, uint64_t, uint64_t), void* context, uint64_t items,
-                            int32_t threads) {
+extern "C" void pinion_use_team(PinionTeam team) { current_team.store(team, std::memory_order_release); }
+
+extern "C" void pinion_deal(PinionWork work, void* context, uint64_t items, int32_t threads) {
     if (threads <= 1 || items < 2) {
-        for (uint64_t item = 0; item < items; ++item) work(context, 0, item);
+        work(context, 0, 0, items);
         return;
     }
-    // Always all threads, as everywhere in this file: libgomp ends those of a larger team before that it has no use for.
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t item = 0; item < static_cast<int64_t>(items); ++item) {
-#if defined(_OPENMP)
-        const uint64_t worker = static_cast<uint64_t>(omp_get_thread_num());
-#else
-        const uint64_t worker = 0;
-#endif
-        work(context, worker, static_cast<uint64_t>(item));
-    }
+    share_uneven(items, 1, threads, [=](uint64_t worker, uint64_t begin, uint64_t end) { work(context, worker, begin, end); });
 }

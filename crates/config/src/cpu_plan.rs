@@ -43,6 +43,26 @@ pub struct Placement {
     pub spin_us: u32,
     /// Its threads may spin for each other within a step.
     pub step_spin: bool,
+    /// The engine's kernels run on threads of its own, not libgomp's. Older recordings do not say it.
+    #[serde(default)]
+    pub thread_team: bool,
+    /// A CPU for each of the engine's threads, one of each core, where it owns as many cores as it has threads; else
+    /// none, and they run anywhere on `cpus`. Older recordings do not say it.
+    #[serde(default)]
+    pub thread_cpus: Vec<usize>,
+}
+
+impl Placement {
+    /// How long a thread of the engine spins for the others within a step before it sleeps, in µs. On shared cores that
+    /// is about as long as a sleep and a wake-up take, and longer than nearly every gap within a step; on its own cores
+    /// it reaches from a step to the next.
+    pub fn step_spin_us(&self) -> u32 {
+        match (self.step_spin, self.spin_us) {
+            (false, _) => 0,
+            (true, 0) => 100,
+            (true, _) => 1000,
+        }
+    }
 }
 
 /// Where every process runs. [`std::fmt::Display`] gives the table printed at start.
@@ -76,6 +96,8 @@ pub struct PlanRequest {
     pub spin_us: u32,
     /// The engine's threads spin for each other within a step, where nothing speaks against it.
     pub step_spin: bool,
+    /// The engine's kernels run on threads of its own.
+    pub thread_team: bool,
     /// Pin at all. Without it every process may run on every allowed CPU, and none owns a core.
     pub pin: bool,
 }
@@ -314,7 +336,13 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
         cpus.sort_unstable();
         let spin_us = if owned { request.spin_us } else { 0 };
         let step_spin = step_spin && threads > 1 && threads as usize <= cpus.len();
-        Placement { peer, cpus, owned, threads, spin_us, step_spin }
+        let is_paired = owned && peer.role == Role::Engine && threads as usize == cores.len();
+        let mut thread_cpus: Vec<usize> =
+            cores.iter().filter_map(|core| core.cpus.first().copied()).collect();
+        thread_cpus.retain(|_| is_paired);
+        thread_cpus.sort_unstable();
+        let thread_team = request.thread_team && peer.role == Role::Engine;
+        Placement { peer, cpus, owned, threads, spin_us, step_spin, thread_team, thread_cpus }
     };
     let placements: Vec<Placement> = homes.iter().map(place).collect();
     let used: BTreeSet<usize> = placements.iter().flat_map(|p| p.cpus.iter().copied()).collect();

@@ -218,9 +218,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                such steps in a row every decode has its turn." },
     Opt { name: "step-time-ms", group: Engine, kind: StepTime { min_us: 100, max_us: 60_000_000 }, preset: Is("off"),
         help: "Time that a step with decode rows may take, which bounds the gap between a stream's tokens: prompt tokens join \
-               it while the predicted time allows, and at least 32 in any case. The prediction is learnt from the steps. \
-               `auto` allows twice the time of the decode rows alone; a step without decode rows has no limit but \
-               max-num-batched-tokens, which stays the upper limit of every step, like prefill-chunk-size." },
+               it, at least 32, while the time predicted from earlier steps allows. `auto` allows twice that of the decode \
+               rows alone. max-num-batched-tokens and prefill-chunk-size limit every step, also one without decode rows." },
     Opt { name: "overlap", group: Engine, kind: Switch,
         preset: WorkedOut("on with the CUDA object; else off: a CPU's step takes a hundred times what is between two"),
         help: "Launch each step before the tokens of the one before are read, so that planning and publishing take no \
@@ -275,6 +274,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "CPU: the attention of a generated token that sees more than 256 positions is summed in spans, which the \
                engine's threads share where there are few rows and KV heads; off, a thread for each row and KV head. The \
                order of the sums, and so last bits, differ between the two, and with neither by threads or other rows." },
+    Opt { name: "thread-team", group: Engine, kind: Switch, preset: Is("true"),
+        help: "CPU: packed and quantised products run on threads that take work of each other; off, on libgomp's." },
     Opt { name: "parallel-sampling", group: Engine, kind: Switch, preset: Is("false"),
         help: "CPU: a step's tokens are drawn on all of the engine's threads, each row on one of them, where there are enough \
                rows; off, on one thread. The tokens are the same. Its effect on a service has not been measured." },
@@ -372,8 +373,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                unless this is 0 or its core is shared." },
     Opt { name: "step-spin", group: Processes, kind: Switch,
         preset: WorkedOut("on with pinned processes, unless a cgroup quota counts the time"),
-        help: "The engine's threads spin for up to about 0.1 ms at the parallel regions of a step before they sleep. Off, each \
-               of a step's 50 to 60 regions ends in a sleep and begins with a wake-up where the engine shares its cores." },
+        help: "The engine's threads spin for up to about 0.1 ms at the parallel regions of a step before they sleep (1 ms where \
+               the engine owns its cores). Off, each of a step's 50 to 60 regions ends in a sleep and begins with a wake-up." },
 
     Opt { name: "timeline", group: Observe, kind: Switch, preset: Is("on"),
         help: "Stamp every request's stages and record what every process does in a ring of its own, 1 MiB each: what \

@@ -396,7 +396,9 @@ fn plan_cpus(
     let spin_us = narrow("spin-us").unwrap_or(0);
     let step_spin = settings.switch("step-spin").unwrap_or(true);
     let thread_cap = settings.switch("thread-cap").unwrap_or(true);
-    let request = PlanRequest { counts, sets, engine_threads, thread_cap, spin_us, step_spin, pin };
+    let thread_team = settings.switch("thread-team").unwrap_or(true);
+    let request =
+        PlanRequest { counts, sets, engine_threads, thread_cap, spin_us, step_spin, thread_team, pin };
     match cpu_plan::plan(machine, &request) {
         Ok(plan) => Some((plan, pin)),
         Err(plan_faults) => {

@@ -6,17 +6,18 @@ use crate::load_progress::LoadProgress;
 use crate::operator_options::operator_options;
 use crate::recorded::Recorded;
 use pinion_config::{
-    AdmissionKind, AttentionKind, Backend, Config, Dtype, Exit, KvDtype, LinearKind, PoolingKind,
+    AdmissionKind, AttentionKind, Backend, Config, CpuPlan, Dtype, Exit, KvDtype, LinearKind, PoolingKind,
     Quantization, SpeculationKind, StepTimeKind,
 };
 use pinion_grammar::{Grammars, Words};
 use pinion_model::operators::load_operators;
 use pinion_model::{
     AttentionKernel, DtypeChoice, FakeOptions, Inline, KvSize, LoadError, LoadEvent, Model, ModelInfo,
-    ModelOptions, Pipeline, STEP_DEADLINE, STEP_DEADLINE_MAX, Threaded, WarmUp, WindowInfo, load_watched,
+    ModelOptions, Pipeline, STEP_DEADLINE, STEP_DEADLINE_MAX, TeamPlan, Threaded, WarmUp, WindowInfo,
+    load_watched,
 };
 use pinion_os::process::limit_behind;
-use pinion_protocol::WindowKv;
+use pinion_protocol::{Role, WindowKv};
 use pinion_scheduler::{Admission, Limits, Policy, StepTime};
 use pinion_text::TextCodec;
 use pinion_worker::Recorder;
@@ -24,6 +25,13 @@ use std::time::Duration;
 
 // The config sizes rings by the width that the fake model's vectors have.
 const _: () = assert!(pinion_config::FAKE_VECTOR_WIDTH == pinion_model::FAKE_VECTOR_WIDTH);
+
+/// Threads that spin where the plan lets them, each on a core of its own where the engine has those.
+fn team_plan(plan: &CpuPlan) -> Option<TeamPlan> {
+    let place = plan.placements.iter().find(|place| place.peer.role == Role::Engine && place.thread_team)?;
+    let spin = Duration::from_micros(place.step_spin_us().into());
+    Some(TeamPlan { spin, cpus: place.thread_cpus.clone() })
+}
 
 /// What the model is told.
 pub fn model_options(config: &Config) -> ModelOptions {
@@ -61,6 +69,7 @@ pub fn model_options(config: &Config) -> ModelOptions {
             AttentionKind::Twin => AttentionKernel::Twin,
         },
         split_contexts: config.split_contexts,
+        team: team_plan(&config.cpu_plan),
         parallel_sampling: config.parallel_sampling,
         pooling: config.pooling.as_ref().map(|pooling| match pooling.kind {
             PoolingKind::Last => pinion_model::PoolingKind::Last,

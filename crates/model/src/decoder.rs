@@ -11,13 +11,14 @@ use crate::config_json;
 use crate::host_sampler::{HostSampler, score_prompts};
 use crate::kv_cache::{KvCache, KvSizes, Tables};
 use crate::layers::Layers;
-use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions};
+use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions, TeamPlan};
 use crate::pooling::{self, Pooler};
 use crate::rotation::Rotations;
 use crate::warm_up::run_warm_up;
 use crate::weights::Weights;
 use crate::{Model, ModelInfo, WarmUp};
 use pinion_ops::attention::{Batch, Launch};
+use pinion_ops::team::{self, TeamOptions};
 use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_threads};
 use pinion_ops::{Dtype, KernelLevel, supports_bf16};
 use std::path::Path;
@@ -88,6 +89,18 @@ fn resolve_dtype(choice: DtypeChoice) -> Result<Dtype, LoadError> {
     }
 }
 
+/// From here on libtorch uses the calling thread alone: what is left to it beside our products is little, and its
+/// threads and ours would spin on the same cores in turns.
+fn start_team(plan: &TeamPlan, threads: u32) -> Result<(), LoadError> {
+    let options = TeamOptions { threads, spin: plan.spin, cpus: plan.cpus.clone() };
+    team::start(options).map_err(|error| LoadError::Backend {
+        operation: "starting the kernels' threads",
+        message: error.to_string(),
+    })?;
+    set_threads(1);
+    Ok(())
+}
+
 impl Decoder {
     pub(crate) fn load(
         folder: &Path,
@@ -103,6 +116,9 @@ impl Decoder {
         keep_freed_memory();
         let _no_grad = tch::no_grad_guard();
         let weights = Weights::read(folder, &model, dtype, options, watch)?;
+        if let Some(plan) = options.team.as_ref().filter(|_| weights.products_are_ours()) {
+            start_team(plan, options.threads)?;
+        }
         let cache = KvCache::new(&model, &sizes, dtype, options)?;
         let info = ModelInfo {
             family: model.family,

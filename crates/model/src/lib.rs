@@ -48,7 +48,9 @@ pub use fake::{
 };
 #[cfg(feature = "torch")]
 pub use host_sampler::HostSampler;
-pub use load::{Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, load, load_watched};
+pub use load::{
+    Backend, DtypeChoice, KvSize, LoadError, LoadEvent, ModelOptions, TeamPlan, load, load_watched,
+};
 pub use logprobs::{ALTERNATIVES_MAX, Logprob};
 pub use owned_batch::OwnedBatch;
 pub use pinion_ops::{AttentionKernel, LinearKind, Quantization};

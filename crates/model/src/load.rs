@@ -5,6 +5,7 @@ use crate::fake::{FakeModel, FakeOptions, FakeShape};
 use crate::{AttentionKernel, LinearKind, Model, PoolingKind, Quantization};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What computes the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,6 +38,15 @@ pub enum KvSize {
     Bytes(u64),
 }
 
+/// How the threads of the kernels work.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TeamPlan {
+    /// How long a thread looks for work before it sleeps.
+    pub spin: Duration,
+    /// A CPU for each thread, where they stay; empty: anywhere in the process's set.
+    pub cpus: Vec<usize>,
+}
+
 /// Everything that [`load`] can be told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
@@ -67,6 +77,9 @@ pub struct ModelOptions {
     pub attention: AttentionKernel,
     /// Sum what a generated token sees in spans, which the threads share.
     pub split_contexts: bool,
+    /// Run the kernels on threads of our own where they do the products; `None`: on libgomp's, or on those of an
+    /// earlier model of this process.
+    pub team: Option<TeamPlan>,
     /// Draw the tokens of a step on all threads.
     pub parallel_sampling: bool,
     /// Give a vector for each prompt, made so, instead of tokens.
@@ -91,6 +104,7 @@ impl Default for ModelOptions {
             quantization: Quantization::None,
             attention: AttentionKernel::Vector,
             split_contexts: true,
+            team: None,
             parallel_sampling: false,
             pooling: None,
             fake: FakeOptions::default(),

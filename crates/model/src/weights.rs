@@ -473,6 +473,12 @@ impl Weights {
         Ok(self.token_embedding.f_index_select(0, tokens)?.f_to_kind(self.kind)?)
     }
 
+    /// Whether our kernels multiply, not libtorch's.
+    pub(crate) fn products_are_ours(&self) -> bool {
+        let product = self.head.as_ref().or_else(|| self.layers.first().map(|layer| &layer.down));
+        product.is_some_and(|product| !matches!(product, Product::Dense(_)))
+    }
+
     /// Type of the products' weights where they are packed by us.
     pub(crate) fn packed_type(&self) -> Option<&'static str> {
         match self.head.as_ref().or_else(|| self.layers.first().map(|layer| &layer.down))? {

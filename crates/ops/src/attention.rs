@@ -202,7 +202,7 @@ pub struct Rows<'a, T> {
 pub struct Launch {
     /// Instruction-set level; one above what the machine has is lowered to it.
     pub level: KernelLevel,
-    /// Threads, at least 1. Without feature `torch` the calling thread does it all.
+    /// Threads, at least 1. Without feature `torch` the calling thread does it all, unless there is a team.
     pub threads: u32,
 }
 

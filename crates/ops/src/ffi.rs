@@ -1,6 +1,10 @@
 //! The C side of the kernels; mirrors kernels/include/*.h.
 
+use pinion_team::crew::Work;
 use std::ffi::c_void;
+
+/// Shares out items by threads of a team: `(work, context, items, chunk, threads)`.
+pub(crate) type PinionTeam = unsafe extern "C" fn(Work, *mut c_void, u64, u64, i32);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -201,12 +205,8 @@ unsafe extern "C" {
     pub(crate) fn pinion_packed_tile_bytes(k: u32, weight_type: i32) -> u64;
     pub(crate) fn pinion_pack_floats_parallel(args: *const PinionPackFloats, threads: i32);
     pub(crate) fn pinion_packed_parallel(args: *const PinionPacked, level: i32, threads: i32);
-    pub(crate) fn pinion_deal(
-        work: extern "C" fn(*mut c_void, u64, u64),
-        context: *mut c_void,
-        items: u64,
-        threads: i32,
-    );
+    pub(crate) fn pinion_use_team(team: Option<PinionTeam>);
+    pub(crate) fn pinion_deal(work: Work, context: *mut c_void, items: u64, threads: i32);
 }
 
 #[cfg(target_arch = "x86_64")]

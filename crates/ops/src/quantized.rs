@@ -105,7 +105,7 @@ pub struct Source<'a> {
 pub struct IntegerLaunch {
     /// Instruction-set level; one above what the machine has is lowered to it.
     pub level: IntegerLevel,
-    /// Threads, at least 1. Without feature `torch` the calling thread does it all.
+    /// Threads, at least 1. Without feature `torch` the calling thread does it all, unless there is a team.
     pub threads: u32,
 }
 

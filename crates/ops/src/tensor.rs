@@ -42,8 +42,9 @@ impl From<OperandError> for TensorError {
     }
 }
 
-/// Sets libtorch's thread counts: `threads` inside an operation, one between operations. Call once, before the first
-/// operation; counts are given, never inherited from the environment.
+/// Sets libtorch's thread counts: `threads` inside an operation, one between operations. Call it before the first
+/// operation; counts are given, never inherited from the environment. A later call changes the number inside an
+/// operation.
 pub fn set_threads(threads: u32) {
     tch::set_num_threads(i32::try_from(threads.max(1)).unwrap_or(i32::MAX));
     // libtorch refuses a second setting of this pool, and tch panics on that, so it is set once per process.

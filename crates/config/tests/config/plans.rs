@@ -16,6 +16,7 @@ fn request() -> PlanRequest {
         thread_cap: true,
         spin_us: 20,
         step_spin: true,
+        thread_team: true,
         pin: true,
     }
 }
@@ -183,6 +184,39 @@ fn threads_quota_and_no_pin() {
     let limited = plan(&quota, &request()).unwrap();
     assert_eq!(sketch(&limited), "5,6,7*x3 / 4 / 4 / 4 / unused 0,1,2,3");
     assert!(limited.placements.iter().all(|p| !p.step_spin), "a quota counts the time spent spinning");
+}
+
+#[test]
+fn threads_have_a_cpu_of_each_core_where_the_engine_owns_them() {
+    let of_engine = |machine: &Machine, request: &PlanRequest| {
+        let got = plan(machine, request).unwrap();
+        assert!(got.placements.iter().all(|p| p.peer.role == Role::Engine || p.thread_cpus.is_empty()));
+        got.placements.into_iter().find(|p| p.peer.role == Role::Engine).unwrap()
+    };
+    let own = of_engine(&Machine::uniform(8, 1), &request());
+    assert_eq!((own.thread_cpus, own.spin_us), (vec![3, 4, 5, 6, 7], 20));
+    let siblings = of_engine(&Machine::uniform(8, 2), &request());
+    assert_eq!(siblings.thread_cpus, [6, 8, 10, 12, 14], "one of each core: {:?}", siblings.cpus);
+    let shared = of_engine(&Machine::uniform(2, 1), &request());
+    assert_eq!((shared.thread_cpus, shared.threads), (vec![], 2));
+    let fewer = of_engine(&Machine::uniform(8, 1), &PlanRequest { engine_threads: Some(2), ..request() });
+    assert!(fewer.thread_cpus.is_empty(), "the two may use all five cores");
+    let loose = of_engine(&Machine::uniform(8, 1), &PlanRequest { pin: false, ..request() });
+    assert!(loose.thread_cpus.is_empty() && loose.thread_team);
+    let libgomp = of_engine(&Machine::uniform(8, 1), &PlanRequest { thread_team: false, ..request() });
+    assert!(!libgomp.thread_team);
+}
+
+#[test]
+fn a_step_spins_longer_on_cores_of_its_own() {
+    let spin_us = |machine: &Machine, request: &PlanRequest| {
+        let got = plan(machine, request).unwrap();
+        got.placements.iter().find(|p| p.peer.role == Role::Engine).unwrap().step_spin_us()
+    };
+    assert_eq!(spin_us(&Machine::uniform(8, 1), &request()), 1000);
+    assert_eq!(spin_us(&Machine::uniform(2, 1), &request()), 100, "shared cores");
+    assert_eq!(spin_us(&Machine::uniform(1, 1), &request()), 0, "one thread");
+    assert_eq!(spin_us(&Machine::uniform(8, 1), &PlanRequest { step_spin: false, ..request() }), 0);
 }
 
 #[test]

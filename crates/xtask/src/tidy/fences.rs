@@ -1,10 +1,10 @@
-//! What only some crates may do: unsafe in os, shm, ops and cuda, async in the frontend and in the benchmark client,
-//! flags and environment in config.
+//! What only some crates may do: unsafe in os, shm, team, ops and cuda, async in the frontend and in the benchmark
+//! client, flags and environment in config.
 
 use super::source::{line_of, test_bodies, word_offsets};
 use super::{Fault, File, Tree};
 
-const UNSAFE_CRATES: &[&str] = &["os", "shm", "ops", "cuda"];
+const UNSAFE_CRATES: &[&str] = &["os", "shm", "team", "ops", "cuda"];
 const ASYNC_CRATES: &[&str] = &["frontend", "bench"];
 /// xtask, testkit and bench are tools with command lines of their own.
 const ENVIRONMENT_CRATES: &[&str] = &["config", "xtask", "testkit", "bench"];

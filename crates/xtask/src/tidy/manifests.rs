@@ -36,8 +36,9 @@ const DIRECTION: &[(&str, Siblings)] = &[
     ("shm", Siblings::Only(&["os"])),
     ("cuda", Siblings::Only(&[])),
     ("kernels", Siblings::Only(&[])),
+    ("team", Siblings::Only(&[])),
     // Over libtorch's tensors the CUDA object's kernels need both.
-    ("ops", Siblings::Only(&["cuda", "kernels"])),
+    ("ops", Siblings::Only(&["cuda", "kernels", "team"])),
     ("architecture", Siblings::Only(&[])),
     ("gguf", Siblings::Only(&[])),
     ("config", Siblings::Only(&["architecture", "gguf", "protocol"])),
