@@ -214,9 +214,9 @@ pub(crate) const OPTIONS: &[Opt] = &[
         help: "Most requests with prompt tokens in one step." },
     Opt { name: "prefill-priority-threshold", group: Engine, kind: Number { min: 1, max: 1 << 20 },
         preset: WorkedOut("never: decodes come first"),
-        help: "Number of requests in prefill, waiting ones included, that get a step's tokens before decodes do; after four \
-               such steps in a row every decode has its turn." },
-    Opt { name: "step-time-ms", group: Engine, kind: StepTime { min_us: 100, max_us: 60_000_000 }, preset: Is("off"),
+        help: "Requests in prefill, waiting ones too, that get tokens before decodes do, four steps in a row at most." },
+    Opt { name: "step-time-ms", group: Engine, kind: StepTime { min_us: 100, max_us: 60_000_000 },
+        preset: WorkedOut("`auto` where our kernels compute on the CPU; else `off`: there it has not been measured"),
         help: "Time that a step with decode rows may take, which bounds the gap between a stream's tokens: prompt tokens join \
                it, at least 32, while the time predicted from earlier steps allows. `auto` allows twice that of the decode \
                rows alone. max-num-batched-tokens and prefill-chunk-size limit every step, also one without decode rows." },
