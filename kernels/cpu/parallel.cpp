@@ -29,7 +29,7 @@ constexpr uint64_t kSerialKeys = 1 << 16;
 // The same for row kernels, in elements.
 constexpr uint64_t kSerialElements = 1 << 15;
 
-// The same for rounding activations to integers, in elements; beside a product it costs a region and no waking.
+// The same for rounding activations to integers, in elements; it costs a region whose threads the product needs next.
 constexpr uint64_t kSerialQuantized = 1 << 13;
 
 // The same for products, in bytes of weights times rows.

@@ -78,9 +78,9 @@ roles, and CPUs outside the allowed set (affinity, cpuset) are never used.
    `pinion-events` (`--kv-events`) shares the cores of the first tokenizer.
 5. A process that owns its cores may spin for `--spin-us` before it sleeps; one that shares a core sleeps at once. Within a
    step the engine's threads spin for each other on shared cores too (`--step-spin`), unless a cgroup quota counts that
-   time. One that another program keeps from its core stops that for a second. Where the engine owns as many cores as
-   it has threads, each of its helpers has a core. With `--no-thread-team` the threads are libgomp's, and a
-   `GOMP_SPINCOUNT` of the launcher's environment says how often they spin.
+   time. A thread that another program keeps off its core stops spinning for a second. Where the engine owns as many
+   cores as it has threads, each of its helpers stays on one. With `--no-thread-team`, and with oneDNN's products, the
+   threads are libgomp's, and a `GOMP_SPINCOUNT` of the launcher's environment says how often they spin.
 6. A cgroup quota (`docker --cpus`, a Kubernetes limit) below the allowed set means that others run on the same cores:
    threads are counted by the quota, and nothing is pinned unless `--pin` or a `--cpus-<role>` set asks for it.
 

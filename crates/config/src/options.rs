@@ -215,8 +215,7 @@ pub(crate) const OPTIONS: &[Opt] = &[
     Opt { name: "prefill-priority-threshold", group: Engine, kind: Number { min: 1, max: 1 << 20 },
         preset: WorkedOut("never: decodes come first"),
         help: "Requests in prefill, waiting ones too, that get tokens before decodes do, four steps in a row at most." },
-    Opt { name: "step-time-ms", group: Engine, kind: StepTime { min_us: 100, max_us: 60_000_000 },
-        preset: WorkedOut("`auto` where our kernels compute on the CPU; else `off`: there it has not been measured"),
+    Opt { name: "step-time-ms", group: Engine, kind: StepTime { min_us: 100, max_us: 60_000_000 }, preset: Is("off"),
         help: "Time that a step with decode rows may take, which bounds the gap between a stream's tokens: prompt tokens join \
                it, at least 32, while the time predicted from earlier steps allows. `auto` allows twice that of the decode \
                rows alone. max-num-batched-tokens and prefill-chunk-size limit every step, also one without decode rows." },
@@ -275,7 +274,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                engine's threads share where there are few rows and KV heads; off, a thread for each row and KV head. The \
                order of the sums, and so last bits, differ between the two, and with neither by threads or other rows." },
     Opt { name: "thread-team", group: Engine, kind: Switch, preset: Is("true"),
-        help: "CPU: packed and quantised products run on threads that take work of each other; off, on libgomp's." },
+        help: "CPU: where every product is packed or quantised, a step's kernels run on threads of the engine's own, which take \
+               over each other's unfinished work; off, on libgomp's, as beside oneDNN's products." },
     Opt { name: "parallel-sampling", group: Engine, kind: Switch, preset: Is("false"),
         help: "CPU: a step's tokens are drawn on all of the engine's threads, each row on one of them, where there are enough \
                rows; off, on one thread. The tokens are the same. Its effect on a service has not been measured." },

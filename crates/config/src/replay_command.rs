@@ -61,6 +61,10 @@ impl ReplayCommand {
         for (name, value) in &self.changes {
             change(config, name, value).ok_or_else(|| format!("--{name} {value}: {USAGE}"))?;
         }
+        // The recording's machine is not this one, and several replays may run on it.
+        for placement in &mut config.cpu_plan.placements {
+            placement.thread_cpus.clear();
+        }
         if config.max_num_batched_tokens < config.max_num_seqs {
             return Err("--max-num-batched-tokens must be at least --max-num-seqs".to_owned());
         }

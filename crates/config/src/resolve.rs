@@ -134,7 +134,7 @@ pub(crate) fn from_folder(settings: &Settings, found: Found<'_>, faults: &mut Co
         served_model_name: name,
         model: folder?.model,
         backend: computing.backend,
-        scheduling: Scheduling::new(settings, computing.backend, computing.has_object()),
+        scheduling: Scheduling::new(settings, computing.has_object()),
         cuda: computing.cuda,
         dtype: computing.dtype,
         max_model_len: room.max_model_len,

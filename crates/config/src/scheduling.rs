@@ -115,12 +115,7 @@ fn speculation(settings: &Settings) -> SpeculationKind {
 }
 
 impl Scheduling {
-    pub(crate) fn new(settings: &Settings, backend: Backend, on_gpu: bool) -> Scheduling {
-        // Measured where our kernels compute on the CPU, and nowhere else.
-        let step_time = match (backend, on_gpu) {
-            (Backend::Native, false) => StepTimeKind::Auto,
-            (Backend::Native, true) | (Backend::Operators | Backend::Fake, _) => StepTimeKind::Off,
-        };
+    pub(crate) fn new(settings: &Settings, on_gpu: bool) -> Scheduling {
         let limit = |name: &str| {
             settings.number(name).map(|n| u32::try_from(n).expect("the option's range fits 32 bits"))
         };
@@ -140,7 +135,7 @@ impl Scheduling {
             prefill_priority_threshold: limit("prefill-priority-threshold"),
             step_time: settings
                 .get("step-time-ms")
-                .map_or(step_time, |setting| StepTimeKind::of(&setting.value)),
+                .map_or(StepTimeKind::Off, |setting| StepTimeKind::of(&setting.value)),
             fill_to_target: settings.switch("fill-to-target").unwrap_or(true),
             overlap: settings.switch("overlap").unwrap_or(on_gpu),
             speculation: speculation(settings),

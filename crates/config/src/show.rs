@@ -6,7 +6,6 @@ use crate::cpu_set::show_cpu_set;
 use crate::fault::Origin;
 use crate::options::OPTIONS;
 use crate::pooling::PoolingKind;
-use crate::scheduling::StepTimeKind;
 use crate::sources::Settings;
 use crate::table::{Kind, Opt};
 use crate::topology::Topology;
@@ -58,11 +57,6 @@ fn worked_out(option: &Opt, config: &Config) -> Option<String> {
         "engine-threads" => config.engine_threads.to_string(),
         "cuda-object" => config.cuda.as_ref()?.object.display().to_string(),
         "overlap" => config.scheduling.overlap.to_string(),
-        "step-time-ms" => match config.scheduling.step_time {
-            StepTimeKind::Off => "off".to_owned(),
-            StepTimeKind::Auto => "auto".to_owned(),
-            StepTimeKind::Micros(us) => format!("{}", us as f64 / 1000.0),
-        },
         "pooling" => match config.pooling.as_ref().map(|pooling| pooling.kind) {
             None => "none".to_owned(),
             Some(PoolingKind::Last) => "last".to_owned(),

@@ -77,8 +77,9 @@ pub struct ModelOptions {
     pub attention: AttentionKernel,
     /// Sum what a generated token sees in spans, which the threads share.
     pub split_contexts: bool,
-    /// Run the kernels on threads of our own where they do the products; `None`: on libgomp's, or on those of an
-    /// earlier model of this process.
+    /// Run the kernels on threads of our own where they do every product; `None`: on libgomp's, or on those of an
+    /// earlier model of this process. libtorch has one thread from then on, so a process with such a model has no
+    /// other.
     pub team: Option<TeamPlan>,
     /// Draw the tokens of a step on all threads.
     pub parallel_sampling: bool,

@@ -473,10 +473,10 @@ impl Weights {
         Ok(self.token_embedding.f_index_select(0, tokens)?.f_to_kind(self.kind)?)
     }
 
-    /// Whether our kernels multiply, not libtorch's.
+    /// Whether our kernels do every product: a checkpoint may have layers, or a head, in other types than the rest.
     pub(crate) fn products_are_ours(&self) -> bool {
-        let product = self.head.as_ref().or_else(|| self.layers.first().map(|layer| &layer.down));
-        product.is_some_and(|product| !matches!(product, Product::Dense(_)))
+        let layers = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.out, &layer.up, &layer.down]);
+        layers.chain(&self.head).all(|product| !matches!(product, Product::Dense(_)))
     }
 
     /// Type of the products' weights where they are packed by us.

@@ -6,12 +6,10 @@
 
 use crate::driver::{Policy, Request, run};
 use pinion_model::{
-    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, SampleParams,
-    TeamPlan, load,
+    AttentionKernel, DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, SampleParams, load,
 };
 use serde::Deserialize;
 use std::path::PathBuf;
-use std::time::Duration;
 
 const NAMES: [&str; 3] = ["tiny-a", "tiny-b", "tiny-c"];
 
@@ -153,14 +151,12 @@ fn greedy_ids_of_a_staggered_batch_equal_the_goldens() {
     }
 }
 
-/// Threads split work, not sums: two give what one gives, libgomp's and our own.
+/// Threads split work, not sums: two give what one gives.
 #[test]
 fn two_threads_give_the_goldens_too() {
     let cases = golden(NAMES[1]);
-    let kinds = [(LinearKind::OneDnn, None), (LinearKind::Packed, None)];
-    let team = Some(TeamPlan { spin: Duration::from_micros(100), cpus: Vec::new() });
-    for (linear, team) in kinds.into_iter().chain([(LinearKind::Packed, team)]) {
-        let options = ModelOptions { threads: 2, team, ..options(linear, AttentionKernel::Vector, 16) };
+    for linear in [LinearKind::OneDnn, LinearKind::Packed] {
+        let options = ModelOptions { threads: 2, ..options(linear, AttentionKernel::Vector, 16) };
         let mut model = load(&folder(NAMES[1]), &options).unwrap();
         let policy = Policy { chunk: usize::MAX, preempt_at: &[] };
         let ids = run(&mut *model, &requests(&cases, |index| index), policy);

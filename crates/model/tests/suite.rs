@@ -35,4 +35,5 @@ mod quantized;
 mod sampler;
 mod sampling_threads;
 mod shaping;
+mod team;
 mod windows;

@@ -12,14 +12,11 @@ const DEFAULT: Scheduling = Scheduling {
     prefill_chunk_size: None,
     prefill_max_batch_size: None,
     prefill_priority_threshold: None,
-    step_time: StepTimeKind::Auto,
+    step_time: StepTimeKind::Off,
     fill_to_target: true,
     overlap: false,
     speculation: SpeculationKind::Off,
 };
-
-/// Where no budget has been measured.
-const NO_BUDGET: Scheduling = Scheduling { step_time: StepTimeKind::Off, ..DEFAULT };
 
 #[test]
 fn each_switch_sets_its_own_field() {
@@ -33,10 +30,8 @@ fn each_switch_sets_its_own_field() {
         (&["--no-fill-to-target"], Scheduling { fill_to_target: false, ..DEFAULT }),
         (&["--overlap"], Scheduling { overlap: true, ..DEFAULT }),
         // The device's own choice, which an operator may overrule.
-        (&["--device", "cuda"], Scheduling { overlap: true, ..NO_BUDGET }),
-        (&["--device", "cuda", "--no-overlap"], NO_BUDGET),
-        (&["--backend", "fake"], NO_BUDGET),
-        (&["--backend", "torch"], NO_BUDGET),
+        (&["--device", "cuda"], Scheduling { overlap: true, ..DEFAULT }),
+        (&["--device", "cuda", "--no-overlap"], DEFAULT),
         (&["--device", "cpu"], DEFAULT),
         (&["--admission=pack"], admission(AdmissionKind::Pack)),
         (&["--admission", "shortest"], admission(AdmissionKind::Shortest)),
@@ -49,8 +44,8 @@ fn each_switch_sets_its_own_field() {
         (&["--prefill-priority-threshold=8"], Scheduling { prefill_priority_threshold: Some(8), ..DEFAULT }),
         (&["--speculative", "off"], DEFAULT),
         (&["--speculative=ngram"], Scheduling { speculation: SpeculationKind::Ngram, ..DEFAULT }),
-        (&["--step-time-ms=off"], NO_BUDGET),
-        (&["--step-time-ms", "auto", "--backend", "fake"], DEFAULT),
+        (&["--step-time-ms=off"], DEFAULT),
+        (&["--step-time-ms", "auto"], Scheduling { step_time: StepTimeKind::Auto, ..DEFAULT }),
         (&["--step-time-ms=40"], Scheduling { step_time: StepTimeKind::Micros(40_000), ..DEFAULT }),
         (&["--step-time-ms=7.25"], Scheduling { step_time: StepTimeKind::Micros(7250), ..DEFAULT }),
     ] {
