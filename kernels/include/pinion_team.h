@@ -18,7 +18,8 @@ typedef void (*PinionTeam)(PinionWork work, void* context, uint64_t items, uint6
 // was compiled without OpenMP. A kernel that runs keeps what it has for the region that it is in.
 void pinion_use_team(PinionTeam team);
 
-// Calls work(context, worker, begin, end) once for each item below `items`, one at a time. `work` may not unwind.
+// The same for other work, by a team, by libgomp's threads or on the calling thread: threads take one item at a time as
+// they come free. `work` may not unwind.
 void pinion_deal(PinionWork work, void* context, uint64_t items, int32_t threads);
 
 #ifdef __cplusplus

@@ -338,8 +338,7 @@ fn finish(machine: &Machine, request: &PlanRequest, homes: &BTreeMap<Peer, Vec<C
         let step_spin = step_spin && threads > 1 && threads as usize <= cpus.len();
         let is_paired = owned && peer.role == Role::Engine && threads as usize == cores.len();
         let mut thread_cpus: Vec<usize> =
-            cores.iter().filter_map(|core| core.cpus.first().copied()).collect();
-        thread_cpus.retain(|_| is_paired);
+            if is_paired { cores.iter().map(|core| core.cpus[0]).collect() } else { Vec::new() };
         thread_cpus.sort_unstable();
         let thread_team = request.thread_team && peer.role == Role::Engine;
         Placement { peer, cpus, owned, threads, spin_us, step_spin, thread_team, thread_cpus }

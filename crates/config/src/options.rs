@@ -373,8 +373,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                unless this is 0 or its core is shared." },
     Opt { name: "step-spin", group: Processes, kind: Switch,
         preset: WorkedOut("on with pinned processes, unless a cgroup quota counts the time"),
-        help: "The engine's threads spin for up to about 0.1 ms at the parallel regions of a step before they sleep (1 ms where \
-               the engine owns its cores). Off, each of a step's 50 to 60 regions ends in a sleep and begins with a wake-up." },
+        help: "The engine's threads spin for up to about 0.1 ms at the parallel regions of a step before they sleep; its own \
+               threads on its own cores, 1 ms. Off, each of a step's 50 to 60 regions ends in a sleep and begins with a wake-up." },
 
     Opt { name: "timeline", group: Observe, kind: Switch, preset: Is("on"),
         help: "Stamp every request's stages and record what every process does in a ring of its own, 1 MiB each: what \

@@ -166,6 +166,16 @@ mod tests {
         assert_eq!(reason, "--speculative: a model that pools draws no tokens; leave it out");
     }
 
+    #[test]
+    fn no_thread_stays_on_a_cpu_of_the_recordings_machine() {
+        let mut recorded = config(Backend::Native);
+        for placement in &mut recorded.cpu_plan.placements {
+            placement.thread_cpus = vec![1000, 1001];
+        }
+        assert_eq!(words("f").unwrap().apply(&mut recorded), Ok(()));
+        assert!(recorded.cpu_plan.placements.iter().all(|placement| placement.thread_cpus.is_empty()));
+    }
+
     fn words(line: &str) -> Result<ReplayCommand, String> {
         read(line.split_whitespace().map(str::to_owned))
     }
