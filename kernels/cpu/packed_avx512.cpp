@@ -12,6 +12,9 @@ struct Avx512 {
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kRows = 8;    // x 2 sums: 16 of the 32 registers
     static constexpr uint32_t kGroup = 12;  // sums, of 32 registers
+    // How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a
+    // page. Not measured.
+    static constexpr uint64_t kAheadBytes = 2048;
 
     static V load(const float* p) { return _mm512_load_ps(p); }
     static void store(float* p, V x) { _mm512_store_ps(p, x); }

@@ -16,9 +16,6 @@ constexpr uint32_t kTileBlock = 8;
 // A piece of K, whose weights stay in L1 (8 KB of a tile in bf16) while all rows of a block pass them.
 constexpr uint32_t kPieceK = 256;
 
-// How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a page.
-constexpr uint64_t kAheadBytes = 2048;
-
 struct Bf16Pairs {
     static constexpr uint32_t kBytes = 64;
 };
@@ -68,7 +65,7 @@ inline void add_pairs(const uint8_t* weights, const X* x, uint64_t stride, uint3
     }
     for (uint32_t pair = 0; pair < pairs; ++pair, weights += W::kBytes, x += 2) {
 #pragma GCC unroll 2
-        for (uint32_t line = 0; line < W::kBytes; line += 64) __builtin_prefetch(weights + kAheadBytes + line, 0, 3);
+        for (uint32_t line = 0; line < W::kBytes; line += 64) __builtin_prefetch(weights + I::kAheadBytes + line, 0, 3);
         // One half of the pair after the other: the sums of three rows leave four registers of AVX2.
         V w[kVectors];
 #pragma GCC unroll 2
@@ -116,9 +113,15 @@ inline void add_rows(uint32_t rows, const uint8_t* weights, const X* x, uint64_t
 // Which products of a pair of K are added, and in which order.
 enum Half { kEven, kOdd, kOddThenEven };
 
+// What a pass over a piece asks for meanwhile: `step` bytes with each pair of K, unless `from` is null.
+struct Ahead {
+    const uint8_t* from;
+    uint32_t step;
+};
+
 // Adds `pairs` of K, or half of them, to one sum of each of R rows.
 template <class I, class W, uint32_t R, Half kHalf>
-inline void add_half(const uint8_t* weights, const uint8_t* next, const float* x, uint32_t pairs, float* sums) {
+inline void add_half(const uint8_t* weights, Ahead ahead, const float* x, uint32_t pairs, float* sums) {
     using V = typename I::V;
     constexpr uint32_t kVectors = I::kVectors;
     V sum[R][kVectors], w[kVectors];
@@ -129,10 +132,10 @@ inline void add_half(const uint8_t* weights, const uint8_t* next, const float* x
     }
     for (uint32_t pair = 0; pair < pairs; ++pair, x += 2) {
         const uint8_t* at = weights + uint64_t{pair} * W::kBytes;
-        if (kHalf != kOdd && next != nullptr) {
+        if (ahead.from != nullptr) {
 #pragma GCC unroll 2
-            for (uint32_t line = 0; line < W::kBytes; line += 64) {
-                __builtin_prefetch(next + uint64_t{pair} * W::kBytes + line, 0, 3);
+            for (uint32_t line = 0; line < ahead.step; line += 64) {
+                __builtin_prefetch(ahead.from + uint64_t{pair} * ahead.step + line, 0, 3);
             }
         }
         if constexpr (kHalf != kEven) {
@@ -174,10 +177,13 @@ inline void add_group(uint32_t rows, const uint8_t* weights, const uint8_t* next
         if (rows < R) return add_group<I, W, X, R - 1>(rows, weights, next, x, pairs, sums);
     }
     if constexpr (sizeof(X) == sizeof(Bf16)) {
-        add_half<I, W, R, kOddThenEven>(weights, next, x, pairs, sums->even);
+        add_half<I, W, R, kOddThenEven>(weights, {next, W::kBytes}, x, pairs, sums->even);
     } else {
-        add_half<I, W, R, kEven>(weights, next, x, pairs, sums->even);
-        add_half<I, W, R, kOdd>(weights, nullptr, x, pairs, sums->odd);
+        // Half of what comes next in each pass, so that memory is never asked for more than it gives meanwhile.
+        constexpr uint32_t kStep = W::kBytes / 2;
+        add_half<I, W, R, kEven>(weights, {next, kStep}, x, pairs, sums->even);
+        if (next != nullptr) next += uint64_t{pairs} * kStep;
+        add_half<I, W, R, kOdd>(weights, {next, kStep}, x, pairs, sums->odd);
     }
 }
 

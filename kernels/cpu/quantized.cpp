@@ -16,11 +16,15 @@ struct Scalar {
     struct V {
         int32_t lane[kTile];
     };
+    struct F {
+        float lane[kTile];
+    };
     using Weights = const int8_t*;
     static constexpr uint32_t kLanes = kTile;
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kBytes = 64;
     static constexpr uint32_t kRows = 4;
+    static constexpr uint64_t kAheadBytes = 2048;
 
     static V zero() { return V{}; }
     static V add(V a, const V& b) {
@@ -28,6 +32,12 @@ struct Scalar {
         return a;
     }
     static void store(int32_t* p, const V& x) { memcpy(p, x.lane, sizeof(x.lane)); }
+    static F no_products() { return F{}; }
+    static void store(float* p, const F& x) { memcpy(p, x.lane, sizeof(x.lane)); }
+    static F add_scaled(F product, const V& sums, int32_t offset, const float* scales) {
+        for (uint32_t j = 0; j < kTile; ++j) product.lane[j] += static_cast<float>(sums.lane[j] + offset) * scales[j];
+        return product;
+    }
     static Weights weights(const uint8_t* p) { return reinterpret_cast<const int8_t*>(p); }
     static const int8_t* spread(const int8_t* x) { return x; }
     static V add_products(V sum, const int8_t* x, Weights w) {
@@ -37,16 +47,15 @@ struct Scalar {
         return sum;
     }
     template <uint32_t R>
-    static void add_blocks(const uint8_t* weights, const int8_t* x, uint64_t stride, uint32_t blocks, int32_t (*low)[kTile],
-                           int32_t (*high)[kTile]) {
+    static void add_blocks(const uint8_t* weights, const int8_t* x, uint64_t stride, uint32_t blocks, V (&low)[R][kVectors],
+                           V (&high)[R][kVectors]) {
         for (uint32_t r = 0; r < R; ++r) {
-            memset(low[r], 0, sizeof(low[r]));
-            memset(high[r], 0, sizeof(high[r]));
+            low[r][0] = high[r][0] = zero();
             for (uint32_t at = 0; at < blocks * kBlockBytes4; ++at) {
                 const uint32_t in_block = at % kBlockBytes4, output = in_block / 4 % kTile;
                 const int8_t* values = x + r * stride + at / kBlockBytes4 * kBlock + in_block / 64 * 4 + in_block % 4;
-                low[r][output] += (weights[at] & 15) * values[0];
-                high[r][output] += (weights[at] >> 4) * values[32];
+                low[r][0].lane[output] += (weights[at] & 15) * values[0];
+                high[r][0].lane[output] += (weights[at] >> 4) * values[32];
             }
         }
     }

@@ -8,6 +8,7 @@ namespace {
 // As on AVX2: no factor passes 128 and no nibble 15, so that no sum of two products passes 32767.
 struct Avx512 {
     using V = __m512i;
+    using F = __m512;
     struct Weights {
         __m512i magnitude;
         __mmask64 is_negative;
@@ -16,10 +17,19 @@ struct Avx512 {
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kBytes = 64;
     static constexpr uint32_t kRows = 8;
+    // How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a
+    // page. Not measured.
+    static constexpr uint64_t kAheadBytes = 2048;
 
     static V zero() { return _mm512_setzero_si512(); }
     static V add(V a, V b) { return _mm512_add_epi32(a, b); }
     static void store(int32_t* p, V x) { _mm512_storeu_si512(p, x); }
+    static F no_products() { return _mm512_setzero_ps(); }
+    static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+    static F add_scaled(F product, V sums, int32_t offset, const float* scales) {
+        const F whole = _mm512_cvtepi32_ps(add(sums, _mm512_set1_epi32(offset)));
+        return _mm512_add_ps(product, _mm512_mul_ps(whole, _mm512_load_ps(scales)));
+    }
     static V load(const uint8_t* p) { return _mm512_load_si512(p); }
     static Weights weights(const uint8_t* p) {
         const V value = load(p);
@@ -42,8 +52,8 @@ struct Avx512 {
     }
 
     template <uint32_t R>
-    static void add_blocks(const uint8_t* weights, const int8_t* x, uint64_t stride, uint32_t blocks, int32_t (*low)[kTile],
-                           int32_t (*high)[kTile]) {
+    static void add_blocks(const uint8_t* weights, const int8_t* x, uint64_t stride, uint32_t blocks, V (&low)[R][kVectors],
+                           V (&high)[R][kVectors]) {
         const V nibble = _mm512_set1_epi8(15);
         V lows[R], highs[R];
         for (uint32_t r = 0; r < R; ++r) lows[r] = highs[r] = zero();
@@ -63,8 +73,8 @@ struct Avx512 {
             }
         }
         for (uint32_t r = 0; r < R; ++r) {
-            store(low[r], lows[r]);
-            store(high[r], highs[r]);
+            low[r][0] = lows[r];
+            high[r][0] = highs[r];
         }
     }
 };

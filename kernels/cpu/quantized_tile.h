@@ -13,9 +13,6 @@ constexpr uint64_t kBlockBytes8 = kTile * kBlock;
 constexpr uint64_t kBlockBytes4 = kTile * kBlock / 2;
 constexpr uint64_t kScaleBytes = kTile * sizeof(float);
 
-// How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a page.
-constexpr uint64_t kAheadBytes = 2048;
-
 inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 
 inline uint32_t magnitude_bits(float value) {
@@ -115,7 +112,7 @@ void tile_of_8(const PinionQuantized& a, uint64_t tile, uint64_t row) {
     for (uint32_t k = 0; k < a.k_padded; k += kBlock, weights += kBlockBytes8, x += kBlock) {
 #pragma GCC unroll 16
         for (uint32_t p = 0; p < kBlock / 4; ++p) {
-            prefetch(weights + p * 64 + kAheadBytes);
+            prefetch(weights + p * 64 + I::kAheadBytes);
             typename I::Weights w[kVectors];
 #pragma GCC unroll 2
             for (uint32_t v = 0; v < kVectors; ++v) w[v] = I::weights(weights + p * 64 + v * I::kBytes);
@@ -148,39 +145,61 @@ void tile_of_8(const PinionQuantized& a, uint64_t tile, uint64_t row) {
     }
 }
 
-// Adds one group's products to those of the groups before it. The weights went in as w + 8, which `offset` takes off.
-inline void add_group(float* products, const int32_t* sums, int32_t offset, const uint8_t* scales_at) {
+// Adds one group's sums to the products of R rows. The weights went in as w + 8, which the row's offset takes off.
+template <class I, uint32_t R>
+inline void add_group(typename I::F (&products)[R][I::kVectors], const typename I::V (&sums)[R][I::kVectors],
+                      const int32_t* offsets, uint64_t groups, const uint8_t* scales_at) {
     const float* scales = reinterpret_cast<const float*>(scales_at);
-    for (uint32_t j = 0; j < kTile; ++j) products[j] += static_cast<float>(sums[j] + offset) * scales[j];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < I::kVectors; ++v) {
+            products[r][v] = I::add_scaled(products[r][v], sums[r][v], offsets[r * groups], scales + v * I::kLanes);
+        }
+    }
 }
 
 // R rows of one tile of 4-bit weights.
 template <class I, uint32_t R>
 void tile_of_4(const PinionQuantized& a, uint64_t tile, uint64_t row) {
-    float products[R][kTile] = {};
-    int32_t low[R][kTile], high[R][kTile];
+    constexpr uint32_t kVectors = I::kVectors;
+    typename I::F products[R][kVectors];
+    typename I::V low[R][kVectors], high[R][kVectors];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < kVectors; ++v) products[r][v] = I::no_products();
+    }
     const uint32_t blocks = a.group > kBlock ? a.group / kBlock : 1;
-    const uint64_t stride = a.k_padded;
+    const uint64_t stride = a.k_padded, groups = stride / a.group;
     const uint8_t* weights = a.weights + tile * pinion_tile_bytes(a.k_padded, a.group);
-    for (uint32_t k = 0; k < a.k_padded; k += kBlock * blocks) {
+    const int8_t *x = a.x + row * stride, *end = x + stride;
+    const int32_t* offsets = a.x_offsets + row * groups;
+    for (; x < end; x += kBlock * blocks) {
         // The sums of the lower and the upper 32 K of each block.
-        I::template add_blocks<R>(weights, a.x + row * stride + k, stride, blocks, low, high);
+        I::template add_blocks<R>(weights, x, stride, blocks, low, high);
         weights += blocks * kBlockBytes4;
-        for (uint32_t r = 0; r < R; ++r) {
-            const int32_t* offsets = a.x_offsets + ((row + r) * stride + k) / a.group;
-            if (a.group == PINION_GROUP_MIN) {
-                add_group(products[r], low[r], offsets[0], weights);
-                add_group(products[r], high[r], offsets[1], weights + kScaleBytes);
-                continue;
-            }
-            for (uint32_t j = 0; j < kTile; ++j) low[r][j] += high[r][j];
-            add_group(products[r], low[r], offsets[0], weights);
+        if (a.group == PINION_GROUP_MIN) {
+            add_group<I, R>(products, low, offsets, groups, weights);
+            add_group<I, R>(products, high, offsets + 1, groups, weights + kScaleBytes);
+            weights += 2 * kScaleBytes;
+            offsets += 2;
+            continue;
         }
-        weights += a.group == PINION_GROUP_MIN ? 2 * kScaleBytes : kScaleBytes;
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+            for (uint32_t v = 0; v < kVectors; ++v) low[r][v] = I::add(low[r][v], high[r][v]);
+        }
+        add_group<I, R>(products, low, offsets, groups, weights);
+        weights += kScaleBytes;
+        offsets += 1;
     }
     for (uint32_t r = 0; r < R; ++r) {
-        for (uint32_t j = 0; j < kTile; ++j) products[r][j] *= a.x_scales[row + r];
-        finish(a, tile, row + r, products[r]);
+        float found[kTile];
+        for (uint32_t v = 0; v < kVectors; ++v) I::store(found + v * I::kLanes, products[r][v]);
+        for (uint32_t j = 0; j < kTile; ++j) found[j] *= a.x_scales[row + r];
+        finish(a, tile, row + r, found);
     }
 }
 
