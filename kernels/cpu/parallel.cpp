@@ -201,6 +201,11 @@ extern "C" void pinion_rms_norm(const PinionRmsNorm* args, int32_t level, int32_
               [=](uint64_t begin, uint64_t end) { pinion_norm_rows(args, level, begin, end); });
 }
 
+extern "C" void pinion_layer_norm(const PinionLayerNorm* args, int32_t level, int32_t threads) {
+    over_rows(args->rows, args->width, threads,
+              [=](uint64_t begin, uint64_t end) { pinion_layer_norm_rows(args, level, begin, end); });
+}
+
 extern "C" void pinion_rotate(const PinionRotate* args, int32_t level, int32_t threads) {
     over_rows(args->tokens, static_cast<uint64_t>(args->heads) * args->rotary_dim, threads,
               [=](uint64_t begin, uint64_t end) { pinion_rotate_rows(args, level, begin, end); });

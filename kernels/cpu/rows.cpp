@@ -6,9 +6,10 @@
 
 #include "attention_internal.h"
 
-#define PINION_ROWS_OF(LEVEL)                                                                 \
-    extern "C" void pinion_norm_rows_##LEVEL(const PinionRmsNorm*, uint64_t, uint64_t);       \
-    extern "C" void pinion_rotate_rows_##LEVEL(const PinionRotate*, uint64_t, uint64_t);      \
+#define PINION_ROWS_OF(LEVEL)                                                                   \
+    extern "C" void pinion_norm_rows_##LEVEL(const PinionRmsNorm*, uint64_t, uint64_t);         \
+    extern "C" void pinion_layer_norm_rows_##LEVEL(const PinionLayerNorm*, uint64_t, uint64_t); \
+    extern "C" void pinion_rotate_rows_##LEVEL(const PinionRotate*, uint64_t, uint64_t);        \
     extern "C" void pinion_gate_rows_##LEVEL(const PinionGate*, uint64_t, uint64_t);
 PINION_ROWS_OF(avx2)
 PINION_ROWS_OF(avx512)
@@ -36,6 +37,23 @@ void norm_rows(const PinionRmsNorm& a, uint64_t begin, uint64_t end) {
             float value = to_float(x[d]) * inverse;
             if (a.order == PINION_RMS) value = rounded(value, T());
             from_float(value * (a.order == PINION_RMS_ONE_PLUS ? 1.0f + a.weight[d] : a.weight[d]), &out[d]);
+        }
+    }
+}
+
+template <class T>
+void layer_norm_rows(const PinionLayerNorm& a, uint64_t begin, uint64_t end) {
+    const float width = static_cast<float>(a.width);
+    for (uint64_t row = begin; row < end; ++row) {
+        const T* x = static_cast<const T*>(a.x) + row * a.width;
+        T* out = static_cast<T*>(a.out) + row * a.width;
+        float sum = 0, squares = 0;
+        for (uint32_t d = 0; d < a.width; ++d) sum += to_float(x[d]);
+        const float mean = sum / width;
+        for (uint32_t d = 0; d < a.width; ++d) squares += (to_float(x[d]) - mean) * (to_float(x[d]) - mean);
+        const float inverse = 1.0f / sqrtf(squares / width + a.epsilon);
+        for (uint32_t d = 0; d < a.width; ++d) {
+            from_float((to_float(x[d]) - mean) * inverse * a.weight[d] + a.bias[d], &out[d]);
         }
     }
 }
@@ -83,6 +101,15 @@ extern "C" void pinion_norm_rows(const PinionRmsNorm* a, int32_t level, uint64_t
 #endif
     (void)level;
     a->dtype == PINION_BF16 ? norm_rows<Bf16>(*a, begin, end) : norm_rows<float>(*a, begin, end);
+}
+
+extern "C" void pinion_layer_norm_rows(const PinionLayerNorm* a, int32_t level, uint64_t begin, uint64_t end) {
+#if defined(__x86_64__)
+    if (level >= PINION_LEVEL_AVX512) return pinion_layer_norm_rows_avx512(a, begin, end);
+    if (level == PINION_LEVEL_AVX2) return pinion_layer_norm_rows_avx2(a, begin, end);
+#endif
+    (void)level;
+    a->dtype == PINION_BF16 ? layer_norm_rows<Bf16>(*a, begin, end) : layer_norm_rows<float>(*a, begin, end);
 }
 
 extern "C" void pinion_rotate_rows(const PinionRotate* a, int32_t level, uint64_t begin, uint64_t end) {

@@ -57,6 +57,32 @@ void norm_rows(const PinionRmsNorm& a, uint64_t begin, uint64_t end) {
 }
 
 template <class I, class T>
+void layer_norm_rows(const PinionLayerNorm& a, uint64_t begin, uint64_t end) {
+    using V = typename I::V;
+    for (uint64_t row = begin; row < end; ++row) {
+        const T* x = static_cast<const T*>(a.x) + row * a.width;
+        T* out = static_cast<T*>(a.out) + row * a.width;
+        V sum = I::zero(), squares = I::zero();
+        for (uint32_t d = 0; d < a.width; d += I::kLanes) sum = I::add(sum, load_some<I>(x + d, a.width - d));
+        const V mean = I::set1(I::reduce_add(sum) / static_cast<float>(a.width));
+        for (uint32_t d = 0; d < a.width; d += I::kLanes) {
+            const uint32_t left = a.width - d;
+            V apart = I::sub(load_some<I>(x + d, left), mean);
+            if (left < I::kLanes) apart = I::keep_first(apart, left);
+            squares = I::fma(apart, apart, squares);
+        }
+        const float variance = I::reduce_add(squares) / static_cast<float>(a.width);
+        const V inverse = I::set1(1.0f / __builtin_sqrtf(variance + a.epsilon));
+        for (uint32_t d = 0; d < a.width; d += I::kLanes) {
+            const uint32_t left = a.width - d;
+            const V weight = load_some<I>(a.weight + d, left), bias = load_some<I>(a.bias + d, left);
+            const V normed = I::mul(I::sub(load_some<I>(x + d, left), mean), inverse);
+            store_some<I>(out + d, I::fma(normed, weight, bias), left);
+        }
+    }
+}
+
+template <class I, class T>
 void rotate_rows(const PinionRotate& a, uint64_t begin, uint64_t end) {
     using V = typename I::V;
     const uint32_t half = a.rotary_dim / 2;
@@ -114,13 +140,17 @@ void gate_rows(const PinionGate& a, uint64_t begin, uint64_t end) {
 }  // namespace
 
 // Defines the entries of one level.
-#define PINION_ROWS(LEVEL, ISA)                                                                              \
-    extern "C" void pinion_norm_rows_##LEVEL(const PinionRmsNorm* a, uint64_t begin, uint64_t end) {         \
-        a->dtype == PINION_BF16 ? norm_rows<ISA, Bf16>(*a, begin, end) : norm_rows<ISA, float>(*a, begin, end); \
-    }                                                                                                        \
-    extern "C" void pinion_rotate_rows_##LEVEL(const PinionRotate* a, uint64_t begin, uint64_t end) {        \
-        a->dtype == PINION_BF16 ? rotate_rows<ISA, Bf16>(*a, begin, end) : rotate_rows<ISA, float>(*a, begin, end); \
-    }                                                                                                        \
-    extern "C" void pinion_gate_rows_##LEVEL(const PinionGate* a, uint64_t begin, uint64_t end) {            \
-        a->dtype == PINION_BF16 ? gate_rows<ISA, Bf16>(*a, begin, end) : gate_rows<ISA, float>(*a, begin, end); \
+#define PINION_ROWS(LEVEL, ISA)                                                                                      \
+    extern "C" void pinion_norm_rows_##LEVEL(const PinionRmsNorm* a, uint64_t begin, uint64_t end) {                 \
+        a->dtype == PINION_BF16 ? norm_rows<ISA, Bf16>(*a, begin, end) : norm_rows<ISA, float>(*a, begin, end);       \
+    }                                                                                                                \
+    extern "C" void pinion_layer_norm_rows_##LEVEL(const PinionLayerNorm* a, uint64_t begin, uint64_t end) {         \
+        a->dtype == PINION_BF16 ? layer_norm_rows<ISA, Bf16>(*a, begin, end)                                         \
+                                : layer_norm_rows<ISA, float>(*a, begin, end);                                       \
+    }                                                                                                                \
+    extern "C" void pinion_rotate_rows_##LEVEL(const PinionRotate* a, uint64_t begin, uint64_t end) {                \
+        a->dtype == PINION_BF16 ? rotate_rows<ISA, Bf16>(*a, begin, end) : rotate_rows<ISA, float>(*a, begin, end);   \
+    }                                                                                                                \
+    extern "C" void pinion_gate_rows_##LEVEL(const PinionGate* a, uint64_t begin, uint64_t end) {                    \
+        a->dtype == PINION_BF16 ? gate_rows<ISA, Bf16>(*a, begin, end) : gate_rows<ISA, float>(*a, begin, end);       \
     }

@@ -1,5 +1,5 @@
-//! A decoder on libtorch, attending over the paged KV in place: the one forward, which interprets an
-//! [`Architecture`](pinion_architecture::Architecture).
+//! A decoder on the CPU, attending over the paged KV in place: the one forward, which interprets an
+//! [`Architecture`](pinion_architecture::Architecture). libtorch has a part in it where it does the products.
 //!
 //! Mirrors `LlamaForCausalLM` in transformers' models/llama/modeling_llama.py, and where the architecture says so
 //! models/gpt2, gemma2, olmo2 and granite. Activations are `[tokens, hidden]` with the query tokens of all rows one
@@ -10,7 +10,7 @@ use crate::batch::{StepBatch, StepError, StepOutput};
 use crate::config_json;
 use crate::host_sampler::{HostSampler, score_prompts};
 use crate::kv_cache::{KvCache, KvSizes, Tables};
-use crate::layers::Layers;
+use crate::layers::{Activations, Layers};
 use crate::load::{DtypeChoice, LoadError, LoadEvent, ModelOptions, TeamPlan};
 use crate::pooling::{self, Pooler};
 use crate::rotation::Rotations;
@@ -19,10 +19,10 @@ use crate::weights::Weights;
 use crate::{Model, ModelInfo, WarmUp};
 use pinion_ops::attention::{Batch, Launch};
 use pinion_ops::team::{self, TeamOptions};
-use pinion_ops::tensor::{TensorError, copy_to_f32, keep_freed_memory, set_threads};
-use pinion_ops::{Dtype, KernelLevel, supports_bf16};
+use pinion_ops::tensor::{TensorError, keep_freed_memory, set_threads};
+use pinion_ops::{Dtype, KernelLevel, Matrix, supports_bf16};
 use std::path::Path;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 /// A loaded decoder with its KV pool.
 #[derive(Debug)]
@@ -31,6 +31,7 @@ pub(crate) struct Decoder {
     weights: Weights,
     layers: Layers,
     arrays: Arrays,
+    activations: Activations,
     sampler: HostSampler,
     logits: Vec<f32>,
     pooler: Option<Pooler>,
@@ -142,15 +143,16 @@ impl Decoder {
             logits: Vec::new(),
             pooler: options.pooling.map(|kind| Pooler::new(kind, model.hidden as usize)),
             arrays: Arrays::default(),
-            layers: Layers::new(model, dtype, cache, rotations, options, launch)?,
+            activations: Activations::new(dtype),
+            layers: Layers::new(model, dtype, cache, rotations, options, launch),
             info,
             weights,
         })
     }
 
-    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and gives the last layer's
-    /// output, `[tokens, hidden]`, if there are rows.
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<Option<Tensor>, StepError> {
+    /// Runs the layers and the head; leaves `[sampling rows, vocab]` in `self.logits` and, if there are rows, the last
+    /// layer's output in `self.activations.hidden`.
+    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<(), StepError> {
         batch.check(&self.info.batch_limits())?;
         if self.pooler.is_some() {
             pooling::check(batch)?;
@@ -158,7 +160,7 @@ impl Decoder {
         self.layers.cache_mut().copy(batch);
         if batch.rows.is_empty() {
             self.logits.clear();
-            return Ok(None);
+            return Ok(());
         }
         self.arrays.fill(batch);
         self.layers.cache().window_table(batch, &mut self.arrays.window_table);
@@ -173,89 +175,80 @@ impl Decoder {
         let tables = self.layers.cache().check(tables, &arrays.window_table);
         let tables = tables.map_err(|error| step_error(error.into()))?;
         let _no_grad = tch::no_grad_guard();
-        run(&self.weights, &mut self.layers, arrays, &tables, &mut self.logits).map(Some).map_err(step_error)
+        run(&self.weights, &mut self.layers, arrays, &tables, &mut self.activations).map_err(step_error)?;
+        if arrays.sampled.is_empty() {
+            self.logits.clear();
+            return Ok(());
+        }
+        // [sampling rows, hidden]: `slice_indices` of `logits_to_keep`, taken before the last norm.
+        let Activations { hidden, chosen, .. } = &mut self.activations;
+        let sampled = arrays.sampled.iter().map(|&row| row as usize);
+        chosen.gather(hidden, sampled).map_err(|error| step_error(error.into()))?;
+        head(&self.weights, &self.layers, &mut self.activations, &mut self.logits).map_err(step_error)
     }
 
-    /// Gives the rows that end a prompt their vectors, from the last layer's output `[tokens, hidden]`.
-    fn pool(
-        &mut self,
-        hidden: &Tensor,
-        batch: &StepBatch<'_>,
-        out: &mut StepOutput,
-    ) -> Result<(), TensorError> {
+    /// Gives the rows that end a prompt their vectors, from the last layer's output.
+    fn pool(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), TensorError> {
         let Some(pooler) = &mut self.pooler else { return Ok(()) };
-        let _no_grad = tch::no_grad_guard();
+        let Activations { hidden, chosen, normed, .. } = &mut self.activations;
         // [wanted, hidden]
-        let wanted = if pooler.wants_all() {
-            hidden.shallow_clone()
-        } else {
+        let mut wanted: &Matrix = hidden;
+        if !pooler.wants_all() {
             pooler.ends(batch, &mut self.arrays.tokens);
             if self.arrays.tokens.is_empty() {
                 return Ok(());
             }
-            hidden.f_index_select(0, &Tensor::f_from_slice(&self.arrays.tokens)?)?
-        };
-        let outputs = self.layers.norm(&wanted, &self.weights.final_norm)?.f_to_kind(Kind::Float)?;
-        copy_to_f32(&outputs, &mut self.logits)?;
+            chosen.gather(hidden, self.arrays.tokens.iter().map(|&row| row as usize))?;
+            wanted = chosen;
+        }
+        self.layers.norm(wanted, &self.weights.final_norm, normed)?;
+        normed.copy_to_f32(&mut self.logits);
         pooler.pool(batch, &self.logits, out);
         Ok(())
     }
 }
 
-/// From token ids to the last layer's output; the head for the tokens that are sampled from.
+/// From token ids to the last layer's output.
 fn run(
     weights: &Weights,
     layers: &mut Layers,
     arrays: &Arrays,
     tables: &Tables<'_>,
-    logits: &mut Vec<f32>,
-) -> Result<Tensor, TensorError> {
-    let tokens = Tensor::f_from_slice(&arrays.tokens)?;
-    // [tokens, hidden]
-    let mut hidden = weights.embed(&tokens)?;
-    if let Some(positions) = &weights.position_embedding {
-        let rows = Tensor::f_from_slice(&arrays.positions)?;
-        let _ = hidden.f_add_(&positions.f_index_select(0, &rows)?)?;
-    }
-    layers.begin(&mut hidden, &arrays.positions)?;
+    activations: &mut Activations,
+) -> Result<(), TensorError> {
+    weights.embeddings.embed(&arrays.tokens, &arrays.positions, &mut activations.hidden)?;
+    layers.begin(&mut activations.hidden, &arrays.positions);
     for (layer, layer_weights) in weights.layers.iter().enumerate() {
-        hidden = layers.layer(layer, layer_weights, hidden, tables)?;
+        layers.layer(layer, layer_weights, activations, tables)?;
     }
-    if arrays.sampled.is_empty() {
-        logits.clear();
-        return Ok(hidden);
-    }
-    // [sampling rows, hidden]: `slice_indices` of `logits_to_keep`, taken before the last norm.
-    let last = hidden.f_index_select(0, &Tensor::f_from_slice(&arrays.sampled)?)?;
-    head(weights, layers, &last, logits)?;
-    Ok(hidden)
+    Ok(())
 }
 
-/// The last norm and the head: `[some, hidden]` to `[some, vocab]`.
+/// The last norm and the head: the chosen rows `[some, hidden]` to `[some, vocab]`.
 fn head(
     weights: &Weights,
     layers: &Layers,
-    hidden: &Tensor,
+    activations: &mut Activations,
     logits: &mut Vec<f32>,
 ) -> Result<(), TensorError> {
-    let head = layers.model().head;
+    let Activations { chosen, normed, scores, .. } = activations;
+    let (head, vocab) = (layers.model().head, layers.model().vocab as usize);
     let product = weights.head.as_ref().expect("a batch for a model without a head draws nothing");
-    let mut found = product.forward(&layers.norm(hidden, &weights.final_norm)?)?;
-    if head.divisor.is_some() || head.soft_cap.is_some() {
-        found = found.f_to_kind(Kind::Float)?;
-    }
+    layers.norm(chosen, &weights.final_norm, normed)?;
+    product.forward(normed, scores)?;
+    scores.copy_to_f32(logits);
     if let Some(divisor) = head.divisor {
-        let _ = found.f_div_scalar_(f64::from(divisor))?;
+        logits.iter_mut().for_each(|value| *value /= divisor);
     }
     if let Some(cap) = head.soft_cap {
-        let _ = found.f_div_scalar_(f64::from(cap))?;
+        logits.iter_mut().for_each(|value| *value /= cap);
         // Row by row: libtorch computes the last elements of a tensor by other code than the rest, to other last bits.
-        for row in 0..found.size()[0] {
-            let _ = found.f_narrow(0, row, 1)?.f_tanh_()?;
+        for row in logits.chunks_exact_mut(vocab) {
+            Tensor::f_from_slice(row)?.f_tanh_()?.f_copy_data(row, vocab)?;
         }
-        let _ = found.f_mul_scalar_(f64::from(cap))?;
+        logits.iter_mut().for_each(|value| *value *= cap);
     }
-    copy_to_f32(&found, logits)
+    Ok(())
 }
 
 impl Model for Decoder {
@@ -265,23 +258,25 @@ impl Model for Decoder {
 
     fn step(&mut self, batch: &StepBatch<'_>, out: &mut StepOutput) -> Result<(), StepError> {
         out.clear();
-        let hidden = self.forward(batch)?;
+        self.forward(batch)?;
         let vocab = self.info.vocab_size as usize;
         self.sampler.draw_rows(batch, out, &mut self.logits);
-        let Some(hidden) = hidden else { return Ok(()) };
+        if batch.rows.is_empty() {
+            return Ok(());
+        }
         if self.pooler.is_some() {
-            return self.pool(&hidden, batch, out).map_err(step_error);
+            return self.pool(batch, out).map_err(step_error);
         }
         if batch.rows.iter().all(|row| row.scored.is_none()) {
             return Ok(());
         }
         let _no_grad = tch::no_grad_guard();
-        let (weights, layers) = (&self.weights, &self.layers);
+        let (weights, layers, activations) = (&self.weights, &self.layers, &mut self.activations);
         score_prompts(self.sampler.own(), vocab, batch, out, &mut self.logits, |begin, len, logits| {
             // [len, hidden] to [len, vocab]
-            let some =
-                hidden.f_narrow(0, begin as i64, len as i64).map_err(|error| step_error(error.into()))?;
-            head(weights, layers, &some, logits).map_err(step_error)
+            let Activations { hidden, chosen, .. } = activations;
+            chosen.gather(hidden, begin..begin + len).map_err(|error| step_error(error.into()))?;
+            head(weights, layers, activations, logits).map_err(step_error)
         })
     }
 

@@ -6,9 +6,8 @@ use crate::load::{KvSize, LoadError, ModelOptions};
 use crate::{BlockCopy, WindowInfo};
 use pinion_architecture::Architecture;
 use pinion_ops::attention::{Batch, CheckedBatch, OperandError, SpanRoom};
-use pinion_ops::tensor::{AttentionPlan, TensorError, attend_qkv};
-use pinion_ops::{Dtype, KvDtype, KvPool, KvShape};
-use tch::Tensor;
+use pinion_ops::layer::{AttentionPlan, attend_qkv};
+use pinion_ops::{Dtype, KvDtype, KvPool, KvShape, Matrix};
 
 /// Where a layer's KV is.
 #[derive(Debug, Clone, Copy)]
@@ -44,13 +43,6 @@ pub(crate) struct KvSizes {
 pub(crate) struct Tables<'a> {
     whole: Option<CheckedBatch<'a>>,
     window: Option<CheckedBatch<'a>>,
-}
-
-impl Tables<'_> {
-    /// Query tokens of all rows.
-    pub(crate) fn tokens(&self) -> usize {
-        self.whole.or(self.window).map_or(0, |batch| batch.tokens())
-    }
 }
 
 fn shape(model: &Architecture, block_size: u32, layers: usize, blocks: u32) -> KvShape {
@@ -168,23 +160,23 @@ impl KvCache {
         Ok(Tables { whole: check(&self.whole, batch.blocks)?, window: check(&self.window, window_table)? })
     }
 
-    /// Appends K and V of one layer's `qkv` \[tokens, (heads + 2 * KV heads) * head_dim\] and attends into `out`
-    /// \[tokens, heads * head_dim\]: [`attend_qkv`].
+    /// Appends K and V of one layer's `qkv` \[tokens, (heads + 2 * KV heads) * head_dim\] and attends into `out`,
+    /// which becomes \[tokens, heads * head_dim\]: [`attend_qkv`].
     pub(crate) fn attend(
         &mut self,
         layer: usize,
         tables: &Tables<'_>,
-        qkv: &Tensor,
-        out: &mut Tensor,
+        qkv: &Matrix,
+        out: &mut Matrix,
         plan: AttentionPlan,
-    ) -> Result<(), TensorError> {
+    ) -> Result<(), OperandError> {
         let Place { in_window, layer } = self.places[layer];
         let (pool, batch) = match in_window {
             true => (&mut self.window, &tables.window),
             false => (&mut self.whole, &tables.whole),
         };
         let (Some(pool), Some(batch)) = (pool, batch) else {
-            return Err(OperandError("the batch was checked against another pool").into());
+            return Err(OperandError("the batch was checked against another pool"));
         };
         attend_qkv(pool, layer, batch, qkv, out, plan, &mut self.room)
     }

@@ -1,15 +1,16 @@
-//! The layers of a decoder on libtorch.
+//! The layers of a decoder: products of ours or of libtorch's, and our kernels between them.
 
 use crate::kv_cache::{KvCache, Tables};
-use crate::load::{LoadError, ModelOptions};
+use crate::load::ModelOptions;
 use crate::rotation::Rotations;
 use crate::weights::{Layer, Norm};
 use pinion_architecture::{Activation, Architecture, NormKind};
 use pinion_ops::attention::{Attend, Launch};
-use pinion_ops::rows::{GateActivation, RmsNorm, RmsOrder};
-use pinion_ops::tensor::{self, AttentionPlan, TensorError, kind_of};
-use pinion_ops::{AttentionKernel, Dtype};
-use tch::{Device, Tensor};
+use pinion_ops::layer::{self, AttentionPlan};
+use pinion_ops::product::Product;
+use pinion_ops::rows::{GateActivation, LayerNorm, RmsNorm, RmsOrder};
+use pinion_ops::tensor::TensorError;
+use pinion_ops::{AttentionKernel, Dtype, Matrix};
 
 /// What the layers run with, apart from their weights.
 #[derive(Debug)]
@@ -21,8 +22,47 @@ pub(crate) struct Layers {
     kernel: AttentionKernel,
     split_contexts: bool,
     launch: Launch,
-    /// Attention output of one layer, `[capacity, heads * head_dim]`, overwritten by each.
-    attended: Tensor,
+}
+
+/// What a step computes on the way; each layer overwrites what the one before it left, and the memory is kept.
+#[derive(Debug)]
+pub(crate) struct Activations {
+    /// \[tokens, hidden\], what goes from layer to layer.
+    pub(crate) hidden: Matrix,
+    /// Rows of `hidden` for the head or the pooling.
+    pub(crate) chosen: Matrix,
+    /// \[rows, hidden\], behind a norm.
+    pub(crate) normed: Matrix,
+    /// \[rows, vocab\], of the head.
+    pub(crate) scores: Matrix,
+    /// \[tokens, (heads + 2 * KV heads) * head_dim\]: Q, K, V side by side.
+    qkv: Matrix,
+    /// \[tokens, heads * head_dim\].
+    attended: Matrix,
+    /// \[tokens, inner\], or gate and up side by side \[tokens, 2 * inner\].
+    inner: Matrix,
+    /// \[tokens, inner\], behind the gate.
+    gated: Matrix,
+    /// \[tokens, hidden\], what a norm or a factor changes before it is added.
+    added: Matrix,
+}
+
+impl Activations {
+    /// Of a model that computes in this dtype.
+    pub(crate) fn new(dtype: Dtype) -> Self {
+        let one = || Matrix::new(dtype);
+        Self {
+            hidden: one(),
+            chosen: one(),
+            normed: one(),
+            scores: one(),
+            qkv: one(),
+            attended: one(),
+            inner: one(),
+            gated: one(),
+            added: one(),
+        }
+    }
 }
 
 fn order_of(kind: NormKind) -> RmsOrder {
@@ -41,14 +81,9 @@ impl Layers {
         rotations: Rotations,
         options: &ModelOptions,
         launch: Launch,
-    ) -> Result<Self, LoadError> {
-        let size = [1, i64::from(model.query_width())];
-        let attended = Tensor::f_empty(size, (kind_of(dtype), Device::Cpu)).map_err(|error| {
-            let message = TensorError::from(error).message;
-            LoadError::Backend { operation: "allocating activations", message }
-        })?;
+    ) -> Self {
         let (kernel, split_contexts) = (options.attention, options.split_contexts);
-        Ok(Self { model, dtype, cache, rotations, kernel, split_contexts, launch, attended })
+        Self { model, dtype, cache, rotations, kernel, split_contexts, launch }
     }
 
     pub(crate) fn model(&self) -> &Architecture {
@@ -63,17 +98,12 @@ impl Layers {
         &mut self.cache
     }
 
-    /// Before the first layer: the factor on embeddings `[tokens, hidden]`, the step's rotations, and room.
-    pub(crate) fn begin(&mut self, hidden: &mut Tensor, positions: &[i64]) -> Result<(), TensorError> {
+    /// Before the first layer: the factor on embeddings `[tokens, hidden]`, and the step's rotations.
+    pub(crate) fn begin(&mut self, hidden: &mut Matrix, positions: &[i64]) {
         if let Some(factor) = self.model.embedding_multiplier {
-            let _ = hidden.f_mul_scalar_(f64::from(self.rounded(factor)))?;
+            hidden.scale(self.rounded(factor));
         }
         self.rotations.fill(positions);
-        if self.attended.size()[0] < positions.len() as i64 {
-            let size = [positions.len().next_power_of_two() as i64, i64::from(self.model.query_width())];
-            self.attended = Tensor::f_empty(size, (kind_of(self.dtype), Device::Cpu))?;
-        }
-        Ok(())
     }
 
     fn rounded(&self, value: f32) -> f32 {
@@ -83,14 +113,16 @@ impl Layers {
         }
     }
 
-    pub(crate) fn norm(&self, x: &Tensor, norm: &Norm) -> Result<Tensor, TensorError> {
+    /// The norm of each row of `x`.
+    pub(crate) fn norm(&self, x: &Matrix, norm: &Norm, out: &mut Matrix) -> Result<(), TensorError> {
         match norm {
             Norm::Layer { weight, bias } => {
-                let axes = [i64::from(self.model.hidden)];
-                Ok(x.f_layer_norm(axes, Some(weight), Some(bias), self.model.norm.epsilon, false)?)
+                let norm = LayerNorm { weight, bias, epsilon: self.model.norm.epsilon as f32 };
+                layer::layer_norm(x, &norm, out, self.launch)?;
             }
-            Norm::Rms(weight) => tensor::rms_norm(x, &self.rms(weight), self.launch),
+            Norm::Rms(weight) => layer::rms_norm(x, &self.rms(weight), out, self.launch)?,
         }
+        Ok(())
     }
 
     fn rms<'a>(&self, weight: &'a [f32]) -> RmsNorm<'a> {
@@ -103,50 +135,55 @@ impl Layers {
         &mut self,
         layer: usize,
         weights: &Layer,
-        hidden: Tensor,
+        activations: &mut Activations,
         tables: &Tables<'_>,
-    ) -> Result<Tensor, TensorError> {
-        let normed = self.normed(&hidden, weights.attention_norm.as_ref())?;
-        // [tokens, (heads + 2 * kv_heads) * head_dim]: Q, K, V side by side
-        let mut qkv = weights.qkv.forward(&normed)?;
-        self.place(layer, weights, &mut qkv)?;
-        // [tokens, heads * head_dim]
-        let mut attended = self.attended.f_narrow(0, 0, tables.tokens() as i64)?;
+    ) -> Result<(), TensorError> {
+        let Activations { hidden, normed, qkv, attended, inner, gated, added, .. } = activations;
+        weights.qkv.forward(self.normed(hidden, weights.attention_norm.as_ref(), normed)?, qkv)?;
+        self.place(layer, weights, qkv)?;
         let plan = self.plan(layer);
-        self.cache.attend(layer, tables, &qkv, &mut attended, plan)?;
-        let hidden = self.add(&weights.out, &attended, hidden, weights.attention_post_norm.as_ref())?;
-        let normed = self.normed(&hidden, weights.mlp_norm.as_ref())?;
-        // [tokens, inner], or gate and up side by side [tokens, 2 * inner]
-        let mut inner = weights.up.forward(&normed)?;
+        self.cache.attend(layer, tables, qkv, attended, plan)?;
+        self.add((&weights.out, attended), weights.attention_post_norm.as_ref(), hidden, (added, normed))?;
+        weights.up.forward(self.normed(hidden, weights.mlp_norm.as_ref(), normed)?, inner)?;
+        let mut product: &Matrix = inner;
         if self.model.mlp.gated {
             let activation = match self.model.mlp.activation {
                 Activation::Silu => GateActivation::Silu,
                 Activation::GeluTanh => GateActivation::GeluTanh,
                 Activation::GeluErf => GateActivation::GeluErf,
             };
-            inner = tensor::gate(&inner, activation, self.launch)?;
+            layer::gate(inner, activation, gated, self.launch)?;
+            product = gated;
         }
-        self.add(&weights.down, &inner, hidden, weights.mlp_post_norm.as_ref())
+        self.add((&weights.down, product), weights.mlp_post_norm.as_ref(), hidden, (added, normed))
     }
 
-    fn normed(&self, hidden: &Tensor, norm: Option<&Norm>) -> Result<Tensor, TensorError> {
-        norm.map_or_else(|| Ok(hidden.shallow_clone()), |norm| self.norm(hidden, norm))
+    /// The norm of `hidden` in `room`, or `hidden` itself where there is none.
+    fn normed<'a>(
+        &self,
+        hidden: &'a Matrix,
+        norm: Option<&Norm>,
+        room: &'a mut Matrix,
+    ) -> Result<&'a Matrix, TensorError> {
+        let Some(norm) = norm else { return Ok(hidden) };
+        self.norm(hidden, norm, room)?;
+        Ok(room)
     }
 
     /// Norms on queries and keys, and their rotation, in place.
-    fn place(&self, layer: usize, weights: &Layer, qkv: &mut Tensor) -> Result<(), TensorError> {
+    fn place(&self, index: usize, weights: &Layer, qkv: &mut Matrix) -> Result<(), TensorError> {
         let (attention, q_width) = (&self.model.attention, self.model.query_width() as usize);
         let kv_width = self.model.kv_width() as usize;
         let parts = [(&weights.q_norm, 0, q_width), (&weights.k_norm, q_width, kv_width)];
         for (weight, column, width) in parts {
             if let Some(weight) = weight {
-                tensor::rms_norm_columns(qkv, column, width / weight.len(), &self.rms(weight), self.launch)?;
+                layer::rms_norm_columns(qkv, column, width / weight.len(), &self.rms(weight), self.launch)?;
             }
         }
-        let Some(rotary) = self.model.layers[layer].rotary else { return Ok(()) };
+        let Some(rotary) = self.model.layers[index].rotary else { return Ok(()) };
         let heads = (attention.heads + attention.kv_heads) as usize;
         let rotation = self.rotations.of(rotary);
-        tensor::rotate_columns(qkv, heads, attention.head_dim as usize, rotation, self.launch)
+        Ok(layer::rotate_columns(qkv, heads, attention.head_dim as usize, rotation, self.launch)?)
     }
 
     fn plan(&self, layer: usize) -> AttentionPlan {
@@ -161,25 +198,26 @@ impl Layers {
         AttentionPlan { kernel: self.kernel, launch: self.launch, attend }
     }
 
-    /// hidden + linear(x), with a norm or a factor between the two if there is one.
+    /// Adds a product to `hidden`, behind a norm or a factor if there is one; both need room of their own.
     fn add(
         &self,
-        linear: &pinion_ops::product::Product,
-        x: &Tensor,
-        hidden: Tensor,
+        (linear, x): (&Product, &Matrix),
         post_norm: Option<&Norm>,
-    ) -> Result<Tensor, TensorError> {
+        hidden: &mut Matrix,
+        (mut added, normed): (&mut Matrix, &mut Matrix),
+    ) -> Result<(), TensorError> {
         let factor = self.model.residual_multiplier;
         if post_norm.is_none() && factor.is_none() {
-            return linear.forward_add(x, &hidden);
+            return linear.forward_add(x, hidden);
         }
-        let mut added = linear.forward(x)?;
+        linear.forward(x, added)?;
         if let Some(norm) = post_norm {
-            added = self.norm(&added, norm)?;
+            self.norm(added, norm, normed)?;
+            added = normed;
         }
         if let Some(factor) = factor {
-            let _ = added.f_mul_scalar_(f64::from(factor))?;
+            added.scale(factor);
         }
-        Ok(added.f_add_(&hidden)?)
+        Ok(hidden.add(added)?)
     }
 }

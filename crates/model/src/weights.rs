@@ -1,11 +1,13 @@
 //! A decoder's weights on libtorch, from a Hugging Face folder: fused, converted and packed once, tensor by tensor.
 
+mod embeddings;
 mod kept;
 mod packed;
 mod tensors;
 
 use crate::checkpoint::Checkpoint;
 use crate::load::{LoadError, LoadEvent, ModelOptions};
+use embeddings::Embeddings;
 use pinion_architecture::{Activation, Architecture, Layout, NormKind, QkNorm, Source};
 use pinion_ops::linear::{Layout as Dense, Linear};
 use pinion_ops::packed::PackedWeights;
@@ -18,12 +20,12 @@ use std::path::Path;
 use tch::{Kind, Tensor};
 use tensors::Tensors;
 
-/// The weights of one norm.
+/// The weights of one norm, in fp32 whatever the activations are.
 #[derive(Debug)]
 pub(crate) enum Norm {
     /// Scale and shift, \[width\] each.
-    Layer { weight: Tensor, bias: Tensor },
-    /// \[width\], in fp32 whatever the activations are.
+    Layer { weight: Vec<f32>, bias: Vec<f32> },
+    /// \[width\].
     Rms(Vec<f32>),
 }
 
@@ -74,17 +76,13 @@ fn settle_rows(layers: &mut [Layer], head: Option<&mut Product>) -> Result<(), T
 /// All weights; what is no product is in the compute dtype.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// \[vocab, hidden\], in the file's type where that holds the compute dtype's values in fewer bytes.
-    token_embedding: Tensor,
-    /// \[positions, hidden\], where positions are learned.
-    pub(crate) position_embedding: Option<Tensor>,
+    pub(crate) embeddings: Embeddings,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Norm,
     /// \[hidden\] to \[vocab\], no bias. A model that pools has none.
     pub(crate) head: Option<Product>,
     /// Bytes held, the head counted on its own even when tied: it is packed apart from the embedding.
     pub(crate) bytes: u64,
-    kind: Kind,
 }
 
 struct Reader<'a> {
@@ -164,8 +162,8 @@ impl Reader<'_> {
         if self.model.norm.kind != NormKind::Layer {
             return Ok(Norm::Rms(self.vector(name, hidden)?));
         }
-        let weight = self.tensor(&format!("{name}.weight"), &[hidden])?;
-        Ok(Norm::Layer { weight, bias: self.tensor(&format!("{name}.bias"), &[hidden])? })
+        let weight = self.vector(name, hidden)?;
+        Ok(Norm::Layer { weight, bias: self.values(&format!("{name}.bias"), hidden)? })
     }
 
     /// The norm of a layer, if there is one.
@@ -446,31 +444,19 @@ impl Weights {
             );
             reader.tensors.tell_ignored(&[told]);
         }
-        let narrow = |stored: Kind| if kind == Kind::Float { stored } else { kind };
-        let token_embedding = reader.whole_as(&embedding, &[model.vocab, model.hidden], narrow)?;
-        let position_embedding = match model.position {
-            pinion_architecture::Position::Rotary(_) => None,
-            pinion_architecture::Position::Learned { count } => {
-                Some(reader.tensor(&name(model.names.position_embedding), &[count, model.hidden])?)
-            }
-        };
+        let embeddings = Embeddings::read(&mut reader, &embedding)?;
         let mut layers = Vec::with_capacity(model.layers.len());
         for layer in 0..model.layers.len() {
             layers.push(reader.layer(layer)?);
         }
         let final_norm = reader.norm(model.names.final_norm)?;
-        let shared = is_shared.then_some(&token_embedding);
+        let shared = is_shared.then_some(&embeddings.tokens);
         let mut head = head.map(|head| reader.head(&head, shared)).transpose()?;
         let head_name = name(model.names.head);
         reader.tensors.end(|name| (model.head.tied || pools) && name.ends_with(&head_name))?;
         settle_rows(&mut layers, head.as_mut()).map_err(backend)?;
         let bytes = reader.bytes;
-        Ok(Self { token_embedding, position_embedding, layers, final_norm, head, bytes, kind })
-    }
-
-    /// \[tokens\] to \[tokens, hidden\].
-    pub(crate) fn embed(&self, tokens: &Tensor) -> Result<Tensor, TensorError> {
-        Ok(self.token_embedding.f_index_select(0, tokens)?.f_to_kind(self.kind)?)
+        Ok(Self { embeddings, layers, final_norm, head, bytes })
     }
 
     /// Whether our kernels do every product: a checkpoint may have layers, or a head, in other types than the rest.

@@ -68,6 +68,18 @@ pub(crate) struct PinionRmsNorm {
 }
 
 #[repr(C)]
+pub(crate) struct PinionLayerNorm {
+    pub(crate) x: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) weight: *const f32,
+    pub(crate) bias: *const f32,
+    pub(crate) rows: u64,
+    pub(crate) width: u32,
+    pub(crate) epsilon: f32,
+    pub(crate) dtype: i32,
+}
+
+#[repr(C)]
 pub(crate) struct PinionRotate {
     pub(crate) x: *mut c_void,
     pub(crate) table: *const f32,
@@ -191,6 +203,7 @@ unsafe extern "C" {
     pub(crate) fn pinion_partial_floats(threads: i32, group: u32, head_dim: u32) -> u64;
     pub(crate) fn pinion_kv_append_parallel(args: *const PinionAppend, threads: i32);
     pub(crate) fn pinion_rms_norm(args: *const PinionRmsNorm, level: i32, threads: i32);
+    pub(crate) fn pinion_layer_norm(args: *const PinionLayerNorm, level: i32, threads: i32);
     pub(crate) fn pinion_rotate(args: *const PinionRotate, level: i32, threads: i32);
     pub(crate) fn pinion_gate(args: *const PinionGate, level: i32, threads: i32);
     pub(crate) fn pinion_integer_level() -> i32;

@@ -1,9 +1,10 @@
 //! Our CPU kernels, their plain Rust twins, the libtorch shim, and the safe wrappers over them.
 //!
-//! Start at [`attention`] (paged attention and KV append over a [`KvPool`]); [`twin`] says the same in plain Rust. With
-//! feature `torch` (the default), `tensor` runs the kernels on tch tensors, `product` multiplies them by weights, and
-//! `tensor_kernels` runs those of the CUDA object on libtorch's stream.
-//! This crate knows tensors and pointers, not models.
+//! Start at [`attention`] (paged attention and KV append over a [`KvPool`]); [`twin`] says the same in plain Rust.
+//! [`layer`] runs the kernels over a step's activations, each a [`Matrix`]. With feature `torch` (the default),
+//! `product` multiplies these by weights, and `tensor_kernels` runs the kernels of the CUDA object on libtorch's
+//! stream.
+//! This crate knows matrices and pointers, not models.
 
 // Unsafe is allowed here: this crate calls the C++ kernels and maps files.
 #![allow(unsafe_code)]
@@ -15,9 +16,11 @@ pub mod device;
 mod epilogue;
 mod ffi;
 mod kv_pool;
+pub mod layer;
 #[cfg(feature = "torch")]
 pub mod linear;
 mod mapped_file;
+pub mod matrix;
 #[cfg(feature = "torch")]
 pub mod op_trace;
 pub mod packed;
@@ -42,6 +45,7 @@ pub use cpu::{IntegerLevel, KernelLevel, has_tiles, supports_bf16};
 pub use epilogue::Epilogue;
 pub use kv_pool::{Dtype, Element, KvDtype, KvPool, KvShape};
 pub use mapped_file::MappedFile;
+pub use matrix::Matrix;
 
 /// Which implementation of paged attention and KV append runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,10 +3,10 @@
 use crate::Activation;
 use crate::attention::{Launch, OperandError};
 use crate::linear::Linear;
+use crate::matrix::Matrix;
 use crate::packed::PackedWeights;
 use crate::quantized::{IntegerLaunch, QuantizedWeights, RawOperands, SourceType};
-use crate::tensor::{TensorError, matrix};
-use tch::{Device, Tensor};
+use crate::tensor::TensorError;
 
 /// y = act(x . weight^T + bias).
 #[derive(Debug)]
@@ -51,32 +51,29 @@ fn check_bias(bias: Option<&Vec<f32>>, outputs: usize) -> Result<(), TensorError
 }
 
 /// A product of `[outputs, inputs]` weights through `multiply`, which gets operands of the sizes that [`RawOperands`]
-/// says: live tensors, a new one for the result, and the bias, whose size was checked.
+/// says: borrowed matrices, that of the result mutably, and the bias, whose size was checked. `adds` to what the result
+/// holds, or makes it the product.
 fn run(
     [outputs, inputs]: [usize; 2],
-    x: &Tensor,
+    x: &Matrix,
     (bias, activation): (Option<&[f32]>, Activation),
-    residual: Option<&Tensor>,
+    out: &mut Matrix,
+    adds: bool,
     multiply: impl FnOnce(&RawOperands),
-) -> Result<Tensor, TensorError> {
-    let (from, [rows, width], dtype) = matrix(x)?;
-    if width != inputs {
+) -> Result<(), TensorError> {
+    if x.columns() != inputs {
         return Err(error(OperandError("the operand has another width than the weights")));
     }
-    let out = Tensor::f_empty([rows as i64, outputs as i64], (x.kind(), Device::Cpu))?;
-    let residual = match residual {
-        None => std::ptr::null(),
-        Some(residual) => match matrix(residual)? {
-            (data, size, other) if size == [rows, outputs] && other == dtype => data.cast_const(),
-            _ => {
-                return Err(error(OperandError("the residual has another shape or type than the product")));
-            }
-        },
-    };
-    let (to, _, _) = matrix(&out)?;
+    if out.dtype() != x.dtype() || adds && (out.rows(), out.columns()) != (x.rows(), outputs) {
+        return Err(error(OperandError("the result has another shape or type than the product")));
+    }
+    let (rows, dtype) = (x.rows(), x.dtype().code());
+    out.resize(rows, outputs);
+    let to = out.data_mut();
+    let residual = if adds { to.cast_const() } else { std::ptr::null() };
     let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
-    multiply(&RawOperands { x: from.cast_const(), bias, activation, residual, out: to, rows, dtype });
-    Ok(out)
+    multiply(&RawOperands { x: x.data(), bias, activation, residual, out: to, rows, dtype });
+    Ok(())
 }
 
 impl PackedLinear {
@@ -99,10 +96,11 @@ impl PackedLinear {
         self.weights.weight_type()
     }
 
-    fn run(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
+    fn run(&self, x: &Matrix, out: &mut Matrix, adds: bool) -> Result<(), TensorError> {
         let shape = [self.weights.outputs(), self.weights.inputs()];
-        run(shape, x, (self.bias.as_deref(), self.activation), residual, |operands| {
-            // SAFETY: live CPU tensors whose sizes and dtype were checked, as the bias was; the result is new.
+        run(shape, x, (self.bias.as_deref(), self.activation), out, adds, |operands| {
+            // SAFETY: borrowed matrices whose sizes and dtype were checked, as the bias was; the result is apart from
+            // x.
             unsafe { self.weights.multiply_raw(operands, self.launch) }
         })
     }
@@ -123,43 +121,47 @@ impl QuantizedLinear {
         Ok(Self { weights, bias, activation, launch })
     }
 
-    fn run(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, TensorError> {
+    fn run(&self, x: &Matrix, out: &mut Matrix, adds: bool) -> Result<(), TensorError> {
         let shape = [self.weights.outputs(), self.weights.inputs()];
-        run(shape, x, (self.bias.as_deref(), self.activation), residual, |operands| {
-            // SAFETY: live CPU tensors whose sizes and dtype were checked, as the bias was; the result is new.
+        run(shape, x, (self.bias.as_deref(), self.activation), out, adds, |operands| {
+            // SAFETY: borrowed matrices whose sizes and dtype were checked, as the bias was; the result is apart from
+            // x.
             unsafe { self.weights.multiply_raw(operands, self.launch) }
         })
     }
 }
 
 impl Product {
-    /// y \[rows, out\] from x \[rows, in\].
+    /// `out` becomes \[rows, out\] of x \[rows, in\].
     ///
     /// # Errors
     /// What the tensor library or the kernels refuse.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor, TensorError> {
+    pub fn forward(&self, x: &Matrix, out: &mut Matrix) -> Result<(), TensorError> {
         match self {
-            Self::Dense(linear) => linear.forward(x),
-            Self::Quantized(linear) => linear.run(x, None),
-            Self::Packed(linear) => linear.run(x, None),
+            Self::Dense(linear) => out.adopt(x.with_tensor(|x| linear.forward(x))?),
+            Self::Quantized(linear) => linear.run(x, out, false),
+            Self::Packed(linear) => linear.run(x, out, false),
         }
     }
 
-    /// y \[rows, out\] = product(x) + residual \[rows, out\]. Only for a product without activation.
+    /// Adds the product of x \[rows, in\] to `sum` \[rows, out\]. Only for a product without activation.
     ///
     /// # Errors
     /// As [`Product::forward`], or that there is an activation.
-    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor, TensorError> {
+    pub fn forward_add(&self, x: &Matrix, sum: &mut Matrix) -> Result<(), TensorError> {
         match self {
-            Self::Dense(linear) => linear.forward_add(x, residual),
+            Self::Dense(linear) => {
+                let new = sum.with_tensor(|sum| x.with_tensor(|x| linear.forward_add(x, sum)))?;
+                sum.adopt(new)
+            }
             Self::Quantized(QuantizedLinear { activation, .. })
             | Self::Packed(PackedLinear { activation, .. })
                 if *activation != Activation::None =>
             {
                 Err(error(OperandError("a residual cannot follow an activation")))
             }
-            Self::Quantized(linear) => linear.run(x, Some(residual)),
-            Self::Packed(linear) => linear.run(x, Some(residual)),
+            Self::Quantized(linear) => linear.run(x, sum, true),
+            Self::Packed(linear) => linear.run(x, sum, true),
         }
     }
 

@@ -38,6 +38,17 @@ pub struct RmsNorm<'a> {
     pub order: RmsOrder,
 }
 
+/// A norm of many rows, with their mean taken off.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNorm<'a> {
+    /// \[width\], for every row.
+    pub weight: &'a [f32],
+    /// \[width\], for every row.
+    pub bias: &'a [f32],
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
 /// Where rows stand in an operand: \[tokens, groups, width\], groups side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
@@ -137,6 +148,49 @@ pub(crate) unsafe fn rms_norm_raw(
     Ok(())
 }
 
+/// Norms each row of `x` \[rows, width\] in place.
+///
+/// # Errors
+/// [`OperandError`] when `x` is no whole number of rows, or weight and bias differ in length.
+pub fn layer_norm<T: Element>(x: &mut [T], norm: &LayerNorm<'_>, launch: Launch) -> Result<(), OperandError> {
+    let width = norm.weight.len();
+    if width == 0 || !x.len().is_multiple_of(width) {
+        return Err(OperandError("a norm's rows and weight differ in size"));
+    }
+    let (rows, to): (usize, *mut c_void) = (x.len() / width, x.as_mut_ptr().cast());
+    // SAFETY: the slice has rows * width elements and is borrowed mutably.
+    unsafe { layer_norm_raw(to.cast_const(), to, rows, norm, T::DTYPE.code(), launch) }
+}
+
+/// # Safety
+/// `x` is readable and `out` writable memory of `rows` rows of the weight's width, of the dtype's elements; the two are
+/// the same or apart.
+pub(crate) unsafe fn layer_norm_raw(
+    x: *const c_void,
+    out: *mut c_void,
+    rows: usize,
+    norm: &LayerNorm<'_>,
+    dtype: i32,
+    launch: Launch,
+) -> Result<(), OperandError> {
+    if norm.weight.len() != norm.bias.len() {
+        return Err(OperandError("a norm's weight and bias differ in size"));
+    }
+    let args = ffi::PinionLayerNorm {
+        x,
+        out,
+        weight: norm.weight.as_ptr(),
+        bias: norm.bias.as_ptr(),
+        rows: rows as u64,
+        width: norm.weight.len() as u32,
+        epsilon: norm.epsilon,
+        dtype,
+    };
+    // SAFETY: the caller vouches for the rows; weight and bias have `width` elements.
+    unsafe { ffi::pinion_layer_norm(&args, launch.level_code(), launch.thread_count()) };
+    Ok(())
+}
+
 /// Rotates the first `rotation.dim` columns of each group of `x` in place.
 ///
 /// # Errors
@@ -229,7 +283,7 @@ pub(crate) unsafe fn gate_raw(
 
 /// The same in plain Rust.
 pub mod twin {
-    use super::{GateActivation, Place, RmsNorm, RmsOrder, Rotation};
+    use super::{GateActivation, LayerNorm, Place, RmsNorm, RmsOrder, Rotation};
     use crate::kv_pool::Element;
 
     /// Twin of [`super::rms_norm`].
@@ -246,6 +300,19 @@ pub mod twin {
                     RmsOrder::RoundLast => normed * weight,
                     RmsOrder::OnePlus => normed * (1.0 + weight),
                 });
+            }
+        }
+    }
+
+    /// Twin of [`super::layer_norm`].
+    pub fn layer_norm<T: Element>(x: &mut [T], norm: &LayerNorm<'_>) {
+        let width = norm.weight.len();
+        for row in x.chunks_exact_mut(width) {
+            let mean = row.iter().map(|value| value.to_f32()).sum::<f32>() / width as f32;
+            let squares: f32 = row.iter().map(|value| (value.to_f32() - mean).powi(2)).sum();
+            let inverse = 1.0 / (squares / width as f32 + norm.epsilon).sqrt();
+            for ((value, weight), bias) in row.iter_mut().zip(norm.weight).zip(norm.bias) {
+                *value = T::from_f32((value.to_f32() - mean) * inverse * weight + bias);
             }
         }
     }

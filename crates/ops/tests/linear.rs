@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
-use pinion_ops::attention::{Attend, Batch, Launch, SpanRoom};
 use pinion_ops::linear::{Layout, Linear};
-use pinion_ops::tensor::{AttentionPlan, attend_qkv, copy_to_f32, kind_of, set_threads, tensor_from_bytes};
-use pinion_ops::{Activation, AttentionKernel, Dtype, KernelLevel, KvPool, KvShape};
+use pinion_ops::product::Product;
+use pinion_ops::tensor::{copy_to_f32, set_threads, tensor_from_bytes};
+use pinion_ops::{Activation, Dtype, Matrix};
 use tch::{Device, Kind, Tensor};
 
 /// Largest difference relative to the largest value.
@@ -134,48 +134,57 @@ fn tensors_from_bytes_and_back() {
     assert!(tensor_from_bytes(&bytes, &[i64::MAX, 3], Kind::Float).is_err());
 }
 
-#[test]
-fn attention_on_tensors_checks_its_operands() {
-    check_attention(Dtype::F32, Kind::BFloat16, 1e-5);
-    // The twin took no bf16 tensor once.
-    check_attention(Dtype::Bf16, Kind::Float, 1.0 / 64.0);
+/// The values of a tensor in fp32.
+fn values(tensor: &Tensor) -> Vec<f32> {
+    let mut values = Vec::new();
+    copy_to_f32(&tensor.contiguous(), &mut values).unwrap();
+    values
 }
 
-fn check_attention(dtype: Dtype, other: Kind, tolerance: f64) {
-    let shape = KvShape { layers: 1, blocks: 4, heads: 2, block_size: 4, head_dim: 8 };
-    let mut pool = KvPool::new(shape, dtype).unwrap();
-    let batch =
-        Batch { query_start: &[0, 3], context_len: &[3], prompt_len: &[2], table_start: &[0], blocks: &[2] };
-    let batch = batch.check(&shape).unwrap();
-    let launch = Launch { level: KernelLevel::best(), threads: 1 };
-    let float = (kind_of(dtype), Device::Cpu);
-    let qkv = Tensor::randn([3, 48], float);
-    let mut results = Vec::new();
-    for kernel in [AttentionKernel::Vector, AttentionKernel::Twin] {
-        let plan = AttentionPlan { kernel, launch, attend: Attend::plain(2, 0.5) };
-        let (mut out, room) = (Tensor::zeros([3, 16], float), &mut SpanRoom::default());
-        attend_qkv(&mut pool, 0, &batch, &qkv, &mut out, plan, room).unwrap();
-        results.push(out);
-        let mut inside = qkv.view([9, 16]).narrow(0, 0, 3);
-        assert!(
-            attend_qkv(&mut pool, 0, &batch, &qkv, &mut inside, plan, room).is_err(),
-            "output inside the input"
-        );
-        for bad in [
-            Tensor::zeros([2, 48], float),
-            Tensor::zeros([3, 47], float),
-            Tensor::zeros([48, 3], float).transpose(0, 1),
-            Tensor::zeros([3, 48], (other, Device::Cpu)),
-            Tensor::zeros([144], float),
-        ] {
-            let mut out = Tensor::zeros([3, 16], float);
-            let shape = bad.size();
-            assert!(
-                attend_qkv(&mut pool, 0, &batch, &bad, &mut out, plan, room).is_err(),
-                "{shape:?} with {kernel:?}"
-            );
-        }
+#[test]
+fn dense_products_of_matrices_are_those_of_tensors() {
+    let (x, weight) = (
+        Tensor::randn([5, 24], (Kind::Float, Device::Cpu)),
+        Tensor::randn([16, 24], (Kind::Float, Device::Cpu)),
+    );
+    let linear = || Linear::new(&weight, None, Activation::None, Layout::Plain).unwrap();
+    let want = values(&linear().forward(&x).unwrap());
+    let (product, x) = (Product::Dense(linear()), Matrix::of(&values(&x), 24));
+    let mut out = Matrix::new(Dtype::F32);
+    product.forward(&x, &mut out).unwrap();
+    assert_eq!((out.rows(), out.columns(), out.values::<f32>()), (5, 16, &want[..]));
+    // A sum that stands in memory of ours, then in libtorch's.
+    for mut sum in [Matrix::of(&want, 16), out] {
+        product.forward_add(&x, &mut sum).unwrap();
+        let twice: Vec<f32> = want.iter().map(|value| value + value).collect();
+        assert_eq!(sum.values::<f32>(), twice);
+        // What libtorch made is kept where the axes are the same, and replaced where they are not.
+        sum.resize(5, 16);
+        assert_eq!(sum.values::<f32>(), twice);
+        sum.resize(1, 7);
+        sum.values_mut::<f32>().fill(2.0);
+        assert_eq!(sum.values::<f32>(), [2.0; 7]);
     }
-    let apart = distance(&results[0], &results[1]);
-    assert!(apart < tolerance, "{dtype:?}: {apart}");
+    let mut half = Matrix::new(Dtype::Bf16);
+    assert!(product.forward(&x, &mut half).is_err());
+}
+
+#[test]
+fn rows_are_looked_up_in_tables_of_their_own_type() {
+    let numbers = Tensor::randn([6, 5], (Kind::Float, Device::Cpu));
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        let table = numbers.to_kind(kind);
+        let want = values(&table.index_select(0, &Tensor::from_slice(&[5i64, 0, 5])).to_kind(Kind::Float));
+        let mut found = Matrix::new(Dtype::F32);
+        found.look_up(&table, &[5, 0, 5]).unwrap();
+        assert_eq!((found.rows(), found.values::<f32>()), (3, &want[..]), "{kind:?}");
+        for row in [6, -1, i64::MAX] {
+            assert!(found.look_up(&table, &[0, row]).is_err(), "{row}");
+        }
+        let mut found = Matrix::new(Dtype::Bf16);
+        assert_eq!(found.look_up(&table, &[1]).is_ok(), kind == Kind::BFloat16, "{kind:?}");
+    }
+    let mut found = Matrix::new(Dtype::F32);
+    assert!(found.look_up(&numbers.transpose(0, 1), &[0]).is_err());
+    assert!(found.look_up(&numbers.to_kind(Kind::Int64), &[0]).is_err());
 }

@@ -6,7 +6,9 @@
 
 use half::bf16;
 use pinion_ops::attention::Launch;
-use pinion_ops::rows::{GateActivation, Place, RmsNorm, RmsOrder, Rotation, gate, rms_norm, rotate, twin};
+use pinion_ops::rows::{
+    GateActivation, LayerNorm, Place, RmsNorm, RmsOrder, Rotation, gate, layer_norm, rms_norm, rotate, twin,
+};
 use pinion_ops::{Dtype, Element, KernelLevel};
 use pinion_random::Random;
 
@@ -47,6 +49,27 @@ fn check_norm<T: Element>() {
                     rms_norm(&mut have, place, &norm, launch).unwrap();
                     assert_near(&have, &want, &format!("{place:?} {order:?} {launch:?}"));
                 }
+            }
+        }
+    }
+}
+
+fn check_layer_norm<T: Element>() {
+    for width in WIDTHS {
+        for rows in [1, 5, 300] {
+            // Far from zero: the mean is taken off before anything is squared.
+            let before: Vec<T> = values::<T>(rows * width, width as u64)
+                .iter()
+                .map(|value| T::from_f32(value.to_f32() + 3.0))
+                .collect();
+            let (weight, bias): (Vec<f32>, Vec<f32>) = (values(width, 3), values(width, 4));
+            let norm = LayerNorm { weight: &weight, bias: &bias, epsilon: 1e-5 };
+            let mut want = before.clone();
+            twin::layer_norm(&mut want, &norm);
+            for launch in launches() {
+                let mut have = before.clone();
+                layer_norm(&mut have, &norm, launch).unwrap();
+                assert_near(&have, &want, &format!("{rows} rows of {width} {launch:?}"));
             }
         }
     }
@@ -93,6 +116,8 @@ fn check_gate<T: Element>() {
 fn norms_agree_with_their_twin() {
     check_norm::<f32>();
     check_norm::<bf16>();
+    check_layer_norm::<f32>();
+    check_layer_norm::<bf16>();
 }
 
 #[test]
@@ -118,6 +143,10 @@ fn a_row_does_not_depend_on_the_others() {
     rms_norm(&mut all, place(700), &norm, launch).unwrap();
     rms_norm(&mut one, place(1), &norm, launch).unwrap();
     assert_eq!(one, all[100 * 650..100 * 651]);
+    let norm = LayerNorm { weight: &weight, bias: &weight, epsilon: 1e-6 };
+    layer_norm(&mut all, &norm, launch).unwrap();
+    layer_norm(&mut one, &norm, launch).unwrap();
+    assert_eq!(one, all[100 * 650..100 * 651]);
 }
 
 #[test]
@@ -142,6 +171,11 @@ fn operands_that_do_not_fit_are_errors() {
         assert!(rotate(&mut x, place, Rotation { table, dim }, launch).is_err(), "{dim}");
     }
     assert!(rotate(&mut x, place, Rotation { table: &table, dim: 4 }, launch).is_ok());
+    let norm = LayerNorm { weight: &weight, bias: &weight, epsilon: 1e-6 };
+    assert!(layer_norm(&mut x, &norm, launch).is_ok());
+    assert!(layer_norm(&mut x[..19], &norm, launch).is_err());
+    assert!(layer_norm(&mut x, &LayerNorm { bias: &weight[..3], ..norm }, launch).is_err());
+    assert!(layer_norm(&mut x, &LayerNorm { weight: &[], bias: &[], ..norm }, launch).is_err());
     let mut out = [0f32; 10];
     assert!(gate(&x, &mut out, 5, GateActivation::Silu, launch).is_ok());
     assert!(gate(&x, &mut out, 3, GateActivation::Silu, launch).is_err());

@@ -9,6 +9,7 @@ mod attention_spans;
 mod attention_windows;
 mod integers;
 mod linear;
+mod matrix;
 mod packed;
 mod quantized;
 mod rows;

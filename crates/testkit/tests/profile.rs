@@ -284,15 +284,18 @@ impl Trace {
     }
 }
 
-/// An operation that each step has.
-const NORM: &str = "aten::layer_norm";
+/// An operation of libtorch that each step has: with our own kernels the products are libtorch's where the weights are
+/// fp32.
+fn each_step_has(backend: &str) -> &'static str {
+    if backend == "native" { "mkldnn::_linear_pointwise" } else { "aten::layer_norm" }
+}
 
 /// A prompt and the decodes after it, each in a range of its name with the sampling in it. With overlap the loop has a
 /// thread of its own, which is not traced.
-fn check_ranges(trace: &Trace, steps: usize, has_loop: bool) {
+fn check_ranges(trace: &Trace, operation: &str, steps: usize, has_loop: bool) {
     assert_eq!((trace.count("pinion.prefill"), trace.count("pinion.decode")), (1, steps - 1));
     let ranges = [trace.times("pinion.prefill"), trace.times("pinion.decode")].concat();
-    let inner = [trace.times(NORM), trace.times("pinion.sample")].concat();
+    let inner = [trace.times(operation), trace.times("pinion.sample")].concat();
     assert_eq!(trace.count("pinion.sample"), steps);
     for (begin, end) in inner {
         let within = ranges.iter().filter(|range| range.0 <= begin && end <= range.1).count();
@@ -325,13 +328,13 @@ fn the_engine_traces_the_operations_of_libtorch() {
         generate(&server, "once");
         order(&server, "/stop_profile");
         let trace = Trace::read(&engine.join("trace.json"));
-        let norms = trace.count(NORM);
-        let steps = TOKENS as usize;
+        let operation = each_step_has(backend);
+        let (found, steps) = (trace.count(operation), TOKENS as usize);
         assert!(
-            norms >= steps && norms.is_multiple_of(steps),
-            "{norms} layer norms in {steps} steps: what lies outside is not traced"
+            found >= steps && found.is_multiple_of(steps),
+            "{operation} {found} times in {steps} steps: what lies outside is not traced"
         );
-        check_ranges(&trace, steps, overlap == "--no-overlap");
+        check_ranges(&trace, operation, steps, overlap == "--no-overlap");
 
         // A trace that is not ended: after a bound it ends by itself.
         order(&server, "/start_profile");
@@ -346,7 +349,7 @@ fn the_engine_traces_the_operations_of_libtorch() {
         order(&server, "/start_profile");
         generate(&server, "once");
         server.stop();
-        assert!(Trace::read(&engine.join("trace-3.json")).count(NORM) >= steps);
+        assert!(Trace::read(&engine.join("trace-3.json")).count(operation) >= steps);
         let manifest = manifest(folder.path());
         assert_eq!(manifest["meta"]["tool"], json!("torch"));
         let runs = manifest["runs"].as_array().expect("runs");
