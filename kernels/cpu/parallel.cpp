@@ -20,8 +20,9 @@ std::atomic<PinionTeam> current_team{nullptr};
 
 uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-// Below this much work (items * context, roughly) waking a second thread costs more than it saves.
-constexpr uint64_t kSerialWork = 4096;
+// Below this much work (items * context, roughly: of 64 elements a head, 256 KB of keys and values in fp32) sharing it with
+// threads that wait awake costs more than it saves.
+constexpr uint64_t kSerialWork = 512;
 
 // The same for contexts that are dealt out, in elements of keys (positions * head_dim).
 constexpr uint64_t kSerialKeys = 1 << 16;
