@@ -450,7 +450,7 @@ impl Weights {
             layers.push(reader.layer(layer)?);
         }
         let final_norm = reader.norm(model.names.final_norm)?;
-        let shared = is_shared.then_some(&embeddings.tokens);
+        let shared = is_shared.then(|| embeddings.tokens.tensor());
         let mut head = head.map(|head| reader.head(&head, shared)).transpose()?;
         let head_name = name(model.names.head);
         reader.tensors.end(|name| (model.head.tied || pools) && name.ends_with(&head_name))?;

@@ -9,7 +9,8 @@ use crate::company::{check_ids, check_logits, last_logits};
 use crate::tiny::{Folder, Golden, StoredAs, folder, golden, names, relative_error, safetensors_as};
 use half::{bf16, f16};
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, ModelOptions, OwnedBatch, RowOutcome, SampleParams, StepOutput, load,
+    DtypeChoice, KvSize, LinearKind, ModelOptions, OwnedBatch, Quantization, RowOutcome, SampleParams,
+    StepOutput, load,
 };
 use pinion_ops::attention::Launch;
 use pinion_ops::packed::PackedWeights;
@@ -171,6 +172,38 @@ fn products_allocate_nothing() {
         weights.multiply(&narrow_x, Epilogue::default(), &mut narrow, launch).unwrap();
     });
     assert_eq!(counted.count_total, 0);
+}
+
+/// A step of products of ours takes no memory from its second time on.
+#[test]
+fn decoding_steps_allocate_nothing() {
+    for name in names() {
+        let golden = golden(&name);
+        let folder = narrow(&name, &golden, |_| "BF16");
+        for quantization in [Quantization::None, Quantization::Int8] {
+            let linear =
+                if quantization == Quantization::None { LinearKind::Packed } else { LinearKind::Auto };
+            let options = ModelOptions { quantization, ..options(&golden, linear, 1) };
+            let mut model = load(&folder.0, &options).unwrap();
+            let mut batch = OwnedBatch::default();
+            for row in 0..3 {
+                let blocks: Vec<u32> = (row * 2..row * 2 + 2).collect();
+                batch.push(row, 16 + row, &[row + 1], &blocks).sample = Some(SampleParams::GREEDY);
+            }
+            let mut out = StepOutput::default();
+            let mut step = || model.step(&batch.as_step(), &mut out).unwrap();
+            step();
+            let counted = allocation_counter::measure(|| (0..4).for_each(|_| step()));
+            // A head that caps its scores has libtorch's tanh.
+            let is_capped =
+                golden.config.get("final_logit_softcapping").is_some_and(serde_json::Value::is_number);
+            assert!(
+                counted.count_total == 0 || is_capped,
+                "{name} {quantization:?}: {}",
+                counted.count_total
+            );
+        }
+    }
 }
 
 /// A weight that is no number ends the row and nothing else.

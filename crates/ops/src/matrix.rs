@@ -218,13 +218,17 @@ fn sum<T: Element>(to: &mut [T], values: &[T]) {
     }
 }
 
-/// What libtorch computes: nothing is copied on the way there or back.
+#[cfg(feature = "torch")]
+pub use torch::Table;
+
+/// Between libtorch's tensors and matrices.
 #[cfg(feature = "torch")]
 mod torch {
     use super::{Matrix, Memory};
     use crate::attention::OperandError;
     use crate::kv_pool::Dtype;
     use crate::tensor::{TensorError, kind_of};
+    use half::{bf16, f16};
     use tch::{Device, Kind, Tensor};
 
     impl Matrix {
@@ -261,55 +265,62 @@ mod torch {
             Ok(())
         }
 
-        /// Makes it rows of a table `[count, columns]` of numbers that its type holds exactly: fp32, bf16 or fp16, or
-        /// bf16 where it is bf16 itself.
+        /// Makes it rows of a table.
         ///
         /// # Errors
-        /// A row that there is not, or another table.
-        pub fn look_up(&mut self, table: &Tensor, rows: &[i64]) -> Result<(), TensorError> {
-            let size = table.size();
-            let (&[count, columns], true) =
-                (&size[..], table.is_contiguous() && table.device() == Device::Cpu)
-            else {
-                return Err(OperandError("a table is no contiguous matrix on the CPU").into());
-            };
-            if rows.iter().any(|row| !(0..count).contains(row)) {
+        /// A row that there is not, or numbers that its type does not hold exactly: it takes fp32, bf16 and fp16, or
+        /// bf16 where it is bf16 itself.
+        pub fn look_up(&mut self, table: &Table, rows: &[i64]) -> Result<(), TensorError> {
+            if rows.iter().any(|row| !(0..table.rows).contains(row)) {
                 return Err(OperandError("a row is past the table's end").into());
             }
-            let columns = columns as usize;
-            self.resize(rows.len(), columns);
-            let table: TableRows<'_> = TableRows { table, columns, rows };
-            match (table.table.kind(), self.dtype) {
-                (Kind::Float, Dtype::F32) => table.copy(self.values_mut(), |value: f32| value),
-                (Kind::BFloat16, Dtype::Bf16) => table.copy(self.values_mut(), |value: half::bf16| value),
+            self.resize(rows.len(), table.columns);
+            match (table.tensor.kind(), self.dtype) {
+                (Kind::Float, Dtype::F32) => table.copy(rows, self.values_mut(), |value: f32| value),
+                (Kind::BFloat16, Dtype::Bf16) => table.copy(rows, self.values_mut(), |value: bf16| value),
                 (Kind::BFloat16, Dtype::F32) => {
-                    table.copy(self.values_mut(), |value: u16| f32::from_bits(u32::from(value) << 16))
+                    table.copy(rows, self.values_mut(), |value: bf16| value.to_f32());
                 }
-                (Kind::Half, Dtype::F32) => {
-                    table.copy(self.values_mut(), |value: u16| half::f16::from_bits(value).to_f32());
-                }
+                (Kind::Half, Dtype::F32) => table.copy(rows, self.values_mut(), |value: f16| value.to_f32()),
                 _ => return Err(OperandError("a table has a type that the activations do not hold").into()),
             }
             Ok(())
         }
     }
 
-    /// Rows of a contiguous table on the CPU that it has.
-    struct TableRows<'a> {
-        table: &'a Tensor,
+    /// A tensor whose rows are looked up, as those of embeddings are.
+    #[derive(Debug)]
+    pub struct Table {
+        tensor: Tensor,
+        rows: i64,
         columns: usize,
-        rows: &'a [i64],
     }
 
-    impl TableRows<'_> {
-        /// `S` has the size of the table's numbers and takes any bits.
-        fn copy<S: Copy, T>(&self, out: &mut [T], convert: impl Fn(S) -> T) {
-            let data = self.table.data_ptr().cast_const().cast::<S>();
-            for (out, &row) in out.chunks_exact_mut(self.columns.max(1)).zip(self.rows) {
-                // SAFETY: the row is one of the table's, which is live, contiguous and not written to meanwhile.
-                let row = unsafe {
-                    std::slice::from_raw_parts(data.add(row as usize * self.columns), self.columns)
-                };
+    impl Table {
+        /// A table of this tensor `[rows, columns]`.
+        ///
+        /// # Errors
+        /// When it is no contiguous matrix on the CPU.
+        pub fn new(tensor: Tensor) -> Result<Table, TensorError> {
+            let size = tensor.size();
+            match (&size[..], tensor.is_contiguous() && tensor.device() == Device::Cpu) {
+                (&[rows, columns], true) => Ok(Table { tensor, rows, columns: columns as usize }),
+                _ => Err(OperandError("a table is no contiguous matrix on the CPU").into()),
+            }
+        }
+
+        /// The tensor.
+        pub fn tensor(&self) -> &Tensor {
+            &self.tensor
+        }
+
+        /// Copies rows that there are. `S` is the type of the numbers.
+        fn copy<S: Copy, T>(&self, rows: &[i64], out: &mut [T], convert: impl Fn(S) -> T) {
+            let data = self.tensor.data_ptr().cast_const().cast::<S>();
+            for (out, &row) in out.chunks_exact_mut(self.columns.max(1)).zip(rows) {
+                let at = row as usize * self.columns;
+                // SAFETY: the row is one of the tensor's, which is live, contiguous and not written to meanwhile.
+                let row = unsafe { std::slice::from_raw_parts(data.add(at), self.columns) };
                 for (out, &value) in out.iter_mut().zip(row) {
                     *out = convert(value);
                 }

@@ -4,6 +4,7 @@
 #![cfg(feature = "torch")]
 
 use pinion_ops::linear::{Layout, Linear};
+use pinion_ops::matrix::Table;
 use pinion_ops::product::Product;
 use pinion_ops::tensor::{copy_to_f32, set_threads, tensor_from_bytes};
 use pinion_ops::{Activation, Dtype, Matrix};
@@ -173,18 +174,23 @@ fn dense_products_of_matrices_are_those_of_tensors() {
 fn rows_are_looked_up_in_tables_of_their_own_type() {
     let numbers = Tensor::randn([6, 5], (Kind::Float, Device::Cpu));
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-        let table = numbers.to_kind(kind);
-        let want = values(&table.index_select(0, &Tensor::from_slice(&[5i64, 0, 5])).to_kind(Kind::Float));
+        let table = Table::new(numbers.to_kind(kind)).unwrap();
+        let want = table.tensor().index_select(0, &Tensor::from_slice(&[5i64, 0, 5]));
         let mut found = Matrix::new(Dtype::F32);
         found.look_up(&table, &[5, 0, 5]).unwrap();
-        assert_eq!((found.rows(), found.values::<f32>()), (3, &want[..]), "{kind:?}");
+        assert_eq!(
+            (found.rows(), found.values::<f32>()),
+            (3, &values(&want.to_kind(Kind::Float))[..]),
+            "{kind:?}"
+        );
         for row in [6, -1, i64::MAX] {
             assert!(found.look_up(&table, &[0, row]).is_err(), "{row}");
         }
         let mut found = Matrix::new(Dtype::Bf16);
         assert_eq!(found.look_up(&table, &[1]).is_ok(), kind == Kind::BFloat16, "{kind:?}");
     }
-    let mut found = Matrix::new(Dtype::F32);
-    assert!(found.look_up(&numbers.transpose(0, 1), &[0]).is_err());
-    assert!(found.look_up(&numbers.to_kind(Kind::Int64), &[0]).is_err());
+    let integers = Table::new(numbers.to_kind(Kind::Int64)).unwrap();
+    assert!(Matrix::new(Dtype::F32).look_up(&integers, &[0]).is_err());
+    assert!(Table::new(numbers.transpose(0, 1)).is_err());
+    assert!(Table::new(numbers.view([30])).is_err());
 }

@@ -5,14 +5,15 @@ use crate::load::LoadError;
 use half::bf16;
 use pinion_architecture::Position;
 use pinion_ops::Matrix;
+use pinion_ops::matrix::Table;
 use pinion_ops::tensor::{TensorError, copy_to_f32};
-use tch::{Kind, Tensor};
+use tch::Kind;
 
 /// The tables of a model.
 #[derive(Debug)]
 pub(crate) struct Embeddings {
     /// \[vocab, hidden\], in the file's type where that holds the compute dtype's values in fewer bytes.
-    pub(super) tokens: Tensor,
+    pub(super) tokens: Table,
     /// \[positions, hidden\] in the compute dtype, where positions are learned.
     positions: Option<Matrix>,
 }
@@ -23,6 +24,7 @@ impl Embeddings {
         let (model, kind) = (reader.model, reader.kind);
         let narrow = |stored: Kind| if kind == Kind::Float { stored } else { kind };
         let tokens = reader.whole_as(tokens, &[model.vocab, model.hidden], narrow)?;
+        let tokens = Table::new(tokens).map_err(backend)?;
         let Position::Learned { count } = model.position else { return Ok(Self { tokens, positions: None }) };
         let name = format!("{}.weight", model.names.position_embedding);
         let table = reader.tensor(&name, &[count, model.hidden])?;
