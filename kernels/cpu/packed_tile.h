@@ -179,7 +179,7 @@ inline void add_group(uint32_t rows, const uint8_t* weights, const uint8_t* next
     if constexpr (sizeof(X) == sizeof(Bf16)) {
         add_half<I, W, R, kOddThenEven>(weights, {next, W::kBytes}, x, pairs, sums->even);
     } else {
-        // Half of what comes next in each pass, so that memory is never asked for more than it gives meanwhile.
+        // Half of what comes next in each of the two passes: all of it in one asks for more than memory gives meanwhile.
         constexpr uint32_t kStep = W::kBytes / 2;
         add_half<I, W, R, kEven>(weights, {next, kStep}, x, pairs, sums->even);
         if (next != nullptr) next += uint64_t{pairs} * kStep;

@@ -73,7 +73,7 @@ fn settle_rows(layers: &mut [Layer], head: Option<&mut Product>) -> Result<(), T
     Ok(())
 }
 
-/// All weights; what is no product is in the compute dtype.
+/// All weights.
 #[derive(Debug)]
 pub(crate) struct Weights {
     pub(crate) embeddings: Embeddings,

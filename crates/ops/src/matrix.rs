@@ -74,11 +74,9 @@ impl Matrix {
         let lines = bytes.expect("a matrix fits the address space").div_ceil(LINE_BYTES);
         match &mut self.memory {
             Memory::Own(memory) if memory.len() >= lines => {}
-            Memory::Own(memory) => memory.resize(lines, Line([0; LINE_BYTES])),
             #[cfg(feature = "torch")]
             Memory::Tensor(_) if (self.rows, self.columns) == (rows, columns) => {}
-            #[cfg(feature = "torch")]
-            Memory::Tensor(_) => self.memory = Memory::Own(vec![Line([0; LINE_BYTES]); lines]),
+            memory => *memory = Memory::Own(vec![Line([0; LINE_BYTES]); lines]),
         }
         (self.rows, self.columns) = (rows, columns);
     }
@@ -89,8 +87,8 @@ impl Matrix {
     /// When they are of another type.
     pub fn values<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE, "the matrix has other numbers");
-        // SAFETY: the memory has rows * columns numbers of the dtype, initialised and aligned, which any bits are; it
-        // is borrowed as long as the slice is.
+        // SAFETY: the memory has rows * columns numbers of the dtype, aligned and initialised (any bits are a number);
+        // it is borrowed as long as the slice is.
         unsafe { std::slice::from_raw_parts(self.data().cast(), self.rows * self.columns) }
     }
 
@@ -232,8 +230,11 @@ mod torch {
     use tch::{Device, Kind, Tensor};
 
     impl Matrix {
-        /// Calls `work` with a tensor over its memory, which must not outlive the call.
-        pub(crate) fn with_tensor<R>(
+        /// Calls `work` with a tensor over its memory.
+        ///
+        /// # Safety
+        /// What `work` gives back does not refer to that tensor's memory.
+        pub(crate) unsafe fn with_tensor<R>(
             &self,
             work: impl FnOnce(&Tensor) -> Result<R, TensorError>,
         ) -> Result<R, TensorError> {
@@ -243,22 +244,27 @@ mod torch {
             };
             let size = [self.rows as i64, self.columns as i64];
             // SAFETY: the memory has these axes and this type and is borrowed while the tensor lives, which is dropped
-            // here; what `work` makes of it are new tensors.
+            // here; the caller vouches for what `work` makes of it.
             let tensor = unsafe {
                 Tensor::f_from_blob(memory, &size, &[size[1], 1], kind_of(self.dtype), Device::Cpu)?
             };
             work(&tensor)
         }
 
-        /// Takes the numbers of a tensor for its own, with its axes. Nothing else may refer to them.
+        /// Takes the numbers of a tensor for its own, with its axes.
         ///
         /// # Errors
         /// When it is no contiguous matrix of this type on the CPU.
-        pub(crate) fn adopt(&mut self, tensor: Tensor) -> Result<(), TensorError> {
+        ///
+        /// # Safety
+        /// Nothing else refers to the tensor's memory.
+        pub(crate) unsafe fn adopt(&mut self, tensor: Tensor) -> Result<(), TensorError> {
             let size = tensor.size();
             let fits = tensor.is_contiguous() && tensor.device() == Device::Cpu;
             let (&[rows, columns], true) = (&size[..], fits && tensor.kind() == kind_of(self.dtype)) else {
-                return Err(OperandError("a tensor is no contiguous matrix of the activations' type").into());
+                let (kind, dtype) = (tensor.kind(), self.dtype);
+                let message = format!("{kind:?} {size:?} is no contiguous matrix of {dtype:?}");
+                return Err(TensorError { operation: "taking a product", message });
             };
             (self.rows, self.columns) = (rows as usize, columns as usize);
             self.memory = Memory::Tensor(tensor);
@@ -297,7 +303,8 @@ mod torch {
     }
 
     impl Table {
-        /// A table of this tensor `[rows, columns]`.
+        /// A table of this tensor `[rows, columns]`, to which nothing else writes and of which no copy changes the
+        /// axes.
         ///
         /// # Errors
         /// When it is no contiguous matrix on the CPU.

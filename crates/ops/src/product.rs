@@ -138,7 +138,8 @@ impl Product {
     /// What the tensor library or the kernels refuse.
     pub fn forward(&self, x: &Matrix, out: &mut Matrix) -> Result<(), TensorError> {
         match self {
-            Self::Dense(linear) => out.adopt(x.with_tensor(|x| linear.forward(x))?),
+            // SAFETY: `Linear` gives a new tensor, which has no part in x's memory and no other owner.
+            Self::Dense(linear) => unsafe { out.adopt(x.with_tensor(|x| linear.forward(x))?) },
             Self::Quantized(linear) => linear.run(x, out, false),
             Self::Packed(linear) => linear.run(x, out, false),
         }
@@ -150,10 +151,11 @@ impl Product {
     /// As [`Product::forward`], or that there is an activation.
     pub fn forward_add(&self, x: &Matrix, sum: &mut Matrix) -> Result<(), TensorError> {
         match self {
-            Self::Dense(linear) => {
+            // SAFETY: as in `forward`; nor has it a part in the sum's memory.
+            Self::Dense(linear) => unsafe {
                 let new = sum.with_tensor(|sum| x.with_tensor(|x| linear.forward_add(x, sum)))?;
                 sum.adopt(new)
-            }
+            },
             Self::Quantized(QuantizedLinear { activation, .. })
             | Self::Packed(PackedLinear { activation, .. })
                 if *activation != Activation::None =>

@@ -34,7 +34,7 @@ impl From<tch::TchError> for TensorError {
 
 impl From<OperandError> for TensorError {
     fn from(error: OperandError) -> Self {
-        Self { operation: "a layer", message: error.to_string() }
+        Self { operation: "computing activations", message: error.to_string() }
     }
 }
 
@@ -48,9 +48,9 @@ pub fn set_threads(threads: u32) {
     INTEROP.call_once(|| tch::set_num_interop_threads(1));
 }
 
-/// Asks the C allocator to keep what is freed. libtorch allocates each activation anew; by default the larger ones are
-/// mapped, zeroed page by page and unmapped again in every step, which costs more than the operations on them. Affects
-/// the whole process, which is an engine's. Does nothing on a C library other than glibc.
+/// Asks the C allocator to keep what is freed. libtorch allocates the result of each of its operations anew; by default
+/// the larger ones are mapped, zeroed page by page and unmapped again in every step, which costs more than the
+/// operations on them. Affects the whole process, which is an engine's. Does nothing on a C library other than glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

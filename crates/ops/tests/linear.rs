@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise, in its helpers too")]
 #![cfg(feature = "torch")]
 
+use pinion_ops::attention::Launch;
 use pinion_ops::linear::{Layout, Linear};
 use pinion_ops::matrix::Table;
-use pinion_ops::product::Product;
+use pinion_ops::packed::PackedWeights;
+use pinion_ops::product::{PackedLinear, Product, QuantizedLinear};
+use pinion_ops::quantized::{IntegerLaunch, QuantizedWeights, Source, SourceType, WeightForm};
 use pinion_ops::tensor::{copy_to_f32, set_threads, tensor_from_bytes};
-use pinion_ops::{Activation, Dtype, Matrix};
+use pinion_ops::{Activation, Dtype, Element, Epilogue, IntegerLevel, KernelLevel, Matrix};
+use pinion_random::Random;
 use tch::{Device, Kind, Tensor};
 
 /// Largest difference relative to the largest value.
@@ -193,4 +197,57 @@ fn rows_are_looked_up_in_tables_of_their_own_type() {
     assert!(Matrix::new(Dtype::F32).look_up(&integers, &[0]).is_err());
     assert!(Table::new(numbers.transpose(0, 1)).is_err());
     assert!(Table::new(numbers.view([30])).is_err());
+}
+
+/// Rows that our products take in several passes, added to what stands there, against the same beside it.
+fn check_sums<T: Element + PartialEq>(weight_type: SourceType) {
+    const ROWS: usize = 300;
+    let (inputs, outputs) = (40, 24);
+    let mut random = Random::new(7);
+    let mut numbers = |count: usize| -> Vec<f32> { (0..count).map(|_| random.value()).collect() };
+    let bytes: Vec<u8> = numbers(inputs * outputs)
+        .into_iter()
+        .flat_map(|value| match weight_type {
+            SourceType::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+            SourceType::Bf16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+            SourceType::F32 => value.to_le_bytes().to_vec(),
+        })
+        .collect();
+    let source = Source { bytes: &bytes, source_type: weight_type, rows: outputs, is_transposed: false };
+    let typed = |values: Vec<f32>| -> Vec<T> { values.into_iter().map(T::from_f32).collect() };
+    let (x, residual) = (typed(numbers(ROWS * inputs)), typed(numbers(ROWS * outputs)));
+    let epilogue = Epilogue { residual: Some(&residual), ..Epilogue::default() };
+    let mut want = vec![T::default(); ROWS * outputs];
+
+    let launch = Launch { level: KernelLevel::best(), threads: 2 };
+    let mut packed = PackedWeights::new(weight_type, outputs, inputs).unwrap();
+    packed.pack(0, source, 1).unwrap();
+    packed.multiply(&x, epilogue, &mut want, launch).unwrap();
+    let product = Product::Packed(PackedLinear::new(packed, None, Activation::None, launch).unwrap());
+    let (x, mut sum) = (Matrix::of(&x, inputs), Matrix::of(&residual, outputs));
+    product.forward_add(&x, &mut sum).unwrap();
+    assert!(sum.values::<T>() == want, "{weight_type:?} into {:?}", T::DTYPE);
+
+    let launch = IntegerLaunch { level: IntegerLevel::best(), threads: 2 };
+    let mut integers = QuantizedWeights::new(WeightForm::Int8, outputs, inputs).unwrap();
+    integers.pack(0, source, 1).unwrap();
+    integers.multiply(x.values::<T>(), epilogue, &mut want, launch).unwrap();
+    let product = Product::Quantized(QuantizedLinear::new(integers, None, Activation::None, launch).unwrap());
+    let mut sum = Matrix::of(&residual, outputs);
+    product.forward_add(&x, &mut sum).unwrap();
+    assert!(sum.values::<T>() == want, "integers of {weight_type:?} into {:?}", T::DTYPE);
+
+    let mut out = Matrix::new(T::DTYPE);
+    assert!(product.forward_add(&x, &mut out).is_err(), "nothing to add to");
+    assert!(product.forward(&sum, &mut out).is_err(), "another width");
+    let other = if T::DTYPE == Dtype::F32 { Dtype::Bf16 } else { Dtype::F32 };
+    assert!(product.forward(&x, &mut Matrix::new(other)).is_err(), "another type");
+}
+
+#[test]
+fn products_add_to_what_stands_there() {
+    for weight_type in [SourceType::F32, SourceType::Bf16, SourceType::F16] {
+        check_sums::<f32>(weight_type);
+        check_sums::<half::bf16>(weight_type);
+    }
 }
