@@ -18,9 +18,8 @@ struct Avx2 {
     static constexpr uint32_t kVectors = 2;
     static constexpr uint32_t kBytes = 32;
     static constexpr uint32_t kRows = 4;
-    // How far ahead of its use a line of 8-bit and of 4-bit weights is asked for. For one row on a Zen 1 8 bits are 1.3 times
-    // as fast with 512 to 768 bytes as with 1024 to 4096; 4 bits, which take twice as long to compute, are 1.06 times as fast
-    // with 1024 to 4096.
+    // How far ahead of its use a line of 8-bit and of 4-bit weights is asked for. For one row on a Zen 1 8 bits are faster with
+    // 512 to 768 bytes than with 1024 to 4096; with 4 bits, which take twice as long to compute, it is the other way round.
     static constexpr uint64_t kAheadBytes = 640;
     static constexpr uint64_t kAheadBytes4 = 2048;
 

@@ -1,6 +1,6 @@
 //! A decoder on the CPU, attending over the paged KV in place: the one forward, which interprets an
-//! [`Architecture`](pinion_architecture::Architecture). libtorch has a part in it
-//! where it does the products, and in capped logits.
+//! [`Architecture`](pinion_architecture::Architecture). libtorch has a part in it where it does the products, and in
+//! capped logits.
 //!
 //! Mirrors `LlamaForCausalLM` in transformers' models/llama/modeling_llama.py, and where the architecture says so
 //! models/gpt2, gemma2, olmo2 and granite. Activations are `[tokens, hidden]` with the query tokens of all rows one
