@@ -37,6 +37,7 @@ pub mod tensor;
 pub mod tensor_kernels;
 pub mod twin;
 pub mod walks;
+mod weight_memory;
 
 // Linked with this crate; `ffi` declares what is in it.
 use pinion_kernels as _;

@@ -6,6 +6,7 @@ pub mod twin;
 use crate::attention::{Launch, OperandError};
 use crate::kv_pool::Element;
 use crate::quantized::{RawOperands, Source, SourceType};
+use crate::weight_memory::WeightMemory;
 use crate::{Epilogue, ffi};
 use half::bf16;
 use std::cell::RefCell;
@@ -23,21 +24,12 @@ pub struct PackedWeights {
     weight_type: SourceType,
     inputs: usize,
     outputs: usize,
-    packed: memmap2::MmapMut,
+    packed: WeightMemory,
 }
 
 thread_local! {
     /// Activations in fp32; a thread keeps the room from product to product.
     static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Memory of zeros for weights, on huge pages where the system grants them.
-pub(crate) fn weight_memory(bytes: usize) -> std::io::Result<memmap2::MmapMut> {
-    let memory = memmap2::MmapOptions::new().len(bytes).map_anon()?;
-    #[cfg(target_os = "linux")]
-    // Huge pages spare TLB misses; a system without them just says no.
-    let _ = memory.advise(memmap2::Advice::HugePage);
-    Ok(memory)
 }
 
 impl PackedWeights {
@@ -57,7 +49,7 @@ impl PackedWeights {
             .and_then(|bytes| bytes.checked_mul(outputs.div_ceil(TILE_OUTPUTS)));
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| invalid("a product's weights are too large"))?;
-        Ok(Self { weight_type, inputs, outputs, packed: weight_memory(bytes)? })
+        Ok(Self { weight_type, inputs, outputs, packed: WeightMemory::zeroed(bytes)? })
     }
 
     /// Packs the outputs from `first_output` on. The source has the weights' own type, or the weights are fp32, or they
@@ -184,7 +176,7 @@ impl PackedWeights {
             dtype: operands.dtype,
             activation: operands.activation.code(),
         };
-        // SAFETY: the caller vouches for the operands, and the packed weights, which a map aligns to pages, have the
+        // SAFETY: the caller vouches for the operands, and the packed weights, which start at cache lines, have the
         // size that follows from the same shape.
         unsafe { ffi::pinion_packed_parallel(&args, launch.level_code(), launch.thread_count()) };
     }

@@ -8,7 +8,7 @@ pub use integers::Integers;
 
 use crate::attention::OperandError;
 use crate::kv_pool::Element;
-use crate::packed::weight_memory;
+use crate::weight_memory::WeightMemory;
 use crate::{Activation, Epilogue, IntegerLevel, ffi};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -122,7 +122,7 @@ pub struct QuantizedWeights {
     inputs: usize,
     outputs: usize,
     inputs_padded: usize,
-    packed: memmap2::MmapMut,
+    packed: WeightMemory,
     /// Of each output, with 8 bits.
     scales: Vec<f32>,
     /// Sum of each output's integers, with 8 bits.
@@ -209,7 +209,7 @@ impl QuantizedWeights {
         let bytes = usize::try_from(tile_bytes).ok().and_then(|bytes| bytes.checked_mul(tiles));
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| invalid("a product's weights are too large"))?;
-        let packed = weight_memory(bytes)?;
+        let packed = WeightMemory::zeroed(bytes)?;
         let padded = if form == WeightForm::Int8 { tiles * TILE_OUTPUTS } else { 0 };
         let (scales, sums) = (vec![0.0; padded], vec![0; padded]);
         Ok(Self { form, inputs, outputs, inputs_padded, packed, scales, sums })
@@ -359,7 +359,7 @@ impl QuantizedWeights {
             activation: operands.activation.code(),
         };
         // SAFETY: the caller vouches for the operands, the scratch was made large enough, and the packed weights, which
-        // a map aligns to pages, have the size that follows from the same shape.
+        // start at cache lines, have the size that follows from the same shape.
         unsafe {
             ffi::pinion_quantized_parallel(&quantize, &args, launch.level.code(), launch.thread_count());
         }
