@@ -18,6 +18,7 @@ struct Scalar {
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kRows = 2;
     static constexpr uint32_t kGroup = 2;
+    static constexpr uint32_t kAbreast = 2;
     static constexpr uint64_t kAheadBytes = 2048;
 
     template <class F>

@@ -12,8 +12,9 @@ struct Avx512 {
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kRows = 8;    // x 2 sums: 16 of the 32 registers
     static constexpr uint32_t kGroup = 12;  // sums, of 32 registers
+    static constexpr uint32_t kAbreast = 1;
     // How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a
-    // page. Not measured.
+    // page. Not measured, nor are tiles abreast.
     static constexpr uint64_t kAheadBytes = 2048;
 
     static V load(const float* p) { return _mm512_load_ps(p); }

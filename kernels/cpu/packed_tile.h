@@ -47,45 +47,52 @@ struct Mode<I, Bf16> {
     using Guard = typename I::Flush;
 };
 
-// Adds all pairs of K to both sums of R rows, in one pass over the weights.
-template <class I, class W, class X, uint32_t R>
-inline void add_pairs(const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
+// Adds all pairs of K to both sums of R rows, in one pass over the weights of T tiles, which stand `tile_bytes` apart. The
+// sums of a tile's rows follow one another.
+template <class I, class W, class X, uint32_t R, uint32_t T = 1>
+inline void add_pairs(const uint8_t* weights, uint64_t tile_bytes, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
     using V = typename I::V;
     constexpr bool kOneSum = sizeof(X) == sizeof(Bf16);
-    constexpr uint32_t kVectors = I::kVectors;
-    V even[R][kVectors], odd[R][kVectors];
+    constexpr uint32_t kVectors = I::kVectors, kVectorsOfRow = T * kVectors;
+    // As many lines are on their way from several tiles as from one.
+    constexpr uint64_t kAhead = I::kAheadBytes / T;
+    V even[R][kVectorsOfRow], odd[R][kVectorsOfRow];
     // Loops with constant bounds are unrolled, or else the sums lie in memory.
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-        for (uint32_t v = 0; v < kVectors; ++v) {
-            even[r][v] = I::load(sums[r].even + v * I::kLanes);
-            odd[r][v] = I::load(sums[r].odd + v * I::kLanes);
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < kVectorsOfRow; ++v) {
+            const Sums& from = sums[v / kVectors * R + r];
+            even[r][v] = I::load(from.even + v % kVectors * I::kLanes);
+            odd[r][v] = I::load(from.odd + v % kVectors * I::kLanes);
         }
     }
     for (uint32_t pair = 0; pair < pairs; ++pair, weights += W::kBytes, x += 2) {
 #pragma GCC unroll 2
-        for (uint32_t line = 0; line < W::kBytes; line += 64) __builtin_prefetch(weights + I::kAheadBytes + line, 0, 3);
-        // One half of the pair after the other: the sums of three rows leave four registers of AVX2.
-        V w[kVectors];
+        for (uint32_t t = 0; t < T; ++t) {
 #pragma GCC unroll 2
-        for (uint32_t v = 0; v < kVectors; ++v) w[v] = I::odd(W(), weights, v);
+            for (uint32_t line = 0; line < W::kBytes; line += 64) __builtin_prefetch(weights + t * tile_bytes + kAhead + line, 0, 3);
+        }
+        // One half of the pair after the other: the sums of three rows leave four registers of AVX2.
+        V w[kVectorsOfRow];
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < kVectorsOfRow; ++v) w[v] = I::odd(W(), weights + v / kVectors * tile_bytes, v % kVectors);
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) {
             const V value = I::spread(x + r * stride + 1);
-#pragma GCC unroll 2
-            for (uint32_t v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+            for (uint32_t v = 0; v < kVectorsOfRow; ++v) {
                 V& sum = kOneSum ? even[r][v] : odd[r][v];
                 sum = kOneSum ? I::flushed_fma(value, w[v], sum) : I::fma(value, w[v], sum);
             }
         }
-#pragma GCC unroll 2
-        for (uint32_t v = 0; v < kVectors; ++v) w[v] = I::even(W(), weights, v);
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < kVectorsOfRow; ++v) w[v] = I::even(W(), weights + v / kVectors * tile_bytes, v % kVectors);
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) {
             const V value = I::spread(x + r * stride);
-#pragma GCC unroll 2
-            for (uint32_t v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+            for (uint32_t v = 0; v < kVectorsOfRow; ++v) {
                 V& sum = even[r][v];
                 sum = kOneSum ? I::flushed_fma(value, w[v], sum) : I::fma(value, w[v], sum);
             }
@@ -93,21 +100,22 @@ inline void add_pairs(const uint8_t* weights, const X* x, uint64_t stride, uint3
     }
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-        for (uint32_t v = 0; v < kVectors; ++v) {
-            I::store(sums[r].even + v * I::kLanes, even[r][v]);
-            I::store(sums[r].odd + v * I::kLanes, odd[r][v]);
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < kVectorsOfRow; ++v) {
+            Sums& to = sums[v / kVectors * R + r];
+            I::store(to.even + v % kVectors * I::kLanes, even[r][v]);
+            I::store(to.odd + v % kVectors * I::kLanes, odd[r][v]);
         }
     }
 }
 
-// The same for 1 to R rows.
+// The same for 1 to R rows of one tile.
 template <class I, class W, class X, uint32_t R = I::kRows>
 inline void add_rows(uint32_t rows, const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
     if constexpr (R > 1) {
         if (rows < R) return add_rows<I, W, X, R - 1>(rows, weights, x, stride, pairs, sums);
     }
-    add_pairs<I, W, X, R>(weights, x, stride, pairs, sums);
+    add_pairs<I, W, X, R>(weights, 0, x, stride, pairs, sums);
 }
 
 // Which products of a pair of K are added, and in which order.
@@ -205,16 +213,26 @@ inline void add_last(const uint8_t* weights, const X* x, uint64_t stride, uint32
     }
 }
 
-// Sums of a call with up to kRows rows: x is read where it is, and each weight once. Not inlined, so that all of it is done
-// while denormal numbers are flushed; so is sum_block.
-template <class I, class W, class X>
-__attribute__((noinline)) void sum_few(const PinionPacked& a, const uint8_t* weights, Sums* sums) {
+// Sums of a call with up to kRows rows over one tile, or with one row over T tiles: x is read where it is, and each weight
+// once. Not inlined, so that all of it is done while denormal numbers are flushed; so is sum_block.
+template <class I, class W, class X, uint32_t T>
+__attribute__((noinline)) void sum_few(const PinionPacked& a, uint64_t first_tile, Sums* sums) {
     const typename Mode<I, X>::Guard guard;
+    const uint64_t tile_bytes = pinion_packed_tile_bytes(a.k, a.weight_type);
+    const uint8_t* weights = a.weights + first_tile * tile_bytes;
     const X* x = static_cast<const X*>(a.x);
     const uint32_t rows = static_cast<uint32_t>(a.rows), pairs = a.k / 2;
-    memset(sums, 0, rows * sizeof(Sums));
-    add_rows<I, W, X>(rows, weights, x, a.k, pairs, sums);
-    if (a.k % 2 != 0) add_last<I, W, X>(weights + uint64_t{pairs} * W::kBytes, x + a.k - 1, a.k, rows, sums);
+    memset(sums, 0, T * rows * sizeof(Sums));
+    if constexpr (T > 1) {
+        add_pairs<I, W, X, 1, T>(weights, tile_bytes, x, a.k, pairs, sums);
+    } else {
+        add_rows<I, W, X>(rows, weights, x, a.k, pairs, sums);
+    }
+    if (a.k % 2 == 0) return;
+    for (uint32_t t = 0; t < T; ++t) {
+        const uint8_t* last = weights + t * tile_bytes + uint64_t{pairs} * W::kBytes;
+        add_last<I, W, X>(last, x + a.k - 1, a.k, rows, sums + t * rows);
+    }
 }
 
 // Rows and tiles that pass K together, piece by piece.
@@ -276,11 +294,20 @@ inline void finish_rows(const PinionPacked& a, uint64_t tile, uint64_t first, ui
     }
 }
 
+// One row passes I::kAbreast tiles side by side: a core keeps more lines on their way from several places than from one.
 template <class I, class W, class X>
 void few_rows(const PinionPacked& a, uint64_t begin, uint64_t end) {
-    Sums sums[I::kRows];
-    for (uint64_t tile = begin; tile < end; ++tile) {
-        sum_few<I, W, X>(a, a.weights + tile * pinion_packed_tile_bytes(a.k, a.weight_type), sums);
+    constexpr uint32_t kAbreast = I::kAbreast;
+    Sums sums[kAbreast > I::kRows ? kAbreast : I::kRows];
+    uint64_t tile = begin;
+    if constexpr (kAbreast > 1) {
+        for (; a.rows == 1 && end - tile >= kAbreast; tile += kAbreast) {
+            sum_few<I, W, X, kAbreast>(a, tile, sums);
+            for (uint32_t t = 0; t < kAbreast; ++t) finish_rows<I, X>(a, tile + t, 0, 1, sums + t);
+        }
+    }
+    for (; tile < end; ++tile) {
+        sum_few<I, W, X, 1>(a, tile, sums);
         finish_rows<I, X>(a, tile, 0, static_cast<uint32_t>(a.rows), sums);
     }
 }
