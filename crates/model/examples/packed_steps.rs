@@ -2,23 +2,25 @@
 //! `packed_steps FOLDER [ROUNDS] [FORMS] [THREADS] [fp32|bf16]`.
 //!
 //! Loads the folder once for each form (`packed,onednn,plain,int8,int4` unless told) with activations in fp32 or as
-//! told, first with one thread, then with all (or with THREADS alone). A round times steps of each form at 1, 4, 8, 16
-//! and 32 decoding rows of 64 tokens and at a prompt of 256, in an order that turns, and beside them a read of 256 MiB
-//! and a product of 1024 x 1024 x 1024 in that type on libtorch: what the machine gives in that round. The floor of a
-//! step is the larger of its weights' bytes over the one and its products' operations over the other. Ratios are of the
-//! steps of one round, so that what disturbs the machine disturbs both. With one thread times are the thread's own CPU
-//! time where the system tells it.
+//! told, first with one thread, then with all (or with THREADS alone). Where all forms are ours the threads are a team,
+//! as in a service; beside libtorch's products they are libgomp's, which has to serve those. A round times steps of
+//! each form at 1, 4, 8, 16 and 32 decoding rows of 64 tokens and at a prompt of 256, in an order that turns, and
+//! beside them a read of 256 MiB and a product of 1024 x 1024 x 1024 in that type on libtorch: what the machine gives
+//! in that round. The floor of a step is the larger of its weights' bytes over the one and its products' operations
+//! over the other. Ratios are of the steps of one round, so that what disturbs the machine disturbs both. With one
+//! thread times are the thread's own CPU time where the system tells it.
 
 use pinion_architecture::Architecture;
 use pinion_model::{
-    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, WarmUp, load,
+    DtypeChoice, KvSize, LinearKind, Model, ModelOptions, OwnedBatch, Quantization, StepOutput, TeamPlan,
+    WarmUp, load,
 };
 use pinion_ops::packed::PackedWeights;
 use pinion_ops::quantized::{Source, SourceType};
 use std::error::Error;
 use std::hint::black_box;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 
 const CONTEXT: u32 = 64;
@@ -34,6 +36,10 @@ const PRODUCT_DIM: i64 = 1024;
 const READ_PART: usize = 4 << 20;
 /// Reads and products of a round, of which the fastest counts.
 const TRIES: usize = 3;
+/// How long the team's threads look for work between two regions of a step.
+const SPIN: Duration = Duration::from_micros(200);
+/// After a product of libtorch, whose threads look for the next one for a while.
+const PAUSE: Duration = Duration::from_millis(20);
 
 struct Form {
     name: &'static str,
@@ -63,6 +69,8 @@ fn parameters(folder: &Path) -> Result<Parameters, Box<dyn Error>> {
 #[derive(Clone, Copy)]
 struct Computed {
     threads: u32,
+    /// By a team, not libgomp.
+    team: bool,
     dtype: DtypeChoice,
 }
 
@@ -89,6 +97,7 @@ fn form(
     let options = ModelOptions {
         dtype: computed.dtype,
         threads: computed.threads,
+        team: computed.team.then(|| TeamPlan { spin: SPIN, cpus: Vec::new() }),
         kv: KvSize::Blocks(blocks),
         linear,
         quantization,
@@ -162,18 +171,25 @@ impl Machine {
 
     /// The fastest of a few reads and products: what disturbs them is no part of a floor.
     fn measure(&mut self) {
-        let (mut read_ms, mut product_ms) = (f64::INFINITY, f64::INFINITY);
-        for _ in 0..TRIES {
-            let began = self.now_ms();
-            self.read();
-            let read = self.now_ms();
-            let product = black_box(self.left.matmul(&self.right));
-            product_ms = product_ms.min(self.now_ms() - read);
-            read_ms = read_ms.min(read - began);
-            drop(product);
-        }
+        let product_ms = self.fastest(|machine| drop(black_box(machine.left.matmul(&machine.right))));
+        std::thread::sleep(PAUSE);
+        let read_ms = self.fastest(Self::read);
         self.gigabytes.push(self.memory.packed().len() as f64 / read_ms / 1e6);
         self.gigaflops.push(2.0 * (PRODUCT_DIM as f64).powi(3) / product_ms / 1e6);
+    }
+
+    fn fastest(&self, work: impl Fn(&Self)) -> f64 {
+        // A team leaves libtorch one thread.
+        let threads = tch::get_num_threads();
+        tch::set_num_threads(self.computed.threads as i32);
+        let mut best = f64::INFINITY;
+        for _ in 0..TRIES {
+            let began = self.now_ms();
+            work(self);
+            best = best.min(self.now_ms() - began);
+        }
+        tch::set_num_threads(threads);
+        best
     }
 
     /// Reads the memory on the threads that the kernels have.
@@ -217,8 +233,13 @@ fn ratios(others: &[f64], own: &[f64]) -> Vec<f64> {
 
 fn report(forms: &[Form], machine: &Machine, count: &Parameters) {
     let Computed { threads, .. } = machine.computed;
-    println!("{threads} thread(s): {} GB/s read", spread(&machine.gigabytes));
-    println!("{threads} thread(s): {} GFLOP/s, {:?}", spread(&machine.gigaflops), machine.computed.kind());
+    let by = if machine.computed.team { "a team" } else { "libgomp" };
+    println!("{threads} thread(s) of {by}: {} GB/s read", spread(&machine.gigabytes));
+    println!(
+        "{threads} thread(s) of libgomp: {} GFLOP/s, {:?}",
+        spread(&machine.gigaflops),
+        machine.computed.kind()
+    );
     for (shape, (rows, tokens)) in SHAPES.into_iter().enumerate() {
         // One token of a prompt meets the head.
         let products = 2.0 * f64::from(rows) * (f64::from(tokens) * count.layers + count.head);
@@ -295,8 +316,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let all = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let mut counts = argument(3).map_or(Ok(vec![1, all]), |one| one.parse().map(|one| vec![one]))?;
     counts.dedup();
+    let ours = !names.iter().any(|name| matches!(*name, "onednn" | "plain"));
     for threads in counts {
-        run(Path::new(folder), rounds, &names, Computed { threads, dtype })?;
+        let computed = Computed { threads, team: ours && threads > 1, dtype };
+        run(Path::new(folder), rounds, &names, computed)?;
     }
     Ok(())
 }
