@@ -47,31 +47,33 @@ struct Mode<I, Bf16> {
     using Guard = typename I::Flush;
 };
 
-// Adds all pairs of K to both sums of R rows, in one pass over the weights of T tiles, which stand `tile_bytes` apart. The
-// sums of a tile's rows follow one another.
+const float kZero = 0;
+
+// Both sums of R rows over all pairs of K, in one pass over the weights of T tiles, which stand `tile_bytes` apart. The sums of
+// a tile's rows follow one another.
 template <class I, class W, class X, uint32_t R, uint32_t T = 1>
-inline void add_pairs(const uint8_t* weights, uint64_t tile_bytes, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
+inline void sum_pairs(const uint8_t* weights, uint64_t tile_bytes, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
     using V = typename I::V;
     constexpr bool kOneSum = sizeof(X) == sizeof(Bf16);
     constexpr uint32_t kVectors = I::kVectors, kVectorsOfRow = T * kVectors;
-    // As many lines are on their way from several tiles as from one.
+    // As many lines are on their way from several tiles as from one; behind the end of a tile come the next T.
     constexpr uint64_t kAhead = I::kAheadBytes / T;
+    constexpr uint32_t kPairsAhead = kAhead / W::kBytes;
+    const uint32_t turn = pairs > kPairsAhead ? pairs - kPairsAhead : 0;
+    uint64_t ahead = kAhead;
     V even[R][kVectorsOfRow], odd[R][kVectorsOfRow];
     // Loops with constant bounds are unrolled, or else the sums lie in memory.
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-        for (uint32_t v = 0; v < kVectorsOfRow; ++v) {
-            const Sums& from = sums[v / kVectors * R + r];
-            even[r][v] = I::load(from.even + v % kVectors * I::kLanes);
-            odd[r][v] = I::load(from.odd + v % kVectors * I::kLanes);
-        }
+        for (uint32_t v = 0; v < kVectorsOfRow; ++v) even[r][v] = odd[r][v] = I::spread(&kZero);
     }
     for (uint32_t pair = 0; pair < pairs; ++pair, weights += W::kBytes, x += 2) {
+        if (T > 1 && pair == turn) ahead += (T - 1) * tile_bytes;
 #pragma GCC unroll 2
         for (uint32_t t = 0; t < T; ++t) {
 #pragma GCC unroll 2
-            for (uint32_t line = 0; line < W::kBytes; line += 64) __builtin_prefetch(weights + t * tile_bytes + kAhead + line, 0, 3);
+            for (uint32_t line = 0; line < W::kBytes; line += 64) __builtin_prefetch(weights + t * tile_bytes + ahead + line, 0, 3);
         }
         // One half of the pair after the other: the sums of three rows leave four registers of AVX2.
         V w[kVectorsOfRow];
@@ -111,11 +113,11 @@ inline void add_pairs(const uint8_t* weights, uint64_t tile_bytes, const X* x, u
 
 // The same for 1 to R rows of one tile.
 template <class I, class W, class X, uint32_t R = I::kRows>
-inline void add_rows(uint32_t rows, const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
+inline void sum_rows(uint32_t rows, const uint8_t* weights, const X* x, uint64_t stride, uint32_t pairs, Sums* sums) {
     if constexpr (R > 1) {
-        if (rows < R) return add_rows<I, W, X, R - 1>(rows, weights, x, stride, pairs, sums);
+        if (rows < R) return sum_rows<I, W, X, R - 1>(rows, weights, x, stride, pairs, sums);
     }
-    add_pairs<I, W, X, R>(weights, 0, x, stride, pairs, sums);
+    sum_pairs<I, W, X, R>(weights, 0, x, stride, pairs, sums);
 }
 
 // Which products of a pair of K are added, and in which order.
@@ -198,14 +200,13 @@ inline void add_group(uint32_t rows, const uint8_t* weights, const uint8_t* next
 // Adds the last of an odd number of K, which has no neighbour.
 template <class I, class W, class X>
 inline void add_last(const uint8_t* weights, const X* x, uint64_t stride, uint32_t rows, Sums* sums) {
-    static const float zero = 0;
     for (uint32_t row = 0; row < rows; ++row) {
         for (uint32_t v = 0; v < I::kVectors; ++v) {
             float* sum = sums[row].even + v * I::kLanes;
             const auto value = I::spread(x + row * stride);
             const auto last = I::even(W(), weights, v);
             if constexpr (sizeof(X) == sizeof(Bf16)) {
-                I::store(sum, I::flushed_fma(value, last, I::add(I::load(sum), I::spread(&zero))));
+                I::store(sum, I::flushed_fma(value, last, I::add(I::load(sum), I::spread(&kZero))));
             } else {
                 I::store(sum, I::fma(value, last, I::load(sum)));
             }
@@ -222,11 +223,10 @@ __attribute__((noinline)) void sum_few(const PinionPacked& a, uint64_t first_til
     const uint8_t* weights = a.weights + first_tile * tile_bytes;
     const X* x = static_cast<const X*>(a.x);
     const uint32_t rows = static_cast<uint32_t>(a.rows), pairs = a.k / 2;
-    memset(sums, 0, T * rows * sizeof(Sums));
     if constexpr (T > 1) {
-        add_pairs<I, W, X, 1, T>(weights, tile_bytes, x, a.k, pairs, sums);
+        sum_pairs<I, W, X, 1, T>(weights, tile_bytes, x, a.k, pairs, sums);
     } else {
-        add_rows<I, W, X>(rows, weights, x, a.k, pairs, sums);
+        sum_rows<I, W, X>(rows, weights, x, a.k, pairs, sums);
     }
     if (a.k % 2 == 0) return;
     for (uint32_t t = 0; t < T; ++t) {
