@@ -18,8 +18,9 @@ struct Scalar {
     static constexpr uint32_t kVectors = 1;
     static constexpr uint32_t kRows = 2;
     static constexpr uint32_t kGroup = 2;
-    static constexpr uint32_t kAbreast = 2;
+    static constexpr uint32_t kAbreast = 2;  // nothing is gained here, but every machine has the code under test
     static constexpr uint64_t kAheadBytes = 2048;
+    static constexpr uint64_t kAheadBytesAbreast = kAheadBytes;
 
     template <class F>
     static V each(F value) {

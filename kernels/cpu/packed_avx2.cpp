@@ -13,8 +13,10 @@ struct Avx2 {
     static constexpr uint32_t kRows = 3;   // x 2 vectors x 2 sums: 12 of the 16 registers
     static constexpr uint32_t kGroup = 6;  // x 2 vectors: 12
     static constexpr uint32_t kAbreast = 2;  // x 2 vectors x 2 sums: 8
-    // How far ahead of its use a line of weights is asked for. 512 to 1024 bytes read the fastest on a Zen 1.
-    static constexpr uint64_t kAheadBytes = 896;
+    // How far ahead of its use a line of weights is asked for, of one tile and of each of several. On a Zen 1 512 to 1024 and
+    // 384 to 512 bytes read the fastest.
+    static constexpr uint64_t kAheadBytes = 640;
+    static constexpr uint64_t kAheadBytesAbreast = 448;
 
     static V load(const float* p) { return _mm256_load_ps(p); }
     static void store(float* p, V x) { _mm256_store_ps(p, x); }

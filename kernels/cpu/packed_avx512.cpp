@@ -16,6 +16,7 @@ struct Avx512 {
     // How far ahead of its use a line of weights is asked for: past what the hardware's own prefetch leaves at the end of a
     // page. Not measured, nor are tiles abreast.
     static constexpr uint64_t kAheadBytes = 2048;
+    static constexpr uint64_t kAheadBytesAbreast = kAheadBytes;
 
     static V load(const float* p) { return _mm512_load_ps(p); }
     static void store(float* p, V x) { _mm512_store_ps(p, x); }

@@ -56,11 +56,11 @@ inline void sum_pairs(const uint8_t* weights, uint64_t tile_bytes, const X* x, u
     using V = typename I::V;
     constexpr bool kOneSum = sizeof(X) == sizeof(Bf16);
     constexpr uint32_t kVectors = I::kVectors, kVectorsOfRow = T * kVectors;
-    // As many lines are on their way from several tiles as from one; behind the end of a tile come the next T.
-    constexpr uint64_t kAhead = I::kAheadBytes / T;
-    constexpr uint32_t kPairsAhead = kAhead / W::kBytes;
+    constexpr uint32_t kPairsAhead = (T == 1 ? I::kAheadBytes : I::kAheadBytesAbreast) / W::kBytes;
+    uint64_t ahead = uint64_t{kPairsAhead} * W::kBytes;
+    // Behind the end of one tile stands the next one; the T after those are asked for instead.
     const uint32_t turn = pairs > kPairsAhead ? pairs - kPairsAhead : 0;
-    uint64_t ahead = kAhead;
+    const uint64_t to_next = T * tile_bytes - uint64_t{pairs} * W::kBytes;
     V even[R][kVectorsOfRow], odd[R][kVectorsOfRow];
     // Loops with constant bounds are unrolled, or else the sums lie in memory.
 #pragma GCC unroll 8
@@ -69,7 +69,7 @@ inline void sum_pairs(const uint8_t* weights, uint64_t tile_bytes, const X* x, u
         for (uint32_t v = 0; v < kVectorsOfRow; ++v) even[r][v] = odd[r][v] = I::spread(&kZero);
     }
     for (uint32_t pair = 0; pair < pairs; ++pair, weights += W::kBytes, x += 2) {
-        if (T > 1 && pair == turn) ahead += (T - 1) * tile_bytes;
+        if (T > 1 && pair == turn) ahead += to_next;
 #pragma GCC unroll 2
         for (uint32_t t = 0; t < T; ++t) {
 #pragma GCC unroll 2
@@ -294,7 +294,7 @@ inline void finish_rows(const PinionPacked& a, uint64_t tile, uint64_t first, ui
     }
 }
 
-// One row passes I::kAbreast tiles side by side: a core keeps more lines on their way from several places than from one.
+// One row passes I::kAbreast tiles side by side: a core waits less for lines from several places than for as many from one.
 template <class I, class W, class X>
 void few_rows(const PinionPacked& a, uint64_t begin, uint64_t end) {
     constexpr uint32_t kAbreast = I::kAbreast;

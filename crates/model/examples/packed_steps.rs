@@ -3,7 +3,7 @@
 //!
 //! Loads the folder once for each form (`packed,onednn,plain,int8,int4` unless told) with activations in fp32 or as
 //! told, first with one thread, then with all (or with THREADS alone). Where all forms are ours the threads are a team,
-//! as in a service; beside libtorch's products they are libgomp's, which has to serve those. A round times steps of
+//! not pinned; beside libtorch's products they are libgomp's, which has to serve those. A round times steps of
 //! each form at 1, 4, 8, 16 and 32 decoding rows of 64 tokens and at a prompt of 256, in an order that turns, and
 //! beside them a read of 256 MiB and a product of 1024 x 1024 x 1024 in that type on libtorch: what the machine gives
 //! in that round. The floor of a step is the larger of its weights' bytes over the one and its products' operations

@@ -2,6 +2,9 @@
 //!
 //! A system gives a huge page where a map covers all of its 2 MiB. The products of a small model's layers have one to
 //! five MiB: on maps of their own much of that would stand on pages of 4 KiB, at whose ends a CPU stops reading ahead.
+//!
+//! The price: up to 2 MiB behind a product that has a map of its own or was the last of a shared one. And memory goes back
+//! to the system with the last part of a map, not with each; what was given once is not given again.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::ops::{Deref, DerefMut};
@@ -9,11 +12,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 const HUGE_PAGE: usize = 2 << 20;
-/// Bytes of a map that is shared. What no product takes is never touched.
+/// Bytes of a map that is shared. A huge page of which no product takes anything is never touched.
 const SHARED: usize = 32 << 20;
 /// Products of more bytes have a map of their own, so that they leave no large gap at the end of a shared one.
 const SHARED_PART: usize = 8 << 20;
-/// Parts begin at cache lines, in pairs of which a CPU reads.
+/// Parts begin at multiples of two cache lines, which a CPU reads together.
 const ALIGN: usize = 128;
 
 /// The map in which the next part is taken, and how much of it is; it lives as long as a part of it.
@@ -109,7 +112,7 @@ impl DerefMut for WeightMemory {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, SHARED, SHARED_PART, WeightMemory};
+    use super::{ALIGN, HUGE_PAGE, SHARED, SHARED_PART, WeightMemory};
 
     #[test]
     fn parts_are_zero_aligned_and_apart() {
@@ -129,13 +132,34 @@ mod tests {
 
     #[test]
     fn memory_outlives_the_parts_beside_it() {
-        let (mut first, second) =
+        let (mut first, mut second) =
             (WeightMemory::zeroed(100).expect("memory"), WeightMemory::zeroed(100).expect("memory"));
+        second.fill(9);
         drop(second);
         first.fill(7);
         assert!(first.iter().all(|&byte| byte == 7));
         let third = WeightMemory::zeroed(100).expect("memory");
         assert!(third.iter().all(|&byte| byte == 0), "a part is given once");
+    }
+
+    #[test]
+    fn large_products_begin_at_a_huge_page() {
+        let part = WeightMemory::zeroed(SHARED_PART + 1).expect("memory");
+        assert!(part.as_ptr().addr().is_multiple_of(HUGE_PAGE));
+    }
+
+    #[test]
+    fn threads_get_parts_of_their_own() {
+        let one = |number: u8| {
+            let mut parts: Vec<_> =
+                (0..200).map(|at| WeightMemory::zeroed(1000 + at).expect("memory")).collect();
+            for part in &mut parts {
+                assert!(part.iter().all(|&byte| byte == 0), "a part holds what another was given");
+                part.fill(number);
+            }
+            assert!(parts.iter().all(|part| part.iter().all(|&byte| byte == number)), "parts overlap");
+        };
+        std::thread::scope(|scope| (1..=4).for_each(|number| drop(scope.spawn(move || one(number)))));
     }
 
     #[test]

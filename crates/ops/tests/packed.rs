@@ -126,11 +126,11 @@ fn shapes_equal_the_twin() {
 /// Overflow, denormal numbers, signed zeros and cancellation.
 #[test]
 fn extreme_values_equal_the_twin() {
-    let (inputs, outputs, rows) = (67, 16, 4);
+    let inputs = 67;
     let scaled = |seed, count, factor: f32| {
         numbers(seed, count).into_iter().map(|value| value * factor).collect::<Vec<f32>>()
     };
-    for (weight_factor, x_factor) in [
+    let factors = [
         (3e38, 3e38),
         (30.0, 10.0),
         (1e13, 1.0),
@@ -140,11 +140,16 @@ fn extreme_values_equal_the_twin() {
         (1.0, 1e-40),
         (-0.0, 1.0),
         (1.0, -0.0),
-    ] {
-        let (weights, x) = (scaled(5, inputs * outputs, weight_factor), scaled(6, rows * inputs, x_factor));
-        for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
-            let epilogue = Epilogue { activation, ..Epilogue::default() };
-            check_both(&Case { weights: &weights, x: &x, inputs, epilogue });
+    ];
+    // One row over two tiles and one, a few rows, and many.
+    for (outputs, rows) in [(40, 1), (16, 3), (16, 4)] {
+        for (weight_factor, x_factor) in factors {
+            let weights = scaled(5, inputs * outputs, weight_factor);
+            let x = scaled(6, rows * inputs, x_factor);
+            for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
+                let epilogue = Epilogue { activation, ..Epilogue::default() };
+                check_both(&Case { weights: &weights, x: &x, inputs, epilogue });
+            }
         }
     }
 }
