@@ -3,8 +3,8 @@
 //! A system gives a huge page where a map covers all of its 2 MiB. The products of a small model's layers have one to
 //! five MiB: on maps of their own much of that would stand on pages of 4 KiB, at whose ends a CPU stops reading ahead.
 //!
-//! The price: up to 2 MiB behind a product that has a map of its own or was the last of a shared one. And memory goes back
-//! to the system with the last part of a map, not with each; what was given once is not given again.
+//! The price: up to 2 MiB behind a product that has a map of its own or was the last of a shared one. And memory goes
+//! back to the system with the last part of a map, not with each; what was given once is not given again.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::ops::{Deref, DerefMut};
