@@ -215,13 +215,15 @@ fn corrupt_rings_make_no_request_suspect() {
             wait_until("the engine works", PATIENCE, || {
                 (server.metric("pinion_requests_running") > 0.0).then_some(())
             });
-            // The detokenizer finds it at once, and the engine dies in the middle of its step.
-            let ring =
-                wait_until("the edge is there", PATIENCE, || ring(&server, "engine-0", "detokenizer-0"));
-            ring.damage_ring(RingWord::Head);
-            // When the restart is counted the edge is new.
+            // The detokenizer finds it at its next look, and the engine dies in the middle of its step. An engine that
+            // publishes before that look puts the head right: then it is damaged again.
             wait_until("it is replaced", PATIENCE, || {
-                (server.metric("pinion_restarts_total") > before).then_some(())
+                ring(&server, "engine-0", "detokenizer-0")?.damage_ring(RingWord::Head);
+                // When the restart is counted the edge is new.
+                (0..50).find_map(|_| {
+                    std::thread::sleep(Duration::from_millis(10));
+                    (server.metric("pinion_restarts_total") > before).then_some(())
+                })
             });
         }
         load.is_well();
@@ -282,6 +284,50 @@ fn wrong_words_of_a_reader_change_nothing() {
     server.wait_idle();
     server.check_serves("as before");
     server.stop();
+}
+
+/// A new ring is damaged before the role that lives on has attached it: the role reports it as it does a ring in use,
+/// and lives on.
+#[test]
+fn a_ring_that_is_corrupt_before_it_is_attached_ends_no_living_role() {
+    // Who lives on and who dies.
+    for (living, dying) in [("engine-0", "tokenizer-0"), ("frontend-0", "detokenizer-0")] {
+        let server = fake_server();
+        let lives_on = server.role(living).expect("it runs");
+        let body = json!({"prompt": "a text", "max_tokens": 200, "stream": true});
+        let whole = server.oracle().text(&server.oracle().encode("a text"), 200);
+        std::thread::scope(|scope| {
+            let streams: Vec<_> =
+                (0..4).map(|_| scope.spawn(|| server.ask(Api::Completions, &body))).collect();
+            wait_until("the engine works", PATIENCE, || {
+                (server.metric("pinion_requests_running") > 0.0).then_some(())
+            });
+            kill(lives_on.pid, Signal::SIGSTOP);
+            let first = server.role(dying).expect("it runs").pid;
+            kill(first, Signal::SIGKILL);
+            wait_until("a successor has a new ring", PATIENCE, || {
+                server.role(dying).filter(|role| role.pid != first)
+            });
+            let ring = wait_until("the edge is there", PATIENCE, || ring(&server, dying, living));
+            // The writer looks at it only when the ring seems full.
+            ring.damage_ring(RingWord::Tail);
+            kill(lives_on.pid, Signal::SIGCONT);
+            for stream in streams {
+                let answer = stream.join().expect("a client does not panic");
+                assert_eq!((&answer.end, &answer.text), (&End::Complete, &whole), "{living}: {answer:?}");
+            }
+        });
+        wait_until("the edge was found corrupt", PATIENCE, || (server.metric(CORRUPT) >= 1.0).then_some(()));
+        wait_until("the service is healthy", PATIENCE, || {
+            let health = server.request("GET", "/health", &[], b"").ok()?;
+            (health.status() == 200 && server.roles().len() == 4).then_some(())
+        });
+        assert_eq!(server.role(living), Some(lives_on), "{living} has done nothing wrong");
+        assert_eq!(server.metric("pinion_quarantined_requests_total"), 0.0);
+        server.wait_idle();
+        server.check_serves("as before");
+        server.stop();
+    }
 }
 
 /// As long as the launcher has not replaced the edge, the service is not well and says so.

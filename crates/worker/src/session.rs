@@ -247,7 +247,9 @@ impl Session {
         self.launcher.push(event);
     }
 
-    /// Takes one set of replacement links. The launcher put it on the socket before it said so.
+    /// Takes one set of replacement links. The launcher put it on the socket before it said so. A ring that was
+    /// overwritten before it could be attached is reported like one that is corrupt later, and the old end stays until
+    /// the launcher has replaced it: this role has done nothing wrong, and its death would count as its requests'.
     fn take_attachments(&mut self) -> Result<(), StartError> {
         let set = self.launcher.next_set()?;
         let is_edge =
@@ -256,17 +258,22 @@ impl Session {
         let Assignment { me, clock, config, .. } = &self.assignment;
         for (message, mut fds) in set {
             match message {
-                Attach::Inbox { from, epoch } => {
-                    let inbox = open_inbox(from, epoch, &mut fds, &self.status)?;
-                    if let Some(old) = self.links.replace_inbox(inbox) {
-                        self.launcher.push(ControlEvent::InboxReplaced { from, old });
+                Attach::Inbox { from, epoch } => match open_inbox(from, epoch, &mut fds, &self.status) {
+                    Ok(inbox) => {
+                        if let Some(old) = self.links.replace_inbox(inbox) {
+                            self.launcher.push(ControlEvent::InboxReplaced { from, old });
+                        }
                     }
-                }
-                Attach::Outbox { to, epoch } => {
-                    if self.links.replace_outbox(open_outbox(to, epoch, &mut fds, *clock)?) {
-                        self.launcher.push(ControlEvent::OutboxReplaced { to });
+                    Err(error) => self.report_unusable(from, epoch, true, &error),
+                },
+                Attach::Outbox { to, epoch } => match open_outbox(to, epoch, &mut fds, *clock) {
+                    Ok(outbox) => {
+                        if self.links.replace_outbox(outbox) {
+                            self.launcher.push(ControlEvent::OutboxReplaced { to });
+                        }
                     }
-                }
+                    Err(error) => self.report_unusable(to, epoch, false, &error),
+                },
                 Attach::Slots { frontend, epoch } => {
                     let table = open_slots(epoch, &mut fds, me.role, config)?;
                     if self.links.replace_slots(frontend, table) {
@@ -285,6 +292,11 @@ impl Session {
             }
         }
         self.take_edges(edge_count)
+    }
+
+    /// Has the launcher replace an edge that cannot be attached.
+    fn report_unusable(&self, peer: Peer, epoch: u32, reads: bool, error: &StartError) {
+        self.launcher.send(&FromRole::CorruptEdge { peer, epoch, reads, what: error.to_string() });
     }
 
     /// Under `--ipc channel` one end follows for every edge that was attached.
