@@ -7,7 +7,8 @@
 #   benchmarks/peers/run.sh cells [OUT]     only the cells; what is in OUT already is not measured again
 #
 #   MODELS="gpt2-124m qwen3-0.6b"   TYPES="bf16 int8"   ROUNDS=5   THREADS=2   PROMPTS=128 (offline)   REQUESTS=200 (served)
-#   CELLS="decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served"
+#   CELLS="decode-1 decode-4 decode-8 decode-16 decode-32 prefill offline served"; also `trace`, which replays the arrivals
+#   and lengths of TRACE at each of RATES (requests a second, with commas): REQUESTS of them, those that fit the context
 #   OUTPUT=64 (tokens of an answer)   LEAST=8 (fewest requests of a decode cell)   PREFILLS=32 (requests of prefill)
 #   PEERS="vllm openvino llama-server"   those of them that are not built are left out, and said so
 #   MODELS_DIR=target/models/peers   BIN=target/release   FLAGS=   (flags of `pinion serve`)
@@ -99,6 +100,10 @@ workload() { # workload CELL FOLDER-OF-MODEL-AND-TYPE
 most, requests, lengths = float(sys.argv[1]), sys.argv[2], sys.argv[3]
 print(f"online --poisson {most:.3f} --rate {0.5 * most:.2f},{0.8 * most:.2f} --requests {requests} {lengths}")' \
             "$most" "${REQUESTS:-200}" "$lengths" ;;
+    trace)
+        [ -e "${TRACE:-}" ] || die "the trace cell takes TRACE, the file of a trace, and RATES, in requests a second"
+        echo "online --trace $TRACE --fit drop --prompts random --rate ${RATES:?} \
+            --requests ${REQUESTS:-200} --max-output $OUTPUT" ;;
     *) die "CELLS does not know $1" ;;
     esac
 }
@@ -145,5 +150,5 @@ case "${1:-}" in
 all) find_peers; make_models; run_cells "$OUT" ;;
 models) find_peers; make_models ;;
 cells) find_peers; run_cells "$OUT" ;;
-*) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+*) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
