@@ -51,8 +51,9 @@ fn check(folder: &Path) -> usize {
             .map(|(messages, _)| messages);
         for messages in [Some(as_in_python), as_in_the_api].into_iter().flatten() {
             let chat = format!(
-                r#"{{"messages": {messages}, "tools": {}, "chat_template_kwargs": {}, "add_generation_prompt": {}}}"#,
+                r#"{{"messages": {messages}, "tools": {}, "documents": {}, "chat_template_kwargs": {}, "add_generation_prompt": {}}}"#,
                 part("tools"),
+                part("documents"),
                 part("chat_template_kwargs"),
                 case["add_generation_prompt"]
             );
@@ -294,12 +295,12 @@ fn the_last_message_can_be_continued() {
 #[test]
 fn a_request_s_names_do_not_replace_ours() {
     let template =
-        "{{ messages[0].content }}{{ add_generation_prompt }}{{ tools is defined }}{{ mine }}{{ bos_token }}";
+        "{{ messages[0].content }}{{ add_generation_prompt }}{{ tools is none }}{{ mine }}{{ bos_token }}";
     let config = ("tokenizer_config.json", r#"{"bos_token": "<s>"}"#);
     let renderer = load("names", &[("chat_template.jinja", template), config]).unwrap();
     let chat = r#"{"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {
         "messages": [], "add_generation_prompt": 3, "tools": [1], "mine": "m", "bos_token": "<t>"}}"#;
-    assert_eq!(renderer.render(chat, 0).map(|chat| chat.text).as_deref(), Ok("hiTrueFalsem<t>"));
+    assert_eq!(renderer.render(chat, 0).map(|chat| chat.text).as_deref(), Ok("hiTrueTruem<t>"));
 }
 
 #[test]

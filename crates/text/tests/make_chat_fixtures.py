@@ -82,7 +82,7 @@ def render(template, conversation, generation_prompt):
         text = template.render(
             messages=conversation["messages"],
             tools=conversation.get("tools"),
-            documents=None,
+            documents=conversation.get("documents"),
             add_generation_prompt=generation_prompt,
             **TOKENS,
             **conversation.get("chat_template_kwargs", {}),

@@ -20,7 +20,29 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter("format", format);
     environment
         .add_filter("trim", |value: String, chars: Option<String>| strip(&value, chars.as_deref(), BOTH));
-    environment.add_filter("string", |value: Value| written(&value).map_or(value, Value::from));
+    environment.add_filter("string", |value: Value| match value.kind() {
+        ValueKind::String => value,
+        _ => Value::from(written(&value).unwrap_or_else(|| value.to_string())),
+    });
+    // The library refuses these of an undefined value.
+    for name in ["length", "count"] {
+        environment.add_filter(name, |value: &Value| match value.kind() {
+            ValueKind::Undefined => Ok(0),
+            _ => filters::length(value),
+        });
+    }
+    environment.add_filter("items", |value: &Value| match value.kind() {
+        ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
+        _ => filters::items(value),
+    });
+    environment.add_filter("first", |value: &Value| match value.kind() {
+        ValueKind::Undefined => Ok(Value::UNDEFINED),
+        _ => filters::first(value),
+    });
+    environment.add_filter("last", |value: Value| match value.kind() {
+        ValueKind::Undefined => Ok(Value::UNDEFINED),
+        _ => filters::last(value),
+    });
     environment.set_formatter(|out, state, value| match written(value) {
         Some(text) => Ok(out.write_str(&text)?),
         None => escape_formatter(out, state, value),

@@ -82,9 +82,10 @@ impl Template {
         context.push(("messages".into(), messages));
         context.push(("add_generation_prompt".into(), Value::from(chat.add_generation_prompt)));
         context.push((CLOCK.into(), Value::from(unix_seconds)));
-        // Undefined where there are none: the library refuses some questions about a null.
-        context.push(("tools".into(), chat.tools.clone()));
-        context.push(("documents".into(), chat.documents.clone()));
+        // None where there are none, as with transformers: `tools is not none` would hold of what is undefined.
+        let or_none = |value: &Value| if value.is_undefined() { Value::from(()) } else { value.clone() };
+        context.push(("tools".into(), or_none(&chat.tools)));
+        context.push(("documents".into(), or_none(&chat.documents)));
         let context = Value::from_pairs(context);
         let mut text = Bounded { bytes: Vec::new(), is_over: false };
         let rendered = guarded(|| {
