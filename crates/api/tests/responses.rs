@@ -267,7 +267,10 @@ fn assembled(stream: &[u8]) -> Value {
             "output_text.done" | "reasoning_text.done" => {
                 assert_eq!(output[at.unwrap()]["content"][0]["text"], data["text"])
             }
-            "function_call_arguments.done" => assert_eq!(output[at.unwrap()]["arguments"], data["arguments"]),
+            "function_call_arguments.done" => {
+                assert_eq!(output[at.unwrap()]["arguments"], data["arguments"]);
+                assert_eq!(output[at.unwrap()]["name"], data["name"]);
+            }
             "content_part.done" => assert_eq!(output[at.unwrap()]["content"][0], data["part"]),
             "output_item.done" => {
                 open = false;

@@ -183,7 +183,10 @@ impl Detokenizer {
         for entry in &self.logprobs {
             self.bytes.clear();
             self.codec.token_bytes(entry.token, &mut self.bytes);
-            put_score(&mut self.scores, *entry, &self.bytes);
+            let name = self.bytes.is_empty().then(|| self.codec.special_token(entry.token)).flatten();
+            let special = name.is_some();
+            self.bytes.extend(name.unwrap_or_default().into_bytes());
+            put_score(&mut self.scores, *entry, &self.bytes, special);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::waiting::Waiting;
 use pinion_protocol::RequestId;
-use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TokenEvent};
+use pinion_protocol::detokenizer_inbox::{EVENT_EOS, EVENT_LAST, EVENT_TOKEN, Open, TextForm, TokenEvent};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, stopped_by};
 use pinion_text::reasoning::{CLOSE, OPEN};
 use pinion_text::{StopMatcher, TextCodec, TextStream};
@@ -30,10 +30,8 @@ pub(crate) struct Stream {
     pub(crate) has_text: bool,
     /// What leaves with a later token.
     pub(crate) waiting: Waiting,
-    /// What ended the text is part of it.
-    include_stop: bool,
-    /// Special tokens show their names.
-    shows_special: bool,
+    /// How the text is made.
+    form: TextForm,
     /// Tokens that are sent by themselves, with what they show.
     marks: Option<MarkIds>,
     text: TextStream,
@@ -57,11 +55,10 @@ impl Stream {
             next_scored: 0,
             has_text: false,
             waiting: Waiting::new(interval),
-            include_stop: open.include_stop,
-            shows_special: open.special,
-            marks: marks.filter(|_| open.marks),
-            text: TextStream::new(codec),
-            stop: StopMatcher::new(open.stop).including(open.include_stop),
+            form: open.form,
+            marks: marks.filter(|_| open.form.marks),
+            text: if open.form.continues { TextStream::continuing(codec) } else { TextStream::new(codec) },
+            stop: StopMatcher::new(open.stop).including(open.form.include_stop),
         };
         for token in open.resume {
             text.clear();
@@ -102,7 +99,7 @@ impl Stream {
             Progress::Lost => return last.then_some(DELTA_LAST),
             Progress::Flowing => {}
         }
-        let shows = has_token && (event.flags & EVENT_EOS == 0 || self.include_stop);
+        let shows = has_token && (event.flags & EVENT_EOS == 0 || self.form.include_stop);
         let stopped = (shows && self.push(codec, event.token, piece, text))
             || (last && self.finish(codec, piece, text));
         if stopped {
@@ -176,14 +173,10 @@ impl Stream {
     /// True if a stop string was found.
     fn push(&mut self, codec: &TextCodec, token: u32, piece: &mut String, text: &mut String) -> bool {
         piece.clear();
-        match self.shows_special.then(|| codec.special_token(token)).flatten() {
-            None => self.text.push(codec, token, piece),
-            Some(name) => {
-                // No character reaches across it.
-                self.text.finish(codec, piece);
-                self.text.push(codec, token, piece);
-                piece.push_str(&name);
-            }
+        if self.form.special {
+            self.text.push_shown(codec, token, piece);
+        } else {
+            self.text.push(codec, token, piece);
         }
         self.stop.push(piece, text)
     }

@@ -109,7 +109,7 @@ fn the_end_of_sequence_token_counts_and_shows_nothing() {
 #[test]
 fn what_ended_the_text_is_sent_if_asked_for() {
     let mut bench = Bench::new(1, RECORD_BYTES_MAX);
-    bench.include_stop = true;
+    bench.form.include_stop = true;
     let by_string = bench.open(0, 0, &["bc", "z"], &[]);
     let by_token = bench.open(0, 1, &["bc"], &[]);
     let by_eos = bench.open(0, 2, &[], &[]);
@@ -129,7 +129,7 @@ fn what_ended_the_text_is_sent_if_asked_for() {
 fn special_tokens_show_their_names_where_a_client_wants_them() {
     let mut bench = Bench::new(1, RECORD_BYTES_MAX);
     let hidden = bench.open(0, 0, &[], &[]);
-    bench.special = true;
+    bench.form.special = true;
     let shown = bench.open(0, 1, &[], &[]);
     for (sequence, (token, flags)) in
         [(97, 0), (EOS, 0), (98, 0), (EOS, EVENT_EOS | EVENT_LAST)].into_iter().enumerate()
@@ -154,8 +154,10 @@ fn scores_go_with_their_token() {
     let record = bench.detokenizer.records(0).next().unwrap().to_vec();
     let all: Vec<_> = deltas(&record).map(Result::unwrap).collect();
     assert_eq!((all[0].text, all[0].scores()), ("b", Ok(vec![])));
-    let score = |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec() };
-    let alternatives = vec![score(97, -1.5, b"a"), score(EOS, -2.5, b"")];
+    let score =
+        |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec(), special: false };
+    let end = Score { special: true, ..score(EOS, -2.5, b"<|endoftext|>") };
+    let alternatives = vec![score(97, -1.5, b"a"), end];
     let expected = TokenScore { drawn: score(0xC3, -0.5, b"\xc3"), alternatives };
     assert_eq!((all[1].text, all[1].scores()), ("", Ok(vec![expected])));
 
@@ -425,14 +427,16 @@ fn scores_of_a_prompt_get_their_texts() {
         assert_ne!(delta.header.flags & DELTA_PROMPT, 0);
         all.extend(decode_prompt_scores(delta.score_bytes).unwrap());
     }
-    let score = |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec() };
+    let score =
+        |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec(), special: false };
+    let end = Score { special: true, ..score(EOS, -2.5, b"<|endoftext|>") };
     let of = |rank, drawn, alternatives| PromptScore { rank, score: TokenScore { drawn, alternatives } };
     assert_eq!(
         all,
         [
             of(None, score(104, 0.0, b"h"), vec![]),
             of(Some(4), score(0xC3, -1.5, b"\xc3"), vec![score(97, -0.5, b"a")]),
-            of(Some(2), score(EOS, -2.5, b""), vec![score(98, -0.25, b"b")]),
+            of(Some(2), end, vec![score(98, -0.25, b"b")]),
         ]
     );
     assert_eq!(bench.detokenizer.counts().stale, 1);
@@ -467,7 +471,7 @@ fn marks_of_reasoning_leave_by_themselves() {
         for resumed in 0..tokens.len() {
             let tables = vec![SlotTable::create(1, 1, SLOTS).unwrap()];
             let mut bench = Bench::with_codec(marked_codec(), tables, RECORD_BYTES_MAX, interval);
-            bench.marks = asked;
+            bench.form.marks = asked;
             let stop: Vec<&str> = stop.into_iter().collect();
             let id = bench.open(0, 0, &stop, &tokens[..resumed]);
             for (at, token) in (0..).zip(&tokens).skip(resumed) {

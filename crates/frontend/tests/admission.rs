@@ -1,38 +1,12 @@
 //! Admission by tables: what passes, with which values, and what is refused, naming which field.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside the test functions")]
 
-use crate::asked::{body, limits};
-use pinion_frontend::admission::{Admitted, Api, admit, admit_detokenize, admit_tokenize};
+use crate::asked::{FRESH_SEED, body, check_field, limits, passes, refused};
+use pinion_frontend::admission::{Api, admit, admit_detokenize, admit_tokenize};
 use pinion_protocol::tokenizer_inbox::{Prompt, Submit, TokenizerRecord, kind};
 use pinion_protocol::{Claim, FaultCode, Reasoning, RequestId, Sampling};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-
-const FRESH_SEED: u64 = 77;
-
-fn passes(api: Api, extra: Value) -> Admitted {
-    let body = body(api, extra);
-    admit(api, body.to_string().as_bytes(), &limits(), FRESH_SEED).unwrap_or_else(|f| panic!("{body}: {f}"))
-}
-
-/// The refusal of a raw body.
-fn refused(api: Api, body: &str) -> (FaultCode, Option<String>) {
-    match admit(api, body.as_bytes(), &limits(), FRESH_SEED) {
-        Ok(admitted) => panic!("{body} was admitted as {admitted:?}"),
-        Err(fault) => (fault.code, fault.param),
-    }
-}
-
-fn check_field(api: Api, field: &str, refused_values: &[&str], passing_values: &[&str]) {
-    for value in refused_values {
-        let text = body(api, json!({field: "@@"})).to_string().replace("\"@@\"", value);
-        let (code, param) = refused(api, &text);
-        assert_eq!((code, param.as_deref()), (FaultCode::InvalidValue, Some(field)), "{text}");
-    }
-    for value in passing_values {
-        passes(api, json!({field: serde_json::from_str::<Value>(value).unwrap()}));
-    }
-}
 
 #[test]
 fn every_number_is_typed_and_ranged_on_every_route() {
@@ -203,7 +177,7 @@ fn values_arrive_where_they_belong() {
         reasoning: Reasoning::None,
     };
     assert_eq!(full.sampling, expected);
-    assert_eq!((full.stop, full.include_stop), (vec!["a".to_owned(), "b".to_owned()], true));
+    assert_eq!((full.stop, full.form.include_stop), (vec!["a".to_owned(), "b".to_owned()], true));
     assert_eq!(
         (full.stream, full.include_usage, full.prompts),
         (true, true, vec![Prompt::Text("hi".into())])
@@ -211,7 +185,7 @@ fn values_arrive_where_they_belong() {
 
     let plain = passes(Api::Completions, json!({}));
     let default = Sampling { seed: FRESH_SEED, ..Sampling::default() };
-    assert_eq!((&plain.sampling, plain.include_stop), (&default, false));
+    assert_eq!((&plain.sampling, plain.form.include_stop), (&default, false));
     assert_eq!(
         (plain.sampling.max_tokens, plain.sampling.seed, plain.sampling.top_k),
         (Some(16), FRESH_SEED, None)

@@ -20,6 +20,7 @@ use pinion_frontend::requests::request::Form;
 use pinion_frontend::requests::ticket::Ticket;
 use pinion_frontend::route::Route;
 use pinion_protocol::control::Admin;
+use pinion_protocol::detokenizer_inbox::TextForm;
 use pinion_protocol::frontend_inbox::{kind, put_delta};
 use pinion_protocol::limits::GAUGE_COUNT;
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
@@ -102,9 +103,7 @@ fn open(ledger: &Rc<RefCell<Ledger>>, shape: Shape, fast: bool) -> (RequestId, A
         truncation: Truncation::Never,
         asked_unix_s: 0,
         stop: Vec::new(),
-        include_stop: false,
-        marks: false,
-        special: false,
+        form: TextForm::default(),
     };
     let origin = Origin {
         route: Route::Chat,

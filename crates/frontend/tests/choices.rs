@@ -211,7 +211,7 @@ fn too_many_choices_are_refused_before_any_begins() {
 fn scored(h: &Harness, id: RequestId, text: &str, logprob: f32) {
     let (mut scores, mut record) = (Vec::new(), Vec::new());
     begin_scores(&mut scores, 1);
-    put_score(&mut scores, LogprobEntry { token: 1, logprob }, text.as_bytes());
+    put_score(&mut scores, LogprobEntry { token: 1, logprob }, text.as_bytes(), false);
     put_scored_delta(&mut record, id, 0, &[1], text, DELTA_LAST, &scores);
     h.take(kind::DELTAS, &record);
     h.finish(id, FinishReason::Length, 1);

@@ -23,7 +23,7 @@ fn prompt_score(h: &Harness, id: RequestId, index: u32, rank: Option<u32>, entri
     begin_prompt_score(&mut scores, rank);
     begin_scores(&mut scores, entries.len());
     for (token, text, logprob) in entries {
-        put_score(&mut scores, LogprobEntry { token: *token, logprob: *logprob }, text);
+        put_score(&mut scores, LogprobEntry { token: *token, logprob: *logprob }, text, false);
     }
     put_scored_delta(&mut record, id, index, &[], "", DELTA_PROMPT, &scores);
     h.take(kind::DELTAS, &record);
@@ -34,7 +34,7 @@ fn token(h: &Harness, id: RequestId, sequence: u32, text: &str, flags: u32, scor
     let (mut scores, mut record) = (Vec::new(), Vec::new());
     if scored {
         begin_scores(&mut scores, 1);
-        put_score(&mut scores, LogprobEntry { token: 9, logprob: -0.5 }, text.as_bytes());
+        put_score(&mut scores, LogprobEntry { token: 9, logprob: -0.5 }, text.as_bytes(), false);
     }
     put_scored_delta(&mut record, id, sequence, &[9], text, flags, &scores);
     h.take(kind::DELTAS, &record);

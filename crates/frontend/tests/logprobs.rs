@@ -14,7 +14,7 @@ fn scored(h: &Harness, id: RequestId, sequence: u32, text: &str, flags: u32, sco
     let (mut bytes, mut record) = (Vec::new(), Vec::new());
     begin_scores(&mut bytes, scores.len());
     for (text, logprob) in scores {
-        put_score(&mut bytes, LogprobEntry { token: 1, logprob: *logprob }, text);
+        put_score(&mut bytes, LogprobEntry { token: 1, logprob: *logprob }, text, false);
     }
     put_scored_delta(&mut record, id, sequence, &[7], text, flags, &bytes);
     h.take(kind::DELTAS, &record);
@@ -76,6 +76,43 @@ fn completions_have_lists_side_by_side() {
     }
 }
 
+/// A special token has its name beside its logprob, and counts as text where the text shows it.
+#[test]
+fn special_tokens_have_names_and_tokens_can_be_ids() {
+    let body = json!({"prompt": "hi", "logprobs": 1, "max_tokens": 2});
+    for (more, tokens, offsets) in [
+        (json!({}), ["</s>", "a"], [0, 0]),
+        (json!({"skip_special_tokens": false}), ["</s>", "a"], [0, 4]),
+        (json!({"return_tokens_as_token_ids": true}), ["token_id:2", "token_id:7"], [0, 0]),
+    ] {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        run(Options::default(), move |h| async move {
+            let tell = async {
+                let id = h.submit().await.id;
+                for (sequence, (token, text, special)) in
+                    (0..).zip([(2, &b"</s>"[..], true), (7, b"a", false)])
+                {
+                    let (mut bytes, mut record) = (Vec::new(), Vec::new());
+                    begin_scores(&mut bytes, 2);
+                    put_score(&mut bytes, LogprobEntry { token, logprob: -1.0 }, text, special);
+                    put_score(&mut bytes, LogprobEntry { token: 1, logprob: -2.0 }, b"<s>", true);
+                    let (shown, flags) = if special { ("", 0) } else { ("a", DELTA_LAST) };
+                    put_scored_delta(&mut record, id, sequence, &[token], shown, flags, &bytes);
+                    h.take(kind::DELTAS, &record);
+                }
+                h.finish(id, FinishReason::Length, 2);
+            };
+            let text = body.to_string();
+            let (reply, ()) = tokio::join!(h.post("/v1/completions", &text), tell);
+            let logprobs = &reply.json()["choices"][0]["logprobs"];
+            assert_eq!((&logprobs["tokens"], &logprobs["text_offset"]), (&json!(tokens), &json!(offsets)));
+            let other = if tokens[0] == "</s>" { "<s>" } else { "token_id:1" };
+            assert_eq!(logprobs["top_logprobs"][0], json!({other: -2.0, tokens[0]: -1.0}));
+        });
+    }
+}
+
 #[test]
 fn chats_have_an_entry_for_each_token() {
     let entry = |token: &str, bytes: Value, logprob: f64, top: Value| json!({"token": token, "logprob": logprob, "bytes": bytes, "top_logprobs": top});
@@ -119,7 +156,7 @@ fn scores_that_do_not_fit_their_tokens_end_the_request() {
             let id = h.submit().await.id;
             let (mut record, mut scores) = (Vec::new(), Vec::new());
             begin_scores(&mut scores, 1);
-            put_score(&mut scores, LogprobEntry { token: 1, logprob: -1.0 }, b"a");
+            put_score(&mut scores, LogprobEntry { token: 1, logprob: -1.0 }, b"a", false);
             put_scored_delta(&mut record, id, 0, &[7, 8], "ab", 0, &scores);
             h.take(kind::DELTAS, &record);
             assert!(h.cancelled(id));
@@ -137,7 +174,12 @@ fn long(h: &Harness, id: RequestId, first: u32, count: u32, text: &str, flags: u
     for _ in 0..count {
         begin_scores(&mut bytes, ENTRIES_MAX);
         for _ in 0..ENTRIES_MAX {
-            put_score(&mut bytes, LogprobEntry { token: 1, logprob: -1.0 }, &[b'x'; SCORE_TEXT_BYTES_MAX]);
+            put_score(
+                &mut bytes,
+                LogprobEntry { token: 1, logprob: -1.0 },
+                &[b'x'; SCORE_TEXT_BYTES_MAX],
+                false,
+            );
         }
     }
     put_scored_delta(&mut record, id, first, &vec![7; count as usize], text, flags, &bytes);

@@ -235,10 +235,10 @@ fn what_asks_for_reasoning_and_what_does_not() {
             }
         };
         let (submit, open) = asked(json!({"stop": ["x"]})).await;
-        assert!(open.marks && submit.sampling.reasoning == Reasoning::Possible);
+        assert!(open.form.marks && submit.sampling.reasoning == Reasoning::Possible);
         // A stop string that has a mark may reach across it.
         let (submit, open) = asked(json!({"stop": ["</think>\n"]})).await;
-        assert!(!open.marks && submit.sampling.reasoning == Reasoning::Possible);
+        assert!(!open.form.marks && submit.sampling.reasoning == Reasoning::Possible);
         let kwargs = |prompt: &Prompt| {
             let Prompt::Chat(chat) = prompt else { panic!("not a chat: {prompt:?}") };
             serde_json::from_str::<Value>(chat).unwrap()["chat_template_kwargs"].clone()
@@ -270,7 +270,7 @@ fn what_asks_for_reasoning_and_what_does_not() {
     run(Options::default(), |h| async move {
         let _reply = h.post_raw("/v1/chat/completions", &body(&json!({})).to_string()).await;
         assert_eq!(h.submit().await.sampling.reasoning, Reasoning::None);
-        assert!(!h.sent.borrow().opens[0].marks);
+        assert!(!h.sent.borrow().opens[0].form.marks);
     });
 }
 

@@ -26,6 +26,7 @@ mod responses_api;
 mod routing;
 mod small_routes;
 mod sse;
+mod text_form;
 mod timings;
 mod tool_calls;
 mod waits;

@@ -23,36 +23,47 @@ pub mod kind {
 pub struct Open {
     /// Whose it is.
     pub id: RequestId,
-    /// Strings that end the text; what follows them is not sent, and neither are they, unless `include_stop`.
+    /// Strings that end the text; what follows them is not sent, and neither are they, unless `form.include_stop`.
     pub stop: Vec<String>,
+    /// How its text is made.
+    pub form: TextForm,
+    /// Ids generated before a restart; they seed the decode state and send no text.
+    pub resume: Vec<u32>,
+}
+
+/// How the text of a stream is made of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TextForm {
     /// Send the stop string, or the text of the token, that ended the text.
     pub include_stop: bool,
     /// Send the marks of reasoning by themselves, where they are tokens. No stop string reaches across one then.
     pub marks: bool,
     /// Send the names of special tokens, which show nothing otherwise.
     pub special: bool,
-    /// Ids generated before a restart; they seed the decode state and send no text.
-    pub resume: Vec<u32>,
+    /// It goes on with a text that its reader has: a space at its beginning is shown, which some tokenizers drop at the
+    /// beginning of a text.
+    pub continues: bool,
 }
 
-const OPEN_INCLUDES_STOP: u32 = 1;
-const OPEN_MARKS: u32 = 2;
-const OPEN_SPECIAL: u32 = 4;
+impl TextForm {
+    /// One bit for each field, in their order.
+    fn bits(self) -> u32 {
+        let fields = [self.include_stop, self.marks, self.special, self.continues];
+        (0..).zip(fields).map(|(at, field)| u32::from(field) << at).sum()
+    }
 
-/// Replaces `out` by the payload of an [`Open`] of these parts; the flags are `include_stop`, `marks` and `special`.
-pub fn encode_open(
-    out: &mut Vec<u8>,
-    id: RequestId,
-    stop: &[String],
-    (include_stop, marks, special): (bool, bool, bool),
-    resume: &[u32],
-) {
+    fn of_bits(bits: u32) -> Result<TextForm, Malformed> {
+        let bit = |at: u32| bits >> at & 1 != 0;
+        let form = TextForm { include_stop: bit(0), marks: bit(1), special: bit(2), continues: bit(3) };
+        if form.bits() == bits { Ok(form) } else { Err(Malformed("open flag")) }
+    }
+}
+
+/// Replaces `out` by the payload of an [`Open`] of these parts.
+pub fn encode_open(out: &mut Vec<u8>, id: RequestId, stop: &[String], form: TextForm, resume: &[u32]) {
     out.clear();
     put(out, &id);
-    let flags = (u32::from(include_stop) * OPEN_INCLUDES_STOP)
-        | (u32::from(marks) * OPEN_MARKS)
-        | (u32::from(special) * OPEN_SPECIAL);
-    put_ids(out, &[stop.len() as u32, flags, resume.len() as u32]);
+    put_ids(out, &[stop.len() as u32, form.bits(), resume.len() as u32]);
     for stop in stop {
         put_ids(out, &[stop.len() as u32]);
         out.extend_from_slice(stop.as_bytes());
@@ -63,7 +74,7 @@ pub fn encode_open(
 impl Open {
     /// Replaces `out` by the record's payload; its kind is [`kind::OPEN`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        encode_open(out, self.id, &self.stop, (self.include_stop, self.marks, self.special), &self.resume);
+        encode_open(out, self.id, &self.stop, self.form, &self.resume);
     }
 
     /// Checks and copies a record. Errors: too many or too long stop strings, lengths that do not add up.
@@ -71,9 +82,7 @@ impl Open {
         let mut cursor = Cursor(payload);
         let id = cursor.take("open header")?;
         let [stop_count, flags, resume_len]: [u32; 3] = cursor.take("open header")?;
-        if flags & !(OPEN_INCLUDES_STOP | OPEN_MARKS | OPEN_SPECIAL) != 0 {
-            return Err(Malformed("open flag"));
-        }
+        let form = TextForm::of_bits(flags)?;
         if stop_count as usize > STOP_STRINGS_MAX {
             return Err(Malformed("stop string count"));
         }
@@ -87,9 +96,7 @@ impl Open {
         }
         let resume = cursor.ids(resume_len as usize, "resume ids")?;
         cursor.end("open tail")?;
-        let (include_stop, marks) = (flags & OPEN_INCLUDES_STOP != 0, flags & OPEN_MARKS != 0);
-        let special = flags & OPEN_SPECIAL != 0;
-        Ok(Open { id, stop, include_stop, marks, special, resume })
+        Ok(Open { id, stop, form, resume })
     }
 }
 
@@ -112,7 +119,7 @@ pub const EVENT_TOKEN: u32 = 1;
 /// No further event comes for this request; the detokenizer flushes its tail.
 pub const EVENT_LAST: u32 = 2;
 /// The token is the end-of-sequence token or one of the request's stop ids: it ends the text and shows nothing, unless
-/// the stream's [`Open::include_stop`] says so.
+/// the stream's [`TextForm::include_stop`] says so.
 pub const EVENT_EOS: u32 = 4;
 
 /// All bits of an event, which stand in its first byte.
@@ -240,13 +247,14 @@ mod tests {
     #[test]
     fn an_opening_round_trips_and_refuses_an_empty_stop_string() {
         let mut bytes = Vec::new();
-        for flags in 0..8 {
-            let (include_stop, marks, special) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+        for bits in 0..16 {
+            let form = TextForm::of_bits(bits).unwrap();
             let stop = vec!["\n\n".into(), "終".into()];
-            let open = Open { stop, include_stop, marks, special, resume: vec![1], ..Open::default() };
+            let open = Open { stop, form, resume: vec![1], ..Open::default() };
             open.encode(&mut bytes);
             assert_eq!(Open::decode(&bytes), Ok(open));
         }
+        assert!(TextForm::of_bits(16).is_err());
         Open { stop: vec![String::new()], ..Open::default() }.encode(&mut bytes);
         assert!(Open::decode(&bytes).is_err());
     }

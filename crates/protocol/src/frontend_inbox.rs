@@ -414,7 +414,7 @@ mod tests {
     fn scores_travel_behind_the_text_of_their_delta() {
         let (mut scores, mut bytes) = (Vec::new(), Vec::new());
         begin_scores(&mut scores, 1);
-        put_score(&mut scores, LogprobEntry { token: 5, logprob: -0.25 }, b"abc");
+        put_score(&mut scores, LogprobEntry { token: 5, logprob: -0.25 }, b"abc", false);
         put_scored_delta(&mut bytes, ID, 0, &[5], "abc", DELTA_LAST, &scores);
         put_scored_delta(&mut bytes, ID, 1, &[6], "d", 0, &[]);
         put_scored_delta(&mut bytes, ID, 2, &[6, 7], "d", 0, &scores);

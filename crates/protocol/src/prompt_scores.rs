@@ -170,8 +170,13 @@ mod tests {
             begin_scores(&mut bytes, texts.len());
             let mut scores: Vec<Score> = Vec::new();
             for (token, text) in (1..).zip(texts) {
-                put_score(&mut bytes, entry(token), text.as_bytes());
-                scores.push(Score { token, logprob: entry(token).logprob, bytes: text.into() });
+                put_score(&mut bytes, entry(token), text.as_bytes(), false);
+                scores.push(Score {
+                    token,
+                    logprob: entry(token).logprob,
+                    bytes: text.into(),
+                    special: false,
+                });
             }
             let drawn = scores.remove(0);
             expected.push(PromptScore { rank, score: TokenScore { drawn, alternatives: scores } });

@@ -28,8 +28,10 @@ pub struct Score {
     pub token: u32,
     /// Its logprob.
     pub logprob: f32,
-    /// Its bytes, which may be a part of a character; none for a special token.
+    /// Its bytes, which may be a part of a character; the name of a special token.
     pub bytes: Vec<u8>,
+    /// It is a special token, whose name may not be part of the text.
+    pub special: bool,
 }
 
 /// The scores of one generated token.
@@ -46,11 +48,14 @@ pub fn begin_scores(out: &mut Vec<u8>, entry_count: usize) {
     put_ids(out, &[entry_count as u32]);
 }
 
-/// Appends one score; its text is cut to [`SCORE_TEXT_BYTES_MAX`].
-pub fn put_score(out: &mut Vec<u8>, entry: LogprobEntry, bytes: &[u8]) {
+/// The bit of a text's length that says that it is the name of a special token.
+const SPECIAL: u32 = 1 << 31;
+
+/// Appends one score; its text is cut to [`SCORE_TEXT_BYTES_MAX`]. That of a special token is its name.
+pub fn put_score(out: &mut Vec<u8>, entry: LogprobEntry, bytes: &[u8], special: bool) {
     let bytes = &bytes[..bytes.len().min(SCORE_TEXT_BYTES_MAX)];
     put(out, &entry);
-    put_ids(out, &[bytes.len() as u32]);
+    put_ids(out, &[bytes.len() as u32 | if special { SPECIAL } else { 0 }]);
     out.extend_from_slice(bytes);
 }
 
@@ -77,12 +82,13 @@ pub(crate) fn take_token_score(cursor: &mut Cursor<'_>) -> Result<TokenScore, Ma
 
 fn take_score(cursor: &mut Cursor<'_>) -> Result<Score, Malformed> {
     let entry: LogprobEntry = cursor.take("score")?;
-    let len: u32 = cursor.take("score")?;
+    let word: u32 = cursor.take("score")?;
+    let (len, special) = (word & !SPECIAL, word & SPECIAL != 0);
     if !entry.logprob.is_finite() || len as usize > SCORE_TEXT_BYTES_MAX {
         return Err(Malformed("score"));
     }
     let bytes = cursor.bytes(len as usize, "score text")?.to_vec();
-    Ok(Score { token: entry.token, logprob: entry.logprob, bytes })
+    Ok(Score { token: entry.token, logprob: entry.logprob, bytes, special })
 }
 
 #[cfg(test)]
@@ -94,14 +100,19 @@ mod tests {
         let entry = |token, logprob| LogprobEntry { token, logprob };
         let mut bytes = Vec::new();
         begin_scores(&mut bytes, 2);
-        put_score(&mut bytes, entry(7, -1.5), b"\xc3");
-        put_score(&mut bytes, entry(8, -0.5), b"");
+        put_score(&mut bytes, entry(7, -1.5), b"\xc3", false);
+        put_score(&mut bytes, entry(8, -0.5), b"</s>", true);
         let first_end = bytes.len();
         begin_scores(&mut bytes, 1);
-        put_score(&mut bytes, entry(9, 0.0), &[b'x'; SCORE_TEXT_BYTES_MAX + 1]);
-        let score = |token, logprob, bytes: &[u8]| Score { token, logprob, bytes: bytes.to_vec() };
+        put_score(&mut bytes, entry(9, 0.0), &[b'x'; SCORE_TEXT_BYTES_MAX + 1], false);
+        let score = |token, logprob, bytes: &[u8]| Score {
+            token,
+            logprob,
+            bytes: bytes.to_vec(),
+            special: token == 8,
+        };
         let expected = vec![
-            TokenScore { drawn: score(7, -1.5, b"\xc3"), alternatives: vec![score(8, -0.5, b"")] },
+            TokenScore { drawn: score(7, -1.5, b"\xc3"), alternatives: vec![score(8, -0.5, b"</s>")] },
             TokenScore { drawn: score(9, 0.0, &[b'x'; SCORE_TEXT_BYTES_MAX]), alternatives: vec![] },
         ];
         assert_eq!(decode_scores(&bytes), Ok(expected));
@@ -111,7 +122,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY] {
             bytes.clear();
             begin_scores(&mut bytes, 1);
-            put_score(&mut bytes, entry(1, bad), b"x");
+            put_score(&mut bytes, entry(1, bad), b"x", false);
             assert!(decode_scores(&bytes).is_err());
         }
     }

@@ -37,7 +37,7 @@ pub use hub::{COMMIT, Hub, Seen, Trouble};
 pub use kv_events::{KvBatch, KvEvent, KvSubscriber, kv_replay};
 pub use memory::{RegionKind, RingWord, SharedRegion};
 pub use metrics::Metrics;
-pub use oracle::Oracle;
+pub use oracle::{Oracle, continued};
 pub use pinion_client::{Framing, Head};
 pub use pinion_random::Random;
 pub use port::free_port;

@@ -1,8 +1,16 @@
 //! What the fake model must answer.
 
 use pinion_model::fake_token;
-use pinion_text::{ChatRenderer, StopMatcher, TextCodec};
+use pinion_text::{ChatRenderer, StopMatcher, TextCodec, TextStream};
 use std::path::Path;
+
+/// The text of ids that go on with a prompt.
+pub fn continued(codec: &TextCodec, ids: &[u32]) -> String {
+    let (mut stream, mut text) = (TextStream::continuing(codec), String::new());
+    ids.iter().for_each(|id| stream.push(codec, *id, &mut text));
+    stream.finish(codec, &mut text);
+    text
+}
 
 /// The fake model's answers over the tokenizer of one model folder.
 pub struct Oracle {

@@ -2,7 +2,7 @@
 //! damaged or not supported ends the start with exit code 3.
 
 use pinion_model::{DtypeChoice, KvSize, ModelOptions, OwnedBatch, Quantization, load};
-use pinion_testkit::{Api, Folder, PATIENCE, Server, launcher_binary, run_binary_to_end};
+use pinion_testkit::{Api, Folder, PATIENCE, Server, continued, launcher_binary, run_binary_to_end};
 use pinion_text::TextCodec;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -53,7 +53,12 @@ fn a_file_is_served_whole() {
         let choice = server.post("/v1/completions", &body).json()["choices"][0].clone();
         assert_eq!(choice["prompt_token_ids"], json!(prompt), "{name}");
         assert_eq!(choice["token_ids"], json!(expected), "{name}");
-        assert_eq!(choice["text"], codec.decode_all(&expected), "{name}");
+        assert_eq!(choice["text"], continued(&codec, &expected), "{name}");
+        // A tokenizer of pieces writes a space before a text's first word and does not show it: here it is shown.
+        let mut echoed = body.clone();
+        echoed["echo"] = true.into();
+        let whole = server.post("/v1/completions", &echoed).json()["choices"][0]["text"].clone();
+        assert_eq!(whole, codec.decode_all(&[prompt.as_slice(), expected.as_slice()].concat()), "{name}");
         // Each end that the file names ends a text.
         for end in golden["ends"].as_array().expect("ends") {
             let bias = json!({ end.to_string(): 100 });

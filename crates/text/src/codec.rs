@@ -29,6 +29,8 @@ pub struct TextCodec {
     bytes_per_token_max: usize,
     frame: Frame,
     ignored: Vec<String>,
+    /// A token that shows a word, where there is no table.
+    word: Option<u32>,
 }
 
 /// Why a folder's tokenizer or chat template can't be used. Names the file.
@@ -162,7 +164,7 @@ impl TextCodec {
         let eos_id = tokenizer.token_to_id("<|endoftext|>");
         let bytes_per_token_max = longest.max(added).max(1) * shrink;
         let frame = guarded(|| Frame::of(&tokenizer)).map_err(wrong)?;
-        Ok(TextCodec {
+        let mut codec = TextCodec {
             tokenizer,
             table,
             vocab_size,
@@ -170,7 +172,10 @@ impl TextCodec {
             bytes_per_token_max,
             frame,
             ignored: Vec::new(),
-        })
+            word: None,
+        };
+        codec.word = codec.find_word();
+        Ok(codec)
     }
 
     /// Ids are below this. A model may have more rows than its tokenizer has tokens.
@@ -252,6 +257,19 @@ impl TextCodec {
         ids.truncate(kept);
     }
 
+    /// The text of all ids at once, with the names of special tokens. Ids outside the vocabulary show nothing.
+    pub fn decode_shown(&self, ids: &[u32]) -> String {
+        if self.table.is_none() {
+            return guarded(|| self.tokenizer.decode(ids, false)).unwrap_or_default();
+        }
+        let (mut stream, mut text) = (TextStream::new(self), String::new());
+        for &id in ids {
+            stream.push_shown(self, id, &mut text);
+        }
+        stream.finish(self, &mut text);
+        text
+    }
+
     /// The text of all ids at once; special tokens and ids outside the vocabulary show nothing.
     pub fn decode_all(&self, ids: &[u32]) -> String {
         let mut text = String::new();
@@ -269,6 +287,20 @@ impl TextCodec {
 
     pub(crate) fn table(&self) -> Option<&ByteTable> {
         self.table.as_ref()
+    }
+
+    /// A token that shows a word, for tokenizers without a byte table: what stands for the text before a stream.
+    pub(crate) fn any_word(&self) -> Option<u32> {
+        self.word
+    }
+
+    fn find_word(&self) -> Option<u32> {
+        let mut text = String::new();
+        let mut is_word = |id: &u32| {
+            self.decode_whole(&[*id], &mut text);
+            !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        };
+        (0..self.vocab_size).filter(|_| self.table.is_none()).find(|id| is_word(id))
     }
 
     /// Whether the token shows text at all. Only for tokenizers without a byte table.

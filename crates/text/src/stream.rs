@@ -31,6 +31,13 @@ impl TextStream {
         TextStream { tail: Utf8Tail::default(), leading_spaces, window: Window::default() }
     }
 
+    /// The same behind a text: a space at its beginning is shown.
+    pub fn continuing(codec: &TextCodec) -> TextStream {
+        let tokens: Vec<u32> = codec.any_word().into_iter().collect();
+        let window = Window { settled: tokens.len(), tokens };
+        TextStream { tail: Utf8Tail::default(), leading_spaces: 0, window }
+    }
+
     /// Appends to `out` the text that `token` completes: whole characters, possibly none.
     pub fn push(&mut self, codec: &TextCodec, token: u32, out: &mut String) {
         let Some(table) = codec.table() else { return self.window.push(codec, token, out) };
@@ -45,6 +52,19 @@ impl TextStream {
             }
         }
         self.tail.push(bytes, out);
+    }
+
+    /// The same, and the names of special tokens too.
+    pub fn push_shown(&mut self, codec: &TextCodec, token: u32, out: &mut String) {
+        match codec.special_token(token) {
+            None => self.push(codec, token, out),
+            Some(name) => {
+                // No character reaches across it, and a space behind it does not begin the text.
+                self.finish(codec, out);
+                self.leading_spaces = 0;
+                out.push_str(&name);
+            }
+        }
     }
 
     /// Ends the text: appends what is still held back, as the decode of the whole shows it.

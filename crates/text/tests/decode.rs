@@ -211,3 +211,49 @@ fn byte_fallback_streams_whole_characters() {
     let mut stream = TextStream::new(&pair.codec);
     assert_eq!(streamed(&pair.codec, &mut stream, &[3, 4, 5, 3, 4, 8, 3], 3), "你\u{FFFD}x\u{FFFD}");
 }
+
+/// The text behind a prompt is what the library shows of both, without what it shows of the prompt.
+#[test]
+fn a_text_that_goes_on_keeps_its_first_space() {
+    let llama = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]});
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let words = ["<s>", "▁The", "▁capital", "▁is", "s", "▁"];
+    for decoder in [&llama, &metaspace, &Value::Null] {
+        let pair = with_decoder(&words, decoder);
+        for answer in [&[2, 3, 4][..], &[0, 2], &[4, 3], &[5, 5, 2], &[0], &[]] {
+            let prompt = [0, 1];
+            let before = pair.oracle.decode(&prompt, true).unwrap();
+            let both = pair.oracle.decode(&[&prompt, answer].concat(), true).unwrap();
+            let mut stream = TextStream::continuing(&pair.codec);
+            let text = streamed(&pair.codec, &mut stream, answer, usize::MAX);
+            assert_eq!(before + &text, both, "{decoder} {answer:?}");
+        }
+    }
+}
+
+#[test]
+fn special_tokens_are_shown_as_the_library_shows_them() {
+    let llama = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]});
+    let words = ["<s>", "▁The", "▁capital", "<0xE4>", "<0xBD>", "<0xA0>"];
+    for decoder in
+        [&llama, &json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true})]
+    {
+        let pair = with_decoder(&words, decoder);
+        for ids in [&[0, 1, 2][..], &[1, 0, 2], &[3, 4, 5, 0, 0], &[2], &[0]] {
+            assert_eq!(
+                pair.codec.decode_shown(ids),
+                pair.oracle.decode(ids, false).unwrap(),
+                "{decoder} {ids:?}"
+            );
+        }
+    }
+}

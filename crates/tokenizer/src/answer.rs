@@ -163,7 +163,7 @@ impl Tokenizer {
             return Err(context_fault("tokens", message));
         }
         self.check_vocabulary(&decode.ids, "tokens")?;
-        let text = self.codec.decode_all(&decode.ids);
+        let text = self.codec.decode_shown(&decode.ids);
         self.check_answer("tokens", size_of::<RequestId>() + text.len())?;
         Ok(Decoded { id: decode.id, text })
     }

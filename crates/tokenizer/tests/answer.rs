@@ -365,7 +365,7 @@ fn encode_and_decode_answer_their_frontend() {
         bytes_of("User: a\nAssistant:")
     );
     let Answer::Decoded(decoded) = decode(vec![104, 0xC3, 0xA9, 256, 0xC3]) else { panic!("not decoded") };
-    assert_eq!(decoded.text, "hé\u{FFFD}");
+    assert_eq!(decoded.text, "hé<|endoftext|>\u{FFFD}");
     let refusals = [
         (encode(text(&"x".repeat(200))), "prompt"), // 800 bytes of ids, over the answer's 512
         (encode(text(&"z".repeat(64 * 1024))), "prompt"),

@@ -197,9 +197,9 @@ impl ResponseWriter {
                 "response.output_text.done",
                 json!({"item_id": id, "output_index": output_index, "content_index": 0, "text": text, "logprobs": []}),
             ),
-            Kind::Call { .. } => (
+            Kind::Call { name, .. } => (
                 "response.function_call_arguments.done",
-                json!({"item_id": id, "output_index": output_index, "arguments": text}),
+                json!({"item_id": id, "output_index": output_index, "name": name, "arguments": text}),
             ),
         };
         self.numbered.put(name, body, out);

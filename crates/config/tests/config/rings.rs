@@ -2,7 +2,7 @@
 
 use crate::tree::{Tree, serve};
 use pinion_config::{Config, Edge, Machine, Topology};
-use pinion_protocol::detokenizer_inbox::{Open, TokenEvent, encode_step};
+use pinion_protocol::detokenizer_inbox::{Open, TextForm, TokenEvent, encode_step};
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::limits::{
     LOGIT_BIAS_ENTRIES_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX,
@@ -95,8 +95,7 @@ fn check_largest(config: &Config) -> Result<(), String> {
         fits(&bytes, Role::Frontend, Role::Tokenizer)?;
     }
     let stop = vec!["s".repeat(STOP_STRING_BYTES_MAX); STOP_STRINGS_MAX];
-    Open { id: ID, stop, include_stop: false, marks: false, special: false, resume: resume.clone() }
-        .encode(&mut bytes);
+    Open { id: ID, stop, form: TextForm::default(), resume: resume.clone() }.encode(&mut bytes);
     fits(&bytes, Role::Frontend, Role::Detokenizer)?;
     Admit { id: ID, claim: Claim::default(), sampling, ids: resume, prompt_tokens: 1 }.encode(&mut bytes);
     fits(&bytes, Role::Tokenizer, Role::Engine)?;

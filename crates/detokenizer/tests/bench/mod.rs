@@ -4,7 +4,9 @@
 
 use pinion_detokenizer::Detokenizer;
 use pinion_protocol::RequestId;
-use pinion_protocol::detokenizer_inbox::{EVENT_LAST, EVENT_TOKEN, Open, TokenEvent, encode_step, kind};
+use pinion_protocol::detokenizer_inbox::{
+    EVENT_LAST, EVENT_TOKEN, Open, TextForm, TokenEvent, encode_step, kind,
+};
 use pinion_protocol::frontend_inbox::{DELTA_LAST, DELTA_MARK, DELTA_STOPPED, deltas};
 use pinion_protocol::names::Stage;
 use pinion_shm::slots::SlotTable;
@@ -46,11 +48,7 @@ pub struct Bench {
     pub received: BTreeMap<RequestId, Received>,
     pub now_ns: u64,
     /// Of the streams opened from now on.
-    pub include_stop: bool,
-    /// The same.
-    pub marks: bool,
-    /// Streams show the names of special tokens.
-    pub special: bool,
+    pub form: TextForm,
 }
 
 impl Bench {
@@ -72,15 +70,7 @@ impl Bench {
     ) -> Bench {
         let detokenizer = Detokenizer::new(codec, tables.clone(), record_bytes_max);
         let detokenizer = detokenizer.with_interval(interval);
-        Bench {
-            detokenizer,
-            tables,
-            received: BTreeMap::new(),
-            now_ns: 0,
-            include_stop: false,
-            marks: false,
-            special: false,
-        }
+        Bench { detokenizer, tables, received: BTreeMap::new(), now_ns: 0, form: TextForm::default() }
     }
 
     /// Takes a slot and opens a stream in it.
@@ -95,15 +85,7 @@ impl Bench {
     pub fn open_as(&mut self, id: RequestId, stop: &[&str], resume: &[u32]) {
         let stop = stop.iter().map(|&s| s.to_owned()).collect();
         let mut payload = Vec::new();
-        Open {
-            id,
-            stop,
-            resume: resume.to_vec(),
-            include_stop: self.include_stop,
-            marks: self.marks,
-            special: self.special,
-        }
-        .encode(&mut payload);
+        Open { id, stop, form: self.form, resume: resume.to_vec() }.encode(&mut payload);
         self.detokenizer.open(id.frontend, kind::OPEN, &payload).unwrap();
     }
 

@@ -25,6 +25,7 @@ use crate::admission::json::{Fields, as_integer};
 pub use crate::admission::pooled::{
     Embed, Rerank, Score, Texts, admit_embed, admit_rerank, admit_score, renamed,
 };
+use crate::admission::prompts::Cut;
 use crate::admission::reasoning::ReasoningPlan;
 use crate::admission::sampling::{logprobs, sampling, seed};
 pub use crate::admission::tokens::{admit_apply_template, admit_count, admit_detokenize, admit_tokenize};
@@ -33,6 +34,7 @@ use crate::admission::unknown::{field_names, in_its_words, leftovers, members_of
 use pinion_api::Translated;
 use pinion_api::responses::Asked;
 use pinion_config::{Pooling, SamplingDefaults};
+use pinion_protocol::detokenizer_inbox::TextForm;
 use pinion_protocol::limits::{CHOICES_MAX, LOGPROB_ALTERNATIVES_MAX, USER_BYTES_MAX};
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode, Reasoning, Sampling};
@@ -97,10 +99,8 @@ pub struct Admitted {
     pub choices_per_prompt: u32,
     /// Strings that end the text.
     pub stop: Vec<String>,
-    /// Whether what ended the text is part of it.
-    pub include_stop: bool,
-    /// Whether special tokens show their names.
-    pub special: bool,
+    /// How the text is made; of marks the plan for reasoning knows.
+    pub form: TextForm,
     /// How tool calls are found in the text, if there may be any.
     pub calls: Option<CallPlan>,
     /// How reasoning is found in the text, if it is looked for.
@@ -126,6 +126,17 @@ pub struct Shown {
     pub best: Option<u32>,
     /// The ids of prompt and answer.
     pub token_ids: bool,
+    /// How tokens are written beside their scores.
+    pub style: TokenStyle,
+}
+
+/// How tokens are written beside their scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TokenStyle {
+    /// As `token_id:` and the id, in place of what they show.
+    pub as_ids: bool,
+    /// The answer's text has the names of special tokens.
+    pub special: bool,
 }
 
 impl Shown {
@@ -218,12 +229,15 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
     let grammar = limited(tools.grammar(written)?, &mut fields, limits)?;
     let Tools { offered, plan: calls, .. } = tools;
     check_unsupported(api, &mut fields)?;
+    // What is no chat goes on with its prompt.
+    let continues = api != Api::Chat || fields.get("continue_final_message") == Some(&Value::Bool(true));
     let (prompts, truncation) = prompt(api, &mut fields, limits, offered, &shown)?;
     let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;
-    let shown = Shown { best, ..shown };
     let stop = prompts::stop(&mut fields)?;
     let include_stop = fields.boolean("include_stop_str_in_output")?.unwrap_or(false);
     let special = !fields.boolean("skip_special_tokens")?.unwrap_or(true);
+    let form = TextForm { include_stop, special, continues, marks: false };
+    let shown = Shown { best, style: TokenStyle { special, ..shown.style }, ..shown };
     // It is for tokenizers written in Python; a text from tokenizer.json is the same either way.
     fields.boolean("spaces_between_special_tokens")?;
     let reasoning = match api {
@@ -255,8 +269,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
         truncation,
         choices_per_prompt,
         stop,
-        include_stop,
-        special,
+        form,
         timings,
         shown,
         calls,
@@ -274,7 +287,7 @@ fn prompt(
     tools: Option<Value>,
     shown: &Shown,
 ) -> Result<(Vec<Prompt>, Truncation), Fault> {
-    let truncation = prompts::truncation(fields)?;
+    let truncation = prompts::truncation(fields, Cut::Left)?;
     if truncation != Truncation::Never && (shown.echo || shown.prompt_logprobs.is_some()) {
         let message = "truncate_prompt_tokens leaves out what echo and prompt_logprobs show";
         return Err(Fault::field("truncate_prompt_tokens", message));
@@ -346,7 +359,13 @@ fn shown(api: Api, fields: &mut Fields) -> Result<Shown, Fault> {
         // Left to the fields that are not supported.
         Api::Generate => false,
     };
-    Ok(Shown { echo, logprobs, prompt_logprobs, best: None, token_ids })
+    let as_ids = match api {
+        Api::Completions | Api::Chat => fields.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
+        // It shows no scores.
+        Api::Generate => false,
+    };
+    let style = TokenStyle { as_ids, special: false };
+    Ok(Shown { echo, logprobs, prompt_logprobs, best: None, token_ids, style })
 }
 
 /// As vLLM has it: a lower value is served earlier.

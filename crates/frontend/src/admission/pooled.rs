@@ -1,6 +1,7 @@
 //! Bodies of the routes of models that pool: `/v1/embeddings`, `/v1/score`, `/v1/rerank`.
 
 use crate::admission::json::{Fields, wrong_type};
+use crate::admission::prompts::Cut;
 use crate::admission::unknown::{leftovers, members_of};
 use crate::admission::{Limits, check_model, priority, prompts, user};
 use crate::limits::INPUTS_MAX;
@@ -68,7 +69,7 @@ pub fn admit_embed(body: &[u8], limits: &Limits, pooling: &Pooling) -> Result<Em
         }
     };
     let dimensions = dimensions(&mut fields, limits, pooling)?;
-    let truncation = truncation(&mut fields)?;
+    let truncation = prompts::truncation(&mut fields, Cut::Right)?;
     let Some(input) = fields.take("input") else { return Err(Fault::field("input", "input is required")) };
     fields.put("prompt", input);
     let prompts = prompts::prompts(&mut fields, limits, (INPUTS_MAX, truncation));
@@ -91,7 +92,7 @@ pub fn admit_score(body: &[u8], limits: &Limits) -> Result<Score, Fault> {
         );
         return Err(Fault::field("text_2", message));
     }
-    let truncation = truncation(&mut fields)?;
+    let truncation = prompts::truncation(&mut fields, Cut::Right)?;
     let (pairing, all): (_, Vec<String>) = match first_count {
         1 => (Pairing::FirstWithRest, first.into_iter().chain(second).collect()),
         _ => (Pairing::Neighbours, first.into_iter().zip(second).flat_map(<[String; 2]>::from).collect()),
@@ -112,7 +113,7 @@ pub fn admit_rerank(body: &[u8], limits: &Limits) -> Result<Rerank, Fault> {
         Some(top) => usize::try_from(top).unwrap_or(usize::MAX),
     };
     let shown = fields.boolean("return_documents")?.unwrap_or(true);
-    let truncation = truncation(&mut fields)?;
+    let truncation = prompts::truncation(&mut fields, Cut::Right)?;
     let prompts = std::iter::once(query).chain(documents.iter().cloned()).map(Prompt::Text).collect();
     let texts = texts(fields, prompts, truncation, limits, "RerankRequest")?;
     Ok(Rerank { texts, top, documents: shown.then_some(documents) })
@@ -137,18 +138,6 @@ fn texts(
     let (priority, user) = (priority(&mut fields)?, user(&mut fields)?);
     let ignored = leftovers(|| members_of(of), &fields, limits.strict_fields)?;
     Ok(Texts { prompts, truncation, priority, user, ignored })
-}
-
-/// `truncate_prompt_tokens` and `truncation_side`: which tokens of each text are used. Unless a client wants the last
-/// ones, they are the first.
-fn truncation(fields: &mut Fields) -> Result<Truncation, Fault> {
-    const NAME: &str = "truncation_side";
-    let last = prompts::truncation(fields)?;
-    match fields.string(NAME)?.as_deref() {
-        None | Some("right") => Ok(last.of_first()),
-        Some("left") => Ok(last),
-        Some(other) => Err(wrong_type(NAME, "\"left\" or \"right\"", &Value::from(other))),
-    }
 }
 
 /// `dimensions`, which only models that were trained for it can honour.

@@ -64,15 +64,33 @@ fn prompt_ids(items: &[Value], limits: &Limits, truncation: Truncation) -> Resul
     ids("prompt", items, limits).map(Prompt::Ids)
 }
 
-/// `truncate_prompt_tokens`: this number of the prompt's last tokens, or with -1 as many as fit.
-pub(crate) fn truncation(fields: &mut Fields) -> Result<Truncation, Fault> {
+/// The end of a prompt that is cut if a request does not say which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Its beginning.
+    Left,
+    /// Its end.
+    Right,
+}
+
+/// `truncate_prompt_tokens`: this number of the prompt's tokens, or with -1 as many as fit; `truncation_side`: which of
+/// its ends is cut.
+pub(crate) fn truncation(fields: &mut Fields, default: Cut) -> Result<Truncation, Fault> {
     const NAME: &str = "truncate_prompt_tokens";
-    match fields.integer(NAME, -1..=i128::from(i32::MAX))? {
-        None => Ok(Truncation::Never),
-        Some(-1) => Ok(Truncation::Fit),
-        Some(0) => Err(Fault::field(NAME, format!("{NAME} must be -1 or at least 1, got 0"))),
-        Some(count) => Ok(Truncation::Last(u32::try_from(count).unwrap_or(u32::MAX - 1))),
-    }
+    const SIDE: &str = "truncation_side";
+    let last = match fields.integer(NAME, -1..=i128::from(i32::MAX))? {
+        None => Truncation::Never,
+        Some(-1) => Truncation::Fit,
+        Some(0) => return Err(Fault::field(NAME, format!("{NAME} must be -1 or at least 1, got 0"))),
+        Some(count) => Truncation::Last(u32::try_from(count).unwrap_or(u32::MAX - 1)),
+    };
+    let cut = match fields.string(SIDE)?.as_deref() {
+        None => default,
+        Some("left") => Cut::Left,
+        Some("right") => Cut::Right,
+        Some(other) => return Err(wrong_type(SIDE, "\"left\" or \"right\"", &Value::from(other))),
+    };
+    Ok(if cut == Cut::Left { last } else { last.of_first() })
 }
 
 /// Token ids, fewer than the context holds and each in the vocabulary.

@@ -40,6 +40,8 @@ pub struct CallPlan {
     pub json_parameters: Vec<Vec<String>>,
     /// More calls than this are dropped.
     pub calls_max: usize,
+    /// Ids have nine letters, which Mistral's templates want of the calls that they are shown.
+    pub short_ids: bool,
 }
 
 /// What a request's tools come to.
@@ -74,7 +76,8 @@ pub(crate) fn tools(fields: &mut Fields, reading: CallReading) -> Result<Tools, 
     let choice = choice(fields, &names)?;
     let calls_max = if is_parallel { usize::MAX } else { 1 };
     let json_parameters: Vec<Vec<String>> = items.iter().map(json_parameters).collect();
-    let plan = |shape, names| Some(CallPlan { shape, names, json_parameters, calls_max });
+    let short_ids = reading == CallReading::Format(CallFormat::Mistral);
+    let plan = |shape, names| Some(CallPlan { shape, names, json_parameters, calls_max, short_ids });
     Ok(match choice {
         Choice::None => Tools::default(),
         Choice::Auto => {
@@ -354,6 +357,20 @@ mod tests {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
         let plan = read(json!({"tools": [tool]})).unwrap().plan.unwrap();
         assert_eq!(plan.json_parameters, [["count", "node", "list", "either", "one"]]);
+    }
+
+    #[test]
+    fn ids_are_short_where_a_template_wants_them_so_however_the_call_came() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        for (format, short_ids) in [(CallFormat::Mistral, true), (CallFormat::Hermes, false)] {
+            for choice in [json!("auto"), json!("required"), named.clone()] {
+                let body = json!({"tools": [tool], "tool_choice": choice});
+                let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
+                let plan = tools(&mut fields, CallReading::Format(format)).unwrap().plan.unwrap();
+                assert_eq!(plan.short_ids, short_ids, "{choice}");
+            }
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn the_mean_counts_and_not_the_sum() {
         let text = |logprobs: &[f32]| -> Vec<TokenScore> {
-            let score = |&logprob| Score { token: 1, logprob, bytes: Vec::new() };
+            let score = |&logprob| Score { token: 1, logprob, bytes: Vec::new(), special: false };
             logprobs
                 .iter()
                 .map(|logprob| TokenScore { drawn: score(logprob), alternatives: Vec::new() })

@@ -2,7 +2,7 @@
 
 use crate::admission::tools::CallPlan;
 use crate::answers::openai::{Ending, Event};
-use pinion_text::tools::{CALLS_MAX, CallFormat, CallParser, Part, Shape};
+use pinion_text::tools::{CALLS_MAX, CallParser, Part, Shape};
 use std::fmt::Write;
 
 /// Letters of an id that differ between answers, before those that differ between calls.
@@ -38,11 +38,10 @@ pub struct Calls {
 impl Calls {
     /// `letters` are at least `ID_LETTERS` that no other answer has.
     pub fn new(plan: &CallPlan, letters: &str) -> Calls {
-        let prefix = match plan.shape {
-            Shape::Free(CallFormat::Mistral) => {
-                letters.get(..MISTRAL_ID_LETTERS).unwrap_or(letters).to_owned()
-            }
-            _ => format!("call_{}", letters.get(..ID_LETTERS).unwrap_or(letters)),
+        let prefix = if plan.short_ids {
+            letters.get(..MISTRAL_ID_LETTERS).unwrap_or(letters).to_owned()
+        } else {
+            format!("call_{}", letters.get(..ID_LETTERS).unwrap_or(letters))
         };
         Calls {
             parser: CallParser::new(plan.shape.clone(), plan.names.clone(), plan.calls_max)

@@ -5,6 +5,7 @@
 
 use pinion_protocol::frontend_inbox::Delta;
 use pinion_protocol::prompt_scores::{PromptScore, decode_prompt_scores};
+use pinion_protocol::scores::Score;
 use pinion_protocol::{Fault, FaultCode};
 
 /// Tokens of a prompt that share one chunk of a stream.
@@ -94,11 +95,9 @@ impl PromptPart {
         }
         let scores = self.scores()?;
         let begin = self.offset;
-        self.offset += scores.iter().map(|score| chars_begun(&score.score.drawn.bytes)).sum::<usize>();
-        let end = match self.text.char_indices().nth(self.offset - begin) {
-            Some((end, _)) if !last => end,
-            Some(_) | None => self.text.len(),
-        };
+        let mut shown = ShownText::new(&self.text, begin == 0);
+        self.offset += scores.iter().map(|score| shown.pass(&score.score.drawn)).sum::<usize>();
+        let end = self.text.len() - if last { 0 } else { shown.rest().len() };
         let rest = self.text.split_off(end);
         let text = std::mem::replace(&mut self.text, rest);
         (self.unsaid, self.bytes) = (0, Vec::new());
@@ -131,6 +130,41 @@ impl PromptPart {
 /// The fault of a request whose prompt's scores did not all come.
 pub fn lost() -> Fault {
     Fault::new(FaultCode::Internal, "a part of the prompt's logprobs was lost inside the service")
+}
+
+/// A text beside the tokens that show it.
+pub struct ShownText<'a> {
+    rest: std::str::Chars<'a>,
+    /// It is the beginning of the whole text.
+    begins: bool,
+}
+
+impl<'a> ShownText<'a> {
+    /// `begins` says that nothing is before it.
+    pub fn new(text: &'a str, begins: bool) -> ShownText<'a> {
+        ShownText { rest: text.chars(), begins }
+    }
+
+    /// Passes what a token shows of it and gives its characters. A special token may show its name or nothing, and a
+    /// space at the beginning may not be there.
+    pub fn pass(&mut self, score: &Score) -> usize {
+        let text = self.rest.as_str();
+        let chars = match std::str::from_utf8(&score.bytes) {
+            Ok(name) if score.special && !text.starts_with(name) => 0,
+            Ok(shown) if self.begins && shown.starts_with(' ') && !text.starts_with(' ') => {
+                shown.chars().count() - 1
+            }
+            Ok(_) | Err(_) => chars_begun(&score.bytes),
+        };
+        self.begins &= chars == 0;
+        self.rest.by_ref().take(chars).for_each(drop);
+        chars
+    }
+
+    /// What no token has shown yet.
+    pub fn rest(&self) -> &'a str {
+        self.rest.as_str()
+    }
 }
 
 /// Characters that begin in a token's bytes: over the tokens of a text they add up to its characters, also where one

@@ -102,9 +102,9 @@ impl Told {
         let scored = shown.logprobs.zip(head);
         let logprobs = scored.map(|(alternatives, head)| match head.shape {
             Shape::Completions if shown.echo => {
-                echoed(&self.prompt, alternatives as usize, &self.scores, &mut 0)
+                echoed((&self.prompt, alternatives as usize), &self.scores, (&self.text, 0), shown.style)
             }
-            shape => logprobs(shape, &self.scores, &mut 0),
+            shape => logprobs(shape, &self.scores, &mut 0, shown.style),
         });
         let prompt = shown.prompt_logprobs.map(|most| prompt_logprobs(&self.prompt, most as usize));
         Answer {

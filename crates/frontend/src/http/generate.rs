@@ -31,6 +31,7 @@ use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use pinion_os::clock;
+use pinion_protocol::detokenizer_inbox::TextForm;
 use pinion_protocol::spans::{SpanName, request_word};
 use pinion_protocol::tokenizer_inbox::Prompt;
 use pinion_protocol::{Fault, FaultCode, Sampling};
@@ -132,6 +133,7 @@ fn begin_all(
 ) -> Result<Begun, Fault> {
     let (stream, choices_per_prompt) = (admitted.stream, admitted.choices_per_prompt as usize);
     let (shown, asked) = (admitted.shown, admitted.sampling.prompt_logprobs.is_some());
+    let style = shown.style;
     let (head, has_counts) = (head(app, api, admitted.include_usage), admitted.usage_in_chunks);
     let fast = app.settings.fast_sse;
     // best_of needs the scores also where the request does not want to see them.
@@ -155,7 +157,7 @@ fn begin_all(
         });
         // The scores of all choices wait for a whole answer; each choice of a stream says its own.
         let waiting = if stream { WaitingScores::default() } else { waiting.clone() };
-        AnswerPlan { prompt: prompt_part, extras, waiting, ..form.into() }
+        AnswerPlan { prompt: prompt_part, extras, style, waiting, ..form.into() }
     })?;
     Ok(Begun { tickets, head, stream, choices_per_prompt })
 }
@@ -178,7 +180,11 @@ pub(crate) async fn prompt_ids(
                 ids
             }
         };
-        ids.drain(..ids.len().saturating_sub(kept));
+        if of.truncation.keeps_first() {
+            ids.truncate(kept);
+        } else {
+            ids.drain(..ids.len().saturating_sub(kept));
+        }
         all.push(ids);
     }
     Ok(all)
@@ -219,8 +225,7 @@ pub(crate) fn begin(
         truncation,
         choices_per_prompt,
         stop,
-        include_stop,
-        special,
+        form,
         timings,
         calls,
         reasoning,
@@ -239,11 +244,14 @@ pub(crate) fn begin(
     }
     for prompt in prompts {
         let siblings = Siblings::new(&app.metrics);
+        // An answer to no text begins one.
+        let continues =
+            form.continues && !matches!(&prompt, Prompt::Text(text) | Prompt::Bare(text) if text.is_empty());
         let prompt = Rc::new(prompt);
         for place in 0..choices_per_prompt {
             let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
             let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
-            let stop = stop.clone();
+            let (stop, form) = (stop.clone(), TextForm { marks, continues, ..form });
             let job = Job::Generate {
                 claim,
                 sampling,
@@ -251,9 +259,7 @@ pub(crate) fn begin(
                 truncation,
                 asked_unix_s,
                 stop,
-                include_stop,
-                marks,
-                special,
+                form,
             };
             let index = u32::try_from(tickets.len()).unwrap_or(u32::MAX);
             let trace = arrival.trace.as_ref().map(|trace| TracedSequence::new(trace, index));

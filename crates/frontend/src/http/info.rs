@@ -21,6 +21,8 @@ fn model_card(app: &App) -> Value {
         "object": "model",
         "created": app.started_unix_s,
         "owned_by": "pinion",
+        "root": app.limits.model,
+        "parent": null,
         "max_model_len": app.limits.max_model_len,
         "default_sampling_params": defaults(&app.limits.defaults),
         "pooling": pooling(app),

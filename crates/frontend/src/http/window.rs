@@ -17,6 +17,7 @@ use crate::requests::request::{Form, Outcome};
 use crate::requests::shared_line::SharedLine;
 use crate::requests::ticket::Ticket;
 use pinion_os::clock;
+use pinion_protocol::detokenizer_inbox::TextForm;
 use pinion_protocol::limits::CHOICES_MAX;
 use pinion_protocol::names::Stage;
 use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
@@ -128,9 +129,7 @@ impl<'a> Window<'a> {
                 truncation: self.truncation,
                 asked_unix_s: clock::unix_s(),
                 stop: Vec::new(),
-                include_stop: false,
-                marks: false,
-                special: false,
+                form: TextForm::default(),
             };
             let line = Some(self.line.clone());
             let number = u32::try_from(index).unwrap_or(u32::MAX);

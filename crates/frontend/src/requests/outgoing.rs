@@ -3,7 +3,7 @@
 //! The ring itself is behind [`Outlet`], so that tests can stand in for the other roles.
 
 use pinion_protocol::control::Admin;
-use pinion_protocol::detokenizer_inbox::{self, encode_open};
+use pinion_protocol::detokenizer_inbox::{self, TextForm, encode_open};
 use pinion_protocol::tokenizer_inbox::{
     self, Prompt, Truncation, encode_decode, encode_encode, encode_render, encode_submit,
 };
@@ -43,12 +43,8 @@ pub enum Job {
         asked_unix_s: u64,
         /// Strings that end the text.
         stop: Vec<String>,
-        /// Whether what ended the text is part of it.
-        include_stop: bool,
-        /// Whether marks of reasoning are sent by themselves.
-        marks: bool,
-        /// Whether special tokens show their names.
-        special: bool,
+        /// How the text is made of its tokens.
+        form: TextForm,
     },
     /// Text to ids.
     Encode(Prompt),
@@ -153,24 +149,29 @@ impl Outgoing {
 
     /// The processes for the next request in slot `slot`. Error: one that it needs is down.
     pub(crate) fn choose(&mut self, slot: u16, reaches_engine: bool) -> Result<Way, Fault> {
+        let way = self.way(slot, reaches_engine)?;
+        self.next_tokenizer = (way.tokenizer + 1) % self.tokenizers.max(1);
+        Ok(way)
+    }
+
+    /// Whether [`Outgoing::choose`] would choose; the next request's turn stays the same.
+    pub(crate) fn check(&self, slot: u16, reaches_engine: bool) -> Result<(), Fault> {
+        self.way(slot, reaches_engine).map(drop)
+    }
+
+    fn way(&self, slot: u16, reaches_engine: bool) -> Result<Way, Fault> {
         let detokenizer = RequestId { slot, ..RequestId::default() }.detokenizer(self.detokenizers);
         if reaches_engine {
             self.check_up(Peer::new(Role::Engine, 0))?;
             self.check_up(Peer::new(Role::Detokenizer, detokenizer))?;
         }
-        Ok(Way { tokenizer: self.pick_tokenizer()?, detokenizer })
-    }
-
-    fn pick_tokenizer(&mut self) -> Result<u16, Fault> {
         let count = self.tokenizers.max(1);
-        for _ in 0..count {
-            let index = self.next_tokenizer % count;
-            self.next_tokenizer = (index + 1) % count;
-            if self.down_since(Peer::new(Role::Tokenizer, index)).is_none() {
-                return Ok(index);
-            }
-        }
-        Err(Fault::new(FaultCode::Unavailable, "the tokenizer is restarting; try again shortly"))
+        let in_turn = (0..count).map(|place| (self.next_tokenizer + place) % count);
+        let is_up = |index: &u16| self.down_since(Peer::new(Role::Tokenizer, *index)).is_none();
+        let tokenizer = in_turn.into_iter().find(is_up).ok_or_else(|| {
+            Fault::new(FaultCode::Unavailable, "the tokenizer is restarting; try again shortly")
+        })?;
+        Ok(Way { tokenizer, detokenizer })
     }
 
     fn check_up(&self, peer: Peer) -> Result<(), Fault> {
@@ -184,10 +185,10 @@ impl Outgoing {
     /// Opens the stream of a generation, which continues after the tokens of `resume`; the detokenizer sees it after
     /// [`Outgoing::shows_openings`]. Error: the reader is stuck.
     pub(crate) fn open(&mut self, id: RequestId, job: &Job, resume: &[u32], way: Way) -> Result<(), Fault> {
-        let Job::Generate { stop, include_stop, marks, special, .. } = job else { return Ok(()) };
+        let Job::Generate { stop, form, .. } = job else { return Ok(()) };
         let to = Peer::new(Role::Detokenizer, way.detokenizer);
         self.check_room(to, size_of_val(resume))?;
-        encode_open(&mut self.scratch, id, stop, (*include_stop, *marks, *special), resume);
+        encode_open(&mut self.scratch, id, stop, *form, resume);
         self.put(to, detokenizer_inbox::kind::OPEN)
     }
 

@@ -14,7 +14,7 @@ mod waiting;
 use crate::answers::calls::Calls;
 use crate::answers::errors::HttpError;
 use crate::answers::extras::Extras;
-use crate::answers::openai::{Ending, Event, Usage};
+use crate::answers::openai::{Ending, Event, TokenStyle, Usage};
 use crate::answers::prompt_part::{self, PromptPart};
 use crate::answers::sse;
 use crate::answers::thoughts::Thoughts;
@@ -134,12 +134,14 @@ pub struct Request {
     reasoning: String,
     /// What else the answer shows.
     extras: Option<Box<Extras>>,
+    /// How it writes tokens beside their scores.
+    style: TokenStyle,
 }
 
 impl Request {
     /// A request that is about to be submitted. `tokens_hint` sizes the list of ids.
     pub fn new(facts: Facts, plan: AnswerPlan, tokens_hint: usize) -> Request {
-        let AnswerPlan { form, prompt, extras, calls, thoughts, waiting } = plan;
+        let AnswerPlan { form, prompt, extras, style, calls, thoughts, waiting } = plan;
         Request {
             ids: Vec::with_capacity(tokens_hint.min(IDS_CAPACITY_MAX).min(facts.ids_max)),
             facts,
@@ -166,6 +168,7 @@ impl Request {
             thoughts: thoughts.map(Box::new),
             reasoning: String::new(),
             extras: extras.map(Box::new),
+            style,
         }
     }
 

@@ -2,9 +2,13 @@
 
 use pinion_config::SamplingDefaults;
 use pinion_frontend::admission::tools::CallReading;
-use pinion_frontend::admission::{Api, Limits};
+use pinion_frontend::admission::{Admitted, Api, Limits, admit};
+use pinion_protocol::FaultCode;
 use pinion_text::tools::CallFormat;
 use serde_json::{Value, json};
+
+/// The seed of a request without one.
+pub(crate) const FRESH_SEED: u64 = 77;
 
 /// Of a small model whose tool calls are read this way.
 pub(crate) fn limits_of(calls: CallReading) -> Limits {
@@ -36,4 +40,30 @@ pub(crate) fn body(api: Api, extra: Value) -> Value {
     let Value::Object(extra) = extra else { panic!("extra must be an object") };
     base.as_object_mut().expect("an object").extend(extra);
     base
+}
+
+/// What becomes of a body that is admitted.
+pub(crate) fn passes(api: Api, extra: Value) -> Admitted {
+    let body = body(api, extra);
+    admit(api, body.to_string().as_bytes(), &limits(), FRESH_SEED).unwrap_or_else(|f| panic!("{body}: {f}"))
+}
+
+/// The refusal of a raw body.
+pub(crate) fn refused(api: Api, body: &str) -> (FaultCode, Option<String>) {
+    match admit(api, body.as_bytes(), &limits(), FRESH_SEED) {
+        Ok(admitted) => panic!("{body} was admitted as {admitted:?}"),
+        Err(fault) => (fault.code, fault.param),
+    }
+}
+
+/// Whether values of a field are refused by its name, and others pass; each as JSON.
+pub(crate) fn check_field(api: Api, field: &str, refused_values: &[&str], passing_values: &[&str]) {
+    for value in refused_values {
+        let text = body(api, json!({field: "@@"})).to_string().replace("\"@@\"", value);
+        let (code, param) = refused(api, &text);
+        assert_eq!((code, param.as_deref()), (FaultCode::InvalidValue, Some(field)), "{text}");
+    }
+    for value in passing_values {
+        passes(api, json!({field: serde_json::from_str::<Value>(value).expect("it is JSON")}));
+    }
 }

@@ -4,12 +4,24 @@
 //! `prompt_logprobs`: an object of token ids for each token of the prompt.
 
 use super::Shape;
-use crate::answers::prompt_part::chars_begun;
+use super::TokenStyle;
+use crate::answers::prompt_part::{ShownText, chars_begun};
 use pinion_protocol::prompt_scores::PromptScore;
 use pinion_protocol::scores::{Score, TokenScore};
 use serde::ser::SerializeMap;
 use serde::ser::{Serialize, Serializer};
 use std::borrow::Cow;
+
+impl TokenStyle {
+    fn text(self, score: &Score) -> Cow<'_, str> {
+        if self.as_ids { format!("token_id:{}", score.token).into() } else { text(score) }
+    }
+
+    /// Characters that a token adds to the answer's text.
+    fn chars(self, score: &Score) -> usize {
+        if score.special && !self.special { 0 } else { chars_begun(&score.bytes) }
+    }
+}
 
 /// The scores of consecutive tokens, as one answer or chunk has them.
 #[derive(Debug, serde::Serialize)]
@@ -57,10 +69,10 @@ pub struct Alternatives<'a>(Vec<(Cow<'a, str>, f32)>);
 
 impl<'a> Alternatives<'a> {
     /// The drawn token is always in it, as with OpenAI: one entry more than asked for if it is none of the likeliest.
-    fn of(score: &'a TokenScore, most: usize) -> Alternatives<'a> {
+    fn of(score: &'a TokenScore, most: usize, style: TokenStyle) -> Alternatives<'a> {
         let mut all: Vec<(Cow<'a, str>, f32)> = Vec::with_capacity(score.alternatives.len() + 1);
         for score in score.alternatives.iter().take(most).chain([&score.drawn]) {
-            let text = text(score);
+            let text = style.text(score);
             if all.iter().all(|(other, _)| *other != text) {
                 all.push((text, score.logprob));
             }
@@ -79,46 +91,89 @@ fn text(score: &Score) -> Cow<'_, str> {
     String::from_utf8_lossy(&score.bytes)
 }
 
-fn alternative(score: &Score) -> Alternative<'_> {
-    Alternative { token: text(score), logprob: score.logprob, bytes: &score.bytes }
+fn alternative(score: &Score, style: TokenStyle) -> Alternative<'_> {
+    Alternative { token: style.text(score), logprob: score.logprob, bytes: &score.bytes }
 }
 
-fn entry(score: &TokenScore) -> Entry<'_> {
+fn entry(score: &TokenScore, style: TokenStyle) -> Entry<'_> {
     Entry {
-        token: text(&score.drawn),
+        token: style.text(&score.drawn),
         logprob: score.drawn.logprob,
         bytes: &score.drawn.bytes,
-        top_logprobs: score.alternatives.iter().map(alternative).collect(),
+        top_logprobs: score.alternatives.iter().map(|score| alternative(score, style)).collect(),
     }
 }
 
 /// Renders scores. `offset` is the number of characters before the first token; it moves on behind the last.
-pub fn logprobs<'a>(shape: Shape, scores: &'a [TokenScore], offset: &mut usize) -> Logprobs<'a> {
+pub fn logprobs<'a>(
+    shape: Shape,
+    scores: &'a [TokenScore],
+    offset: &mut usize,
+    style: TokenStyle,
+) -> Logprobs<'a> {
     match shape {
-        Shape::Chat => Logprobs::Chat { content: scores.iter().map(entry).collect(), refusal: None },
-        Shape::Completions => echoed(&[], 0, scores, offset),
+        Shape::Chat => {
+            let content = scores.iter().map(|score| entry(score, style)).collect();
+            Logprobs::Chat { content, refusal: None }
+        }
+        Shape::Completions => {
+            let mut lists = Lists::default();
+            for score in scores {
+                lists.push((score, true, usize::MAX), *offset, style);
+                *offset += style.chars(&score.drawn);
+            }
+            lists.into()
+        }
     }
 }
 
-/// The same for a completion that begins with tokens of its prompt, each with `alternatives` others at most.
+/// The same for a completion that begins with tokens of its prompt, each with a number of others at most. `text` begins
+/// with what they show, and has a number of characters before it.
 pub fn echoed<'a>(
-    prompt: &'a [PromptScore],
-    alternatives: usize,
+    (prompt, alternatives): (&'a [PromptScore], usize),
     scores: &'a [TokenScore],
-    offset: &mut usize,
+    (text, mut offset): (&str, usize),
+    style: TokenStyle,
 ) -> Logprobs<'a> {
-    let of_prompt = prompt.iter().map(|prompt| (&prompt.score, prompt.rank.is_some(), alternatives));
-    let all = of_prompt.chain(scores.iter().map(|score| (score, true, usize::MAX)));
-    let (mut text_offset, mut token_logprobs, mut tokens, mut top_logprobs) =
-        (vec![], vec![], vec![], vec![]);
-    for (score, is_scored, most) in all {
-        text_offset.push(*offset);
-        *offset += chars_begun(&score.drawn.bytes);
-        tokens.push(text(&score.drawn));
-        token_logprobs.push(is_scored.then_some(score.drawn.logprob));
-        top_logprobs.push(is_scored.then(|| Alternatives::of(score, most)));
+    let (mut lists, mut shown) = (Lists::default(), ShownText::new(text, offset == 0));
+    for PromptScore { rank, score } in prompt {
+        lists.push((score, rank.is_some(), alternatives), offset, style);
+        offset += shown.pass(&score.drawn);
     }
-    Logprobs::Completions { text_offset, token_logprobs, tokens, top_logprobs }
+    for score in scores {
+        lists.push((score, true, usize::MAX), offset, style);
+        offset += style.chars(&score.drawn);
+    }
+    lists.into()
+}
+
+/// What completions have side by side.
+#[derive(Default)]
+struct Lists<'a> {
+    text_offset: Vec<usize>,
+    token_logprobs: Vec<Option<f32>>,
+    tokens: Vec<Cow<'a, str>>,
+    top_logprobs: Vec<Option<Alternatives<'a>>>,
+}
+
+impl<'a> Lists<'a> {
+    fn push(
+        &mut self,
+        (score, is_scored, most): (&'a TokenScore, bool, usize),
+        offset: usize,
+        style: TokenStyle,
+    ) {
+        self.text_offset.push(offset);
+        self.tokens.push(style.text(&score.drawn));
+        self.token_logprobs.push(is_scored.then_some(score.drawn.logprob));
+        self.top_logprobs.push(is_scored.then(|| Alternatives::of(score, most, style)));
+    }
+}
+
+impl<'a> From<Lists<'a>> for Logprobs<'a> {
+    fn from(Lists { text_offset, token_logprobs, tokens, top_logprobs }: Lists<'a>) -> Logprobs<'a> {
+        Logprobs::Completions { text_offset, token_logprobs, tokens, top_logprobs }
+    }
 }
 
 /// vLLM's `prompt_logprobs`: null for the first token, then an object for each.

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod completions;
 pub mod logprobs;
 
+pub use crate::admission::TokenStyle;
 use crate::answers::calls::Call;
 use crate::observe::timeline::{Timeline, Timings};
 pub use logprobs::{Logprobs, PromptLogprobs, echoed, logprobs, prompt_logprobs};

@@ -42,8 +42,8 @@ impl Request {
             if piece.scores.is_empty() {
                 writer.write(&event, &mut self.out);
             } else {
-                let mut offset = piece.offset;
-                let logprobs = echoed(&piece.scores, prompt.alternatives(), &[], &mut offset);
+                let prompt = (piece.scores.as_slice(), prompt.alternatives());
+                let logprobs = echoed(prompt, &[], (&piece.text, piece.offset), self.style);
                 let with = Additions { logprobs: Some(&logprobs), ..Additions::default() };
                 writer.write_with(&event, &with, &mut self.out);
             }
@@ -198,7 +198,7 @@ impl Request {
             return writer.write(event, &mut self.out);
         }
         let shape = writer.head().shape;
-        let logprobs = has_scores.then(|| logprobs(shape, &self.scores, &mut self.scored_chars));
+        let logprobs = has_scores.then(|| logprobs(shape, &self.scores, &mut self.scored_chars, self.style));
         let (prompt_token_ids, token_ids) = match &mut self.extras {
             // The role is no token.
             Some(extras) if is_role => (extras.take_prompt_ids(), extras.next_ids(&[])),

@@ -3,6 +3,7 @@
 use super::{Form, WaitingScores};
 use crate::answers::calls::Calls;
 use crate::answers::extras::Extras;
+use crate::answers::openai::TokenStyle;
 use crate::answers::prompt_part::PromptPart;
 use crate::answers::thoughts::Thoughts;
 
@@ -14,6 +15,8 @@ pub struct AnswerPlan {
     pub prompt: Option<PromptPart>,
     /// Token ids and counts that it shows.
     pub extras: Option<Extras>,
+    /// How it writes tokens beside their scores.
+    pub style: TokenStyle,
     /// Finds tool calls in the text, if there may be any.
     pub calls: Option<Calls>,
     /// Tells reasoning from the answer, if there may be any.
@@ -29,6 +32,7 @@ impl From<Form> for AnswerPlan {
             form,
             prompt: None,
             extras: None,
+            style: TokenStyle::default(),
             calls: None,
             thoughts: None,
             waiting: WaitingScores::default(),
