@@ -200,8 +200,12 @@ impl Reactor {
                     if peer.role == Role::Events => {}
                 Some(ControlEvent::Drain { deadline_ns }) => self.begin_drain(deadline_ns),
                 Some(ControlEvent::PeerLost(peer, cause)) => {
-                    // What it said before it died still counts.
+                    // What it said before it died still counts, also where its ring has been replaced already.
                     let now_ns = self.session.borrow().now_ns();
+                    let replaced = || self.session.borrow_mut().take_replaced_inbox(peer);
+                    while let Some(mut old) = replaced() {
+                        while take_some(&mut old, &self.app.ledger, now_ns) > 0 {}
+                    }
                     while self.take_records(now_ns) > 0 {}
                     if self.reached_memory_limit(peer) {
                         self.app.ledger.borrow_mut().memory_ran_out(peer);

@@ -20,6 +20,7 @@ mod port;
 pub mod profile;
 mod pull;
 pub mod restart;
+pub mod role_event;
 pub mod serve;
 mod signals;
 mod spare;

@@ -1,8 +1,8 @@
 //! One role as the launcher sees it: down, starting, ready, or killed and not yet gone.
 
-use crate::corrupt::CorruptEdge;
 use crate::host::{Body, Host};
 use crate::restart::RestartPolicy;
+use crate::role_event::RoleEvent;
 use crate::spare::Waiting;
 use crate::wiring::Wiring;
 use nix::sys::signal::Signal;
@@ -10,7 +10,7 @@ use pinion_config::Process;
 use pinion_os::clock::Clock;
 use pinion_os::fdpass;
 use pinion_protocol::Peer;
-use pinion_protocol::control::{Admin, AdminOutcome, DeathCause, FromRole, ToRole};
+use pinion_protocol::control::{DeathCause, ToRole};
 use pinion_protocol::status::{Gauge, Phase};
 use pinion_worker::control::LauncherEnd;
 use std::collections::VecDeque;
@@ -42,6 +42,8 @@ struct Running {
     attached: bool,
     /// Queued messages, without duplicates.
     pending: VecDeque<Pending>,
+    /// How it ended, while its last words are told.
+    ended: Option<ExitStatus>,
 }
 
 /// The state of a role. [`Member::spawn`], [`Member::poll`], [`Member::kill`] and [`Member::restart_at`] are its only
@@ -112,48 +114,6 @@ pub enum MemberState {
     Killed,
 }
 
-/// An event of a role since the last look at it.
-#[derive(Debug)]
-pub enum RoleEvent {
-    /// It can serve.
-    Ready {
-        /// One line for the operator.
-        summary: String,
-    },
-    /// It cannot start.
-    Failed {
-        /// Why.
-        reason: String,
-        /// Exit code for the launcher.
-        exit_code: i32,
-    },
-    /// A frontend passes on an operator's command.
-    Ordered {
-        /// The frontend's number for it.
-        number: u64,
-        /// CLOCK_MONOTONIC ns at which the client stops waiting for the answer.
-        deadline_ns: u64,
-        /// The command.
-        admin: Admin,
-    },
-    /// One of its edges is corrupt.
-    Corrupt(CorruptEdge),
-    /// It has carried out a command.
-    Answered {
-        /// The launcher's number for it.
-        number: u64,
-        /// The result.
-        outcome: AdminOutcome,
-    },
-    /// Its process ended.
-    Ended {
-        /// As wait(2) gives it.
-        status: ExitStatus,
-        /// A warm standby ended before it attached, which is no death of the role.
-        was_standby: bool,
-    },
-}
-
 /// One role and its process.
 pub struct Member {
     /// The role and its index.
@@ -214,7 +174,8 @@ impl Member {
             }
         };
         let sent = wiring.attach(self.peer, self.epoch, &theirs, socket.as_fd());
-        let process = Running { body, socket, control, attached: false, pending: VecDeque::new() };
+        let process =
+            Running { body, socket, control, attached: false, pending: VecDeque::new(), ended: None };
         self.life = Life::Starting { process, ready_by_ns: now_ns + self.start_timeout_ns, attach_by_ns };
         match sent {
             Err(error) if is_closed(&error) => Ok(()),
@@ -305,7 +266,18 @@ impl Member {
             return Ok(Some(event));
         }
         let Some(process) = self.life.process_mut() else { return Ok(None) };
-        let Some(status) = process.body.try_wait()? else { return Ok(None) };
+        let status = match process.ended {
+            Some(status) => status,
+            None => {
+                let Some(status) = process.body.try_wait()? else { return Ok(None) };
+                process.ended = Some(status);
+                // Its last words may have come since the look above; they are told before its end.
+                if let Some(event) = self.next_message(wiring) {
+                    return Ok(Some(event));
+                }
+                status
+            }
+        };
         self.life = Life::DOWN;
         Ok(Some(RoleEvent::Ended { status, was_standby }))
     }
@@ -313,7 +285,8 @@ impl Member {
     /// The next of the role's messages that is an event.
     pub(crate) fn next_message(&mut self, wiring: &Wiring) -> Option<RoleEvent> {
         let control = &self.life.process()?.control;
-        let event = std::iter::from_fn(|| control.next()).find_map(|message| event_of(self.peer, message))?;
+        let event =
+            std::iter::from_fn(|| control.next()).find_map(|message| RoleEvent::of(self.peer, message))?;
         if matches!(event, RoleEvent::Ready { .. }) {
             // It said before that it has attached; both may have come since the look at the socket.
             let attached = self.see_attached(wiring);
@@ -339,7 +312,8 @@ impl Member {
             return Ok(());
         }
         let Ok(Some(_)) = fdpass::recv(process.socket.as_fd()) else { return Ok(()) };
-        wiring.send_edges(self.peer, None, &process.control)?;
+        let later = |peer| process.pending.contains(&Pending::Edges(peer));
+        wiring.send_edges(self.peer, None, later, &process.control)?;
         process.attached = true;
         *attach_by_ns = None;
         Ok(())
@@ -429,7 +403,7 @@ impl Member {
     fn hand_over(&mut self, wiring: &Wiring, renewed: Peer) -> io::Result<()> {
         let Some(process) = self.life.process() else { return Ok(()) };
         wiring.reattach(self.peer, renewed, process.socket.as_fd())?;
-        wiring.send_edges(self.peer, Some(renewed), &process.control)?;
+        wiring.send_edges(self.peer, Some(renewed), |_| false, &process.control)?;
         self.send(wiring, &ToRole::Attached)?;
         self.links_sent = wiring.page(self.peer).get(Gauge::ControlSequence as usize);
         Ok(())
@@ -472,19 +446,4 @@ impl Member {
 /// Whether the role has died before it had read everything; [`Member::poll`] gives its end.
 fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
-}
-
-/// The event that a control message is, if the launcher acts on it.
-fn event_of(sender: Peer, message: FromRole) -> Option<RoleEvent> {
-    Some(match message {
-        FromRole::Ready { summary } => RoleEvent::Ready { summary },
-        FromRole::Failed { reason, exit_code } => RoleEvent::Failed { reason, exit_code },
-        FromRole::Admin { number, deadline_ns, admin } => RoleEvent::Ordered { number, deadline_ns, admin },
-        FromRole::AdminDone { number, outcome } => RoleEvent::Answered { number, outcome },
-        FromRole::CorruptEdge { peer, epoch, reads, what } => {
-            let (from, to) = if reads { (peer, sender) } else { (sender, peer) };
-            RoleEvent::Corrupt(CorruptEdge { from, to, epoch, suspect: peer, what })
-        }
-        FromRole::Hello { .. } | FromRole::Phase { .. } => return None,
-    })
 }

@@ -283,15 +283,24 @@ impl Wiring {
     }
 
     /// Under `--ipc channel`: one end for every edge of `me` that was attached, all of them or those that it shares
-    /// with `renewed`. Of an edge that stays a ring the role has its end already.
-    pub fn send_edges(&self, me: Peer, renewed: Option<Peer>, to: &LauncherEnd) -> io::Result<()> {
+    /// with `renewed`. Of an edge that stays a ring the role has its end already, and those that it shares with a peer
+    /// for which `later` holds are attached again and come then: a reader's end can be sent once.
+    pub fn send_edges(
+        &self,
+        me: Peer,
+        renewed: Option<Peer>,
+        later: impl Fn(Peer) -> bool,
+        to: &LauncherEnd,
+    ) -> io::Result<()> {
         if !self.with_channels {
             return Ok(());
         }
         let attached = |ring: &&Ring| ring.touches(me) && renewed.is_none_or(|renewed| ring.touches(renewed));
         for Ring { edge, channel, .. } in self.rings.iter().filter(attached) {
+            let other = if edge.to == me { edge.from } else { edge.to };
             to.send_edge(match channel {
                 None => EdgeEnd::Unchanged,
+                Some(_) if later(other) => EdgeEnd::Unchanged,
                 Some(channel) if edge.to == me => {
                     let end = |receiver| EdgeEnd::Read { from: edge.from, receiver };
                     channel.receiver.take().map_or(EdgeEnd::Unchanged, end)

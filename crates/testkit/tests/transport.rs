@@ -2,6 +2,39 @@
 
 use pinion_testkit::{Api, PATIENCE, Server, Signal, kill, wait_until};
 use serde_json::json;
+use std::time::Duration;
+
+/// Both ends of an edge die in one turn of the launcher, or one while the other starts: the edge is made anew twice,
+/// and the reader's end can be handed out once.
+#[test]
+fn two_roles_that_die_together_find_each_other_again() {
+    let flags =
+        ["--ipc", "channel", "--fake-step-us", "200", "--restart-backoff", "1ms", "--restart-limit", "100"];
+    let server = Server::fake(&flags);
+    let pairs = [("engine-0", "tokenizer-0"), ("detokenizer-0", "frontend-0"), ("tokenizer-0", "frontend-0")];
+    for pause in [Duration::ZERO, Duration::from_millis(30)] {
+        for (first, second) in pairs {
+            let old = [first, second].map(|role| server.role(role).expect("it runs").pid);
+            // A launcher that stands still sees both at once.
+            if pause.is_zero() {
+                server.signal(Signal::SIGSTOP);
+            }
+            kill(old[0], Signal::SIGKILL);
+            std::thread::sleep(pause);
+            kill(old[1], Signal::SIGKILL);
+            server.signal(Signal::SIGCONT);
+            wait_until("both have successors, and all serve", PATIENCE, || {
+                let new = [first, second].map(|role| server.role(role));
+                let is_new =
+                    new.iter().zip(old).all(|(role, old)| role.as_ref().is_some_and(|role| role.pid != old));
+                let health = server.request("GET", "/health", &[], b"").ok()?;
+                (is_new && health.status() == 200 && server.roles().len() == 4).then_some(())
+            });
+            server.check_serves(&format!("after the deaths of {first} and {second}, {pause:?} apart"));
+        }
+    }
+    server.stop();
+}
 
 #[test]
 fn the_slow_transport_gives_the_same_text_and_survives_deaths() {

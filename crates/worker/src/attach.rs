@@ -22,7 +22,7 @@ use pinion_protocol::{Peer, Role, layout_hash};
 use pinion_shm::doorbell::{self, Doorbell};
 use pinion_shm::page::Page;
 use pinion_shm::region;
-use pinion_shm::region::{Region, RegionKind};
+use pinion_shm::region::{AttachError, Region, RegionKind};
 use pinion_shm::ring::{Reader, Writer};
 use pinion_shm::slots::SlotTable;
 use pinion_shm::spans::SpanWriter;
@@ -93,8 +93,14 @@ fn take_fd(fds: &mut Vec<OwnedFd>, what: &'static str) -> Result<OwnedFd, StartE
 
 fn open_ring(epoch: u32, fds: &mut Vec<OwnedFd>) -> Result<Region, StartError> {
     let fd = take_fd(fds, "ring")?;
-    Region::attach(fd, RegionKind::Ring, layout_hash(), Some(epoch))
-        .map_err(|e| StartError::attach("ring", e))
+    Region::attach(fd, RegionKind::Ring, layout_hash(), Some(epoch)).map_err(|error| match error {
+        AttachError::Os { .. } => StartError::attach("ring", error),
+        _ => corrupt(error),
+    })
+}
+
+fn corrupt(error: impl std::fmt::Display) -> StartError {
+    StartError::Corrupt { what: error.to_string() }
 }
 
 pub(crate) fn open_inbox(
@@ -103,7 +109,7 @@ pub(crate) fn open_inbox(
     fds: &mut Vec<OwnedFd>,
     status: &Page,
 ) -> Result<Inbox, StartError> {
-    let reader = Reader::new(open_ring(epoch, fds)?, epoch).map_err(|e| StartError::attach("ring", e))?;
+    let reader = Reader::new(open_ring(epoch, fds)?, epoch).map_err(corrupt)?;
     Ok(Inbox::new(from, epoch, reader, status.clone()))
 }
 
@@ -115,7 +121,7 @@ pub(crate) fn open_outbox(
 ) -> Result<Outbox, StartError> {
     let ring = open_ring(epoch, fds)?;
     let doorbell = Doorbell::from_fd(take_fd(fds, "doorbell")?);
-    let writer = Writer::new(ring, epoch, doorbell).map_err(|e| StartError::attach("ring", e))?;
+    let writer = Writer::new(ring, epoch, doorbell).map_err(corrupt)?;
     Ok(Outbox::new(to, epoch, writer, clock))
 }
 

@@ -3,9 +3,11 @@
 use crate::attach::{AttachSet, receive_set};
 use crate::channel::EdgeEnd;
 use crate::control::RoleEnd;
+use crate::edge::Inbox;
 use crate::event::ControlEvent;
 use crate::start_error::StartError;
 use pinion_os::fdpass;
+use pinion_protocol::Peer;
 use pinion_protocol::control::{FromRole, ToRole};
 use pinion_protocol::status::Gauge;
 use pinion_shm::page::Page;
@@ -78,6 +80,17 @@ impl LauncherLink {
     /// The same, ahead of all others.
     pub(crate) fn push_first(&mut self, event: ControlEvent) {
         self.events.push_front(event);
+    }
+
+    /// The inbox from `peer` whose replacement waits to be told, ahead of its turn.
+    pub(crate) fn take_replaced_inbox(&mut self, peer: Peer) -> Option<Inbox> {
+        let is_meant =
+            |event: &ControlEvent| matches!(event, ControlEvent::InboxReplaced { from, .. } if *from == peer);
+        let at = self.events.iter().position(is_meant)?;
+        match self.events.remove(at) {
+            Some(ControlEvent::InboxReplaced { old, .. }) => Some(old),
+            _ => None,
+        }
     }
 
     /// The next event for the role's loop.

@@ -212,6 +212,12 @@ impl Session {
         self.launcher.next_event()
     }
 
+    /// The inbox from `peer` that was replaced and has not been told of yet: what a peer said before it died, for a
+    /// role that hears of the death first.
+    pub fn take_replaced_inbox(&mut self, peer: Peer) -> Option<Inbox> {
+        self.launcher.take_replaced_inbox(peer)
+    }
+
     fn take_control(&mut self) {
         loop {
             match self.launcher.next_message() {
@@ -264,7 +270,7 @@ impl Session {
                             self.launcher.push(ControlEvent::InboxReplaced { from, old });
                         }
                     }
-                    Err(error) => self.report_unusable(from, epoch, true, &error),
+                    Err(error) => self.report_unusable((from, epoch), true, error)?,
                 },
                 Attach::Outbox { to, epoch } => match open_outbox(to, epoch, &mut fds, *clock) {
                     Ok(outbox) => {
@@ -272,7 +278,7 @@ impl Session {
                             self.launcher.push(ControlEvent::OutboxReplaced { to });
                         }
                     }
-                    Err(error) => self.report_unusable(to, epoch, false, &error),
+                    Err(error) => self.report_unusable((to, epoch), false, error)?,
                 },
                 Attach::Slots { frontend, epoch } => {
                     let table = open_slots(epoch, &mut fds, me.role, config)?;
@@ -294,9 +300,16 @@ impl Session {
         self.take_edges(edge_count)
     }
 
-    /// Has the launcher replace an edge that cannot be attached.
-    fn report_unusable(&self, peer: Peer, epoch: u32, reads: bool, error: &StartError) {
-        self.launcher.send(&FromRole::CorruptEdge { peer, epoch, reads, what: error.to_string() });
+    /// Has the launcher replace an edge whose words are wrong. What the system refuses is no fault of the other end.
+    fn report_unusable(
+        &self,
+        (peer, epoch): (Peer, u32),
+        reads: bool,
+        error: StartError,
+    ) -> Result<(), StartError> {
+        let StartError::Corrupt { what } = error else { return Err(error) };
+        self.launcher.send(&FromRole::CorruptEdge { peer, epoch, reads, what });
+        Ok(())
     }
 
     /// Under `--ipc channel` one end follows for every edge that was attached.

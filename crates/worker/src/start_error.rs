@@ -17,6 +17,11 @@ pub enum StartError {
         /// Our hash.
         ours: u64,
     },
+    /// The words of a ring are not those of a new one.
+    Corrupt {
+        /// Which check failed.
+        what: String,
+    },
     /// A descriptor or message did not arrive in time or did not check.
     Attach {
         /// What was being attached.
@@ -31,7 +36,10 @@ impl StartError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             StartError::Layout { .. } => Exit::Start,
-            StartError::ByHand(_) | StartError::Orphan | StartError::Attach { .. } => Exit::System,
+            StartError::ByHand(_)
+            | StartError::Orphan
+            | StartError::Attach { .. }
+            | StartError::Corrupt { .. } => Exit::System,
         }
     }
 
@@ -53,6 +61,7 @@ impl std::fmt::Display for StartError {
                     "launcher and role come from different builds (layout {theirs:016x}, here {ours:016x})"
                 )
             }
+            StartError::Corrupt { what } => write!(f, "cannot attach ring: {what}"),
             StartError::Attach { what, reason } => write!(f, "cannot attach {what}: {reason}"),
         }
     }

@@ -37,6 +37,7 @@ use pinion_protocol::{Fault, FaultCode, Malformed, Peer, RequestId};
 use pinion_shm::page::Page;
 use pinion_shm::slots::{Slot, SlotTable};
 use pinion_worker::Recorder;
+use recovery::unserved_in_drain;
 use report::Reports;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -220,7 +221,7 @@ impl Ledger {
             return Err(Fault::new(FaultCode::TooManyRequests, message));
         };
         if !self.setup.resume {
-            self.outgoing.choose(slot_index, reaches_engine)?;
+            self.outgoing.check(slot_index, reaches_engine)?;
         }
         let Some(slot) = self.setup.table.slot(usize::from(slot_index)) else {
             return Err(Fault::new(FaultCode::Internal, "a request slot does not exist"));
@@ -248,6 +249,14 @@ impl Ledger {
         entry.trace = origin.trace;
         let place = match entry.send_on(&mut self.outgoing, &self.setup) {
             Sent::Submitted(submission) => Place::Submitted(submission),
+            // No role comes back any more.
+            Sent::Waits { .. }
+                if self.draining && self.outgoing.unserved_since(slot_index, reaches_engine).is_some() =>
+            {
+                self.cut = true;
+                self.close(id);
+                return Err(unserved_in_drain());
+            }
             Sent::Waits { opened } => Place::Parked { opened },
             Sent::Stuck { fault, .. } => {
                 self.close(id);

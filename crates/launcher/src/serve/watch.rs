@@ -295,6 +295,16 @@ impl Service {
     /// that is already replaced is ignored.
     pub(super) fn corrupt(&mut self, edge: &CorruptEdge) -> Result<(), Ending> {
         let now_ns = (self.clock)();
+        let has_ended = |member: &Member| match member.state() {
+            MemberState::Down => member.epoch() > 0,
+            MemberState::Killed => true,
+            MemberState::Starting | MemberState::Ready => false,
+        };
+        // Its restart replaces the edge.
+        if self.members.iter().any(|member| [edge.from, edge.to].contains(&member.peer) && has_ended(member))
+        {
+            return Ok(());
+        }
         let Some(victim) = self.wiring.condemn(edge, now_ns) else { return Ok(()) };
         let CorruptEdge { from, to, what, .. } = edge;
         let index = self.members.iter().position(|member| member.peer == victim);

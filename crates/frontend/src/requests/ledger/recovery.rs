@@ -24,6 +24,11 @@ const HELD: u32 = 1;
 /// A role died that was at work on it.
 const WORKED_ON: u32 = 2;
 
+/// What a request is told that needs a role which does not come back.
+pub(super) fn unserved_in_drain() -> Fault {
+    Fault::new(FaultCode::RoleRestarted, "the service is shutting down and a role has died")
+}
+
 impl Ledger {
     /// A role died. What it held waits for the successor, or ends with an error where that cannot be.
     pub fn peer_lost(&mut self, peer: Peer, cause: DeathCause) {
@@ -82,10 +87,9 @@ impl Ledger {
 
     /// Ends what waits for roles that do not come back. What waits for other things still goes on.
     fn give_up_unserved(&mut self) {
-        let fault = Fault::new(FaultCode::RoleRestarted, "the service is shutting down and a role has died");
         let unserved = self.unserved(|_| true);
         self.cut |= !unserved.is_empty();
-        self.give_up(&unserved, &fault);
+        self.give_up(&unserved, &unserved_in_drain());
     }
 
     /// Whether a request that the engine has finished can get the text that is missing once more.
