@@ -93,7 +93,7 @@ def render(template, conversation, generation_prompt):
             return {"raises": str(error)}
         return {"fails": type(error).__name__}
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        return {"fails": type(error).__name__}
+        return {"fails": "iterates None" if "'NoneType' object is not iterable" in str(error) else type(error).__name__}
 
 
 def main():
