@@ -80,6 +80,14 @@ names_model() {
     [ -n "$CONFIG$(option model)" ]
 }
 
+# Before anything is downloaded or built: an absolute path is there.
+check_model() {
+    local model
+    model=$(option model)
+    case "${FLAGS[0]:-}" in [!-]*) model=${FLAGS[0]} ;; esac
+    case $model in /*) [ -e "$model" ] || die "the model $model: no such file or folder" ;; esac
+}
+
 no_driver="no NVIDIA driver is here: install NVIDIA driver $DRIVER_MIN or newer; in a container start it with the NVIDIA \
 runtime (docker --gpus all)"
 
@@ -149,6 +157,7 @@ build() (
 PROFILE=${PINION_BUILD:-release}
 read_flags "$@"
 check_device
+check_model
 setup
 set_up_device
 build
@@ -159,7 +168,6 @@ if [ -n "$SETUP_ONLY" ]; then
     say "set up; serve with: deploy/launch.sh"
     exit 0
 fi
-if ! names_model; then
-    FLAGS=(--model "$ROOT/deploy/demo-model" "${FLAGS[@]}")
-fi
+# A model that is named behind a flag goes first.
+names_model || export PINION_MODEL=$ROOT/deploy/demo-model
 exec "$TARGET/${PROFILE/dev/debug}/pinion" serve "${FLAGS[@]}"

@@ -8,6 +8,11 @@
 #   PINION_PYTHON  the Python whose pip is used (default: python3)
 set -euo pipefail
 
+if [ "$(uname -sm)" != "Linux x86_64" ]; then
+    echo "[setup] error: Pinion runs on Linux on x86-64; this is $(uname -sm)" >&2
+    exit 1
+fi
+
 ROOT=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 # Without a home everything stays in the repository.
 CACHE=${PINION_CACHE:-${XDG_CACHE_HOME:-${HOME:-$ROOT/target}/.cache}/pinion}
@@ -162,7 +167,10 @@ unset_clang() {
 
 setup() {
     need cargo "building (https://rustup.rs)"
-    need g++ "building the libtorch binding and the CPU kernels"
+    need g++ "building the libtorch binding and the CPU kernels (apt install g++, dnf install gcc-c++)"
+    local gxx
+    gxx=$(g++ -dumpversion)
+    [ "${gxx%%.*}" -ge 10 ] || die "g++ is of version $gxx, and the CPU kernels need 10 or newer"
     check_rust
     unset_clang
     say "$RUST, $(g++ --version | head -n 1)"

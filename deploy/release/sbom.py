@@ -2,7 +2,8 @@
 """Writes what a package holds as CycloneDX 1.5 JSON: the crates that the programs are made of, with their licences, and
 libtorch with the libraries that it brings.
 
-Asks no network: `cargo metadata --offline` reads the crates that the build has downloaded.
+`cargo metadata` reads the crates of the whole workspace. A build of the programs alone has not downloaded all of them:
+then `cargo fetch` does so first, and nothing is asked of the network otherwise.
 """
 import hashlib
 import json
@@ -23,9 +24,12 @@ WHEELS = {
 
 def metadata():
     words = ["cargo", "metadata", "--locked", "--offline", "--filter-platform", "x86_64-unknown-linux-gnu", "--format-version", "1"]
-    run = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE)
+    run = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if run.returncode != 0:
-        sys.exit("sbom: cargo metadata fails (see above); `cargo fetch --locked` downloads what it reads")
+        subprocess.run(["cargo", "fetch", "--locked", "--target", "x86_64-unknown-linux-gnu"], cwd=ROOT)
+        run = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE)
+    if run.returncode != 0:
+        sys.exit("sbom: cargo metadata fails (see above)")
     return json.loads(run.stdout)
 
 

@@ -1,6 +1,7 @@
 //! Splits the command line into a command and flags. It knows words and dashes, not the meaning of a value.
 
 use crate::fault::{Collector, Origin};
+use crate::foreign::SHORT;
 use crate::options::find;
 use crate::sources::{Typed, hint};
 use crate::table::Kind;
@@ -110,7 +111,14 @@ fn read_flags(words: &[String], faults: &mut Collector) -> Typed {
     while let Some(word) = words.next() {
         let Some(body) = word.strip_prefix("--").filter(|body| !body.is_empty()) else {
             if word.starts_with('-') {
-                faults.add(&Origin::Flag(word.clone()), "no such flag; every flag begins with two dashes");
+                let known = SHORT.iter().find(|(theirs, _)| theirs == word);
+                let said = match known {
+                    Some((_, ours)) => format!("no such flag; here it is {ours}"),
+                    None => "no such flag; every flag begins with two dashes".to_owned(),
+                };
+                faults.add(&Origin::Flag(word.clone()), said);
+                // What follows is its value, not a model.
+                words.next_if(|next| !next.starts_with('-'));
             } else if let Some(first) = folder.replace(word) {
                 faults.add(&Origin::CommandLine, format!("two models: `{first}` and `{word}`"));
             }

@@ -131,10 +131,12 @@ impl KvCache<'_> {
         let bytes = costs.bytes(blocks);
         if blocks < one_sequence {
             let reason = format!(
-                "{} tokens of KV cache cannot hold one sequence of {} tokens (max-model-len), which takes {}",
+                "{} tokens of KV cache cannot hold one sequence of {} tokens (max-model-len), which takes {}; give a \
+                 larger cache, or --max-model-len {} or less",
                 blocks * block_tokens,
                 self.max_model_len,
                 human_bytes(costs.bytes(one_sequence)),
+                blocks * block_tokens,
             );
             faults.add(&origin, reason);
         } else if let Some(room) = room.filter(|room| bytes > *room) {

@@ -24,6 +24,7 @@ mod exit;
 mod fairness;
 mod fake;
 mod fault;
+mod foreign;
 mod generation;
 mod help;
 mod hub;

@@ -64,12 +64,16 @@ pub(crate) fn read(
     let before = faults.0.len();
     let is_gguf = pinion_gguf::is_gguf(dir);
     if !dir.is_dir() && !is_gguf {
-        let reason = if dir.exists() {
-            "is a file; a Hugging Face folder or a GGUF file is expected"
-        } else if pinion_gguf::has_name(dir) {
-            "no such file"
-        } else {
-            "no such folder; a Hugging Face folder or a GGUF file is expected, or ORG/NAME for a model of the hub"
+        let reason = match std::fs::metadata(dir) {
+            Ok(_) => "is a file; a Hugging Face folder or a GGUF file is expected",
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                "cannot be reached: permission denied; this user must be able to search every folder above it \
+                 (chmod o+x), or the model belongs elsewhere, such as /srv"
+            }
+            Err(_) if pinion_gguf::has_name(dir) => "no such file",
+            Err(_) => {
+                "no such folder; a Hugging Face folder or a GGUF file is expected, or ORG/NAME for a model of the hub"
+            }
         };
         faults.add(&origin(dir), reason);
         return None;

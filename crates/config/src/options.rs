@@ -62,8 +62,8 @@ pub(crate) const OPTIONS: &[Opt] = &[
                the `mean` of the outputs of all. `auto` is what modules.json of sentence-transformers says, else \
                `none`. On the CPU with --backend native only." },
     Opt { name: "max-model-len", group: Model, kind: Number { min: 1, max: pinion_protocol::limits::CONTEXT_MAX as u64 },
-        preset: WorkedOut("the model's context"),
-        help: "Longest sequence in tokens, prompt and output together; at most the model's context." },
+        preset: WorkedOut("the model's context, if the cache holds it"),
+        help: "Longest sequence in tokens, prompt and output together." },
     Opt { name: "seed", group: Model, kind: Number { min: 0, max: u64::MAX }, preset: Is("0"),
         help: "Source of the seeds of requests that name none." },
 
@@ -442,43 +442,6 @@ pub(crate) const OPTIONS: &[Opt] = &[
                coloured lines where standard error is a terminal (no colours with NO_COLOR or TERM=dumb)." },
     Opt { name: "config", group: Lifecycle, kind: File, preset: Absent,
         help: "TOML file with options as top-level keys, named like the flags without the dashes in front." },
-];
-
-/// Names that people bring from other servers, and what they are called here; an empty name means that we have
-/// nothing like it, and the text says why.
-pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
-    ("gpu-memory-utilization", "kv-cache-memory-share", ""),
-    ("kv-cache-dtype", "kv-dtype", ""),
-    ("cache-type-k", "kv-dtype", ""),
-    ("cache-type-v", "kv-dtype", ""),
-    ("shutdown-timeout", "drain-timeout", ""),
-    ("log-level", "log", ""),
-    ("threads", "engine-threads", ""),
-    ("ctx-size", "max-model-len", ""),
-    ("max-total-tokens", "max-model-len", ""),
-    ("context-length", "max-model-len", ""),
-    ("max-batch-size", "max-num-seqs", ""),
-    ("enable-prefix-caching", "prefix-cache", ""),
-    ("chunked-prefill-size", "prefill-chunk-size", ""),
-    ("scheduling-policy", "admission", ""),
-    ("speculative-config", "", "give its method to --speculative: ngram"),
-    ("speculative-algorithm", "speculative", ""),
-    ("max-running-requests", "max-num-seqs", ""),
-    ("max-batch-prefill-tokens", "max-num-batched-tokens", ""),
-    ("max-concurrent-requests", "max-inflight", ""),
-    ("model-path", "model", ""),
-    ("download-dir", "hub-cache", ""),
-    ("revision", "", "write ORG/NAME@REV as the model"),
-    ("tensor-parallel-size", "", "one engine on one device is served"),
-    ("allowed-origins", "cors-origin", ""),
-    ("api-keys", "api-key", ""),
-    ("otlp-endpoint", "otlp-traces-endpoint", ""),
-    (
-        "kv-events-config",
-        "",
-        "give its endpoint to --kv-events, its replay_endpoint to --kv-events-replay and its topic \
-                              to --kv-events-topic",
-    ),
 ];
 
 /// `PINION_*` variables that belong to the scripts in deploy/ and to the tests, and are no option of the service.

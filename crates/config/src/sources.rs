@@ -2,7 +2,8 @@
 //! Each source's faults are kept, also those of values that a later source replaces.
 
 use crate::fault::{Collector, Origin};
-use crate::options::{FOREIGN, OPTIONS, SCRIPT_VARIABLES, find};
+use crate::foreign::FOREIGN;
+use crate::options::{OPTIONS, SCRIPT_VARIABLES, find};
 use crate::otlp::OtelVariables;
 use crate::secret::ApiKeys;
 use crate::table::{Kind, Opt, Preset};
@@ -285,13 +286,15 @@ fn toml_text(value: &toml::Value, kind: &Kind) -> Result<String, String> {
 
 /// ", did you mean X?" or the reason why there is nothing of this name, or nothing at all.
 pub(crate) fn hint(unknown: &str, spell: impl Fn(&Opt) -> String) -> String {
-    if let Some((_, ours, reason)) = FOREIGN.iter().find(|(theirs, ..)| *theirs == unknown) {
+    let positive = unknown.strip_prefix("no-").unwrap_or(unknown);
+    if let Some((_, ours, reason)) = FOREIGN.iter().find(|(theirs, ..)| [unknown, positive].contains(theirs))
+    {
         return match find(ours) {
             Some(option) => format!("; it is called {} here", spell(option)),
             None => format!(": {reason}"),
         };
     }
-    let unknown = unknown.strip_prefix("no-").unwrap_or(unknown);
+    let unknown = positive;
     let score = |option: &Opt| strsim::normalized_damerau_levenshtein(unknown, option.name);
     let near =
         OPTIONS.iter().max_by(|a, b| score(a).total_cmp(&score(b))).filter(|option| score(option) >= ALIKE);

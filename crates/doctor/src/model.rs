@@ -261,8 +261,8 @@ fn judge(
     };
     said += &format!("; memory {}", human_bytes(room));
     if needed > room {
-        let remedy =
-            "Take --quantization int8 or int4, a smaller --kv-cache-bytes, a smaller model or more memory.";
+        let remedy = "Take --quantization int8 or int4, a smaller --kv-cache-bytes with a smaller --max-model-len, a smaller \
+             model or more memory.";
         return Check::failure(id, said, remedy);
     }
     match free {

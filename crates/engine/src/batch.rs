@@ -4,6 +4,7 @@ use crate::constraints::Constraints;
 use pinion_model::{
     BlockCopy, FUTURE_TOKEN, Row, RowShaping, SampleParams, Scored, Shaping, StepBatch, WindowTables,
 };
+use pinion_protocol::grammar::GrammarKind;
 use pinion_protocol::{Sampling, StopIds};
 use pinion_scheduler::{PlanRow, RowView, Scheduler};
 
@@ -116,6 +117,8 @@ impl RowShaping for PlanShaping<'_> {
         let read = if sampling.reads_output() { view.ids } else { &[] };
         let (prompt, output) = read.split_at_checked(view.prompt_tokens as usize).unwrap_or_default();
         let waits = generated < sampling.min_tokens;
+        // Rules about tokens have no end.
+        let has_end = sampling.grammar.as_ref().is_some_and(|grammar| grammar.kind != GrammarKind::Tokens);
         Some(Shaping {
             prompt,
             output,
@@ -125,7 +128,7 @@ impl RowShaping for PlanShaping<'_> {
             bias: &sampling.logit_bias,
             // A grammar allows the end wherever its text may end; a request that ignores it goes on while it can.
             banned_ends: match sampling.ignore_eos {
-                true if mask.is_some() => self.stop_ids.as_slice(),
+                true if mask.is_some() && has_end => self.stop_ids.as_slice(),
                 false if waits => self.stop_ids.as_slice(),
                 true | false => &[],
             },

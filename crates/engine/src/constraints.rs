@@ -9,7 +9,7 @@
 use pinion_grammar::{Constraint, Grammars, Mask};
 use pinion_model::{MaskState, TokenMask};
 use pinion_protocol::engine_inbox::Admit;
-use pinion_protocol::{Fault, FaultCode, RequestId};
+use pinion_protocol::{Fault, FaultCode, RequestId, Sampling};
 use pinion_scheduler::Event;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -100,7 +100,8 @@ impl Constraints {
         for Waiting { admit, ordered } in self.waiting.iter_mut().filter(|waiting| !waiting.ordered) {
             let Some(grammar) = &admit.sampling.grammar else { continue };
             let resumed = admit.ids.get(admit.prompt_tokens as usize..).unwrap_or_default();
-            let grammar = (grammar.clone(), admit.sampling.reasoning);
+            let Sampling { reasoning, continues, .. } = admit.sampling;
+            let grammar = (grammar.clone(), reasoning, continues);
             *ordered = threads.order(admit.id, grammar, resumed.to_vec())?;
             if !*ordered {
                 break;

@@ -175,6 +175,7 @@ fn values_arrive_where_they_belong() {
         stop_token_ids: vec![0, 99],
         grammar: None,
         reasoning: Reasoning::None,
+        continues: false,
     };
     assert_eq!(full.sampling, expected);
     assert_eq!((full.stop, full.form.include_stop), (vec!["a".to_owned(), "b".to_owned()], true));

@@ -416,3 +416,20 @@ fn a_refusal_after_a_restart_is_the_end() {
         assert_eq!(error_of(&Reply::read(stream).await), "rate_limit_exceeded");
     });
 }
+
+/// A look whether a request can be served took a turn, and the request the next one.
+#[test]
+fn every_tokenizer_has_its_turn_without_resumption() {
+    for resume in [false, true] {
+        run(Options { tokenizers: 2, resume, ..Options::default() }, |h| async move {
+            for _ in 0..4 {
+                let stream = h.post_raw("/v1/completions", r#"{"prompt":"hi","max_tokens":1}"#).await;
+                let id = h.submit().await.id;
+                h.delta(id, 0, &[1], "a", DELTA_LAST);
+                h.finish(id, FinishReason::Length, 1);
+                assert_eq!(Reply::read(stream).await.status, 200);
+            }
+            assert_eq!(h.sent.borrow().turns, [0, 1, 0, 1], "resume {resume}");
+        });
+    }
+}

@@ -6,7 +6,7 @@
 use crate::harness::{Harness, Options, run};
 use pinion_config::SamplingDefaults;
 use pinion_protocol::frontend_inbox::{DELTA_LAST, Decoded, Encoded, FinishReason, kind};
-use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord};
+use pinion_protocol::tokenizer_inbox::{Prompt, TokenizerRecord, Truncation};
 use pinion_text::chat::Described;
 use serde_json::{Value, json};
 
@@ -157,7 +157,13 @@ fn rendered_prompts_are_a_list_and_what_would_be_refused_is_refused() {
     run(Options::default(), |h| async move {
         let body =
             r#"{"prompt":["a",[7,8]],"max_tokens":5,"truncate_prompt_tokens":1,"allowed_token_ids":[3]}"#;
-        let (reply, _) = tokio::join!(h.post("/v1/completions/render", body), encode(&h, &[1, 2]));
+        let (reply, _) = tokio::join!(h.post("/v1/completions/render", body), async {
+            let TokenizerRecord::Encode(asked) = h.job().await else { panic!("not an encode") };
+            assert_eq!(asked.truncation, Truncation::Last(1), "the tokenizer knows what is framed");
+            let mut record = Vec::new();
+            Encoded { id: asked.id, ids: vec![2] }.encode(&mut record);
+            h.take(kind::ENCODED, &record);
+        });
         let all = reply.json();
         assert_eq!((&all[0]["token_ids"], &all[1]["token_ids"]), (&json!([2]), &json!([8])), "{all}");
         assert_eq!(all[1]["sampling_params"]["max_tokens"], 5);

@@ -33,7 +33,7 @@ pub struct Matcher {
     vocabulary: Arc<Vocabulary>,
     /// What of the text comes before the grammar.
     gate: Gate,
-    /// No token has come.
+    /// No token has come, and the text begins with the next one.
     fresh: bool,
 }
 
@@ -66,6 +66,11 @@ impl Matcher {
             Inner::Library(_) => Matcher { gate: Gate::new(reasoning, self.vocabulary.marks), ..self },
             Inner::Tokens(_) => self,
         }
+    }
+
+    /// The same for a text that goes on with another if `continues`: its first space is shown.
+    pub fn continuing(self, continues: bool) -> Matcher {
+        Matcher { fresh: self.fresh && !continues, ..self }
     }
 
     /// Takes the next token of the text.

@@ -15,6 +15,7 @@ struct Order {
     id: RequestId,
     grammar: Grammar,
     reasoning: Reasoning,
+    continues: bool,
     resumed: Vec<u32>,
 }
 
@@ -62,18 +63,18 @@ impl Grammars {
         Ok(Grammars { orders, compiled, steps })
     }
 
-    /// Orders a grammar, for a text that may begin with reasoning and does begin with the tokens `resumed`. The answer
-    /// comes from [`Grammars::next_compiled`]. False: there is no room now.
+    /// Orders a grammar, for a text that may begin with reasoning, may go on with a prompt's, and does begin with the
+    /// tokens `resumed`. The answer comes from [`Grammars::next_compiled`]. False: there is no room now.
     ///
     /// # Errors
     /// The thread is gone.
     pub fn order(
         &self,
         id: RequestId,
-        (grammar, reasoning): (Grammar, Reasoning),
+        (grammar, reasoning, continues): (Grammar, Reasoning, bool),
         resumed: Vec<u32>,
     ) -> Result<bool, Fault> {
-        match self.orders.try_send(Order { id, grammar, reasoning, resumed }) {
+        match self.orders.try_send(Order { id, grammar, reasoning, continues, resumed }) {
             Ok(()) => Ok(true),
             Err(TrySendError::Full(_)) => Ok(false),
             Err(TrySendError::Disconnected(_)) => {
@@ -108,7 +109,7 @@ fn compile_all(
     done: &SyncSender<Compiled>,
 ) {
     let mut known: VecDeque<(Grammar, Matcher)> = VecDeque::with_capacity(CACHED_MAX);
-    while let Ok(Order { id, grammar, reasoning, resumed }) = orders.recv() {
+    while let Ok(Order { id, grammar, reasoning, continues, resumed }) = orders.recv() {
         let name = grammar.field.name();
         let matcher = match known.iter().find(|(known, _)| *known == grammar) {
             Some((_, matcher)) => Ok(matcher.fork()),
@@ -121,8 +122,8 @@ fn compile_all(
                 Ok(matcher)
             }),
         };
-        let constraint =
-            matcher.and_then(|matcher| Constraint::new(matcher.behind(reasoning), &resumed)).map(Arc::new);
+        let matcher = matcher.map(|matcher| matcher.behind(reasoning).continuing(continues));
+        let constraint = matcher.and_then(|matcher| Constraint::new(matcher, &resumed)).map(Arc::new);
         let answer = constraint.map_err(|reason| Fault::field(name, format!("{name}: {reason}")));
         if done.send((id, answer)).is_err() {
             return;

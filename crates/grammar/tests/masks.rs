@@ -244,6 +244,9 @@ fn a_text_does_not_begin_with_a_space_that_is_not_shown() {
     };
     assert!(!begins("[ a]+", b' ') && begins("[ a]+", b'a'));
     assert!(begins(" a", b' '), "nothing else is left");
+    let mut bits = Vec::new();
+    compiled(&spaces, GrammarKind::Regex, "[ a]+").continuing(true).next(&mut bits).unwrap();
+    assert!(allowed(&bits, b' '.into()), "behind a prompt it is shown");
 }
 
 #[test]

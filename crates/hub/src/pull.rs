@@ -41,16 +41,22 @@ pub(crate) fn pull(command: &PullCommand) -> Result<PathBuf, Failure> {
     let whole = cached.and_then(|(snapshot, missing)| missing.is_none().then_some(snapshot));
     let client = Client::new(command);
     match client.list(if whole.is_some() { 1 } else { TRIES }) {
-        Ok(listing) => Online { command, layout: &layout, client: &client, listing: &listing }.pull(),
-        Err(failure @ (Failure::Unreachable { .. } | Failure::Status { .. })) => match whole {
-            Some(snapshot) => {
-                say(&format!("pinion: {failure}. The copy in the cache is taken: {}", snapshot.display()));
-                Ok(snapshot.to_owned())
-            }
-            None => Err(failure),
-        },
+        Ok(listing) => {
+            let pulled = Online { command, layout: &layout, client: &client, listing: &listing }.pull();
+            // All that is served is here; a licence, say, is not.
+            let same = layout.snapshot(&listing.commit);
+            pulled.or_else(|failure| cached_copy(failure, whole.filter(|snapshot| *snapshot == same)))
+        }
+        Err(failure @ (Failure::Unreachable { .. } | Failure::Status { .. })) => cached_copy(failure, whole),
         Err(failure) => Err(failure),
     }
+}
+
+/// What is served where the hub fails: the copy in the cache, if that is whole.
+fn cached_copy(failure: Failure, whole: Option<&Path>) -> Result<PathBuf, Failure> {
+    let Some(snapshot) = whole else { return Err(failure) };
+    say(&format!("pinion: {failure}. The copy in the cache is taken: {}", snapshot.display()));
+    Ok(snapshot.to_owned())
 }
 
 struct Online<'a> {

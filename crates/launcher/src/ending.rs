@@ -1,11 +1,13 @@
 //! How the service ends: one line for the operator and an exit code.
 
+use nix::libc::SIGKILL;
 use pinion_config::{Config, Exit, LogForm};
 use pinion_os::process::limit_behind;
 use pinion_protocol::status::{EXIT_MEMORY_LIMIT, Reading};
 use pinion_protocol::{Peer, Role};
 use pinion_worker::telemetry;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::SystemTime;
 
@@ -34,13 +36,29 @@ pub(crate) fn role_exit(exit_code: i32) -> Exit {
     Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == exit_code).unwrap_or(Exit::Start)
 }
 
+/// What else is known of an end by SIGKILL, which the kernel sends to a process that takes too much memory.
+pub(crate) fn memory_hint(status: ExitStatus) -> &'static str {
+    match status.signal() {
+        Some(SIGKILL) => {
+            "; the kernel kills a process that takes too much memory: `pinion doctor MODEL` compares what the model \
+             needs with what is there"
+        }
+        _ => "",
+    }
+}
+
 /// A process that ended before it could say why. One that was refused something by the system says so by its code;
 /// one that reached its memory limit does so too, and `reading` is what of the model's folder it was taking in.
 pub(crate) fn start_failure(peer: Peer, status: ExitStatus, reading: Reading, config: &Config) -> Ending {
     if status.code() == Some(EXIT_MEMORY_LIMIT) {
         return out_of_memory(peer, reading, config);
     }
-    let unready = || format!("{peer} ended before it was ready ({status}); its last lines are above");
+    let unready = || {
+        format!(
+            "{peer} ended before it was ready ({status}); its last lines are above{}",
+            memory_hint(status)
+        )
+    };
     let (code, reason) = match (peer.role, status.code()) {
         (Role::Engine, Some(127)) => (
             Exit::Start,

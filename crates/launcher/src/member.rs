@@ -238,6 +238,21 @@ impl Member {
         self.life.process().is_some()
     }
 
+    /// Whether its process has ended, or was killed, also where [`Member::poll`] has not told of it yet: then all that
+    /// it shares is made anew.
+    pub fn has_ended(&mut self) -> bool {
+        match &mut self.life {
+            Life::Down { .. } => self.epoch > 0,
+            Life::Killed { .. } => true,
+            Life::Starting { process, .. } | Life::Ready(process) => {
+                if process.ended.is_none() {
+                    process.ended = process.body.try_wait().unwrap_or_default();
+                }
+                process.ended.is_some()
+            }
+        }
+    }
+
     /// Readable when the role has ended, which [`Member::poll`] reports.
     pub fn death_fd(&self) -> Option<BorrowedFd<'_>> {
         self.life.process().map(|process| process.body.fd())
@@ -266,18 +281,16 @@ impl Member {
             return Ok(Some(event));
         }
         let Some(process) = self.life.process_mut() else { return Ok(None) };
-        let status = match process.ended {
-            Some(status) => status,
-            None => {
-                let Some(status) = process.body.try_wait()? else { return Ok(None) };
-                process.ended = Some(status);
-                // Its last words may have come since the look above; they are told before its end.
-                if let Some(event) = self.next_message(wiring) {
-                    return Ok(Some(event));
-                }
-                status
+        if process.ended.is_none() {
+            process.ended = process.body.try_wait()?;
+            // Its last words may have come since the look above; they are told before its end.
+            if process.ended.is_some()
+                && let Some(event) = self.next_message(wiring)
+            {
+                return Ok(Some(event));
             }
-        };
+        }
+        let Some(status) = self.life.process().and_then(|process| process.ended) else { return Ok(None) };
         self.life = Life::DOWN;
         Ok(Some(RoleEvent::Ended { status, was_standby }))
     }
@@ -435,7 +448,8 @@ impl Member {
         let gone_by_ns = (self.clock)() + self.start_timeout_ns;
         self.life = match std::mem::replace(&mut self.life, Life::DOWN) {
             Life::Starting { process, .. } | Life::Ready(process) => {
-                let process = process.body.kill().then_some(process);
+                let has_ended = process.ended.is_some();
+                let process = (has_ended || process.body.kill()).then_some(process);
                 Life::Killed { process, gone_by_ns, was_standby }
             }
             life @ (Life::Down { .. } | Life::Killed { .. }) => life,

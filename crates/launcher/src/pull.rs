@@ -35,8 +35,11 @@ pub(crate) fn folder(binary: &Path, arguments: &[OsString]) -> Result<PathBuf, E
     };
     match status.code() {
         Some(0) => {}
-        // It has said why.
-        Some(code) => return Err(Ending::new(role_exit(code), "")),
+        // It has said why. What has one slash may have been meant as a path.
+        Some(code) => {
+            let said = "a folder of that name would be served; there is none in the working directory";
+            return Err(Ending::new(role_exit(code), said));
+        }
         None => return Err(Ending::new(Exit::Pull, format!("{BINARY} ended unexpectedly ({status})"))),
     }
     let mut line = Vec::new();

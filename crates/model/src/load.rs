@@ -189,6 +189,27 @@ impl fmt::Display for LoadError {
 impl std::error::Error for LoadError {}
 
 impl KvSize {
+    /// Blocks in a share of the memory that a device has free; at least one sequence must fit.
+    pub(crate) fn of_share(
+        free: u64,
+        share: f32,
+        block_bytes: u64,
+        sequence_blocks: u32,
+    ) -> Result<u32, LoadError> {
+        let bytes = (free as f64 * f64::from(share)) as u64;
+        let needed = u64::from(sequence_blocks) * block_bytes;
+        if bytes < needed {
+            let message = format!(
+                "the device has {} MiB free, of which {share} (--kv-cache-memory-share) cannot hold one sequence of \
+                 --max-model-len, {} MiB: take a larger share or a shorter --max-model-len",
+                free >> 20,
+                needed.div_ceil(1 << 20),
+            );
+            return Err(LoadError::Backend { operation: "sizing the KV cache", message });
+        }
+        KvSize::Bytes(bytes).block_count(block_bytes)
+    }
+
     /// The number of blocks of `block_bytes` each.
     pub(crate) fn block_count(self, block_bytes: u64) -> Result<u32, LoadError> {
         let blocks = match self {

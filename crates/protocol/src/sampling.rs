@@ -51,6 +51,8 @@ pub struct Sampling {
     pub grammar: Option<Grammar>,
     /// How the text begins. A frontend says whether reasoning is to be looked for, the tokenizer whether it has begun.
     pub reasoning: Reasoning,
+    /// The text goes on with its prompt's, so that a space at its beginning is shown whatever the tokenizer.
+    pub continues: bool,
 }
 
 impl Default for Sampling {
@@ -73,6 +75,7 @@ impl Default for Sampling {
             stop_token_ids: Vec::new(),
             grammar: None,
             reasoning: Reasoning::None,
+            continues: false,
         }
     }
 }
@@ -119,8 +122,9 @@ const HAS_PROMPT_LOGPROBS: u32 = 16;
 /// Two bits for [`Reasoning`].
 const REASONING_SHIFT: u32 = 5;
 const REASONING_MASK: u32 = 3 << REASONING_SHIFT;
+const CONTINUES: u32 = 128;
 const KNOWN_FLAGS: u32 =
-    IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS | HAS_PROMPT_LOGPROBS | REASONING_MASK;
+    IGNORE_EOS | HAS_TOP_K | HAS_MAX_TOKENS | HAS_LOGPROBS | HAS_PROMPT_LOGPROBS | REASONING_MASK | CONTINUES;
 
 /// Bytes of the longest lists that follow a header.
 pub const LISTS_BYTES_MAX: usize =
@@ -157,6 +161,9 @@ impl From<&Sampling> for SamplingRecord {
         let mut flags = (s.reasoning as u32) << REASONING_SHIFT;
         if s.ignore_eos {
             flags |= IGNORE_EOS;
+        }
+        if s.continues {
+            flags |= CONTINUES;
         }
         if s.top_k.is_some() {
             flags |= HAS_TOP_K;
@@ -242,6 +249,7 @@ impl SamplingRecord {
             stop_token_ids: cursor.ids(stop_count, "stop token ids")?,
             grammar: grammar::decode(self.grammar_tag, self.grammar_len, cursor)?,
             reasoning: reasoning.ok_or(Malformed("sampling flags"))?,
+            continues: self.flags & CONTINUES != 0,
         })
     }
 }
@@ -293,6 +301,7 @@ mod tests {
             Sampling {
                 grammar: grammar(GrammarKind::JsonObject, ""),
                 reasoning: Reasoning::Begun,
+                continues: true,
                 ..Sampling::default()
             },
             Sampling { reasoning: Reasoning::Possible, ignore_eos: true, ..Sampling::default() },

@@ -19,7 +19,7 @@ pub struct LogprobEntry {
 pub const ENTRIES_MAX: usize = 1 + LOGPROB_ALTERNATIVES_MAX as usize;
 
 /// Bytes of one token's scores at most, with the rank that a prompt's token has.
-pub const SCORES_BYTES_MAX: usize = 4 * size_of::<u32>() + ENTRIES_MAX * (12 + SCORE_TEXT_BYTES_MAX) + 4;
+pub const SCORES_BYTES_MAX: usize = 4 * size_of::<u32>() + ENTRIES_MAX * (16 + SCORE_TEXT_BYTES_MAX) + 4;
 
 /// A token's text and logprob.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,14 +48,11 @@ pub fn begin_scores(out: &mut Vec<u8>, entry_count: usize) {
     put_ids(out, &[entry_count as u32]);
 }
 
-/// The bit of a text's length that says that it is the name of a special token.
-const SPECIAL: u32 = 1 << 31;
-
 /// Appends one score; its text is cut to [`SCORE_TEXT_BYTES_MAX`]. That of a special token is its name.
 pub fn put_score(out: &mut Vec<u8>, entry: LogprobEntry, bytes: &[u8], special: bool) {
     let bytes = &bytes[..bytes.len().min(SCORE_TEXT_BYTES_MAX)];
     put(out, &entry);
-    put_ids(out, &[bytes.len() as u32 | if special { SPECIAL } else { 0 }]);
+    put_ids(out, &[bytes.len() as u32, u32::from(special)]);
     out.extend_from_slice(bytes);
 }
 
@@ -82,13 +79,12 @@ pub(crate) fn take_token_score(cursor: &mut Cursor<'_>) -> Result<TokenScore, Ma
 
 fn take_score(cursor: &mut Cursor<'_>) -> Result<Score, Malformed> {
     let entry: LogprobEntry = cursor.take("score")?;
-    let word: u32 = cursor.take("score")?;
-    let (len, special) = (word & !SPECIAL, word & SPECIAL != 0);
-    if !entry.logprob.is_finite() || len as usize > SCORE_TEXT_BYTES_MAX {
+    let [len, special]: [u32; 2] = cursor.take("score")?;
+    if special > 1 || !entry.logprob.is_finite() || len as usize > SCORE_TEXT_BYTES_MAX {
         return Err(Malformed("score"));
     }
     let bytes = cursor.bytes(len as usize, "score text")?.to_vec();
-    Ok(Score { token: entry.token, logprob: entry.logprob, bytes, special })
+    Ok(Score { token: entry.token, logprob: entry.logprob, bytes, special: special == 1 })
 }
 
 #[cfg(test)]

@@ -125,6 +125,8 @@ pub struct Encode {
     pub id: RequestId,
     /// Text or a chat.
     pub prompt: Prompt,
+    /// How much of it is sent back.
+    pub truncation: Truncation,
 }
 
 /// `/detokenize`: decode and send the text back.
@@ -147,7 +149,6 @@ pub struct Render {
 
 /// Everything that can arrive here.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "a record is decoded, used and dropped; none is kept")]
 pub enum TokenizerRecord {
     /// A generation request.
     Submit(Submit),
@@ -248,15 +249,15 @@ impl Submit {
 }
 
 /// Replaces `out` by the payload of an [`Encode`] of these parts.
-pub fn encode_encode(out: &mut Vec<u8>, id: RequestId, prompt: &Prompt) {
+pub fn encode_encode(out: &mut Vec<u8>, id: RequestId, prompt: &Prompt, truncation: Truncation) {
     out.clear();
-    put_request(out, (id, Claim::default()), &Sampling::default(), (prompt, Truncation::Never), 0, &[]);
+    put_request(out, (id, Claim::default()), &Sampling::default(), (prompt, truncation), 0, &[]);
 }
 
 impl Encode {
     /// Replaces `out` by the record's payload; its kind is [`kind::ENCODE`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        encode_encode(out, self.id, &self.prompt);
+        encode_encode(out, self.id, &self.prompt, self.truncation);
     }
 }
 
@@ -300,11 +301,11 @@ impl TokenizerRecord {
                 };
                 let resume = cursor.ids(header.resume_len as usize, "resume ids")?;
                 cursor.end("submit tail")?;
+                let truncation = Truncation::of_words(header.keeps, header.kept)?;
                 if record_kind == kind::ENCODE {
-                    return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt }));
+                    return Ok(TokenizerRecord::Encode(Encode { id: header.id, prompt, truncation }));
                 }
                 let claim = header.claim.checked()?;
-                let truncation = Truncation::of_words(header.keeps, header.kept)?;
                 let Header { id, asked_unix_s, .. } = header;
                 let submit = Submit { id, claim, sampling, prompt, truncation, asked_unix_s, resume };
                 Ok(TokenizerRecord::Submit(submit))

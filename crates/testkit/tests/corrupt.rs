@@ -290,7 +290,7 @@ fn wrong_words_of_a_reader_change_nothing() {
 /// and lives on.
 #[test]
 fn a_ring_that_is_corrupt_before_it_is_attached_ends_no_living_role() {
-    // Who lives on and who dies.
+    // The role that stays up, and the one that is killed.
     for (living, dying) in [("engine-0", "tokenizer-0"), ("frontend-0", "detokenizer-0")] {
         let server = fake_server();
         let lives_on = server.role(living).expect("it runs");

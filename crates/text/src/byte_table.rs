@@ -18,6 +18,8 @@ pub(crate) struct ByteTable {
     bytes: Vec<u8>,
     /// Spaces dropped at the very start of a text.
     pub(crate) leading_spaces: u8,
+    /// There is no decoder: the library writes a space before each token, special ones too.
+    pub(crate) joined: bool,
 }
 
 /// How a token's spelling in the vocabulary becomes bytes.
@@ -44,8 +46,9 @@ impl ByteTable {
             Chain::Replaced { leading_spaces, .. } => leading_spaces,
         };
         let byte_of: HashMap<char, u8> = (0..=255).map(|byte| (spelling(byte), byte)).collect();
-        let mut table =
-            ByteTable { ends: Vec::with_capacity(vocab_size as usize), bytes: Vec::new(), leading_spaces };
+        let joined = matches!(chain, Chain::Joined);
+        let ends = Vec::with_capacity(vocab_size as usize);
+        let mut table = ByteTable { ends, bytes: Vec::new(), leading_spaces, joined };
         for id in 0..vocab_size {
             if let Some(token) = shown_token(tokenizer, id) {
                 chain.append(&token, &byte_of, &mut table.bytes)?;

@@ -33,8 +33,8 @@ impl TextStream {
 
     /// The same behind a text: a space at its beginning is shown.
     pub fn continuing(codec: &TextCodec) -> TextStream {
-        let tokens: Vec<u32> = codec.any_word().into_iter().collect();
-        let window = Window { settled: tokens.len(), tokens };
+        let mut window = Window::default();
+        window.begin(codec);
         TextStream { tail: Utf8Tail::default(), leading_spaces: 0, window }
     }
 
@@ -61,6 +61,12 @@ impl TextStream {
             Some(name) => {
                 // No character reaches across it, and a space behind it does not begin the text.
                 self.finish(codec, out);
+                match codec.table() {
+                    // Tokens are joined by spaces, which begin all but the first.
+                    Some(table) if table.joined && self.leading_spaces == 0 => out.push(' '),
+                    Some(_) => {}
+                    None => self.window.begin(codec),
+                }
                 self.leading_spaces = 0;
                 out.push_str(&name);
             }
@@ -85,6 +91,14 @@ struct Window {
 }
 
 impl Window {
+    /// Text is before what comes, if nothing has come.
+    fn begin(&mut self, codec: &TextCodec) {
+        if self.tokens.is_empty() {
+            self.tokens.extend(codec.any_word());
+            self.settled = self.tokens.len();
+        }
+    }
+
     fn push(&mut self, codec: &TextCodec, token: u32, out: &mut String) {
         if !codec.shows(token) {
             return;

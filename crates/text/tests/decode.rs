@@ -249,6 +249,10 @@ fn special_tokens_are_shown_as_the_library_shows_them() {
     {
         let pair = with_decoder(&words, decoder);
         for ids in [&[0, 1, 2][..], &[1, 0, 2], &[3, 4, 5, 0, 0], &[2], &[0]] {
+            let (mut stream, mut text) = (TextStream::new(&pair.codec), String::new());
+            ids.iter().for_each(|id| stream.push_shown(&pair.codec, *id, &mut text));
+            stream.finish(&pair.codec, &mut text);
+            assert_eq!(text, pair.oracle.decode(ids, false).unwrap(), "{decoder} {ids:?}");
             assert_eq!(
                 pair.codec.decode_shown(ids),
                 pair.oracle.decode(ids, false).unwrap(),

@@ -8,7 +8,7 @@ use pinion_grammar::{Checker, MarkIds, Words};
 use pinion_protocol::engine_inbox::Admit;
 use pinion_protocol::frontend_inbox::{Decoded, Encoded, Reject};
 use pinion_protocol::reasoning::ReasoningFound;
-use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Render, Submit, TokenizerRecord};
+use pinion_protocol::tokenizer_inbox::{Decode, Encode, Prompt, Render, Submit, TokenizerRecord, Truncation};
 use pinion_protocol::{Fault, FaultCode, Reasoning, RequestId, StopIds};
 use pinion_text::{ChatRenderer, EncodeError, TextCodec};
 use std::cell::RefCell;
@@ -92,7 +92,7 @@ impl Tokenizer {
     }
 
     fn admit(&self, submit: Submit) -> Result<Admit, Fault> {
-        let (param, is_framed) = (param_of(&submit.prompt), matches!(submit.prompt, Prompt::Text(_)));
+        let param = param_of(&submit.prompt);
         let mut sampling = submit.sampling;
         // No prompt can be longer than this and leave room for one token, if one is wanted.
         let least = u32::from(sampling.max_tokens != Some(0));
@@ -101,16 +101,11 @@ impl Tokenizer {
             sampling.grammar = Some(words::encoded(&self.codec, grammar)?);
         }
         let asked_unix_s = i64::try_from(submit.asked_unix_s).unwrap_or(i64::MAX);
-        let (mut ids, begins) = self.prompt_ids(submit.prompt, prompt_max, asked_unix_s)?;
+        let (mut ids, begins, is_framed) = self.prompt_ids(submit.prompt, prompt_max, asked_unix_s)?;
         if sampling.reasoning != Reasoning::None {
             sampling.reasoning = begins;
         }
-        let kept = submit.truncation.kept(self.limits.max_model_len, sampling.max_tokens);
-        if submit.truncation.keeps_first() {
-            self.codec.keep_first(&mut ids, kept, is_framed);
-        } else {
-            ids.drain(..ids.len().saturating_sub(kept));
-        }
+        self.truncate(&mut ids, submit.truncation, sampling.max_tokens, is_framed);
         let prompt_tokens = ids.len() as u32;
         if prompt_tokens > prompt_max {
             let least = sampling.max_tokens.unwrap_or(1);
@@ -149,7 +144,12 @@ impl Tokenizer {
             Prompt::Text(text) if text.is_empty() => {
                 self.encode("prompt", "", self.limits.max_model_len, true)?
             }
-            prompt => self.prompt_ids(prompt, self.limits.max_model_len, unix_seconds)?.0,
+            prompt => {
+                let (mut ids, _, is_framed) =
+                    self.prompt_ids(prompt, self.limits.max_model_len, unix_seconds)?;
+                self.truncate(&mut ids, encode.truncation, None, is_framed);
+                ids
+            }
         };
         self.check_answer(param, size_of::<RequestId>() + size_of_val(ids.as_slice()))?;
         Ok(Encoded { id: encode.id, ids })
@@ -174,23 +174,38 @@ impl Tokenizer {
         Ok(Decoded { id, text })
     }
 
-    /// The prompt's ids, and how an answer to it begins: at least one, all in the vocabulary. There may be more than
-    /// `tokens_max`, but only if that could not be told from the length of the text.
+    /// Cuts a prompt to what is used of it beside `max_tokens` of an answer. Of a framed text the tokens behind it
+    /// stay.
+    fn truncate(&self, ids: &mut Vec<u32>, truncation: Truncation, max_tokens: Option<u32>, is_framed: bool) {
+        let kept = truncation.kept(self.limits.max_model_len, max_tokens);
+        if truncation.keeps_first() {
+            self.codec.keep_first(ids, kept, is_framed);
+        } else {
+            ids.drain(..ids.len().saturating_sub(kept));
+        }
+    }
+
+    /// The prompt's ids, at least one and all in the vocabulary; how an answer to it begins; and whether it is a text
+    /// with the tokens that the tokenizer puts around every text. There may be more ids than `tokens_max`, but only if
+    /// that could not be told from the length of the text.
     fn prompt_ids(
         &self,
         prompt: Prompt,
         tokens_max: u32,
         unix_seconds: i64,
-    ) -> Result<(Vec<u32>, Reasoning), Fault> {
+    ) -> Result<(Vec<u32>, Reasoning, bool), Fault> {
         let param = param_of(&prompt);
-        let mut begins = Reasoning::None;
+        let (mut begins, mut is_framed) = (Reasoning::None, false);
         let ids = match prompt {
             Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => self.encode(param, &text, tokens_max, true)?,
+            Prompt::Text(text) => {
+                is_framed = true;
+                self.encode(param, &text, tokens_max, true)?
+            }
             Prompt::Bare(text) => self.encode(param, &text, tokens_max, false)?,
             Prompt::Chat(json) => {
                 let rendered = self.chat.render(&json, unix_seconds)?;
-                begins = rendered.reasoning;
+                (begins, is_framed) = (rendered.reasoning, rendered.is_framed);
                 self.encode(param, &rendered.text, tokens_max, rendered.is_framed)?
             }
         };
@@ -198,7 +213,7 @@ impl Tokenizer {
             return Err(Fault::empty_prompt(param));
         }
         self.check_vocabulary(&ids, param)?;
-        Ok((ids, begins))
+        Ok((ids, begins, is_framed))
     }
 
     /// What a frontend is told of an answer that begins so.

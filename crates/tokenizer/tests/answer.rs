@@ -253,7 +253,7 @@ fn a_submission_is_rendered_with_the_time_at_which_it_was_asked_for() {
         };
         assert_eq!(admit.ids, [&bytes_of("01 Aug 2024: a"), resume].concat());
     }
-    let encode = TokenizerRecord::Encode(Encode { id: ID, prompt: prompt() });
+    let encode = TokenizerRecord::Encode(Encode { id: ID, prompt: prompt(), truncation: Truncation::Never });
     let Answer::Encoded(encoded) = tokenizer.answer(encode, NOW + 86_400) else { panic!("not encoded") };
     assert_eq!(encoded.ids, bytes_of("02 Aug 2024: a"));
 }
@@ -287,7 +287,8 @@ fn the_models_template_writes_the_prompt_and_its_one_beginning() {
         (Prompt::Ids(vec![97]), vec![97]),
     ] {
         let shown = format!("{prompt:?}");
-        let encode = TokenizerRecord::Encode(Encode { id: ID, prompt: prompt.clone() });
+        let encode =
+            TokenizerRecord::Encode(Encode { id: ID, prompt: prompt.clone(), truncation: Truncation::Never });
         let Answer::Encoded(encoded) = tokenizer.answer(encode, NOW) else { panic!("not encoded: {shown}") };
         let Answer::Admit(admit) = tokenizer.answer(submit(prompt, Some(1), &[]), NOW) else {
             panic!("not admitted: {shown}")
@@ -330,7 +331,8 @@ fn an_answer_that_does_not_fit_its_ring_is_a_fault() {
     let tokenizer = tokenizer_with(ChatRenderer::plain(), limits);
     let encode = |bytes| {
         let prompt = text(&"x".repeat(bytes));
-        tokenizer.answer(TokenizerRecord::Encode(Encode { id: ID, prompt }), NOW)
+        tokenizer
+            .answer(TokenizerRecord::Encode(Encode { id: ID, prompt, truncation: Truncation::Never }), NOW)
     };
     // A byte that is no character shows as three.
     let decode =
@@ -352,7 +354,10 @@ fn an_answer_that_does_not_fit_its_ring_is_a_fault() {
 
 #[test]
 fn encode_and_decode_answer_their_frontend() {
-    let encode = |prompt| tokenizer().answer(TokenizerRecord::Encode(Encode { id: ID, prompt }), NOW);
+    let encode = |prompt| {
+        tokenizer()
+            .answer(TokenizerRecord::Encode(Encode { id: ID, prompt, truncation: Truncation::Never }), NOW)
+    };
     let decode = |ids| tokenizer().answer(TokenizerRecord::Decode(Decode { id: ID, ids }), NOW);
     let ids_of = |answer| match answer {
         Answer::Encoded(encoded) => encoded.ids,

@@ -77,9 +77,33 @@ fn foreign_names_are_answered_with_ours() {
         ("--kv-cache-dtype", "--kv-dtype"),
         ("--cache-type-k", "--kv-dtype"),
         ("--ctx-size", "--max-model-len"),
+        ("--parallel", "--max-num-seqs"),
+        ("--batch-size", "--max-num-batched-tokens"),
+        ("--alias", "--served-model-name"),
     ] {
         let faults = serve_result(&machine(), &model, &[foreign, "1"], &[]).unwrap_err().to_string();
         assert_eq!(faults, format!("{foreign}: no such flag; it is called {ours} here"));
+    }
+}
+
+/// The value behind a flag that there is not is no model.
+#[test]
+fn flags_of_other_servers_are_one_fault_each() {
+    let model = Tree::gpt2();
+    for (args, expected) in [
+        (&["-c", "4096"][..], "-c: no such flag; here it is --max-model-len"),
+        (&["-x", "4096"], "-x: no such flag; every flag begins with two dashes"),
+        (
+            &["--no-enable-prefix-caching"],
+            "--no-enable-prefix-caching: no such flag; it is called --prefix-cache here",
+        ),
+        (
+            &["--load-format", "auto"],
+            "--load-format: no such flag: safetensors and GGUF are told apart by the files",
+        ),
+    ] {
+        let faults = serve_result(&machine(), &model, args, &[]).unwrap_err().to_string();
+        assert_eq!(faults, expected, "{args:?}");
     }
 }
 
@@ -115,7 +139,7 @@ fn one_fault_each() {
         (
             vec!["--kv-cache-tokens", "1000"],
             "--kv-cache-tokens: 1008 tokens of KV cache cannot hold one sequence of 1024 tokens (max-model-len), which \
-             takes 72.0 MiB"
+             takes 72.0 MiB; give a larger cache, or --max-model-len 1008 or less"
                 .into(),
         ),
         (
@@ -256,7 +280,10 @@ fn config_show_names_value_and_origin() {
     let Ok(Command::ShowConfig(bare)) = run_on(&machine(), &["config", "show"], &[]) else {
         panic!("no text")
     };
-    assert!(bare.contains("max-model-len") && bare.contains("(the model's context)"), "{bare}");
+    assert!(
+        bare.contains("max-model-len") && bare.contains("(the model's context, if the cache holds it)"),
+        "{bare}"
+    );
 }
 
 #[test]

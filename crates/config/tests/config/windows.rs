@@ -108,7 +108,7 @@ fn a_cache_that_is_too_small_or_too_large_is_told_with_its_window_blocks() {
     assert_eq!(
         faults(&machine(), &["--max-num-seqs", "1", "--kv-cache-bytes", "40MiB"]),
         "--kv-cache-bytes: 4432 tokens of KV cache cannot hold one sequence of 32768 tokens (max-model-len), \
-         which takes 150.7 MiB"
+         which takes 150.7 MiB; give a larger cache, or --max-model-len 4432 or less"
     );
     let small = Machine { memory_bytes: Some(2 << 30), ..machine() };
     assert_eq!(

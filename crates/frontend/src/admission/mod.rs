@@ -99,7 +99,7 @@ pub struct Admitted {
     pub choices_per_prompt: u32,
     /// Strings that end the text.
     pub stop: Vec<String>,
-    /// How the text is made; of marks the plan for reasoning knows.
+    /// How the text is made of its tokens. `marks` is false here; the plan for reasoning has it.
     pub form: TextForm,
     /// How tool calls are found in the text, if there may be any.
     pub calls: Option<CallPlan>,
@@ -229,7 +229,7 @@ fn admit_fields(api: Api, mut fields: Fields, limits: &Limits, fresh_seed: u64) 
     let grammar = limited(tools.grammar(written)?, &mut fields, limits)?;
     let Tools { offered, plan: calls, .. } = tools;
     check_unsupported(api, &mut fields)?;
-    // What is no chat goes on with its prompt.
+    // A completion continues its prompt; a chat does only if asked to.
     let continues = api != Api::Chat || fields.get("continue_final_message") == Some(&Value::Bool(true));
     let (prompts, truncation) = prompt(api, &mut fields, limits, offered, &shown)?;
     let (choices_per_prompt, best) = choices(api, &mut fields, prompts.len())?;

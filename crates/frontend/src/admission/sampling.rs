@@ -68,6 +68,7 @@ pub(crate) fn sampling(api: Api, fields: &mut Fields, limits: &Limits, seed: u64
         stop_token_ids: stop_token_ids(fields, limits)?,
         grammar: None,
         reasoning: Reasoning::None,
+        continues: false,
     };
     check_reach(fields, names_penalty && sampling.reads_output())?;
     Ok(sampling)

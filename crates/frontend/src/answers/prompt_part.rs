@@ -135,7 +135,8 @@ pub fn lost() -> Fault {
 /// A text beside the tokens that show it.
 pub struct ShownText<'a> {
     rest: std::str::Chars<'a>,
-    /// It is the beginning of the whole text.
+    /// A token may have a space here that the text does not have: nothing was passed since the beginning, or since a
+    /// special token, but spaces.
     begins: bool,
 }
 
@@ -145,18 +146,20 @@ impl<'a> ShownText<'a> {
         ShownText { rest: text.chars(), begins }
     }
 
-    /// Passes what a token shows of it and gives its characters. A special token may show its name or nothing, and a
-    /// space at the beginning may not be there.
+    /// Passes what a token shows of it and gives its characters. A special token shows its name or nothing, and a space
+    /// at the beginning, or behind a special token, may be the tokenizer's own.
     pub fn pass(&mut self, score: &Score) -> usize {
         let text = self.rest.as_str();
-        let chars = match std::str::from_utf8(&score.bytes) {
-            Ok(name) if score.special && !text.starts_with(name) => 0,
-            Ok(shown) if self.begins && shown.starts_with(' ') && !text.starts_with(' ') => {
-                shown.chars().count() - 1
-            }
-            Ok(_) | Err(_) => chars_begun(&score.bytes),
+        let shown = std::str::from_utf8(&score.bytes).unwrap_or_default();
+        let own_space = |shown: &str| shown.strip_prefix(' ').is_some_and(|rest| text.starts_with(rest));
+        let (chars, begins) = if score.special {
+            (if text.starts_with(shown) { shown.chars().count() } else { 0 }, true)
+        } else if self.begins && !text.starts_with(shown) && own_space(shown) {
+            (shown.chars().count() - 1, false)
+        } else {
+            (chars_begun(&score.bytes), self.begins && shown.bytes().all(|byte| byte == b' '))
         };
-        self.begins &= chars == 0;
+        self.begins = begins;
         self.rest.by_ref().take(chars).for_each(drop);
         chars
     }

@@ -33,7 +33,7 @@ use hyper::{Request, Response, StatusCode};
 use pinion_os::clock;
 use pinion_protocol::detokenizer_inbox::TextForm;
 use pinion_protocol::spans::{SpanName, request_word};
-use pinion_protocol::tokenizer_inbox::Prompt;
+use pinion_protocol::tokenizer_inbox::{Prompt, Truncation};
 use pinion_protocol::{Fault, FaultCode, Sampling};
 use pinion_random::nth;
 use std::future::poll_fn;
@@ -169,23 +169,25 @@ pub(crate) async fn prompt_ids(
     of: &Admitted,
 ) -> Result<Vec<Vec<u32>>, Refusal> {
     let kept = of.truncation.kept(app.limits.max_model_len, of.sampling.max_tokens);
+    let count = u32::try_from(kept).unwrap_or(u32::MAX);
+    let truncation = match of.truncation {
+        Truncation::Never => Truncation::Never,
+        used if used.keeps_first() => Truncation::First(count),
+        _ => Truncation::Last(count),
+    };
     let mut all = Vec::with_capacity(of.prompts.len());
     for prompt in &of.prompts {
-        let mut ids = match prompt {
-            Prompt::Ids(ids) => ids.clone(),
+        all.push(match prompt {
+            Prompt::Ids(ids) if of.truncation.keeps_first() => ids[..kept.min(ids.len())].to_vec(),
+            Prompt::Ids(ids) => ids[ids.len().saturating_sub(kept)..].to_vec(),
             Prompt::Text(_) | Prompt::Bare(_) | Prompt::Chat(_) => {
                 let origin = Origin { route: Route::Tokenize, ..origin(arrival) };
-                let ticket = Ticket::begin(&app.ledger, origin, Job::Encode(prompt.clone()), Form::Whole)?;
+                let ticket =
+                    Ticket::begin(&app.ledger, origin, Job::Encode(prompt.clone(), truncation), Form::Whole)?;
                 let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
                 ids
             }
-        };
-        if of.truncation.keeps_first() {
-            ids.truncate(kept);
-        } else {
-            ids.drain(..ids.len().saturating_sub(kept));
-        }
-        all.push(ids);
+        });
     }
     Ok(all)
 }
@@ -244,12 +246,13 @@ pub(crate) fn begin(
     }
     for prompt in prompts {
         let siblings = Siblings::new(&app.metrics);
-        // An answer to no text begins one.
+        // The answer to an empty text begins one.
         let continues =
             form.continues && !matches!(&prompt, Prompt::Text(text) | Prompt::Bare(text) if text.is_empty());
         let prompt = Rc::new(prompt);
         for place in 0..choices_per_prompt {
-            let sampling = Box::new(Sampling { seed: choice_seed(sampling.seed, place), ..sampling.clone() });
+            let sampling =
+                Box::new(Sampling { seed: choice_seed(sampling.seed, place), continues, ..sampling.clone() });
             let marks = reasoning.as_ref().is_some_and(|plan| plan.by_token);
             let (stop, form) = (stop.clone(), TextForm { marks, continues, ..form });
             let job = Job::Generate {

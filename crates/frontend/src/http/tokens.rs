@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use pinion_protocol::Fault;
+use pinion_protocol::tokenizer_inbox::Truncation;
 use serde::Serialize;
 use serde_json::json as value;
 use std::rc::Rc;
@@ -28,7 +29,8 @@ pub(crate) async fn tokenize(
     let body = read_body(app, request.into_body()).await?;
     let (prompt, unknown) = read(app, body, admit_tokenize).await?;
     let ignored = ignored(app, &unknown);
-    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
+    let ticket =
+        Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt, Truncation::Never), Form::Whole)?;
     let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
     let bytes = ids.len() * size_of::<u32>();
     let write = move |limits: &Limits| {
@@ -73,7 +75,8 @@ pub(crate) async fn count(
 ) -> Result<Response<AnswerBody>, Refusal> {
     let body = read_body(app, request.into_body()).await?;
     let prompt = read(app, body, admit_count).await?;
-    let ticket = Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt), Form::Whole)?;
+    let ticket =
+        Ticket::begin(&app.ledger, origin(&arrival), Job::Encode(prompt, Truncation::Never), Form::Whole)?;
     let Outcome::Ids(ids) = outcome(&ticket).await? else { return Err(unexpected()) };
     Ok(answered(ticket, to_json(&value!({"input_tokens": ids.len()}))))
 }

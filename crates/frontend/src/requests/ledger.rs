@@ -230,7 +230,7 @@ impl Ledger {
         slot.stamp(id.generation, Stage::Received as usize, origin.received_ns);
         let tokens_hint = match &job {
             Job::Generate { sampling, .. } => sampling.max_tokens.unwrap_or(u32::MAX) as usize,
-            Job::Encode(_) | Job::Decode(_) | Job::Render(_) => 0,
+            Job::Encode(..) | Job::Decode(_) | Job::Render(_) => 0,
         };
         let facts = Facts {
             id,
@@ -249,7 +249,7 @@ impl Ledger {
         entry.trace = origin.trace;
         let place = match entry.send_on(&mut self.outgoing, &self.setup) {
             Sent::Submitted(submission) => Place::Submitted(submission),
-            // No role comes back any more.
+            // In a drain a role that died is not restarted.
             Sent::Waits { .. }
                 if self.draining && self.outgoing.unserved_since(slot_index, reaches_engine).is_some() =>
             {

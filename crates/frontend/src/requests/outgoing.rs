@@ -46,8 +46,8 @@ pub enum Job {
         /// How the text is made of its tokens.
         form: TextForm,
     },
-    /// Text to ids.
-    Encode(Prompt),
+    /// Text to ids, as far as they are used.
+    Encode(Prompt, Truncation),
     /// Ids to text.
     Decode(Vec<u32>),
     /// A chat to the text of its prompt.
@@ -68,7 +68,7 @@ impl Job {
         };
         match self {
             Job::Generate { prompt, .. } => of_prompt(prompt),
-            Job::Encode(prompt) => of_prompt(prompt),
+            Job::Encode(prompt, _) => of_prompt(prompt),
             Job::Decode(ids) => size_of_val(ids.as_slice()),
             Job::Render(chat) => chat.len(),
         }
@@ -159,6 +159,7 @@ impl Outgoing {
         self.way(slot, reaches_engine).map(drop)
     }
 
+    /// The processes that are next; changes nothing.
     fn way(&self, slot: u16, reaches_engine: bool) -> Result<Way, Fault> {
         let detokenizer = RequestId { slot, ..RequestId::default() }.detokenizer(self.detokenizers);
         if reaches_engine {
@@ -208,8 +209,8 @@ impl Outgoing {
                 encode_submit(&mut self.scratch, of, sampling, prompt, *asked_unix_s, resume);
                 tokenizer_inbox::kind::SUBMIT
             }
-            Job::Encode(prompt) => {
-                encode_encode(&mut self.scratch, id, prompt);
+            Job::Encode(prompt, truncation) => {
+                encode_encode(&mut self.scratch, id, prompt, *truncation);
                 tokenizer_inbox::kind::ENCODE
             }
             Job::Decode(ids) => {

@@ -57,6 +57,8 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) struct Sent {
     pub(crate) opens: VecDeque<Open>,
     pub(crate) jobs: VecDeque<TokenizerRecord>,
+    /// The tokenizers that they went to.
+    pub(crate) turns: Vec<u16>,
     pub(crate) orders: VecDeque<(u64, Admin)>,
     pub(crate) full: bool,
     /// Records that were made all the same while it was.
@@ -82,7 +84,10 @@ impl Outlet for Sent {
                 assert_eq!(kind, detokenizer_inbox::kind::OPEN);
                 self.opens.push_back(Open::decode(payload).unwrap());
             }
-            Role::Tokenizer => self.jobs.push_back(TokenizerRecord::decode(kind, payload).unwrap()),
+            Role::Tokenizer => {
+                self.turns.push(to.index);
+                self.jobs.push_back(TokenizerRecord::decode(kind, payload).unwrap());
+            }
             other => panic!("record for {other:?}"),
         }
         Ok(())
@@ -104,6 +109,7 @@ pub(crate) struct Options {
     pub(crate) settings: Settings,
     pub(crate) buffer_bytes_max: usize,
     pub(crate) resume: bool,
+    pub(crate) tokenizers: u16,
     pub(crate) responses_store_bytes: usize,
     pub(crate) reasons: bool,
     pub(crate) strict_fields: bool,
@@ -146,6 +152,7 @@ impl Default for Options {
             settings,
             buffer_bytes_max,
             resume: true,
+            tokenizers: 1,
             responses_store_bytes,
             reasons,
             strict_fields: false,
@@ -198,7 +205,7 @@ impl Harness {
             frontend: 0,
             table: table.clone(),
             status: Page::create(1, 1, GAUGE_COUNT).unwrap(),
-            tokenizers: 1,
+            tokenizers: options.tokenizers,
             detokenizers: 1,
             max_model_len: 4096,
             buffer_bytes_max: options.buffer_bytes_max,

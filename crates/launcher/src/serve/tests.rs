@@ -8,6 +8,7 @@ mod restarts;
 
 use super::{MS_NS, SAME_SIGNAL_NS, Service, Stage, TICK};
 use crate::admin::Orders;
+use crate::corrupt::CorruptEdge;
 use crate::host::{Host, RoleMain};
 use crate::member::Member;
 use crate::notify::Notifier;
@@ -203,6 +204,56 @@ fn more_roles_than_one_wait_can_watch_are_looked_at_by_turns() {
 fn dies_at_once(peer: Peer, socket: OwnedFd) -> ExitCode {
     let attached = Session::attach_over(peer.role, socket, clock::now_ns);
     ExitCode::from(u8::from(attached.is_err()))
+}
+
+/// Says why it cannot serve, and is gone.
+fn fails(peer: Peer, socket: OwnedFd) -> ExitCode {
+    match Session::attach_over(peer.role, socket, clock::now_ns) {
+        Ok(session) => session.fail("the model is not there", 3),
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// What a role said last was lost where the launcher saw its end first: an exit code said less than it could, and with
+/// `--device auto` the CPU was not tried.
+#[test]
+fn the_last_words_of_a_role_are_told_before_its_end() {
+    let mut service = service(config(), Host::Threads(fails as RoleMain));
+    let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
+    while !service.members[0].has_ended() {
+        assert!(clock::now_ns() < deadline_ns, "it does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    service.members[0].kill();
+    let Service { members, wiring, .. } = &mut service;
+    let told = members[0].poll(wiring).unwrap();
+    let Some(RoleEvent::Failed { reason, exit_code: 3 }) = told else { panic!("{told:?}") };
+    assert_eq!(reason, "the model is not there");
+    let told = members[0].poll(wiring).unwrap();
+    let Some(RoleEvent::Ended { status, was_standby: false }) = told else { panic!("{told:?}") };
+    assert_eq!(status.signal(), None, "one that has ended is not killed");
+    assert!(members[0].poll(wiring).unwrap().is_none(), "once");
+}
+
+/// The edge is made anew with the successor: another end of it is not killed for that.
+#[test]
+fn a_report_of_an_edge_whose_end_has_ended_changes_nothing() {
+    let mut service = service(config(), Host::Threads(dies_at_once as RoleMain));
+    let edge = CorruptEdge {
+        from: FRONTEND,
+        to: service.members[0].peer,
+        epoch: 1,
+        suspect: FRONTEND,
+        what: "a test".to_owned(),
+    };
+    let deadline_ns = clock::now_ns() + 60_000 * MS_NS;
+    while !service.members[0].has_ended() {
+        assert!(clock::now_ns() < deadline_ns, "it does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    service.corrupt(&edge).unwrap();
+    assert_eq!(service.members[0].take_cause(), DeathCause::Unknown, "its end is its own");
+    assert!(service.wiring.condemn(&edge, 1).is_some(), "the report was left alone");
 }
 
 /// New links were queued for it, and it died between its attaching and the launcher's look: the failed send ended the

@@ -2,7 +2,7 @@
 
 use super::{MS_NS, OWN_PAUSE_NS, STOP_TIMEOUT_NS, Service, Stage, wait};
 use crate::corrupt::CorruptEdge;
-use crate::ending::{Ending, start_failure};
+use crate::ending::{Ending, memory_hint, start_failure};
 use crate::member::{Member, MemberState};
 use crate::restart::Verdict;
 use crate::spare::Spare;
@@ -97,7 +97,10 @@ impl Service {
             }
             Verdict::GiveUp { deaths } => self.shut_down(Ending::new(
                 Exit::RestartLimit,
-                format!("{peer} died {deaths} times within a minute ({status}); giving up"),
+                format!(
+                    "{peer} died {deaths} times within a minute ({status}); giving up{}",
+                    memory_hint(status)
+                ),
             )),
         }
     }
@@ -295,14 +298,9 @@ impl Service {
     /// that is already replaced is ignored.
     pub(super) fn corrupt(&mut self, edge: &CorruptEdge) -> Result<(), Ending> {
         let now_ns = (self.clock)();
-        let has_ended = |member: &Member| match member.state() {
-            MemberState::Down => member.epoch() > 0,
-            MemberState::Killed => true,
-            MemberState::Starting | MemberState::Ready => false,
-        };
-        // Its restart replaces the edge.
-        if self.members.iter().any(|member| [edge.from, edge.to].contains(&member.peer) && has_ended(member))
-        {
+        // The restart of an end that has ended replaces the edge.
+        let mut ends = self.members.iter_mut().filter(|member| [edge.from, edge.to].contains(&member.peer));
+        if ends.any(Member::has_ended) {
             return Ok(());
         }
         let Some(victim) = self.wiring.condemn(edge, now_ns) else { return Ok(()) };

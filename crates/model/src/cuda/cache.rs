@@ -26,7 +26,7 @@ impl KvCache {
             CudaKv::Size(size) => size.block_count(block_bytes)?,
             CudaKv::FreeShare(share) => {
                 let free = device.facts().free_bytes.saturating_sub(device.counts().allocated_bytes);
-                KvSize::Bytes((free as f64 * f64::from(share)) as u64).block_count(block_bytes)?
+                KvSize::of_share(free, share, block_bytes, shape.max_context.div_ceil(options.block_size))?
             }
         };
         let bytes =

@@ -196,21 +196,6 @@ fn kernels(
     Ok(None)
 }
 
-/// Blocks in a share of the free memory; at least one sequence must fit.
-fn blocks_of_share(free: u64, share: f32, block_bytes: u64, sequence_blocks: u32) -> Result<u32, LoadError> {
-    let bytes = (free as f64 * f64::from(share)) as u64;
-    let needed = u64::from(sequence_blocks) * block_bytes;
-    if bytes < needed {
-        let message = format!(
-            "the device has {} MiB free, of which {share} (--kv-cache-memory-share) cannot hold one sequence of --max-model-len, {} MiB: take a larger share or a shorter --max-model-len",
-            free >> 20,
-            needed.div_ceil(1 << 20),
-        );
-        return Err(LoadError::Backend { operation: "sizing the KV cache", message });
-    }
-    KvSize::Bytes(bytes).block_count(block_bytes)
-}
-
 impl OperatorDecoder {
     /// Makes the cache as large as a share of what the largest steps leave free.
     fn take_share(
@@ -226,7 +211,7 @@ impl OperatorDecoder {
         let shapes = WarmUp { max_rows: options.max_rows, max_tokens: options.max_tokens };
         run_warm_up(self, &shapes).map_err(|error| failed(error.to_string()))?;
         let free = cuda_memory(index).map_err(failed)?.free;
-        let blocks = blocks_of_share(free, share, self.info.kv_block_bytes, sequence_blocks)?;
+        let blocks = KvSize::of_share(free, share, self.info.kv_block_bytes, sequence_blocks)?;
         self.network.take_cache(blocks)?;
         self.info.block_count = blocks;
         Ok(())
@@ -318,9 +303,9 @@ mod tests {
 
     #[test]
     fn a_share_of_the_free_memory_holds_at_least_one_sequence() {
-        assert_eq!(blocks_of_share(1000, 0.5, 10, 50), Ok(50));
-        assert_eq!(blocks_of_share(1009, 1.0, 10, 1), Ok(100));
-        let error = blocks_of_share(8 << 20, 0.5, 1 << 20, 5).unwrap_err();
+        assert_eq!(KvSize::of_share(1000, 0.5, 10, 50), Ok(50));
+        assert_eq!(KvSize::of_share(1009, 1.0, 10, 1), Ok(100));
+        let error = KvSize::of_share(8 << 20, 0.5, 1 << 20, 5).unwrap_err();
         assert!(error.to_string().contains("8 MiB free, of which 0.5"), "{error}");
     }
 }

@@ -287,8 +287,10 @@ impl Scheduler {
         self.totals.starts += 1;
         if sequence.preemptions() == 0 {
             let (tenant, len, hits) = (sequence.arrival().tenant, sequence.len(), sequence.computed());
-            self.totals.prefix_query_tokens += u64::from(len);
-            self.totals.prefix_hit_tokens += u64::from(hits);
+            if self.policy.prefix_cache && !sequence.wants_whole_prompt() {
+                self.totals.prefix_query_tokens += u64::from(len);
+                self.totals.prefix_hit_tokens += u64::from(hits);
+            }
             self.requests.charge(tenant, len - hits);
         }
     }
