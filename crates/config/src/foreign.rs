@@ -25,9 +25,9 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("model-path", "model", ""),
     ("download-dir", "hub-cache", ""),
     ("revision", "", "write ORG/NAME@REV as the model"),
-    ("ngl", "device", ""),
-    ("n-gpu-layers", "device", ""),
-    ("gpu-layers", "device", ""),
+    ("ngl", "", "--device cuda computes all layers on the GPU, --device cpu none"),
+    ("n-gpu-layers", "", "--device cuda computes all layers on the GPU, --device cpu none"),
+    ("gpu-layers", "", "--device cuda computes all layers on the GPU, --device cpu none"),
     ("parallel", "max-num-seqs", ""),
     ("batch-size", "max-num-batched-tokens", ""),
     ("ubatch-size", "max-num-batched-tokens", ""),
@@ -50,8 +50,8 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ("trust-remote-code", "", "code of a model's folder is never run"),
     ("tokenizer", "", "the tokenizer is the one in the model's folder"),
     ("load-format", "", "safetensors and GGUF are told apart by the files"),
-    ("enforce-eager", "cuda-graphs", ""),
-    ("disable-log-requests", "access-log", ""),
+    ("enforce-eager", "", "--no-cuda-graphs is the same"),
+    ("disable-log-requests", "", "requests are logged with --access-log alone"),
     ("enable-log-requests", "access-log", ""),
     ("swap-space", "", "a request that is preempted is computed again"),
     ("lora-modules", "", "adapters are not served"),
@@ -72,15 +72,14 @@ pub(crate) const FOREIGN: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Flags of one dash or letter of other servers, and the words for the same here; the value that follows one is no
-/// model.
+/// Flags of other servers that begin with one dash, and what says the same here.
 pub(crate) const SHORT: &[(&str, &str)] = &[
     ("-m", "--model, or the folder alone"),
     ("-c", "--max-model-len"),
     ("-t", "--engine-threads"),
     ("-np", "--max-num-seqs"),
     ("-b", "--max-num-batched-tokens"),
-    ("-ngl", "--device"),
+    ("-ngl", "--device cuda for all layers, --device cpu for none"),
     ("-a", "--served-model-name"),
     ("-hf", "the model itself, as ORG/NAME"),
     ("-tp", "nothing: one engine on one device is served"),

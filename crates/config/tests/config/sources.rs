@@ -97,6 +97,7 @@ fn flags_of_other_servers_are_one_fault_each() {
             &["--no-enable-prefix-caching"],
             "--no-enable-prefix-caching: no such flag; it is called --prefix-cache here",
         ),
+        (&["--enforce-eager"], "--enforce-eager: no such flag: --no-cuda-graphs is the same"),
         (
             &["--load-format", "auto"],
             "--load-format: no such flag: safetensors and GGUF are told apart by the files",
