@@ -175,3 +175,41 @@ impl<'a> ShownText<'a> {
 pub fn chars_begun(bytes: &[u8]) -> usize {
     bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the tokens show of the text, in characters of each.
+    fn passed(text: &str, tokens: &[&str]) -> Vec<usize> {
+        let mut shown = ShownText::new(text, true);
+        let score = |token: &&str| Score {
+            token: 0,
+            logprob: 0.0,
+            bytes: token.as_bytes().to_vec(),
+            special: token.starts_with("<s"),
+        };
+        tokens.iter().map(|token| shown.pass(&score(token))).collect()
+    }
+
+    #[test]
+    fn tokens_count_what_the_text_has_of_them() {
+        for (text, tokens, expected) in [
+            ("The cat", &["The", " cat"][..], &[3, 4][..]),
+            // The tokenizer's own space, with its beginning-of-sequence token shown or not.
+            ("The cat", &["<s>", " The", " cat"], &[0, 3, 4]),
+            ("<s>[INST] hi", &["<s>", " [", "INST", "]", " hi"], &[3, 1, 4, 1, 3]),
+            ("<s> The", &["<s>", " The"], &[3, 4]),
+            // It is one more than those that were written.
+            (" The", &["  ", "The"], &[1, 3]),
+            (" The", &[" ", " The"], &[1, 3]),
+            ("a b", &["a", " b"], &[1, 2]),
+            ("hé", &[" h", "é"], &[1, 1]),
+            ("", &["<s>"], &[0]),
+        ] {
+            let counts = passed(text, tokens);
+            assert_eq!(counts, expected, "{text:?} {tokens:?}");
+            assert_eq!(counts.iter().sum::<usize>(), text.chars().count(), "{text:?} {tokens:?}");
+        }
+    }
+}
